@@ -1,0 +1,3 @@
+"""oxRL: readable, provable post-training of language models."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""From dataset files to prompts, conversations and batches. No model code."""

@@ -1,0 +1,1 @@
+"""Raw public datasets to oxRL's JSONL or Parquet, one file per dataset."""

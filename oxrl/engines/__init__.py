@@ -1,0 +1,1 @@
+"""Systems code behind two small interfaces: training and rollout. Maths and loops do not belong here."""

@@ -1,0 +1,1 @@
+"""Loading models and tokenizers, built-in tiny ones, heads on top of them."""

@@ -1,0 +1,1 @@
+"""Training loops, one per page. Only they and the CLI read the config."""

@@ -1,0 +1,1 @@
+"""Functions that score completions, and the killable workers they run in."""

@@ -1,0 +1,20 @@
+"""Stateless seeds: every random choice is a function of what it is for, never of what ran before.
+
+A sample can therefore be drawn again alone, in another order, on another engine or after a crash, and comes out
+the same. Nothing here is saved in a checkpoint because nothing here has state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def stable_seed(*parts: int | str) -> int:
+    """Hash `parts` to an integer in [0, 2**63), the same on every machine and Python version."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def sample_seed(run_seed: int, draw: int, sample: int, turn: int = 0, segment: int = 0) -> int:
+    """Seed of one sampled segment: `draw` is the prompt's global position in the data order."""
+    return stable_seed("sample", run_seed, draw, sample, turn, segment)
