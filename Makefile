@@ -1,0 +1,61 @@
+# `make quickstart` and `make test` need only Python >= 3.11, make and a package registry.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The first interpreter that is new enough; override with `make PYTHON=/path/to/python3.12 env`.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+  $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# `make UV=1 env` installs with uv where it is on PATH; the default is pip.
+UV ?=
+PYTEST_WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+
+ifeq ($(UV),1)
+  INSTALL = uv pip install --python $(BIN)/python -c constraints.txt
+else
+  INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help env quickstart quickstart-seeds test test-full check bench clean
+
+help:  ## Say what each target does
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+# The stamp keeps a second `make` from asking the registry anything; it is renewed when a pin changes.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "oxRL needs Python >= 3.11 with venv and pip (on Debian and Ubuntu: python3-venv)." \
+	  "None of python3, python3.13, python3.12, python3.11, python is one; name one with: make PYTHON=/path/to/python" >&2; exit 2; }
+	@test -x $(BIN)/python || { echo "Creating $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); }
+	@echo "Installing the pinned environment into $(VENV) (PyTorch is most of the download)"
+	@$(INSTALL) -e ".[dev]"
+	@touch $@
+
+env: $(VENV)/.installed  ## Create .venv with the pinned core and the development tools
+
+quickstart: env  ## Train a small model with RL on this machine in a few minutes
+	$(BIN)/python experiments/quickstart/run.py
+
+quickstart-seeds: env  ## The quickstart on five seeds, with the permuted-reward control
+	$(BIN)/python experiments/quickstart/seeds.py
+
+check: env  ## Lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+
+test: check  ## What CI runs: lint, types and tests
+	$(PYTEST) -m "not full"
+
+test-full: check  ## Every test, the slow ones included
+	$(PYTEST)
+
+$(VENV)/.bench: $(VENV)/.installed
+	@$(INSTALL) -e ".[bench]"
+	@touch $@
+
+bench: $(VENV)/.bench  ## Whole RL steps against TRL on this machine
+	$(BIN)/python benchmarks/rl_step.py
+
+clean:  ## Remove the environment and caches; never runs/
+	rm -rf $(VENV) .pytest_cache .ruff_cache build dist *.egg-info

@@ -1,0 +1,41 @@
+"""What every test shares: one thread per process, no network, and where real data lies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Before anything imports torch: tests run side by side, and thread pools fighting for cores are slower than none.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device; torch.cuda.is_available() is False here"))
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Callable[[str], Path]:
+    """`real_data("gsm8k")` is that folder of the real-data root, or a skip that says how to provide it."""
+    root = Path(os.environ.get("OXRL_TEST_DATA", ROOT.parent / "shared" / "data"))
+
+    def find(name: str) -> Path:
+        path = root / name
+        if not path.exists():
+            pytest.skip(f"real data {name!r} is not under {root}; set OXRL_TEST_DATA to the folder that holds it")
+        return path
+
+    return find

@@ -1,0 +1,154 @@
+"""The layers of `oxrl` as a test: imports point down only, and the command line starts without heavy libraries."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "oxrl"
+MODULES = {
+    ".".join(("oxrl", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+PARTS = ("oxrl.data", "oxrl.rewards", "oxrl.models", "oxrl.engines", "oxrl.runs")
+HEAVY = ("torch", "transformers", "mlflow", "ray", "deepspeed", "vllm", "numpy", "pandas", "pyarrow", "math_verify")
+LIGHT = ("oxrl.cli", "oxrl.config", "oxrl.algorithms", "oxrl.errors", "oxrl.seeds")
+
+
+def inside(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def imports(module: str) -> Iterator[str]:
+    """Every module that `module` imports, at the top or inside a function."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} line {node.lineno}: relative imports hide the layer; write oxrl.…"
+            source = node.module or ""
+            yield source
+            yield from (f"{source}.{alias.name}" for alias in node.names if f"{source}.{alias.name}" in MODULES)
+
+
+def violations(modules: tuple[str, ...], forbidden: tuple[str, ...]) -> list[str]:
+    return [
+        f"{module} imports {imported}"
+        for module in MODULES
+        if inside(module, modules)
+        for imported in imports(module)
+        if inside(imported, forbidden)
+    ]
+
+
+def test_the_maths_and_the_types_import_nothing_but_torch_and_the_standard_library() -> None:
+    allowed = (*sys.stdlib_module_names, "torch")
+    found = [
+        f"{module} imports {imported}"
+        for module in MODULES
+        if inside(module, ("oxrl.functional", "oxrl.types"))
+        for imported in imports(module)
+        if not inside(imported, (*allowed, "oxrl.functional", "oxrl.types"))
+    ]
+    assert not found
+    assert not violations(("oxrl.types",), ("oxrl.functional",))
+
+
+def test_parts_never_import_a_recipe_the_command_line_or_the_config() -> None:
+    assert not violations((*PARTS, "oxrl.functional"), ("oxrl.recipes", "oxrl.cli", "oxrl.config"))
+
+
+def test_only_the_command_line_imports_recipes() -> None:
+    outside = tuple(module for module in MODULES if not inside(module, ("oxrl.cli", "oxrl.recipes")))
+    assert not [
+        f"{module} imports {imported}"
+        for module in outside
+        for imported in imports(module)
+        if inside(imported, ("oxrl.recipes", "oxrl.cli"))
+    ]
+
+
+def test_the_foundations_import_no_layer_above_them() -> None:
+    above = (*PARTS, "oxrl.functional", "oxrl.types", "oxrl.recipes", "oxrl.cli", "oxrl.config")
+    assert not violations(("oxrl.algorithms", "oxrl.errors", "oxrl.seeds"), above)
+
+
+def test_modules_do_not_import_each_other_in_circles() -> None:
+    below = {module: {name for name in imports(module) if name in MODULES} for module in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path[path.index(module) :], module))
+        if module not in done:
+            for name in below[module] - {module}:
+                visit(name, (*path, module))
+            done.add(module)
+
+    for module in MODULES:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_light_modules_load_no_heavy_library(module: str) -> None:
+    program = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
+
+
+def test_the_help_page_loads_no_heavy_library() -> None:
+    program = (
+        "import sys\nfrom oxrl.cli import main\nsys.argv = ['oxrl', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_no_module_is_named_after_having_no_idea_of_its_own() -> None:
+    vague = {"utils", "util", "helpers", "helper", "misc", "common", "tools"}
+    assert not [module for module in MODULES if vague & set(module.split("."))]
+
+
+def test_the_package_can_be_read_in_a_day() -> None:
+    assert sum(len(path.read_text().splitlines()) for path in MODULES.values()) < 12_000
+
+
+def test_nothing_loads_code_or_pickles_from_files_it_is_given() -> None:
+    """Checkpoints are safetensors and JSON; `trust_remote_code` is a user's explicit choice, never ours."""
+    found: list[str] = []
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            literals = {word.arg: word.value.value for word in node.keywords if isinstance(word.value, ast.Constant)}
+            unsafe = (
+                called in ("pickle.load", "pickle.loads", "pickle.Unpickler", "eval", "exec", "os.system")
+                or (called == "torch.load" and literals.get("weights_only") is not True)
+                or literals.get("trust_remote_code") is True
+                or literals.get("shell") is True
+            )
+            if unsafe:
+                found.append(f"{module} line {node.lineno}: {ast.unparse(node)}")
+    assert not found
+
+
+def test_only_recipes_and_the_command_line_read_secrets_from_the_environment() -> None:
+    secret = ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL")
+    found: list[str] = []
+    for module, path in MODULES.items():
+        if inside(module, ("oxrl.recipes", "oxrl.cli")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call | ast.Subscript):
+                text = ast.unparse(node)
+                if ("environ" in text or "getenv" in text) and any(word in text for word in secret):
+                    found.append(f"{module} line {node.lineno}: {text}")
+    assert not found
