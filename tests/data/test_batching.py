@@ -1,0 +1,123 @@
+"""oxrl/data/batching.py: layout of rollouts as tensors, and the checks a broken batch must fail."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from oxrl.data.batching import check_rollout_batch, split_by_group, to_rollout_batch
+from oxrl.errors import InvariantError
+from oxrl.types import Completion, Prompt, Rollout, RolloutBatch, Score, Segment
+
+STOP = 2
+
+
+def rollout(prompt: list[int], response: list[int], finish: str, value: float | None, group: int) -> Rollout:
+    segment = Segment(
+        token_ids=tuple(response), logprobs=tuple(-0.5 for _ in response), versions=tuple(7 for _ in response)
+    )
+    return Rollout(
+        prompt=Prompt(uid=str(prompt), messages=(), token_ids=tuple(prompt)),
+        completion=Completion(segments=(segment,), text="", finish_reason=finish),  # pyright: ignore
+        score=Score(value=value) if value is not None else Score(value=None, status="error", reason="broke"),
+        group_id=group,
+        sample=0,
+        seed=0,
+    )
+
+
+def two_rows() -> RolloutBatch:
+    """Rows of the module docstring of oxrl/types.py: "4 6 <stop>" and "9", cut by the limit of 1... of 3 tokens."""
+    return to_rollout_batch(
+        [rollout([11, 12], [4, 6, STOP], "stop", 1.0, 5), rollout([13], [9, 8, 7], "length", 0.0, 6)], pad_id=0
+    )
+
+
+def check(batch: RolloutBatch, **changes: object) -> None:
+    arguments = {"stop_token_ids": [STOP], "max_tokens": 3, "strict_version": 7} | changes
+    check_rollout_batch(batch, **arguments)  # pyright: ignore
+
+
+def test_rollouts_are_laid_out_token_aligned_with_the_reward_on_the_last_policy_token() -> None:
+    batch = two_rows()
+    assert batch.inputs.tokens.tolist() == [[11, 12, 4, 6, 2], [13, 9, 8, 7, 0]]
+    assert batch.inputs.attention_mask.int().tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
+    assert batch.inputs.response_mask.int().tolist() == [[0, 0, 1, 1, 1], [0, 1, 1, 1, 0]]
+    assert batch.token_rewards.tolist() == [[0, 0, 0, 0, 1.0], [0, 0, 0, 0.0, 0]]
+    assert batch.versions.tolist() == [[-1, -1, 7, 7, 7], [-1, 7, 7, 7, -1]]
+    assert batch.terminated.tolist() == [True, False] and batch.truncated.tolist() == [False, True]
+    check(batch)
+
+
+def test_a_failed_score_is_an_invalid_row_and_never_a_zero() -> None:
+    batch = to_rollout_batch([rollout([1], [4, STOP], "stop", None, 0)], pad_id=0)
+    assert batch.valid.tolist() == [False] and batch.rewards.isnan().all()
+
+
+def test_an_aborted_sample_is_never_valid() -> None:
+    batch = to_rollout_batch([rollout([1], [4, 5], "abort", 1.0, 0)], pad_id=0)
+    assert batch.valid.tolist() == [False]
+
+
+def test_environment_tokens_are_read_but_not_trained() -> None:
+    base = rollout([1], [4], "stop", 1.0, 0)
+    tool = Segment(token_ids=(8, 9), logprobs=(0.0, 0.0), versions=(-1, -1), origin="environment", reward=0.25)
+    last = Segment(token_ids=(STOP,), logprobs=(-0.1,), versions=(7,))
+    completion = dataclasses.replace(base.completion, segments=(*base.completion.segments, tool, last))
+    batch = to_rollout_batch([dataclasses.replace(base, completion=completion)], pad_id=0)
+    assert batch.inputs.response_mask.int().tolist() == [[0, 1, 0, 0, 1]]
+    assert batch.token_rewards.tolist() == [[0, 0.25, 0, 0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("field", "position", "value", "message"),
+    [
+        ("attention_mask", (0, 2), False, "padding hole"),
+        ("response_mask", (1, 4), True, "padding position"),
+        ("tokens", (0, 4), 9, "does not end in one"),
+        ("tokens", (1, 3), STOP, "cut by the token limit ends in a stop token"),
+        ("tokens", (0, 3), STOP, "a stop token inside a response"),
+    ],
+)
+def test_broken_inputs_are_named_with_their_row(
+    field: str, position: tuple[int, int], value: object, message: str
+) -> None:
+    batch = two_rows()
+    broken = getattr(batch.inputs, field).clone()
+    broken[position] = value
+    if field == "attention_mask":  # keep the trained tokens on real ones, so that only the hole is wrong
+        trained = batch.inputs.response_mask.clone()
+        trained[position] = False
+        batch = dataclasses.replace(batch, inputs=dataclasses.replace(batch.inputs, response_mask=trained))
+    with pytest.raises(InvariantError, match=message):
+        check(dataclasses.replace(batch, inputs=dataclasses.replace(batch.inputs, **{field: broken})))
+
+
+def test_a_positive_sampler_logprob_is_refused() -> None:
+    batch = two_rows()
+    logprobs = batch.rollout_logprobs.clone()
+    logprobs[0, 2] = 0.3
+    with pytest.raises(InvariantError, match="log-probability above"):
+        check(dataclasses.replace(batch, rollout_logprobs=logprobs))
+
+
+def test_strict_on_policy_refuses_a_token_of_another_version() -> None:
+    with pytest.raises(InvariantError, match="force_strict_on_policy"):
+        check(two_rows(), strict_version=8)
+    check(two_rows(), strict_version=None)
+
+
+def test_a_row_marked_as_cut_before_the_limit_is_refused() -> None:
+    with pytest.raises(InvariantError, match="before rollout.max_tokens=4"):
+        check(two_rows(), max_tokens=4)
+
+
+def test_minibatches_keep_groups_whole_and_use_every_row_once() -> None:
+    groups = torch.tensor([9, 4, 9, 4, 7, 7, 1, 1, 30])
+    parts = split_by_group(groups, 2, seed=3)
+    assert sorted(torch.cat(parts).tolist()) == list(range(9))
+    assert not set(groups[parts[0]].tolist()) & set(groups[parts[1]].tolist())
+    assert [part.tolist() for part in parts] == [part.tolist() for part in split_by_group(groups, 2, seed=3)]
+    assert split_by_group(groups, 1, seed=3)[0].tolist() == list(range(9))
