@@ -17,10 +17,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-import torch
-from torch import Tensor
+# Reward workers read these types and must start fast: torch is imported where a tensor is touched, not here.
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 Metrics = dict[str, float]
 FinishReason = Literal["stop", "length", "abort"]
@@ -139,6 +141,8 @@ class Ragged:
     row_offsets: Tensor
 
     def select(self, rows: Tensor) -> Ragged:
+        import torch
+
         pieces = [self.values[self.row_offsets[row] : self.row_offsets[row + 1]] for row in rows.tolist()]
         lengths = torch.tensor([0] + [len(piece) for piece in pieces])
         return Ragged(values=torch.cat(pieces) if pieces else self.values[:0], row_offsets=lengths.cumsum(0))
@@ -149,6 +153,8 @@ class Ragged:
 
 def _narrow(value: Any, rows: Tensor, length: int | None) -> Any:
     """Take `rows` of any batch field and cut its time axis, if it has one, to `length`."""
+    from torch import Tensor
+
     if isinstance(value, Tensor):
         picked = value.index_select(0, rows.to(value.device))
         return picked[:, :length] if length is not None and picked.ndim >= 2 else picked
@@ -162,6 +168,8 @@ def _narrow(value: Any, rows: Tensor, length: int | None) -> Any:
 
 
 def _move(value: Any, device: torch.device | str) -> Any:
+    from torch import Tensor
+
     if isinstance(value, Tensor | Ragged | TokenBatch):
         return value.to(device)
     if isinstance(value, Mapping):
@@ -197,6 +205,8 @@ class TokenBatch(RowBatch):
     extras: Mapping[str, Ragged] = field(default_factory=dict[str, Ragged])
 
     def __post_init__(self) -> None:
+        import torch
+
         for name in ("attention_mask", "response_mask"):
             mask = getattr(self, name)
             if mask.shape != self.tokens.shape or mask.dtype != torch.bool:
@@ -322,4 +332,4 @@ class TrainBatch(Protocol):
 
 
 # A loss is a pure function of what the model said and the batch: (scalar to minimise, detached scalar metrics).
-LossFn = Callable[[Output, Any], tuple[Tensor, dict[str, Tensor]]]
+LossFn = Callable[[Output, Any], "tuple[Tensor, dict[str, Tensor]]"]
