@@ -1,0 +1,99 @@
+"""Estimators of KL(policy || reference) from the sampled tokens.
+
+With d = logprobs - ref_logprobs: the value of k1 and k3 is unbiased, the gradient of k2 is exact, the gradient of k1 is
+pure noise and that of k3 belongs to the other direction (arXiv:2510.01555). `kl_k3_plus` takes the best of both and is
+what a loss should use; k1 belongs into the reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from oxrl.functional.masks import fill_masked, require_same_shape
+from oxrl.functional.ratios import MAX_LOG_RATIO
+
+MAX_K3 = 10.0
+
+
+def _difference(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None) -> Tensor:
+    """d clamped to +-20, so that exp stays finite; a clamped token has no gradient. 0 where masked."""
+    require_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
+    mask = torch.ones_like(logprobs, dtype=torch.bool) if mask is None else mask
+    difference = fill_masked(logprobs, mask) - fill_masked(ref_logprobs, mask)
+    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def kl_k1(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """k1 = d: unbiased, any sign, high variance. For rewards; as a loss its expected gradient is 0.
+
+    Args:
+        logprobs: [B, T] nats, token-aligned, current policy.
+        ref_logprobs: [B, T] nats, reference.
+        mask: [B, T] bool or None for all tokens; masked tokens give 0 whatever they hold.
+
+    Returns:
+        [B, T] per-token estimate, nats.
+    """
+    return _difference(logprobs, ref_logprobs, mask)
+
+
+def kl_k2(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """k2 = d**2 / 2: biased to second order, and its gradient is that of KL(policy || reference).
+
+    Args and Returns: as `kl_k1`; never negative.
+    """
+    return _difference(logprobs, ref_logprobs, mask).square() / 2
+
+
+def kl_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """k3 = exp(-d) - 1 + d, at most 10: unbiased and of low variance; its gradient is that of KL(reference || policy).
+
+    Source: J. Schulman, "Approximating KL divergence"; GRPO, arXiv:2402.03300, Eq. 4. Clamp as in verl and NeMo-RL.
+
+    Args and Returns: as `kl_k1`; never negative.
+    """
+    difference = _difference(logprobs, ref_logprobs, mask)
+    return (torch.expm1(-difference) + difference).clamp(max=MAX_K3)
+
+
+def kl_k3_plus(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Straight-through: the value of k3 with the gradient of k2. What a loss term should use.
+
+    Args and Returns: as `kl_k1`.
+    """
+    k2 = kl_k2(logprobs, ref_logprobs, mask)
+    return (kl_k3(logprobs, ref_logprobs, mask) - k2).detach() + k2
+
+
+def add_kl_to_rewards(
+    rewards: Tensor, token_rewards: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, kl_coeff: float
+) -> tuple[Tensor, Tensor]:
+    """Subtract kl_coeff * k1 from the rewards: with undiscounted returns, the true sequence-level KL gradient.
+
+    Source: InstructGPT, arXiv:2203.02155, Eq. 2; arXiv:2510.01555 on why only k1 is right here.
+
+    Args:
+        rewards: [B]; token_rewards: [B, T].
+        logprobs: [B, T] nats of the policy that sampled (or its trainer-side copy); detached.
+        ref_logprobs: [B, T] nats.
+        mask: [B, T] bool, trained tokens.
+        kl_coeff: penalty, not negative.
+
+    Returns:
+        rewards [B] less the row's summed penalty, token_rewards [B, T] less the token's.
+    """
+    penalty = kl_coeff * kl_k1(logprobs.detach(), ref_logprobs, mask).to(token_rewards.dtype)
+    return rewards - penalty.sum(1).to(rewards.dtype), torch.where(mask, token_rewards - penalty, token_rewards)
+
+
+# Row.kl -> (logprobs, ref_logprobs, mask) -> [B, T] estimate. `loss_*` are added to the loss as
+# kl_coeff * weighted_sum(kl, mask, loss_weights); `reward_*` go through add_kl_to_rewards.
+KLS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "loss_k2": kl_k2,
+    "loss_k3": kl_k3,
+    "loss_k3_plus": kl_k3_plus,
+    "reward_k1": kl_k1,
+}

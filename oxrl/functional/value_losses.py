@@ -1,0 +1,55 @@
+"""The critic's loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oxrl.functional.masks import fill_masked, masked_mean, require_same_shape, weighted_sum
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    value_clip: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Squared error of the value, with PPO's pessimistic clip around the old value.
+
+    loss = sum_bt loss_weights * 1/2 * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)
+
+    The gradient is zero where the clipped branch is the larger one: the value already moved c away from V_old, and
+    moving on would not be seen by the loss.
+
+    Source: PPO's reference implementation; arXiv:2005.12729, section 3.
+
+    Args:
+        values: [B, T] from the critic, carries the gradient.
+        old_values: [B, T] at the start of the step; detached.
+        returns: [B, T] targets, advantages + old values, never whitened; detached.
+        mask: [B, T] bool, trained tokens.
+        loss_weights: [B, T], usually `token_mean`.
+        value_clip: c > 0 in units of the value, or None for no clip.
+
+    Returns:
+        Scalar loss, and metrics `value/clip_frac` in [0, 1].
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    require_same_shape(values=values, old_values=old_values, returns=returns, mask=mask, loss_weights=loss_weights)
+    values = fill_masked(values, mask)
+    returns = fill_masked(returns.detach(), mask)
+    error = (values - returns).square()
+    clipped = torch.zeros_like(mask)
+    if value_clip is not None:
+        old_values = fill_masked(old_values.detach(), mask)
+        bounded = old_values + (values.detach() - old_values).clamp(-value_clip, value_clip)
+        bounded_error = (bounded - returns).square()
+        clipped = bounded_error > error.detach()
+        error = torch.where(clipped, bounded_error, error)
+    loss = weighted_sum(error / 2, mask, loss_weights)
+    return loss, {"value/clip_frac": masked_mean(clipped, mask).detach()}

@@ -1,0 +1,127 @@
+"""Loss weights: how tokens are averaged, decided once per optimizer step over the global batch.
+
+Every loss ends in `(token_loss * loss_weights).sum()`, so splitting rows into micro-batches or over ranks cannot change
+a gradient. A rejected token keeps its share: denominators come from `response_mask`, never from a correction. Rows with
+no trained token get weight 0 and are not counted as rows, except by `fixed_length`, where they are real samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from oxrl.functional.masks import require_same_shape
+
+
+def _counts(response_mask: Tensor) -> Tensor:
+    if response_mask.ndim != 2 or response_mask.dtype != torch.bool:
+        raise ValueError(
+            f"response_mask must be bool [B, T], got {response_mask.dtype} of shape {tuple(response_mask.shape)}"
+        )
+    return response_mask.sum(1).double()
+
+
+def _spread(row_weights: Tensor, response_mask: Tensor) -> Tensor:
+    """[B] float64 to [B, T] float32, zero outside the mask."""
+    return torch.where(response_mask, row_weights[:, None], 0.0).float()
+
+
+def token_mean(response_mask: Tensor) -> Tensor:
+    """1 / N on every trained token, N = trained tokens of the global batch: every token counts the same.
+
+    Source: DAPO, arXiv:2503.14476, Eq. 8. Also PPO, VAPO, CISPO, SFT.
+
+    Args:
+        response_mask: [B, T] bool, tokens that are trained, of the whole optimizer step.
+
+    Returns:
+        [B, T] float32 loss weights, zero outside the mask; all zero if nothing is trained.
+    """
+    counts = _counts(response_mask)
+    return _spread(torch.ones_like(counts) / counts.sum().clamp(min=1), response_mask)
+
+
+def sequence_mean(response_mask: Tensor) -> Tensor:
+    """1 / (rows * tokens of the row): every response counts the same, whatever its length.
+
+    Source: GRPO, arXiv:2402.03300, Eq. 3. Rows without a trained token are not counted.
+
+    Args:
+        response_mask: [B, T] bool.
+
+    Returns:
+        [B, T] float32 loss weights.
+    """
+    counts = _counts(response_mask)
+    rows = (counts > 0).sum().clamp(min=1)
+    return _spread(1.0 / (rows * counts.clamp(min=1)), response_mask)
+
+
+def sequence_sum(response_mask: Tensor) -> Tensor:
+    """1 / rows on every trained token: the unbiased objective of a whole sequence.
+
+    Source: REINFORCE and RLOO, arXiv:2402.14740; LUSPO, arXiv:2602.05261.
+
+    Args:
+        response_mask: [B, T] bool.
+
+    Returns:
+        [B, T] float32 loss weights.
+    """
+    counts = _counts(response_mask)
+    return _spread(torch.ones_like(counts) / (counts > 0).sum().clamp(min=1), response_mask)
+
+
+def fixed_length(response_mask: Tensor, *, weights_length: int) -> Tensor:
+    """1 / (B * weights_length) on every trained token: no length bias, and no dependence on the batch's lengths.
+
+    Source: Dr.GRPO, arXiv:2503.20783. Empty rows count in B: they are real samples.
+
+    Args:
+        response_mask: [B, T] bool.
+        weights_length: a constant of the run, usually `rollout.max_tokens`; changing it rescales the learning rate.
+
+    Returns:
+        [B, T] float32 loss weights.
+
+    Raises:
+        ValueError: weights_length is not positive.
+    """
+    if weights_length < 1:
+        raise ValueError(f"weights_length must be at least 1, got {weights_length}; rollout.max_tokens is usual")
+    counts = _counts(response_mask)
+    return _spread(torch.full_like(counts, 1.0 / (max(len(counts), 1) * weights_length)), response_mask)
+
+
+def prompt_mean(response_mask: Tensor, group_ids: Tensor) -> Tensor:
+    """1 / (prompts * tokens of the prompt's rows): every prompt counts the same, every token within it too.
+
+    Source: ScaleRL, arXiv:2510.13786. Prompts without a trained token are not counted.
+
+    Args:
+        response_mask: [B, T] bool.
+        group_ids: [B] int64, rows of one prompt share an id.
+
+    Returns:
+        [B, T] float32 loss weights.
+    """
+    counts = _counts(response_mask)
+    require_same_shape(group_ids=group_ids, row_counts=counts)
+    unique, groups = torch.unique(group_ids, return_inverse=True)
+    tokens = torch.zeros(len(unique), dtype=torch.float64, device=counts.device).index_add_(0, groups, counts)
+    prompts = (tokens > 0).sum().clamp(min=1)
+    return _spread(1.0 / (prompts * tokens.clamp(min=1))[groups], response_mask)
+
+
+# name -> (response_mask [B, T], group_ids [B], **numbers of PARAMETERS) -> loss_weights [B, T] float32.
+WEIGHTS: dict[str, Callable[..., Tensor]] = {
+    "token_mean": lambda response_mask, group_ids: token_mean(response_mask),
+    "sequence_mean": lambda response_mask, group_ids: sequence_mean(response_mask),
+    "sequence_sum": lambda response_mask, group_ids: sequence_sum(response_mask),
+    "fixed_length": lambda response_mask, group_ids, *, weights_length: fixed_length(
+        response_mask, weights_length=weights_length
+    ),
+    "prompt_mean": prompt_mean,
+}
