@@ -100,6 +100,12 @@ def test_light_modules_load_no_heavy_library(module: str) -> None:
     assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
 
 
+def test_a_reward_worker_starts_without_torch() -> None:
+    program = "import sys, oxrl.rewards; print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
+
+
 def test_the_help_page_loads_no_heavy_library() -> None:
     program = (
         "import sys\nfrom oxrl.cli import main\nsys.argv = ['oxrl', '--help']\n"
