@@ -33,16 +33,16 @@ def fill_masked(x: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
     return torch.where(mask, x, torch.full_like(x, value))
 
 
-def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+def masked_sum(x: Tensor, mask: Tensor, *, dim: int | None = None) -> Tensor:
     """Sum of `x` over the masked-in positions, of all of them or along `dim`."""
     filled = fill_masked(x, mask)
     return filled.sum() if dim is None else filled.sum(dim)
 
 
-def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+def masked_mean(x: Tensor, mask: Tensor, *, dim: int | None = None) -> Tensor:
     """Mean of `x` over the masked-in positions; 0 where there are none."""
     count = mask.sum() if dim is None else mask.sum(dim)
-    return masked_sum(x, mask, dim) / count.clamp(min=1)
+    return masked_sum(x, mask, dim=dim) / count.clamp(min=1)
 
 
 def masked_values(x: Tensor, mask: Tensor) -> Tensor:

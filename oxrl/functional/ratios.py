@@ -24,12 +24,12 @@ def token_level(log_ratio: Tensor, mask: Tensor) -> Tensor:
 
 def sequence_level(log_ratio: Tensor, mask: Tensor) -> Tensor:
     """Sum over the row: the log-ratio of the whole response; unbiased, and explodes with length. [B, T]."""
-    return fill_masked(masked_sum(log_ratio, mask, 1)[:, None].expand_as(mask), mask)
+    return fill_masked(masked_sum(log_ratio, mask, dim=1)[:, None].expand_as(mask), mask)
 
 
 def geometric_level(log_ratio: Tensor, mask: Tensor) -> Tensor:
     """Mean over the row: the length-normalised log-ratio of GSPO; 0 for an empty row. [B, T]."""
-    return fill_masked(masked_mean(log_ratio, mask, 1)[:, None].expand_as(mask), mask)
+    return fill_masked(masked_mean(log_ratio, mask, dim=1)[:, None].expand_as(mask), mask)
 
 
 # level -> (log_ratio [B, T], mask [B, T]) -> log_ratio [B, T] at that level, zero where masked.
