@@ -17,7 +17,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env quickstart quickstart-seeds test test-full check bench clean
+.PHONY: help env quickstart quickstart-seeds test test-full check docs bench clean
 
 help:  ## Say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -49,6 +49,9 @@ test: check  ## What CI runs: lint, types and tests
 
 test-full: check  ## Every test, the slow ones included
 	$(PYTEST)
+
+docs: env  ## Rewrite the generated pages of docs/
+	$(BIN)/python docs/make_config_reference.py
 
 $(VENV)/.bench: $(VENV)/.installed
 	@$(INSTALL) -e ".[bench]"

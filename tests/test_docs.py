@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,11 @@ def test_every_oxrl_command_in_the_documentation_exists() -> None:
     for command in sorted(commands):
         result = subprocess.run([oxrl, command, "--help"], capture_output=True, text=True, timeout=60, check=False)
         assert result.returncode == 0, f"the documentation names `oxrl {command}`: {result.stderr}"
+
+
+def test_the_config_reference_is_the_schema() -> None:
+    generator = runpy.run_path(str(ROOT / "docs" / "make_config_reference.py"))
+    assert (ROOT / "docs" / "config.md").read_text() == generator["reference"](), "run `make docs`"
 
 
 def test_the_readme_can_be_read_in_one_sitting() -> None:
