@@ -6,6 +6,7 @@ OxrlError                    1   anything oxRL raises on purpose
   MissingExtraError          2   an optional dependency is needed; names the pip command
   RunDirectoryError          2   the run directory is in the wrong state for what was asked
   CheckpointError            1   no usable checkpoint, or one that does not fit this run
+    CheckpointWriteError     1   the disk refused a checkpoint; older ones are intact
   EngineError                1   a trainer or sampler broke its contract
     WeightSyncError          1   the sampler does not hold the weights that were just trained
   InvariantError             1   an always-on check failed (padding hole, wrong policy version, ...)
@@ -50,6 +51,10 @@ class RunDirectoryError(OxrlError, ValueError):
 
 class CheckpointError(OxrlError, RuntimeError):
     """No usable checkpoint was found, or it does not fit this run."""
+
+
+class CheckpointWriteError(CheckpointError):
+    """A checkpoint could not be written; older ones are as they were, so a run may go on and try later."""
 
 
 class EngineError(OxrlError, RuntimeError):

@@ -1,0 +1,133 @@
+"""Live progress: a line that updates in place on a terminal, one plain line per step anywhere else.
+
+Watching never breaks what is watched: a closed pipe or a terminal without the right letters costs output, not the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections import deque
+from typing import TextIO
+
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, Progress, TextColumn
+
+from oxrl.types import Metrics
+
+# label, metric keys (the first one present is shown), format. A column whose metric is absent is left out.
+COLUMNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("reward", ("reward/mean",), ".3f"),
+    ("loss", ("update/nll", "loss"), ".4f"),
+    ("length", ("data/length_mean",), ".1f"),
+    ("KL", ("kl/ref_k3", "kl/old_k3"), ".2e"),
+    ("tokens/s", ("throughput/tokens_per_s",), ",.0f"),
+)
+ETA_WINDOW = 20  # steps: long enough to be calm, short enough to follow lengths that grow
+
+
+class Console:
+    """Progress of one run on `stream` (standard output unless given)."""
+
+    def __init__(self, total_steps: int, title: str, *, stream: TextIO | None = None) -> None:
+        self._stream = sys.stdout if stream is None else stream
+        self._total, self._title = total_steps, title
+        self._times: deque[float] = deque([time.monotonic()], maxlen=ETA_WINDOW + 1)
+        self._progress = self._start_live() if _is_live(self._stream) else None
+
+    def step(self, step: int, metrics: Metrics) -> None:
+        """Show one optimizer step."""
+        self._times.append(time.monotonic())
+        shown = [
+            f"{label} {metrics[key]:{form}}"
+            for label, keys, form in COLUMNS
+            for key in [next((key for key in keys if key in metrics), None)]
+            if key is not None
+        ]
+        text = "  ".join([*shown, f"ETA {self._eta(step)}"])
+        if self._progress is None:
+            self._line(f"step {step}/{self._total}  {text}")
+        else:
+            self._progress.update(self._progress.task_ids[0], completed=step, total=self._total, values=text)
+            self._refresh()
+
+    def message(self, text: str) -> None:
+        """Say what phase the run is in, on a line of its own that stays."""
+        self._line(text)
+        self._refresh()
+
+    def close(self) -> None:
+        """Leave the last line on screen and give the terminal back; closing twice is harmless."""
+        if self._progress is not None:
+            try:
+                self._progress.stop()
+            except (OSError, ValueError):
+                self._give_up()
+            self._progress = None
+
+    def __enter__(self) -> Console:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _start_live(self) -> Progress:
+        # No refresh thread: the line changes when a step ends, and nothing runs beside the training.
+        progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[values]}"),
+            console=RichConsole(file=self._stream, highlight=False),
+            auto_refresh=False,
+        )
+        progress.add_task(self._title, total=self._total, values="starting")
+        progress.start()
+        return progress
+
+    def _eta(self, step: int) -> str:
+        taken = len(self._times) - 1
+        remaining = max(0, self._total - step) * (self._times[-1] - self._times[0]) / taken
+        return format_duration(remaining)
+
+    def _line(self, text: str) -> None:
+        try:
+            if self._progress is not None:
+                self._progress.console.print(text, markup=False, soft_wrap=True)
+            else:
+                self._stream.write(text + "\n")
+                self._stream.flush()
+        except UnicodeEncodeError:
+            self._line(text.encode("ascii", "replace").decode())
+        except (OSError, ValueError):  # the reader of the pipe went away, or the stream is closed
+            self._give_up()
+
+    def _refresh(self) -> None:
+        try:
+            if self._progress is not None:
+                self._progress.refresh()
+        except (OSError, ValueError):
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Send what follows to nowhere; otherwise Python fails at exit, when it flushes the stream once more."""
+        self._progress = None
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), self._stream.fileno())
+
+
+def _is_live(stream: TextIO) -> bool:
+    """Whether a line that redraws itself makes sense there. NO_COLOR asks for plain text, see no-color.org."""
+    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def format_duration(seconds: float) -> str:
+    """`9s`, `2m05s`, `3h07m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

@@ -1,0 +1,241 @@
+"""The run directory: who owns it, what may be in it, and whether a run starts, continues or is already done.
+
+config.yaml         the resolved config; a run starts to exist when this file does
+environment.json    of the first start
+starts.jsonl        one line per start: when, by which process, and what changed since the first
+metrics.jsonl       samples.jsonl  rollouts/  checkpoints/      see recorder.py and checkpoint.py
+result.json         written last: the run is finished
+run.log  mlflow.db  mlflow.json  mlflow.log  .lock
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ruamel.yaml import YAML
+
+from oxrl.errors import RunDirectoryError
+from oxrl.runs.checkpoint import remove_leftovers
+from oxrl.runs.environment import command_line, environment
+from oxrl.runs.files import pretty_json, write_atomically
+from oxrl.runs.jsonl import encode_line, json_safe
+
+logger = logging.getLogger(__name__)
+
+# What may differ from config.yaml when a run is resumed: how it is carried out and watched, not what it computes.
+# `run.steps` may only grow. Everything else names another run.
+MAY_CHANGE = frozenset(
+    ["run.name", "run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints", "run.eval_every"]
+    + ["run.record", "run.mlflow", "run.deadline_s", "run.device", "run.threads", "run.training_gpus"]
+    + ["reward.workers", "reward.timeout_s", "reward.max_error_rate", "train.max_skipped_steps"]
+    + ["train.micro_batch_tokens", "model.gradient_checkpointing"]
+)
+MAY_CHANGE_SECTIONS = ("inference_engine",)
+# Of those, the ones that move the last digits of floating-point sums: the resumed run is right, not byte-identical.
+REORDER_SUMS = frozenset(
+    ["run.device", "run.threads", "run.training_gpus", "train.micro_batch_tokens", "model.gradient_checkpointing"]
+)
+OURS = frozenset(
+    ["config.yaml", "environment.json", "starts.jsonl", "metrics.jsonl", "samples.jsonl", "rollouts", "checkpoints"]
+    + ["result.json", "run.log", "mlflow.db", "mlflow.json", "mlflow.log"]
+)
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """An opened run. `resuming`: it was started before. `finished`: nothing is left to do. Close it to let go."""
+
+    path: Path
+    resuming: bool
+    finished: bool
+    _lock: IO[str]
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def finish(self, step: int, result: Mapping[str, Any]) -> None:
+        """Say that the run is done: `result` (final evaluation and the like) and the step reached, in result.json."""
+        write_atomically(self.path / "result.json", pretty_json(json_safe({"step": step, **result})))
+
+    def close(self) -> None:
+        """Release the lock; closing twice is harmless."""
+        self._lock.close()
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def open_run(directory: Path, config_yaml: str, *, resume: bool) -> RunDirectory:
+    """Create the run directory, or open it again, and hold it until the process ends.
+
+    Without `resume` the directory must be missing or empty. With it: missing or empty starts; a finished run comes
+    back with `.finished`; otherwise `.resuming`, after what a killed process left half written is removed. A config
+    that differs from config.yaml in anything outside MAY_CHANGE is refused; allowed differences are logged, written to
+    starts.jsonl, and config.yaml then holds the new values.
+
+    Raises:
+        RunDirectoryError: not writable; not empty and no `resume`; not a run directory; another process holds it;
+            the config is another run's. Always says what to do.
+    """
+    directory = Path(directory).absolute()
+    if directory.is_dir() and not resume and _entries(directory):
+        raise RunDirectoryError(
+            f"{directory} is not empty. To continue the run in it:\n  {command_line(['--resume'])}\n"
+            "To start a new one, choose another directory: add run.dir=PATH (or another run.name)."
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = _lock(directory)
+        try:
+            return _open_locked(directory, config_yaml, lock)
+        except BaseException:
+            lock.close()
+            raise
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {directory} cannot be written: {error}. Choose another place with run.dir=PATH."
+        ) from error
+
+
+def _open_locked(directory: Path, config_yaml: str, lock: IO[str]) -> RunDirectory:
+    entries = _entries(directory)
+    started = "config.yaml" in entries
+    if not started and (foreign := sorted(entries - OURS)):
+        raise RunDirectoryError(
+            f"{directory} holds {foreign[0]!r} and no config.yaml: it is not an oxRL run. Choose another run.dir."
+        )
+    (directory / "checkpoints").mkdir(exist_ok=True)
+    (directory / "rollouts").mkdir(exist_ok=True)
+    here = environment()
+    changes: dict[str, Any] = {}
+    steps = flatten_config(config_yaml).get("run.steps")
+    if started:
+        remove_leftovers(directory / "checkpoints")
+        changes = _allowed_changes(directory, (directory / "config.yaml").read_text(encoding="utf-8"), config_yaml)
+    else:
+        write_atomically(directory / "environment.json", pretty_json(here))
+    start = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "pid": os.getpid(), "resuming": started}
+    with (directory / "starts.jsonl").open("ab") as file:
+        file.write(encode_line({**start, "config_changes": changes, "environment": here}))
+    if not started or changes:
+        write_atomically(directory / "config.yaml", config_yaml)
+    finished = started and _is_finished(directory, steps)
+    return RunDirectory(path=directory, resuming=started, finished=finished, _lock=lock)
+
+
+def _entries(directory: Path) -> set[str]:
+    """Names in `directory`, apart from the lock and from files that never got their name."""
+    return {entry.name for entry in directory.iterdir() if entry.name != ".lock" and not entry.name.startswith(".tmp-")}
+
+
+def _lock(directory: Path) -> IO[str]:
+    """Own the directory until the file is closed or the process dies, however it dies.
+
+    A record lock (lockf), not flock: worker processes forked from the run would inherit an flock and keep holding it
+    after the run itself was killed.
+
+    Raises:
+        RunDirectoryError: another process has it; names the process.
+    """
+    file = (directory / ".lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise RunDirectoryError(
+            f"{directory} is in use by {holder}: two processes would overwrite each other's records. "
+            "Wait for it, stop it, or choose another run.dir."
+        ) from error
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {os.uname().nodename}")
+    file.flush()
+    return file
+
+
+def _is_finished(directory: Path, steps: Any) -> bool:
+    result = directory / "result.json"
+    if not result.exists():
+        return False
+    reached = json.loads(result.read_bytes())["step"]
+    return not isinstance(steps, int) or reached >= steps
+
+
+def flatten_config(config_yaml: str) -> dict[str, Any]:
+    """Dotted path -> value of every leaf; lists are leaves."""
+    flat: dict[str, Any] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for key, item in value.items():
+                walk(f"{prefix}.{key}" if prefix else str(key), item)
+        else:
+            flat[prefix] = value
+
+    walk("", YAML(typ="safe").load(config_yaml) or {})
+    return flat
+
+
+def config_differences(old_yaml: str, new_yaml: str) -> dict[str, tuple[Any, Any]]:
+    """Dotted path -> (old value, new value) wherever two resolved configs differ; None where a field is absent."""
+    old, new = flatten_config(old_yaml), flatten_config(new_yaml)
+    paths = sorted(old.keys() | new.keys())
+    return {path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)}
+
+
+def _allowed(path: str, old: Any, new: Any) -> bool:
+    if path == "run.steps":
+        return isinstance(old, int) and isinstance(new, int) and new > old
+    return path in MAY_CHANGE or path.split(".")[0] in MAY_CHANGE_SECTIONS
+
+
+def _allowed_changes(directory: Path, old_yaml: str, new_yaml: str) -> dict[str, Any]:
+    differences = config_differences(old_yaml, new_yaml)
+    refused = {path: pair for path, pair in differences.items() if not _allowed(path, *pair)}
+    if refused:
+        lines = [f"  {path}: {old!r} in config.yaml, {new!r} now" for path, (old, new) in refused.items()]
+        raise RunDirectoryError(
+            f"the config is not the one that {directory} was started with; resuming would mix two runs:\n"
+            + "\n".join(lines)
+            + "\nSet these back to resume, or start a new run: add run.dir=PATH and leave --resume out.\n"
+            f"(On resume run.steps may grow, and these may change: {', '.join(sorted(MAY_CHANGE - {'run.steps'}))}.)"
+        )
+    for path, (old, new) in differences.items():
+        note = "; sums are added in another order, so results equal those of an uninterrupted run only to rounding"
+        logger.warning("resuming with %s: %r -> %r%s", path, old, new, note if path in REORDER_SUMS else "")
+    schedule = flatten_config(new_yaml).get("train.lr_schedule", "constant")
+    if "run.steps" in differences and schedule != "constant":
+        logger.warning(
+            "run.steps grew and train.lr_schedule is %s: the learning rate jumps to where the longer schedule would be",
+            schedule,
+        )
+    return {path: [old, new] for path, (old, new) in differences.items()}

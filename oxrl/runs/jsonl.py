@@ -1,0 +1,60 @@
+"""One JSON object per line: how records are encoded, and read back while somebody is still writing them.
+
+A number that is not finite is written as the string "nan", "inf" or "-inf": every line stays valid JSON, and what
+happened stays visible (null would hide it, a bare NaN would break other readers). `float()` reads the strings back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def json_safe(value: Any) -> Any:
+    """`value` with every float that JSON cannot hold replaced by its name; tuples become lists.
+
+    Raises:
+        TypeError: `value` holds something JSON has no word for; names the type.
+    """
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(item) for key, item in value.items()}  # pyright: ignore
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]  # pyright: ignore
+    raise TypeError(f"a record holds numbers, strings, lists and mappings, got {type(value).__name__}: {value!r:.80}")
+
+
+def encode_line(record: Mapping[str, Any]) -> bytes:
+    """One line of UTF-8, keys in the order given."""
+    value = json_safe(record)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except UnicodeEncodeError:  # a lone surrogate has no UTF-8, but it has a JSON escape
+        return json.dumps(value, allow_nan=False).encode() + b"\n"
+
+
+def read_records(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """(record, offset after it) of every complete line from byte `offset`; a line cut by a crash is left out.
+
+    Raises:
+        ValueError: a complete line is not a JSON object; names file and offset.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, byte {offset}: not a JSON object: {error}") from error
+            offset += len(line)
+            yield record, offset

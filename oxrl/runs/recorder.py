@@ -1,0 +1,153 @@
+"""The record of a run: metrics.jsonl, samples.jsonl and rollouts/, append-only, and cut back exactly on resume.
+
+Every line goes to the operating system as it is made (a killed process loses nothing that was recorded); it is forced
+to the disk when a checkpoint asks for the offsets, because that is where a resumed run continues.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from oxrl.errors import OxrlError, RunDirectoryError
+from oxrl.runs.directory import RunDirectory
+from oxrl.runs.files import fsync
+from oxrl.runs.jsonl import encode_line
+from oxrl.types import Metrics
+
+logger = logging.getLogger(__name__)
+
+METRICS, SAMPLES, ROLLOUTS = "metrics.jsonl", "samples.jsonl", "rollouts"
+ROLLOUT_NAME = re.compile(r"step_(\d{8,})\.safetensors")
+
+
+class Recorder:
+    """Writes the record of one run. Usable from one thread."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._rollouts = run.rollouts
+        self._rollouts.mkdir(exist_ok=True)
+        self._files: dict[str, IO[bytes]] = {}
+        for path in (run.metrics, run.samples):
+            # Unbuffered: one write call per record, so another process reads whole lines.
+            self._files[path.name] = path.open("ab", buffering=0)
+        self._last_rollout = -1
+        self._unsynced: list[Path] = []
+
+    def record_step(self, step: int, metrics: Metrics) -> None:
+        """Append the line of one optimizer step: "step" first, the other keys sorted."""
+        self._append(METRICS, encode_line({"step": step, **dict(sorted(metrics.items()))}))
+
+    def record_samples(self, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Append one line per sample, keys in the order given."""
+        self._append(SAMPLES, b"".join(encode_line(sample) for sample in samples))
+
+    def record_rollouts(self, step: int, tensors: Mapping[str, Tensor]) -> Path:
+        """Write rollouts/step_<8 digits>.safetensors, whole or not at all."""
+        path = self._rollouts / f"step_{step:08d}.safetensors"
+        temporary = path.with_name(f".tmp-{path.name}")
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
+            os.replace(temporary, path)
+        except (OSError, SafetensorError) as error:
+            temporary.unlink(missing_ok=True)
+            raise _cannot_record(path, error) from error
+        self._last_rollout = max(self._last_rollout, step)
+        self._unsynced.append(path)
+        return path
+
+    def offsets(self) -> dict[str, int]:
+        """Force everything recorded so far to the disk; where a checkpoint taken now continues from.
+
+        Returns:
+            Sizes in bytes of metrics.jsonl and samples.jsonl; under "rollouts" the highest step recorded, -1 if none.
+        """
+        try:
+            for path in self._unsynced:
+                fsync(path)
+            fsync(self._rollouts)
+            for file in self._files.values():
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise _cannot_record(self._rollouts.parent, error) from error
+        self._unsynced.clear()
+        sizes = {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
+        return {**sizes, ROLLOUTS: self._last_rollout}
+
+    def truncate(self, offsets: Mapping[str, int]) -> None:
+        """Forget everything recorded after `offsets` (as `offsets()` gave them); `{}` forgets everything.
+
+        Raises:
+            RunDirectoryError: metrics.jsonl is shorter than the checkpoint says, or was edited, so the run cannot go on
+                where it was. A shorter samples.jsonl only warns: deleting it to save space is a user's right.
+        """
+        for name, file in self._files.items():
+            path, offset = self._rollouts.parent / name, offsets.get(name, 0)
+            size = path.stat().st_size
+            if size < offset and name == METRICS:
+                raise RunDirectoryError(
+                    f"{path} is {size} bytes, the checkpoint was taken at {offset}: lines are missing. "
+                    "Restore the file, or start a new run in another directory (run.dir=...)."
+                )
+            if size < offset:
+                logger.warning("%s is %d bytes shorter than the checkpoint says", path, offset - size)
+            end = _line_end(path, min(size, offset))
+            if end != offset and name == METRICS:
+                raise RunDirectoryError(
+                    f"{path} has no line end at byte {offset}, where the checkpoint was taken: it was edited. "
+                    "Restore the file, or start a new run in another directory (run.dir=...)."
+                )
+            file.truncate(end)
+        self._last_rollout = offsets.get(ROLLOUTS, -1)
+        for path in [*self._rollouts.glob(".tmp-*"), *self._rollouts.glob("step_*.safetensors")]:
+            match = ROLLOUT_NAME.fullmatch(path.name)
+            if path.name.startswith(".tmp-") or (match and int(match[1]) > self._last_rollout):
+                path.unlink()
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _append(self, name: str, data: bytes) -> None:
+        file = self._files[name]
+        rest = memoryview(data)
+        try:
+            while rest:  # a raw write may take only a part, on a full disk for one
+                rest = rest[file.write(rest) :]
+        except OSError as error:
+            raise _cannot_record(self._rollouts.parent / name, error) from error
+
+
+def _line_end(path: Path, limit: int) -> int:
+    """The largest offset not above `limit` that is the start of the file or follows a newline."""
+    with path.open("rb") as file:
+        end = limit
+        while end > 0:
+            start = max(0, end - 65536)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+    return 0
+
+
+def _cannot_record(path: Path, error: Exception) -> OxrlError:
+    return OxrlError(
+        f"{path} cannot be written: {error}. A run without its record is not worth going on; "
+        "free space on that disk and start again with --resume: it continues from the last checkpoint."
+    )

@@ -1,0 +1,56 @@
+"""Stopping on a signal: the first asks, the second does not wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from oxrl.errors import Interrupted
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """Context manager: inside it SIGTERM and SIGINT set `requested` to the signal's name instead of ending the program.
+
+    The run looks at `requested` between pieces of work, saves and raises `Interrupted`. A second signal ends the
+    process at once with the same exit code: checkpoints are whole or absent, so the previous one is intact.
+    Handlers that were there before come back on exit. Outside the main thread, where Python allows no handlers,
+    nothing is ever requested.
+    """
+
+    def __init__(self) -> None:
+        self.requested: str | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __bool__(self) -> bool:
+        return self.requested is not None
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self.requested:
+            _say(f"oxrl: second signal ({name}), exiting at once; the last checkpoint is intact\n")
+            os._exit(Interrupted.exit_code)
+        self.requested = name
+        _say(f"oxrl: {name}: stopping after this piece of work and saving; again to exit at once\n")
+
+
+def _say(text: str) -> None:
+    # A handler may run in the middle of any print or log call; only a bare write is safe there.
+    try:
+        os.write(2, text.encode())
+    except OSError:
+        pass

@@ -1,0 +1,189 @@
+"""MLflow as a mirror of metrics.jsonl, best effort.
+
+The mirror is a process of its own that reads the record files as they grow, because importing MLflow, creating its
+database and logging a step take seconds and tens of milliseconds that a thread would take from the training process.
+It ends when the pipe to its standard input closes, so it outlives no run, however that run ends. Whatever goes wrong in
+it is one warning in the run; metrics.jsonl stays complete, and a later start catches up.
+
+Without MLFLOW_TRACKING_URI in the environment everything stays under the run directory (mlflow.db) and nothing uses the
+network. No server is ever started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from oxrl.runs.directory import RunDirectory, flatten_config
+from oxrl.runs.files import pretty_json, write_atomically
+from oxrl.runs.jsonl import read_records
+
+logger = logging.getLogger(__name__)
+
+STATE, LOG, DATABASE = "mlflow.json", "mlflow.log", "mlflow.db"
+POLL_S = 5.0
+PARENT = os.getppid()
+EXPERIMENT = "oxrl"
+PARAM_LIMIT = 6000  # characters of one value, MLflow's own limit
+BATCH_LIMIT = 1000  # metrics in one call, MLflow's own limit
+OUTCOMES = ("FINISHED", "FAILED", "KILLED")
+
+
+class MLflowTracker:
+    """Starts the mirror of one run; `check` now and then; `close` when the run ends. Never raises.
+
+    On resume, start it after `Recorder.truncate`: the mirror reads metrics.jsonl from the beginning, and skips the
+    steps that MLflow already has.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._log = run.path / LOG
+        self._process: subprocess.Popen[bytes] | None = None
+        quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "OMP_NUM_THREADS": "1"}
+        try:
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "oxrl.runs.tracker", str(run.path)],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **quiet},
+                    start_new_session=True,  # Ctrl-C in the terminal is for the run, which then closes the mirror
+                )
+        except OSError as error:
+            logger.warning("MLflow will not see this run: its process did not start: %s", error)
+
+    def check(self) -> None:
+        """Warn, once, if the mirror died. Costs microseconds."""
+        if self._process is not None and self._process.poll() is not None:
+            self._report(self._process.returncode)
+            self._process = None
+
+    def close(self, outcome: str = "FINISHED", *, timeout_s: float | None = None) -> None:
+        """Let the mirror catch up, tell MLflow how the run ended (one of OUTCOMES), wait at most `timeout_s`, end it.
+
+        The default is 20 s for a finished run, 2 s for one that is stopping: its next start catches up.
+        """
+        self.check()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        timeout_s = timeout_s if timeout_s is not None else 20.0 if outcome == "FINISHED" else 2.0
+        try:
+            process.communicate(outcome.encode(), timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            logger.warning("MLflow was not done after %.0f s; metrics.jsonl is complete", timeout_s)
+        else:
+            self._report(process.returncode)
+
+    def _report(self, returncode: int) -> None:
+        if returncode != 0:
+            logger.warning("MLflow stopped seeing this run (metrics.jsonl is complete): %s", self._last_words())
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError):
+            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            return f"{lines[-1] if lines else 'it said nothing'} (all of it in {self._log})"
+        return f"see {self._log}"
+
+
+def mirror(directory: Path) -> None:
+    """The mirror's whole life: follow metrics.jsonl of the run in `directory` until standard input closes."""
+    with (directory / f".{STATE}.lock").open("w") as lock:
+        # The mirror of a killed run may still be catching up when the resumed run starts its own.
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        client, run_id, logged = _open(directory)
+        offset = 0
+        outcome: str | None = None
+        while outcome is None:
+            outcome = _said_within(POLL_S)
+            offset, logged = _copy_new_steps(directory, client, run_id, offset, logged)
+        client.set_terminated(run_id, status=outcome)
+
+
+def _said_within(seconds: float) -> str | None:
+    """The outcome once standard input has closed ("KILLED" if nobody said one), None while the run goes on."""
+    if not select.select([sys.stdin], [], [], seconds)[0]:
+        # Workers that the run forked may hold the pipe open after the run itself was killed.
+        return None if os.getppid() == PARENT else "KILLED"
+    said = sys.stdin.read().strip()
+    return said if said in OUTCOMES else "KILLED"
+
+
+def _open(directory: Path) -> tuple[Any, str, int]:
+    """(client, MLflow run id, last step that is there): a new run, or the one that an earlier start made."""
+    from mlflow import MlflowClient  # slow to import, and only this process needs it
+    from mlflow.entities import Param, RunTag
+
+    client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{directory / DATABASE}")
+    environment = json.loads((directory / "environment.json").read_bytes())
+    params = flatten_config((directory / "config.yaml").read_text(encoding="utf-8"))
+    state = directory / STATE
+    if state.exists():
+        run_id: str = json.loads(state.read_bytes())["run_id"]
+        run = client.get_run(run_id)
+        client.update_run(run_id, status="RUNNING")
+    else:
+        found = client.get_experiment_by_name(EXPERIMENT)
+        artifacts = (directory / "artifacts").as_uri()
+        experiment = found.experiment_id if found else client.create_experiment(EXPERIMENT, artifact_location=artifacts)
+        run = client.create_run(experiment, run_name=str(params.get("run.name", directory.name)))
+        run_id = run.info.run_id
+        write_atomically(state, pretty_json({"run_id": run_id, "experiment_id": experiment}))
+    # A param cannot be changed in MLflow; what a resume changed (run.steps for one) becomes a tag.
+    texts = {key: str(value)[:PARAM_LIMIT] for key, value in params.items()}
+    known = run.data.params
+    new = [Param(key, text) for key, text in texts.items() if key not in known]
+    changed = [RunTag(f"resumed.{key}", text) for key, text in texts.items() if known.get(key, text) != text]
+    git = environment.get("git") or {}
+    tags = {
+        "oxrl.directory": str(directory),
+        "mlflow.source.git.commit": git.get("commit"),
+        "git.dirty": git.get("dirty"),
+    }
+    tags["oxrl.version"] = environment["packages"].get("oxrl")
+    given = [RunTag(key, str(value)) for key, value in tags.items() if value is not None]
+    client.log_batch(run_id, params=new, tags=[*given, *changed])
+    return client, run_id, int(run.data.metrics.get("step", -1))
+
+
+def _copy_new_steps(directory: Path, client: Any, run_id: str, offset: int, logged: int) -> tuple[int, int]:
+    """Log every complete line after `offset` whose step is above `logged`; the new values of both.
+
+    `step` is logged as a metric too: its latest value is where a later mirror of the same run goes on.
+    """
+    from mlflow.entities import Metric
+
+    pending: list[Any] = []
+    for record, end in read_records(directory / "metrics.jsonl", offset):
+        offset = end
+        step = int(record["step"])
+        if step <= logged:
+            continue
+        now = int(time.time() * 1000)
+        line = [Metric(key, float(value), now, step) for key, value in record.items()]
+        # A step is logged whole, "step" last: a mirror killed in between logs it again rather than losing part of it.
+        if pending and len(pending) + len(line) > BATCH_LIMIT:
+            client.log_batch(run_id, metrics=pending)
+            pending = []
+        pending += [*line[1:], line[0]]
+        logged = step
+    if pending:
+        client.log_batch(run_id, metrics=pending)
+    return offset, logged
+
+
+if __name__ == "__main__":
+    os.nice(10)  # training goes first
+    mirror(Path(sys.argv[1]))
