@@ -1,0 +1,98 @@
+"""Sizes of a model read from its files without torch: parameter count, context, cache per token."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oxrl.config.schema import Config
+from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDims:
+    """A decoder-only transformer. `parameters` counts tied embeddings once."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    intermediate: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context: int | None
+
+
+def model_dims(name: str) -> ModelDims | None:
+    """Sizes of a folder or built-in model; None when they cannot be known from what is on disk."""
+    if is_builtin(name):
+        found = BUILTIN_DIMS.get(name)
+        return (
+            None if found is None else _from_config({**found, "model_type": "qwen3", "tie_word_embeddings": True}, None)
+        )
+    file = Path(name) / "config.json"
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return _from_config(values, stored_parameters(Path(name))) if isinstance(values, dict) else None
+
+
+def _from_config(values: dict[str, Any], stored: int | None) -> ModelDims | None:
+    """Read a Hugging Face text config; the count is exact for Llama, Mistral, Qwen2 and Qwen3."""
+    values = {**values, **(values.get("text_config") or {})}
+    try:
+        hidden, layers, vocab = values["hidden_size"], values["num_hidden_layers"], values["vocab_size"]
+        heads, inner = values["num_attention_heads"], values["intermediate_size"]
+    except KeyError:
+        return None
+    kv_heads = values.get("num_key_value_heads") or heads
+    head_dim = values.get("head_dim") or hidden // heads
+    family = values.get("model_type", "")
+    attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim
+    if family == "qwen2" or values.get("attention_bias"):
+        attention += (heads + 2 * kv_heads) * head_dim
+    if family == "qwen3":
+        attention += 2 * head_dim
+    tied = values.get("tie_word_embeddings", family in ("gemma", "gemma2", "gemma3"))
+    counted = layers * (attention + 3 * hidden * inner + 2 * hidden) + hidden + vocab * hidden * (1 if tied else 2)
+    known = family in ("llama", "mistral", "qwen2", "qwen3")
+    if stored is None and not known:
+        return None
+    return ModelDims(
+        parameters=stored if stored is not None else counted,
+        layers=layers,
+        hidden=hidden,
+        intermediate=inner,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab=vocab,
+        context=values.get("max_position_embeddings"),
+    )
+
+
+def stored_parameters(folder: Path) -> int | None:
+    """Parameters in the folder's safetensors files, from their headers; None when there are none."""
+    files = sorted(folder.glob("*.safetensors"))
+    total = 0
+    for file in files:
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            # A header beyond 100 MB is refused by the format; a truncated file must not make us read gigabytes.
+            try:
+                header = json.loads(stream.read(min(size, 100_000_000)))
+            except ValueError:
+                return None
+        total += sum(math.prod(entry["shape"]) for key, entry in header.items() if key != "__metadata__")
+    return total if files else None
+
+
+def context_length(cfg: Config) -> int | None:
+    """Longest row in tokens: `model.max_length`, else the model's own, else None."""
+    if cfg.model.max_length is not None:
+        return cfg.model.max_length
+    dims = model_dims(cfg.model.name)
+    return None if dims is None else dims.context

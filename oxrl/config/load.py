@@ -1,0 +1,190 @@
+"""`load_config`: YAML and overrides in, one checked `Config` out, or one error that lists everything wrong."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from oxrl.algorithms import PARAMETERS, ROWS
+from oxrl.config.checks import evaluation_problems, notices, training_problems
+from oxrl.config.reads import fields_read, row_fields, why_unread
+from oxrl.config.schema import CELLS, FIELDS, SECTIONS, Config, as_number, compose_row, did_you_mean
+from oxrl.config.source import UNSET, Problem, Source, read_source
+from oxrl.errors import ConfigError
+
+# Stand in for required fields that are missing or wrong, so that the other checks can still run.
+_PLACEHOLDERS: dict[str, Any] = {
+    "run.name": "unnamed",
+    "run.steps": 1,
+    "model.name": "unnamed",
+    "data.train": "unnamed.jsonl",
+    "train.alg_name": "sgrpo",
+}
+# Sections that an evaluation may set whatever the training algorithm reads.
+_EVALUATION = ("run.", "model.", "data.", "reward.", "rollout.", "inference_engine.")
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """Read, check and freeze the configuration of a training run.
+
+    Args:
+        path: YAML file with the sections run, model, data, train and, where read, reward, rollout, inference_engine.
+        overrides: `section.field=value` sets a field, `~section.field` takes back one that the file sets; in order.
+
+    Raises:
+        ConfigError: lists every problem with its place, field, value and rule.
+    """
+    source = read_source(path, overrides)
+    cfg, problems = _validate(source)
+    if cfg is not None:
+        problems += _new(_unread(cfg, source), problems)
+        problems += _new(training_problems(cfg), problems)
+    return _finish(cfg, problems, source)
+
+
+def load_evaluation_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """Read a configuration to evaluate with it: data.eval and reward.name are needed whatever the algorithm.
+
+    Rules about training data and training samples do not apply, so `rollout.top_p` and `top_k` may be set.
+
+    Raises:
+        ConfigError: lists every problem with its place, field, value and rule.
+    """
+    source = read_source(path, overrides)
+    cfg, problems = _validate(source)
+    if cfg is not None:
+        unread = (problem for problem in _unread(cfg, source) if not problem.path.startswith(_EVALUATION))
+        problems += _new(unread, problems)
+        problems += _new(evaluation_problems(cfg), problems)
+    return _finish(cfg, problems, source)
+
+
+def _finish(cfg: Config | None, problems: list[Problem], source: Source) -> Config:
+    if cfg is None or problems:
+        raise ConfigError(_report(problems, source))
+    _warn(cfg, source)
+    return cfg
+
+
+def _validate(source: Source) -> tuple[Config | None, list[Problem]]:
+    """Check every field on its own. Wrong fields are replaced by defaults in the Config that comes back."""
+    values = {section: dict(source.values.get(section, {})) for section in (*SECTIONS, *source.values)}
+    values["train"] = {**_row_defaults(values["train"]), **values["train"]}
+    problems = list(source.problems)
+    try:
+        return Config.model_validate(values), problems
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    found = [_field_problem(detail) for detail in details if detail["type"] != "missing"]
+    # A required field whose value could not be read already has its problem; saying "missing" too would be wrong.
+    missing = [_field_problem(detail) for detail in details if detail["type"] == "missing"]
+    problems += found + _new(missing, problems)
+    for detail in details:
+        section, name = (str(part) for part in detail["loc"][:2])
+        values[section].pop(name, None)
+        if (path := f"{section}.{name}") in _PLACEHOLDERS:
+            values[section][name] = _PLACEHOLDERS[path]
+    return Config.model_validate(values), problems
+
+
+def _row_defaults(train: dict[str, Any]) -> dict[str, Any]:
+    """Defaults of the chosen row, as far as the row with its overridden cells still reads them."""
+    row = ROWS.get(str(train.get("alg_name")))
+    if row is None:
+        return {}
+    cells = {kind: train.get(name) for name, kind in CELLS.items()}
+    read = row_fields(compose_row(row, cells))
+    parameters = {name for names in PARAMETERS.values() for name in names}
+    return {name: value for name, value in row.defaults.items() if f"train.{name}" in read or name not in parameters}
+
+
+def _field_problem(detail: ErrorDetails) -> Problem:
+    path = ".".join(str(part) for part in detail["loc"])
+    section, _, name = path.partition(".")
+    value, context = detail["input"], detail.get("ctx", {})
+    if detail["type"] == "extra_forbidden":
+        return Problem(path, f"unknown field{_field_hint(section, name)}", value)
+    if detail["type"] == "missing":
+        description = SECTIONS[section].model_fields[name].description or ""
+        return Problem(path, f"is required: {description[0].lower()}{description[1:]}")
+    if detail["type"] == "value_error":
+        return Problem(path, str(context["error"]), value)
+    if value is None:
+        return Problem(path, "is empty; write a value or remove the line", value)
+    rule = detail["msg"].replace("Input should be", "must be").replace("String should", "must")
+    if detail["type"] == "literal_error":
+        rule += did_you_mean(str(value), context["expected"].replace("'", "").replace(" or ", ", ").split(", "))
+    if detail["type"] == "string_type" and isinstance(value, int | float):
+        rule += f"; quote it if it is meant as text: '{value}'"
+    description = SECTIONS[section].model_fields[name].description
+    return Problem(path, f"{rule} ({description})" if description else rule, value)
+
+
+def _field_hint(section: str, name: str) -> str:
+    homes = [path for path in FIELDS if path.endswith(f".{name}")]
+    if homes:
+        return f"; did you mean {' or '.join(homes)}?"
+    elsewhere = did_you_mean(name, {path.partition(".")[2] for path in FIELDS})
+    other = next((path for path in FIELDS if elsewhere == f"; did you mean '{path.partition('.')[2]}'?"), "")
+    return did_you_mean(name, SECTIONS[section].model_fields) or (f"; did you mean '{other}'?" if other else "")
+
+
+def _unread(cfg: Config, source: Source) -> Iterator[Problem]:
+    """Fields that are written down and that this run does not read."""
+    read = fields_read(cfg)
+    cells = ("train.alg_name", *(f"train.{name}" for name in CELLS))
+    for path in FIELDS:
+        if source.written(path) and path not in read:
+            section, _, name = path.partition(".")
+            yield Problem(path, why_unread(path, cfg), source.values[section][name], also=cells)
+
+
+def _new(found: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]:
+    """Drop problems that only follow from fields which already have one."""
+    wrong = {problem.path for problem in known}
+    kept: list[Problem] = []
+    for problem in found:
+        if wrong.isdisjoint((problem.path, *problem.also)):
+            kept.append(problem)
+            wrong.add(problem.path)
+    return kept
+
+
+def _report(problems: list[Problem], source: Source) -> str:
+    def place(problem: Problem) -> str:
+        section = problem.path.partition(".")[0]
+        return problem.where or source.where.get(problem.path) or source.where.get(section, source.file)
+
+    def order(problem: Problem) -> tuple[bool, int]:
+        line = place(problem).rpartition(":")[2]
+        return (not line.isdigit(), int(line) if line.isdigit() else 0)
+
+    blocks: list[str] = []
+    for problem in sorted(problems, key=order):
+        shown = "" if problem.value is UNSET else f" = {_shorten(problem.value)}"
+        blocks.append(f"{place(problem)}: {problem.path}{shown}\n    {problem.rule}")
+    count = "1 problem" if len(blocks) == 1 else f"{len(blocks)} problems"
+    return f"{count} in {source.file}\n\n" + "\n".join(blocks)
+
+
+def _shorten(value: Any) -> str:
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _warn(cfg: Config, source: Source) -> None:
+    signs = [
+        f"train.{name} = {cfg_value} is stored as {getattr(cfg.train, name)} ({source.where[f'train.{name}']})"
+        for name, cfg_value in source.values.get("train", {}).items()
+        if name in ("clip_low", "clip_high") and (as_number(cfg_value) or 0.0) < 0
+    ]
+    if signs:
+        text = "clip bounds are magnitudes, the sign is dropped: " + "; ".join(signs)
+        warnings.warn(text, UserWarning, stacklevel=4)
+    for notice in notices(cfg):
+        warnings.warn(notice, UserWarning, stacklevel=4)

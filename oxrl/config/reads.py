@@ -1,0 +1,66 @@
+"""Which fields a run reads: a pure function of its algorithm's row and of the features it switches on.
+
+A field that is written down but not read is refused: a knob that turns nothing must not look as if it did.
+"""
+
+from __future__ import annotations
+
+from oxrl.algorithms import PARAMETERS, ROWS, Row
+from oxrl.config.schema import CELLS, FIELDS, Config
+
+_OPTIMIZER = (
+    "train.lr train.lr_schedule train.warmup_steps train.weight_decay train.adam_beta1 train.adam_beta2 "
+    "train.adam_eps train.max_grad_norm train.micro_batch_tokens train.max_skipped_steps train.alg_name train.weights"
+).split()
+ALWAYS = frozenset(
+    [path for path in FIELDS if path.startswith(("run.", "model."))]
+    + ["data.train", "data.eval", "data.overlong", "inference_engine.name", *_OPTIMIZER]
+) - {"run.eval_every"}
+RL = frozenset(
+    [path for path in FIELDS if path.startswith(("reward.", "rollout.", "inference_engine."))]
+    + ["data.prompts_per_step", "data.max_prompt_tokens", "train.epochs", "train.minibatches"]
+    + ["train.old_logprobs", "train.entropy_coeff", *(f"train.{name}" for name in CELLS)]
+) - {"rollout.eval_samples", "rollout.eval_temperature"}
+SUPERVISED = frozenset(["data.rows_per_step"])
+WITH_EVAL = frozenset(["run.eval_every", "data.eval_rows"])
+RL_WITH_EVAL = frozenset(["rollout.eval_samples", "rollout.eval_temperature"])
+
+
+def row_fields(row: Row) -> frozenset[str]:
+    """Dotted `train.*` paths that the cells of `row` read."""
+    cells = {"weights": row.weights}
+    if row.recipe == "rl":
+        cells |= {kind: getattr(row, kind) for kind in ("advantage", "gate", "correction", "kl")}
+    names = [PARAMETERS.get(cell, ()) for cell in [*cells.items(), *(("extra", extra) for extra in row.extras)]]
+    return frozenset(f"train.{name}" for found in names for name in found)
+
+
+def fields_read(cfg: Config) -> frozenset[str]:
+    """Dotted paths that training with `cfg` reads."""
+    row = cfg.train.row
+    read = ALWAYS | row_fields(row) | (RL if row.recipe == "rl" else SUPERVISED)
+    if cfg.data.eval is not None:
+        read |= WITH_EVAL | (RL_WITH_EVAL if row.recipe == "rl" else frozenset())
+    return read
+
+
+def why_unread(path: str, cfg: Config) -> str:
+    """Say what reads `path`, and so why this run does not."""
+    name, algorithm = path.partition(".")[2], cfg.train.alg_name
+    if path in WITH_EVAL | RL_WITH_EVAL and cfg.data.eval is None:
+        return "has no effect without data.eval; remove it, or give held-out rows in data.eval"
+    if path in RL:
+        return f"is read by reinforcement learning; {algorithm} is supervised: remove it"
+    if path in SUPERVISED:
+        return f"is read by supervised algorithms; {algorithm} is reinforcement learning: remove it"
+    algorithms = [other for other, row in ROWS.items() if path in row_fields(row)]
+    cells = [
+        f"train.{field}: {cell}"
+        for field, kind in CELLS.items()
+        for (found, cell), names in PARAMETERS.items()
+        if found == kind and name in names
+    ]
+    readers = "; ".join(
+        part for part in (f"algorithms: {', '.join(algorithms)}" if algorithms else "", ", ".join(cells)) if part
+    )
+    return f"is not read by {algorithm} as configured (read by {readers}); remove it, or choose one of those"

@@ -1,0 +1,188 @@
+"""Reading YAML and `key=value` overrides into plain values that remember where they were written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+
+from oxrl.config.schema import FIELDS, SECTIONS, did_you_mean
+from oxrl.errors import ConfigError
+
+NESTED = ("deepspeed", "deepspeed_ref")
+UNSET: Any = object()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong. `also` names other fields that took part: a problem there hides this one."""
+
+    path: str
+    rule: str
+    value: Any = UNSET
+    where: str = ""
+    also: tuple[str, ...] = ()
+
+
+@dataclass
+class Source:
+    """What the user wrote: section -> field -> value, and for each dotted path the place it came from."""
+
+    file: str
+    values: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    where: dict[str, str] = field(default_factory=dict[str, str])
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+    def written(self, path: str) -> bool:
+        section, _, name = path.partition(".")
+        return name in self.values.get(section, {})
+
+
+def read_source(path: Path | str, overrides: Sequence[str]) -> Source:
+    """Read a file and apply overrides in order.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not YAML at all; nothing else can be checked then.
+    """
+    source = Source(file=str(path))
+    root = _compose(_read_text(Path(path)), source.file)
+    if root is None:
+        source.problems.append(Problem("", f"{path} is empty; it needs at least run, model, data and train"))
+    elif not isinstance(root, MappingNode):
+        raise ConfigError(f"{path}:1: the file must hold sections such as `train:`, not a list or a single value")
+    else:
+        _read_sections(root, source)
+    for override in overrides:
+        _apply_override(override, source)
+    return source
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        folder = path.parent
+        names = [item.name for item in folder.iterdir() if item.suffix in (".yaml", ".yml")] if folder.is_dir() else []
+        missing = "" if folder.is_dir() else f"; the folder {folder} does not exist either"
+        raise ConfigError(f"{path}: no such file{missing}{did_you_mean(path.name, names)}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; give a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _compose(text: str, name: str) -> Node | None:
+    try:
+        return YAML(pure=True).compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line if mark is not None else 0
+        tab = "\t" in "".join(text.splitlines()[line : line + 1])
+        hint = "; YAML is indented with spaces, this line has a tab" if tab else ""
+        raise ConfigError(f"{name}:{line + 1}: not YAML: {error.problem or error.context}{hint}") from None
+    except YAMLError as error:
+        raise ConfigError(f"{name}: not YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: not a configuration: nested far too deep") from None
+
+
+def _entries(node: MappingNode, prefix: str, source: Source) -> Iterator[tuple[str, Node, str]]:
+    """Yield (dotted path, value node, place) of each key; a key that is no text or comes twice is a problem."""
+    first: dict[str, str] = {}
+    for key, value in node.value:
+        place = f"{source.file}:{key.start_mark.line + 1}"
+        if not isinstance(key, ScalarNode):
+            source.problems.append(Problem(prefix.rstrip("."), "a field name must be a word", where=place))
+            continue
+        path = prefix + key.value
+        if path in first:
+            rule = f"written twice, first at {first[path]}; keep one of them"
+            source.problems.append(Problem(path, rule, where=place))
+            continue
+        first[path] = source.where[path] = place
+        yield path, value, place
+
+
+def _read_sections(root: MappingNode, source: Source) -> None:
+    for section, node, place in _entries(root, "", source):
+        if section in NESTED:
+            source.values[section] = {}
+        elif section not in SECTIONS:
+            source.problems.append(Problem(section, _unknown_section(section), where=place))
+        elif isinstance(node, MappingNode):
+            values = source.values[section] = {}
+            for path, value, at in _entries(node, f"{section}.", source):
+                _store(path, value, at, source, values)
+        elif isinstance(node, ScalarNode) and node.value in ("", "~", "null"):
+            source.values[section] = {}
+        else:
+            source.problems.append(Problem(section, "is a section and holds fields, not a value", where=place))
+
+
+def _unknown_section(name: str) -> str:
+    homes = [path for path in FIELDS if path.endswith(f".{name}")]
+    hint = f"; did you mean {' or '.join(homes)}?" if homes else did_you_mean(name, [*SECTIONS, *NESTED])
+    return f"unknown section{hint} (sections: {', '.join(SECTIONS)})"
+
+
+def _store(path: str, node: Node, place: str, source: Source, values: dict[str, Any]) -> None:
+    if not isinstance(node, ScalarNode):
+        source.problems.append(Problem(path, "takes a single value, not a list or nested fields", where=place))
+        return
+    try:
+        values[path.partition(".")[2]] = _scalar(node)
+    except ValueError as error:
+        source.problems.append(Problem(path, str(error), where=place))
+
+
+def _scalar(node: ScalarNode) -> Any:
+    """Python value of a YAML 1.2 scalar; dates and other special texts stay text."""
+    kind, text = str(node.tag).rpartition(":")[2], str(node.value)
+    if not str(node.tag).startswith("tag:yaml.org,2002:") or kind not in _KINDS:
+        raise ValueError(f"the YAML tag {node.tag} is not supported; write a plain value")
+    plain = text.replace("_", "")
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return text.lower() == "true"
+    if kind == "int":
+        return int(plain, 0) if plain.lstrip("+-").lower().startswith(("0x", "0o")) else int(plain)
+    if kind == "float":
+        return float(plain.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    return text
+
+
+_KINDS = ("null", "bool", "int", "float", "str", "timestamp")
+
+
+def _apply_override(override: str, source: Source) -> None:
+    """`section.field=value` sets, `~section.field` takes back what the file says."""
+    place = f"override '{override}'"
+    key, equals, text = override.partition("=")
+    path = key.strip().removeprefix("~")
+    section, dot, name = path.partition(".")
+    if override.startswith("~") and not equals and source.written(path):
+        del source.values[section][name]
+    elif override.startswith("~"):
+        rule = "takes back a field that the file sets: write ~section.field, naming one that is there"
+        source.problems.append(Problem(path, rule, where=place))
+    elif not equals:
+        source.problems.append(Problem(path, "an override is written section.field=value", where=place))
+    elif section not in SECTIONS or not dot:
+        rule = "an override is written section.field=value" if section in SECTIONS else _unknown_section(section)
+        source.problems.append(Problem(path, rule, where=place))
+    else:
+        source.where[path] = place
+        _store(path, _override_node(text, place), place, source, source.values.setdefault(section, {}))
+
+
+def _override_node(text: str, place: str) -> Node:
+    node = _compose(text, place)
+    return ScalarNode("tag:yaml.org,2002:null", "") if node is None else node
