@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import subprocess
@@ -34,12 +35,35 @@ def test_every_relative_link_leads_to_a_file_and_a_heading_that_exist(page: Path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_every_complete_config_in_the_documentation_loads(page: Path, tmp_path: Path) -> None:
+def test_every_complete_config_in_the_documentation_loads(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
         if all(f"\n{section}:" in f"\n{block}" for section in ("run", "model", "data", "train")):
-            config = tmp_path / "config.yaml"
-            config.write_text(block)
-            load_config(config, [])
+            for file in re.findall(r"^  (?:train|eval): (\S+\.jsonl)", block, flags=re.MULTILINE):
+                Path(file).parent.mkdir(parents=True, exist_ok=True)
+                Path(file).touch()
+            for file, function in re.findall(r"^  name: (\S+\.py):(\w+)", block, flags=re.MULTILINE):
+                Path(file).write_text(f"def {function}(prompt, completion): ...")
+            Path("config.yaml").write_text(block)
+            load_config("config.yaml", [])
+
+
+def fragments() -> list[str]:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    return re.findall(r"^### `(.+)`$", page, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("fragment", fragments())
+def test_every_message_under_troubleshooting_is_one_that_oxrl_writes(fragment: str) -> None:
+    texts = [
+        node.value
+        for path in (ROOT / "oxrl").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert any(fragment in text for text in texts)
 
 
 def test_every_oxrl_command_in_the_documentation_exists() -> None:
