@@ -5,7 +5,7 @@
 
 A gate decides two things about a token, elementwise: the value S of its surrogate and its effective weight
 w = (dS / d logprobs) / A. `_loss` turns them into a scalar whose value is S and whose gradient is exactly w * A,
-whatever torch does at ties of min, max and clamp. Row-level ratios come in through `old_logprobs` (functional/ratios.py).
+whatever torch does at ties of min, max and clamp. Row-level ratios come in through `old_logprobs` (see ratios.py).
 
 Args of every gate:
     logprobs: [B, T] nats, token-aligned, current policy. The gradient flows here only.
