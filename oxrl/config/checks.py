@@ -122,9 +122,10 @@ def check_batch(cfg: Config) -> Iterator[Problem]:
     per_rollout = epochs * minibatches
     if cfg.run.steps % per_rollout:
         below, above = cfg.run.steps // per_rollout * per_rollout, -(-cfg.run.steps // per_rollout) * per_rollout
+        valid = _nearest([n for n in (below, above) if n], cfg.run.steps)
         rule = (
             f"must be a multiple of {per_rollout} = train.epochs {epochs} x train.minibatches {minibatches}, the "
-            f"optimizer steps of one rollout step; nearest valid: {_nearest([n for n in (below, above) if n], cfg.run.steps)}"
+            f"optimizer steps of one rollout step; nearest valid: {valid}"
         )
         yield Problem("run.steps", rule, cfg.run.steps, also=("train.epochs", "train.minibatches"))
     if cfg.train.old_logprobs == "current" and per_rollout > 1:

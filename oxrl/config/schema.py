@@ -109,7 +109,7 @@ class RunConfig(Section):
     eval_every: int = Field(
         0,
         ge=0,
-        description="Optimizer steps between evaluations on data.eval, at the next rollout boundary; 0: at the end only.",
+        description="Optimizer steps between evaluations on data.eval, at the next rollout boundary; 0: at the end.",
     )
     record: Literal["text", "tokens"] = Field(
         "text", description="text: samples.jsonl; tokens: also rollouts/*.safetensors with ids and logprobs."

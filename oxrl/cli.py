@@ -1,0 +1,276 @@
+"""The `oxrl` command. Every command imports what it runs when it runs: help and config errors need no torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from oxrl.algorithms import ROWS, Row
+from oxrl.config import Config, config_diff, config_schema, dump_config, load_config
+from oxrl.config.plan import dry_run_config, plan_text
+from oxrl.config.schema import known
+from oxrl.errors import ConfigError, DataError, OxrlError
+
+app = typer.Typer(
+    name="oxrl",
+    help="Post-training of language models. Exit codes: 0 done, 2 bad input, 75 stopped and resumable, 1 other.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+config_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show, describe or compare configurations.")
+app.add_typer(config_app, name="config")
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="section.field=value sets, ~section.field takes back."),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint; start if there is none.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Run one step on a random tiny model in a temporary folder.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Also write the result here.")]
+
+
+@app.command()
+def train(config: ConfigFile, overrides: Overrides = None, resume: Resume = False, dry_run: DryRun = False) -> None:
+    """Train with any algorithm, chosen by train.alg_name."""
+    _train(_load(config, overrides), resume=resume, dry_run=dry_run)
+
+
+def _train(cfg: Config, *, resume: bool, dry_run: bool) -> None:
+    from oxrl.recipes import run
+
+    if not dry_run:
+        run(cfg, resume=resume)
+        return
+    with tempfile.TemporaryDirectory(prefix="oxrl-dry-run-") as folder:
+        run(dry_run_config(cfg, Path(folder) / "run"), resume=False)
+    typer.echo("dry run done: one step on a random tiny model; nothing was kept")
+
+
+@app.command()
+def plan(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Check a config, print its batch equation, memory and disk; run nothing."""
+    typer.echo(plan_text(_load(config, overrides)))
+
+
+@app.command("eval")
+def evaluate(
+    target: Annotated[Path, typer.Argument(metavar="CONFIG|RUN_DIR", help="Config, or folder of a run.")],
+    overrides: Overrides = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Responses per row; default: rollout.eval_samples.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Default: rollout.eval_temperature; 0 is greedy.")
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Reward and pass@k on held-out data."""
+    from oxrl.recipes.evaluate import run_eval
+
+    run_eval(target, overrides or [], samples=samples, temperature=temperature, out=out)
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="Folder of a model or checkpoint, hub name, or builtin:tiny.")],
+    prompt: Annotated[list[str] | None, typer.Option(help="A question; may be given several times.")] = None,
+    prompts_file: Annotated[
+        Path | None, typer.Option(help='Text file, a prompt per line; .jsonl: its "prompt".')
+    ] = None,
+    n: Annotated[int, typer.Option("--n", min=1, help="Responses per prompt.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Nucleus mass; 1: off.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Most likely tokens; 0: off.")] = 0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 256,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same responses.")] = 0,
+    out: Out = None,
+) -> None:
+    """Sample from a model or checkpoint."""
+    prompts = [*(prompt or []), *(_read_prompts(prompts_file) if prompts_file else [])]
+    if not prompts:
+        raise DataError("no prompt: give --prompt TEXT (repeatable) or --prompts-file FILE")
+    from oxrl.recipes.evaluate import run_generate
+
+    run_generate(
+        model,
+        prompts,
+        n=n,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=max_tokens,
+        seed=seed,
+        out=out,
+    )
+
+
+def _read_prompts(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--prompts-file {path}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
+    if path.suffix != ".jsonl":
+        return [line for line in lines if line.strip()]
+    return [_prompt_of(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _prompt_of(line: str, place: str) -> str:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+        raise DataError(f'{place}: expected a JSON object with a text "prompt", got {line[:80]!r}')
+    return row["prompt"]
+
+
+@app.command()
+def prepare(
+    dataset: Annotated[str, typer.Argument(help="Name of a dataset oxRL can prepare.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="The dataset's own options.")
+    ] = None,
+    source: Annotated[Path | None, typer.Option(help="Raw file or folder; default: the dataset's own source.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of every random choice.")] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many rows.")] = None,
+) -> None:
+    """Turn a raw dataset into JSONL or Parquet in oxRL's format."""
+    from oxrl.data.prepare import PREPARERS
+
+    try:
+        preparer = PREPARERS[known(dataset, PREPARERS)]
+    except ValueError as error:
+        raise DataError(f"dataset {dataset!r} {error}") from None
+    extra: dict[str, str] = {}
+    for option in options or []:
+        key, equals, value = option.partition("=")
+        if not equals or not key.isidentifier():
+            raise DataError(f"{option!r}: an option of {dataset} is written key=value")
+        extra[key] = value
+    report = preparer(source, out, seed=seed, limit=limit, **extra)
+    typer.echo(json.dumps(report, indent=2, ensure_ascii=False, default=str))
+
+
+@app.command()
+def algorithms(
+    check: Annotated[bool, typer.Option("--check", help="Prove every row: gradients, identities, limits.")] = False,
+) -> None:
+    """Print the table of algorithms; with --check, run every row's proofs."""
+    if not check:
+        typer.echo(algorithm_table())
+        return
+    from oxrl.functional.proofs import check_all
+
+    failed = False
+    for name, result in check_all().items():
+        failed |= result is not None
+        typer.echo(f"{name:<28}{'ok' if result is None else f'FAILED: {result}'}")
+    raise typer.Exit(1 if failed else 0)
+
+
+def algorithm_table() -> str:
+    """The table as text, one row per algorithm."""
+
+    def cells(row: Row) -> tuple[str, ...]:
+        if row.recipe != "rl":
+            return (row.name, row.recipe, "-", "-", "-", "-", "-", row.weights, ", ".join(row.extras))
+        ratio = row.ratio if row.ratio == "none" else f"{row.ratio}/{row.denominator}"
+        chain = (row.advantage, ratio, row.gate, row.correction, row.kl, row.weights, ", ".join(row.extras))
+        return (row.name, row.recipe, *chain)
+
+    head = ("algorithm", "recipe", "advantage", "ratio", "loss", "correction", "kl", "weights", "extras")
+    rows = [head, *(cells(row) for row in ROWS.values())]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, "", *(f"{row.name}: {row.summary} ({row.source})" for row in ROWS.values())])
+
+
+@app.command()
+def doctor(
+    folder: Annotated[Path, typer.Option("--runs", help="Where runs will be written.")] = Path("runs"),
+) -> None:
+    """Say what works on this machine, what does not and how to fix it."""
+    from oxrl.doctor import examine
+
+    findings = examine(folder)
+    for finding in findings:
+        typer.echo(f"{finding.state:<5}{finding.subject:<16}{finding.text}")
+        if finding.fix:
+            typer.echo(f"{'':<21}fix: {finding.fix}")
+    raise typer.Exit(1 if any(finding.state == "FAIL" for finding in findings) else 0)
+
+
+@config_app.command("show")
+def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Print the resolved configuration: every field that the run reads."""
+    typer.echo(dump_config(_load(config, overrides)), nl=False)
+
+
+@config_app.command("schema")
+def config_schema_command() -> None:
+    """Print the JSON schema of the YAML file."""
+    typer.echo(json.dumps(config_schema(), indent=2))
+
+
+@config_app.command("diff")
+def config_diff_command(
+    a: Annotated[Path, typer.Argument(help="YAML file.")], b: Annotated[Path, typer.Argument(help="YAML file.")]
+) -> None:
+    """Print the fields in which two configurations differ, defaults included."""
+    for path, (left, right) in config_diff(_load(a, None), _load(b, None)).items():
+        typer.echo(f"{path}: {json.dumps(left)} -> {json.dumps(right)}")
+
+
+def _load(path: Path, overrides: Sequence[str] | None) -> Config:
+    """Load a config and print its warnings as lines of our own."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cfg = load_config(path, overrides or [])
+    for warning in caught:
+        typer.echo(f"warning: {warning.message}", err=True)
+    return cfg
+
+
+def main() -> None:
+    """Entry point of `oxrl`."""
+    _run(app)
+
+
+def door(recipe: Literal["rl", "supervised"]) -> None:
+    """Entry point of `main_rl.py` and `main_sl.py`: `--config FILE [key=value ...]` for one kind of algorithm."""
+
+    def train_door(
+        config: Annotated[Path, typer.Option(help="YAML file.")],
+        overrides: Overrides = None,
+        resume: Resume = False,
+        dry_run: DryRun = False,
+    ) -> None:
+        cfg = _load(config, overrides)
+        if cfg.train.row.recipe != recipe:
+            kind, script = ("supervised", "main_sl.py") if recipe == "rl" else ("reinforcement learning", "main_rl.py")
+            raise ConfigError(f"train.alg_name={cfg.train.alg_name} is {kind}; use: python {script} --config {config}")
+        _train(cfg, resume=resume, dry_run=dry_run)
+
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    single.command(help=f"Train with a {recipe} algorithm; the same as `oxrl train CONFIG`.")(train_door)
+    _run(single)
+
+
+def _run(program: Callable[[], object]) -> None:
+    """Turn our own errors into a message and an exit code; anything else is a bug and keeps its traceback."""
+    try:
+        program()
+    except OxrlError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
