@@ -39,12 +39,18 @@ def encode_line(record: Mapping[str, Any]) -> bytes:
         return json.dumps(value, allow_nan=False).encode() + b"\n"
 
 
-def read_records(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """(record, offset after it) of every complete line from byte `offset`; a line cut by a crash is left out.
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Every complete line of the file, none if it is missing; a last line cut by a crash is left out.
 
     Raises:
-        ValueError: a complete line is not a JSON object; names file and offset.
+        ValueError: a complete line is not a JSON object; names file and byte.
     """
+    for record, _ in read_records_from(path, 0):
+        yield record
+
+
+def read_records_from(path: Path, offset: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """Like `read_records`, from byte `offset` on; each record comes with the offset after it."""
     if not path.exists():
         return
     with path.open("rb") as file:

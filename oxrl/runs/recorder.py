@@ -72,7 +72,8 @@ class Recorder:
         """
         try:
             for path in self._unsynced:
-                fsync(path)
+                if path.exists():  # a user may delete rollouts to save space
+                    fsync(path)
             fsync(self._rollouts)
             for file in self._files.values():
                 os.fsync(file.fileno())
@@ -107,6 +108,7 @@ class Recorder:
                 )
             file.truncate(end)
         self._last_rollout = offsets.get(ROLLOUTS, -1)
+        self._unsynced.clear()
         for path in [*self._rollouts.glob(".tmp-*"), *self._rollouts.glob("step_*.safetensors")]:
             match = ROLLOUT_NAME.fullmatch(path.name)
             if path.name.startswith(".tmp-") or (match and int(match[1]) > self._last_rollout):

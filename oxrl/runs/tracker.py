@@ -23,9 +23,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oxrl.errors import Interrupted
 from oxrl.runs.directory import RunDirectory, flatten_config
 from oxrl.runs.files import pretty_json, write_atomically
-from oxrl.runs.jsonl import read_records
+from oxrl.runs.jsonl import read_records_from
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,7 @@ OUTCOMES = ("FINISHED", "FAILED", "KILLED")
 class MLflowTracker:
     """Starts the mirror of one run; `check` now and then; `close` when the run ends. Never raises.
 
-    On resume, start it after `Recorder.truncate`: the mirror reads metrics.jsonl from the beginning, and skips the
-    steps that MLflow already has.
+    As a context manager it closes with the outcome that the exception, if any, stands for.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -65,8 +65,9 @@ class MLflowTracker:
     def check(self) -> None:
         """Warn, once, if the mirror died. Costs microseconds."""
         if self._process is not None and self._process.poll() is not None:
-            self._report(self._process.returncode)
-            self._process = None
+            process, self._process = self._process, None
+            process.communicate()  # closes the pipe
+            self._report(process.returncode)
 
     def close(self, outcome: str = "FINISHED", *, timeout_s: float | None = None) -> None:
         """Let the mirror catch up, tell MLflow how the run ended (one of OUTCOMES), wait at most `timeout_s`, end it.
@@ -86,6 +87,13 @@ class MLflowTracker:
             logger.warning("MLflow was not done after %.0f s; metrics.jsonl is complete", timeout_s)
         else:
             self._report(process.returncode)
+
+    def __enter__(self) -> MLflowTracker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        stopped = kind is not None and issubclass(kind, Interrupted | KeyboardInterrupt)
+        self.close("FINISHED" if kind is None else "KILLED" if stopped else "FAILED")
 
     def _report(self, returncode: int) -> None:
         if returncode != 0:
@@ -166,7 +174,10 @@ def _copy_new_steps(directory: Path, client: Any, run_id: str, offset: int, logg
     from mlflow.entities import Metric
 
     pending: list[Any] = []
-    for record, end in read_records(directory / "metrics.jsonl", offset):
+    metrics = directory / "metrics.jsonl"
+    if not _line_starts_at(metrics, offset):
+        offset = 0  # the run went back to a checkpoint and cut the file; steps already logged are skipped below
+    for record, end in read_records_from(metrics, offset):
         offset = end
         step = int(record["step"])
         if step <= logged:
@@ -182,6 +193,14 @@ def _copy_new_steps(directory: Path, client: Any, run_id: str, offset: int, logg
     if pending:
         client.log_batch(run_id, metrics=pending)
     return offset, logged
+
+
+def _line_starts_at(path: Path, offset: int) -> bool:
+    if offset == 0:
+        return True
+    with path.open("rb") as file:
+        file.seek(offset - 1)
+        return file.read(1) == b"\n"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,129 @@
+"""Progress: plain lines where nobody redraws, one live line on a terminal, and never the reason a run fails."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+
+from oxrl.runs.console import Console, format_duration
+
+METRICS = {
+    "reward/mean": 0.4123,
+    "data/length_mean": 34.25,
+    "kl/ref_k3": 0.00123,
+    "throughput/tokens_per_s": 5130.4,
+    "update/lr": 1e-6,
+}
+
+
+def test_piped_output_is_one_plain_line_per_step() -> None:
+    stream = io.StringIO()
+    with Console(300, "quickstart", stream=stream) as console:
+        console.message("sampling [bold] prompts")
+        console.step(12, METRICS)
+        console.step(300, {"update/nll": 2.5})
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "sampling [bold] prompts"
+    assert lines[1].startswith("step 12/300  reward 0.412  length 34.2  KL 1.23e-03  tokens/s 5,130  ETA ")
+    assert lines[2] == "step 300/300  loss 2.5000  ETA 0s"
+    assert "\x1b" not in stream.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_terminal_that_asks_for_plain_text_gets_it(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(name, value)
+    stream = Terminal()
+    with Console(3, "x", stream=stream) as console:
+        console.step(1, METRICS)
+    assert stream.getvalue().startswith("step 1/3  reward 0.412") and "\x1b" not in stream.getvalue()
+
+
+LIVE = """
+import sys
+from oxrl.runs.console import Console
+with Console(3, "demo") as console:
+    console.message("phase one")
+    for step in (1, 2, 3):
+        console.step(step, {"reward/mean": step / 4, "kl/ref_k3": 0.5})
+    print("printed meanwhile")
+"""
+
+
+def test_a_terminal_sees_a_line_that_redraws_itself_and_messages_that_stay() -> None:
+    master, slave = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    environment |= {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "24"}
+    with subprocess.Popen([sys.executable, "-c", LIVE], stdout=slave, stderr=slave, env=environment) as process:
+        os.close(slave)
+        seen, deadline = b"", time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if not select.select([master], [], [], 1)[0]:
+                continue
+            try:
+                chunk = os.read(master, 65536)
+            except OSError:  # the other end closed
+                break
+            if not chunk:
+                break
+            seen += chunk
+    os.close(master)
+    text = seen.decode()
+    assert process.returncode == 0, text
+    assert "phase one" in text and "printed meanwhile" in text
+    assert "\x1b[2K" in text  # the line is erased and drawn again
+    for expected in ("1/3", "3/3", "reward 0.250", "reward 0.750", "KL 5.00e-01", "ETA 0s"):
+        assert expected in text
+
+
+def test_text_the_stream_cannot_spell_is_approximated() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    Console(3, "x", stream=stream).message("reward ↑ 0.5")
+    assert raw.getvalue() == b"reward ? 0.5\n"
+
+
+def test_a_closed_stream_does_not_fail_the_run() -> None:
+    stream = io.StringIO()
+    console = Console(3, "x", stream=stream)
+    stream.close()
+    console.message("anyone?")
+    console.step(1, METRICS)
+    console.close()
+
+
+PIPED = """
+import sys
+from oxrl.runs.console import Console
+console = Console(100000, "x")
+for step in range(1, 100001):
+    console.step(step, {"reward/mean": 0.5})
+sys.stderr.write("trained to the end")
+"""
+
+
+def test_a_reader_that_goes_away_does_not_fail_the_run() -> None:
+    with subprocess.Popen([sys.executable, "-c", PIPED], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith(b"step 1/100000")
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert errors == b"trained to the end"
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0s"), (59, "59s"), (125, "2m05s"), (11_225, "3h07m")])
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

@@ -1,0 +1,219 @@
+"""Who owns a run directory, and when a run starts, continues, is done or is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from oxrl.errors import RunDirectoryError
+from oxrl.runs.directory import config_differences, open_run
+from oxrl.runs.environment import command_line, environment
+
+CONFIG = """\
+run: {name: first, seed: 0, steps: 100, checkpoint_every: 50}
+train: {alg_name: sgrpo, lr: 1.0e-06, lr_schedule: constant}
+inference_engine: {name: local, max_rows: 128}
+"""
+
+
+def start(path: Path, config: str = CONFIG) -> None:
+    open_run(path, config, resume=False).close()
+
+
+def test_a_fresh_run_makes_its_tree_and_says_what_it_runs_on(tmp_path: Path) -> None:
+    with open_run(tmp_path / "a" / "b", CONFIG, resume=False) as run:
+        assert (run.resuming, run.finished) == (False, False)
+        assert run.config.read_text() == CONFIG
+        assert run.checkpoints.is_dir() and run.rollouts.is_dir()
+        assert (run.metrics.name, run.samples.name) == ("metrics.jsonl", "samples.jsonl")
+        facts = json.loads((run.path / "environment.json").read_text())
+        assert facts["packages"]["torch"].startswith("2.")
+        assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert run.path == tmp_path / "a" / "b"
+
+
+def test_a_directory_that_is_not_empty_is_refused_with_the_command_to_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/oxrl", "train", "my config.yaml", "run.seed=3"])
+    with pytest.raises(
+        RunDirectoryError, match=r"(?s)oxrl train 'my config.yaml' run.seed=3 --resume.*run\.dir"
+    ) as error:
+        open_run(tmp_path, CONFIG, resume=False)
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_resuming_where_nothing_is_starts(exists: bool, tmp_path: Path) -> None:
+    path = tmp_path if exists else tmp_path / "missing"
+    with open_run(path, CONFIG, resume=True) as run:
+        assert (run.resuming, run.finished) == (False, False)
+        assert run.config.exists()
+
+
+def test_a_start_that_was_killed_before_the_config_was_written_starts_again(tmp_path: Path) -> None:
+    start(tmp_path)
+    (tmp_path / "config.yaml").rename(tmp_path / ".tmp-config.yaml")
+    with open_run(tmp_path, CONFIG, resume=True) as run:
+        assert not run.resuming
+
+
+def test_a_directory_of_something_else_is_never_resumed_into(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(RunDirectoryError, match="holds 'thesis.tex' and no config.yaml"):
+        open_run(tmp_path, CONFIG, resume=True)
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["thesis.tex"]
+
+
+def test_a_resumed_run_continues_clears_leftovers_and_notes_each_start(tmp_path: Path) -> None:
+    start(tmp_path)
+    (tmp_path / "checkpoints" / ".tmp-step_00000050").mkdir()
+    with open_run(tmp_path, CONFIG, resume=True) as run:
+        assert (run.resuming, run.finished) == (True, False)
+    assert list(run.checkpoints.iterdir()) == []
+    starts = [json.loads(line) for line in (tmp_path / "starts.jsonl").read_text().splitlines()]
+    assert [(entry["resuming"], entry["pid"]) for entry in starts] == [(False, os.getpid()), (True, os.getpid())]
+
+
+def test_a_finished_run_has_nothing_to_do_until_it_is_given_more_steps(tmp_path: Path) -> None:
+    with open_run(tmp_path, CONFIG, resume=False) as run:
+        run.finish(100, {"eval/reward": float("nan")})
+    with open_run(tmp_path, CONFIG, resume=True) as run:
+        assert run.finished
+    assert json.loads((tmp_path / "result.json").read_text()) == {"step": 100, "eval/reward": "nan"}
+    longer = CONFIG.replace("steps: 100", "steps: 150")
+    with open_run(tmp_path, longer, resume=True) as run:
+        assert (run.resuming, run.finished) == (True, False)
+        assert run.config.read_text() == longer
+
+
+def test_a_config_that_means_another_run_is_refused_with_every_difference(tmp_path: Path) -> None:
+    start(tmp_path)
+    other = CONFIG.replace("seed: 0", "seed: 1").replace("lr: 1.0e-06", "lr: 1.0e-05, gamma: 0.9")
+    with pytest.raises(RunDirectoryError) as error:
+        open_run(tmp_path, other, resume=True)
+    assert "run.seed: 0 in config.yaml, 1 now" in str(error.value)
+    assert "train.lr: 1e-06 in config.yaml, 1e-05 now" in str(error.value)
+    assert "train.gamma: None in config.yaml, 0.9 now" in str(error.value)
+    assert (tmp_path / "config.yaml").read_text() == CONFIG
+
+
+def test_steps_may_grow_but_not_shrink(tmp_path: Path) -> None:
+    start(tmp_path)
+    with pytest.raises(RunDirectoryError, match=r"run\.steps: 100 in config\.yaml, 99 now"):
+        open_run(tmp_path, CONFIG.replace("steps: 100", "steps: 99"), resume=True)
+
+
+def test_how_a_run_is_carried_out_may_change_and_is_written_down(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(tmp_path)
+    changed = CONFIG.replace("checkpoint_every: 50", "checkpoint_every: 5, threads: 2").replace("128", "32")
+    with caplog.at_level(logging.WARNING), open_run(tmp_path, changed, resume=True) as run:
+        assert run.config.read_text() == changed
+    assert "run.threads: None -> 2; sums are added in another order" in caplog.text
+    last = json.loads((tmp_path / "starts.jsonl").read_text().splitlines()[-1])
+    assert last["config_changes"] == {
+        "run.checkpoint_every": [50, 5],
+        "run.threads": [None, 2],
+        "inference_engine.max_rows": [128, 32],
+    }
+
+
+def test_differences_compare_values_not_spelling() -> None:
+    assert config_differences("a: {b: 1e-06, c: [1, 2]}", "a:\n  c: [1, 2]\n  b: 0.000001\n") == {}
+    assert config_differences("a: {b: 1}", "a: {b: [1]}\nd: {}") == {"a.b": (1, [1])} | {"d": (None, {})}
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/oxrl-run")):
+        with pytest.raises(RunDirectoryError, match=r"cannot be written.*run\.dir=PATH"):
+            open_run(path, CONFIG, resume=False)
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from oxrl.runs.directory import open_run
+run = open_run(Path(sys.argv[1]), "run: {name: x}", resume=True)
+if "fork" in sys.argv and os.fork() == 0:
+    Path(sys.argv[1], "worker").write_text(str(os.getpid()))
+    time.sleep(60)
+Path(sys.argv[1], "ready").write_text("")
+time.sleep(60)
+"""
+
+
+def hold(path: Path, *options: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(path), *options])
+    deadline = time.monotonic() + 60
+    while not (path / "ready").exists() or ("fork" in options and not (path / "worker").exists()):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
+
+
+def test_two_processes_cannot_write_one_run_and_a_kill_frees_it(tmp_path: Path) -> None:
+    with hold(tmp_path) as process:
+        with pytest.raises(RunDirectoryError, match=f"in use by process {process.pid} on "):
+            open_run(tmp_path, "run: {name: x}", resume=True)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    open_run(tmp_path, "run: {name: x}", resume=True).close()
+
+
+def test_a_worker_that_outlives_its_killed_run_does_not_keep_it_locked(tmp_path: Path) -> None:
+    with hold(tmp_path, "fork") as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    worker = int((tmp_path / "worker").read_text())
+    try:
+        os.kill(worker, 0)
+        open_run(tmp_path, "run: {name: x}", resume=True).close()
+    finally:
+        os.kill(worker, signal.SIGKILL)
+
+
+def open_and_report(path: Path, queue: multiprocessing.Queue[str]) -> None:
+    try:
+        run = open_run(path, CONFIG, resume=True)
+    except RunDirectoryError:
+        queue.put("refused")
+    else:
+        queue.put("opened")
+        time.sleep(1)
+        run.close()
+
+
+def test_of_several_processes_that_start_at_once_one_wins(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    processes = [context.Process(target=open_and_report, args=(tmp_path, queue)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    answers = sorted(queue.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert answers == ["opened", "refused", "refused"]
+
+
+def test_no_secret_reaches_the_environment_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "sw0rdfish"
+    monkeypatch.setenv("HF_TOKEN", secret)
+    arguments = [f"reward.api_key={secret}", f"--hub-token={secret}", "rollout.max_tokens=512", f"db.password={secret}"]
+    monkeypatch.setattr(sys, "argv", ["main_rl.py", "--config", "a.yaml", *arguments])
+    assert secret not in json.dumps(environment())
+    line = command_line(["--resume"])
+    assert line.startswith("python main_rl.py --config a.yaml") and line.endswith("--resume")
+    assert "rollout.max_tokens=512" in line and line.count("<redacted>") == 3

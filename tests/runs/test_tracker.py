@@ -1,0 +1,120 @@
+"""MLflow mirrors metrics.jsonl from a process of its own; nothing it does or fails to do reaches the run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from oxrl.errors import Interrupted
+from oxrl.runs.directory import RunDirectory, open_run
+from oxrl.runs.jsonl import read_records
+from oxrl.runs.recorder import Recorder
+from oxrl.runs.tracker import MLflowTracker
+
+CONFIG = "run: {name: mirrored, steps: 4}\ntrain: {alg_name: sgrpo, lr: 1.0e-06}\n"
+
+
+def record(run: RunDirectory, steps: range) -> None:
+    with Recorder(run) as recorder:
+        for step in steps:
+            recorder.record_step(step, {"reward/mean": step / 7, "mismatch/kl": math.nan if step == 2 else 1e-9 * step})
+
+
+def mirrored(path: Path) -> dict[tuple[str, int], list[float]]:
+    """(key, step) -> every value logged, straight from the database file."""
+    with sqlite3.connect(path / "mlflow.db") as database:
+        rows = database.execute("select key, step, value, is_nan from metrics").fetchall()
+    database.close()
+    values: dict[tuple[str, int], list[float]] = {}
+    for key, step, value, is_nan in rows:
+        values.setdefault((key, step), []).append(math.nan if is_nan else value)
+    return values
+
+
+def query(path: Path, sql: str) -> dict[str, str]:
+    with sqlite3.connect(path / "mlflow.db") as database:
+        rows = dict(database.execute(sql).fetchall())
+    database.close()
+    return rows
+
+
+def test_mlflow_holds_what_the_record_holds_across_a_kill_and_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One test for all of it: starting MLflow takes seconds."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "run"
+    with open_run(path, CONFIG, resume=False) as run:
+        tracker = MLflowTracker(run)
+        record(run, range(1, 4))
+        tracker.close("KILLED", timeout_s=120)
+    first = mirrored(path)
+    # The resumed run starts from a checkpoint of step 1, repeats 2 and 3, and is given one more step.
+    with open_run(path, CONFIG.replace("steps: 4", "steps: 5"), resume=True) as run:
+        with Recorder(run) as recorder:
+            lines = run.metrics.read_bytes().splitlines(keepends=True)
+            recorder.truncate({"metrics.jsonl": len(lines[0])})
+        with MLflowTracker(run) as tracker:
+            record(run, range(2, 6))
+            tracker.check()
+            tracker.close(timeout_s=120)
+        record_now = list(read_records(run.metrics))
+
+    values = mirrored(path)
+    assert {step for _, step in first} == {1, 2, 3}
+    assert [line["step"] for line in record_now] == [1, 2, 3, 4, 5]
+    assert all(len(logged) == 1 for logged in values.values()), "no step is logged twice"
+    expected = {(key, line["step"]): float(value) for line in record_now for key, value in line.items()}
+    assert set(values) == set(expected)
+    for place, value in expected.items():
+        logged = values[place][0]
+        assert logged == value or (math.isnan(logged) and math.isnan(value)), place
+    assert query(path, "select name, status from runs") == {"mirrored": "FINISHED"}
+    params = query(path, "select key, value from params")
+    assert (params["train.alg_name"], params["run.steps"], params["train.lr"]) == ("sgrpo", "4", "1e-06")
+    tags = query(path, "select key, value from tags")
+    assert tags["resumed.run.steps"] == "5"
+    facts = json.loads((path / "environment.json").read_text())
+    if facts["git"]:
+        assert tags["mlflow.source.git.commit"] == facts["git"]["commit"]
+    # Everything stays in the run directory: no mlruns where the program was started.
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_an_mlflow_that_cannot_work_is_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "no-such-scheme://nowhere")
+    with open_run(tmp_path, CONFIG, resume=False) as run, caplog.at_level(logging.WARNING):
+        tracker = MLflowTracker(run)
+        record(run, range(1, 4))
+        deadline = time.monotonic() + 120
+        while not caplog.records and time.monotonic() < deadline:
+            tracker.check()
+            time.sleep(0.05)
+        tracker.check()
+        tracker.close()
+    assert len(caplog.records) == 1
+    assert "metrics.jsonl is complete" in caplog.text and "no-such-scheme" in caplog.text
+    assert [line["step"] for line in read_records(run.metrics)] == [1, 2, 3]
+
+
+def test_an_mlflow_that_hangs_is_left_behind_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A port that nobody listens on: MLflow retries for minutes.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with open_run(tmp_path, CONFIG, resume=False) as run, caplog.at_level(logging.WARNING):
+        started = time.monotonic()
+        with pytest.raises(Interrupted), MLflowTracker(run):
+            record(run, range(1, 4))
+            raise Interrupted("stopped by SIGTERM")
+        assert time.monotonic() - started < 10
+    assert "was not done after 2 s" in caplog.text
