@@ -1,0 +1,7 @@
+"""The local engine: trainer and sampler in one process, sharing one set of weights."""
+
+from __future__ import annotations
+
+from oxrl.engines.local_trainer import LocalTrainer, learning_rate
+
+__all__ = ["LocalTrainer", "learning_rate"]

@@ -1,0 +1,223 @@
+"""From hidden states or logits to token-aligned logprobs; the only shift in the code base is in this file.
+
+A model reads `tokens[b, :t]` and its output at position t - 1 predicts `tokens[b, t]`. Everything here hands results
+back token-aligned: entry `[b, t]` belongs to `tokens[b, t]`, and entry `[b, 0]`, which nothing predicts, is 0.0.
+
+With z = logits / temperature, lse = logsumexp(z), p = softmax(z) (`algorithms.md` 2.1):
+
+    logprob = z_y - lse        d logprob / d logits   = (onehot(y) - p) / temperature
+    entropy = lse - sum(p z)   d entropy / d logits_j = -p_j (log p_j + entropy) / temperature
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class HeadOutput(NamedTuple):
+    """What the chunked head says of N positions: each [N] (top_*: [N, K]); None where it was not asked for."""
+
+    logprobs: Tensor
+    entropy: Tensor | None
+    sum_p_squared: Tensor | None
+    top_ids: Tensor | None
+    top_logprobs: Tensor | None
+
+
+class Head(NamedTuple):
+    """Hidden state h to logits: z = h weight^T + bias, times `scale`, then softcap * tanh(z / softcap) if given."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    softcap: float | None = None
+    scale: float = 1.0
+
+
+def logprobs_from_logits(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """Log-probability of each token given the tokens before it, in nats.
+
+    Args:
+        logits: [B, T, V], entry t predicts token t + 1.
+        tokens: [B, T] int64.
+        temperature: logits are divided by it first.
+
+    Returns:
+        [B, T] token-aligned, position 0 is 0.0; float32, or float64 where the logits are.
+    """
+    scaled = _raised(logits[:, :-1]) / temperature
+    picked = scaled.gather(-1, tokens[:, 1:, None]).squeeze(-1)
+    return align(torch.nn.functional.pad(picked - scaled.logsumexp(-1), (0, 1)))
+
+
+def align(predictions: Tensor) -> Tensor:
+    """Shift [B, T] from prediction-aligned (entry t is about token t + 1) to token-aligned; position 0 becomes 0.0."""
+    return torch.nn.functional.pad(predictions[:, :-1], (1, 0))
+
+
+def predicted_positions(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Flat indices into [B * T] of the masked-in tokens and of the hidden states that predict them.
+
+    Returns:
+        (token indices [N], hidden indices [N]), row-major. A token at position 0 has no predictor and is left out.
+    """
+    predictable = mask.clone()
+    predictable[:, 0] = False
+    token_indices = predictable.flatten().nonzero().squeeze(1)
+    return token_indices, token_indices - 1
+
+
+def bootstrap_positions(attention_mask: Tensor) -> Tensor:
+    """Flat indices into [B * T] of the last real token of each row: the state after the whole row. [B] int64."""
+    rows, length = attention_mask.shape
+    last = attention_mask.sum(1).clamp(min=1) - 1
+    return torch.arange(rows, device=attention_mask.device) * length + last
+
+
+def spread(values: Tensor, indices: Tensor, like: Tensor) -> Tensor:
+    """Put values [N, ...] at flat `indices` of a zero tensor shaped like `like` [B, T]; differentiable."""
+    flat = values.new_zeros(like.numel(), *values.shape[1:])
+    return flat.index_copy(0, indices, values).view(*like.shape, *values.shape[1:])
+
+
+def chunked_head(
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    sum_p_squared: bool = False,
+    top_k: int = 0,
+    chunk: int | None = None,
+) -> HeadOutput:
+    """Logprobs (and more) of N positions without ever holding the N x V logits (`algorithms.md` 2.10).
+
+    The logits of `chunk` positions exist at a time; backward computes them again. Gradients flow through logprobs,
+    entropy and top_logprobs, not through sum_p_squared.
+
+    Args:
+        hidden: [N, H]; matrix products run in its dtype, softmax maths in float32 or, for float64, in float64.
+        head: weight [V, H] and what follows the product.
+        targets: [N] int64, the token each position predicts.
+        temperature: logits are divided by it, after the softcap.
+        entropy: also return the full-vocabulary entropy in nats.
+        sum_p_squared: also return the sum over the vocabulary of p ** 2.
+        top_k: also return the ids and logprobs of the k most likely tokens, most likely first.
+        chunk: positions per chunk; None picks about 2M logits per chunk.
+    """
+    if chunk is None:
+        chunk = max(64, min(4096, 2**21 // head.weight.shape[0]))
+    options = _Options(head.softcap, head.scale, temperature, entropy, sum_p_squared, top_k, chunk)
+    return HeadOutput(*_ChunkedHead.apply(hidden, head.weight, head.bias, targets, options))
+
+
+class _Options(NamedTuple):
+    softcap: float | None
+    scale: float
+    temperature: float
+    entropy: bool
+    sum_p_squared: bool
+    top_k: int
+    chunk: int
+
+
+def _raised(tensor: Tensor) -> Tensor:
+    """bf16 and fp16 to float32; float32 and float64 as they are."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _tempered_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Options) -> tuple[Tensor, Tensor]:
+    """(logits / temperature, tanh of the softcap or an empty tensor), both in softmax precision; [n, V]."""
+    z = _raised(torch.nn.functional.linear(hidden, weight, bias))
+    if options.scale != 1.0:
+        z = z * options.scale
+    tanh = z.new_empty(0)
+    if options.softcap is not None:
+        tanh = torch.tanh(z / options.softcap)
+        z = tanh * options.softcap
+    return (z if options.temperature == 1.0 else z / options.temperature), tanh
+
+
+class _ChunkedHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: _Options
+    ) -> tuple[Tensor | None, ...]:
+        columns: list[list[Tensor]] = []
+        for h, y in zip(hidden.split(options.chunk), targets.split(options.chunk), strict=True):
+            z, _ = _tempered_logits(h, weight, bias, options)
+            lse = z.logsumexp(-1)
+            column = [lse, z.gather(1, y[:, None]).squeeze(1) - lse]
+            if options.entropy or options.sum_p_squared:
+                p = torch.exp(z - lse[:, None])
+                column += [lse - torch.linalg.vecdot(p, z)] if options.entropy else []
+                column += [torch.linalg.vecdot(p, p)] if options.sum_p_squared else []
+            if options.top_k:
+                top_z, top_ids = z.topk(options.top_k, dim=-1)
+                column += [top_ids, top_z - lse[:, None]]
+            columns.append(column)
+        merged = [torch.cat(parts) for parts in zip(*columns, strict=True)]
+        lse, logprobs = merged[0], merged[1]
+        rest = iter(merged[2:])
+        entropy = next(rest) if options.entropy else None
+        sum_p_squared = next(rest) if options.sum_p_squared else None
+        top_ids = next(rest) if options.top_k else None
+        top_logprobs = next(rest) if options.top_k else None
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy, top_ids)
+        ctx.options = options
+        ctx.mark_non_differentiable(*(t for t in (sum_p_squared, top_ids) if t is not None))
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy, sum_p_squared, top_ids, top_logprobs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        grad_logprobs, grad_entropy, _, _, grad_top = grads
+        hidden, weight, bias, targets, lse, entropy, top_ids = ctx.saved_tensors
+        options: _Options = ctx.options
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=_raised(weight).dtype) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.zeros_like(bias, dtype=_raised(bias).dtype) if bias is not None else None
+        for start in range(0, len(hidden), options.chunk):
+            rows = slice(start, start + options.chunk)
+            z, tanh = _tempered_logits(hidden[rows], weight, bias, options)
+            log_p = z.sub_(lse[rows, None])
+            p = log_p.exp()
+            dz = torch.zeros_like(p)
+            pull = torch.zeros_like(lse[rows])
+            if grad_logprobs is not None:
+                dz.scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
+                pull += grad_logprobs[rows]
+            if grad_top is not None:
+                dz.scatter_add_(1, top_ids[rows], grad_top[rows])
+                pull += grad_top[rows].sum(1)
+            if grad_entropy is not None:
+                dz.addcmul_(p, (log_p + entropy[rows, None]) * grad_entropy[rows, None], value=-1)
+            dz.addcmul_(p, pull[:, None], value=-1)
+            if options.temperature != 1.0:
+                dz /= options.temperature
+            if options.softcap is not None:
+                dz *= 1 - tanh * tanh
+            if options.scale != 1.0:
+                dz *= options.scale
+            low = dz.to(hidden.dtype)
+            torch.mm(low, weight, out=grad_hidden[rows])
+            if grad_weight is not None:
+                # Sums over chunks stay in at least float32: a bf16 running sum would lose small chunks.
+                if grad_weight.dtype == low.dtype:
+                    grad_weight.addmm_(low.t(), hidden[rows])
+                else:
+                    grad_weight += low.t() @ hidden[rows]
+            if grad_bias is not None:
+                grad_bias += dz.sum(0)
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if bias is None or grad_bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+        )

@@ -1,0 +1,90 @@
+"""Small models that need no file and no network: Qwen3 architecture, byte-level tokenizer, seeded random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+VOCABULARY = len(SPECIAL_TOKENS) + 256
+
+# Keyword arguments of Qwen3Config, so that memory can be estimated without importing torch.
+BUILTIN_DIMS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        # About 0.6M parameters: what the quickstart trains in minutes on two CPU cores.
+        "builtin:tiny": {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 128,
+            "intermediate_size": 384,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "max_position_embeddings": 2048,
+        },
+        # 3.3M parameters: the shape of the speed benchmarks.
+        "builtin:small": {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 256,
+            "intermediate_size": 800,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 32,
+            "max_position_embeddings": 2048,
+        },
+    }
+)
+
+
+def is_builtin(name: str) -> bool:
+    """True for names of this module, known or not: `builtin:` is never a path or a hub name."""
+    return name.startswith("builtin:")
+
+
+def builtin_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, five special tokens, and a chat template `<|role|>content<|end|>`."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        extra_special_tokens=["<|user|>", "<|assistant|>", "<|system|>"],
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def builtin_policy(name: str, *, seed: int) -> Qwen3ForCausalLM:
+    """Float32 model with random weights that depend on `seed` only.
+
+    Raises:
+        KeyError: `name` is not in BUILTIN_DIMS.
+    """
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    dims: dict[str, Any] = dict(BUILTIN_DIMS[name])
+    config = Qwen3Config(
+        **dims, tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, bos_token_id=None, use_cache=False
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(config)

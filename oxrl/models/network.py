@@ -1,0 +1,111 @@
+"""What an engine needs of a model: hidden states, and a head. Any module with `backbone` and `head` will do."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from oxrl.errors import EngineError
+from oxrl.functional.logprobs import Head
+
+
+class TokenModel(Protocol):
+    """The only thing engines call. A Hugging Face causal LM is wrapped by `token_model`.
+
+    `head` turns hidden states into logits (weight [V, H]) or values (weight [1, H]).
+    """
+
+    @property
+    def head(self) -> Head: ...
+
+    def backbone(self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+        """Hidden states [B, T, H] of tokens [B, T]; None masks mean right-padded rows at positions 0..n-1."""
+        ...
+
+
+class CausalNetwork:
+    """A Hugging Face causal LM as a TokenModel: its backbone without the head, and the head's numbers."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.decoder = model.base_model
+        output = model.get_output_embeddings()
+        if output is None or self.decoder is model:
+            raise EngineError(f"{type(model).__name__} has no separate output head; a causal language model is needed")
+        self._output: nn.Module = output
+        config = model.config.get_text_config()
+        self._softcap = getattr(config, "final_logit_softcapping", None)
+        # Cohere multiplies logits, Granite divides them.
+        self._scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
+            getattr(config, "logits_scaling", None) or 1.0
+        )
+        self._check_head()
+
+    @property
+    def head(self) -> Head:
+        bias = getattr(self._output, "bias", None)
+        return Head(cast(Tensor, self._output.weight), cast("Tensor | None", bias), self._softcap, self._scale)
+
+    def backbone(self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+        output: Any = self.decoder(
+            input_ids=tokens, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+        )
+        return output.last_hidden_state
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Compare with the model's own logits once: an unknown post-processing must not go unnoticed."""
+        tokens = torch.tensor([[1, 2, 3]], device=self.model.device)
+        head = self.head
+        ours = torch.nn.functional.linear(self.backbone(tokens, None, None), head.weight, head.bias) * head.scale
+        if head.softcap is not None:
+            ours = torch.tanh(ours / head.softcap) * head.softcap
+        output: Any = self.model(input_ids=tokens, use_cache=False)
+        if not torch.allclose(ours.float(), output.logits.float(), rtol=1e-2, atol=1e-2, equal_nan=True):
+            raise EngineError(
+                f"{type(self.model).__name__} computes its logits in a way oxRL does not know: hidden states times "
+                "the output embedding give other numbers than the model's own forward"
+            )
+
+
+class ValueModel(nn.Module):
+    """A critic: a Hugging Face backbone and a linear head to one number, zero at the start."""
+
+    def __init__(self, decoder: PreTrainedModel) -> None:
+        super().__init__()
+        self.decoder = decoder
+        weight = next(decoder.parameters())
+        width = decoder.config.get_text_config().hidden_size
+        self.value_head = nn.Linear(width, 1, device=weight.device, dtype=weight.dtype)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    @property
+    def head(self) -> Head:
+        return Head(self.value_head.weight, self.value_head.bias)
+
+    def backbone(self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+        """Hidden states [B, T, H]."""
+        output: Any = self.decoder(
+            input_ids=tokens, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+        )
+        return output.last_hidden_state
+
+
+def token_model(model: nn.Module) -> TokenModel:
+    """`model` itself when it already is a TokenModel, else the wrapper around a Hugging Face causal LM.
+
+    Raises:
+        EngineError: the module is neither.
+    """
+    if isinstance(model, PreTrainedModel):
+        return CausalNetwork(model)
+    if hasattr(model, "backbone") and hasattr(model, "head"):
+        return cast(TokenModel, model)
+    raise EngineError(
+        f"{type(model).__name__} is neither a Hugging Face causal language model nor a module with "
+        "`backbone(tokens, attention_mask, position_ids)` and `head` (oxrl.models.network.TokenModel)"
+    )

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from oxrl.functional.logprobs import (
+    Head,
+    align,
+    bootstrap_positions,
+    chunked_head,
+    logprobs_from_logits,
+    predicted_positions,
+    spread,
+)
+
+HIDDEN, VOCABULARY, POSITIONS = 5, 11, 23
+
+
+def _problem(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(POSITIONS, HIDDEN, generator=generator, dtype=torch.float64).to(dtype)
+    weight = torch.randn(VOCABULARY, HIDDEN, generator=generator, dtype=torch.float64).to(dtype)
+    bias = torch.randn(VOCABULARY, generator=generator, dtype=torch.float64).to(dtype)
+    targets = torch.randint(0, VOCABULARY, (POSITIONS,), generator=generator)
+    return hidden.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), targets
+
+
+def _reference(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+    temperature: float,
+    softcap: float | None,
+    scale: float,
+) -> tuple[Tensor, ...]:
+    """Full logits, plain autograd."""
+    z = (hidden @ weight.t() + bias) * scale
+    z = (torch.tanh(z / softcap) * softcap if softcap else z) / temperature
+    log_p = torch.log_softmax(z, -1)
+    p = log_p.exp()
+    picked = log_p.gather(1, targets[:, None]).squeeze(1)
+    top_logprobs, top_ids = log_p.topk(3)
+    return picked, -(p * log_p).sum(-1), (p * p).sum(-1), top_ids, top_logprobs
+
+
+def test_uniform_logits_give_log_of_the_vocabulary_and_the_first_position_is_zero() -> None:
+    logprobs = logprobs_from_logits(torch.zeros(1, 3, 4), torch.tensor([[0, 1, 2]]))
+    assert logprobs.tolist() == [[0.0, pytest.approx(-math.log(4)), pytest.approx(-math.log(4))]]
+
+
+def test_the_logit_at_a_position_scores_the_next_token() -> None:
+    logits = torch.full((1, 3, 4), -30.0)
+    logits[0, 0, 3] = logits[0, 1, 2] = 30.0
+    logprobs = logprobs_from_logits(logits, torch.tensor([[1, 3, 2]]))
+    assert torch.allclose(logprobs, torch.zeros(1, 3), atol=1e-6)
+
+
+def test_temperature_divides_the_logits() -> None:
+    logits = torch.tensor([[[2.0, 0.0], [0.0, 0.0]]])
+    got = logprobs_from_logits(logits, torch.tensor([[0, 0]]), temperature=2.0)[0, 1].item()
+    assert got == pytest.approx(-math.log(1 + math.exp(-1.0)), abs=1e-6)
+
+
+def test_low_precision_logits_are_scored_in_float32_and_float64_stays() -> None:
+    tokens = torch.tensor([[0, 1]])
+    assert logprobs_from_logits(torch.zeros(1, 2, 4, dtype=torch.bfloat16), tokens).dtype == torch.float32
+    assert logprobs_from_logits(torch.zeros(1, 2, 4, dtype=torch.float64), tokens).dtype == torch.float64
+
+
+def test_align_shifts_by_one_and_spread_puts_values_back() -> None:
+    assert align(torch.tensor([[1.0, 2.0, 3.0]])).tolist() == [[0.0, 1.0, 2.0]]
+    mask = torch.tensor([[False, True, True], [True, False, True]])
+    tokens_at, hidden_at = predicted_positions(mask)
+    assert tokens_at.tolist() == [1, 2, 5]
+    assert hidden_at.tolist() == [0, 1, 4]
+    assert spread(torch.tensor([7.0, 8.0, 9.0]), tokens_at, mask).tolist() == [[0.0, 7.0, 8.0], [0.0, 0.0, 9.0]]
+
+
+def test_the_bootstrap_state_is_the_one_of_the_last_real_token() -> None:
+    assert bootstrap_positions(torch.tensor([[True, True, False], [True, True, True]])).tolist() == [1, 5]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, POSITIONS])
+@pytest.mark.parametrize(("temperature", "softcap", "scale"), [(1.0, None, 1.0), (0.7, None, 1.0), (1.5, 3.0, 0.5)])
+def test_the_chunked_head_equals_full_logits_in_value_and_gradient(
+    chunk: int, temperature: float, softcap: float | None, scale: float
+) -> None:
+    hidden, weight, bias, targets = _problem()
+    want = _reference(hidden, weight, bias, targets, temperature, softcap, scale)
+    pull = torch.linspace(-1, 2, POSITIONS, dtype=torch.float64)
+
+    def scalar(logprobs: Tensor, entropy: Tensor, top_logprobs: Tensor) -> Tensor:
+        return (logprobs * pull).sum() + (entropy * pull.flip(0)).sum() + (top_logprobs * pull[:, None]).sum()
+
+    expected = torch.autograd.grad(scalar(want[0], want[1], want[4]), (hidden, weight, bias))
+    got = chunked_head(
+        hidden,
+        Head(weight, bias, softcap, scale),
+        targets,
+        temperature=temperature,
+        entropy=True,
+        sum_p_squared=True,
+        top_k=3,
+        chunk=chunk,
+    )
+    assert torch.equal(got.top_ids, want[3])
+    for ours, reference in zip(
+        (got.logprobs, got.entropy, got.sum_p_squared, got.top_logprobs),
+        (want[0], want[1], want[2], want[4]),
+        strict=True,
+    ):
+        assert torch.allclose(ours, reference, rtol=0, atol=1e-12)
+    gradients = torch.autograd.grad(scalar(got.logprobs, got.entropy, got.top_logprobs), (hidden, weight, bias))
+    for ours, reference in zip(gradients, expected, strict=True):
+        assert torch.allclose(ours, reference, rtol=0, atol=1e-12)
+
+
+def test_the_chunk_size_does_not_change_values_or_gradients_in_float32() -> None:
+    results = []
+    for chunk in (1, 7, POSITIONS):
+        hidden, weight, bias, targets = _problem(torch.float32)
+        out = chunked_head(hidden, Head(weight, bias), targets, entropy=True, chunk=chunk)
+        gradients = torch.autograd.grad((out.logprobs - 0.1 * out.entropy).sum(), (hidden, weight, bias))
+        results.append((out.logprobs.detach(), out.entropy.detach(), gradients))
+    for logprobs, entropy, gradients in results[1:]:
+        assert torch.allclose(logprobs, results[0][0], rtol=0, atol=1e-6)
+        assert torch.allclose(entropy, results[0][1], rtol=0, atol=1e-6)
+        for ours, reference in zip(gradients, results[0][2], strict=True):
+            assert torch.allclose(ours, reference, rtol=0, atol=1e-5)
+
+
+def test_entropy_of_uniform_logits_has_no_gradient() -> None:
+    hidden = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.zeros(6, 3, dtype=torch.float64, requires_grad=True)
+    out = chunked_head(hidden, Head(weight), torch.zeros(4, dtype=torch.long), entropy=True)
+    assert torch.allclose(out.entropy, torch.full((4,), math.log(6), dtype=torch.float64))
+    out.entropy.sum().backward()
+    assert torch.allclose(weight.grad, torch.zeros_like(weight), atol=1e-15)
+
+
+def test_no_positions_at_all_give_empty_results_and_zero_gradients() -> None:
+    hidden = torch.zeros(0, HIDDEN, requires_grad=True)
+    weight = torch.ones(VOCABULARY, HIDDEN, requires_grad=True)
+    out = chunked_head(hidden, Head(weight), torch.zeros(0, dtype=torch.long), entropy=True, top_k=2)
+    assert out.logprobs.shape == (0,)
+    assert out.top_ids.shape == (0, 2)
+    out.logprobs.sum().backward()
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
+
+
+def test_bf16_hidden_states_are_scored_in_float32() -> None:
+    hidden, weight, bias, targets = _problem(torch.bfloat16)
+    out = chunked_head(hidden, Head(weight, bias), targets, entropy=True, chunk=7)
+    assert out.logprobs.dtype == out.entropy.dtype == torch.float32
+    out.logprobs.sum().backward()
+    assert weight.grad.dtype == torch.bfloat16

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from oxrl.errors import DataError
+from oxrl.models.builtin import BUILTIN_DIMS
+from oxrl.models.load import load_critic, load_policy, load_tokenizer
+from oxrl.models.weights import buckets, save_model
+
+
+def test_the_tokenizer_has_one_token_per_byte_and_gives_any_text_back() -> None:
+    tokenizer = load_tokenizer("builtin:tiny")
+    text = "  12 + 7 = 19?\n\té 漢"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+    assert len(tokenizer) == BUILTIN_DIMS["builtin:tiny"]["vocab_size"] == 261
+
+
+def test_the_chat_template_marks_roles_and_ends_every_message() -> None:
+    tokenizer = load_tokenizer("builtin:tiny")
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "1+2"}]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert rendered == "<|system|>s<|end|><|user|>1+2<|end|><|assistant|>"
+    ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    assert len(ids) == 3 + 2 + 1 + 2 - 1 + 2
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "s1+2"
+    assert tokenizer.eos_token == "<|end|>" and tokenizer.pad_token == "<|pad|>"
+
+
+def test_builtin_weights_depend_on_the_seed_only() -> None:
+    first, again, other = (load_policy("builtin:tiny", seed=seed) for seed in (0, 0, 1))
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(first.state_dict()[name], again.state_dict()[name])
+    assert not torch.equal(first.state_dict()[name], other.state_dict()[name])
+
+
+def test_the_small_model_has_the_benchmarks_size() -> None:
+    assert sum(p.numel() for p in load_policy("builtin:small").parameters()) == pytest.approx(3.3e6, rel=0.02)
+
+
+def test_a_saved_policy_and_tokenizer_load_from_their_directory(tmp_path: Path) -> None:
+    model = load_policy("builtin:tiny", seed=2, dtype=torch.bfloat16)
+    save_model(model, tmp_path)
+    load_tokenizer("builtin:tiny").save_pretrained(tmp_path)
+    again = load_policy(str(tmp_path), dtype=torch.bfloat16)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert load_tokenizer(str(tmp_path)).decode([69, 70]) == load_tokenizer("builtin:tiny").decode([69, 70])
+
+
+def test_a_policy_is_not_made_of_a_checkpoint_that_lacks_weights(tmp_path: Path) -> None:
+    critic = load_critic("builtin:tiny", seed=0)
+    torch.nn.init.ones_(critic.value_head.weight)
+    save_model(critic, tmp_path)
+    assert load_critic(str(tmp_path)).value_head.weight.eq(1).all()
+    broken = load_policy("builtin:tiny")
+    save_model(broken, tmp_path / "policy")
+    (tmp_path / "policy" / "config.json").write_text(
+        (tmp_path / "policy" / "config.json").read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 2')
+    )
+    deeper = (
+        (tmp_path / "policy" / "config.json").read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 4')
+    )
+    (tmp_path / "policy" / "config.json").write_text(
+        deeper.replace('"layer_types": [', '"layer_types": [\n    "full_attention",')
+    )
+    with pytest.raises(DataError, match="lacks"):
+        load_policy(str(tmp_path / "policy"))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("builtin:huge", "builtin:tiny, builtin:small"), ("./no/such/model", "no directory")]
+)
+def test_an_unknown_name_says_what_would_work(name: str, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        load_policy(name)
+    with pytest.raises(DataError, match=says):
+        load_tokenizer(name)
+
+
+def test_a_chat_template_file_replaces_the_models_own(tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_text("{{ messages[0]['content'] }}!")
+    tokenizer = load_tokenizer("builtin:tiny", chat_template=str(path))
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
+    with pytest.raises(DataError, match="no file"):
+        load_tokenizer("builtin:tiny", chat_template=str(tmp_path / "none"))
+
+
+def test_buckets_keep_order_and_size() -> None:
+    named = [(str(i), torch.zeros(10)) for i in range(5)]
+    assert [[name for name, _ in bucket] for bucket in buckets(named, limit=80)] == [["0", "1"], ["2", "3"], ["4"]]
+    assert [len(bucket) for bucket in buckets(named, limit=1)] == [1] * 5
