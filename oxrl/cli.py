@@ -36,7 +36,7 @@ Overrides = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint; start if there is none.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Run one step on a random tiny model in a temporary folder.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Also write the result here.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Write every response there, one JSON object per line.")]
 
 
 @app.command()
@@ -77,7 +77,9 @@ def evaluate(
     """Reward and pass@k on held-out data."""
     from oxrl.recipes.evaluate import run_eval
 
-    run_eval(target, overrides or [], samples=samples, temperature=temperature, out=out)
+    metrics = run_eval(target, overrides or [], samples=samples, temperature=temperature, out=out)
+    for name, value in metrics.items():
+        typer.echo(f"{name:<24}{value:.6g}")
 
 
 @app.command()
@@ -96,22 +98,30 @@ def generate(
     out: Out = None,
 ) -> None:
     """Sample from a model or checkpoint."""
+    if top_p == 0:
+        raise typer.BadParameter("must be above 0; --top-k 1 takes the most likely token", param_hint="--top-p")
     prompts = [*(prompt or []), *(_read_prompts(prompts_file) if prompts_file else [])]
     if not prompts:
         raise DataError("no prompt: give --prompt TEXT (repeatable) or --prompts-file FILE")
     from oxrl.recipes.evaluate import run_generate
 
-    run_generate(
+    records = run_generate(
         model,
         prompts,
-        n=n,
+        samples=n,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
         max_tokens=max_tokens,
         seed=seed,
-        out=out,
     )
+    for record in records:
+        typer.echo(
+            f"> {record['prompt']}\n{record['response']}\n[{record['finish_reason']}, {record['tokens']} tokens]\n"
+        )
+    if out is not None:
+        lines = [json.dumps(record, ensure_ascii=False) for record in records]
+        out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _read_prompts(path: Path) -> list[str]:

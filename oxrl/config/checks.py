@@ -222,7 +222,8 @@ def evaluation_problems(cfg: Config) -> Iterator[Problem]:
     """Problems that matter when a configuration is only evaluated."""
     for check in (check_scale, check_model, check_reward):
         yield from check(cfg)
-    yield from (problem for problem in check_files(cfg) if problem.path == "data.eval")
+    evaluated = "data.train" if cfg.data.eval is None else "data.eval"
+    yield from (problem for problem in check_files(cfg) if problem.path == evaluated)
 
 
 def notices(cfg: Config) -> Iterator[str]:

@@ -48,7 +48,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
 
 
 def load_evaluation_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """Read a configuration to evaluate with it: data.eval and reward.name are needed whatever the algorithm.
+    """Read a configuration to evaluate with it, whatever its algorithm: reward and rollout are read even for `sft`.
 
     Rules about training data and training samples do not apply, so `rollout.top_p` and `top_k` may be set.
 

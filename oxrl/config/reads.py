@@ -9,29 +9,29 @@ from oxrl.algorithms import PARAMETERS, ROWS, Row
 from oxrl.config.schema import CELLS, FIELDS, Config
 
 _OPTIMIZER = (
-    "train.lr train.lr_schedule train.warmup_steps train.weight_decay train.adam_beta1 train.adam_beta2 "
-    "train.adam_eps train.max_grad_norm train.micro_batch_tokens train.max_skipped_steps train.alg_name train.weights"
+    "train.alg_name train.lr train.lr_schedule train.warmup_steps train.weight_decay train.adam_beta1 train.adam_beta2 "
+    "train.adam_eps train.max_grad_norm train.micro_batch_tokens train.max_skipped_steps"
 ).split()
+_RL_RUN = ("run.record", "run.deadline_s")
+WITH_EVAL = frozenset(["run.eval_every", "data.eval_rows"])
+RL_WITH_EVAL = frozenset(["rollout.eval_samples", "rollout.eval_temperature"])
 ALWAYS = frozenset(
-    [path for path in FIELDS if path.startswith(("run.", "model."))]
-    + ["data.train", "data.eval", "data.overlong", "inference_engine.name", *_OPTIMIZER]
-) - {"run.eval_every"}
+    [path for path in FIELDS if path.startswith(("run.", "model.")) and path not in _RL_RUN]
+    + ["data.train", "data.eval", "data.overlong", *_OPTIMIZER]
+).difference(WITH_EVAL)
 RL = frozenset(
     [path for path in FIELDS if path.startswith(("reward.", "rollout.", "inference_engine."))]
     + ["data.prompts_per_step", "data.max_prompt_tokens", "train.epochs", "train.minibatches"]
-    + ["train.old_logprobs", "train.entropy_coeff", *(f"train.{name}" for name in CELLS)]
-) - {"rollout.eval_samples", "rollout.eval_temperature"}
+    + ["train.old_logprobs", "train.entropy_coeff", *(f"train.{name}" for name in CELLS), *_RL_RUN]
+).difference(RL_WITH_EVAL)
 SUPERVISED = frozenset(["data.rows_per_step"])
-WITH_EVAL = frozenset(["run.eval_every", "data.eval_rows"])
-RL_WITH_EVAL = frozenset(["rollout.eval_samples", "rollout.eval_temperature"])
 
 
 def row_fields(row: Row) -> frozenset[str]:
     """Dotted `train.*` paths that the cells of `row` read."""
-    cells = {"weights": row.weights}
-    if row.recipe == "rl":
-        cells |= {kind: getattr(row, kind) for kind in ("advantage", "gate", "correction", "kl")}
-    names = [PARAMETERS.get(cell, ()) for cell in [*cells.items(), *(("extra", extra) for extra in row.extras)]]
+    kinds = ("advantage", "gate", "correction", "kl", "weights") if row.recipe == "rl" else ()
+    cells = [*((kind, getattr(row, kind)) for kind in kinds), *(("extra", extra) for extra in row.extras)]
+    names = [PARAMETERS.get(cell, ()) for cell in cells]
     return frozenset(f"train.{name}" for found in names for name in found)
 
 
