@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 ifeq ($(UV),1)
   INSTALL = uv pip install --python $(BIN)/python -c constraints.txt
 else
-  INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+  INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 endif
 
 .DEFAULT_GOAL := help
