@@ -67,7 +67,7 @@ def save_checkpoint(
     """Write one checkpoint atomically and remove old ones.
 
     Args:
-        root: the run's `checkpoints` directory; made if missing.
+        root: the run's `checkpoints` directory; made if missing, inside a directory that exists.
         step: optimizer steps applied.
         write: called with an empty directory, writes the engine's files there.
         state: the recipe's own state, JSON values only; becomes state.json.
@@ -87,7 +87,7 @@ def save_checkpoint(
         raise ValueError(f"a run keeps at least one checkpoint, got keep={keep}")
     final, temporary = root / checkpoint_name(step), root / f".tmp-{checkpoint_name(step)}"
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(exist_ok=True)  # not its parents: a run directory that vanished is an error, not a new one
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         write(temporary)
@@ -100,7 +100,7 @@ def save_checkpoint(
         if isinstance(error, OSError | SafetensorError):
             raise CheckpointWriteError(
                 f"checkpoint {final} could not be written: {error}. Nothing of it was kept; "
-                f"{_newest_of(root)}. Free space on that disk, or set run.dir to another one."
+                f"{_newest_of(root)}. Free space on that disk, or move the run directory to another and resume there."
             ) from error
         raise
     _prune(root, step, keep)

@@ -55,6 +55,8 @@ class Console:
 
     def message(self, text: str) -> None:
         """Say what phase the run is in, on a line of its own that stays."""
+        if len(self._times) == 1:
+            self._times[0] = time.monotonic()  # building the model is not part of a step
         self._line(text)
         self._refresh()
 
@@ -74,15 +76,12 @@ class Console:
         self.close()
 
     def _start_live(self) -> Progress:
+        console = RichConsole(file=self._stream, highlight=False)
+        # In 80 columns the numbers matter more than a bar.
+        wide = [TextColumn("{task.description}"), BarColumn(bar_width=20)] if console.width >= 110 else []
+        counts = [TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[values]}")]
         # No refresh thread: the line changes when a step ends, and nothing runs beside the training.
-        progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.completed}/{task.total}"),
-            TextColumn("{task.fields[values]}"),
-            console=RichConsole(file=self._stream, highlight=False),
-            auto_refresh=False,
-        )
+        progress = Progress(*wide, *counts, console=console, auto_refresh=False)
         progress.add_task(self._title, total=self._total, values="starting")
         progress.start()
         return progress

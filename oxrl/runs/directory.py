@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from oxrl.errors import RunDirectoryError
 from oxrl.runs.checkpoint import remove_leftovers
@@ -43,6 +44,7 @@ MAY_CHANGE_SECTIONS = ("inference_engine",)
 REORDER_SUMS = frozenset(
     ["run.device", "run.threads", "run.training_gpus", "train.micro_batch_tokens", "model.gradient_checkpointing"]
 )
+ROUNDING = "; sums are added in another order, so results equal those of an uninterrupted run only to rounding"
 OURS = frozenset(
     ["config.yaml", "environment.json", "starts.jsonl", "metrics.jsonl", "samples.jsonl", "rollouts", "checkpoints"]
     + ["result.json", "run.log", "mlflow.db", "mlflow.json", "mlflow.log"]
@@ -219,7 +221,12 @@ def _allowed(path: str, old: Any, new: Any) -> bool:
 
 
 def _allowed_changes(directory: Path, old_yaml: str, new_yaml: str) -> dict[str, Any]:
-    differences = config_differences(old_yaml, new_yaml)
+    try:
+        differences = config_differences(old_yaml, new_yaml)
+    except YAMLError as error:
+        raise RunDirectoryError(
+            f"{directory / 'config.yaml'} is not the YAML that was written there: {error}"
+        ) from error
     refused = {path: pair for path, pair in differences.items() if not _allowed(path, *pair)}
     if refused:
         lines = [f"  {path}: {old!r} in config.yaml, {new!r} now" for path, (old, new) in refused.items()]
@@ -230,8 +237,8 @@ def _allowed_changes(directory: Path, old_yaml: str, new_yaml: str) -> dict[str,
             f"(On resume run.steps may grow, and these may change: {', '.join(sorted(MAY_CHANGE - {'run.steps'}))}.)"
         )
     for path, (old, new) in differences.items():
-        note = "; sums are added in another order, so results equal those of an uninterrupted run only to rounding"
-        logger.warning("resuming with %s: %r -> %r%s", path, old, new, note if path in REORDER_SUMS else "")
+        reorders = path in REORDER_SUMS or path.split(".")[0] in MAY_CHANGE_SECTIONS
+        logger.warning("resuming with %s: %r -> %r%s", path, old, new, ROUNDING if reorders else "")
     schedule = flatten_config(new_yaml).get("train.lr_schedule", "constant")
     if "run.steps" in differences and schedule != "constant":
         logger.warning(

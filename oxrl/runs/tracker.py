@@ -20,6 +20,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,9 @@ def mirror(directory: Path) -> None:
         outcome: str | None = None
         while outcome is None:
             outcome = _said_within(POLL_S)
-            offset, logged = _copy_new_steps(directory, client, run_id, offset, logged)
+            records, offset = read_new_steps(directory / "metrics.jsonl", offset, logged)
+            _log(client, run_id, records)
+            logged = records[-1]["step"] if records else logged
         client.set_terminated(run_id, status=outcome)
 
 
@@ -166,33 +169,33 @@ def _open(directory: Path) -> tuple[Any, str, int]:
     return client, run_id, int(run.data.metrics.get("step", -1))
 
 
-def _copy_new_steps(directory: Path, client: Any, run_id: str, offset: int, logged: int) -> tuple[int, int]:
-    """Log every complete line after `offset` whose step is above `logged`; the new values of both.
+def read_new_steps(metrics: Path, offset: int, logged: int) -> tuple[list[dict[str, Any]], int]:
+    """Complete lines of `metrics` from byte `offset` whose step is above `logged`, and the offset to go on from."""
+    if not _line_starts_at(metrics, offset):
+        offset = 0  # the run went back to a checkpoint and cut the file; what is logged already is skipped
+    records: list[dict[str, Any]] = []
+    for record, end in read_records_from(metrics, offset):
+        offset = end
+        if record["step"] > logged:
+            records.append(record)
+            logged = record["step"]
+    return records, offset
 
-    `step` is logged as a metric too: its latest value is where a later mirror of the same run goes on.
-    """
+
+def _log(client: Any, run_id: str, records: Sequence[Mapping[str, Any]]) -> None:
+    """Log each record's numbers, "step" included: its latest value is where a later mirror of the run goes on."""
     from mlflow.entities import Metric
 
     pending: list[Any] = []
-    metrics = directory / "metrics.jsonl"
-    if not _line_starts_at(metrics, offset):
-        offset = 0  # the run went back to a checkpoint and cut the file; steps already logged are skipped below
-    for record, end in read_records_from(metrics, offset):
-        offset = end
-        step = int(record["step"])
-        if step <= logged:
-            continue
+    for record in records:
         now = int(time.time() * 1000)
-        line = [Metric(key, float(value), now, step) for key, value in record.items()]
-        # A step is logged whole, "step" last: a mirror killed in between logs it again rather than losing part of it.
+        line = [Metric(key, float(value), now, record["step"]) for key, value in record.items()]
         if pending and len(pending) + len(line) > BATCH_LIMIT:
             client.log_batch(run_id, metrics=pending)
             pending = []
-        pending += [*line[1:], line[0]]
-        logged = step
+        pending += line
     if pending:
         client.log_batch(run_id, metrics=pending)
-    return offset, logged
 
 
 def _line_starts_at(path: Path, offset: int) -> bool:

@@ -160,6 +160,7 @@ class Canary:
 
 def test_a_pickle_in_a_checkpoint_is_refused_and_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANARY", str(tmp_path / "canary"))
+    (tmp_path / "checkpoints").mkdir()
     path = save(tmp_path / "checkpoints", 10)
     (path / "pytorch_model.bin").write_bytes(pickle.dumps(Canary()))
     assert verify_checkpoint(path) == [
@@ -225,10 +226,12 @@ def test_a_full_disk_is_a_clear_error_and_the_old_checkpoint_stays(writer: str, 
     assert verify_checkpoint(tmp_path / "step_00000010") == []
 
 
-def test_a_file_where_the_checkpoints_belong_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").write_text("")
+@pytest.mark.parametrize("root", ["file", "vanished/checkpoints"])
+def test_a_place_that_went_away_is_a_clear_error_and_is_not_made_anew(root: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointWriteError, match="there is no earlier checkpoint"):
-        save(tmp_path / "checkpoints", 10)
+        save(tmp_path / root, 10)
+    assert names(tmp_path) == ["file"]
 
 
 # The victim stops at a named place inside save_checkpoint, says so through a file, and is killed there. Places are the
@@ -284,6 +287,7 @@ def run_until(root: Path, place: int, here: Path) -> str:
 @pytest.mark.parametrize("existing", [False, True], ids=["new step", "the step is saved again"])
 def test_a_kill_anywhere_in_the_write_leaves_a_whole_checkpoint(existing: bool, tmp_path: Path) -> None:
     base = tmp_path / "base"
+    base.mkdir()
     for step in (0, 10, 20) if existing else (0, 10):
         save(base, step, keep=2)
     places: list[str] = []

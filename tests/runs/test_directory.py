@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from oxrl.config import Config
 from oxrl.errors import RunDirectoryError
-from oxrl.runs.directory import config_differences, open_run
+from oxrl.runs.directory import MAY_CHANGE, REORDER_SUMS, config_differences, open_run
 from oxrl.runs.environment import command_line, environment
 
 CONFIG = """\
@@ -128,6 +129,16 @@ def test_how_a_run_is_carried_out_may_change_and_is_written_down(
         "run.threads": [None, 2],
         "inference_engine.max_rows": [128, 32],
     }
+
+
+@pytest.mark.parametrize("path", sorted(MAY_CHANGE))
+def test_what_may_change_is_a_field_of_the_config(path: str) -> None:
+    section, field = path.split(".")
+    assert field in Config.model_fields[section].annotation.model_fields
+
+
+def test_what_changes_rounding_is_allowed_to_change() -> None:
+    assert REORDER_SUMS <= MAY_CHANGE
 
 
 def test_differences_compare_values_not_spelling() -> None:

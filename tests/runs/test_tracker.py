@@ -15,7 +15,7 @@ from oxrl.errors import Interrupted
 from oxrl.runs.directory import RunDirectory, open_run
 from oxrl.runs.jsonl import read_records
 from oxrl.runs.recorder import Recorder
-from oxrl.runs.tracker import MLflowTracker
+from oxrl.runs.tracker import MLflowTracker, read_new_steps
 
 CONFIG = "run: {name: mirrored, steps: 4}\ntrain: {alg_name: sgrpo, lr: 1.0e-06}\n"
 
@@ -86,6 +86,23 @@ def test_mlflow_holds_what_the_record_holds_across_a_kill_and_a_resume(
         assert tags["mlflow.source.git.commit"] == facts["git"]["commit"]
     # Everything stays in the run directory: no mlruns where the program was started.
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_mirror_notices_that_the_record_was_cut_and_misses_no_step(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    assert read_new_steps(metrics, 0, -1) == ([], 0)
+    metrics.write_text("".join(f'{{"step": {step}, "time/step_s": 1.5}}\n' for step in range(1, 8)) + '{"step": 8')
+    records, offset = read_new_steps(metrics, 0, -1)
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6, 7]
+    # The run goes back to step 2 and repeats the rest with other timings, past the place the mirror had reached.
+    lines = metrics.read_text().splitlines(keepends=True)[:2]
+    metrics.write_text("".join(lines) + "".join(f'{{"step": {step}, "time/step_s": 1.25}}\n' for step in range(3, 11)))
+    records, offset = read_new_steps(metrics, offset, 7)
+    assert [record["step"] for record in records] == [8, 9, 10]
+    assert offset == metrics.stat().st_size
+    # Cut and not yet grown back.
+    metrics.write_text("".join(lines))
+    assert read_new_steps(metrics, offset, 10) == ([], len("".join(lines)))
 
 
 def test_an_mlflow_that_cannot_work_is_one_warning(
