@@ -16,6 +16,7 @@ from oxrl.errors import ConfigError
 
 NESTED = ("deepspeed", "deepspeed_ref")
 UNSET: Any = object()
+MOST_CHARACTERS, MOST_BRACKETS = 100_000, 200
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ def _read_text(path: Path) -> str:
 
 
 def _compose(text: str, name: str) -> Node | None:
+    # The parser takes seconds per hundred kilobytes and per thousand brackets; no configuration comes near either.
+    if len(text) > MOST_CHARACTERS or text.count("[") + text.count("{") > MOST_BRACKETS:
+        raise ConfigError(
+            f"{name}: not a configuration: more than {MOST_CHARACTERS} characters or {MOST_BRACKETS} brackets"
+        )
     try:
         return YAML(pure=True).compose(text)
     except MarkedYAMLError as error:
@@ -180,9 +186,10 @@ def _apply_override(override: str, source: Source) -> None:
         source.problems.append(Problem(path, rule, where=place))
     else:
         source.where[path] = place
-        _store(path, _override_node(text, place), place, source, source.values.setdefault(section, {}))
-
-
-def _override_node(text: str, place: str) -> Node:
-    node = _compose(text, place)
-    return ScalarNode("tag:yaml.org,2002:null", "") if node is None else node
+        try:
+            node = _compose(text, "") or ScalarNode("tag:yaml.org,2002:null", "")
+        except ConfigError as error:
+            rule = f"{str(error).lstrip(':1 ')}; quote the value if it is text"
+            source.problems.append(Problem(path, rule, where=place))
+            return
+        _store(path, node, place, source, source.values.setdefault(section, {}))

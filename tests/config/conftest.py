@@ -1,0 +1,51 @@
+"""A working folder with data files, and a writer of YAML that fills in the required sections."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BASE: dict[str, dict[str, Any]] = {
+    "run": {"name": "test", "steps": 12},
+    "model": {"name": "builtin:tiny"},
+    "data": {"train": "data/train.jsonl", "prompts_per_step": 12},
+    "reward": {"name": "math"},
+    "train": {"alg_name": "sgrpo"},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "data" / f"{name}.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n' * 10)
+    return tmp_path
+
+
+@pytest.fixture
+def write(folder: Path) -> Callable[..., Path]:
+    """`write(train={"lr": 1e-5})` writes BASE with those fields changed; a field set to Ellipsis is left out."""
+
+    def write_config(name: str = "run.yaml", **sections: Mapping[str, Any]) -> Path:
+        merged = {key: {**BASE.get(key, {}), **sections.get(key, {})} for key in {**BASE, **sections}}
+        if merged["train"]["alg_name"] == "sft":
+            merged = {key: value for key, value in merged.items() if key != "reward"}
+            merged["data"].pop("prompts_per_step", None)
+        lines: list[str] = []
+        for section, fields in merged.items():
+            lines.append(f"{section}:")
+            lines += [
+                f"  {field}: {json.dumps(value, ensure_ascii=False)}"
+                for field, value in fields.items()
+                if value is not ...
+            ]
+        path = folder / name
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return Path(name)
+
+    return write_config

@@ -1,0 +1,99 @@
+"""Checks across sections: the numbers, and the nearest numbers that would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oxrl.algorithms import ROWS
+from oxrl.config import load_config
+from oxrl.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "words"),
+    [
+        (["train.minibatches=5"], "train.minibatches", ["prompts_per_step=12", "4 or 6", "10 or 15"]),
+        (["train.minibatches=24"], "train.minibatches", ["6 or 12", "data.prompts_per_step 24"]),
+        (["train.epochs=5"], "run.steps", ["multiple of 5", "10 or 15"]),
+        (["train.epochs=5", "run.steps=3"], "run.steps", ["nearest valid: 5"]),
+        (["train.epochs=2", "train.old_logprobs=current"], "train.old_logprobs", ["this run has 2", "recompute"]),
+        (["rollout.temperature=0"], "rollout.temperature", ["identical", "every advantage is 0"]),
+        (["rollout.n_samples=1"], "rollout.n_samples", ["group_normalize", "2 or more"]),
+        (["rollout.top_p=0.9"], "rollout.top_p", ["training needs 1"]),
+        (["rollout.top_k=50"], "rollout.top_k", ["training needs 0"]),
+        (["rollout.max_staleness=1"], "rollout.max_staleness", ["set it to 0"]),
+        (["rollout.max_tokens=1500", "data.max_prompt_tokens=549"], "rollout.max_tokens", ["1500", "2049", "2048"]),
+        (["rollout.max_tokens=2048"], "rollout.max_tokens", ["no room for a prompt", "2048"]),
+        (["model.max_length=256"], "rollout.max_tokens", ["model.max_length 256"]),
+        (["model.max_length=4096"], "model.max_length", ["2048"]),
+        (["run.training_gpus=2"], "run.training_gpus", ["scale-out", "set it to 1"]),
+        (["inference_engine.name=vllm"], "inference_engine.name", ["scale-out", "local"]),
+        (["data.train=data"], "data.train", [".jsonl or .parquet"]),
+        (["data.eval=data/none.parquet"], "data.eval", ["no such file"]),
+        (["data.train=elsewhere/train.jsonl"], "data.train", ["the folder elsewhere does not exist"]),
+        (["model.name=./nothing"], "model.name", ["is no folder"]),
+        (["model.name=./data"], "model.name", ["has no config.json"]),
+        (["model.chat_template=none.jinja"], "model.chat_template", ["no such file"]),
+        (["reward.name=reward.py:score"], "reward.name", ["no such file"]),
+        (["train.correction=truncate", "train.old_logprobs=bypass"], "train.old_logprobs", ["twice", "recompute"]),
+        (["train.correction=truncate", "train.denominator=rollout"], "train.correction", ["twice"]),
+        (["train.ratio=none"], "train.ratio", ["ppo_clip needs an importance ratio"]),
+    ],
+)  # fmt: skip
+def test_one_contradiction_is_one_problem_with_its_numbers(
+    write: Callable[..., Path], overrides: list[str], field: str, words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(), overrides)
+    report = str(caught.value)
+    assert report.startswith("1 problem in run.yaml")
+    assert f": {field}" in report
+    for word in words:
+        assert word in report
+
+
+@pytest.mark.parametrize("section", ["deepspeed", "deepspeed_ref"])
+def test_a_section_of_a_later_engine_is_refused_not_ignored(write: Callable[..., Path], section: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}\n.*scale-out"):
+        load_config(write(**{section: {"zero_stage": 3}}))
+
+
+def test_a_reference_section_without_a_reference_says_so(write: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match="no reference model"):
+        load_config(write(deepspeed_ref={"zero_stage": 3}))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train.minibatches=4", "train.epochs=3"],
+        ["rollout.max_tokens=1500", "data.max_prompt_tokens=548"],
+        ["rollout.eval_temperature=0", "data.eval=data/test.jsonl"],
+        ["train.alg_name=ppo", "rollout.n_samples=1"],
+        ["train.advantage=gae", "rollout.n_samples=1", "train.critic_lr=1e-4"],
+        ["train.correction=truncate", "train.correction_max=3"],
+        ["model.name=Qwen/Qwen2.5-0.5B-Instruct", "rollout.max_tokens=30000"],
+        ["run.device=cuda", "model.dtype=bfloat16"],
+    ],
+)
+def test_what_fits_together_loads(write: Callable[..., Path], overrides: list[str]) -> None:
+    load_config(write(), overrides)
+
+
+@pytest.mark.parametrize("algorithm", ROWS)
+def test_every_row_of_the_table_loads_with_its_own_defaults(write: Callable[..., Path], algorithm: str) -> None:
+    cfg = load_config(write(train={"alg_name": algorithm}), ["run.steps=48"])
+    assert cfg.train.row == ROWS[algorithm]
+
+
+def test_a_reward_file_must_define_the_function(write: Callable[..., Path]) -> None:
+    Path("reward.py").write_text("def score(prompt, completion):\n    return 1.0\n")
+    assert load_config(write(), ["reward.name=reward.py:score"]).reward.name == "reward.py:score"
+    with pytest.raises(ConfigError, match="defines no 'scores'; did you mean 'score'"):
+        load_config(write(), ["reward.name=reward.py:scores"])
+    Path("reward.py").write_text("def score(prompt, completion)\n    return 1.0\n")
+    with pytest.raises(ConfigError, match=r"reward.py:1 is not Python"):
+        load_config(write(), ["reward.name=reward.py:score"])

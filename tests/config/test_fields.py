@@ -1,0 +1,140 @@
+"""No dead knob, as far as the configuration goes: every field is read by some run, refused by all others, and shows up
+in what is resolved. That reading it changes what a run does is tested beside the recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from oxrl.algorithms import PARAMETERS, ROWS
+from oxrl.config import Config, dump_config, load_config
+from oxrl.config.reads import fields_read
+from oxrl.config.schema import CELLS, FIELDS, SECTIONS, cell_names
+from oxrl.errors import ConfigError
+from oxrl.models.builtin import BUILTIN_DIMS
+
+# Overrides that switch on a field which no algorithm reads by default.
+CELL_CHOICES = {
+    f"train.{parameter}": f"train.{next(name for name, found in CELLS.items() if found == kind)}={cell}"
+    for (kind, cell), parameters in PARAMETERS.items()
+    for parameter in parameters
+    if kind != "extra"
+}
+# A second valid value, where it cannot be derived from the type.
+SECOND: dict[str, Any] = {
+    "model.name": "builtin:small",
+    "model.chat_template": "template.jinja",
+    "data.train": "data/test.jsonl",
+    "data.eval": "data/train.jsonl",
+    "data.prompts_per_step": 24,
+    "reward.name": "exact",
+    "train.epochs": 2,
+    "train.minibatches": 2,
+    "train.ratio": "sequence",
+    "train.clip_dual": 3.0,
+    "train.old_logprobs": "recompute",
+    "rollout.temperature": 0.7,
+    "model.max_length": 2000,
+}
+# Fields with a single legal value while only the local engine exists, or that only an evaluation may change.
+FIXED = ("run.training_gpus", "inference_engine.name", "rollout.max_staleness", "rollout.top_p", "rollout.top_k")
+
+
+def reads(algorithm: str, path: str, **data: str) -> bool:
+    sections = {"run": {"name": "x", "steps": 1}, "model": {"name": "x"}, "data": {"train": "t.jsonl", **data}}
+    return path in fields_read(Config.model_validate({**sections, "train": {"alg_name": algorithm}}))
+
+
+def reader(path: str) -> tuple[str, list[str]]:
+    """An algorithm, and overrides, under which `path` is read."""
+    held_out = "data.eval=data/test.jsonl"
+    for algorithm in ROWS:
+        if reads(algorithm, path, eval="e.jsonl"):
+            return algorithm, [held_out]
+    return "sgrpo", [held_out, CELL_CHOICES[path]]
+
+
+def second_value(path: str) -> Any:
+    section, _, name = path.partition(".")
+    field = SECTIONS[section].model_fields[name]
+    if path in SECOND:
+        return SECOND[path]
+    if path.startswith("train.") and name in CELLS and CELLS[name] not in ("ratio", "denominator"):
+        return next(cell for cell in cell_names(CELLS[name]) if cell not in ("none", *vars(ROWS["sgrpo"]).values()))
+    kinds = get_args(field.annotation) or (field.annotation,)
+    choices = [choice for kind in kinds for choice in (get_args(kind) or (kind,)) if isinstance(choice, str)]
+    if choices:
+        return next(choice for choice in choices if choice != field.default)
+    if bool in kinds:
+        return not field.default
+    if int in kinds:
+        return (field.default if isinstance(field.default, int) else 2) + 1
+    if float in kinds:
+        return (field.default or 1.5) / 2 if (field.default or 0) <= 1 else field.default + 1
+    return "other"
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_every_field_is_read_by_some_run_and_its_value_shows_in_the_resolved_config(
+    write: Callable[..., Path], path: str
+) -> None:
+    if path == "train.alg_name":
+        return
+    Path("template.jinja").write_text("")
+    algorithm, overrides = reader(path)
+    config, steps = write(train={"alg_name": algorithm}), ["run.steps=48"]
+    base = load_config(config, [*steps, *overrides])
+    assert path in fields_read(base)
+    if path in FIXED:
+        with pytest.raises(ConfigError):
+            load_config(config, [*steps, *overrides, f"{path}={'vllm' if path.endswith('name') else 2}"])
+        return
+    value = second_value(path)
+    text = "true" if value is True else "false" if value is False else str(value)
+    changed = load_config(
+        config, [*steps, *overrides, f"{path}={text}", *(["train.kl_coeff=0.1"] if path == "train.kl" else [])]
+    )
+    section, _, name = path.partition(".")
+    assert getattr(getattr(changed, section), name) == value
+    assert dump_config(changed) != dump_config(base)
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_a_field_that_is_not_read_is_refused_with_who_reads_it(write: Callable[..., Path], path: str) -> None:
+    value = second_value(path)
+    text = "true" if value is True else "false" if value is False else str(value)
+    for recipe in ("rl", "supervised"):
+        algorithm = next((name for name, row in ROWS.items() if row.recipe == recipe and not reads(name, path)), None)
+        if algorithm is None:
+            continue
+        config = write(train={"alg_name": algorithm})
+        with pytest.raises(ConfigError) as caught:
+            load_config(config, ["run.steps=48", f"{path}={text}"])
+        report = str(caught.value)
+        assert f"override '{path}={text}': {path}" in report
+        assert "remove it" in report
+
+
+def test_every_parameter_of_the_table_is_a_field_and_every_field_says_what_it_means() -> None:
+    train = SECTIONS["train"].model_fields
+    assert {name for names in PARAMETERS.values() for name in names} <= set(train)
+    assert {name for row in ROWS.values() for name in row.defaults} <= set(train)
+    for path in FIELDS:
+        section, _, name = path.partition(".")
+        assert SECTIONS[section].model_fields[name].description, f"{path} has no description"
+
+
+def test_every_cell_of_the_table_is_listed_with_its_parameters() -> None:
+    for row in ROWS.values():
+        for kind in ("advantage", "gate", "correction", "kl", "weights") if row.recipe == "rl" else ():
+            assert (kind, getattr(row, kind)) in PARAMETERS
+        for extra in row.extras:
+            assert ("extra", extra) in PARAMETERS
+
+
+@pytest.mark.parametrize("name", BUILTIN_DIMS)
+def test_every_built_in_model_is_a_valid_name(write: Callable[..., Path], name: str) -> None:
+    assert load_config(write(), [f"model.name={name}"]).model.name == name

@@ -1,0 +1,223 @@
+"""Reading YAML and overrides: every mistake is found, placed and explained, all in one go."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oxrl.config import load_config, load_evaluation_config
+from oxrl.errors import ConfigError
+
+# The block of the architecture notes, unchanged, and the lines that go with it.
+BLOCK = """\
+run: {name: demo, steps: 10}
+model: {name: "builtin:tiny"}
+data: {train: data/train.jsonl, prompts_per_step: 16}
+reward: {name: math}
+train:
+  alg_name: "sgrpo"
+  clip_low: -0.2        # magnitudes are stored: abs() with one warning
+  clip_high: 0.2
+  kl_coeff: 0.0
+rollout:
+  temperature: 1.0
+  max_tokens: 512
+  n_samples: 8
+  force_strict_on_policy: true
+"""
+
+
+def problems(path: Path | str, overrides: tuple[str, ...] = ()) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    assert caught.value.exit_code == 2
+    assert isinstance(caught.value, ValueError)
+    return str(caught.value)
+
+
+def count(report: str) -> int:
+    return int(report.split()[0])
+
+
+def text(folder: Path, content: str | bytes) -> Path:
+    path = Path("text.yaml")
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_the_block_of_the_architecture_notes_loads_unchanged_with_one_warning(folder: Path) -> None:
+    path = text(folder, BLOCK)
+    with pytest.warns(UserWarning, match="sign is dropped") as caught:
+        cfg = load_config(path)
+    assert len(caught) == 1
+    assert "text.yaml:7" in str(caught[0].message)
+    assert (cfg.train.clip_low, cfg.train.clip_high) == (0.2, 0.2)
+    assert (cfg.train.row.gate, cfg.rollout.n_samples, cfg.data.prompts_per_step) == ("ppo_clip", 8, 16)
+
+
+def test_two_negative_clip_bounds_still_give_one_warning(write: Callable[..., Path]) -> None:
+    with pytest.warns(UserWarning) as caught:
+        cfg = load_config(write(), ["train.clip_low=-0.1", "train.clip_high='-0.3'"])
+    assert (len(caught), cfg.train.clip_low, cfg.train.clip_high) == (1, 0.1, 0.3)
+
+
+@pytest.mark.parametrize("written", ["1e-6", '"1e-6"', "1E-6", "1.0e-6", "0.000001"])
+def test_every_spelling_of_a_float_is_a_float(folder: Path, written: str) -> None:
+    cfg = load_config(text(folder, BLOCK.replace("clip_low: -0.2", f"lr: {written}")))
+    assert cfg.train.lr == 1e-6
+
+
+@pytest.mark.parametrize(("written", "value"), [("1_000", 1000), ("0x10", 16), ("0o20", 16), ("1e3", 1000), ('"7"', 7)])
+def test_every_spelling_of_an_integer_is_an_integer(write: Callable[..., Path], written: str, value: int) -> None:
+    assert load_config(write(), [f"run.steps={written}"]).run.steps == value
+
+
+def test_problems_of_every_kind_are_reported_at_once_with_their_lines(folder: Path) -> None:
+    content = BLOCK.replace("-0.2 ", "1.5 ").replace("max_tokens", "max_token").replace("math", "maths")
+    content = content.replace("n_samples: 8", "n_samples: 1\n  n_samples: 2") + "trian: {}\n"
+    report = problems(text(folder, content), ("train.lr=fast", "train.gamma=0.9"))
+    assert count(report) == 7
+    for line in (
+        "text.yaml:4: reward.name = 'maths'",
+        "text.yaml:7: train.clip_low = 1.5",
+        "text.yaml:12: rollout.max_token = 512",
+        "text.yaml:14: rollout.n_samples",
+        "text.yaml:16: trian",
+        "override 'train.lr=fast': train.lr = 'fast'",
+        "override 'train.gamma=0.9': train.gamma = 0.9",
+    ):
+        assert line in report
+    for hint in ("did you mean 'math'?", "did you mean 'max_tokens'?", "text.yaml:13", "did you mean 'train'?", "ppo"):
+        assert hint in report
+
+
+def test_a_field_problem_does_not_hide_a_problem_across_sections(write: Callable[..., Path]) -> None:
+    report = problems(write(train={"lr": "fast", "minibatches": 5}))
+    assert count(report) == 2
+    assert "nearest valid: train.minibatches 4 or 6, or data.prompts_per_step 10 or 15" in report
+
+
+def test_a_problem_that_only_follows_from_another_is_not_reported(write: Callable[..., Path]) -> None:
+    report = problems(write(model={"max_length": "long"}, rollout={"max_tokens": 5000}))
+    assert count(report) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "hint"),
+    [
+        ("rollout.temprature=1.0", "did you mean 'temperature'?"),
+        ("rollout.lr=1e-6", "did you mean train.lr?"),
+        ("lr=1e-6", "did you mean train.lr?"),
+        ("train.alg_name=srgpo", "did you mean 'sgrpo'?"),
+        ("train.loss=cipso", "did you mean 'cispo'?"),
+        ("train.weights=token_maen", "did you mean 'token_mean'?"),
+        ("train.ratio=tokn", "did you mean 'token'?"),
+        ("train.lr_schedule=cosin", "did you mean 'cosine'?"),
+        ("model.name=builtin:tinny", "did you mean 'builtin:tiny'?"),
+        ("data.train=data/trian.jsonl", "did you mean 'train.jsonl'?"),
+        ("train=x", "section.field=value"),
+        ("train.lr", "section.field=value"),
+        ("train.lr=[1, 2]", "single value"),
+        ("run.seed=true", "must not be true or false"),
+        ("train.lr=no", "must be a valid number"),
+        ("run.mlflow=no", "must be true or false"),
+        ("run.mlflow=1", "must be true or false"),
+        ("run.name=123", "quote it"),
+        ("run.steps=", "is empty"),
+        ("run.steps=1.5", "must be a valid integer"),
+        ("train.lr=.inf", "finite"),
+        ("train.lr=.nan", "finite"),
+        ("train.clip_low=1", "less than 1"),
+        ("rollout.top_p=0", "greater than 0"),
+        ("train.lr=!!python/name:os.system", "tag"),
+        ("train.lr=[1", "not YAML"),
+        ("run.name=*x", "not YAML"),
+        ("~train.lr", "takes back a field that the file sets"),
+    ],
+)
+def test_one_wrong_override_gives_one_problem_that_says_what_to_write(
+    write: Callable[..., Path], field: str, hint: str
+) -> None:
+    report = problems(write(), (field,))
+    assert hint in report
+    assert f"override '{field}'" in report
+    assert not report[0].isdigit() or count(report) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("- a\n- b\n", "must hold sections"),
+        ("train:\n\tlr: 1\n", "text.yaml:2: not YAML: .* this line has a tab"),
+        ("train: [1\n", "not YAML"),
+        ("a: 1\n---\nb: 2\n", "text.yaml:2: not YAML"),
+        ("a: *nowhere\n", "text.yaml:1: not YAML"),
+        ("a: b: c\n", "text.yaml:1: not YAML"),
+        ("a: \x00\n", "not YAML"),
+        ("[" * 3000, "not a configuration"),
+        ("- " * 3000, "nested far too deep"),
+        (b"run: {name: \xff}\n", "byte 12 is not UTF-8"),
+        ("run: 5\n", "is a section and holds fields"),
+        ("? [1, 2]\n: 3\n", "a field name must be a word"),
+        ("run: &run {name: [*run]}\n", "single value"),
+    ],
+)
+def test_a_file_that_is_no_configuration_says_where_and_why(folder: Path, content: str | bytes, message: str) -> None:
+    assert re.search(message, problems(text(folder, content)))
+
+
+def test_a_missing_file_names_the_closest_one(write: Callable[..., Path]) -> None:
+    write("config.yaml")
+    assert "did you mean 'config.yaml'?" in problems("confg.yaml")
+    assert "the folder nowhere does not exist" in problems("nowhere/config.yaml")
+    assert "is a folder" in problems("data")
+
+
+def test_a_file_with_a_byte_order_mark_and_windows_line_ends_loads(folder: Path) -> None:
+    content = BLOCK.replace("-0.2", "0.2").replace("\n", "\r\n")
+    assert load_config(text(folder, b"\xef\xbb\xbf" + content.encode())).run.name == "demo"
+
+
+def test_required_fields_are_asked_for_one_by_one(folder: Path) -> None:
+    report = problems(text(folder, "train: {alg_name: sgrpo}\n"))
+    assert count(report) == 5
+    for field in ("run.name", "run.steps", "model.name", "data.train", "reward.name"):
+        assert f"{field}\n    is required" in report
+
+
+def test_later_overrides_win_and_a_tilde_takes_a_field_back(write: Callable[..., Path]) -> None:
+    path = write(train={"clip_low": 0.1})
+    assert load_config(path, ["train.lr=1e-5", "train.lr=2e-5"]).train.lr == 2e-5
+    assert load_config(path, ["~train.clip_low"]).train.clip_low == 0.2
+    assert load_config(path, ["train.alg_name=cispo", "~train.clip_low"]).train.row.gate == "cispo"
+    assert load_config(path, ["data.eval=data/test.jsonl", "data.eval="]).data.eval is None
+
+
+def test_no_warning_without_a_reason(write: Callable[..., Path]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_config(write())
+
+
+def test_a_kl_term_without_weight_warns_that_it_does_nothing(write: Callable[..., Path]) -> None:
+    with pytest.warns(UserWarning, match="no effect while train.kl_coeff is 0"):
+        load_config(write(), ["train.kl=loss_k2"])
+
+
+def test_an_evaluation_may_cut_the_distribution_and_needs_no_training_data(write: Callable[..., Path]) -> None:
+    path = write(data={"eval": "data/test.jsonl", "train": "data/gone.jsonl"})
+    cfg = load_evaluation_config(path, ["rollout.top_p=0.9", "rollout.top_k=20", "rollout.n_samples=1"])
+    assert (cfg.rollout.top_p, cfg.rollout.top_k) == (0.9, 20)
+
+
+def test_a_supervised_run_can_be_evaluated_once_a_reward_is_named(write: Callable[..., Path]) -> None:
+    path = write(train={"alg_name": "sft"})
+    with pytest.raises(ConfigError, match=r"reward.name\n    is required"):
+        load_evaluation_config(path)
+    cfg = load_evaluation_config(path, ["reward.name=exact", "rollout.max_tokens=32"])
+    assert (cfg.reward.name, cfg.rollout.max_tokens) == ("exact", 32)

@@ -1,0 +1,106 @@
+"""The plan: sums that can be checked by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from oxrl.config import load_config
+from oxrl.config.dims import model_dims, stored_parameters
+from oxrl.config.plan import dry_run_config, memory_phases, plan_text
+from oxrl.models.builtin import BUILTIN_DIMS
+from oxrl.models.load import load_policy
+
+
+def test_the_batch_equation_is_told_in_words(write: Callable[..., Path]) -> None:
+    """12 prompts x 8 samples = 96 rows; 2 epochs x 3 minibatches = 6 steps; 12 / 6 = 2 rollouts = 192 responses; 10
+    rows in the file, 24 prompts drawn."""
+    text = plan_text(load_config(write(), ["train.epochs=2", "train.minibatches=3", "rollout.max_tokens=100"]))
+    for words in (
+        "12 prompts x 8 samples = 96 rows per rollout step",
+        "96 rows in 3 minibatches of 32 rows, 2 epochs = 6 optimizer steps per rollout step",
+        "12 optimizer steps = 2 rollout steps = 192 responses, at most 19,200 tokens",
+        "data/train.jsonl: 10 rows; 24 prompts drawn = 2.40 passes over the data",
+    ):
+        assert words in text
+
+
+def test_a_supervised_run_counts_rows(write: Callable[..., Path]) -> None:
+    text = plan_text(
+        load_config(write(train={"alg_name": "sft"}, data={"rows_per_step": 5, "eval": "data/test.jsonl"}))
+    )
+    for words in (
+        "5 rows per optimizer step",
+        "12 optimizer steps = 60 rows",
+        "= 6.00 passes",
+        "10 rows of data/test.jsonl",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize("name", BUILTIN_DIMS)
+def test_the_parameter_count_of_a_built_in_model_is_exact(name: str) -> None:
+    dims = model_dims(name)
+    assert dims is not None
+    assert dims.parameters == sum(p.numel() for p in load_policy(name).parameters())
+
+
+def test_the_parameter_count_of_a_published_model_is_exact(folder: Path) -> None:
+    """Qwen2.5-0.5B: 494,032,768 parameters with tied embeddings (its model card says 0.49B)."""
+    config = {
+        "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+        "vocab_size": 151936, "num_attention_heads": 14, "num_key_value_heads": 2,
+        "tie_word_embeddings": True, "max_position_embeddings": 32768,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    dims = model_dims(".")
+    assert dims is not None
+    assert (dims.parameters, dims.context) == (494_032_768, 32768)
+
+
+def test_stored_weights_are_counted_from_their_headers(folder: Path) -> None:
+    save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7)}, folder / "model.safetensors")
+    assert stored_parameters(folder) == 22
+    (folder / "model.safetensors").write_bytes(b"\xff" * 40)
+    assert stored_parameters(folder) is None
+
+
+def test_memory_counts_weights_moments_gradients_reference_and_critic(write: Callable[..., Path]) -> None:
+    """float32: 4 + 8 held, + 4 for gradients. A reference adds 4 held, a critic doubles. bfloat16: 2 + 4 + 8, + 6."""
+    dims = model_dims("builtin:tiny")
+    assert dims is not None
+
+    def per_parameter(*overrides: str) -> float:
+        phases = memory_phases(load_config(write(), overrides), dims)
+        smaller = memory_phases(load_config(write(), overrides), dims.__class__(**{**vars(dims), "parameters": 0}))
+        return (phases["update"] - smaller["update"]) / dims.parameters
+
+    assert per_parameter() == 16
+    assert per_parameter("train.kl_coeff=0.1") == 20
+    assert per_parameter("train.alg_name=ppo") == 32
+    assert per_parameter("model.dtype=bfloat16") == 20
+
+
+def test_a_model_that_is_not_on_disk_has_unknown_memory(write: Callable[..., Path]) -> None:
+    text = plan_text(load_config(write(), ["model.name=nobody/nothing-7b"]))
+    assert "memory     unknown" in text
+
+
+def test_parquet_rows_are_counted(write: Callable[..., Path], folder: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "b", "c"]}), folder / "data" / "train.parquet")
+    assert "train.parquet: 3 rows" in plan_text(load_config(write(), ["data.train=data/train.parquet"]))
+
+
+def test_a_dry_run_is_one_step_of_a_tiny_model(write: Callable[..., Path], folder: Path) -> None:
+    cfg = load_config(write(), ["model.name=nobody/nothing-7b", "train.epochs=2", "train.minibatches=3"])
+    tiny = dry_run_config(cfg, folder / "dry")
+    assert (tiny.run.steps, tiny.model.name, tiny.data.prompts_per_step) == (6, "builtin:tiny", 3)
+    assert tiny.train == cfg.train

@@ -1,0 +1,179 @@
+"""The command line from outside: exit codes, messages, and an answer within a second where nothing heavy is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+OXRL = Path(sys.executable).with_name("oxrl")
+CONFIG = """\
+run: {name: demo, steps: 2}
+model: {name: "builtin:tiny"}
+data: {train: train.jsonl, prompts_per_step: 4}
+reward: {name: exact}
+train: {alg_name: sgrpo}
+rollout: {n_samples: 2, max_tokens: 8}
+"""
+MISTAKES = CONFIG.replace("steps: 2", "stepps: 2").replace("exact", "exakt").replace("n_samples: 2", "n_samples: two")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n' * 8)
+    return tmp_path
+
+
+def call(folder: Path, *command: str | Path, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
+
+
+def loaded(folder: Path, *arguments: str) -> list[str]:
+    """Heavy libraries that `oxrl ARGUMENTS` imports."""
+    heavy = ("torch", "transformers", "mlflow", "ray", "numpy", "pyarrow", "math_verify")
+    program = (
+        f"import sys\nfrom oxrl.cli import main\nsys.argv = ['oxrl', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"print('loaded', *[name for name in {heavy!r} if name in sys.modules])"
+    )
+    return call(folder, sys.executable, "-c", program).stdout.splitlines()[-1].split()[1:]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["train", "run.yaml", "train.lr=fast"],
+        ["plan", "run.yaml"],
+        ["config", "show", "run.yaml"],
+        ["config", "schema"],
+        ["algorithms"],
+    ],
+)
+def test_what_needs_no_model_loads_no_heavy_library(folder: Path, arguments: list[str]) -> None:
+    assert loaded(folder, *arguments) == []
+
+
+def test_three_mistakes_give_three_errors_and_exit_code_2_within_a_second(folder: Path) -> None:
+    """CPU seconds of the child: the wall clock also measures whatever else this machine is doing."""
+    (folder / "bad.yaml").write_text(MISTAKES)
+    used: list[float] = []
+    for _ in range(3):
+        before = os.times()
+        result = call(folder, OXRL, "train", "bad.yaml")
+        after = os.times()
+        used.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    # `stepps` is unknown, so `steps` is missing too.
+    for line in (
+        "4 problems in bad.yaml",
+        "bad.yaml:1: run.stepps",
+        "bad.yaml:4: reward.name",
+        "bad.yaml:6: rollout.n_samples",
+    ):
+        assert line in result.stderr
+    assert "Traceback" not in result.stderr
+    assert min(used) < 1.0
+
+
+def test_help_answers_within_a_second(folder: Path) -> None:
+    start = time.process_time(), os.times()
+    result = call(folder, OXRL, "--help")
+    end = os.times()
+    assert result.returncode == 0
+    assert end.children_user + end.children_system - start[1].children_user - start[1].children_system < 1.0
+    for command in ("train", "plan", "eval", "generate", "prepare", "config", "algorithms", "doctor"):
+        assert f"\n  {command} " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["plan"], 2, "Missing argument"),
+        (["plan", "rn.yaml"], 2, "did you mean 'run.yaml'?"),
+        (["trian", "run.yaml"], 2, "No such command"),
+        (["train", "run.yaml", "--resum"], 2, "No such option"),
+        (["prepare", "gsm8", "--out", "x"], 2, "did you mean 'gsm8k'?"),
+        (["generate", "builtin:tiny"], 2, "--prompt"),
+        (["generate", "builtin:tiny", "--prompt", "x", "--top-p", "0"], 2, "above 0"),
+        (["generate", "builtin:tiny", "--prompts-file", "none.txt"], 2, "No such file"),
+        (["generate", "builtin:tiny", "--prompts-file", "run.yaml.jsonl"], 2, "No such file"),
+    ],
+)
+def test_wrong_use_exits_with_2_and_says_what_is_wrong(
+    folder: Path, arguments: list[str], code: int, words: str
+) -> None:
+    result = call(folder, OXRL, *arguments)
+    assert result.returncode == code, result.stderr
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_plan_prints_the_batch_equation_and_the_warning_goes_to_standard_error(folder: Path) -> None:
+    result = call(folder, OXRL, "plan", "run.yaml", "train.clip_low=-0.2")
+    assert result.returncode == 0
+    assert "4 prompts x 2 samples = 8 rows per rollout step" in result.stdout
+    assert result.stderr.count("warning:") == 1
+
+
+def test_config_show_loads_to_the_same_text_and_diff_says_what_changed(folder: Path) -> None:
+    shown = call(folder, OXRL, "config", "show", "run.yaml", "train.lr=3e-6").stdout
+    (folder / "shown.yaml").write_text(shown)
+    assert call(folder, OXRL, "config", "show", "shown.yaml").stdout == shown
+    assert call(folder, OXRL, "config", "diff", "run.yaml", "shown.yaml").stdout == "train.lr: 1e-06 -> 3e-06\n"
+    assert json.loads(call(folder, OXRL, "config", "schema").stdout)["title"] == "Config"
+
+
+def test_the_table_lists_every_algorithm(folder: Path) -> None:
+    lines = call(folder, OXRL, "algorithms").stdout.splitlines()
+    row = next(line for line in lines if line.startswith("ppo "))
+    assert row.split() == ["ppo", "rl", "gae", "token/old", "ppo_clip", "none", "none", "token_mean", "critic"]
+
+
+@pytest.mark.parametrize(
+    ("script", "algorithm", "other"),
+    [("main_rl.py", "sft", "python main_sl.py --config"), ("main_sl.py", "sgrpo", "python main_rl.py --config")],
+)
+def test_a_door_refuses_the_other_kind_of_algorithm(folder: Path, script: str, algorithm: str, other: str) -> None:
+    text = (
+        CONFIG
+        if algorithm != "sft"
+        else "".join(CONFIG.splitlines(keepends=True)[:3]).replace(", prompts_per_step: 4", "")
+    )
+    (folder / "door.yaml").write_text(text + ("" if algorithm != "sft" else "train: {alg_name: sft}\n"))
+    result = call(folder, sys.executable, ROOT / script, "--config", "door.yaml")
+    assert result.returncode == 2
+    assert f"{other} door.yaml" in result.stderr
+
+
+def test_a_dry_run_takes_one_step_and_keeps_nothing(folder: Path) -> None:
+    result = call(folder, OXRL, "train", "run.yaml", "model.name=nobody/nothing-7b", "--dry-run", seconds=280)
+    assert result.returncode == 0, result.stderr
+    assert "dry run done" in result.stdout
+    assert not (folder / "runs").exists()
+
+
+def test_doctor_reports_and_exits_with_0_where_everything_is_there(folder: Path) -> None:
+    result = call(folder, OXRL, "doctor", "--runs", "runs")
+    assert result.returncode == 0, result.stdout
+    for subject in ("python", "torch", "transformers", "device", "run directory"):
+        assert subject in result.stdout
+
+
+def test_doctor_fails_where_the_run_directory_cannot_be_written(folder: Path) -> None:
+    result = call(folder, OXRL, "doctor", "--runs", "/proc/runs")
+    assert result.returncode == 1
+    assert "fix:" in result.stdout
+
+
+def test_python_m_oxrl_is_the_same_program(folder: Path) -> None:
+    assert call(folder, sys.executable, "-m", "oxrl", "plan", "run.yaml").returncode == 0
