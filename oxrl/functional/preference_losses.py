@@ -386,9 +386,9 @@ def _single(
         given = f"{desirable.dtype} of shape {tuple(desirable.shape)}"
         raise ValueError(f"desirable must be bool of shape {tuple(rewards.shape)}, got {given}")
     with torch.no_grad():
-        metrics = {"baseline": shift.detach()}
+        metrics = {"preference/baseline": shift.detach()}
         for name, rows in (("desirable_reward", desirable & trained), ("undesirable_reward", ~desirable & trained)):
-            metrics[name] = torch.where(rows, rewards, 0.0).sum() / rows.sum().clamp(min=1)
+            metrics[f"preference/{name}"] = torch.where(rows, rewards, 0.0).sum() / rows.sum().clamp(min=1)
     above = rewards - shift.detach()
     return torch.where(desirable, above, -above), metrics
 
@@ -418,7 +418,7 @@ def kto(
         desirable_coeff, undesirable_coeff: c_D and c_U.
 
     Returns:
-        Scalar loss to minimize; metrics baseline, desirable_reward, undesirable_reward.
+        Scalar loss to minimize; metrics baseline, desirable_reward, undesirable_reward under `preference/`.
 
     Raises:
         ValueError: shapes differ, or desirable is not bool.

@@ -16,9 +16,9 @@ Args of every pair loss:
         a function of `preference_statistics.py` run once over the global batch: micro-batching stays exact.
     numbers: keyword only.
 
-Returns: scalar loss to minimize, in at least float32, and detached scalar metrics, means over the pairs that count:
-margin, chosen_reward and rejected_reward (times beta, nats), accuracy in [0, 1], chosen_logprobs and rejected_logprobs
-(watch chosen_logprobs: a loss on margins may lower both), chosen_nll per token where lengths are given.
+Returns: scalar loss to minimize, in at least float32, and detached scalar metrics, means over the pairs that count,
+under `preference/`: margin, chosen_reward and rejected_reward (times beta, nats), accuracy in [0, 1], chosen_logprobs and
+rejected_logprobs (watch the former: a loss on margins may lower both), chosen_nll per token where lengths are given.
 Raises ValueError when a tensor has another shape, or is missing.
 """
 
@@ -116,7 +116,6 @@ def pair_loss(formula: Callable[Concatenate[Pairs, P], Tensor]) -> PairLoss[P]:
     """Turn a formula (pairs, *extras, **numbers) -> [N] into a loss with the arguments of the module docstring."""
     parameters = list(inspect.signature(formula).parameters.values())[1:]
 
-    @functools.wraps(formula)
     def loss(
         chosen_logprobs: Tensor,
         rejected_logprobs: Tensor,
@@ -146,9 +145,10 @@ def pair_loss(formula: Callable[Concatenate[Pairs, P], Tensor]) -> PairLoss[P]:
         beta = numbers.get("beta", (formula.__kwdefaults__ or {}).get("beta", 1.0))
         return weighted_loss(losses, loss_weights), preference_metrics(pairs, trained, beta=float(beta))  # pyright: ignore
 
-    # help(dpo) then shows the tensors a caller passes, not the formula's `pairs`.
-    shown = inspect.signature(loss, follow_wrapped=False).parameters.values()
+    # help(dpo) shows the tensors a caller passes, not the formula's `pairs`.
+    shown = inspect.signature(loss).parameters.values()
     tensors = [parameter for parameter in shown if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    functools.update_wrapper(loss, formula)
     loss.__signature__ = inspect.Signature(tensors + parameters, return_annotation="Loss")  # pyright: ignore
     return loss
 
@@ -169,4 +169,4 @@ def preference_metrics(pairs: Pairs, trained: Tensor, *, beta: float) -> dict[st
     if pairs.given_chosen_lengths is not None:
         values["chosen_nll"] = -pairs.mean_chosen
     count = trained.sum().clamp(min=1)
-    return {name: torch.where(trained, value, 0.0).sum() / count for name, value in values.items()}
+    return {f"preference/{name}": torch.where(trained, value, 0.0).sum() / count for name, value in values.items()}

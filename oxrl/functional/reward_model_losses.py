@@ -30,7 +30,8 @@ def bradley_terry(
         center_coeff: not negative.
 
     Returns:
-        Scalar loss to minimize; metrics accuracy (a tie counts one half), margin, score_mean, score_std.
+        Scalar loss to minimize; metrics accuracy (a tie counts one half), margin, score_mean, score_std,
+        under `reward_model/`.
 
     Raises:
         ValueError: shapes differ.
@@ -47,10 +48,10 @@ def bradley_terry(
         scores, both = torch.cat((chosen, rejected)), torch.cat((trained, trained))
         mean = masked_mean(scores, both)
         metrics = {
-            "accuracy": masked_mean((gap.sign() + 1) / 2, trained),
-            "margin": masked_mean(gap, trained),
-            "score_mean": mean,
-            "score_std": masked_mean((scores - mean).square(), both).sqrt(),
+            "reward_model/accuracy": masked_mean((gap.sign() + 1) / 2, trained),
+            "reward_model/margin": masked_mean(gap, trained),
+            "reward_model/score_mean": mean,
+            "reward_model/score_std": masked_mean((scores - mean).square(), both).sqrt(),
         }
     return loss, metrics
 
@@ -67,7 +68,7 @@ def process_reward(step_scores: Tensor, step_labels: Tensor, loss_weights: Tenso
         loss_weights: [B, T], 1 / (steps of the global batch) where a step ends, 0 elsewhere.
 
     Returns:
-        Scalar loss to minimize; metrics accuracy, score_mean, label_mean over the step ends.
+        Scalar loss to minimize; metrics accuracy, score_mean, label_mean over the step ends, under `reward_model/`.
 
     Raises:
         ValueError: shapes differ.
@@ -79,7 +80,7 @@ def process_reward(step_scores: Tensor, step_labels: Tensor, loss_weights: Tenso
     with torch.no_grad():
         right = ((scores > 0) == (labels > 0.5)).to(scores.dtype)
         values = {"accuracy": right, "score_mean": scores, "label_mean": labels}
-        metrics = {name: masked_mean(value, ends) for name, value in values.items()}
+        metrics = {f"reward_model/{name}": masked_mean(value, ends) for name, value in values.items()}
     return weighted_loss(losses, loss_weights), metrics
 
 

@@ -330,8 +330,8 @@ def test_swapping_a_pair_flips_the_margin(name: str) -> None:
     mirrored = (ref_chosen, ref_rejected, chosen, rejected, n_w, n_l, weights)  # u -> -u, v -> -v
     assert float(run(name, swapped)) == pytest.approx(float(run(name, mirrored)), abs=1e-12)
     metrics, flipped = (PREFERENCES[name].function(*t)[1] for t in (random_pairs(6), swapped))
-    assert float(metrics["margin"]) == pytest.approx(-float(flipped["margin"]))
-    assert float(metrics["accuracy"]) == pytest.approx(1 - float(flipped["accuracy"]))
+    assert float(metrics["preference/margin"]) == pytest.approx(-float(flipped["preference/margin"]))
+    assert float(metrics["preference/accuracy"]) == pytest.approx(1 - float(flipped["preference/accuracy"]))
 
 
 def slope_at_margin(name: str, margin: float, **numbers: float) -> float:
@@ -481,13 +481,13 @@ def test_metrics_are_detached_means_and_show_both_log_probabilities() -> None:
     _, metrics = losses.dpo(*example())
     assert {name: float(value) for name, value in metrics.items()} == pytest.approx(
         {
-            "margin": 0.1,
-            "chosen_reward": 0.05,
-            "rejected_reward": -0.05,
-            "accuracy": 1.0,
-            "chosen_logprobs": -1.5,
-            "rejected_logprobs": -3.5,
-            "chosen_nll": 0.5,
+            "preference/margin": 0.1,
+            "preference/chosen_reward": 0.05,
+            "preference/rejected_reward": -0.05,
+            "preference/accuracy": 1.0,
+            "preference/chosen_logprobs": -1.5,
+            "preference/rejected_logprobs": -3.5,
+            "preference/chosen_nll": 0.5,
         }
     )
     _, metrics = losses.dpo(*(tensor.requires_grad_() for tensor in example()))

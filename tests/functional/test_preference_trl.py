@@ -234,7 +234,7 @@ def test_kto_agrees_with_the_kto_trainer(seed: int) -> None:
     )
     assert_agree(case, ours, theirs)
     for label in ("chosen", "rejected"):
-        name = {"chosen": "desirable_reward", "rejected": "undesirable_reward"}[label]
+        name = {"chosen": "preference/desirable_reward", "rejected": "preference/undesirable_reward"}[label]
         assert float(metrics[name]) == pytest.approx(trainer._metrics["eval"][f"rewards/{label}"][0], abs=1e-12)
 
 
@@ -291,4 +291,4 @@ def test_bradley_terry_agrees_with_the_reward_trainer() -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
     (own,), (other,) = (torch.autograd.grad(loss, scores, retain_graph=True) for loss in (ours, theirs))
     torch.testing.assert_close(own, other, rtol=0, atol=1e-12)
-    assert float(metrics["accuracy"]) == pytest.approx(trainer._metrics["eval"]["accuracy"][0])
+    assert float(metrics["reward_model/accuracy"]) == pytest.approx(trainer._metrics["eval"]["accuracy"][0])

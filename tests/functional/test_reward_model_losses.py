@@ -25,7 +25,7 @@ def test_bradley_terry_has_its_worked_values() -> None:
 
 def test_a_zero_head_has_loss_log_two_and_accuracy_one_half() -> None:
     loss, metrics = bradley_terry(f64(0, 0), f64(0, 0), f64(0.5, 0.5))
-    assert float(loss) == pytest.approx(math.log(2)) and float(metrics["accuracy"]) == 0.5
+    assert float(loss) == pytest.approx(math.log(2)) and float(metrics["reward_model/accuracy"]) == 0.5
 
 
 def test_bradley_terry_ignores_pairs_of_weight_zero_and_splits_into_micro_batches() -> None:
@@ -50,7 +50,9 @@ def test_reward_model_metrics_are_over_the_pairs_that_count() -> None:
     """Scores 2, 0, 1, 1: mean 1, deviation sqrt(.5); one pair right, one tied."""
     _, metrics = bradley_terry(f64(2, 1, 9), f64(0, 1, -9), f64(0.5, 0.5, 0))
     expected = {"accuracy": 0.75, "margin": 1.0, "score_mean": 1.0, "score_std": math.sqrt(0.5)}
-    assert {name: float(value) for name, value in metrics.items()} == pytest.approx(expected)
+    assert {key.removeprefix("reward_model/"): float(value) for key, value in metrics.items()} == pytest.approx(
+        expected
+    )
 
 
 def test_a_process_reward_reads_step_ends_only() -> None:
@@ -59,7 +61,7 @@ def test_a_process_reward_reads_step_ends_only() -> None:
     loss, metrics = process_reward(scores, f64(math.nan, 1, 1, 0)[None], f64(0, 0.5, 0, 0.5)[None])
     loss.backward()
     assert float(loss.detach()) == pytest.approx(0.550503, abs=1e-6)
-    assert float(metrics["accuracy"]) == 0.5
+    assert float(metrics["reward_model/accuracy"]) == 0.5
     assert scores.grad is not None
     # (sigmoid(s) - y) / 2 at the ends.
     torch.testing.assert_close(scores.grad, f64(0, -0.059601, 0, 0.311230)[None], rtol=0, atol=1e-6)
