@@ -17,7 +17,7 @@ Args of every pair loss:
     numbers: keyword only.
 
 Returns: scalar loss to minimize, in at least float32, and detached scalar metrics, means over the pairs that count,
-under `preference/`: margin, chosen_reward and rejected_reward (times beta, nats), accuracy in [0, 1], chosen_logprobs and
+under `preference/`: margin, chosen_reward and rejected_reward (times beta, nats), accuracy, chosen_logprobs and
 rejected_logprobs (watch the former: a loss on margins may lower both), chosen_nll per token where lengths are given.
 Raises ValueError when a tensor has another shape, or is missing.
 """
