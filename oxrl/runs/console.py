@@ -111,7 +111,7 @@ class Console:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Send what follows to nowhere; otherwise Python fails at exit, when it flushes the stream once more."""
+        """Send what follows to nowhere: the next writer to this stream, the command itself for one, would fail."""
         self._progress = None
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as null:
             os.dup2(null.fileno(), self._stream.fileno())

@@ -110,6 +110,7 @@ from oxrl.runs.console import Console
 console = Console(100000, "x")
 for step in range(1, 100001):
     console.step(step, {"reward/mean": 0.5})
+print("the command's own last words", flush=True)
 sys.stderr.write("trained to the end")
 """
 
