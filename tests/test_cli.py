@@ -73,9 +73,8 @@ def test_three_mistakes_give_three_errors_and_exit_code_2_within_a_second(folder
         used.append(after.children_user + after.children_system - before.children_user - before.children_system)
     assert result.returncode == 2
     assert result.stdout == ""
-    # `stepps` is unknown, so `steps` is missing too.
     for line in (
-        "4 problems in bad.yaml",
+        "3 problems in bad.yaml",
         "bad.yaml:1: run.stepps",
         "bad.yaml:4: reward.name",
         "bad.yaml:6: rollout.n_samples",

@@ -31,10 +31,7 @@ def check_scale(cfg: Config) -> Iterator[Problem]:
 
 
 def check_model(cfg: Config) -> Iterator[Problem]:
-    """Device against dtype, and local model paths."""
-    if cfg.run.device == "cpu" and cfg.model.dtype == "bfloat16":
-        rule = "is for cuda; with run.device: cpu set it to float32"
-        yield Problem("model.dtype", rule, cfg.model.dtype, also=("run.device",))
+    """Model and template are there, as far as that can be seen without the network."""
     name = cfg.model.name
     if is_builtin(name):
         if name not in BUILTIN_DIMS:
@@ -227,7 +224,13 @@ def evaluation_problems(cfg: Config) -> Iterator[Problem]:
 
 
 def notices(cfg: Config) -> Iterator[str]:
-    """Settings that are allowed and have no effect."""
-    row = cfg.train.row
-    if cfg.train.kl is not None and row.kl != "none" and cfg.train.kl_coeff == 0:
+    """Settings that are allowed and do less than they seem to."""
+    row, train, steps = cfg.train.row, cfg.train, cfg.run.steps
+    if train.kl is not None and row.kl != "none" and train.kl_coeff == 0:
         yield f"train.kl = {row.kl} has no effect while train.kl_coeff is 0"
+    if train.warmup_steps >= steps:
+        yield f"train.warmup_steps = {train.warmup_steps} is not over when the run ends at run.steps = {steps}"
+    if "critic" in row.extras and train.critic_warmup_steps >= steps:
+        yield f"train.critic_warmup_steps = {train.critic_warmup_steps} leaves none of {steps} steps to the policy"
+    if cfg.run.device == "cpu" and cfg.model.dtype == "bfloat16":
+        yield "model.dtype = bfloat16 on run.device = cpu is slower and less exact than float32"

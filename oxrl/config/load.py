@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,11 @@ def _validate(source: Source) -> tuple[Config | None, list[Problem]]:
     except ValidationError as error:
         details = error.errors(include_url=False)
     found = [_field_problem(detail) for detail in details if detail["type"] != "missing"]
-    # A required field whose value could not be read already has its problem; saying "missing" too would be wrong.
+    # A required field that is there, misspelt or unreadable, has its problem already: it is not missing too.
     missing = [_field_problem(detail) for detail in details if detail["type"] == "missing"]
-    problems += found + _new(missing, problems)
+    problems += found
+    meant = {_meant(problem.path) for problem in problems}
+    problems += [p for p in _new(missing, problems) if meant.isdisjoint((p.path, p.path.partition(".")[0]))]
     for detail in details:
         section, name = (str(part) for part in detail["loc"][:2])
         values[section].pop(name, None)
@@ -132,6 +135,15 @@ def _field_hint(section: str, name: str) -> str:
     elsewhere = did_you_mean(name, {path.partition(".")[2] for path in FIELDS})
     other = next((path for path in FIELDS if elsewhere == f"; did you mean '{path.partition('.')[2]}'?"), "")
     return did_you_mean(name, SECTIONS[section].model_fields) or (f"; did you mean '{other}'?" if other else "")
+
+
+def _meant(path: str) -> str:
+    """Known section or field closest to `path`; `path` itself when it is known or nothing is close."""
+    section, dot, name = path.partition(".")
+    if section not in SECTIONS:
+        return next(iter(get_close_matches(section, SECTIONS, n=1)), path)
+    close = get_close_matches(name, SECTIONS[section].model_fields, n=1) if dot else []
+    return f"{section}.{close[0]}" if close else path
 
 
 def _unread(cfg: Config, source: Source) -> Iterator[Problem]:

@@ -112,6 +112,7 @@ def test_a_problem_that_only_follows_from_another_is_not_reported(write: Callabl
         ("rollout.temprature=1.0", "did you mean 'temperature'?"),
         ("rollout.lr=1e-6", "did you mean train.lr?"),
         ("lr=1e-6", "did you mean train.lr?"),
+        ("modle.name=x", "did you mean 'model'?"),
         ("train.alg_name=srgpo", "did you mean 'sgrpo'?"),
         ("train.loss=cipso", "did you mean 'cispo'?"),
         ("train.weights=token_maen", "did you mean 'token_mean'?"),
@@ -190,6 +191,15 @@ def test_required_fields_are_asked_for_one_by_one(folder: Path) -> None:
         assert f"{field}\n    is required" in report
 
 
+def test_a_misspelt_required_name_is_one_problem_not_two(folder: Path) -> None:
+    report = problems(
+        text(folder, BLOCK.replace("-0.2", "0.2").replace("steps:", "stpes:").replace("model:", "modle:"))
+    )
+    assert count(report) == 2
+    assert "did you mean 'steps'?" in report
+    assert "did you mean 'model'?" in report
+
+
 def test_later_overrides_win_and_a_tilde_takes_a_field_back(write: Callable[..., Path]) -> None:
     path = write(train={"clip_low": 0.1})
     assert load_config(path, ["train.lr=1e-5", "train.lr=2e-5"]).train.lr == 2e-5
@@ -207,6 +217,18 @@ def test_no_warning_without_a_reason(write: Callable[..., Path]) -> None:
 def test_a_kl_term_without_weight_warns_that_it_does_nothing(write: Callable[..., Path]) -> None:
     with pytest.warns(UserWarning, match="no effect while train.kl_coeff is 0"):
         load_config(write(), ["train.kl=loss_k2"])
+
+
+def test_half_precision_on_the_processor_warns(write: Callable[..., Path]) -> None:
+    with pytest.warns(UserWarning, match="slower and less exact"):
+        load_config(write(), ["run.device=cpu", "model.dtype=bfloat16"])
+
+
+def test_a_warm_up_that_never_ends_warns(write: Callable[..., Path]) -> None:
+    with pytest.warns(UserWarning, match="is not over when the run ends"):
+        load_config(write(), ["train.warmup_steps=12"])
+    with pytest.warns(UserWarning, match="leaves none of 12 steps to the policy"):
+        load_config(write(train={"alg_name": "ppo"}), ["train.critic_warmup_steps=12"])
 
 
 def test_an_evaluation_may_cut_the_distribution_and_needs_no_training_data(write: Callable[..., Path]) -> None:
