@@ -257,8 +257,8 @@ class PolicyBatch(RowBatch):
     """What one policy-gradient optimizer step reads. All [B, T] float32 but `versions` (int64) and `group_ids` [B].
 
     `old_logprobs` None means the current logprobs are their own anchor (`train.old_logprobs: current`);
-    `ref_logprobs` None means no reference model. `correction` multiplies the policy term only. `loss_weights` already
-    hold the global normalisation, so the loss is a plain sum.
+    `ref_logprobs` None means no reference model. `loss_weights` already hold the global normalisation, so the loss is a
+    plain sum.
     """
 
     inputs: TokenBatch
@@ -266,7 +266,6 @@ class PolicyBatch(RowBatch):
     rollout_logprobs: Tensor
     ref_logprobs: Tensor | None
     advantages: Tensor
-    correction: Tensor | None
     loss_weights: Tensor
     versions: Tensor
     group_ids: Tensor

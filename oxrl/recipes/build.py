@@ -1,0 +1,174 @@
+"""From a config to the objects a recipe works with. Below this file nothing reads a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from oxrl.config import Config
+from oxrl.data.prompts import PromptDataset
+from oxrl.engines.base import RolloutEngine, TrainEngine
+from oxrl.engines.local import LocalSampler, LocalTrainer
+from oxrl.errors import ConfigError
+from oxrl.models.load import load_critic, load_policy, load_tokenizer
+from oxrl.rewards.workers import RewardPool
+from oxrl.seeds import stable_seed
+from oxrl.types import Sampling
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Team:
+    """Everybody in an RL run. `reference` and `critic` are None when the algorithm has no use for them."""
+
+    tokenizer: PreTrainedTokenizerBase
+    policy: TrainEngine
+    reference: TrainEngine | None
+    critic: TrainEngine | None
+    sampler: RolloutEngine
+    pool: RewardPool
+    prompts: PromptDataset
+    held_out: PromptDataset | None
+    stop_token_ids: tuple[int, ...]
+    pad_id: int
+
+    def engines(self) -> dict[str, TrainEngine]:
+        """What a checkpoint holds: subdirectory of the checkpoint -> engine. The policy is the checkpoint itself."""
+        return {".": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
+
+    def close(self) -> None:
+        self.sampler.close()
+        self.pool.close()
+
+
+def choose_device(cfg: Config) -> torch.device:
+    """`run.device` as a torch device, and `run.threads` applied.
+
+    Raises:
+        ConfigError: cuda was asked for and there is none.
+    """
+    if cfg.run.threads is not None:
+        torch.set_num_threads(cfg.run.threads)
+    if cfg.run.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("run.device is cuda but PyTorch sees no CUDA device; use run.device=cpu or auto")
+    if cfg.run.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(cfg.run.device)
+
+
+def build_tokenizer(cfg: Config) -> PreTrainedTokenizerBase:
+    return load_tokenizer(
+        cfg.model.name, chat_template=cfg.model.chat_template, trust_remote_code=cfg.model.trust_remote_code
+    )
+
+
+def load_model(cfg: Config, device: torch.device) -> PreTrainedModel:
+    return load_policy(
+        cfg.model.name,
+        dtype=DTYPES[cfg.model.dtype],
+        device=device,
+        seed=stable_seed("model", cfg.run.seed),
+        trust_remote_code=cfg.model.trust_remote_code,
+    )
+
+
+def build_trainer(
+    cfg: Config, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None, *, lr: float, temperature: float
+) -> LocalTrainer:
+    """A training engine on this process's device, with the optimizer of `train.*`."""
+    return LocalTrainer(
+        model,
+        lr=lr,
+        lr_schedule=cfg.train.lr_schedule,
+        warmup_steps=cfg.train.warmup_steps,
+        total_steps=cfg.run.steps,
+        weight_decay=cfg.train.weight_decay,
+        adam_betas=(cfg.train.adam_beta1, cfg.train.adam_beta2),
+        adam_eps=cfg.train.adam_eps,
+        max_grad_norm=cfg.train.max_grad_norm,
+        micro_batch_tokens=cfg.train.micro_batch_tokens,
+        temperature=temperature,
+        gradient_checkpointing=cfg.model.gradient_checkpointing,
+        tokenizer=tokenizer,
+    )
+
+
+def stop_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> tuple[int, ...]:
+    """The tokenizer's end token and whatever else the model's generation config ends on."""
+    listed = getattr(model.generation_config, "eos_token_id", None)
+    extra = listed if isinstance(listed, list) else [] if listed is None else [listed]
+    return tuple(sorted({int(tokenizer.eos_token_id), *(int(token) for token in extra)}))  # pyright: ignore
+
+
+def max_prompt_tokens(cfg: Config, model: PreTrainedModel) -> int | None:
+    """`data.max_prompt_tokens`, or what `rollout.max_tokens` leaves of the model's context.
+
+    Raises:
+        ConfigError: the two together do not fit the model.
+    """
+    context = cfg.model.max_length or getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if context is None:
+        return cfg.data.max_prompt_tokens
+    room = context - cfg.rollout.max_tokens
+    asked = cfg.data.max_prompt_tokens
+    if room < 1 or (asked is not None and asked > room):
+        raise ConfigError(
+            f"rollout.max_tokens={cfg.rollout.max_tokens} plus data.max_prompt_tokens={asked} do not fit the model's "
+            f"context of {context} tokens; lower one of them"
+        )
+    return asked if asked is not None else room
+
+
+def training_sampling(cfg: Config, stop_token_ids: tuple[int, ...]) -> Sampling:
+    return Sampling(
+        temperature=cfg.rollout.temperature, max_tokens=cfg.rollout.max_tokens, stop_token_ids=stop_token_ids
+    )
+
+
+def build_team(cfg: Config) -> Team:
+    """Load every model once and put the engines on them. Trainer and sampler share the policy's weights."""
+    device = choose_device(cfg)
+    tokenizer = build_tokenizer(cfg)
+    model = load_model(cfg, device)
+    longest = max_prompt_tokens(cfg, model)
+
+    def prompts(path: str, limit: int | None) -> PromptDataset:
+        return PromptDataset.load(
+            Path(path), tokenizer, max_prompt_tokens=longest, overlong=cfg.data.overlong, limit=limit
+        )
+
+    temperature = cfg.rollout.temperature
+    row = cfg.train.row
+    critic = reference = None
+    if "critic" in row.extras:
+        value_model = load_critic(
+            cfg.model.name,
+            dtype=DTYPES[cfg.model.dtype],
+            device=device,
+            seed=stable_seed("model", cfg.run.seed),
+            trust_remote_code=cfg.model.trust_remote_code,
+        )
+        critic = build_trainer(cfg, value_model, None, lr=cfg.train.critic_lr, temperature=1.0)
+    if needs_reference(cfg):
+        reference = build_trainer(cfg, load_model(cfg, device), None, lr=0.0, temperature=temperature)
+    return Team(
+        tokenizer=tokenizer,
+        policy=build_trainer(cfg, model, tokenizer, lr=cfg.train.lr, temperature=temperature),
+        reference=reference,
+        critic=critic,
+        sampler=LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows),
+        pool=RewardPool(cfg.reward.name, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s),
+        prompts=prompts(cfg.data.train, None),
+        held_out=prompts(cfg.data.eval, cfg.data.eval_rows) if cfg.data.eval else None,
+        stop_token_ids=stop_tokens(tokenizer, model),
+        pad_id=int(tokenizer.pad_token_id),  # pyright: ignore
+    )
+
+
+def needs_reference(cfg: Config) -> bool:
+    """A reference model is loaded only when its log-probabilities reach the loss or the reward."""
+    return cfg.train.row.kl != "none" and cfg.train.kl_coeff > 0

@@ -1,0 +1,221 @@
+"""Evaluation on held-out prompts, and plain generation from any checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from oxrl.config import Config, load_config
+from oxrl.data.chat import ChatEncoder
+from oxrl.data.prompts import PromptDataset
+from oxrl.engines.base import RolloutEngine, generate
+from oxrl.engines.local import LocalSampler
+from oxrl.errors import CheckpointError, ConfigError
+from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.recipes.build import Team, build_tokenizer, choose_device, load_model, max_prompt_tokens, stop_tokens
+from oxrl.recipes.rollouts import make_requests, sample_record, score_groups
+from oxrl.rewards.workers import RewardPool
+from oxrl.runs.checkpoint import latest_checkpoint
+from oxrl.seeds import stable_seed
+from oxrl.types import Metrics, Prompt, Rollout, Sampling
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """Unbiased estimate of P(at least one of k samples is correct) from `correct` of `samples`.
+
+    1 - C(n - c, k) / C(n, k). Source: Chen et al. 2021, arXiv:2107.03374, Eq. 1.
+
+    Raises:
+        ValueError: k is larger than `samples`: the estimate does not exist.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples per prompt, got {samples}")
+    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+def evaluate(
+    sampler: RolloutEngine,
+    pool: RewardPool,
+    prompts: PromptDataset,
+    *,
+    samples: int,
+    sampling: Sampling,
+    seed: int,
+    deadline_s: float,
+) -> tuple[Metrics, list[Rollout]]:
+    """Sample every prompt `samples` times and score it.
+
+    Returns:
+        `eval/...` metrics and the rollouts, `samples` in a row per prompt. Unscored responses are counted in
+        `eval/errors` and belong to no mean; a prompt with any of them is left out of pass@k.
+    """
+    requests = make_requests(list(enumerate(prompts.in_order())), samples=samples, sampling=sampling, run_seed=seed)
+    completions = generate(sampler, requests, deadline_s=deadline_s)
+    rollouts = score_groups(pool, requests, completions, samples=samples)
+    return evaluation_metrics(rollouts, samples=samples), rollouts
+
+
+def evaluation_metrics(rollouts: Sequence[Rollout], *, samples: int) -> Metrics:
+    """Means over scored responses, pass@k for k = 1, 2, 4 ... up to `samples` over fully scored prompts."""
+    values = [rollout.score.value for rollout in rollouts if rollout.score.value is not None]
+    lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
+    metrics: Metrics = {
+        "eval/reward": sum(values) / max(len(values), 1),
+        "eval/responses": float(len(rollouts)),
+        "eval/errors": float(len(rollouts) - len(values)),
+        "eval/length_mean": sum(lengths) / max(len(lengths), 1),
+        "eval/truncated_frac": sum(r.completion.finish_reason == "length" for r in rollouts) / max(len(rollouts), 1),
+    }
+    groups = [rollouts[start : start + samples] for start in range(0, len(rollouts), samples)]
+    correct = [
+        sum(r.score.value is not None and r.score.value > 0.5 for r in group)
+        for group in groups
+        if all(r.score.value is not None for r in group)
+    ]
+    k = 1
+    while k <= samples and correct:
+        metrics[f"eval/pass@{k}"] = sum(pass_at_k(samples, c, k) for c in correct) / len(correct)
+        k *= 2
+    return metrics
+
+
+def evaluate_held_out(cfg: Config, team: Team) -> Metrics:
+    """The evaluation inside a training run: `data.eval` under `rollout.eval_*`, the same seeds every time."""
+    if team.held_out is None:
+        return {}
+    sampling = Sampling(
+        temperature=cfg.rollout.eval_temperature,
+        max_tokens=cfg.rollout.max_tokens,
+        stop_token_ids=team.stop_token_ids,
+    )
+    metrics, _ = evaluate(
+        team.sampler,
+        team.pool,
+        team.held_out,
+        samples=cfg.rollout.eval_samples,
+        sampling=sampling,
+        seed=stable_seed("evaluation", cfg.run.seed),
+        deadline_s=cfg.run.deadline_s,
+    )
+    return metrics
+
+
+def run_eval(
+    target: Path,
+    overrides: Sequence[str] = (),
+    *,
+    samples: int | None = None,
+    temperature: float | None = None,
+    out: Path | None = None,
+) -> Metrics:
+    """`oxrl eval`: score a config's model, or a run's newest checkpoint, on `data.eval` (`data.train` without one).
+
+    Args:
+        target: a config file or a run directory.
+        overrides: `key=value`, applied to the config.
+        samples, temperature: instead of `rollout.eval_samples` and `rollout.eval_temperature`.
+        out: write one JSON line per response there.
+
+    Raises:
+        ConfigError: the config is not one of reinforcement learning, so has neither rollouts nor a reward.
+        CheckpointError: the run has no usable checkpoint.
+    """
+    if target.is_dir():
+        checkpoint = latest_checkpoint(target / "checkpoints")
+        if checkpoint is None:
+            raise CheckpointError(f"{target} has no checkpoint to evaluate")
+        cfg = load_config(target / "config.yaml", [f"model.name={checkpoint.path}", *overrides])
+    else:
+        cfg = load_config(target, overrides)
+    if cfg.train.row.recipe != "rl":
+        raise ConfigError(
+            f"{target} trains {cfg.train.alg_name}: it has no reward and no rollouts. Evaluate its checkpoint with "
+            "the config of a reinforcement learning run: oxrl eval RL.yaml model.name=CHECKPOINT"
+        )
+    device = choose_device(cfg)
+    tokenizer = build_tokenizer(cfg)
+    model = load_model(cfg, device)
+    prompts = PromptDataset.load(
+        Path(cfg.data.eval or cfg.data.train),
+        tokenizer,
+        max_prompt_tokens=max_prompt_tokens(cfg, model),
+        overlong=cfg.data.overlong,
+        limit=cfg.data.eval_rows,
+    )
+    with ExitStack() as stack:
+        sampler = LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows)
+        stack.callback(sampler.close)
+        pool = RewardPool(cfg.reward.name, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s)
+        stack.callback(pool.close)
+        metrics, rollouts = evaluate(
+            sampler,
+            pool,
+            prompts,
+            samples=samples or cfg.rollout.eval_samples,
+            sampling=Sampling(
+                temperature=cfg.rollout.eval_temperature if temperature is None else temperature,
+                max_tokens=cfg.rollout.max_tokens,
+                stop_token_ids=stop_tokens(tokenizer, model),
+            ),
+            seed=stable_seed("evaluation", cfg.run.seed),
+            deadline_s=cfg.run.deadline_s,
+        )
+    if out is not None:
+        lines = [json.dumps(sample_record(r, step=-1, advantage=None), ensure_ascii=False) for r in rollouts]
+        out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return metrics
+
+
+def run_generate(
+    model: str,
+    prompts: Sequence[str],
+    *,
+    samples: int = 1,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    max_tokens: int = 256,
+    seed: int = 0,
+    max_rows: int = 64,
+    deadline_s: float = 600.0,
+) -> list[dict[str, object]]:
+    """`oxrl generate`: answer each prompt (one user message) `samples` times with any model or checkpoint.
+
+    Returns:
+        One record per response, `samples` in a row per prompt: prompt, sample, response, finish_reason, tokens.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = load_tokenizer(model)
+    policy = load_policy(model, device=device, seed=seed)
+    encoder = ChatEncoder(tokenizer)
+    messages = [({"role": "user", "content": text},) for text in prompts]
+    asked = [
+        Prompt(uid=str(index), messages=message, token_ids=tuple(encoder.encode_prompt(message)))
+        for index, message in enumerate(messages)
+    ]
+    sampling = Sampling(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=max_tokens,
+        stop_token_ids=stop_tokens(tokenizer, policy),
+    )
+    requests = make_requests(list(enumerate(asked)), samples=samples, sampling=sampling, run_seed=seed)
+    sampler = LocalSampler(policy, tokenizer, max_rows=max_rows)
+    completions = generate(sampler, requests, deadline_s=deadline_s)
+    sampler.close()
+    return [
+        {
+            "prompt": prompts[request.draw],
+            "sample": request.sample,
+            "response": completion.text,
+            "finish_reason": completion.finish_reason,
+            "tokens": len(completion.token_ids),
+        }
+        for request, completion in zip(requests, completions, strict=True)
+    ]

@@ -1,0 +1,215 @@
+"""What every training loop does around its maths: the run directory, records, checkpoints, signals, the console."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from oxrl.config import Config, dump_config
+from oxrl.engines.base import TrainEngine
+from oxrl.errors import CheckpointWriteError, Interrupted, NonFiniteError
+from oxrl.runs.checkpoint import latest_checkpoint, save_checkpoint
+from oxrl.runs.console import Console
+from oxrl.runs.directory import open_run
+from oxrl.runs.jsonl import read_records
+from oxrl.runs.logs import run_logging
+from oxrl.runs.recorder import Recorder
+from oxrl.runs.stop import StopRequest
+from oxrl.runs.tracker import MLflowTracker
+from oxrl.types import Metrics
+
+log = logging.getLogger(__name__)
+Progress = dict[str, Any]
+
+
+class Session:
+    """One run, from opening its directory to closing it. Use as a context manager.
+
+    A loop calls `restore` once, `record` per optimizer step and `boundary` wherever a checkpoint may lie: between two
+    rollout steps, when no sample is in flight.
+    """
+
+    def __init__(self, cfg: Config, *, resume: bool) -> None:
+        self._cfg = cfg
+        self._resume = resume
+        self._stack = ExitStack()
+        self._skipped_in_a_row = 0
+        self._saved_step = -1
+        self._clock: Metrics = {}
+        self._step_started = time.monotonic()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            cfg = self._cfg
+            self.run = stack.enter_context(open_run(cfg.run.directory, dump_config(cfg), resume=self._resume))
+            stack.enter_context(run_logging(self.run.path / "run.log"))
+            self.stop = stack.enter_context(StopRequest())
+            self._recorder = stack.enter_context(Recorder(self.run))
+            self._console = stack.enter_context(Console(cfg.run.steps, cfg.run.name))
+            mirrored = cfg.run.mlflow and not self.run.finished
+            self._tracker = stack.enter_context(MLflowTracker(self.run)) if mirrored else None
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    @property
+    def finished(self) -> bool:
+        """The run was already complete when it was opened: there is nothing to do."""
+        return self.run.finished
+
+    def closing(self, close: Callable[[], None]) -> None:
+        """Call `close` when the session ends, whatever ends it."""
+        self._stack.callback(close)
+
+    def message(self, text: str) -> None:
+        self._console.message(text)
+
+    def restore(self, engines: Mapping[str, TrainEngine], fresh: Progress) -> Progress:
+        """Where to go on: the newest whole checkpoint's progress, engines loaded and records cut back to it.
+
+        Without one, `fresh`, after writing it as the first checkpoint. `engines` maps a subdirectory to its engine.
+        """
+        found = latest_checkpoint(self.run.checkpoints) if self.run.resuming else None
+        if found is None:
+            self._recorder.truncate({})
+            self._save(engines, dict(fresh))
+            return dict(fresh)
+        for name, engine in engines.items():
+            engine.load(found.path / name)
+        self._recorder.truncate(found.offsets)
+        progress = dict(found.state)
+        self._skipped_in_a_row = progress.pop("skipped_in_a_row")
+        self._saved_step = found.step
+        self.message(f"resuming after step {found.step} from {found.path}")
+        self._step_started = time.monotonic()
+        return progress
+
+    @contextmanager
+    def phase(self, key: str) -> Iterator[None]:
+        """Add the seconds spent inside to metric `key` of the next recorded step."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._clock[key] = self._clock.get(key, 0.0) + time.monotonic() - start
+
+    def record_samples(self, samples: Sequence[Mapping[str, Any]]) -> None:
+        self._recorder.record_samples(samples)
+
+    def record_rollouts(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+        self._recorder.record_rollouts(step, tensors)
+
+    def record(self, step: int, metrics: Metrics, *, tokens: float) -> None:
+        """Write the line of optimizer step `step`. `tokens` were processed for it, for the throughput.
+
+        Raises:
+            NonFiniteError: more than `train.max_skipped_steps` steps in a row were refused.
+        """
+        now = time.monotonic()
+        seconds, self._step_started = now - self._step_started, now
+        timed = self._clock | {"time/step_s": seconds, "throughput/tokens_per_s": tokens / max(seconds, 1e-9)}
+        timed["system/rss_mb"] = resident_mb()
+        self._clock = {}
+        self._recorder.record_step(step, metrics | timed)
+        self._console.step(step, metrics | timed)
+        if self._tracker is not None:
+            self._tracker.check()
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if metrics.get("update/skipped") else 0
+        if self._skipped_in_a_row > self._cfg.train.max_skipped_steps:
+            raise NonFiniteError(
+                f"{self._skipped_in_a_row} optimizer steps in a row had NaN or infinite values and were refused, more "
+                f"than train.max_skipped_steps={self._cfg.train.max_skipped_steps}; the batches are in "
+                f"{self.run.path / 'dumps'}. Lower train.lr or train.max_grad_norm, or look at what the reward returns"
+            )
+
+    def dump(self, step: int, tensors: Mapping[str, Tensor]) -> Path:
+        """Keep the batch of a refused step for inspection: dumps/step_<8 digits>.safetensors."""
+        folder = self.run.path / "dumps"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"step_{step:08d}.safetensors"
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        log.warning("step %d has NaN or infinite values and is not applied; its batch is in %s", step, path)
+        return path
+
+    def eval_due(self, before: int, step: int) -> bool:
+        """Whether an evaluation belongs between `before` and `step` (exclusive, inclusive) optimizer steps."""
+        return step >= self._cfg.run.steps or crossed(self._cfg.run.eval_every, before, step)
+
+    def boundary(self, engines: Mapping[str, TrainEngine], progress: Progress) -> None:
+        """Save if it is time, the run is complete, or a signal asked to stop.
+
+        Raises:
+            Interrupted: a signal asked to stop and everything is saved.
+        """
+        step = int(progress["step"])
+        due = crossed(self._cfg.run.checkpoint_every, self._saved_step, step) or step >= self._cfg.run.steps
+        if step != self._saved_step and (due or self.stop):
+            with self.phase("time/checkpoint_s"):
+                try:
+                    self._save(engines, progress)
+                except CheckpointWriteError as error:
+                    if self.stop or step >= self._cfg.run.steps:
+                        raise
+                    # The previous checkpoint is intact, so a full disk costs safety, not the run.
+                    log.warning("no checkpoint at step %d, trying again at the next boundary: %s", step, error)
+        if self.stop and step < self._cfg.run.steps:
+            raise Interrupted(
+                f"stopped by {self.stop.requested} after step {step}; everything is saved. Continue with --resume"
+            )
+
+    def finish(self, step: int) -> None:
+        """Mark the run complete; `--resume` then has nothing to do."""
+        last = collections.deque(read_records(self.run.metrics), maxlen=1)
+        self.run.finish(step, dict(last[0]) if last else {})
+        self.message(f"done: {step} steps, everything is in {self.run.path}")
+
+    def _save(self, engines: Mapping[str, TrainEngine], progress: Progress) -> None:
+        def write(directory: Path) -> None:
+            for name, engine in engines.items():
+                (directory / name).mkdir(exist_ok=True)
+                engine.save(directory / name)
+
+        step = int(progress["step"])
+        save_checkpoint(
+            self.run.checkpoints,
+            step,
+            write,
+            state={**progress, "skipped_in_a_row": self._skipped_in_a_row},
+            offsets=self._recorder.offsets(),
+            keep=self._cfg.run.keep_checkpoints,
+        )
+        self._saved_step = step
+
+
+def crossed(every: int, before: int, after: int) -> bool:
+    """Whether a multiple of `every` lies in (before, after]; 0 means never."""
+    return every > 0 and after // every > max(before, 0) // every
+
+
+def resident_mb() -> float:
+    """Resident memory of this process right now, in MB; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def all_finite(*tensors: Tensor | None, mask: Tensor) -> bool:
+    """No NaN and no infinity at the masked-in positions of any of the [B, T] tensors given."""
+    return all(bool(torch.isfinite(tensor[mask]).all()) for tensor in tensors if tensor is not None)

@@ -1,0 +1,98 @@
+"""Small complete runs for the tests of recipes: a random tiny model, a reward it can learn from, a few steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from oxrl.config import Config, load_config
+
+REWARD = '''
+def digits(prompt, completion):
+    """Share of digits among the first characters: a random model scores a little, so groups differ."""
+    text = completion[:6]
+    return sum(character.isdigit() for character in text) / 6
+'''
+
+
+def write_inputs(folder: Path) -> None:
+    """Prompts, conversations and a reward file in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pairs = [(a, b) for a in range(2, 8) for b in range(3, 7)]
+    prompts = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in pairs]
+    chats = [{"prompt": row["prompt"], "completion": row["answer"]} for row in prompts]
+    for name, rows in (("prompts", prompts), ("chats", chats)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "reward.py").write_text(REWARD)
+
+
+def rl_config(folder: Path, name: str, overrides: Sequence[str] = (), **sections: dict[str, Any]) -> Config:
+    """A reinforcement learning run of 6 steps, 4 prompts x 4 samples x 6 tokens."""
+    write_inputs(folder)
+    content: dict[str, dict[str, Any]] = {
+        "run": {
+            "name": name,
+            "dir": str(folder / name),
+            "steps": 6,
+            "checkpoint_every": 2,
+            "mlflow": False,
+            "threads": 1,
+        },
+        "model": {"name": "builtin:tiny"},
+        "data": {"train": str(folder / "prompts.jsonl"), "prompts_per_step": 4},
+        "reward": {"name": f"{folder / 'reward.py'}:digits"},
+        "rollout": {"max_tokens": 6, "n_samples": 4},
+        "train": {"alg_name": "sgrpo", "lr": 1e-3},
+    }
+    return _load(folder, name, content, sections, overrides)
+
+
+def sft_config(folder: Path, name: str, overrides: Sequence[str] = (), **sections: dict[str, Any]) -> Config:
+    """A supervised run of 6 steps of 8 rows."""
+    write_inputs(folder)
+    content: dict[str, dict[str, Any]] = {
+        "run": {
+            "name": name,
+            "dir": str(folder / name),
+            "steps": 6,
+            "checkpoint_every": 2,
+            "mlflow": False,
+            "threads": 1,
+        },
+        "model": {"name": "builtin:tiny"},
+        "data": {"train": str(folder / "chats.jsonl"), "rows_per_step": 8},
+        "train": {"alg_name": "sft", "lr": 1e-3},
+    }
+    return _load(folder, name, content, sections, overrides)
+
+
+def _load(
+    folder: Path,
+    run_name: str,
+    content: dict[str, dict[str, Any]],
+    sections: dict[str, dict[str, Any]],
+    overrides: Sequence[str],
+) -> Config:
+    for section, values in sections.items():
+        content[section] = content.get(section, {}) | values
+    path = folder / f"{run_name}.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return load_config(path, overrides)
+
+
+def metric_lines(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without the three groups that may differ between identical runs."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
+    free = ("time/", "throughput/", "system/")
+    return [{key: value for key, value in line.items() if not key.startswith(free)} for line in lines]
+
+
+def final_files(run: Path) -> dict[str, bytes]:
+    """Every file of the newest checkpoint but the manifest (its offsets count bytes of lines that hold times)."""
+    newest = max((run / "checkpoints").glob("step_*"))
+    skip = ("manifest.json",)
+    return {str(p.relative_to(newest)): p.read_bytes() for p in newest.rglob("*") if p.is_file() and p.name not in skip}
