@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device; torch.cuda.is_available() is False here"))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    """Parallel workers send reports as UTF-8, which text captured on purpose (a lone surrogate) may not be."""
+    outcome = yield
+    report = outcome.get_result()
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
 
 
 @pytest.fixture(scope="session")
