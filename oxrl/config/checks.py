@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oxrl.config.dims import context_length
-from oxrl.config.schema import Config, did_you_mean
+from oxrl.config.schema import CELLS, Config, did_you_mean
 from oxrl.config.source import Problem
 from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
 
-GROUP_ADVANTAGES = frozenset({"group_normalize", "group_center", "leave_one_out"})
-BUILT_IN_REWARDS = ("math", "exact")
+BUILT_IN_REWARDS = ("math", "exact", "reasoning-gym")
 DATA_SUFFIXES = (".jsonl", ".parquet")
 
 
@@ -75,7 +74,7 @@ def check_reward(cfg: Config) -> Iterator[Problem]:
         yield Problem("reward.name", rule)
     elif not colon:
         if name not in BUILT_IN_REWARDS:
-            rule = f"must be math, exact or path.py:function{did_you_mean(name, BUILT_IN_REWARDS)}"
+            rule = f"must be {', '.join(BUILT_IN_REWARDS)} or path.py:function{did_you_mean(name, BUILT_IN_REWARDS)}"
             yield Problem("reward.name", rule, name)
     elif not Path(file).is_file():
         yield Problem("reward.name", f"{file}: {_no_file(file)}", name)
@@ -140,7 +139,7 @@ def _nearest(candidates: list[int], value: int) -> str:
 def check_sampling(cfg: Config) -> Iterator[Problem]:
     """Sampling that training can learn from."""
     rollout, row = cfg.rollout, cfg.train.row
-    grouped = row.advantage in GROUP_ADVANTAGES
+    grouped = "groups" in row.needs
     cells = ("train.alg_name", "train.advantage")
     if rollout.temperature == 0:
         same = ": all samples of a prompt are identical and every advantage is 0" if grouped else ""
@@ -155,6 +154,9 @@ def check_sampling(cfg: Config) -> Iterator[Problem]:
     if grouped and rollout.n_samples < 2:
         rule = f"{row.advantage} compares the samples of one prompt: set it to 2 or more"
         yield Problem("rollout.n_samples", rule, rollout.n_samples, also=cells)
+    if row.advantage == "pass_at_k" and cfg.train.pass_k > rollout.n_samples:
+        rule = f"cannot exceed rollout.n_samples {rollout.n_samples}: lower it, or sample more"
+        yield Problem("train.pass_k", rule, cfg.train.pass_k, also=("rollout.n_samples",))
     if rollout.max_staleness > 0:
         rule = "sampling while training arrives with the scale-out engines; set it to 0"
         yield Problem("rollout.max_staleness", rule, rollout.max_staleness)
@@ -201,6 +203,8 @@ def check_cells(cfg: Config) -> Iterator[Problem]:
     """Cells chosen by hand that do not fit together."""
     row = cfg.train.row
     cells = ("train.alg_name", "train.ratio", "train.loss")
+    if row.unsupported:
+        yield Problem("train.alg_name", row.unsupported, cfg.train.alg_name, also=tuple(f"train.{c}" for c in CELLS))
     if row.ratio == "none" and row.gate != "policy_gradient":
         rule = f"{row.gate} needs an importance ratio: set train.ratio, or train.loss: policy_gradient"
         yield Problem("train.ratio", rule, row.ratio, also=cells)

@@ -32,7 +32,7 @@ def row_fields(row: Row) -> frozenset[str]:
     kinds = ("advantage", "gate", "correction", "kl", "weights") if row.recipe == "rl" else ()
     cells = [*((kind, getattr(row, kind)) for kind in kinds), *(("extra", extra) for extra in row.extras)]
     names = [PARAMETERS.get(cell, ()) for cell in cells]
-    return frozenset(f"train.{name}" for found in names for name in found)
+    return frozenset(f"train.{name}" for found in (*names, row.numbers) for name in found)
 
 
 def fields_read(cfg: Config) -> frozenset[str]:
@@ -50,9 +50,9 @@ def why_unread(path: str, cfg: Config) -> str:
     if path in WITH_EVAL | RL_WITH_EVAL and cfg.data.eval is None:
         return "has no effect without data.eval; remove it, or give held-out rows in data.eval"
     if path in RL:
-        return f"is read by reinforcement learning; {algorithm} is supervised: remove it"
+        return f"is read by reinforcement learning; {algorithm} is not: remove it"
     if path in SUPERVISED:
-        return f"is read by supervised algorithms; {algorithm} is reinforcement learning: remove it"
+        return f"is read by supervised and preference algorithms; {algorithm} is reinforcement learning: remove it"
     algorithms = [other for other, row in ROWS.items() if path in row_fields(row)]
     cells = [
         f"train.{field}: {cell}"

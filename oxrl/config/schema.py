@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from oxrl.algorithms import PARAMETERS, ROWS, Row
+from oxrl.algorithms import NEEDS, PARAMETERS, ROWS, Row
 
 Ratio = Literal["none", "token", "sequence", "geometric"]
 Denominator = Literal["old", "rollout"]
@@ -30,6 +30,8 @@ CELLS = {
     "kl": "kl",
     "weights": "weights",
 }
+# Advantages that read the values of a critic.
+CRITIC_ADVANTAGES = ("gae", "gae_length_adaptive")
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
@@ -148,7 +150,7 @@ class DataConfig(Section):
     train: str = Field(min_length=1, description="Training rows, .jsonl or .parquet.")
     eval: str | None = Field(None, min_length=1, description="Held-out rows; null: no evaluation.")
     prompts_per_step: int = Field(16, ge=1, description="Prompts per rollout step (reinforcement learning).")
-    rows_per_step: int = Field(64, ge=1, description="Rows per optimizer step (supervised).")
+    rows_per_step: int = Field(64, ge=1, description="Rows of data.train per optimizer step (not in reinforcement learning).")
     max_prompt_tokens: int | None = Field(
         None, ge=1, description="Longest prompt in tokens; null: what rollout.max_tokens leaves of the context."
     )
@@ -244,12 +246,47 @@ class TrainConfig(Section):
         "token", description="What the correction compares: each token, the product or the geometric mean of a row."
     )
     correction_max: float = Field(2.0, gt=0, description="Upper bound of the correction weight.")
+    correction_min: float = Field(0.5, ge=0, description="Below it the correction drops what it judges.")
+    correction_k3_max: float = Field(0.01, ge=0, description="Rows with a larger mean k3 mismatch are dropped.")
+    correction_veto: float = Field(1e-4, ge=0, description="A row with a token below this ratio is dropped.")
+    pass_k: int = Field(2, ge=1, description="Tries that count as one: k of pass@k, at most rollout.n_samples.")
+    length_alpha: float = Field(0.05, gt=0, description="GAE with lambda = 1 - 1 / (length_alpha x length).")
+    sapo_positive: float = Field(1.0, gt=0, description="Sharpness of the soft gate where the advantage is positive.")
+    sapo_negative: float = Field(1.05, gt=0, description="Sharpness of the soft gate where it is negative.")
+    gate_sharpness: float = Field(1.0, gt=0, description="Sharpness of the sigmoid acceptance.")
+    dppo_low: float = Field(0.2, ge=0, description="Largest divergence of a token that is pushed down.")
+    dppo_high: float = Field(0.2, ge=0, description="Largest divergence of a token that is pushed up.")
+    proximal_coeff: float = Field(1e-3, ge=0, description="Weight of half the squared log-ratio; 0: none.")
+    length_power: float = Field(1.0, description="Preference for long (positive) or short rows of a group; 0: none.")
     weights_length: int | None = Field(
         None, ge=1, description="Constant length that divides every row's sum; null: rollout.max_tokens."
     )
     critic_lr: float = Field(1e-5, ge=0, description="Peak learning rate of the critic.")
     value_clip: float | None = Field(0.2, gt=0, description="Values move at most this far per batch; null: no clip.")
     critic_warmup_steps: int = Field(0, ge=0, description="First optimizer steps that train the critic alone.")
+
+    beta: float = Field(0.1, gt=0, description="Preference losses: scale of the log-ratios, or of the margin.")
+    label_noise: float = Field(0.1, ge=0, lt=0.5, description="Share of pairs assumed to be labeled the wrong way.")
+    preference_alpha: float = Field(0.5, gt=0, description="alpha of f-DPO, H-DPO, AlphaPO and alpha-DPO.")
+    preference_gamma: float = Field(0.5, ge=0, description="gamma: SimPO's target margin, FocalPO's focus.")
+    preference_tau: float = Field(0.05, gt=0, description="tau of DiscoPOP's blend.")
+    calibration_coeff: float = Field(1.0, ge=0, description="cal-DPO: weight of the calibration term.")
+    length_coeff: float = Field(0.01, ge=0, description="R-DPO: price of a token by which the chosen one is longer.")
+    penalty_coeff: float = Field(5.0, ge=0, description="DPOP: price of a chosen log-ratio below zero.")
+    rejected_scale: float = Field(0.95, gt=0, le=1, description="DPO-Shift: scale of the rejected log-ratio; 1 is DPO.")
+    balance: float = Field(1.0, gt=0, description="BPO: scale of the rejected side.")
+    mass_coeff: float = Field(1e-3, ge=0, description="C2-DPO: weight of the squared sum of both log-ratios.")
+    nll_coeff: float = Field(1.0, ge=0, description="Weight of the likelihood of the chosen completion.")
+    robustness: float = Field(1.0, gt=0, description="Dr.DPO: temperature of the log-mean-exp over pairs.")
+    odds_coeff: float = Field(0.1, ge=0, description="ORPO: weight of the odds ratio.")
+    desirable_coeff: float = Field(1.0, ge=0, description="KTO: weight of desirable rows.")
+    undesirable_coeff: float = Field(1.0, ge=0, description="KTO: weight of undesirable rows.")
+    beta_scale: float = Field(0.6, ge=0, description="beta-DPO: how far beta follows the batch's margins.")
+    drop_frac: float = Field(0.2, ge=0, lt=1, description="beta-DPO: share of pairs with odd margins that is left out.")
+    tail_coeff: float = Field(0.5, ge=0, le=1, description="LD-DPO: weight of tokens past the shorter completion.")
+    reference_sync_steps: int = Field(512, ge=1, description="TR-DPO: steps between updates of the reference.")
+    reference_sync_rate: float = Field(0.6, gt=0, le=1, description="TR-DPO: share of the policy in the new reference.")
+    center_coeff: float = Field(0.0, ge=0, description="Reward model: weight of the squared sum of a pair's scores.")
 
     @field_validator("alg_name")
     @classmethod
@@ -280,7 +317,7 @@ def compose_row(row: Row, cells: dict[str, Any]) -> Row:
     extras = row.extras
     if "advantage" in given:
         extras = tuple(extra for extra in extras if extra != "critic")
-        extras += ("critic",) if given["advantage"] == "gae" else ()
+        extras += ("critic",) if "critic" in NEEDS.get(("advantage", given["advantage"]), ()) else ()
     return dataclasses.replace(row, extras=extras, **given)
 
 
