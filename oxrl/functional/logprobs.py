@@ -115,14 +115,19 @@ def chunked_head(
     return HeadOutput(*_ChunkedHead.apply(hidden, head.weight, head.bias, targets, options))
 
 
+def head_logits(hidden: Tensor, head: Head) -> Tensor:
+    """Logits [n, V] of hidden states [n, H], in softmax precision and before any temperature."""
+    return _tempered_logits(hidden, head.weight, head.bias, _Options(head.softcap, head.scale))[0]
+
+
 class _Options(NamedTuple):
     softcap: float | None
     scale: float
-    temperature: float
-    entropy: bool
-    sum_p_squared: bool
-    top_k: int
-    chunk: int
+    temperature: float = 1.0
+    entropy: bool = False
+    sum_p_squared: bool = False
+    top_k: int = 0
+    chunk: int = 1
 
 
 def _raised(tensor: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -31,6 +32,12 @@ def buckets(named: Iterable[tuple[str, Tensor]], *, limit: int = BUCKET_BYTES) -
         size += tensor.nbytes
     if bucket:
         yield bucket
+
+
+def fingerprint(tensor: Tensor) -> str:
+    """16 hexadecimal digits of a SHA-256 over the tensor's bytes; equal exactly when the bytes are."""
+    data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(data.data).hexdigest()[:16]
 
 
 def write_sharded(directory: Path, stem: str, named: Iterable[tuple[str, Tensor]]) -> None:

@@ -1,0 +1,501 @@
+"""LocalSampler: RolloutEngine in one process, on the very module that the trainer trains."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from oxrl.engines.base import Bucket, Finished
+from oxrl.engines.local_cache import PrefillCache, RowCache, decoding_attention
+from oxrl.engines.local_draw import draw, noise_keys, restrict
+from oxrl.errors import DeadlineError, EngineError, WeightSyncError
+from oxrl.functional.logprobs import chunked_head, head_logits, predicted_positions, spread
+from oxrl.models.network import CausalNetwork
+from oxrl.models.weights import fingerprint
+from oxrl.types import Completion, FinishReason, Metrics, Request, Segment
+
+# Prompts are prefilled, and rows scored, at most this many tokens at a time, padding included.
+PREFILL_TOKENS = 16384
+
+# Columns of the integer state of a row; the stop tokens follow.
+LAST, LENGTH, COUNT, LIMIT, SEED, TOP_K, STOPS = range(7)
+# Columns of its float state. TEMPERATURE is 1 and STOCHASTIC 0 for greedy rows.
+TEMPERATURE, STOCHASTIC, TOP_P = range(3)
+
+PrefillKey = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass
+class _Row:
+    """An active request. `spans` says from which response token on which weight version sampled."""
+
+    request: Request
+    spans: list[tuple[int, int]]
+
+
+@dataclass
+class _Prefilled:
+    """Keys and values [layers, 2, 1, heads, T, d] of a prompt and the logits [V] after it."""
+
+    kv: Tensor
+    logits: Tensor
+
+
+@dataclass
+class _Counters:
+    tokens: int = 0
+    decode_steps: int = 0
+    active_rows: int = 0
+    prefill_tokens: int = 0
+    prefill_tokens_saved: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class _Slots:
+    """State of the active rows as tensors, row i in slot i."""
+
+    integers: Tensor
+    floats: Tensor
+    tokens: Tensor
+    logprobs: Tensor
+    rows: list[_Row] = field(default_factory=list[_Row])
+
+    def reserve(self, response: int, stops: int) -> None:
+        """Make room for responses of `response` tokens and `stops` stop tokens."""
+        if response > self.tokens.shape[1]:
+            extra = (0, response - self.tokens.shape[1])
+            self.tokens = torch.nn.functional.pad(self.tokens, extra)
+            self.logprobs = torch.nn.functional.pad(self.logprobs, extra)
+        if STOPS + stops > self.integers.shape[1]:
+            extra = (0, STOPS + stops - self.integers.shape[1])
+            self.integers = torch.nn.functional.pad(self.integers, extra, value=-1)
+
+
+class LocalSampler:
+    """Samples with continuous batching: prompts prefilled once for all their samples, finished rows replaced at once.
+
+    Args:
+        model: a Hugging Face causal LM with full attention in every layer. The trainer's own module is fine: its
+            weights are then always current, and `update_weights` only drops what was computed from the old ones.
+        tokenizer: decodes the text of completions.
+        max_rows: rows decoded at the same time.
+        version: weight version that the model holds now.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_rows: int = 128, version: int = 0
+    ) -> None:
+        config = model.config.get_text_config()
+        layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if layer_types != {"full_attention"}:
+            raise EngineError(
+                f"the local sampler needs full attention in every layer; {type(model).__name__} has {layer_types}"
+            )
+        self.model = model
+        self.network = CausalNetwork(model)
+        self.tokenizer = tokenizer
+        self.max_rows = max_rows
+        self._context = int(getattr(config, "max_position_embeddings", 0) or 2**31)
+        self._version = version
+        self._waiting: deque[Request] = deque()
+        self._waiting_keys: Counter[PrefillKey] = Counter()
+        self._ids: set[str] = set()
+        self._finished: list[Finished] = []
+        self._prefilled: dict[PrefillKey, _Prefilled] = {}
+        self._cache: RowCache | None = None
+        self._stale = False
+        # Whether any active row is greedy, or draws from a part of the vocabulary only.
+        self._greedy = False
+        self._restricted = False
+        self._counters = _Counters()
+        self._slots = _Slots(
+            integers=torch.full((max_rows, STOPS), -1, dtype=torch.int64, device=model.device),
+            floats=torch.zeros(max_rows, 3, device=model.device),
+            tokens=torch.zeros(max_rows, 0, dtype=torch.int64, device=model.device),
+            logprobs=torch.zeros(max_rows, 0, dtype=torch.float32, device=model.device),
+        )
+
+    @property
+    def version(self) -> int:
+        """See RolloutEngine."""
+        return self._version
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """See RolloutEngine.
+
+        Raises:
+            EngineError: an id that is already here, an empty prompt, or a request longer than the context.
+        """
+        for request in requests:
+            needed = len(request.prompt.token_ids) + request.sampling.max_tokens
+            if request.id in self._ids:
+                raise EngineError(f"request id {request.id!r} is already being sampled")
+            if not request.prompt.token_ids or request.sampling.max_tokens < 1:
+                raise EngineError(f"request {request.id!r} has an empty prompt or max_tokens < 1")
+            if needed > self._context:
+                raise EngineError(
+                    f"request {request.id!r} needs {needed} tokens (prompt {len(request.prompt.token_ids)} + "
+                    f"max_tokens {request.sampling.max_tokens}), the model's context is {self._context}; "
+                    "lower rollout.max_tokens or data.max_prompt_tokens"
+                )
+            self._ids.add(request.id)
+            self._waiting.append(request)
+            self._waiting_keys[_key(request)] += 1
+
+    @torch.inference_mode()
+    def poll(self, deadline_s: float) -> list[Finished]:
+        """See RolloutEngine."""
+        start = time.monotonic()
+        if self._stale:
+            self._recompute_cache()
+        while not self._finished and (self._waiting or self._slots.rows):
+            self._admit()
+            if not self._finished:
+                self._decode_step()
+            if not self._finished and time.monotonic() - start > deadline_s:
+                raise DeadlineError(self._still_running(deadline_s))
+        self._counters.seconds += time.monotonic() - start
+        finished, self._finished = self._finished, []
+        self._ids.difference_update(item.request.id for item in finished)
+        return finished
+
+    @torch.inference_mode()
+    def abort(self, ids: Sequence[str]) -> list[Finished]:
+        """See RolloutEngine. Ids that are not here any more are ignored."""
+        wanted = set(ids)
+        aborted = [Finished(r, self._completion(r, [], [], [], "abort")) for r in self._waiting if r.id in wanted]
+        self._waiting = deque(request for request in self._waiting if request.id not in wanted)
+        for item in aborted:
+            self._forget_prefill(_key(item.request))
+        aborted += self._release(
+            [slot for slot, row in enumerate(self._slots.rows) if row.request.id in wanted], "abort"
+        )
+        self._ids.difference_update(item.request.id for item in aborted)
+        return aborted
+
+    @torch.no_grad()
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
+        """See RolloutEngine. Tensors that already are this model's memory are not copied.
+
+        Raises:
+            WeightSyncError: a tensor is unknown, of another shape, or missing.
+        """
+        held = dict(self.model.named_parameters())
+        fingerprints: dict[str, str] = {}
+        for bucket in buckets:
+            for name, tensor in bucket:
+                parameter = held.get(name)
+                if parameter is None or parameter.shape != tensor.shape:
+                    has = "no such tensor" if parameter is None else f"shape {tuple(parameter.shape)}"
+                    raise WeightSyncError(f"got {name!r} of shape {tuple(tensor.shape)}; the sampler has {has}")
+                if parameter.data_ptr() != tensor.data_ptr():
+                    parameter.copy_(tensor)
+                fingerprints[name] = fingerprint(parameter)
+        missing = held.keys() - fingerprints.keys()
+        if missing:
+            raise WeightSyncError(f"{len(missing)} tensors were not sent, such as {sorted(missing)[0]!r}")
+        self._version = version
+        self._prefilled.clear()
+        self._stale = bool(self._slots.rows)
+        counts = self._slots.integers[:, COUNT].tolist()
+        for slot, row in enumerate(self._slots.rows):
+            row.spans.append((counts[slot], version))
+        return fingerprints
+
+    @torch.inference_mode()
+    def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        """See RolloutEngine."""
+        results: list[list[float]] = []
+        for batch in _token_batches(rows):
+            tokens, lengths = self._padded(batch)
+            mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+            token_at, hidden_at = predicted_positions(mask)
+            hidden = self.network.backbone(tokens, None, None).flatten(0, 1)[hidden_at]
+            scored = chunked_head(hidden, self.network.head, tokens.flatten()[token_at], temperature=temperature)
+            aligned = spread(scored.logprobs, token_at, tokens).tolist()
+            results += [row[: len(ids)] for row, ids in zip(aligned, batch, strict=True)]
+        return results
+
+    def metrics(self) -> Metrics:
+        """See RolloutEngine."""
+        counted, self._counters = self._counters, _Counters()
+        return {
+            "rollout/tokens": float(counted.tokens),
+            "rollout/decode_steps": float(counted.decode_steps),
+            "rollout/mean_active_rows": counted.active_rows / max(1, counted.decode_steps),
+            "rollout/prefill_tokens": float(counted.prefill_tokens),
+            "rollout/prefill_tokens_saved": float(counted.prefill_tokens_saved),
+            "throughput/rollout_tokens_per_s": counted.tokens / max(counted.seconds, 1e-9),
+        }
+
+    def sleep(self) -> None:
+        """Free the keys and values; active rows recompute theirs when they go on."""
+        self._cache = None
+        self._prefilled.clear()
+        self._stale = bool(self._slots.rows)
+
+    def wake(self) -> None:
+        """Nothing to do: memory is taken when it is needed."""
+
+    def close(self) -> None:
+        """Drop every request and free the keys and values."""
+        self._waiting.clear()
+        self._waiting_keys.clear()
+        self._slots.rows.clear()
+        self._finished.clear()
+        self._ids.clear()
+        self.sleep()
+
+    def _admit(self) -> None:
+        """Move waiting requests into free slots and draw their first tokens.
+
+        Free slots cost nothing, so they are filled some at a time: a prefill per slot would cost more than it gains.
+        """
+        while self._waiting:
+            free = self.max_rows - len(self._slots.rows)
+            if free < min(len(self._waiting), max(1, self.max_rows // 16)):
+                return
+            requests = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
+            kept = [r for r in requests if len(r.prefix.token_ids) < r.sampling.max_tokens]
+            full = [r for r in requests if len(r.prefix.token_ids) >= r.sampling.max_tokens]
+            self._finished += [Finished(r, self._completion(r, [], [], [], "length")) for r in full]
+            if kept:
+                self._prefill(kept)
+                first = len(self._slots.rows)
+                self._advance(first, self._occupy(kept))
+            for request in requests:
+                self._forget_prefill(_key(request))
+
+    def _prefill(self, requests: list[Request]) -> None:
+        """Run every prompt that has not been run yet, once for all the requests that share it."""
+        keys = [_key(request) for request in requests]
+        missing = [key for key in dict.fromkeys(keys) if key not in self._prefilled]
+        ran = 0
+        for batch in _token_batches([prompt + prefix for prompt, prefix in missing]):
+            kv, hidden, lengths = self._run_prompts(batch)
+            logits = head_logits(hidden[torch.arange(len(batch), device=hidden.device), lengths - 1], self.network.head)
+            for index, ids in enumerate(batch):
+                kept = _Prefilled(kv[:, :, index : index + 1, :, : len(ids)], logits[index])
+                self._prefilled[missing[ran + index]] = kept
+            ran += len(batch)
+        prefilled = sum(len(prompt) + len(prefix) for prompt, prefix in missing)
+        self._counters.prefill_tokens += prefilled
+        self._counters.prefill_tokens_saved += sum(len(prompt) + len(prefix) for prompt, prefix in keys) - prefilled
+
+    def _run_prompts(self, batch: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
+        """(keys and values [layers, 2, P, heads, T, d], hidden states [P, T, H], lengths [P]) of right-padded rows."""
+        tokens, lengths = self._padded(batch)
+        cache = PrefillCache()
+        # Causal attention over right-padded rows needs no mask: what padding computes is never attended to.
+        output: Any = self.network.decoder(input_ids=tokens, past_key_values=cache, use_cache=True)
+        return cache.stacked(), output.last_hidden_state, lengths
+
+    def _forget_prefill(self, key: PrefillKey) -> None:
+        """One request less waits for this prompt; after the last one its keys and values are dropped."""
+        self._waiting_keys[key] -= 1
+        if self._waiting_keys[key] == 0:
+            del self._waiting_keys[key]
+            self._prefilled.pop(key, None)
+
+    def _occupy(self, requests: list[Request]) -> Tensor:
+        """Fill the next free slots with `requests` and return the logits [m, V] that their first tokens come from."""
+        slots, first, device = self._slots, len(self._slots.rows), self.model.device
+        longest = max(request.sampling.max_tokens for request in requests)
+        slots.reserve(longest, max(len(request.sampling.stop_token_ids) for request in requests))
+        rows = torch.arange(first, first + len(requests), device=device)
+        width = slots.integers.shape[1]
+        slots.integers[rows] = torch.tensor([_integers(request, width) for request in requests], device=device)
+        slots.floats[rows] = torch.tensor([_floats(request) for request in requests], device=device)
+        for slot, request in enumerate(requests, first):
+            self._greedy |= request.sampling.temperature == 0
+            self._restricted |= request.sampling.top_k > 0 or request.sampling.top_p < 1
+            slots.rows.append(_Row(request, [(len(request.prefix.token_ids), self._version)]))
+            if request.prefix.token_ids:
+                known = len(request.prefix.token_ids)
+                slots.tokens[slot, :known] = torch.tensor(request.prefix.token_ids, device=device)
+                slots.logprobs[slot, :known] = torch.tensor(request.prefix.logprobs, device=device)
+        members: dict[PrefillKey, list[int]] = {}
+        for slot, request in enumerate(requests, first):
+            members.setdefault(_key(request), []).append(slot)
+        for key, sharing in members.items():
+            prefilled = self._prefilled[key].kv
+            self._cache_like(prefilled).fill(torch.tensor(sharing, device=device), prefilled)
+        return torch.stack([self._prefilled[_key(request)].logits for request in requests])
+
+    def _decode_step(self) -> None:
+        """Run the last token of every active row and draw the next one."""
+        assert self._cache is not None
+        active = len(self._slots.rows)
+        integers = self._slots.integers[:active]
+        positions = integers[:, LENGTH] - 1
+        longest = int(positions.max()) + 1
+        self._cache.reserve(longest)
+        mask = self._cache.begin_step(active, positions, longest)
+        with decoding_attention(self.model.config):
+            output: Any = self.network.decoder(
+                input_ids=integers[:, LAST, None],
+                attention_mask=mask,
+                position_ids=positions[:, None],
+                past_key_values=self._cache,
+                use_cache=True,
+            )
+        self._counters.decode_steps += 1
+        self._counters.active_rows += active
+        self._advance(0, head_logits(output.last_hidden_state[:, 0], self.network.head))
+
+    def _advance(self, first: int, logits: Tensor) -> None:
+        """Draw a token for the slots from `first` on, record it, and release the rows that it finishes."""
+        slots = self._slots
+        integers = slots.integers[first : first + len(logits)]
+        temperature, stochastic, top_p = slots.floats[first : first + len(logits)].unbind(1)
+        if self._restricted:
+            logits = restrict(logits, temperature=temperature, top_k=integers[:, TOP_K], top_p=top_p)
+        keys = noise_keys(integers[:, SEED], integers[:, COUNT])
+        tokens, logprobs = draw(logits, keys, temperature=temperature, stochastic=stochastic if self._greedy else None)
+        at = integers[:, COUNT, None]
+        slots.tokens[first : first + len(logits)].scatter_(1, at, tokens[:, None])
+        slots.logprobs[first : first + len(logits)].scatter_(1, at, logprobs[:, None])
+        integers[:, LAST] = tokens
+        integers[:, LENGTH : COUNT + 1] += 1
+        done = (tokens[:, None] == integers[:, STOPS:]).any(1) | (integers[:, COUNT] >= integers[:, LIMIT])
+        self._counters.tokens += len(logits)
+        if done.any():
+            self._finished += self._release((done.nonzero().squeeze(1) + first).tolist(), None)
+
+    def _release(self, ended: list[int], reason: FinishReason | None) -> list[Finished]:
+        """Turn slots into completions and close the gaps they leave. `reason` None means stop or length."""
+        if not ended:
+            return []
+        slots, device = self._slots, self.model.device
+        picked = torch.tensor(ended, device=device)
+        counts = slots.integers[picked, COUNT].tolist()
+        tokens, logprobs = slots.tokens[picked].tolist(), slots.logprobs[picked].tolist()
+        finished: list[Finished] = []
+        for index, slot in enumerate(ended):
+            row, count = slots.rows[slot], counts[index]
+            ids = tokens[index][:count]
+            stopped = ids[-1] in row.request.sampling.stop_token_ids
+            why: FinishReason = reason or ("stop" if stopped else "length")
+            versions = _versions(row, count)
+            finished.append(Finished(row.request, self._completion(row.request, ids, logprobs[index], versions, why)))
+        left = len(slots.rows) - len(ended)
+        gone = set(ended)
+        targets = [slot for slot in ended if slot < left]
+        sources = [slot for slot in range(left, len(slots.rows)) if slot not in gone]
+        if targets:
+            self._move(torch.tensor(sources, device=device), torch.tensor(targets, device=device))
+            for source, target in zip(sources, targets, strict=True):
+                slots.rows[target] = slots.rows[source]
+        del slots.rows[left:]
+        if not slots.rows:
+            self._greedy = self._restricted = False
+        return finished
+
+    def _move(self, sources: Tensor, targets: Tensor) -> None:
+        assert self._cache is not None
+        slots = self._slots
+        for tensor in (slots.integers, slots.floats, slots.tokens, slots.logprobs):
+            tensor[targets] = tensor[sources]
+        self._cache.move(sources, targets, int(slots.integers[sources, LENGTH].max()))
+
+    def _completion(
+        self, request: Request, ids: list[int], logprobs: list[float], versions: list[int], reason: FinishReason
+    ) -> Completion:
+        """`ids` and the rest hold the prefix too; an unstarted request has nothing but its prefix."""
+        prefix = request.prefix
+        segment = Segment(
+            token_ids=tuple(ids) or prefix.token_ids,
+            logprobs=prefix.logprobs + tuple(logprobs[len(prefix.logprobs) : len(ids)]),
+            versions=prefix.versions + tuple(versions[len(prefix.versions) :]),
+        )
+        text = self.tokenizer.decode(list(segment.token_ids), skip_special_tokens=True)
+        return Completion(segments=(segment,), text=cast(str, text), finish_reason=reason)
+
+    def _recompute_cache(self) -> None:
+        """After a change of weights: run what every active row has read so far once more."""
+        slots, self._cache = self._slots, None
+        counts = slots.integers[: len(slots.rows), COUNT].tolist()
+        sampled = slots.tokens[: len(slots.rows)].tolist()
+        # The last token is not among them: the next decode step runs it.
+        read = [
+            (*row.request.prompt.token_ids, *ids[: count - 1])
+            for row, ids, count in zip(slots.rows, sampled, counts, strict=True)
+        ]
+        slot = 0
+        for batch in _token_batches(read):
+            kv, _, _ = self._run_prompts(batch)
+            for index, ids in enumerate(batch):
+                prefilled = kv[:, :, index : index + 1, :, : len(ids)]
+                self._cache_like(prefilled).fill(torch.tensor([slot + index], device=kv.device), prefilled)
+            slot += len(batch)
+            self._counters.prefill_tokens += sum(map(len, batch))
+        self._stale = False
+
+    def _cache_like(self, prefilled: Tensor) -> RowCache:
+        if self._cache is None:
+            self._cache = RowCache(self.max_rows, prefilled)
+        return self._cache
+
+    def _padded(self, batch: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """(right-padded tokens [P, T], lengths [P])."""
+        width = max(map(len, batch))
+        device = self.model.device
+        tokens = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in batch], device=device)
+        return tokens, torch.tensor([len(ids) for ids in batch], device=device)
+
+    def _still_running(self, deadline_s: float) -> str:
+        integers = self._slots.integers[: len(self._slots.rows)]
+        longest = int(integers[:, COUNT].max()) if len(integers) else 0
+        return (
+            f"waited {deadline_s:g} s for a sampled response: {len(integers)} rows are being decoded, the longest has "
+            f"{longest} of at most {int(integers[:, LIMIT].max()) if len(integers) else 0} tokens, and "
+            f"{len(self._waiting)} requests wait. Raise run.deadline_s or lower rollout.max_tokens"
+        )
+
+
+def _key(request: Request) -> PrefillKey:
+    return request.prompt.token_ids, request.prefix.token_ids
+
+
+def _integers(request: Request, width: int) -> list[int]:
+    sampling = request.sampling
+    known = len(request.prefix.token_ids)
+    top_k = sampling.top_k if sampling.temperature > 0 else 0
+    state = [0, len(request.prompt.token_ids) + known, known, sampling.max_tokens, request.seed, top_k]
+    state += sampling.stop_token_ids
+    return state + [-1] * (width - len(state))
+
+
+def _floats(request: Request) -> list[float]:
+    sampling = request.sampling
+    return [sampling.temperature, 1.0, sampling.top_p] if sampling.temperature > 0 else [1.0, 0.0, 1.0]
+
+
+def _versions(row: _Row, count: int) -> list[int]:
+    """Weight version of each response token; -1 stands for the prefix, which brings its own."""
+    versions = [-1] * row.spans[0][0]
+    ends = [start for start, _ in row.spans[1:]] + [count]
+    for (start, version), end in zip(row.spans, ends, strict=True):
+        versions += [version] * (end - start)
+    return versions
+
+
+def _token_batches(rows: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
+    """Consecutive rows whose padded size stays within PREFILL_TOKENS; a longer row goes alone."""
+    start = 0
+    longest = 0
+    for index, row in enumerate(rows):
+        longest = max(longest, len(row))
+        if index > start and longest * (index + 1 - start) > PREFILL_TOKENS:
+            yield rows[start:index]
+            start, longest = index, len(row)
+    if rows:
+        yield rows[start:]

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from oxrl.engines.local_draw import draw, gumbel_noise, noise_keys, restrict
+
+
+def test_noise_is_a_function_of_seed_position_and_token_alone() -> None:
+    seeds, positions = torch.tensor([3, 3, 2**62 + 5]), torch.tensor([0, 1, 0])
+    keys = noise_keys(seeds, positions)
+    together = gumbel_noise(keys, 50)
+    for row in range(3):
+        assert torch.equal(gumbel_noise(keys[row : row + 1], 50)[0], together[row])
+    assert torch.equal(gumbel_noise(keys, 20), together[:, :20])
+    assert together.unique().numel() == together.numel()
+
+
+def test_noise_is_standard_gumbel_and_uncorrelated_between_neighbours() -> None:
+    seeds = torch.arange(400)
+    noise = gumbel_noise(noise_keys(seeds, torch.zeros_like(seeds)), 500).double()
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
+    assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.03)
+    centred = noise - noise.mean()
+    for left, right in ((centred[1:], centred[:-1]), (centred[:, 1:], centred[:, :-1])):
+        assert abs((left * right).mean().item()) < 0.01
+    next_position = gumbel_noise(noise_keys(seeds, torch.ones_like(seeds)), 500).double()
+    assert abs((centred * (next_position - next_position.mean())).mean().item()) < 0.01
+
+
+def test_draws_follow_the_softmax_at_the_temperature() -> None:
+    count, temperature = 40_000, 0.7
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -4.0])
+    keys = noise_keys(torch.full((count,), 11), torch.arange(count))
+    tokens, logprobs = draw(
+        logits.expand(count, -1), keys, temperature=torch.full((count,), temperature), stochastic=None
+    )
+    expected = torch.softmax(logits / temperature, 0)
+    assert torch.allclose(tokens.bincount(minlength=5) / count, expected, atol=0.008)
+    assert torch.allclose(logprobs, expected.log()[tokens], atol=1e-5)
+
+
+def test_a_greedy_row_takes_the_largest_logit_beside_sampled_rows() -> None:
+    logits = torch.tensor([[0.0, 0.1, 0.0]]).expand(200, -1)
+    stochastic = torch.arange(200) % 2.0
+    tokens, _ = draw(
+        logits,
+        noise_keys(torch.arange(200), torch.zeros(200).long()),
+        temperature=torch.ones(200),
+        stochastic=stochastic,
+    )
+    assert tokens[::2].eq(1).all()
+    assert tokens[1::2].unique().numel() == 3
+
+
+def test_top_k_and_top_p_keep_the_fewest_most_likely_tokens() -> None:
+    logits = torch.log(torch.tensor([[0.1, 0.5, 0.3, 0.1]])).expand(4, -1)
+    kept = restrict(
+        logits,
+        temperature=torch.ones(4),
+        top_k=torch.tensor([0, 2, 0, 1]),
+        top_p=torch.tensor([1.0, 1.0, 0.6, 0.01]),
+    ).isfinite()
+    assert kept.tolist() == [
+        [True] * 4,
+        [False, True, True, False],
+        [False, True, True, False],
+        [False, True, False, False],
+    ]
+
+
+def test_top_p_is_taken_after_top_k_and_at_the_temperature() -> None:
+    logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1]]))
+    one, k, p = torch.ones(1), torch.tensor([2]), torch.tensor([0.55])
+    # Of the two kept tokens the first has 4/7 = 0.571 >= 0.55.
+    assert restrict(logits, temperature=one, top_k=k, top_p=p).isfinite().tolist() == [[True, False, False, False]]
+    # At temperature 2 the first has sqrt(.4) / (sqrt(.4) + sqrt(.3)) = 0.536 < 0.55.
+    assert restrict(logits, temperature=2 * one, top_k=k, top_p=p).isfinite().tolist() == [[True, True, False, False]]
