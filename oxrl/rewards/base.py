@@ -28,6 +28,7 @@ from typing import Any, Protocol, SupportsFloat
 from oxrl.errors import RewardError
 from oxrl.rewards.exact import exact_reward
 from oxrl.rewards.math import math_reward
+from oxrl.rewards.procedural import reasoning_gym_reward
 from oxrl.types import Completion, Prompt, Score, Segment
 
 
@@ -37,7 +38,11 @@ class Reward(Protocol):
     ) -> Sequence[Score] | Awaitable[Sequence[Score]]: ...
 
 
-BUILTINS: dict[str, Callable[[str, Any], Score]] = {"math": math_reward, "exact": exact_reward}
+BUILTINS: dict[str, Callable[[Prompt, str], Score | float]] = {
+    "math": lambda prompt, text: math_reward(text, prompt.answer),
+    "exact": lambda prompt, text: exact_reward(text, prompt.answer),
+    "reasoning-gym": reasoning_gym_reward,
+}
 # Linear-time comparisons that cannot hang: they run in the caller's process. Everything else gets a worker.
 INLINE = frozenset({"exact"})
 
@@ -113,14 +118,15 @@ def load_reward(name: str) -> LoadedReward:
     attribute of `Prompt`); other exceptions may be due to the made-up answer "2" and are left to the run.
 
     Args:
-        name: "math", "exact", or "path.py:function", the path relative to the working directory.
+        name: a key of BUILTINS, or "path.py:function", the path relative to the working directory.
 
     Raises:
         RewardError: nothing loadable under that name, or the dry call failed; says what to change.
     """
     if name in BUILTINS:
-        builtin = BUILTINS[name]
-        return LoadedReward(name, lambda prompt, text: builtin(text, prompt.answer), per_sample=True)
+        reward = LoadedReward(name, BUILTINS[name], per_sample=True)
+        _dry_call(reward)
+        return reward
     path, function_name = locate(name)
     module = _run_module(path, name)
     function = getattr(module, function_name, None)

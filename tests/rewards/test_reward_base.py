@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from oxrl.config.checks import BUILT_IN_REWARDS
 from oxrl.errors import RewardError
-from oxrl.rewards.base import LoadedReward, load_reward
+from oxrl.rewards.base import BUILTINS, LoadedReward, load_reward
 from oxrl.types import Completion, Prompt, Score, Segment
 
 PROMPT = Prompt(uid="p7", messages=({"role": "user", "content": "2+2"},), token_ids=(1,), answer="4")
@@ -39,6 +40,18 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
 def test_builtin_names_score_text_against_the_answer() -> None:
     assert [score.value for score in load_reward("math")(PROMPT, GROUP)] == [1.0, 0.0]
     assert [score.value for score in load_reward("exact")(PROMPT, GROUP)] == [1.0, 0.0]
+
+
+def test_the_config_knows_every_builtin_reward() -> None:
+    assert set(BUILT_IN_REWARDS) == set(BUILTINS)
+
+
+def test_reasoning_gym_tasks_are_scored_by_their_own_verifier() -> None:
+    pytest.importorskip("reasoning_gym", reason="the [tasks] extra is not installed")
+    entry = {"question": "1 + 2 =", "answer": "3", "metadata": {"source_dataset": "chain_sum"}}
+    prompt = Prompt(uid="q", messages=(), token_ids=(), answer="3", metadata={"entry": entry})
+    right, tagged, wrong = (completion(text) for text in ("3", "so <answer> 3 </answer>.", "4"))
+    assert [score.value for score in load_reward("reasoning-gym")(prompt, [right, tagged, wrong])] == [1.0, 1.0, 0.0]
 
 
 def test_a_function_of_one_sample_gets_the_prompt_and_the_text(load: Load) -> None:
@@ -125,7 +138,7 @@ def test_an_exception_is_an_error_with_its_text(load: Load) -> None:
     [
         ("maths", "did you mean 'math'"),
         ("nowhere.py:score", r"there is no file 'nowhere\.py'"),
-        ("mine.py", r"use math, exact or path\.py:function"),
+        ("mine.py", r"use math, exact, reasoning-gym or path\.py:function"),
         ("mine.py:scor", "has no 'scor'; did you mean 'score'"),
         ("mine.py:other", "has no 'other'; it has score"),
     ],
