@@ -5,59 +5,112 @@ A formula belongs here when it has an equation; whatever needs a model, a file o
 
 from __future__ import annotations
 
-from oxrl.functional.advantages import (
-    ADVANTAGES,
-    AdvantageInputs,
-    gae,
+from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs, gae, length_adaptive_lambda, teacher_gap, whiten
+from oxrl.functional.corrections import (
+    CORRECTIONS,
+    drop_drifted_failures,
+    mask_weights,
+    reject_k3,
+    reject_weights,
+    second_moment_mask,
+    truncate_weights,
+    veto_weights,
+)
+from oxrl.functional.group_advantages import (
     group_center,
+    group_center_batch_std,
+    group_center_rescaled,
     group_normalize,
     leave_one_out,
-    whiten,
+    length_weighted_center,
 )
-from oxrl.functional.corrections import CORRECTIONS, mask_weights, truncate_weights
-from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k1, kl_k2, kl_k3, kl_k3_plus
+from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_ratio
 from oxrl.functional.logprobs import logprobs_from_logits
 from oxrl.functional.masks import masked_mean, masked_sum, require_same_shape, weighted_sum
+from oxrl.functional.pass_at_k import mean_normalize, pass_at_k_advantage, top_gap
 from oxrl.functional.policy_losses import GATES, cispo, gspo, policy_gradient, ppo_clip
 from oxrl.functional.ratios import RATIOS
+from oxrl.functional.shaping import adapt_kl_coeff, informative_groups, overlong_penalty, pass_at_k
+from oxrl.functional.soft_gates import dppo_kl, dppo_tv, gmpo, proximal, rgpo_like, sapo, vespo
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.value_losses import value_loss
-from oxrl.functional.weights import WEIGHTS, fixed_length, prompt_mean, sequence_mean, sequence_sum, token_mean
+from oxrl.functional.vocabulary_gates import clip_cov, dppo_topk_kl, dppo_topk_tv, kl_cov, rspo, simko
+from oxrl.functional.weights import (
+    WEIGHTS,
+    fixed_length,
+    lambda_group,
+    prompt_mean,
+    sequence_mean,
+    sequence_sum,
+    token_mean,
+)
 
 __all__ = [
     "ADVANTAGES",
+    "AdvantageInputs",
     "CORRECTIONS",
     "GATES",
     "KLS",
     "RATIOS",
     "WEIGHTS",
-    "AdvantageInputs",
+    "adapt_kl_coeff",
     "add_kl_to_rewards",
     "cispo",
+    "clip_cov",
+    "dppo_kl",
+    "dppo_topk_kl",
+    "dppo_topk_tv",
+    "dppo_tv",
+    "drop_drifted_failures",
     "fixed_length",
     "gae",
+    "gmpo",
     "group_center",
+    "group_center_batch_std",
+    "group_center_rescaled",
     "group_normalize",
     "gspo",
+    "informative_groups",
+    "kl_cov",
     "kl_k1",
     "kl_k2",
     "kl_k3",
     "kl_k3_plus",
+    "kl_k3_ratio",
+    "lambda_group",
     "leave_one_out",
+    "length_adaptive_lambda",
+    "length_weighted_center",
     "logprobs_from_logits",
     "mask_weights",
     "masked_mean",
     "masked_sum",
+    "mean_normalize",
+    "overlong_penalty",
+    "pass_at_k",
+    "pass_at_k_advantage",
     "policy_gradient",
     "ppo_clip",
     "prompt_mean",
+    "proximal",
+    "reject_k3",
+    "reject_weights",
     "require_same_shape",
+    "rgpo_like",
+    "rspo",
+    "sapo",
+    "second_moment_mask",
     "sequence_mean",
     "sequence_sum",
+    "simko",
     "supervised_loss",
+    "teacher_gap",
     "token_mean",
+    "top_gap",
     "truncate_weights",
     "value_loss",
+    "vespo",
+    "veto_weights",
     "weighted_sum",
     "whiten",
 ]

@@ -1,7 +1,6 @@
 """Advantages: how much better a token did than expected. Always detached, statistics always in float64.
 
-Group functions take one reward per row and return one advantage per row; `broadcast` spreads it over the row's trained
-tokens. `gae` works on tokens. `ADVANTAGES` gives all of them one signature.
+Estimators on tokens, and `ADVANTAGES`, which gives these and the row estimators of group_advantages.py one signature.
 """
 
 from __future__ import annotations
@@ -12,113 +11,40 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oxrl.functional.group_advantages import (
+    group_center,
+    group_center_batch_std,
+    group_center_rescaled,
+    group_normalize,
+    leave_one_out,
+    length_weighted_center,
+)
 from oxrl.functional.masks import at_least_float32, fill_masked, masked_values, require_same_shape
+from oxrl.functional.pass_at_k import mean_normalize, pass_at_k_advantage, top_gap
 
 SCAN_CHUNK = 128
+MAX_TEACHER_GAP = 10.0
 
 
-@dataclass(frozen=True)
-class Groups:
-    """Rows of equal `group_ids`: `index` [B] numbers the groups 0..P-1, `count` [P] float64 counts their rows."""
+def teacher_gap(old_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """A_t = teacher_logprobs - old_logprobs, at most 10 in size: minus the k1 estimate of KL(student || teacher).
 
-    index: Tensor
-    count: Tensor
+    As the detached advantage of a policy gradient its expectation is the per-token gradient of that KL. The same
+    difference used as a differentiable loss would have expected gradient 0.
 
-    @classmethod
-    def of(cls, group_ids: Tensor) -> Groups:
-        _, index, count = torch.unique(group_ids, return_inverse=True, return_counts=True)
-        return cls(index=index, count=count.double())
-
-    def sum(self, x: Tensor) -> Tensor:
-        """Group sum of `x` [B], given back to every row of the group. [B] float64."""
-        return torch.zeros_like(self.count).index_add_(0, self.index, x.double())[self.index]
-
-    def mean(self, x: Tensor) -> Tensor:
-        return self.sum(x) / self.size
-
-    def extreme(self, x: Tensor, kind: str) -> Tensor:
-        """Group `amax` or `amin` of `x`, per row."""
-        start = torch.zeros_like(self.count)
-        return start.scatter_reduce_(0, self.index, x.double(), kind, include_self=False)[self.index]
-
-    @property
-    def size(self) -> Tensor:
-        """Rows in the group, per row. [B] float64."""
-        return self.count[self.index]
-
-    def flat(self, x: Tensor) -> Tensor:
-        """[B] bool: the group's values are equal up to rounding (1e-6 of the mean), or there is only one.
-
-        Equal rewards such as 0.1 have a float mean that differs in the last bit, which a division by a standard
-        deviation of 1e-9 turns into advantages of 0.4; such a group must teach nothing.
-        """
-        spread = self.extreme(x, "amax") - self.extreme(x, "amin")
-        return (self.size < 2) | (spread <= 1e-6 * self.mean(x).abs().clamp(min=1.0))
-
-
-def _check_rewards(rewards: Tensor, group_ids: Tensor) -> None:
-    require_same_shape(rewards=rewards, group_ids=group_ids)
-    if rewards.ndim != 1:
-        raise ValueError(f"rewards must be [B], one per response, got shape {tuple(rewards.shape)}")
-    bad = (~rewards.isfinite()).nonzero().flatten().tolist()
-    if bad:
-        raise ValueError(f"rewards of rows {bad[:8]} are not finite; drop unscored rows before computing advantages")
-
-
-def group_center(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """A_i = R_i - mean of the group: no division by the standard deviation, so no difficulty bias.
-
-    Source: Dr.GRPO, arXiv:2503.20783.
+    Source: on-policy distillation; GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543.
 
     Args:
-        rewards: [B] finite, one per response.
-        group_ids: [B] int64; rows of one prompt share an id.
+        old_logprobs: [B, T] nats of the student's sampled tokens.
+        teacher_logprobs: [B, T] nats of the same tokens.
+        mask: [B, T] bool.
 
     Returns:
-        [B] advantages; exactly 0 in groups of one and in groups of equal rewards.
-
-    Raises:
-        ValueError: shapes differ, or a reward is not finite.
+        [B, T], zero where masked.
     """
-    _check_rewards(rewards, group_ids)
-    groups = Groups.of(group_ids)
-    centered = torch.where(groups.flat(rewards), 0.0, rewards.double() - groups.mean(rewards))
-    return centered.to(at_least_float32(rewards).dtype)
-
-
-def group_normalize(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """A_i = (R_i - mean) / (std + eps) with the group's mean and unbiased standard deviation.
-
-    Source: GRPO, arXiv:2402.03300, section 4.1.2. Deviations: groups of equal rewards give exactly 0 (see
-    `Groups.flat`); a group of one gives 0, because it has nothing to be compared with.
-
-    Args:
-        rewards: [B] finite, one per response.
-        group_ids: [B] int64.
-        eps: added to the standard deviation.
-
-    Returns:
-        [B] advantages; they sum to 0 in every group.
-
-    Raises:
-        ValueError: shapes differ, or a reward is not finite.
-    """
-    centered = group_center(rewards.double(), group_ids)
-    groups = Groups.of(group_ids)
-    std = (groups.sum(centered.square()) / (groups.size - 1).clamp(min=1)).sqrt()
-    return (centered / (std + eps)).to(at_least_float32(rewards).dtype)
-
-
-def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """A_i = R_i - mean of the other rows of the group = G / (G - 1) * (R_i - mean): exactly unbiased.
-
-    Source: RLOO, arXiv:2402.14740; Kool et al. 2019.
-
-    Args and Returns: as `group_center`.
-    """
-    groups = Groups.of(group_ids)
-    centered = group_center(rewards.double(), group_ids)
-    return (centered * groups.size / (groups.size - 1).clamp(min=1)).to(at_least_float32(rewards).dtype)
+    require_same_shape(old_logprobs=old_logprobs, teacher_logprobs=teacher_logprobs, mask=mask)
+    gap = fill_masked(teacher_logprobs.detach(), mask) - fill_masked(old_logprobs.detach(), mask)
+    return gap.clamp(-MAX_TEACHER_GAP, MAX_TEACHER_GAP)
 
 
 def broadcast(row_advantages: Tensor, response_mask: Tensor) -> Tensor:
@@ -223,6 +149,14 @@ def gae(
     return advantages.to(dtype), returns.to(dtype)
 
 
+def length_adaptive_lambda(mask: Tensor, *, length_alpha: float = 0.05) -> Tensor:
+    """lambda = 1 - 1 / (length_alpha * n) per row, at least 0: long responses need longer traces. [B] float64.
+
+    Source: VAPO, arXiv:2504.05118, Eq. 7.
+    """
+    return 1 - 1 / (length_alpha * mask.sum(1).double()).clamp(min=1.0)
+
+
 def whiten(advantages: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
     """(A - mean) / sqrt(var + eps) over all trained tokens of the optimizer step, unbiased variance.
 
@@ -254,7 +188,8 @@ class AdvantageInputs:
     """Everything an advantage may be computed from, over the whole rollout batch, invalid rows already removed.
 
     rewards [B]; token_rewards [B, T], the same rewards placed on tokens; response_mask [B, T]; group_ids [B];
-    values [B, T] and bootstrap [B] from the critic; truncated [B] bool, cut by the token limit.
+    values [B, T] and bootstrap [B] from the critic; truncated [B] bool, cut by the token limit; greedy_rewards [B], the
+    reward of the prompt's greedy response; old_logprobs and teacher_logprobs [B, T] of the sampled tokens.
     """
 
     rewards: Tensor
@@ -264,6 +199,16 @@ class AdvantageInputs:
     values: Tensor | None = None
     bootstrap: Tensor | None = None
     truncated: Tensor | None = None
+    greedy_rewards: Tensor | None = None
+    old_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
+
+    def need(self, name: str) -> Tensor:
+        """The field `name`, which the chosen advantage cannot do without."""
+        tensor = getattr(self, name)
+        if tensor is None:
+            raise ValueError(f"this advantage needs {name}, which nothing in this run computes")
+        return tensor
 
 
 def _from_rows(estimate: Callable[[Tensor, Tensor], Tensor]) -> Callable[[AdvantageInputs], tuple[Tensor, None]]:
@@ -271,25 +216,84 @@ def _from_rows(estimate: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Advant
 
 
 def _gae(
-    x: AdvantageInputs, *, gamma: float, gae_lambda: float, whiten: bool, bootstrap_on_truncation: bool
+    x: AdvantageInputs,
+    *,
+    gamma: float,
+    whiten: bool,
+    bootstrap_on_truncation: bool,
+    gae_lambda: float = 1.0,
+    length_alpha: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    if x.values is None:
-        raise ValueError("the gae advantage needs the critic's values")
-    bootstrap = None
+    values, bootstrap = x.need("values"), None
     if bootstrap_on_truncation:
-        if x.bootstrap is None or x.truncated is None:
-            raise ValueError("bootstrap_on_truncation needs the critic's bootstrap values and which rows were cut")
-        bootstrap = torch.where(x.truncated, x.bootstrap, 0.0)
-    advantages, returns = gae(x.token_rewards, x.values, x.response_mask, bootstrap, gamma=gamma, gae_lambda=gae_lambda)
+        bootstrap = torch.where(x.need("truncated"), x.need("bootstrap"), 0.0)
+    trace = gae_lambda if length_alpha is None else length_adaptive_lambda(x.response_mask, length_alpha=length_alpha)
+    advantages, returns = gae(x.token_rewards, values, x.response_mask, bootstrap, gamma=gamma, gae_lambda=trace)
+    if length_alpha is not None:
+        _, returns = gae(x.token_rewards, values, x.response_mask, bootstrap, gamma=gamma, gae_lambda=1.0)
     return (_whiten(advantages, x.response_mask) if whiten else advantages), returns
 
 
 _whiten = whiten
 
+
+def _returns(x: AdvantageInputs, *, gamma: float) -> tuple[Tensor, None]:
+    zeros = torch.zeros_like(x.token_rewards)
+    return gae(x.token_rewards, zeros, x.response_mask, gamma=gamma, gae_lambda=1.0)[0], None
+
+
+def _whitened_returns(x: AdvantageInputs, *, gamma: float) -> tuple[Tensor, None]:
+    return whiten(_returns(x, gamma=gamma)[0], x.response_mask), None
+
+
+def _whitened_center(x: AdvantageInputs) -> tuple[Tensor, None]:
+    return whiten(broadcast(group_center(x.rewards, x.group_ids), x.response_mask), x.response_mask), None
+
+
+def _batch_center(x: AdvantageInputs) -> tuple[Tensor, None]:
+    return broadcast(group_center(x.rewards, torch.zeros_like(x.group_ids)), x.response_mask), None
+
+
+def _greedy_baseline(x: AdvantageInputs) -> tuple[Tensor, None]:
+    return broadcast(x.rewards - x.need("greedy_rewards"), x.response_mask), None
+
+
+def _length_weighted(x: AdvantageInputs) -> tuple[Tensor, None]:
+    rows = length_weighted_center(x.rewards, x.group_ids, x.response_mask.sum(1))
+    return broadcast(rows, x.response_mask), None
+
+
+def _teacher_gap(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> tuple[Tensor, None]:
+    return teacher_coeff * teacher_gap(x.need("old_logprobs"), x.need("teacher_logprobs"), x.response_mask), None
+
+
+def _reward_and_teacher(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> tuple[Tensor, None]:
+    rows = broadcast(group_normalize(x.rewards, x.group_ids), x.response_mask)
+    return rows + _teacher_gap(x, teacher_coeff=teacher_coeff)[0], None
+
+
+def _pass_at_k(x: AdvantageInputs, *, pass_k: int) -> tuple[Tensor, None]:
+    return broadcast(pass_at_k_advantage(x.rewards, x.group_ids, pass_k=pass_k), x.response_mask), None
+
+
 # name -> (AdvantageInputs, **numbers of PARAMETERS) -> advantages [B, T], returns [B, T] for the critic or None.
 ADVANTAGES: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
+    "returns": _returns,
+    "whitened_returns": _whitened_returns,
+    "batch_center": _batch_center,
+    "gae": _gae,
+    "gae_length_adaptive": _gae,
     "group_normalize": _from_rows(group_normalize),
     "group_center": _from_rows(group_center),
+    "group_center_batch_std": _from_rows(group_center_batch_std),
+    "group_center_rescaled": _from_rows(group_center_rescaled),
+    "group_center_whitened": _whitened_center,
     "leave_one_out": _from_rows(leave_one_out),
-    "gae": _gae,
+    "greedy_baseline": _greedy_baseline,
+    "length_weighted_center": _length_weighted,
+    "mean_normalize": _from_rows(mean_normalize),
+    "pass_at_k": _pass_at_k,
+    "top_gap": _from_rows(top_gap),
+    "teacher_gap": _teacher_gap,
+    "group_normalize_teacher": _reward_and_teacher,
 }

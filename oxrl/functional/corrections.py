@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from oxrl.functional.masks import fill_masked, require_same_shape
+from oxrl.functional.masks import fill_masked, masked_mean, require_same_shape
 from oxrl.functional.ratios import LEVELS, MAX_LOG_RATIO
 
 Level = Literal["token", "sequence", "geometric"]
@@ -80,9 +80,102 @@ def mask_weights(
     return torch.where(kept, rho, 0.0)
 
 
+def reject_weights(
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    mask: Tensor,
+    *,
+    correction_level: Level = "geometric",
+    correction_min: float = 0.999,
+    correction_max: float = 1.001,
+) -> Tensor:
+    """Rejection sampling: 1 where rho lies in [correction_min, correction_max], 0 outside.
+
+    Source: Li et al. 2025, "When speed kills stability"; bounds of verl's geometric preset, here on rho itself.
+
+    Args, Returns and Raises: as `mask_weights`.
+    """
+    rho = importance_ratio(old_logprobs, rollout_logprobs, mask, correction_level=correction_level)
+    return fill_masked((rho >= correction_min) & (rho <= correction_max), mask)
+
+
+def reject_k3(
+    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, correction_k3_max: float = 0.01
+) -> Tensor:
+    """1 for rows whose mean of rho - 1 - log rho is at most correction_k3_max, else 0: no length trap.
+
+    Args, Returns and Raises: as `truncate_weights`.
+    """
+    rho = importance_ratio(old_logprobs, rollout_logprobs, mask, correction_level="token")
+    return fill_masked((masked_mean(rho - 1 - rho.log(), mask, dim=1) <= correction_k3_max)[:, None] & mask, mask)
+
+
+def veto_weights(
+    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, correction_veto: float = 1e-4
+) -> Tensor:
+    """0 for a whole row if any of its tokens has rho < correction_veto, else 1: one impossible token spoils the row.
+
+    Source: slime and verl, catastrophic-token veto.
+
+    Args, Returns and Raises: as `truncate_weights`.
+    """
+    rho = importance_ratio(old_logprobs, rollout_logprobs, mask, correction_level="token")
+    return fill_masked(((rho >= correction_veto) | ~mask).all(1)[:, None] & mask, mask)
+
+
+def drop_drifted_failures(
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    mask: Tensor,
+    *,
+    advantages: Tensor,
+    drift_max: float = 0.5,
+) -> Tensor:
+    """0 for rows with A < 0 whose mean of rollout_logprobs - old_logprobs is above drift_max, else 1.
+
+    A bad response that the current policy no longer gives has nothing more to teach.
+
+    Source: off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556, Eq. 9.
+
+    Args: as `truncate_weights`, and
+        advantages: [B, T]; the sign of the row's mean counts.
+        drift_max: nats per token.
+    """
+    require_same_shape(advantages=advantages, mask=mask)
+    drift = masked_mean(fill_masked(rollout_logprobs, mask) - fill_masked(old_logprobs, mask), mask, dim=1)
+    dropped = (masked_mean(advantages, mask, dim=1) < 0) & (drift > drift_max)
+    return fill_masked(~dropped[:, None] & mask, mask).detach()
+
+
+def second_moment_mask(
+    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, second_moment_max: float = 0.04
+) -> Tensor:
+    """Drops the tokens with the largest (log rho)^2 until the mean over the others is below second_moment_max.
+
+    Over the whole optimizer step, so it must be given the full batch; at least one token survives.
+
+    Source: M2PO, arXiv:2510.01161, Algorithm 1.
+
+    Args, Returns and Raises: as `truncate_weights`.
+    """
+    rho = importance_ratio(old_logprobs, rollout_logprobs, mask, correction_level="token")
+    squares, order = rho.log().square()[mask].double().sort()
+    counts = torch.arange(1, len(squares) + 1, device=squares.device)
+    kept = (squares.cumsum(0) / counts < second_moment_max) | (counts == 1)
+    weights = torch.zeros_like(rho)
+    weights[tuple(mask.nonzero()[order].T)] = kept.to(rho.dtype)
+    return weights
+
+
 # Row.correction -> (old_logprobs, rollout_logprobs, mask, **numbers of PARAMETERS) -> weights [B, T], detached.
-# "none" is not listed: the correction is then None.
+# "none" is not listed: the correction is then None. All but
+# `second_moment` decide row by row, so micro-batches cannot change them; `drop_drifted_failures` also takes advantages.
 CORRECTIONS: dict[str, Callable[..., Tensor]] = {
     "truncate": truncate_weights,
     "mask": mask_weights,
+    "reject": reject_weights,
+    "reject_k3": reject_k3,
+    "veto": veto_weights,
+    "drop_drifted_failures": drop_drifted_failures,
+    "second_moment": second_moment_mask,
 }

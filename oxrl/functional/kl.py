@@ -68,6 +68,20 @@ def kl_k3_plus(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = Non
     return (kl_k3(logprobs, ref_logprobs, mask) - k2).detach() + k2
 
 
+def kl_k3_ratio(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """r * k3 with r = exp(logprobs - detached logprobs): the value of k3 and, on-policy, the exact gradient.
+
+    The attached ratio adds the score term that k3 alone lacks. Off-policy r would have to be against the sampler.
+
+    Source: DeepSeek-V3.2, arXiv:2512.02556, Eq. 7.
+
+    Args and Returns: as `kl_k1`.
+    """
+    k3 = kl_k3(logprobs, ref_logprobs, mask)
+    own = logprobs if mask is None else fill_masked(logprobs, mask)
+    return k3 * (own - own.detach()).exp()
+
+
 def add_kl_to_rewards(
     rewards: Tensor, token_rewards: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, kl_coeff: float
 ) -> tuple[Tensor, Tensor]:
@@ -95,5 +109,6 @@ KLS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "loss_k2": kl_k2,
     "loss_k3": kl_k3,
     "loss_k3_plus": kl_k3_plus,
+    "loss_k3_ratio": kl_k3_ratio,
     "reward_k1": kl_k1,
 }

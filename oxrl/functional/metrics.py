@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oxrl.functional.advantages import Groups
 from oxrl.functional.corrections import Level, importance_ratio
+from oxrl.functional.group_advantages import Groups
 from oxrl.functional.masks import fill_masked, masked_values, require_same_shape
 from oxrl.functional.ratios import MAX_LOG_RATIO
 

@@ -4,7 +4,7 @@
     loss = -sum_bt  correction * loss_weights * S(r, A)          r = exp(logprobs - old_logprobs)
 
 A gate decides two things about a token, elementwise: the value S of its surrogate and its effective weight
-w = (dS / d logprobs) / A. `_loss` turns them into a scalar whose value is S and whose gradient is exactly w * A,
+w = (dS / d logprobs) / A. `surrogate_loss` makes a scalar of them whose value is S and whose gradient is exactly w * A,
 whatever torch does at ties of min, max and clamp. Row-level ratios come in through `old_logprobs` (see ratios.py).
 
 Args of every gate:
@@ -22,77 +22,15 @@ Raises of every gate: ValueError when shapes differ.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from oxrl.functional.gates import LossAndMetrics, clean_tokens, clip_tokens, surrogate_loss
 from oxrl.functional.masks import fill_masked, masked_mean, require_same_shape
-from oxrl.functional.ratios import MAX_LOG_RATIO, geometric_anchor
-
-LossAndMetrics = tuple[Tensor, dict[str, Tensor]]
-
-
-class Tokens(NamedTuple):
-    """What a gate decides from, all [B, T], detached and clean but for `logprobs`, which carries the gradient."""
-
-    logprobs: Tensor
-    log_ratio: Tensor  # clamped to +-20
-    ratio: Tensor
-    inside: Tensor  # the clamp did not act; a clamped ratio has no gradient
-    advantages: Tensor
-    mask: Tensor
-    loss_weights: Tensor  # times the correction
-
-
-def _tokens(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    loss_weights: Tensor,
-    correction: Tensor | None,
-) -> Tokens:
-    require_same_shape(
-        logprobs=logprobs,
-        old_logprobs=old_logprobs,
-        advantages=advantages,
-        mask=mask,
-        loss_weights=loss_weights,
-        correction=correction,
-    )
-    logprobs = fill_masked(logprobs, mask)
-    raw = logprobs.detach() - fill_masked(old_logprobs.detach(), mask)
-    log_ratio = raw.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    weights = fill_masked(loss_weights, mask)
-    if correction is not None:
-        weights = weights * fill_masked(correction.detach(), mask)
-    advantages = fill_masked(advantages.detach(), mask)
-    return Tokens(logprobs, log_ratio, log_ratio.exp(), raw == log_ratio, advantages, mask, weights)
-
-
-def _loss(
-    tokens: Tokens, value: Tensor, weight: Tensor, *, high: Tensor | None = None, low: Tensor | None = None
-) -> LossAndMetrics:
-    """Loss with value -sum(loss_weights * value) and gradient -loss_weights * weight * advantages.
-
-    `high` and `low` mark the tokens that were clipped from above and from below.
-    """
-    push = weight * tokens.advantages * (tokens.logprobs - tokens.logprobs.detach())
-    loss = -((value.detach() + push) * tokens.loss_weights).sum()
-    nothing = torch.zeros_like(tokens.mask)
-    live = tokens.mask & (tokens.advantages != 0)
-    flat = torch.where(live, weight, 0.0)
-    squares = flat.square().sum()
-    metrics = {
-        "update/clip_frac_high": masked_mean(nothing if high is None else high, tokens.mask),
-        "update/clip_frac_low": masked_mean(nothing if low is None else low, tokens.mask),
-        "update/weight_mean": masked_mean(weight, live),
-        "update/weight_max": flat.max() if flat.numel() else flat.sum(),
-        "update/weight_zero_frac": masked_mean(weight == 0, live),
-        "update/weight_ess": flat.sum().square() / (squares * live.sum()).clamp(min=1e-30),
-    }
-    return loss, {name: metric.detach() for name, metric in metrics.items()}
+from oxrl.functional.ratios import geometric_anchor
+from oxrl.functional.soft_gates import dppo_kl, dppo_tv, gmpo, proximal, rgpo_like, sapo, vespo
+from oxrl.functional.vocabulary_gates import clip_cov, dppo_topk_kl, dppo_topk_tv, kl_cov, rspo, simko
 
 
 def policy_gradient(
@@ -108,9 +46,9 @@ def policy_gradient(
 
     Source: Williams 1992, REINFORCE.
     """
-    tokens = _tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
+    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
     value = tokens.advantages * tokens.logprobs.detach()
-    return _loss(tokens, value, torch.ones_like(tokens.ratio))
+    return surrogate_loss(tokens, value, torch.ones_like(tokens.ratio))
 
 
 def ppo_clip(
@@ -140,18 +78,10 @@ def ppo_clip(
         clip_high: offset of the upper bound from 1, not negative.
         clip_dual: cap c > 1 of the ratio where A < 0, or None for no cap. Typical 3.
     """
-    tokens = _tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
-    ratio, advantage = tokens.ratio, tokens.advantages
-    high = (advantage > 0) & (ratio > 1 + clip_high)
-    low = (advantage < 0) & (ratio < 1 - clip_low)
-    bounded = torch.where(high, 1 + clip_high, torch.where(low, 1 - clip_low, ratio))
-    dual = torch.zeros_like(high)
-    if clip_dual is not None:
-        dual = (advantage < 0) & (ratio > clip_dual)
-        bounded = torch.where(dual, clip_dual, bounded)
-    weight = torch.where(high | low | dual | ~tokens.inside, 0.0, ratio)
-    loss, metrics = _loss(tokens, bounded * advantage, weight, high=high, low=low)
-    return loss, metrics | {"update/clip_frac_dual": masked_mean(dual, mask)}
+    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
+    clip = clip_tokens(tokens, clip_low=clip_low, clip_high=clip_high, clip_dual=clip_dual)
+    loss, metrics = surrogate_loss(tokens, clip.ratio * tokens.advantages, clip.weight, high=clip.high, low=clip.low)
+    return loss, metrics | {"update/clip_frac_dual": masked_mean(clip.dual, mask)}
 
 
 def gspo(
@@ -212,11 +142,11 @@ def cispo(
         weight_min: smallest weight, not negative.
         weight_max: largest weight, at least 1.
     """
-    tokens = _tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
+    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
     weight = tokens.ratio.clamp(weight_min, weight_max)
     value = weight * tokens.advantages * tokens.logprobs.detach()
     live = tokens.advantages != 0
-    return _loss(
+    return surrogate_loss(
         tokens,
         value,
         weight,
@@ -225,9 +155,23 @@ def cispo(
     )
 
 
-# Row.gate -> the function; its numbers are the train fields of PARAMETERS.
+# Row.gate -> the function; its numbers are the train fields of PARAMETERS. A gate that reads further tensors takes them
+# by keyword; its needs are in algorithms.NEEDS.
 GATES: dict[str, Callable[..., LossAndMetrics]] = {
     "policy_gradient": policy_gradient,
     "ppo_clip": ppo_clip,
     "cispo": cispo,
+    "sapo": sapo,
+    "rgpo_like": rgpo_like,
+    "dppo_tv": dppo_tv,
+    "dppo_kl": dppo_kl,
+    "dppo_topk_tv": dppo_topk_tv,
+    "dppo_topk_kl": dppo_topk_kl,
+    "vespo": vespo,
+    "proximal": proximal,
+    "gmpo": gmpo,
+    "rspo": rspo,
+    "simko": simko,
+    "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
 }

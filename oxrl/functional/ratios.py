@@ -67,3 +67,28 @@ RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "sequence": sequence_anchor,
     "geometric": geometric_anchor,
 }
+
+
+def interpolated_anchor(
+    logprobs: Tensor, rollout_logprobs: Tensor, versions: Tensor, mask: Tensor, *, version: int
+) -> Tensor:
+    """log prox = rollout + alpha * (logprobs - rollout), alpha = (lag - 1) / lag, 0 for a lag of at most one version.
+
+    A proximal policy without a forward pass of its own. With r against it and the weight exp(prox - rollout), the
+    product is always the full ratio against the sampler.
+
+    Source: A-3PO, arXiv:2512.06547, Eq. 7.
+
+    Args:
+        logprobs: [B, T] nats, current; detached here.
+        rollout_logprobs: [B, T] nats, the sampler's.
+        versions: [B, T] weight version that sampled each token.
+        mask: [B, T] bool.
+        version: the trainer's weight version.
+
+    Returns:
+        [B, T], detached, 0 where masked.
+    """
+    lag = (version - versions).clamp(min=1).to(logprobs.dtype)
+    rollout = fill_masked(rollout_logprobs, mask)
+    return (rollout + (lag - 1) / lag * (fill_masked(logprobs, mask) - rollout)).detach()

@@ -115,6 +115,46 @@ def prompt_mean(response_mask: Tensor, group_ids: Tensor) -> Tensor:
     return _spread(1.0 / (prompts * tokens.clamp(min=1))[groups], response_mask)
 
 
+def length_preference(lengths: Tensor, group_ids: Tensor, length_power: Tensor | float) -> Tensor:
+    """f_i = G * softmax over the group of h_i ** length_power, h_i = 1 + z_i / 9, z the length's z-score. [B] float64.
+
+    0 treats all lengths alike, a positive power favours long rows, a negative one short rows; f sums to G. Rows without
+    a trained token are left out. Differentiable in `length_power`, should it be learned.
+
+    Source: lambda-GRPO, arXiv:2510.06870; the factor 1/9 was not verified.
+    """
+    lengths = lengths.double()
+    _, groups, counts = torch.unique(group_ids, return_inverse=True, return_counts=True)
+    real = (lengths > 0).double()
+
+    def total(x: Tensor) -> Tensor:
+        return torch.zeros(len(counts), dtype=torch.float64, device=x.device).index_add(0, groups, x)[groups]
+
+    rows = total(real).clamp(min=1)
+    centered = (lengths - total(lengths) / rows) * real
+    std = (total(centered.square()) / rows).sqrt()
+    score = 1 + (centered / std.clamp(min=1e-8) / 9).clamp(-0.9, 0.9)
+    share = (score**length_power).exp() * real
+    return rows * share / total(share).clamp(min=1e-300)
+
+
+def lambda_group(response_mask: Tensor, group_ids: Tensor, *, length_power: float) -> Tensor:
+    """f_i / (prompts * tokens of the prompt's rows): `prompt_mean` with a preference for long or short rows.
+
+    Source: lambda-GRPO, arXiv:2510.06870. Deviation: the power is a number of the run, not a learned parameter.
+
+    Args:
+        response_mask: [B, T] bool.
+        group_ids: [B] int64.
+        length_power: 0 for none, see `length_preference`.
+
+    Returns:
+        [B, T] float32 loss weights.
+    """
+    preference = length_preference(_counts(response_mask), group_ids, length_power)
+    return (prompt_mean(response_mask, group_ids).double() * preference[:, None]).float()
+
+
 # name -> (response_mask [B, T], group_ids [B], **numbers of PARAMETERS) -> loss_weights [B, T] float32.
 WEIGHTS: dict[str, Callable[..., Tensor]] = {
     "token_mean": lambda response_mask, group_ids: token_mean(response_mask),
@@ -124,4 +164,5 @@ WEIGHTS: dict[str, Callable[..., Tensor]] = {
         response_mask, weights_length=weights_length
     ),
     "prompt_mean": prompt_mean,
+    "lambda_group": lambda_group,
 }

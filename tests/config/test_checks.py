@@ -83,10 +83,18 @@ def test_what_fits_together_loads(write: Callable[..., Path], overrides: list[st
     load_config(write(), overrides)
 
 
-@pytest.mark.parametrize("algorithm", ROWS)
+@pytest.mark.parametrize("algorithm", [name for name, row in ROWS.items() if not row.unsupported])
 def test_every_row_of_the_table_loads_with_its_own_defaults(write: Callable[..., Path], algorithm: str) -> None:
     cfg = load_config(write(train={"alg_name": algorithm}), ["run.steps=48"])
     assert cfg.train.row == ROWS[algorithm]
+
+
+@pytest.mark.parametrize("algorithm", [name for name, row in ROWS.items() if row.unsupported])
+def test_a_row_that_no_recipe_can_run_is_refused_with_what_is_missing(
+    write: Callable[..., Path], algorithm: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{algorithm} needs .* not part of a recipe yet"):
+        load_config(write(train={"alg_name": algorithm}), ["run.steps=48"])
 
 
 def test_a_reward_file_must_define_the_function(write: Callable[..., Path]) -> None:

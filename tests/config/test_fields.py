@@ -52,7 +52,7 @@ def reader(path: str) -> tuple[str, list[str]]:
     """An algorithm, and overrides, under which `path` is read."""
     held_out = "data.eval=data/test.jsonl"
     for algorithm in ROWS:
-        if reads(algorithm, path, eval="e.jsonl"):
+        if not ROWS[algorithm].unsupported and reads(algorithm, path, eval="e.jsonl"):
             return algorithm, [held_out]
     return "sgrpo", [held_out, CELL_CHOICES[path]]
 

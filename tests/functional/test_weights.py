@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ LOSSES = torch.tensor([[4.0, 0, 0], [1, 2, 0], [2, 2, 5]], dtype=torch.float64)
 MASK = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]], dtype=torch.bool)
 EMPTY = torch.zeros(1, 3, dtype=torch.bool)
 IDS = torch.tensor([7, 7, 3])
+NUMBERS: dict[str, dict[str, Any]] = {"fixed_length": {"weights_length": 4}, "lambda_group": {"length_power": 1.0}}
 
 
 def total(weights: torch.Tensor) -> float:
@@ -49,15 +52,13 @@ def test_an_empty_row_changes_nothing_but_the_row_count_of_fixed_length() -> Non
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_batch_without_trained_tokens_has_finite_zero_weights(name: str) -> None:
-    numbers = {"weights_length": 4} if name == "fixed_length" else {}
-    weights = WEIGHTS[name](EMPTY, torch.tensor([0]), **numbers)
+    weights = WEIGHTS[name](EMPTY, torch.tensor([0]), **NUMBERS.get(name, {}))
     assert weights.dtype == torch.float32 and weights.tolist() == [[0.0, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_are_zero_outside_the_mask(name: str) -> None:
-    numbers = {"weights_length": 4} if name == "fixed_length" else {}
-    assert (WEIGHTS[name](MASK, IDS, **numbers)[~MASK] == 0).all()
+    assert (WEIGHTS[name](MASK, IDS, **NUMBERS.get(name, {}))[~MASK] == 0).all()
 
 
 def test_a_length_below_one_is_refused() -> None:

@@ -1,0 +1,161 @@
+"""Advantages that compare the responses to one prompt: one reward per row in, one advantage per row out.
+
+Statistics are float64. A group of one, and a group whose rewards are equal, teach nothing and get exactly 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oxrl.functional.masks import at_least_float32, require_same_shape
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rows of equal `group_ids`: `index` [B] numbers the groups 0..P-1, `count` [P] float64 counts their rows."""
+
+    index: Tensor
+    count: Tensor
+
+    @classmethod
+    def of(cls, group_ids: Tensor) -> Groups:
+        _, index, count = torch.unique(group_ids, return_inverse=True, return_counts=True)
+        return cls(index=index, count=count.double())
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Group sum of `x` [B], given back to every row of the group. [B] float64."""
+        return torch.zeros_like(self.count).index_add_(0, self.index, x.double())[self.index]
+
+    def mean(self, x: Tensor) -> Tensor:
+        return self.sum(x) / self.size
+
+    def extreme(self, x: Tensor, kind: str) -> Tensor:
+        """Group `amax` or `amin` of `x`, per row."""
+        start = torch.zeros_like(self.count)
+        return start.scatter_reduce_(0, self.index, x.double(), kind, include_self=False)[self.index]
+
+    @property
+    def size(self) -> Tensor:
+        """Rows in the group, per row. [B] float64."""
+        return self.count[self.index]
+
+    def flat(self, x: Tensor) -> Tensor:
+        """[B] bool: the group's values are equal up to rounding (1e-6 of the mean), or there is only one.
+
+        Equal rewards such as 0.1 have a float mean that differs in the last bit, which a division by a standard
+        deviation of 1e-9 turns into advantages of 0.4; such a group must teach nothing.
+        """
+        spread = self.extreme(x, "amax") - self.extreme(x, "amin")
+        return (self.size < 2) | (spread <= 1e-6 * self.mean(x).abs().clamp(min=1.0))
+
+
+def _check_rewards(rewards: Tensor, group_ids: Tensor) -> None:
+    require_same_shape(rewards=rewards, group_ids=group_ids)
+    if rewards.ndim != 1:
+        raise ValueError(f"rewards must be [B], one per response, got shape {tuple(rewards.shape)}")
+    bad = (~rewards.isfinite()).nonzero().flatten().tolist()
+    if bad:
+        raise ValueError(f"rewards of rows {bad[:8]} are not finite; drop unscored rows before computing advantages")
+
+
+def group_center(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """A_i = R_i - mean of the group: no division by the standard deviation, so no difficulty bias.
+
+    Source: Dr.GRPO, arXiv:2503.20783.
+
+    Args:
+        rewards: [B] finite, one per response.
+        group_ids: [B] int64; rows of one prompt share an id.
+
+    Returns:
+        [B] advantages; exactly 0 in groups of one and in groups of equal rewards.
+
+    Raises:
+        ValueError: shapes differ, or a reward is not finite.
+    """
+    _check_rewards(rewards, group_ids)
+    groups = Groups.of(group_ids)
+    centered = torch.where(groups.flat(rewards), 0.0, rewards.double() - groups.mean(rewards))
+    return centered.to(at_least_float32(rewards).dtype)
+
+
+def group_normalize(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-8) -> Tensor:
+    """A_i = (R_i - mean) / (std + eps) with the group's mean and unbiased standard deviation.
+
+    Source: GRPO, arXiv:2402.03300, section 4.1.2. Deviations: groups of equal rewards give exactly 0 (see
+    `Groups.flat`); a group of one gives 0, because it has nothing to be compared with.
+
+    Args:
+        rewards: [B] finite, one per response.
+        group_ids: [B] int64.
+        eps: added to the standard deviation.
+
+    Returns:
+        [B] advantages; they sum to 0 in every group.
+
+    Raises:
+        ValueError: shapes differ, or a reward is not finite.
+    """
+    centered = group_center(rewards.double(), group_ids)
+    groups = Groups.of(group_ids)
+    std = (groups.sum(centered.square()) / (groups.size - 1).clamp(min=1)).sqrt()
+    return (centered / (std + eps)).to(at_least_float32(rewards).dtype)
+
+
+def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """A_i = R_i - mean of the other rows of the group = G / (G - 1) * (R_i - mean): exactly unbiased.
+
+    Source: RLOO, arXiv:2402.14740; Kool et al. 2019.
+
+    Args and Returns: as `group_center`.
+    """
+    groups = Groups.of(group_ids)
+    centered = group_center(rewards.double(), group_ids)
+    return (centered * groups.size / (groups.size - 1).clamp(min=1)).to(at_least_float32(rewards).dtype)
+
+
+def group_center_batch_std(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-8) -> Tensor:
+    """A_i = (R_i - mean of the group) / (std of the batch's rewards + eps): one scale for all groups.
+
+    Source: LitePPO, arXiv:2508.08221; ScaleRL, arXiv:2510.13786.
+
+    Args and Returns: as `group_normalize`.
+    """
+    centered = group_center(rewards.double(), group_ids)
+    std = rewards.double().std() if len(rewards) > 1 else torch.zeros((), dtype=torch.float64, device=rewards.device)
+    return (centered / (std + eps)).to(at_least_float32(rewards).dtype)
+
+
+def group_center_rescaled(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """A_i = (R_i - mean of the group) * B / (rows in groups whose rewards differ).
+
+    Makes up for the rows that teach nothing, so the gradient's scale does not shrink as groups are solved.
+
+    Source: GPG, arXiv:2504.02546.
+
+    Args and Returns: as `group_center`.
+    """
+    centered = group_center(rewards.double(), group_ids)
+    live = (~Groups.of(group_ids).flat(rewards)).sum().clamp(min=1)
+    return (centered * len(rewards) / live).to(at_least_float32(rewards).dtype)
+
+
+def length_weighted_center(rewards: Tensor, group_ids: Tensor, lengths: Tensor) -> Tensor:
+    """A_i = R_i - sum_j n_j R_j / sum_j n_j over the group: nearly the variance-optimal baseline. On-policy only.
+
+    Source: OPO, arXiv:2505.23585, Eq. 8, with the response length for the squared norm of its gradient.
+
+    Args:
+        rewards, group_ids: as `group_center`.
+        lengths: [B] trained tokens of each row.
+
+    Returns:
+        [B] advantages; exactly 0 in groups of one and of equal rewards.
+    """
+    _check_rewards(rewards, group_ids)
+    groups = Groups.of(group_ids)
+    baseline = groups.sum(rewards.double() * lengths) / groups.sum(lengths).clamp(min=1)
+    return torch.where(groups.flat(rewards), 0.0, rewards.double() - baseline).to(at_least_float32(rewards).dtype)

@@ -1,0 +1,63 @@
+"""Rewards before they become advantages, and the numbers that steer a run between steps. Pure, on one row or group."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oxrl.functional.group_advantages import Groups
+
+
+def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int) -> Tensor:
+    """0 up to max_tokens - buffer_tokens, then linearly down to -1 at max_tokens, -1 beyond. [B].
+
+    Source: soft overlong punishment, DAPO, arXiv:2503.14476, Eq. 13. Group filters read the reward without it.
+
+    Args:
+        lengths: [B] sampled tokens of each response.
+        max_tokens: hard limit.
+        buffer_tokens: length of the ramp, at least 1.
+    """
+    return ((max_tokens - buffer_tokens - lengths.double()) / buffer_tokens).clamp(-1.0, 0.0)
+
+
+def informative_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """[B] bool: the row's group has rewards that differ, so it can teach something. On raw rewards, before shaping.
+
+    Source: dynamic sampling, DAPO, arXiv:2503.14476, Eq. 11; for rewards 0 and 1 it is 0 < correct < G.
+    """
+    return ~Groups.of(group_ids).flat(rewards)
+
+
+def adapt_kl_coeff(kl_coeff: float, kl: float, *, kl_target: float, kl_horizon: float, rows: int) -> float:
+    """kl_coeff * (1 + clip(kl / kl_target - 1, -0.2, 0.2) * rows / kl_horizon): steer the KL to its target.
+
+    Source: Ziegler et al., arXiv:1909.08593, section 2.2.
+
+    Args:
+        kl: measured KL per response, nats.
+        kl_target: wanted KL per response, positive.
+        kl_horizon: rows over which an error of 20 % changes the coefficient by 20 %.
+        rows: responses since the last call.
+    """
+    error = min(max(kl / kl_target - 1, -0.2), 0.2)
+    return kl_coeff * (1 + error * rows / kl_horizon)
+
+
+def pass_at_k(total: Tensor, correct: Tensor, *, k: int) -> Tensor:
+    """Probability that k draws without replacement from `total` samples contain a correct one; float64.
+
+    1 - C(total - correct, k) / C(total, k), as the product over j = total - correct + 1 .. total of (1 - k / j).
+    Averaged over prompts, the unbiased estimate of pass@k.
+
+    Source: Chen et al., arXiv:2107.03374, Eq. 1.
+
+    Args:
+        total: samples per prompt, any shape.
+        correct: how many of them are correct, same shape.
+        k: draws, at least 1. Where total < k, any correct sample gives 1.
+    """
+    total, correct = torch.broadcast_tensors(total.double(), correct.double())
+    j = torch.arange(1, int(total.max()) + 1, dtype=torch.float64, device=total.device)
+    within = (j > (total - correct)[..., None]) & (j <= total[..., None])
+    return 1 - torch.where(within, (1 - k / j).clamp(min=0.0), 1.0).prod(-1)

@@ -1,0 +1,233 @@
+"""Policy losses whose trust region is not PPO's interval. Contract: policy_losses.py."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from oxrl.functional.gates import LossAndMetrics, Tokens, clean_tokens, own_push, surrogate_loss
+from oxrl.functional.masks import fill_masked, masked_mean
+
+MIN_LOG_PRODUCT = math.log(1e-8)
+TINY = 1e-8
+
+
+def sapo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    sapo_positive: float = 1.0,
+    sapo_negative: float = 1.05,
+) -> LossAndMetrics:
+    """Soft adaptive gate: a sigmoid instead of a cliff; the weight decays smoothly and never reaches zero.
+
+    S = 4 / tau * sigmoid(tau * (r - 1)) * A;   w = r * 4 * sigma * (1 - sigma) = r * sech(tau * (r - 1) / 2)^2
+    tau = sapo_positive where A > 0, else sapo_negative: larger, so that negative tokens fade sooner.
+
+    Source: SAPO, arXiv:2511.20347. The value at r = 1 is 2 * A / tau: not comparable with PPO's.
+
+    Args:
+        sapo_positive, sapo_negative: temperatures tau > 0.
+    """
+    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
+    tau = torch.where(tokens.advantages > 0, sapo_positive, sapo_negative).to(tokens.ratio.dtype)
+    sigma = torch.sigmoid(tau * (tokens.ratio - 1))
+    weight = torch.where(tokens.inside, tokens.ratio * 4 * sigma * (1 - sigma), 0.0)
+    return surrogate_loss(tokens, 4 / tau * sigma * tokens.advantages, weight)
+
+
+def rgpo_like(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    gate_sharpness: float = 1.0,
+) -> LossAndMetrics:
+    """Rejection gating with a sigmoid acceptance: S = 4 / k * sigmoid(k * (r - 1)) * A, the same k for both signs.
+
+    Source: after RGPO, arXiv:2604.14895. The paper's exact gate and its second gate on the reference ratio could not be
+    verified, hence the name; no guarantee of the paper is claimed.
+
+    Args:
+        gate_sharpness: k > 0.
+    """
+    return sapo(
+        logprobs,
+        old_logprobs,
+        advantages,
+        mask,
+        loss_weights,
+        correction=correction,
+        sapo_positive=gate_sharpness,
+        sapo_negative=gate_sharpness,
+    )
+
+
+def divergence_gate(
+    tokens: Tokens, divergence: Tensor, moved: Tensor, *, dppo_low: float, dppo_high: float, weight_max: float
+) -> LossAndMetrics:
+    """w = min(r, weight_max), 0 where the token moved the favoured way and its divergence is above the bound."""
+    high = (tokens.advantages > 0) & (moved > 0) & (divergence > dppo_high)
+    low = (tokens.advantages < 0) & (moved < 0) & (divergence > dppo_low)
+    weight = torch.where(high | low, 0.0, tokens.ratio.clamp(max=weight_max))
+    loss, metrics = surrogate_loss(
+        tokens, weight * tokens.advantages * tokens.logprobs.detach(), weight, high=high, low=low
+    )
+    return loss, metrics | {"update/divergence": masked_mean(divergence, tokens.mask)}
+
+
+def probabilities(tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
+    """Current and sampling probability of the sampled token, and their difference."""
+    now = tokens.logprobs.detach()
+    p, mu = now.exp(), (now - tokens.log_ratio).exp()
+    return p, mu, p - mu
+
+
+def dppo_tv(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    dppo_low: float = 0.2,
+    dppo_high: float = 0.2,
+    weight_max: float = 20.0,
+) -> LossAndMetrics:
+    """Divergence PPO, total variation of {sampled token, all others}: bounds the change of probability, not the ratio.
+
+    M = 0 if (A > 0 and p - mu > dppo_high) or (A < 0 and mu - p > dppo_low);   w = min(p / mu, weight_max) * M
+
+    A rare token may triple, 0.01 to 0.03, where PPO would clip it; 0.5 to 0.75 is stopped. `old_logprobs` are the
+    sampler's (denominator "rollout"), so the mismatch is inside the ratio and takes no further correction.
+
+    Source: DPPO, arXiv:2602.04879. Bounds of prime-rl; the paper's were not verified.
+
+    Args:
+        dppo_low, dppo_high: largest change of probability, in (0, 1].
+        weight_max: cap of the ratio, absolute.
+    """
+    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
+    _, _, moved = probabilities(tokens)
+    return divergence_gate(tokens, moved.abs(), moved, dppo_low=dppo_low, dppo_high=dppo_high, weight_max=weight_max)
+
+
+def dppo_kl(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    dppo_low: float = 0.2,
+    dppo_high: float = 0.2,
+    weight_max: float = 20.0,
+) -> LossAndMetrics:
+    """Divergence PPO with the KL of {sampled token, all others}: K = mu log(mu/p) + (1-mu) log((1-mu)/(1-p)).
+
+    As `dppo_tv` with K above the bound in place of the change of probability; the two disagree near probability 1.
+
+    Source: DPPO, arXiv:2602.04879.
+
+    Args:
+        dppo_low, dppo_high: largest K, nats.
+        weight_max: cap of the ratio, absolute.
+    """
+    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
+    p, mu, moved = probabilities(tokens)
+    rest_p, rest_mu = (1 - p).clamp(min=TINY), (1 - mu).clamp(min=TINY)
+    divergence = -mu * tokens.log_ratio + (1 - mu) * (rest_mu / rest_p).log()
+    return divergence_gate(tokens, divergence, moved, dppo_low=dppo_low, dppo_high=dppo_high, weight_max=weight_max)
+
+
+def vespo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+) -> LossAndMetrics:
+    """Soft weight of the whole response: w = phi(W), detached; phi(W) = e^l W^k e^(-l W), phi(1) = 1, maximum at k / l.
+
+    (k, l) = (2, 3) where A >= 0 and (3, 2) where A < 0. W is the ratio this gate is given: the product over the row
+    against the sampler (ratio "sequence", denominator "rollout"), its logarithm kept in [log 1e-8, 20].
+
+    Source: VESPO, arXiv:2602.10693. W is a true product: on long rows a small drift drives phi to 0.
+    """
+    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
+    log_w = tokens.log_ratio.clamp(min=MIN_LOG_PRODUCT)
+    positive = tokens.advantages >= 0
+    k = torch.where(positive, 2.0, 3.0).to(log_w.dtype)
+    decay = torch.where(positive, 3.0, 2.0).to(log_w.dtype)
+    weight = (decay + k * log_w - decay * log_w.exp()).exp()
+    return surrogate_loss(tokens, weight * tokens.advantages * tokens.logprobs.detach(), weight)
+
+
+def proximal(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    proximal_coeff: float = 1e-3,
+) -> LossAndMetrics:
+    """Policy gradient with a quadratic pull to the old policy: S = A * logprobs - proximal_coeff / 2 * (log r)^2.
+
+    dS / d logprobs = A - proximal_coeff * log r. No clip; right off-policy too, with the sampler as denominator.
+
+    Source: Kimi k1.5, arXiv:2501.12599, section 2.3; DRO, arXiv:2405.19107.
+
+    Args:
+        proximal_coeff: strength of the pull, not negative.
+    """
+    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
+    pull = proximal_coeff * tokens.log_ratio
+    value = tokens.advantages * tokens.logprobs.detach() - pull * tokens.log_ratio / 2
+    slope = tokens.advantages - torch.where(tokens.inside, pull, 0.0)
+    weight = torch.where(tokens.advantages == 0, 1.0, slope / tokens.advantages)
+    return surrogate_loss(tokens, value, weight, push=slope * own_push(tokens))
+
+
+def gmpo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
+) -> LossAndMetrics:
+    """Geometric-mean policy optimization: the row's geometric mean of clipped token ratios.
+
+    x~ = min(log r, clip_high) where A > 0, max(log r, -clip_low) where A < 0;   M = exp(mean over the row of x~)
+    w = M for tokens that were not clipped, else 0. With `sequence_mean` weights this is the gradient of -M * A.
+
+    Source: GMPO, arXiv:2507.20673, Eq. 4.
+
+    Args:
+        clip_low, clip_high: bounds on the log-ratio itself.
+    """
+    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
+    high = (tokens.advantages > 0) & (tokens.log_ratio > clip_high)
+    low = (tokens.advantages < 0) & (tokens.log_ratio < -clip_low)
+    kept = torch.where(high, clip_high, torch.where(low, -clip_low, tokens.log_ratio))
+    mean = fill_masked(masked_mean(kept, mask, dim=1)[:, None].expand_as(mask), mask).exp()
+    weight = torch.where(high | low | ~tokens.inside, 0.0, mean)
+    return surrogate_loss(tokens, mean * tokens.advantages, weight, high=high, low=low)
