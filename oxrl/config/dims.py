@@ -75,8 +75,11 @@ def _from_config(values: dict[str, Any], stored: int | None) -> ModelDims | None
 
 
 def stored_parameters(folder: Path) -> int | None:
-    """Parameters in the folder's safetensors files, from their headers; None when there are none."""
-    files = sorted(folder.glob("*.safetensors"))
+    """Parameters in the folder's safetensors files, from their headers; None when there are none.
+
+    A checkpoint's optimizer state lies beside the weights and is not counted.
+    """
+    files = sorted(folder.glob("model*.safetensors"))
     total = 0
     for file in files:
         with file.open("rb") as stream:

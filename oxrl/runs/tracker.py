@@ -16,6 +16,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import select
 import subprocess
 import sys
@@ -189,13 +190,18 @@ def _log(client: Any, run_id: str, records: Sequence[Mapping[str, Any]]) -> None
     pending: list[Any] = []
     for record in records:
         now = int(time.time() * 1000)
-        line = [Metric(key, float(value), now, record["step"]) for key, value in record.items()]
+        line = [Metric(mlflow_name(key), float(value), now, record["step"]) for key, value in record.items()]
         if pending and len(pending) + len(line) > BATCH_LIMIT:
             client.log_batch(run_id, metrics=pending)
             pending = []
         pending += line
     if pending:
         client.log_batch(run_id, metrics=pending)
+
+
+def mlflow_name(key: str) -> str:
+    """`key` in the letters that MLflow allows in a metric's name: eval/pass@1 becomes eval/pass_at_1."""
+    return re.sub(r"[^\w\-. :/]", "_", key.replace("@", "_at_"))
 
 
 def _line_starts_at(path: Path, offset: int) -> bool:

@@ -65,6 +65,7 @@ def test_the_parameter_count_of_a_published_model_is_exact(folder: Path) -> None
 
 def test_stored_weights_are_counted_from_their_headers(folder: Path) -> None:
     save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7)}, folder / "model.safetensors")
+    save_file({"a": torch.zeros(3, 5)}, folder / "optimizer_exp_avg-00000.safetensors")
     assert stored_parameters(folder) == 22
     (folder / "model.safetensors").write_bytes(b"\xff" * 40)
     assert stored_parameters(folder) is None

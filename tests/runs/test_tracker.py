@@ -15,7 +15,7 @@ from oxrl.errors import Interrupted
 from oxrl.runs.directory import RunDirectory, open_run
 from oxrl.runs.jsonl import read_records
 from oxrl.runs.recorder import Recorder
-from oxrl.runs.tracker import MLflowTracker, read_new_steps
+from oxrl.runs.tracker import MLflowTracker, mlflow_name, read_new_steps
 
 CONFIG = "run: {name: mirrored, steps: 4}\ntrain: {alg_name: sgrpo, lr: 1.0e-06}\n"
 
@@ -135,3 +135,9 @@ def test_an_mlflow_that_hangs_is_left_behind_in_bounded_time(
             raise Interrupted("stopped by SIGTERM")
         assert time.monotonic() - started < 10
     assert "was not done after 2 s" in caplog.text
+
+
+def test_a_metric_name_that_mlflow_refuses_is_spelled_in_letters_it_takes() -> None:
+    assert mlflow_name("eval/pass@1") == "eval/pass_at_1"
+    assert mlflow_name("reward/mean/a,b") == "reward/mean/a_b"
+    assert mlflow_name("update/grad_norm") == "update/grad_norm"
