@@ -212,7 +212,7 @@ def training_rows(
         strict_version=version if cfg.rollout.force_strict_on_policy else None,
     )
     keep = batch.valid
-    if "critic" not in cfg.train.row.extras:
+    if "groups" in cfg.train.row.needs:
         same_group = batch.group_ids[:, None] == batch.group_ids[None, :]
         keep = keep & ((same_group & keep[None, :]).sum(1) >= 2)
     rows = keep.nonzero()[:, 0]

@@ -10,10 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from small_runs import final_files, metric_lines, rl_config, sft_config
 
 from oxrl.config import Config
-
-from small_runs import final_files, metric_lines, rl_config, sft_config
 
 DEADLINE_S = 120.0
 

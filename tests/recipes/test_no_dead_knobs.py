@@ -1,0 +1,205 @@
+"""Every config field changes something that can be seen from outside: runs with and without the change differ.
+
+The numbers that cells of the table read are many; that each of them moves its cell is tested in tests/functional.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import final_files, metric_lines, rl_config, sft_config, write_inputs
+
+from oxrl.algorithms import PARAMETERS, ROWS
+from oxrl.config.schema import FIELDS
+from oxrl.errors import OxrlError
+from oxrl.recipes import run
+
+Sections = dict[str, dict[str, Any]]
+REWARDS = """
+import time
+
+def flaky(prompt, completion):
+    if prompt.uid[0] in "01234567":
+        raise ValueError("this prompt cannot be scored")
+    return len(set(completion)) / 10
+
+def slow(prompt, completion):
+    time.sleep(0.2)
+    return len(set(completion)) / 10
+"""
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>Q {{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+EVAL: Sections = {"data": {"eval": "{folder}/held_out.jsonl"}}
+PPO: Sections = {"train": {"alg_name": "ppo", "lr": 1e-3, "critic_lr": 1e-3}}
+# Two updates on the same samples move the ratio away from 1, so that gates and corrections have something to do.
+MOVED: Sections = {"train": {"alg_name": "sgrpo", "lr": 0.02, "epochs": 3}, "run": {"steps": 3}}
+
+# field -> what the base run needs, and the other value. "{folder}" is the test's own.
+CHANGES: dict[str, tuple[Sections, Any]] = {
+    "run.seed": ({}, 1),
+    "run.steps": ({}, 3),
+    "run.threads": ({}, 2),
+    "run.checkpoint_every": ({"run": {"steps": 3, "keep_checkpoints": 9}}, 1),
+    "run.keep_checkpoints": ({"run": {"steps": 3, "checkpoint_every": 1}}, 1),
+    "run.eval_every": ({**EVAL, "run": {"steps": 2}}, 1),
+    "run.record": ({}, "tokens"),
+    "run.mlflow": ({}, True),
+    "run.dir": ({}, "{folder}/elsewhere"),
+    "run.deadline_s": ({}, 1e-9),
+    "model.name": ({}, "builtin:small"),
+    "model.dtype": ({}, "bfloat16"),
+    "model.chat_template": ({}, "{folder}/template.jinja"),
+    "model.max_length": ({}, 12),
+    "data.train": ({}, "{folder}/held_out.jsonl"),
+    "data.eval": ({}, "{folder}/held_out.jsonl"),
+    "data.prompts_per_step": ({}, 3),
+    "data.max_prompt_tokens": ({}, 6),
+    "data.overlong": ({"data": {"train": "{folder}/held_out.jsonl", "max_prompt_tokens": 8}}, "error"),
+    "data.eval_rows": (EVAL, 2),
+    "reward.name": ({}, "exact"),
+    "reward.max_error_rate": ({"reward": {"name": "{folder}/rewards.py:flaky", "max_error_rate": 1.0}}, 0.0),
+    "reward.timeout_s": ({"reward": {"name": "{folder}/rewards.py:slow", "max_error_rate": 1.0}}, 0.05),
+    "rollout.temperature": ({}, 0.5),
+    "rollout.max_tokens": ({}, 5),
+    "rollout.n_samples": ({}, 3),
+    "rollout.eval_samples": (EVAL, 2),
+    "rollout.eval_temperature": (EVAL, 0.0),
+    "inference_engine.max_rows": ({}, 3),
+    # One value works today; any other is an error before a model is loaded.
+    "inference_engine.name": ({}, "vllm"),
+    "run.training_gpus": ({}, 2),
+    "rollout.top_p": ({}, 0.9),
+    "rollout.top_k": ({}, 5),
+    "rollout.max_staleness": ({}, 1),
+    "train.alg_name": (MOVED, "cispo"),
+    "train.lr": ({}, 2e-3),
+    "train.lr_schedule": ({"run": {"steps": 2}}, "linear"),
+    "train.warmup_steps": ({"run": {"steps": 3}}, 2),
+    "train.weight_decay": ({}, 0.1),
+    "train.adam_beta1": ({"run": {"steps": 2}}, 0.5),
+    "train.adam_beta2": ({"run": {"steps": 2}}, 0.5),
+    "train.adam_eps": ({}, 1e-2),
+    "train.max_grad_norm": ({"run": {"steps": 2}}, 1e-7),
+    "train.epochs": ({"run": {"steps": 2}}, 2),
+    "train.minibatches": ({"run": {"steps": 2}}, 2),
+    "train.micro_batch_tokens": ({}, 30),
+    "train.entropy_coeff": ({}, 0.1),
+    "train.old_logprobs": (MOVED, "bypass"),
+    "train.max_skipped_steps": ({"run": {"steps": 2}, "train": {"lr": 1e30, "alg_name": "sgrpo"}}, 0),
+    "train.advantage": ({}, "group_center"),
+    "train.ratio": (MOVED, "geometric"),
+    "train.denominator": (MOVED, "rollout"),
+    "train.loss": (MOVED, "policy_gradient"),
+    "train.correction": (MOVED, "truncate"),
+    "train.kl": ({"train": {"kl_coeff": 0.5, "alg_name": "sgrpo", "lr": 1e-3}, "run": {"steps": 2}}, "loss_k3"),
+    "train.weights": ({}, "sequence_sum"),
+    "train.clip_low": (MOVED, 0.001),
+    "train.clip_high": (MOVED, 0.001),
+    "train.clip_dual": (MOVED, 1.0001),
+    "train.weight_min": ({"train": MOVED["train"] | {"alg_name": "cispo"}, "run": MOVED["run"]}, 0.9999),
+    "train.weight_max": ({"train": MOVED["train"] | {"alg_name": "cispo"}, "run": MOVED["run"]}, 1.0001),
+    "train.kl_coeff": ({"run": {"steps": 2}}, 0.5),
+    "train.gamma": (PPO, 0.9),
+    "train.critic_lr": (PPO, 1e-2),
+    "train.whiten": (PPO, False),
+    "train.critic_warmup_steps": ({**PPO, "run": {"steps": 2}}, 1),
+}
+SUPERVISED: dict[str, tuple[Sections, Any]] = {"data.rows_per_step": ({}, 5)}
+
+# Seen elsewhere: the test that shows it.
+ELSEWHERE = {
+    "run.name": "the console's title and the default directory: tests/runs, tests/config",
+    "model.gradient_checkpointing": "memory, never a number: tests/engines/test_local_trainer.py",
+    "model.trust_remote_code": "what is handed to transformers: tests/models/test_load.py",
+    "reward.workers": "processes that score at the same time: tests/rewards/test_workers.py",
+    "rollout.force_strict_on_policy": "refuses stale tokens: tests/data/test_batching.py",
+    "run.device": "tests/engines on a CUDA device; refused without one: below",
+}
+
+
+def _fill(value: Any, folder: Path) -> Any:
+    if isinstance(value, dict):
+        return {key: _fill(item, folder) for key, item in value.items()}
+    return value.replace("{folder}", str(folder)) if isinstance(value, str) else value
+
+
+_SEEN: dict[str, str] = {}
+
+
+def _observe_once(folder: Path, recipe: str, sections: Sections) -> str:
+    """`_observe`, remembered: many fields share a base run."""
+    key = json.dumps([recipe, sections], sort_keys=True)
+    if key not in _SEEN:
+        _SEEN[key] = _observe(folder, recipe, sections).replace(str(folder), "")
+    return _SEEN[key]
+
+
+def _observe(folder: Path, recipe: str, sections: Sections) -> str:
+    """Everything a run leaves behind, or the error it ends with, as one text."""
+    write_inputs(folder)
+    rows = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in (1, 22, 333, 4444)]
+    (folder / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rewards.py").write_text(REWARDS)
+    (folder / "template.jinja").write_text(TEMPLATE)
+    threads = torch.get_num_threads()
+    build = rl_config if recipe == "rl" else sft_config
+    defaults: Sections = {"run": {"steps": 1, "threads": 1}}
+    sections = {key: defaults.get(key, {}) | sections.get(key, {}) for key in defaults | sections}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a tiny run is full of advice
+            cfg = build(folder, "run", **_fill(sections, folder))
+        run(cfg)
+    except OxrlError as error:
+        return f"{type(error).__name__}: {str(error)[:60]}"
+    finally:
+        seen_threads = torch.get_num_threads()
+        torch.set_num_threads(threads)
+    home = cfg.run.directory
+    facts = [
+        metric_lines(home),
+        sorted(p.name for p in (home / "checkpoints").iterdir()),
+        sorted(p.name for p in home.iterdir() if not p.name.startswith("mlflow.db-")),
+        sorted(p.name for p in (home / "rollouts").iterdir()),
+        home.name,
+        seen_threads,
+        {name: hashlib.sha256(data).hexdigest() for name, data in sorted(final_files(home).items())},
+    ]
+    samples = (home / "samples.jsonl").read_text() if (home / "samples.jsonl").exists() else ""
+    return json.dumps([facts, samples])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "field"),
+    [*(("rl", name) for name in CHANGES), *(("supervised", name) for name in SUPERVISED)],
+)
+def test_changing_the_field_changes_what_the_run_leaves_behind(recipe: str, field: str, tmp_path: Path) -> None:
+    base, value = (CHANGES if recipe == "rl" else SUPERVISED)[field]
+    changed = copy.deepcopy(base)
+    section, _, name = field.partition(".")
+    if section == "train":
+        changed.setdefault("train", {"alg_name": "sgrpo" if recipe == "rl" else "sft", "lr": 1e-3})
+    changed.setdefault(section, {})[name] = value
+    one, other = _observe_once(tmp_path / "base", recipe, base), _observe_once(tmp_path / "changed", recipe, changed)
+    assert one != other
+
+
+def test_every_field_of_the_schema_is_in_the_walk_or_named_with_the_test_that_shows_it() -> None:
+    numbers = {f"train.{name}" for names in PARAMETERS.values() for name in names}
+    numbers |= {f"train.{name}" for row in ROWS.values() for name in row.numbers}
+    assert sorted(set(FIELDS) - set(CHANGES) - set(SUPERVISED) - set(ELSEWHERE) - numbers) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_asking_for_cuda_where_there_is_none_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OxrlError, match="run.device is cuda"):
+        run(rl_config(tmp_path, "run", run={"device": "cuda"}))
