@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from oxrl.preference_methods import FIELDS, METHODS
+
 Value = float | int | str | bool | None
 
 
@@ -33,7 +35,9 @@ class Row:
     source: str
     use: str = ""
     deviation: str = ""
-    recipe: Literal["rl", "supervised"] = "rl"
+    recipe: Literal["rl", "supervised", "preference", "reward_model"] = "rl"
+    # Fields of `train` that the row itself reads, beside those of its cells.
+    numbers: tuple[str, ...] = ()
     advantage: str = "group_normalize"
     ratio: Literal["none", "token", "sequence", "geometric"] = "token"
     denominator: Literal["old", "rollout"] = "old"
@@ -700,8 +704,31 @@ _SUPERVISED = (
     ),
 )
 
+_PREFERENCE = (
+    *(
+        Row(
+            name=name,
+            summary="preference loss",
+            source=f"arXiv:{source}",
+            use="Judged answers and no reward to sample against.",
+            recipe="preference",
+            numbers=tuple(FIELDS.get(number, number) for number in numbers),
+            defaults={FIELDS.get(number, number): value for number, value in numbers.items()},
+        )
+        for name, (source, numbers) in METHODS.items()
+    ),
+    Row(
+        name="reward_model",
+        summary="Bradley-Terry reward model",
+        source="arXiv:2203.02155",
+        use="Pairs to learn a reward from, for reinforcement learning by path.",
+        recipe="reward_model",
+        numbers=("center_coeff",),
+    ),
+)
+
 ROWS: dict[str, Row] = {
     row.name: row
-    for family in (_PPO, _GROUP, _GATES, _SEQUENCE, _POLICY_GRADIENT, _CORRECTED, _TEACHER, _SUPERVISED)
+    for family in (_PPO, _GROUP, _GATES, _SEQUENCE, _POLICY_GRADIENT, _CORRECTED, _TEACHER, _SUPERVISED, _PREFERENCE)
     for row in family
 }

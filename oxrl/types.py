@@ -299,6 +299,38 @@ class SupervisedBatch(RowBatch):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PreferenceBatch(RowBatch):
+    """What one preference or reward-model step reads: N units, each a pair or a single judged completion.
+
+    `inputs` holds the R rows of unit n from R * n on (R = 2: chosen, rejected). ref_logprobs [R * N] float32, sums over
+    the trained tokens, None without a reference; loss_weights [N] float32, 1/N over the global batch; desirable [N]
+    bool, None for pairs; extras: [N] columns and scalar statistics of the global batch, by name.
+    """
+
+    inputs: TokenBatch
+    ref_logprobs: Tensor | None
+    loss_weights: Tensor
+    desirable: Tensor | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
+
+    def __len__(self) -> int:
+        return len(self.loss_weights)
+
+    def select(self, rows: Tensor, length: int | None = None) -> PreferenceBatch:
+        import torch
+
+        per_unit = len(self.inputs) // max(1, len(self))
+        of_units = (rows[:, None] * per_unit + torch.arange(per_unit)).flatten()
+        return PreferenceBatch(
+            inputs=self.inputs.select(of_units, length),
+            ref_logprobs=_narrow(self.ref_logprobs, of_units, None),
+            loss_weights=_narrow(self.loss_weights, rows, None),
+            desirable=_narrow(self.desirable, rows, None),
+            extras={name: _narrow(e, rows, None) if e.ndim else e for name, e in self.extras.items()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Output(RowBatch):
     """What a model says of a TokenBatch; a field is None when it was not asked for by `want`.
 

@@ -112,8 +112,8 @@ class ConversationDataset:
         return list(self._examples)
 
 
-def encode_conversation(messages: Sequence[Message], encoder: ChatEncoder) -> Example:
-    """Token ids and loss mask of a conversation up to its last assistant turn.
+def encode_conversation(messages: Sequence[Message], encoder: ChatEncoder, *, context: int = 0) -> Example:
+    """Token ids and loss mask of a conversation up to its last assistant turn; the first `context` messages are given.
 
     Each reply is encoded apart from what stands before it, as sampling produces it: prompt tokens, then reply tokens.
 
@@ -141,7 +141,7 @@ def encode_conversation(messages: Sequence[Message], encoder: ChatEncoder) -> Ex
             )
         ids += given + reply
         # What the template adds after the stop token (a line feed in ChatML) is never sampled, so it is not learned.
-        trained += [False] * len(given) + [position <= stops[-1] for position in range(len(reply))]
+        trained += [False] * len(given) + [turn >= context and position <= stops[-1] for position in range(len(reply))]
         done = after
     return Example(uid=content_uid([dict(m) for m in messages]), token_ids=tuple(ids), trained=tuple(trained))
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from oxrl.algorithms import ROWS
+
 BASE: dict[str, dict[str, Any]] = {
     "run": {"name": "test", "steps": 12},
     "model": {"name": "builtin:tiny"},
@@ -33,7 +35,7 @@ def write(folder: Path) -> Callable[..., Path]:
 
     def write_config(name: str = "run.yaml", **sections: Mapping[str, Any]) -> Path:
         merged = {key: {**BASE.get(key, {}), **sections.get(key, {})} for key in {**BASE, **sections}}
-        if merged["train"]["alg_name"] == "sft":
+        if (row := ROWS.get(merged["train"]["alg_name"])) is not None and row.recipe != "rl":
             merged = {key: value for key, value in merged.items() if key != "reward"}
             merged["data"].pop("prompts_per_step", None)
         lines: list[str] = []
