@@ -521,6 +521,7 @@ _GATES = (
         use="To slow the collapse of entropy.",
         deviation="Tokens are chosen once per step over the global batch, which makes the row token-local.",
         gate="clip_cov",
+        exempt={"on_policy": "the chosen tokens get no gradient, by design"},
     ),
     Row(
         name="kl_cov",

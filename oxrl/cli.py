@@ -180,13 +180,16 @@ def algorithms(
     if not check:
         typer.echo(algorithm_table())
         return
-    from oxrl.functional.proofs import check_all
+    from oxrl_proofs.rows import check_all
 
-    failed = False
-    for name, result in check_all().items():
-        failed |= result is not None
-        typer.echo(f"{name:<28}{'ok' if result is None else f'FAILED: {result}'}")
-    raise typer.Exit(1 if failed else 0)
+    reports = check_all()
+    for name, report in reports.items():
+        notes = [f"FAILED {proof}: {why}" for proof, why in report.failed.items()]
+        notes += [f"exempt from {proof}: {why}" for proof, why in report.exempt.items()]
+        typer.echo(f"{name:<30}{len(report.passed):>3} proofs  {'; '.join(notes)}".rstrip())
+    proofs = sum(len(report.passed) for report in reports.values())
+    typer.echo(f"{len(reports)} rows, {proofs} proofs passed, {sum(len(r.failed) for r in reports.values())} failed")
+    raise typer.Exit(1 if any(report.failed for report in reports.values()) else 0)
 
 
 def algorithm_table() -> str:

@@ -36,7 +36,7 @@ def sapo(
         sapo_positive, sapo_negative: temperatures tau > 0.
     """
     tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
-    tau = torch.where(tokens.advantages > 0, sapo_positive, sapo_negative).to(tokens.ratio.dtype)
+    tau = torch.full_like(tokens.ratio, sapo_negative).masked_fill(tokens.advantages > 0, sapo_positive)
     sigma = torch.sigmoid(tau * (tokens.ratio - 1))
     weight = torch.where(tokens.inside, tokens.ratio * 4 * sigma * (1 - sigma), 0.0)
     return surrogate_loss(tokens, 4 / tau * sigma * tokens.advantages, weight)

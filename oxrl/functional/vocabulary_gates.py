@@ -124,7 +124,7 @@ def simko(
     advantages = advantages * (1 + (simko_boost - 1) * boosted)
     tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
     clip = clip_tokens(tokens, clip_low=clip_low, clip_high=clip_high)
-    alpha = torch.where(explore & (tokens.advantages > 0), simko_alpha, 0.0).to(tokens.ratio.dtype)
+    alpha = simko_alpha * (explore & (tokens.advantages > 0)).to(tokens.ratio.dtype)
     top = fill_masked(top_logprobs, mask[..., None])
     shared = (1 - alpha) * own_push(tokens) + alpha * (top - top.detach()).mean(-1)
     loss, metrics = surrogate_loss(
@@ -186,7 +186,7 @@ def kl_cov(
     """
     tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
     clip = clip_tokens(tokens, clip_low=clip_low, clip_high=clip_high)
-    coeff = torch.where(selected & tokens.inside, kl_cov_coeff, 0.0).to(tokens.ratio.dtype)
+    coeff = kl_cov_coeff * (selected & tokens.inside).to(tokens.ratio.dtype)
     slope = clip.weight * tokens.advantages - coeff * tokens.log_ratio.sign()
     value = clip.ratio * tokens.advantages - coeff * tokens.log_ratio.abs()
     return surrogate_loss(tokens, value, clip.weight, high=clip.high, low=clip.low, push=slope * own_push(tokens))

@@ -1,0 +1,97 @@
+"""Every proof of every policy-gradient row of the table; what they are stands in `oxrl_proofs`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from oxrl.algorithms import BUILT, FEATURES, NEEDS, PARAMETERS, ROWS
+from oxrl.functional.advantages import ADVANTAGES
+from oxrl.functional.corrections import CORRECTIONS
+from oxrl.functional.gates import LossAndMetrics
+from oxrl.functional.kl import KLS
+from oxrl.functional.policy_losses import GATES
+from oxrl.functional.ratios import RATIOS
+from oxrl.functional.weights import WEIGHTS
+from oxrl_proofs.identities import LIMITS, WORKED
+from oxrl_proofs.rows import ROW_PROOFS, proofs_of, prove, two_rank_errors
+
+RL = {name: row for name, row in ROWS.items() if row.recipe == "rl"}
+CASES = [(name, proof) for name, row in RL.items() for proof in proofs_of(row)]
+
+
+@pytest.mark.parametrize(("name", "proof"), CASES)
+def test_proof(name: str, proof: str) -> None:
+    proofs_of(RL[name])[proof]()
+
+
+def test_two_data_parallel_ranks_sum_to_the_gradient_of_one() -> None:
+    errors = two_rank_errors()
+    assert errors.keys() == RL.keys()
+    assert max(errors.values()) <= 1e-10
+
+
+@pytest.mark.parametrize("name", RL)
+def test_a_row_has_every_proof_or_an_exemption_with_a_reason(name: str) -> None:
+    row, proofs = RL[name], proofs_of(RL[name])
+    assert set(ROW_PROOFS) - set(proofs) == set(row.exempt)
+    assert all(len(reason) > 20 for reason in row.exempt.values())
+    assert any(proof.startswith("limit of") for proof in proofs)
+    for kind in ("advantage", "gate", "correction", "kl", "weights"):
+        cell = (kind, getattr(row, kind))
+        assert cell[1] == "none" or cell in WORKED, f"no worked numbers for {cell}"
+
+
+def test_at_most_six_rows_are_not_token_local() -> None:
+    shared = [name for name, row in RL.items() if row.shared_weight]
+    assert len(shared) <= 6, shared
+
+
+def test_a_broken_gate_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proofs must be able to fail: a PPO that clips both directions alike is reported by name."""
+    original = GATES["ppo_clip"]
+
+    def both_ways(
+        logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, loss_weights: Tensor, **numbers: Any
+    ) -> LossAndMetrics:
+        ratio = (logprobs - old_logprobs).exp()
+        inside = (ratio > 0.8) & (ratio < 1.2)
+        return original(logprobs, old_logprobs, advantages, mask & inside, loss_weights, **numbers)
+
+    monkeypatch.setitem(GATES, "ppo_clip", both_ways)
+    report = prove(ROWS["sgrpo"])
+    assert "effective_weight" in report.failed and "worked numbers of ppo_clip" in report.failed
+
+
+REGISTRIES = {"advantage": ADVANTAGES, "gate": GATES, "correction": CORRECTIONS, "kl": KLS, "weights": WEIGHTS}
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_the_table_and_the_functions_name_the_same_cells(kind: str) -> None:
+    listed = {name for found, name in PARAMETERS if found == kind} - {"none"}
+    assert listed == set(REGISTRIES[kind])
+    assert {getattr(row, kind) for row in RL.values()} - {"none"} <= listed
+
+
+def test_every_ratio_level_and_every_need_is_known() -> None:
+    assert {row.ratio for row in RL.values()} == set(RATIOS)
+    assert {need for needs in NEEDS.values() for need in needs} | BUILT <= set(FEATURES)
+    assert all(set(row.extras) <= set(FEATURES) for row in RL.values())
+    assert set(NEEDS) <= set(PARAMETERS)
+
+
+def test_limits_and_worked_numbers_belong_to_cells_of_the_table() -> None:
+    cells = set(PARAMETERS) | {("ratio", name) for name in RATIOS}
+    assert set(LIMITS) | set(WORKED) <= cells
+
+
+def test_a_row_that_needs_an_unbuilt_feature_says_what_is_missing() -> None:
+    assert ROWS["sgrpo"].unsupported == ""
+    assert ROWS["dapo"].unsupported.startswith("dapo needs dynamic_sampling (prompts resampled")
+
+
+def test_bypass_is_not_allowed_where_a_correction_would_count_the_mismatch_twice() -> None:
+    assert "bypass" not in ROWS["tis"].old_logprobs_modes
+    assert "bypass" in ROWS["dppo_tv"].old_logprobs_modes
