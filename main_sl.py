@@ -1,8 +1,8 @@
-"""Supervised fine-tuning: `python main_sl.py --config config.yaml [section.field=value ...] [--resume]`."""
+"""Learning from given answers (sft, preferences): `python main_sl.py --config config.yaml [section.field=value ...] [--resume]`."""
 
 from __future__ import annotations
 
 from oxrl.cli import door
 
 if __name__ == "__main__":
-    door("supervised")
+    door("sl")

@@ -260,8 +260,9 @@ def main() -> None:
     _run(app)
 
 
-def door(recipe: Literal["rl", "supervised"]) -> None:
+def door(kind: Literal["rl", "sl"]) -> None:
     """Entry point of `main_rl.py` and `main_sl.py`: `--config FILE [key=value ...]` for one kind of algorithm."""
+    kinds = {"rl": "reinforcement learning", "sl": "learning from given answers"}
 
     def train_door(
         config: Annotated[Path, typer.Option(help="YAML file.")],
@@ -270,13 +271,14 @@ def door(recipe: Literal["rl", "supervised"]) -> None:
         dry_run: DryRun = False,
     ) -> None:
         cfg = _load(config, overrides)
-        if cfg.train.row.recipe != recipe:
-            kind, script = ("supervised", "main_sl.py") if recipe == "rl" else ("reinforcement learning", "main_rl.py")
-            raise ConfigError(f"train.alg_name={cfg.train.alg_name} is {kind}; use: python {script} --config {config}")
+        found = "rl" if cfg.train.row.recipe == "rl" else "sl"
+        if found != kind:
+            name = cfg.train.alg_name
+            raise ConfigError(f"train.alg_name={name} is {kinds[found]}; use: python main_{found}.py --config {config}")
         _train(cfg, resume=resume, dry_run=dry_run)
 
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    single.command(help=f"Train with a {recipe} algorithm; the same as `oxrl train CONFIG`.")(train_door)
+    single.command(help=f"Train by {kinds[kind]}; the same as `oxrl train CONFIG`.")(train_door)
     _run(single)
 
 

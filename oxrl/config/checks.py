@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oxrl.config.dims import context_length
+from oxrl.config.reads import row_fields
 from oxrl.config.schema import CELLS, Config, did_you_mean
 from oxrl.config.source import Problem
 from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
@@ -208,6 +209,20 @@ def check_cells(cfg: Config) -> Iterator[Problem]:
     if row.ratio == "none" and row.gate != "policy_gradient":
         rule = f"{row.gate} needs an importance ratio: set train.ratio, or train.loss: policy_gradient"
         yield Problem("train.ratio", rule, row.ratio, also=cells)
+    if row.gate == "policy_gradient":
+        for name in ("ratio", "denominator"):
+            if getattr(cfg.train, name) not in (None, "none"):
+                rule = f"has no effect: {row.gate} reads no importance ratio; remove it, or set train.loss"
+                yield Problem(f"train.{name}", rule, getattr(cfg.train, name), also=("train.alg_name", "train.loss"))
+
+
+def check_bounds(cfg: Config) -> Iterator[Problem]:
+    """Pairs of numbers that only make sense in order, where the algorithm reads both."""
+    read = row_fields(cfg.train.row)
+    for low, high in (("weight_min", "weight_max"), ("correction_min", "correction_max")):
+        lower, upper = getattr(cfg.train, low), getattr(cfg.train, high)
+        if {f"train.{low}", f"train.{high}"} <= read and lower >= upper:
+            yield Problem(f"train.{low}", f"must be below train.{high}={upper}", lower, also=(f"train.{high}",))
 
 
 def training_problems(cfg: Config) -> Iterator[Problem]:
@@ -215,7 +230,7 @@ def training_problems(cfg: Config) -> Iterator[Problem]:
     for check in (check_scale, check_model, check_files, check_context):
         yield from check(cfg)
     if cfg.train.row.recipe == "rl":
-        for check in (check_reward, check_batch, check_sampling, check_anchor, check_cells):
+        for check in (check_reward, check_batch, check_sampling, check_anchor, check_cells, check_bounds):
             yield from check(cfg)
 
 

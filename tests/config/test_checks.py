@@ -41,6 +41,11 @@ from oxrl.errors import ConfigError
         (["train.correction=truncate", "train.old_logprobs=bypass"], "train.old_logprobs", ["twice", "recompute"]),
         (["train.correction=truncate", "train.denominator=rollout"], "train.correction", ["twice"]),
         (["train.ratio=none"], "train.ratio", ["ppo_clip needs an importance ratio"]),
+        (["train.loss=policy_gradient", "train.ratio=token"], "train.ratio", ["has no effect"]),
+        (["train.alg_name=reinforce", "train.denominator=old"], "train.denominator", ["has no effect"]),
+        (["train.alg_name=cispo", "train.weight_min=6"], "train.weight_min", ["below train.weight_max=5.0"]),
+        (["train.correction=mask", "train.correction_min=3"], "train.correction_min", ["train.correction_max=2.0"]),
+        (["train.alg_name=pkpo", "train.pass_k=9"], "train.pass_k", ["rollout.n_samples 8"]),
     ],
 )  # fmt: skip
 def test_one_contradiction_is_one_problem_with_its_numbers(
