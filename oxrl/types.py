@@ -232,10 +232,10 @@ class TokenBatch(RowBatch):
 class RolloutBatch(RowBatch):
     """Scored rollouts as tensors, before advantages.
 
-    rollout_logprobs [B, T] float32 nats, the sampler's; rewards [B] float64; token_rewards [B, T] float64, placed on the
-    last response token unless a segment carries its own; group_ids [B] int64; versions [B, T] int64, -1 where nothing
-    was sampled; terminated [B] bool, ended by a stop token; truncated [B] bool, cut by the token limit; valid [B] bool,
-    has a score.
+    rollout_logprobs [B, T] float32 nats, the sampler's; rewards [B] float64; token_rewards [B, T] float64, placed on
+    the last response token unless a segment carries its own; group_ids [B] int64; versions [B, T] int64, -1 where
+    nothing was sampled; terminated [B] bool, ended by a stop token; truncated [B] bool, cut by the token limit;
+    valid [B] bool, has a score.
     """
 
     inputs: TokenBatch

@@ -83,7 +83,9 @@ def to_rollout_batch(rollouts: Sequence[Rollout], *, pad_id: int) -> RolloutBatc
         terminated=torch.tensor([reason == "stop" for reason in finish]),
         truncated=torch.tensor([reason == "length" for reason in finish]),
         # An aborted sample is a fragment; training on it as if it had ended would teach the model to stop there.
-        valid=torch.tensor([value is not None and reason != "abort" for value, reason in zip(values, finish)]),
+        valid=torch.tensor(
+            [value is not None and reason != "abort" for value, reason in zip(values, finish, strict=True)]
+        ),
     )
 
 
