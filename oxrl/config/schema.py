@@ -49,7 +49,8 @@ def known(value: str, options: Iterable[str]) -> str:
     """Return `value` if it is one of `options`; raise ValueError that lists them and names the closest."""
     options = sorted(options)
     if value not in options:
-        raise ValueError(f"must be one of {', '.join(options)}{did_you_mean(value, options)}")
+        listed = ", ".join(options) if len(options) <= 30 else f"{len(options)} names, see `oxrl algorithms`"
+        raise ValueError(f"must be one of {listed}{did_you_mean(value, options)}")
     return value
 
 
