@@ -1,8 +1,32 @@
-"""What every policy loss starts and ends with. The contract of a gate is in policy_losses.py."""
+"""What every policy loss has in common. A gate is written as a rule: what it decides about clean tokens.
+
+    gate(logprobs, old_logprobs, advantages, mask, loss_weights, *, correction=None, <numbers>) -> (loss, metrics)
+    loss = -sum_bt  correction * loss_weights * S(r, A)          r = exp(logprobs - old_logprobs)
+
+A rule gives the value S of the surrogate and the effective weight w = (dS / d logprobs) / A of each token. `gate` makes
+the public function of it: a scalar whose value is S and whose gradient is exactly w * A, whatever torch does at ties of
+min, max and clamp. Row-level ratios come in through `old_logprobs` (see ratios.py).
+
+Args of every gate:
+    logprobs: [B, T] nats, token-aligned, current policy. The gradient flows here only.
+    old_logprobs: [B, T] nats, the policy that the ratio is measured against; detached.
+    advantages: [B, T]; detached.
+    mask: [B, T] bool, trained tokens. Every other position may hold anything, NaN included.
+    loss_weights: [B, T], normalised over the global batch (weights.py).
+    correction: [B, T] or None, multiplies the policy term only (corrections.py); detached.
+    Further numbers, and tensors where a rule reads more, by keyword.
+
+Returns of every gate: scalar loss to minimise in at least float32, and detached scalar metrics over this call's tokens.
+Raises of every gate: ValueError when shapes differ.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +38,7 @@ LossAndMetrics = tuple[Tensor, dict[str, Tensor]]
 
 
 class Tokens(NamedTuple):
-    """What a gate decides from, all [B, T], detached and clean but for `logprobs`, which carries the gradient."""
+    """What a rule decides from, all [B, T], detached and clean but for `logprobs`, which carries the gradient."""
 
     logprobs: Tensor
     log_ratio: Tensor  # clamped to +-20
@@ -23,6 +47,31 @@ class Tokens(NamedTuple):
     advantages: Tensor
     mask: Tensor
     loss_weights: Tensor  # times the correction
+
+    @property
+    def now(self) -> Tensor:
+        """The current logprobs without gradient."""
+        return self.logprobs.detach()
+
+    @property
+    def own_push(self) -> Tensor:
+        """Zero in value, one in its derivative by each token's own logprob."""
+        return self.logprobs - self.now
+
+
+class Decision(NamedTuple):
+    """What a rule says of every token, [B, T], detached but for `push`.
+
+    `value` is S, `weight` w; `high` and `low` mark tokens clipped from above and below. `push` replaces the term that
+    carries the gradient, w * A * own_push, for the few losses whose gradient is another; its value must be 0.
+    """
+
+    value: Tensor
+    weight: Tensor
+    high: Tensor | None = None
+    low: Tensor | None = None
+    push: Tensor | None = None
+    further: Mapping[str, Tensor] = MappingProxyType({})  # per-token metrics by key, averaged
 
 
 def clean_tokens(
@@ -52,41 +101,50 @@ def clean_tokens(
     return Tokens(logprobs, log_ratio, log_ratio.exp(), raw == log_ratio, advantages, mask, weights)
 
 
-def surrogate_loss(
-    tokens: Tokens,
-    value: Tensor,
-    weight: Tensor,
-    *,
-    high: Tensor | None = None,
-    low: Tensor | None = None,
-    push: Tensor | None = None,
-) -> LossAndMetrics:
-    """Loss with value -sum(loss_weights * value) and gradient -loss_weights * weight * advantages.
-
-    `high` and `low` mark the tokens that were clipped from above and from below. `push` replaces the term that carries
-    the gradient, for the few losses whose gradient is not weight * advantages; its value must be 0.
-    """
+def surrogate_loss(tokens: Tokens, decision: Decision) -> LossAndMetrics:
+    """Loss with value -sum(loss_weights * value) and gradient -loss_weights * weight * advantages."""
+    weight, push = decision.weight, decision.push
     if push is None:
-        push = weight * tokens.advantages * own_push(tokens)
-    loss = -((value.detach() + push) * tokens.loss_weights).sum()
-    nothing = torch.zeros_like(tokens.mask)
+        push = weight * tokens.advantages * tokens.own_push
+    loss = -((decision.value.detach() + push) * tokens.loss_weights).sum()
     live = tokens.mask & (tokens.advantages != 0)
     flat = torch.where(live, weight, 0.0)
     squares = flat.square().sum()
+    nothing = torch.zeros_like(tokens.mask)
     metrics = {
-        "update/clip_frac_high": masked_mean(nothing if high is None else high, tokens.mask),
-        "update/clip_frac_low": masked_mean(nothing if low is None else low, tokens.mask),
+        "update/clip_frac_high": masked_mean(nothing if decision.high is None else decision.high, tokens.mask),
+        "update/clip_frac_low": masked_mean(nothing if decision.low is None else decision.low, tokens.mask),
         "update/weight_mean": masked_mean(weight, live),
         "update/weight_max": flat.max() if flat.numel() else flat.sum(),
         "update/weight_zero_frac": masked_mean(weight == 0, live),
         "update/weight_ess": flat.sum().square() / (squares * live.sum()).clamp(min=1e-30),
     }
+    metrics |= {name: masked_mean(values, tokens.mask) for name, values in decision.further.items()}
     return loss, {name: metric.detach() for name, metric in metrics.items()}
 
 
-def own_push(tokens: Tokens) -> Tensor:
-    """Zero in value, one in its derivative by each token's own logprob."""
-    return tokens.logprobs - tokens.logprobs.detach()
+def gate(rule: Callable[..., Decision]) -> Callable[..., LossAndMetrics]:
+    """The policy loss of `rule(tokens, *, <numbers>)`, with the signature in the module docstring."""
+
+    def loss(
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        loss_weights: Tensor,
+        *,
+        correction: Tensor | None = None,
+        **numbers: Any,
+    ) -> LossAndMetrics:
+        tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
+        return surrogate_loss(tokens, rule(tokens, **numbers))
+
+    # help(ppo_clip) shows the tensors a caller passes, not the rule's `tokens`.
+    shared = list(inspect.signature(loss).parameters.values())[:-1]
+    numbers = list(inspect.signature(rule).parameters.values())[1:]
+    functools.update_wrapper(loss, rule)
+    loss.__signature__ = inspect.Signature([*shared, *numbers], return_annotation="LossAndMetrics")  # pyright: ignore
+    return loss
 
 
 class Clipped(NamedTuple):

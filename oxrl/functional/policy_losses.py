@@ -1,23 +1,4 @@
-"""Policy losses. Every gate has one signature and one ending.
-
-    gate(logprobs, old_logprobs, advantages, mask, loss_weights, *, correction=None, <numbers>) -> (loss, metrics)
-    loss = -sum_bt  correction * loss_weights * S(r, A)          r = exp(logprobs - old_logprobs)
-
-A gate decides two things about a token, elementwise: the value S of its surrogate and its effective weight
-w = (dS / d logprobs) / A. `surrogate_loss` makes a scalar of them whose value is S and whose gradient is exactly w * A,
-whatever torch does at ties of min, max and clamp. Row-level ratios come in through `old_logprobs` (see ratios.py).
-
-Args of every gate:
-    logprobs: [B, T] nats, token-aligned, current policy. The gradient flows here only.
-    old_logprobs: [B, T] nats, the policy that the ratio is measured against; detached.
-    advantages: [B, T]; detached.
-    mask: [B, T] bool, trained tokens. Every other position may hold anything, NaN included.
-    loss_weights: [B, T], normalised over the global batch (functional/weights.py).
-    correction: [B, T] or None, multiplies the policy term only (functional/corrections.py); detached.
-
-Returns of every gate: scalar loss to minimise in at least float32, and detached scalar metrics over this call's tokens.
-Raises of every gate: ValueError when shapes differ.
-"""
+"""The common policy losses, and `GATES`, which names them all. Arguments and returns: gates.py."""
 
 from __future__ import annotations
 
@@ -26,43 +7,26 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from oxrl.functional.gates import LossAndMetrics, clean_tokens, clip_tokens, surrogate_loss
-from oxrl.functional.masks import fill_masked, masked_mean, require_same_shape
+from oxrl.functional.gates import Decision, LossAndMetrics, Tokens, clip_tokens, gate
+from oxrl.functional.masks import fill_masked, require_same_shape
 from oxrl.functional.ratios import geometric_anchor
 from oxrl.functional.soft_gates import dppo_kl, dppo_tv, gmpo, proximal, rgpo_like, sapo, vespo
 from oxrl.functional.vocabulary_gates import clip_cov, dppo_topk_kl, dppo_topk_tv, kl_cov, rspo, simko
 
 
-def policy_gradient(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    loss_weights: Tensor,
-    *,
-    correction: Tensor | None = None,
-) -> LossAndMetrics:
+@gate
+def policy_gradient(tokens: Tokens) -> Decision:
     """The plain policy gradient: S = A * logprobs, w = 1. No ratio, so it is right for on-policy data only.
 
     Source: Williams 1992, REINFORCE.
     """
-    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
-    value = tokens.advantages * tokens.logprobs.detach()
-    return surrogate_loss(tokens, value, torch.ones_like(tokens.ratio))
+    return Decision(tokens.advantages * tokens.now, torch.ones_like(tokens.ratio))
 
 
+@gate
 def ppo_clip(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    loss_weights: Tensor,
-    *,
-    correction: Tensor | None = None,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    clip_dual: float | None = None,
-) -> LossAndMetrics:
+    tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.2, clip_dual: float | None = None
+) -> Decision:
     """Clipped surrogate of PPO, shared by GRPO and DAPO.
 
     S = min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A);   with clip_dual c, where A < 0:  max(S, c * A)
@@ -78,10 +42,9 @@ def ppo_clip(
         clip_high: offset of the upper bound from 1, not negative.
         clip_dual: cap c > 1 of the ratio where A < 0, or None for no cap. Typical 3.
     """
-    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
     clip = clip_tokens(tokens, clip_low=clip_low, clip_high=clip_high, clip_dual=clip_dual)
-    loss, metrics = surrogate_loss(tokens, clip.ratio * tokens.advantages, clip.weight, high=clip.high, low=clip.low)
-    return loss, metrics | {"update/clip_frac_dual": masked_mean(clip.dual, mask)}
+    value = clip.ratio * tokens.advantages
+    return Decision(value, clip.weight, clip.high, clip.low, further={"update/clip_frac_dual": clip.dual})
 
 
 def gspo(
@@ -108,29 +71,12 @@ def gspo(
     require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
     clean = fill_masked(logprobs, mask)
     anchor = geometric_anchor(clean, fill_masked(old_logprobs, mask), mask)
-    return ppo_clip(
-        clean,
-        anchor,
-        advantages,
-        mask,
-        loss_weights,
-        correction=correction,
-        clip_low=clip_low,
-        clip_high=clip_high,
-    )
+    clip = {"clip_low": clip_low, "clip_high": clip_high}
+    return ppo_clip(clean, anchor, advantages, mask, loss_weights, correction=correction, **clip)
 
 
-def cispo(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    loss_weights: Tensor,
-    *,
-    correction: Tensor | None = None,
-    weight_min: float = 0.0,
-    weight_max: float = 5.0,
-) -> LossAndMetrics:
+@gate
+def cispo(tokens: Tokens, *, weight_min: float = 0.0, weight_max: float = 5.0) -> Decision:
     """Clipped importance weights: the ratio is capped as a weight, and no token loses its gradient.
 
     w = clip(r, weight_min, weight_max), detached;  S = w * A * logprobs.
@@ -142,17 +88,9 @@ def cispo(
         weight_min: smallest weight, not negative.
         weight_max: largest weight, at least 1.
     """
-    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
-    weight = tokens.ratio.clamp(weight_min, weight_max)
-    value = weight * tokens.advantages * tokens.logprobs.detach()
-    live = tokens.advantages != 0
-    return surrogate_loss(
-        tokens,
-        value,
-        weight,
-        high=live & (tokens.ratio > weight_max),
-        low=live & (tokens.ratio < weight_min),
-    )
+    weight, live = tokens.ratio.clamp(weight_min, weight_max), tokens.advantages != 0
+    high, low = live & (tokens.ratio > weight_max), live & (tokens.ratio < weight_min)
+    return Decision(weight * tokens.advantages * tokens.now, weight, high, low)
 
 
 # Row.gate -> the function; its numbers are the train fields of PARAMETERS. A gate that reads further tensors takes them

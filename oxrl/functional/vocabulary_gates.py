@@ -1,6 +1,6 @@
 """Policy losses that read more than the sampled token's logprob: top candidates, routers, or a choice of tokens.
 
-Contract: policy_losses.py. What they read beyond it comes as keyword tensors, [B, T] or [B, T, K].
+Arguments and returns: gates.py; what they read beyond that comes as keyword tensors, [B, T] or [B, T, K].
 """
 
 from __future__ import annotations
@@ -8,34 +8,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oxrl.functional.gates import LossAndMetrics, clean_tokens, clip_tokens, own_push, surrogate_loss
-from oxrl.functional.masks import fill_masked, masked_mean, require_same_shape
-from oxrl.functional.soft_gates import TINY, divergence_gate, gmpo
+from oxrl.functional.gates import Decision, Tokens, clip_tokens, gate
+from oxrl.functional.masks import fill_masked, require_same_shape
+from oxrl.functional.soft_gates import TINY, clipped_geometric_mean, divergence_gate
 
 
 def _buckets(logprobs: Tensor, top_logprobs: Tensor, sampled_in_top: Tensor, mask: Tensor) -> Tensor:
     """Probabilities of {top K, the sampled token if not among them, the rest}: [B, T, K + 2], detached, sum 1."""
     top = fill_masked(top_logprobs.detach(), mask[..., None], -torch.inf).exp()
-    sampled = torch.where(sampled_in_top, 0.0, fill_masked(logprobs.detach(), mask).exp())[..., None]
+    sampled = torch.where(sampled_in_top, 0.0, logprobs.exp())[..., None]
     known = torch.cat([top, sampled], dim=-1)
     return torch.cat([known, (1 - known.sum(-1, keepdim=True)).clamp(min=0)], dim=-1)
 
 
+@gate
 def dppo_topk_tv(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    loss_weights: Tensor,
+    tokens: Tokens,
     *,
     top_logprobs: Tensor,
     old_top_logprobs: Tensor,
     sampled_in_top: Tensor,
-    correction: Tensor | None = None,
     dppo_low: float = 0.2,
     dppo_high: float = 0.2,
     weight_max: float = 20.0,
-) -> LossAndMetrics:
+) -> Decision:
     """`dppo_tv` with the total variation over the sampler's top K tokens, the sampled one, and the rest.
 
     Source: DPPO, arXiv:2602.04879, whose authors report no gain over the two-bucket form.
@@ -45,61 +41,43 @@ def dppo_topk_tv(
         sampled_in_top: [B, T] bool, the sampled token is among them.
         dppo_low, dppo_high, weight_max: as in `dppo_tv`.
     """
-    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
-    p = _buckets(logprobs, top_logprobs, sampled_in_top, mask)
-    mu = _buckets(old_logprobs, old_top_logprobs, sampled_in_top, mask)
-    return divergence_gate(
-        tokens,
-        (p - mu).abs().sum(-1) / 2,
-        tokens.log_ratio,
-        dppo_low=dppo_low,
-        dppo_high=dppo_high,
-        weight_max=weight_max,
-    )
+    p = _buckets(tokens.now, top_logprobs, sampled_in_top, tokens.mask)
+    mu = _buckets(tokens.now - tokens.log_ratio, old_top_logprobs, sampled_in_top, tokens.mask)
+    divergence = (p - mu).abs().sum(-1) / 2
+    return divergence_gate(tokens, divergence, dppo_low=dppo_low, dppo_high=dppo_high, weight_max=weight_max)
 
 
+@gate
 def dppo_topk_kl(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    loss_weights: Tensor,
+    tokens: Tokens,
     *,
     top_logprobs: Tensor,
     old_top_logprobs: Tensor,
     sampled_in_top: Tensor,
-    correction: Tensor | None = None,
     dppo_low: float = 0.2,
     dppo_high: float = 0.2,
     weight_max: float = 20.0,
-) -> LossAndMetrics:
+) -> Decision:
     """`dppo_kl` with KL(sampler || current) over the same buckets as `dppo_topk_tv`; same arguments."""
-    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
-    p = _buckets(logprobs, top_logprobs, sampled_in_top, mask)
-    mu = _buckets(old_logprobs, old_top_logprobs, sampled_in_top, mask)
+    p = _buckets(tokens.now, top_logprobs, sampled_in_top, tokens.mask)
+    mu = _buckets(tokens.now - tokens.log_ratio, old_top_logprobs, sampled_in_top, tokens.mask)
     divergence = (mu * (mu.clamp(min=TINY) / p.clamp(min=TINY)).log()).sum(-1)
-    return divergence_gate(
-        tokens, divergence, tokens.log_ratio, dppo_low=dppo_low, dppo_high=dppo_high, weight_max=weight_max
-    )
+    return divergence_gate(tokens, divergence, dppo_low=dppo_low, dppo_high=dppo_high, weight_max=weight_max)
 
 
+@gate
 def simko(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    loss_weights: Tensor,
+    tokens: Tokens,
     *,
     top_logprobs: Tensor,
     old_top_logprobs: Tensor,
     explore: Tensor,
     sampled_is_top: Tensor,
-    correction: Tensor | None = None,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     simko_alpha: float = 0.01,
     simko_boost: float = 1.1,
-) -> LossAndMetrics:
+) -> Decision:
     """Simple pass@k optimization: right answers lift the other top candidates too, wrong top-1 tokens fall harder.
 
     On `explore` tokens:
@@ -112,98 +90,62 @@ def simko(
 
     Args:
         top_logprobs: [B, T, K] nats, current, with gradient, of the old policy's K most likely tokens.
-        old_top_logprobs: [B, T, K] nats; their ratios are clamped like the sampled token's.
+        old_top_logprobs: [B, T, K] nats; they only enter through values that cancel, and are checked for shape.
         explore: [B, T] bool, entropy above the row's quantile (`selections.above_row_quantile`).
         sampled_is_top: [B, T] bool, the sampled token was the old policy's most likely one.
         simko_alpha: share of the gradient given to the candidates, in [0, 1].
         simko_boost: factor on the advantage of penalised top-1 tokens.
     """
-    require_same_shape(logprobs=logprobs, explore=explore, sampled_is_top=sampled_is_top)
+    require_same_shape(mask=tokens.mask, explore=explore, sampled_is_top=sampled_is_top)
     require_same_shape(top_logprobs=top_logprobs, old_top_logprobs=old_top_logprobs)
-    boosted = (explore & sampled_is_top & (advantages < 0)).to(logprobs.dtype)
-    advantages = advantages * (1 + (simko_boost - 1) * boosted)
-    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
+    boosted = explore & sampled_is_top & (tokens.advantages < 0)
+    advantages = tokens.advantages * (1 + (simko_boost - 1) * boosted.to(tokens.ratio.dtype))
     clip = clip_tokens(tokens, clip_low=clip_low, clip_high=clip_high)
-    alpha = simko_alpha * (explore & (tokens.advantages > 0)).to(tokens.ratio.dtype)
-    top = fill_masked(top_logprobs, mask[..., None])
-    shared = (1 - alpha) * own_push(tokens) + alpha * (top - top.detach()).mean(-1)
-    loss, metrics = surrogate_loss(
-        tokens,
-        clip.ratio * tokens.advantages,
-        clip.weight,
-        high=clip.high,
-        low=clip.low,
-        push=clip.weight * tokens.advantages * shared,
-    )
-    return loss, metrics | {"update/simko_frac": masked_mean((alpha > 0) | (boosted > 0), mask)}
+    shares = explore & (tokens.advantages > 0)
+    alpha = simko_alpha * shares.to(tokens.ratio.dtype)
+    top = fill_masked(top_logprobs, tokens.mask[..., None])
+    push = clip.weight * advantages * ((1 - alpha) * tokens.own_push + alpha * (top - top.detach()).mean(-1))
+    treated = {"update/simko_frac": shares | boosted}
+    return Decision(clip.ratio * advantages, clip.weight, clip.high, clip.low, push=push, further=treated)
 
 
-def clip_cov(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    loss_weights: Tensor,
-    *,
-    selected: Tensor,
-    correction: Tensor | None = None,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-) -> LossAndMetrics:
+@gate
+def clip_cov(tokens: Tokens, *, selected: Tensor, clip_low: float = 0.2, clip_high: float = 0.2) -> Decision:
     """PPO's clip without gradient on `selected`: a few tokens whose logprob and advantage covary strongly.
 
     Source: Clip-Cov, arXiv:2505.22617, Eq. 11. The choice is made over the whole step (`selections.select_clip_cov`).
 
     Args:
         selected: [B, T] bool, tokens that get no gradient.
+        clip_low, clip_high: as in `ppo_clip`.
     """
-    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
     clip = clip_tokens(tokens, clip_low=clip_low, clip_high=clip_high)
     weight = torch.where(selected, 0.0, clip.weight)
-    return surrogate_loss(tokens, clip.ratio * tokens.advantages, weight, high=clip.high, low=clip.low)
+    return Decision(clip.ratio * tokens.advantages, weight, clip.high, clip.low)
 
 
+@gate
 def kl_cov(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    loss_weights: Tensor,
-    *,
-    selected: Tensor,
-    correction: Tensor | None = None,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    kl_cov_coeff: float = 1.0,
-) -> LossAndMetrics:
+    tokens: Tokens, *, selected: Tensor, clip_low: float = 0.2, clip_high: float = 0.2, kl_cov_coeff: float = 1.0
+) -> Decision:
     """PPO's clip, and on `selected` tokens a penalty kl_cov_coeff * |log r|.
 
     Source: KL-Cov, arXiv:2505.22617, Eq. 12. The choice is made over the whole step (`selections.select_kl_cov`).
 
     Args:
         selected: [B, T] bool, tokens with the largest covariance of logprob and advantage.
+        clip_low, clip_high: as in `ppo_clip`.
         kl_cov_coeff: not negative; 1 in the paper, 0.1 in verl.
     """
-    tokens = clean_tokens(logprobs, old_logprobs, advantages, mask, loss_weights, correction)
     clip = clip_tokens(tokens, clip_low=clip_low, clip_high=clip_high)
     coeff = kl_cov_coeff * (selected & tokens.inside).to(tokens.ratio.dtype)
     slope = clip.weight * tokens.advantages - coeff * tokens.log_ratio.sign()
     value = clip.ratio * tokens.advantages - coeff * tokens.log_ratio.abs()
-    return surrogate_loss(tokens, value, clip.weight, high=clip.high, low=clip.low, push=slope * own_push(tokens))
+    return Decision(value, clip.weight, clip.high, clip.low, push=slope * tokens.own_push)
 
 
-def rspo(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    loss_weights: Tensor,
-    *,
-    router_shift: Tensor,
-    correction: Tensor | None = None,
-    clip_low: float = 0.4,
-    clip_high: float = 0.4,
-) -> LossAndMetrics:
+@gate
+def rspo(tokens: Tokens, *, router_shift: Tensor, clip_low: float = 0.4, clip_high: float = 0.4) -> Decision:
     """Router-shift policy optimization: each token's ratio is scaled down by how far its experts moved, then `gmpo`.
 
     r~ = r * gamma, gamma = max(exp(-Delta), gamma_min), detached: with gradient, training collapses (paper).
@@ -212,16 +154,8 @@ def rspo(
 
     Args:
         router_shift: [B, T] gamma in (0, 1], from `selections.router_shift`; 1 where no expert moved.
+        clip_low, clip_high: bounds on the log of r~.
     """
-    require_same_shape(logprobs=logprobs, router_shift=router_shift)
-    shifted = old_logprobs - fill_masked(router_shift.detach(), mask, 1.0).log()
-    return gmpo(
-        logprobs,
-        shifted,
-        advantages,
-        mask,
-        loss_weights,
-        correction=correction,
-        clip_low=clip_low,
-        clip_high=clip_high,
-    )
+    require_same_shape(mask=tokens.mask, router_shift=router_shift)
+    shifted = tokens.log_ratio + fill_masked(router_shift.detach(), tokens.mask, 1.0).log()
+    return clipped_geometric_mean(tokens._replace(log_ratio=shifted), clip_low=clip_low, clip_high=clip_high)
