@@ -64,7 +64,8 @@ class ChatEncoder:
         self._tokenizer = tokenizer
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         special |= set(tokenizer.all_special_tokens)
-        self.special_ids = frozenset(int(i) for i in tokenizer.convert_tokens_to_ids(sorted(special)))  # pyright: ignore
+        control = sorted(special - {str(tokenizer.unk_token)})  # the unknown token stands for ordinary text
+        self.special_ids = frozenset(int(i) for i in tokenizer.convert_tokens_to_ids(control))  # pyright: ignore
         # One special token may be the start of another.
         longest_first = sorted(special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")

@@ -46,6 +46,10 @@ _GLUE = re.compile(r"(?:\\text\{[^{}]*\}|\\q?quad|\\[()\[\],;! ]|[\s$.,;&]|\b(?:
 _LATEX = re.compile(r"\\[a-zA-Z(\[]")
 _ENVIRONMENT = re.compile(r"\$|\\\(|\\\[|\\boxed")
 _PROSE = re.compile(r"(?im)^\W*A:|\banswers?\b[^\n.:=]{0,60}?(?:\bis\b|:|=)")
+# Bounds on what a response that repeats itself thousands of times can cost.
+_LONGEST_LINE = 2000
+_MOST_BOXES = 16
+_LONGEST_TEXT = 10_000
 _OPERATORS = re.compile(r"[/*^×÷·+]|\d\s*-|\bsqrt\b|[([{]")
 
 
@@ -151,7 +155,7 @@ def _final_answer(response: str) -> _Final | None:
     if (start := text.rfind("####")) >= 0:
         found.append((start, _Final(_first_line(text[start + 4 :]), marked=True)))
     for match in _PROSE.finditer(text):
-        line = re.split(r"[.!?](?:\s|$)", _first_line(text[match.end() :]), maxsplit=1)[0]
+        line = re.split(r"[.!?](?:\s|$)", _first_line(text[match.end() : match.end() + _LONGEST_LINE]), maxsplit=1)[0]
         if re.search(r"[\d\\$]", line):
             found.append((match.start(), _Final(line, marked=True, prose=True)))
     found = [item for item in found if re.search(r"\w", item[1].text)]
@@ -172,7 +176,7 @@ def _last_boxes(text: str) -> tuple[int, _Final] | None:
     for match in _BOXED.finditer(text):
         if match.start() < end:
             continue
-        if not (contents and _GLUE.fullmatch(text, end, match.start())):
+        if not (contents and len(contents) < _MOST_BOXES and _GLUE.fullmatch(text, end, match.start())):
             contents = []
         begin, end = match.start(), _closing_brace(text, match.end())
         contents.append(text[match.end() : end])
@@ -246,7 +250,7 @@ def _library() -> Any:
 
 def _parse(final: _Final) -> list[Any]:
     """What math-verify reads at `final`; a bare expression is marked as LaTeX so that all of it is read."""
-    text = final.text
+    text = final.text[-_LONGEST_TEXT:]
     if final.boxed:
         text = f"$\\boxed{{{text}}}$"
     elif not _ENVIRONMENT.search(text) and (final.marked or _LATEX.search(text)) and len(text.split()) <= 12:

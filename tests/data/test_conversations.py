@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from oxrl.data.conversations import ConversationDataset, Example
@@ -97,6 +98,20 @@ def test_a_template_that_drops_the_stop_token_is_an_error(write_rows: WriteRows)
     )
     with pytest.raises(DataError, match=r"rows\.jsonl:1: the chat template does not stop a reply .*reply as '2'"):
         ConversationDataset.load(write_rows({"prompt": "1+1", "completion": "2"}), tokenizer)
+
+
+def test_an_unknown_character_is_no_stop_token(write_rows: WriteRows) -> None:
+    vocabulary = {"<unk>": 0, "<end>": 1, "<user>": 2, "<assistant>": 3, "a": 4}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", eos_token="<end>", extra_special_tokens=["<user>", "<assistant>"]
+    )
+    tokenizer.chat_template = builtin_tokenizer().chat_template.replace("<|end|>", "<end> ?")  # pyright: ignore
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|", "<").replace("|>", ">")
+    (example,) = ConversationDataset.load(write_rows({"prompt": "a", "completion": "a z"}), tokenizer).in_order()
+    assert example.token_ids == (2, 4, 1, 0, 3, 4, 0, 1, 0)
+    assert example.trained == (False,) * 5 + (True, True, True, False)
 
 
 def test_a_template_that_rewrites_earlier_turns_is_an_error_that_shows_both_texts(write_rows: WriteRows) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -61,6 +63,24 @@ def test_special_token_text_survives_templates_that_trim(
     (prompt,) = PromptDataset.load(write_rows({"prompt": "  <|end|> x  "}), trimming).in_order()
     assert tokenizer.decode(prompt.token_ids) == "<|user|><|end|> x<|end|><|assistant|>"
     assert [token for token in prompt.token_ids if token < 5] == [USER, END, ASSISTANT]
+
+
+def test_parquet_holds_messages_as_lists_of_structs(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    rows = [{"prompt": [{"role": "user", "content": text}], "answer": 3, "uid": None} for text in ("1+2", "2+1")]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
+    dataset = PromptDataset.load(tmp_path / "d.parquet", tokenizer)
+    assert [prompt.messages[0]["content"] for prompt in dataset.in_order()] == ["1+2", "2+1"]
+    assert [prompt.answer for prompt in dataset.in_order()] == [3, 3]
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["x"], "answer": [b"\0"]}), tmp_path / "d.parquet")
+    with pytest.raises(DataError, match=r"d\.parquet row 1: a field is not JSON: .*bytes"):
+        PromptDataset.load(tmp_path / "d.parquet", tokenizer)
+
+
+def test_a_prompt_of_a_megabyte_is_measured_and_dropped(
+    write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = write_rows({"prompt": "x" * 1_000_000}, {"prompt": "y"})
+    assert PromptDataset.load(path, tokenizer, max_prompt_tokens=512).report["overlong"] == 1
 
 
 def test_uids_are_stable_and_depend_on_prompt_and_answer_only(
