@@ -34,8 +34,8 @@ class Example:
 class ConversationDataset:
     """Conversations with token ids and loss masks.
 
-    `report` counts: rows, kept, overlong, empty (a blank reply; dropped), special_text, longest, trained_tokens, and the
-    file's path and sha256.
+    `report` counts: rows, kept, overlong, empty (a blank reply; dropped), special_text, longest, trained_tokens, and
+    the file's path and sha256.
     """
 
     def __init__(self, examples: Sequence[Example], report: Mapping[str, int | str]) -> None:
