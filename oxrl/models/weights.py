@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,8 @@ from oxrl.models.load import VALUE_HEAD_FILE
 from oxrl.models.network import ValueModel
 
 BUCKET_BYTES = 512 * 2**20
+# Prefixes of a ValueModel's parameter names, each part in files of its own.
+VALUE_MODEL_PARTS = ("decoder.", "value_head.")
 
 
 def buckets(named: Iterable[tuple[str, Tensor]], *, limit: int = BUCKET_BYTES) -> Iterator[list[tuple[str, Tensor]]]:
@@ -47,59 +50,70 @@ def write_sharded(directory: Path, stem: str, named: Iterable[tuple[str, Tensor]
         save_file(tensors, directory / f"{stem}-{index:05d}.safetensors", metadata={"format": "pt"})
 
 
-def read_sharded(directory: Path, stem: str) -> Iterator[tuple[str, Tensor]]:
-    """What `write_sharded` wrote, one tensor at a time, on the CPU."""
+def sharded_tensors(directory: Path, stem: str) -> dict[str, Callable[[], Tensor]]:
+    """What `write_sharded` wrote: name -> function that reads that tensor, to the CPU."""
+    found: dict[str, Callable[[], Tensor]] = {}
     for path in sorted(directory.glob(f"{stem}-*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():
-                yield name, file.get_tensor(name)
+            found |= {name: partial(_read_tensor, path, name) for name in file.keys()}
+    return found
 
 
-def save_model(model: nn.Module, directory: Path) -> None:
-    """Write `model` so that `load_policy`, `load_critic` or `from_pretrained` reads it from `directory`."""
+def _read_tensor(path: Path, name: str) -> Tensor:
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor(name)
+
+
+def save_model(model: nn.Module, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Write `model` so that `load_policy`, `load_critic` or `from_pretrained` reads it from `directory`.
+
+    Args:
+        model: a Hugging Face model, a ValueModel, or any module.
+        directory: made if missing.
+        weights: whole tensors to write under the names of `model.named_parameters()`; None: the model's own.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     disable_progress_bar()
+    named = dict(model.named_parameters()) if weights is None else weights
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
     if isinstance(model, PreTrainedModel):
-        model.save_pretrained(directory)
+        model.save_pretrained(directory, state_dict=tensors)
     elif isinstance(model, ValueModel):
-        model.decoder.save_pretrained(directory)
-        save_file(model.value_head.state_dict(), directory / VALUE_HEAD_FILE, metadata={"format": "pt"})
-    else:
-        save_file(
-            {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()},
-            directory / "model.safetensors",
-            metadata={"format": "pt"},
+        decoder, head = (
+            {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
+            for part in VALUE_MODEL_PARTS
         )
+        model.decoder.save_pretrained(directory, state_dict=decoder)
+        save_file(head, directory / VALUE_HEAD_FILE, metadata={"format": "pt"})
+    else:
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def restore_model(model: nn.Module, directory: Path) -> None:
-    """Copy the weights in `directory` into `model`, in place.
+def stored_weights(
+    model: nn.Module, directory: Path, expected: Mapping[str, tuple[torch.Size, torch.dtype]]
+) -> Iterator[tuple[str, Tensor]]:
+    """(name in `model`, whole tensor on the CPU) of every weight that `save_model` wrote to `directory`.
 
     Raises:
-        CheckpointError: a weight is missing, unknown, or of another shape or dtype.
+        CheckpointError: a weight is missing, unknown, or of another shape or dtype than `expected`.
     """
+    missing = dict(expected)
+    files = [(path, "") for path in sorted(directory.glob("model*.safetensors"))]
     if isinstance(model, ValueModel):
-        _copy_into(model.decoder, sorted(directory.glob("model*.safetensors")), directory)
-        _copy_into(model.value_head, [directory / VALUE_HEAD_FILE], directory)
-    else:
-        _copy_into(model, sorted(directory.glob("model*.safetensors")), directory)
-
-
-@torch.no_grad()
-def _copy_into(model: nn.Module, files: list[Path], directory: Path) -> None:
-    wanted = dict(model.named_parameters())
-    for path in files:
+        decoder, head = VALUE_MODEL_PARTS
+        files = [*((path, decoder) for path, _ in files), (directory / VALUE_HEAD_FILE, head)]
+    for path, part in files:
         if not path.is_file():
             raise CheckpointError(f"no file {path}")
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():
-                parameter = wanted.pop(name, None)
-                tensor = file.get_tensor(name)
-                if parameter is None or parameter.shape != tensor.shape or parameter.dtype != tensor.dtype:
-                    held = "no such weight" if parameter is None else f"{parameter.dtype} {tuple(parameter.shape)}"
+            for key in file.keys():
+                tensor = file.get_tensor(key)
+                shape, dtype = missing.pop(part + key, (None, None))
+                if shape != tensor.shape or dtype != tensor.dtype:
+                    held = "no such weight" if shape is None else f"{dtype} {tuple(shape)}"
                     raise CheckpointError(
-                        f"{path.name} holds {name!r} as {tensor.dtype} {tuple(tensor.shape)}, the model has {held}"
+                        f"{path.name} holds {key!r} as {tensor.dtype} {tuple(tensor.shape)}, the model has {held}"
                     )
-                parameter.copy_(tensor)
-    if wanted:
-        raise CheckpointError(f"{directory} lacks {len(wanted)} weights of the model, such as {next(iter(wanted))!r}")
+                yield part + key, tensor
+    if missing:
+        raise CheckpointError(f"{directory} lacks {len(missing)} weights of the model, such as {next(iter(missing))!r}")

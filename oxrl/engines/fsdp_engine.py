@@ -1,0 +1,70 @@
+"""FsdpTrainer: TrainEngine over several ranks with PyTorch's fully_shard (FSDP2). Needs nothing but PyTorch.
+
+Each rank holds a piece of every weight, gradient and moment; a layer's weights are gathered while it runs. Everything
+but the cutting up is LocalTrainer's.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from oxrl.engines.base import Want
+from oxrl.engines.local_trainer import LocalTrainer
+from oxrl.engines.trainer import Reader
+from oxrl.types import Output, TokenBatch
+
+
+class FsdpTrainer(LocalTrainer):
+    """Arguments as for `Trainer`; `ranks` as `joined_ranks` gives them, each with the same model on its device."""
+
+    def _shard_model(self) -> None:
+        low = {p.dtype for p in self.model.parameters()} & {torch.bfloat16, torch.float16}
+        # The pieces are the float32 masters; the weights a layer computes with are cast when it gathers them, and
+        # gradients are cast up before they are summed over ranks and micro-batches.
+        for parameter in self.model.parameters():
+            if parameter.dtype in low:
+                parameter.data = parameter.data.float()
+        policy = MixedPrecisionPolicy(
+            param_dtype=low.pop() if low else None,
+            reduce_dtype=torch.float32 if low else None,
+            cast_forward_inputs=False,
+        )
+        mesh = init_device_mesh(self.device.type, (self.ranks.world,))
+        self._reader = Reader(self.model, self.network, self.temperature)
+        for layer in _layers(self.model):
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(self._reader, mesh=mesh, mp_policy=policy)
+        for module in self._reader.modules():
+            if isinstance(module, FSDPModule):
+                # FSDP divides gradients by the number of ranks; the loss is a sum over all rows, so nothing may be.
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+
+    def _read(self, inputs: TokenBatch, want: Want) -> Output:
+        return Output(**self._reader(inputs, want))
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def _piece(self, tensor: Tensor) -> Tensor:
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+    def _cut_like(self, whole: Tensor, like: Tensor) -> Tensor:
+        layout = cast(DTensor, like)
+        whole = whole.to(like.device, like.dtype)
+        return distribute_tensor(whole, layout.device_mesh, layout.placements, src_data_rank=None)
+
+    def _sum_of_shards(self, squares: Tensor) -> Tensor:
+        return self.ranks.sum(squares)
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a Hugging Face model, which are gathered one at a time; none for other modules."""
+    names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    return [module for module in model.modules() if type(module).__name__ in names]

@@ -1,0 +1,413 @@
+"""What every training engine shares: the micro-batch loop, what a step reports, and the one checkpoint format."""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from oxrl.engines.base import Bucket, Want
+from oxrl.engines.micro_batches import Merged, MicroBatch, micro_batches, padding_micro_batch
+from oxrl.engines.ranks import ALONE, Ranks
+from oxrl.errors import CheckpointError, EngineError
+from oxrl.functional.logprobs import bootstrap_positions, chunked_head, predicted_positions, spread
+from oxrl.models.network import TokenModel, token_model
+from oxrl.models.weights import save_model, sharded_tensors, stored_weights, write_sharded
+from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
+
+STATE_FILE = "trainer_state.json"
+STATE_FORMAT = 1
+MOMENTS = ("exp_avg", "exp_avg_sq")
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+}
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments that every engine takes; see `Trainer`."""
+
+    lr_schedule: str
+    warmup_steps: int
+    total_steps: int | None
+    weight_decay: float
+    adam_betas: tuple[float, float]
+    adam_eps: float
+    max_grad_norm: float
+    micro_batch_tokens: int
+    temperature: float
+    gradient_checkpointing: bool
+    tokenizer: PreTrainedTokenizerBase | None
+
+
+def learning_rate(step: int, *, lr: float, schedule: str, warmup_steps: int, total_steps: int | None) -> float:
+    """Learning rate of optimizer step `step` (the first is 0): linear warm-up, then the schedule down to 0 at the end.
+
+    A pure function of the step, so a resumed or skipped step cannot shift it. Step `warmup_steps - 1` already has the
+    full rate; `linear` and `cosine` reach 0 only at step `total_steps`, which is never run.
+    """
+    if step < warmup_steps:
+        return lr * (step + 1) / warmup_steps
+    if schedule == "constant" or total_steps is None:
+        return lr
+    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    return lr * SCHEDULES[schedule](min(1.0, progress))
+
+
+class Trainer(ABC):
+    """A model, its gradient and its AdamW, on one process or on several that make the same calls (SPMD).
+
+    Every rank is given the whole batch, reads its own share of the rows (`micro_batches`) and returns the whole
+    output; the gradient is that of the plain sum of the loss over all rows, whatever the number of ranks.
+
+    Args:
+        model: a Hugging Face causal LM, a ValueModel, or any TokenModel module. Kept in eval mode: dropout would make
+            the ratio of unchanged weights differ from 1.
+        ranks: the training ranks; alone by default.
+        lr, lr_schedule, warmup_steps, total_steps: see `learning_rate`. `total_steps` may be None for `constant`.
+        weight_decay, adam_betas, adam_eps: AdamW. bf16 and fp16 weights get float32 masters and float32 gradient sums.
+        max_grad_norm: global norm the gradient is clipped to; `math.inf` turns clipping off.
+        micro_batch_tokens: largest number of tokens, padding included, that go through the model at once; a unit
+            (row, or all rows of a pair) longer than that goes alone.
+        temperature: logprobs, entropy and the rest are those of logits / temperature.
+        gradient_checkpointing: recompute each layer in backward instead of storing its activations.
+        tokenizer: saved beside the weights, so that the checkpoint is complete.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lr: float,
+        ranks: Ranks = ALONE,
+        lr_schedule: str = "constant",
+        warmup_steps: int = 0,
+        total_steps: int | None = None,
+        weight_decay: float = 0.0,
+        adam_betas: tuple[float, float] = (0.9, 0.999),
+        adam_eps: float = 1e-8,
+        max_grad_norm: float = 1.0,
+        micro_batch_tokens: int = 16384,
+        temperature: float = 1.0,
+        gradient_checkpointing: bool = False,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        if lr_schedule not in SCHEDULES:
+            raise EngineError(f"lr_schedule {lr_schedule!r} is none of {', '.join(SCHEDULES)}")
+        if lr_schedule != "constant" and total_steps is None:
+            raise EngineError(f"lr_schedule {lr_schedule!r} needs total_steps")
+        self.model = model.eval()
+        self.network: TokenModel = token_model(model)
+        self.ranks = ranks
+        self.device = next(model.parameters()).device
+        self.tokenizer = tokenizer
+        self.temperature = temperature
+        self.max_grad_norm = max_grad_norm
+        self.micro_batch_tokens = micro_batch_tokens
+        self.step = 0
+        self.last_loss = 0.0
+        self._schedule: dict[str, Any] = {
+            "lr": lr,
+            "schedule": lr_schedule,
+            "warmup_steps": warmup_steps,
+            "total_steps": total_steps,
+        }
+        self._adamw: dict[str, Any] = {"lr": lr, "betas": adam_betas, "eps": adam_eps, "weight_decay": weight_decay}
+        self._pending_losses: list[float] = []
+        self._has_gradient = False
+        # Shape and type of each weight as it is stored, before an engine cuts it up or raises it to float32.
+        self._stored = {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
+        self._checkpointing = gradient_checkpointing
+        if gradient_checkpointing:
+            _enable_gradient_checkpointing(model)
+
+    # What an engine does in its own way.
+
+    @abstractmethod
+    def _read(self, inputs: TokenBatch, want: Want) -> Output:
+        """One micro-batch through the model."""
+
+    @abstractmethod
+    def _backward(self, loss: Tensor) -> None:
+        """Add the gradient of `loss`, summed over ranks, to what has accumulated."""
+
+    @abstractmethod
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole gradient accumulated so far) on every rank; collective. Only `skip_step` may follow."""
+
+    @abstractmethod
+    def weights(self) -> Iterator[Bucket]:
+        """See TrainEngine."""
+
+    @abstractmethod
+    def _gradient_norm(self) -> float: ...
+
+    @abstractmethod
+    def _clip_and_step(self, lr: float) -> tuple[float, bool]:
+        """(gradient norm before the clip, whether the step was taken: not with a non-finite gradient)."""
+
+    @abstractmethod
+    def _drop_gradients(self) -> None: ...
+
+    @abstractmethod
+    def _shards(self) -> Iterator[tuple[Tensor, Mapping[str, Any] | None]]:
+        """(this rank's piece of float32 weights, its Adam state, None if the last step did not move it)."""
+
+    @abstractmethod
+    def _sum_of_shards(self, squares: Tensor) -> Tensor:
+        """Sum over the ranks that hold different pieces."""
+
+    @abstractmethod
+    def _masters_of_low_precision(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole float32 master) of every weight that is stored with fewer bits; collective."""
+
+    @abstractmethod
+    def _moments(self, moment: str) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole moment) of every weight that was ever stepped; collective."""
+
+    @abstractmethod
+    def _adam_steps(self) -> dict[str, int]: ...
+
+    @abstractmethod
+    def _restore(
+        self, name: str, weight: Tensor, master: Tensor | None, moments: Mapping[str, Tensor], steps: int
+    ) -> None:
+        """Take over one whole weight and its optimizer state; `steps` is 0 and `moments` empty if never stepped."""
+
+    @abstractmethod
+    def _restored(self) -> None:
+        """Called once after every weight was restored."""
+
+    # What all engines have in common.
+
+    @torch.no_grad()
+    def forward(self, inputs: TokenBatch, want: Want) -> Output:
+        """See TrainEngine. Token fields are 0.0 wherever `response_mask` is False: the head runs nowhere else."""
+        merged = Merged(inputs)
+        for micro in self._share(inputs):
+            rows, part = self._rows_of(inputs, micro)
+            merged.add(rows, self._read(part, want))
+        return merged.output(self.ranks)
+
+    def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
+        """See TrainEngine. The loss summed over micro-batches and ranks is left in `last_loss`.
+
+        A batch with several rows per unit keeps the rows of unit u at `rows_per_unit * u` onwards in `inputs`.
+        """
+        merged = Merged(batch.inputs)
+        rows_per_unit = len(batch.inputs) // max(1, len(batch))
+        losses = [torch.zeros(())]
+        # Without any trained token there is no gradient at all, not a zero one that would still move weights by
+        # momentum. Every rank sees the whole batch, so all of them decide alike.
+        trained = bool(batch.inputs.response_mask[:, 1:].any())
+        self._has_gradient |= trained
+        if self._checkpointing:
+            self.model.train()
+        for micro in self._share(batch):
+            units, part = self._rows_of(batch, micro)
+            output = self._read(part.inputs, want)
+            loss: Tensor | None = None
+            if micro is not None:
+                found, _ = loss_fn(output, part)
+                losses.append(found.detach().double().cpu())
+                if found.requires_grad and bool(part.inputs.response_mask[:, 1:].any()):
+                    loss = found
+            if trained:
+                self._backward(_nothing(output) if loss is None else loss)
+            merged.add((units[:, None] * rows_per_unit + torch.arange(rows_per_unit)).flatten(), output)
+        if self._checkpointing:
+            self.model.eval()
+        self.last_loss = self.ranks.sum(torch.stack(losses).double().sum()).item()
+        self._pending_losses.append(self.last_loss)
+        return merged.output(self.ranks)
+
+    def _share(self, batch: TrainBatch) -> list[MicroBatch | None]:
+        """This rank's micro-batches, and None for each that another rank has more: every rank runs as many."""
+        shares = micro_batches(batch, budget=self.micro_batch_tokens, ranks=self.ranks.world)
+        mine = shares[self.ranks.rank]
+        return [*mine, *[None] * (max(map(len, shares)) - len(mine))]
+
+    def _rows_of(self, batch: Any, micro: MicroBatch | None) -> tuple[Tensor, Any]:
+        if micro is None:
+            return torch.zeros(0, dtype=torch.int64), padding_micro_batch().to(self.device)
+        units, length = micro
+        return units, batch.select(units, length).to(self.device)
+
+    def optim_step(self) -> Metrics:
+        """See TrainEngine. Without any gradient (nothing was masked in) the step is skipped too."""
+        if not self._has_gradient or not all(map(math.isfinite, self._pending_losses)):
+            return self.skip_step()
+        norm, applied = self._clip_and_step(learning_rate(self.step, **self._schedule))
+        return self._finish_step(norm, skipped=not applied)
+
+    def skip_step(self) -> Metrics:
+        """See TrainEngine."""
+        return self._finish_step(self._gradient_norm() if self._has_gradient else 0.0, skipped=True)
+
+    @torch.no_grad()
+    def _finish_step(self, norm: float, *, skipped: bool) -> Metrics:
+        lr = learning_rate(self.step, **self._schedule)
+        squares = torch.zeros(2, dtype=torch.float64)
+        for weight, adam in self._shards():
+            squares[0] += torch.linalg.vector_norm(weight).double().cpu() ** 2
+            if adam and not skipped:
+                squares[1] += self._change(weight, adam, lr).double().cpu() ** 2
+        param_norm, update_norm = self._sum_of_shards(squares).sqrt().tolist()
+        self._drop_gradients()
+        self._pending_losses.clear()
+        self._has_gradient = False
+        self.step += 1
+        return {
+            "update/grad_norm": norm,
+            "update/lr": lr,
+            "update/skipped": float(skipped),
+            "update/param_norm": param_norm,
+            "update/update_norm_ratio": update_norm / max(param_norm, 1e-30),
+        }
+
+    def _change(self, weight: Tensor, adam: Mapping[str, Any], lr: float) -> Tensor:
+        """Norm of AdamW's last change of `weight`, from the moments: no copy of the weights is kept for it."""
+        beta1, beta2 = self._adamw["betas"]
+        step = float(adam["step"])
+        scale = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
+        denominator = adam["exp_avg_sq"].sqrt().add_(self._adamw["eps"] * math.sqrt(1 - beta2**step))
+        change = adam["exp_avg"] / denominator * scale
+        if self._adamw["weight_decay"]:
+            decay = lr * self._adamw["weight_decay"]
+            change = change + (weight + change) * (decay / (1 - decay))
+        return torch.linalg.vector_norm(change)
+
+    def save(self, directory: Path) -> None:
+        """See TrainEngine. Moments, and masters where the weights are not float32, lie beside the weights.
+
+        Collective; rank 0 writes. It takes part in every gather even when the disk refuses, so that nobody waits.
+        """
+        weights = ((name, tensor.cpu()) for bucket in self.weights() for name, tensor in bucket)
+        parts: list[tuple[Callable[[Iterator[tuple[str, Tensor]]], None], Iterator[tuple[str, Tensor]]]] = [
+            (lambda named: save_model(self.model, directory, dict(named)), weights),
+            (lambda named: write_sharded(directory, "optimizer_master", named), self._masters_of_low_precision()),
+        ]
+        for moment in MOMENTS:
+            stem = f"optimizer_{moment}"
+            parts.append((lambda named, stem=stem: write_sharded(directory, stem, named), self._moments(moment)))
+        refused: OSError | SafetensorError | None = None
+        for write, named in parts:
+            if self.ranks.first and refused is None:
+                try:
+                    write(named)
+                except (OSError, SafetensorError) as error:
+                    refused = error
+            for _ in named:
+                pass
+        steps = self._adam_steps()
+        if refused is not None:
+            raise refused
+        if self.ranks.first:
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(directory)
+            content = {"format": STATE_FORMAT, "step": self.step, "adam_steps": steps}
+            (directory / STATE_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    def load(self, directory: Path) -> None:
+        """See TrainEngine. Whichever engine wrote it, on however many ranks; each rank reads the files itself.
+
+        Raises:
+            CheckpointError: the directory does not hold a checkpoint of this model.
+        """
+        path = directory / STATE_FILE
+        if not path.is_file():
+            raise CheckpointError(f"{directory} has no {STATE_FILE}: it is not a training checkpoint")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content.get("format") != STATE_FORMAT:
+            raise CheckpointError(f"{path} has format {content.get('format')!r}; this version reads {STATE_FORMAT}")
+        steps: dict[str, int] = content["adam_steps"]
+        masters = sharded_tensors(directory, "optimizer_master")
+        moments = {moment: sharded_tensors(directory, f"optimizer_{moment}") for moment in MOMENTS}
+        for name in steps:
+            if name not in self._stored or any(name not in tensors for tensors in moments.values()):
+                raise CheckpointError(f"{directory} has an incomplete optimizer state for {name!r}")
+        with torch.no_grad():
+            for name, weight in stored_weights(self.model, directory, self._stored):
+                master = masters[name]() if name in masters else None
+                held = {moment: tensors[name]() for moment, tensors in moments.items()} if name in steps else {}
+                self._restore(name, weight, master, held, steps.get(name, 0))
+            self._restored()
+        self._drop_gradients()
+        self._pending_losses.clear()
+        self._has_gradient = False
+        self.step = content["step"]
+
+
+class Reader(nn.Module):
+    """The whole of a micro-batch's forward pass as one module: what sharding libraries hook to gather weights."""
+
+    def __init__(self, model: nn.Module, network: TokenModel, temperature: float) -> None:
+        super().__init__()
+        self.model = model
+        self._network = (network,)  # in a tuple, so that a network that is the model is not registered twice
+        self._temperature = temperature
+
+    def forward(self, inputs: TokenBatch, want: Want) -> dict[str, Tensor]:
+        """The fields of Output that were asked for; a dict, because hooks look for tensors in plain containers."""
+        output = read_tokens(self._network[0], inputs, want, temperature=self._temperature)
+        # Cloned, because hooks that gather weights for backward do not survive on views.
+        return {name: value.clone() for name, value in vars(output).items() if value is not None}
+
+
+def read_tokens(network: TokenModel, inputs: TokenBatch, want: Want, *, temperature: float) -> Output:
+    """What `network` says of one micro-batch; differentiable."""
+    # Rows are right-padded and attention is causal, so no real token sees padding and no mask has to be built.
+    positions = inputs.position_ids
+    mask = None if positions is None else inputs.attention_mask
+    flat = network.backbone(inputs.tokens, mask, positions).flatten(0, 1)
+    head = network.head
+    token_at, hidden_at = predicted_positions(inputs.response_mask)
+    if "values" in want:
+        if head.weight.shape[0] != 1:
+            raise EngineError(f"{type(network).__name__} has no value head, but values were asked for")
+        values = nn.functional.linear(flat, head.weight, head.bias).squeeze(1)
+        values = values if values.dtype == torch.float64 else values.float()
+        token_values = spread(values[hidden_at], token_at, inputs.tokens)
+        return Output(values=token_values, bootstrap=values[bootstrap_positions(inputs.attention_mask)])
+    result = chunked_head(
+        flat[hidden_at],
+        head,
+        inputs.tokens.flatten()[token_at],
+        temperature=temperature,
+        entropy="entropy" in want,
+        sum_p_squared="sum_p_squared" in want,
+        top_k=next((int(item.removeprefix("top_k=")) for item in want if item.startswith("top_k=")), 0),
+    )
+    placed = {
+        name: None if value is None else spread(value, token_at, inputs.tokens)
+        for name, value in result._asdict().items()
+    }
+    return Output(**placed)
+
+
+def _nothing(output: Output) -> Tensor:
+    """A zero that hangs on every weight: backward must run on all ranks alike, also where there is nothing to learn."""
+    fields: Iterable[Any] = vars(output).values()
+    return sum((field.sum() * 0.0 for field in fields if field is not None and field.requires_grad), torch.zeros(()))
+
+
+def _enable_gradient_checkpointing(model: nn.Module) -> None:
+    host = getattr(model, "decoder", model)
+    if not hasattr(host, "gradient_checkpointing_enable"):
+        raise EngineError(f"{type(model).__name__} does not support gradient checkpointing; set it to false")
+    cast(Any, host).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # Checkpointed layers recompute only in train mode, which must not switch dropout on.
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            cast(Any, module).attention_dropout = 0.0
