@@ -47,7 +47,7 @@ def check_model(cfg: Config) -> Iterator[Problem]:
 
 def check_files(cfg: Config) -> Iterator[Problem]:
     """Data files exist and have a format that can be read."""
-    for path, value in (("data.train", cfg.data.train), ("data.eval", cfg.data.eval)):
+    for path, value in (*(("data.train", file) for file in cfg.data.train_files), ("data.eval", cfg.data.eval)):
         if value is None:
             continue
         if Path(value).suffix not in DATA_SUFFIXES:

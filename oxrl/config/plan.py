@@ -40,7 +40,7 @@ def _rl_batch(cfg: Config) -> list[tuple[str, str]]:
         ("rollout", f"{group} per rollout step, up to {longest:,} response tokens each"),
         ("update", f"{_count(rows, 'row')} in {passes} = {_count(updates, 'optimizer step')} per rollout step"),
         ("total", f"{drawn}, at most {iterations * rows * longest:,} tokens"),
-        ("data", _epochs(cfg.data.train, iterations * prompts, "prompts")),
+        ("data", _epochs(cfg, iterations * prompts, "prompts")),
         *_evaluation(cfg, cfg.rollout.eval_samples),
     ]
 
@@ -50,7 +50,7 @@ def _supervised_batch(cfg: Config) -> list[tuple[str, str]]:
     return [
         ("update", f"{_count(rows, 'row')} per optimizer step"),
         ("total", f"{_count(steps, 'optimizer step')} = {_count(steps * rows, 'row')}"),
-        ("data", _epochs(cfg.data.train, steps * rows, "rows")),
+        ("data", _epochs(cfg, steps * rows, "rows")),
         *_evaluation(cfg, 1),
     ]
 
@@ -68,8 +68,8 @@ def _evaluation(cfg: Config, samples: int) -> list[tuple[str, str]]:
     return [("eval", f"{_count(rows, 'row')} of {cfg.data.eval}{each}, {when}")]
 
 
-def _epochs(path: str, drawn: int, unit: str) -> str:
-    rows = count_rows(Path(path))
+def _epochs(cfg: Config, drawn: int, unit: str) -> str:
+    rows, path = sum(count_rows(Path(file)) for file in cfg.data.train_files), ", ".join(cfg.data.train_files)
     passes = f" = {drawn / rows:.2f} passes over the data" if rows else ""
     return f"{path}: {_count(rows, 'row')}; {drawn:,} {unit} drawn{passes}"
 

@@ -15,16 +15,18 @@ _OPTIMIZER = (
 _RL_RUN = ("run.record", "run.deadline_s")
 WITH_EVAL = frozenset(["run.eval_every", "data.eval_rows"])
 RL_WITH_EVAL = frozenset(["rollout.eval_samples", "rollout.eval_temperature"])
+OFFLINE_WITH_EVAL = frozenset(["run.keep_best"])
 ALWAYS = frozenset(
     [path for path in FIELDS if path.startswith(("run.", "model.")) and path not in _RL_RUN]
     + ["data.train", "data.eval", "data.overlong", *_OPTIMIZER]
-).difference(WITH_EVAL)
+).difference(WITH_EVAL, OFFLINE_WITH_EVAL)
 RL = frozenset(
     [path for path in FIELDS if path.startswith(("reward.", "rollout.", "inference_engine."))]
     + ["data.prompts_per_step", "data.max_prompt_tokens", "train.epochs", "train.minibatches"]
     + ["train.old_logprobs", "train.entropy_coeff", *(f"train.{name}" for name in CELLS), *_RL_RUN]
 ).difference(RL_WITH_EVAL)
-SUPERVISED = frozenset(["data.rows_per_step"])
+OFFLINE = frozenset(["data.rows_per_step"])
+SUPERVISED = frozenset(["data.pack_tokens"])
 
 
 def row_fields(row: Row) -> frozenset[str]:
@@ -38,21 +40,24 @@ def row_fields(row: Row) -> frozenset[str]:
 def fields_read(cfg: Config) -> frozenset[str]:
     """Dotted paths that training with `cfg` reads."""
     row = cfg.train.row
-    read = ALWAYS | row_fields(row) | (RL if row.recipe == "rl" else SUPERVISED)
+    read = ALWAYS | row_fields(row) | (RL if row.recipe == "rl" else OFFLINE)
+    read |= SUPERVISED if row.recipe == "supervised" else frozenset()
     if cfg.data.eval is not None:
-        read |= WITH_EVAL | (RL_WITH_EVAL if row.recipe == "rl" else frozenset())
+        read |= WITH_EVAL | (RL_WITH_EVAL if row.recipe == "rl" else OFFLINE_WITH_EVAL)
     return read
 
 
 def why_unread(path: str, cfg: Config) -> str:
     """Say what reads `path`, and so why this run does not."""
     name, algorithm = path.partition(".")[2], cfg.train.alg_name
-    if path in WITH_EVAL | RL_WITH_EVAL and cfg.data.eval is None:
+    if path in WITH_EVAL | RL_WITH_EVAL | OFFLINE_WITH_EVAL and cfg.data.eval is None:
         return "has no effect without data.eval; remove it, or give held-out rows in data.eval"
-    if path in RL:
+    if path in RL | RL_WITH_EVAL:
         return f"is read by reinforcement learning; {algorithm} is not: remove it"
-    if path in SUPERVISED:
+    if path in OFFLINE | OFFLINE_WITH_EVAL:
         return f"is read by supervised and preference algorithms; {algorithm} is reinforcement learning: remove it"
+    if path in SUPERVISED:
+        return f"is read by supervised fine-tuning; {algorithm} is not: remove it"
     algorithms = [other for other, row in ROWS.items() if path in row_fields(row)]
     cells = [
         f"train.{field}: {cell}"

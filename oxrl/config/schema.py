@@ -114,6 +114,9 @@ class RunConfig(Section):
         ge=0,
         description="Optimizer steps between evaluations on data.eval, at the next rollout boundary; 0: at the end.",
     )
+    keep_best: bool = Field(
+        False, description="Keep the weights of the best evaluation in best/ (not in reinforcement learning)."
+    )
     record: Literal["text", "tokens"] = Field(
         "text", description="text: samples.jsonl; tokens: also rollouts/*.safetensors with ids and logprobs."
     )
@@ -148,10 +151,15 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """What is read from disk. Relative paths are relative to the current directory."""
 
-    train: str = Field(min_length=1, description="Training rows, .jsonl or .parquet.")
+    train: str | dict[str, float] = Field(
+        description="Training rows, .jsonl or .parquet; several files: {path: share, path: share}."
+    )
     eval: str | None = Field(None, min_length=1, description="Held-out rows; null: no evaluation.")
     prompts_per_step: int = Field(16, ge=1, description="Prompts per rollout step (reinforcement learning).")
-    rows_per_step: int = Field(64, ge=1, description="Rows of data.train per optimizer step (not in reinforcement learning).")
+    rows_per_step: int = Field(64, ge=1, description="Rows per optimizer step (not in reinforcement learning).")
+    pack_tokens: int | None = Field(
+        None, ge=2, description="Pack whole rows of a step into rows of so many tokens (supervised); null: pad each."
+    )
     max_prompt_tokens: int | None = Field(
         None, ge=1, description="Longest prompt in tokens; null: what rollout.max_tokens leaves of the context."
     )
@@ -159,6 +167,22 @@ class DataConfig(Section):
         "drop", description="A row that is too long is dropped and counted, or stops the run."
     )
     eval_rows: int | None = Field(None, ge=1, description="Evaluate on the first so many rows; null: all.")
+
+    @field_validator("train", mode="plain", json_schema_input_type=str | dict[str, float])
+    @classmethod
+    def _one_or_several(cls, value: Any) -> str | dict[str, float]:
+        if isinstance(value, str) and value:
+            return value
+        if isinstance(value, dict) and value and all((as_number(share) or 0) > 0 for share in value.values()):
+            return {str(path): float(share) for path, share in value.items()}
+        raise ValueError(
+            "must be a path, or a mapping of paths to positive shares such as {a.jsonl: 0.7, b.jsonl: 0.3}"
+        )
+
+    @property
+    def train_files(self) -> tuple[str, ...]:
+        """Every file of `train`."""
+        return (self.train,) if isinstance(self.train, str) else tuple(self.train)
 
 
 class RewardConfig(Section):

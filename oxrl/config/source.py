@@ -139,11 +139,16 @@ def _unknown_section(name: str) -> str:
 
 
 def _store(path: str, node: Node, place: str, source: Source, values: dict[str, Any]) -> None:
+    name = path.partition(".")[2]
+    if path == "data.train" and isinstance(node, MappingNode):
+        shares = {key.partition("data.train.")[2]: at for key, at, _ in _entries(node, "data.train.", source)}
+        values[name] = {key: _scalar(at) if isinstance(at, ScalarNode) else None for key, at in shares.items()}
+        return
     if not isinstance(node, ScalarNode):
         source.problems.append(Problem(path, "takes a single value, not a list or nested fields", where=place))
         return
     try:
-        values[path.partition(".")[2]] = _scalar(node)
+        values[name] = _scalar(node)
     except ValueError as error:
         source.problems.append(Problem(path, str(error), where=place))
 

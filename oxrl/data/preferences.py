@@ -170,21 +170,20 @@ class PreferenceDataset:
         return PreferenceDataset(units, self.report)
 
 
-def to_preference_batch(units: Sequence[Judged], pad_id: int, *, column: str = "row", rows: int = 2) -> PreferenceBatch:
-    """Lay units out as [R * N, T], each weighing 1/N. `rows` = 1 leaves KTO's mismatched rows out.
+def to_preference_batch(units: Sequence[Judged], pad_id: int, *, rows: int = 2) -> PreferenceBatch:
+    """Lay units out as [R * N, T], each weighing 1/N; extras `offsets` and `margins` are 0.0 where a data row has none.
 
-    `column` names the number of the data row that becomes an extra of that name; 0.0 where a row has none.
+    `rows` = 1 leaves KTO's mismatched rows out.
     """
     examples = [example for unit in units for example in unit.rows[:rows]]
     references = [value for unit in units for value in (unit.ref_logprobs or ())[:rows]]
     desirable = torch.tensor([unit.desirable for unit in units]) if min(rows, len(units[0].rows)) == 1 else None
-    column_values = torch.tensor([unit.columns.get(column, 0.0) for unit in units])
     return PreferenceBatch(
         inputs=to_token_batch([e.token_ids for e in examples], [e.trained for e in examples], pad_id),
         ref_logprobs=torch.tensor(references) if references else None,
         loss_weights=torch.full((len(units),), 1 / len(units)),
         desirable=desirable,
-        extras={column: column_values},
+        extras={f"{name}s": torch.tensor([unit.columns.get(name, 0.0) for unit in units]) for name in COLUMNS},
     )
 
 

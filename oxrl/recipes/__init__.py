@@ -14,12 +14,17 @@ def run(cfg: Config, *, resume: bool = False) -> None:
     Raises:
         OxrlError: anything a user can mend; `exit_code` says how the program should end.
     """
-    from oxrl.recipes import rl, supervised
+    from oxrl.recipes import preference, reward_model, rl, supervised
     from oxrl.recipes.session import Session
 
     with Session(cfg, resume=resume) as session:
         if session.finished:
             session.message(f"{session.run.path} is already complete; nothing to do")
             return
-        loops = {"rl": rl.train, "supervised": supervised.train}
+        loops = {
+            "rl": rl.train,
+            "supervised": supervised.train,
+            "preference": preference.train,
+            "reward_model": reward_model.train,
+        }
         loops[cfg.train.row.recipe](cfg, session)

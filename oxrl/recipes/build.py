@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
+from oxrl.data.mixture import Rows, open_rows
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.base import RolloutEngine, TrainEngine
 from oxrl.engines.local import LocalSampler, LocalTrainer
@@ -16,7 +17,7 @@ from oxrl.errors import ConfigError
 from oxrl.models.load import load_critic, load_policy, load_tokenizer
 from oxrl.rewards.workers import RewardPool
 from oxrl.seeds import stable_seed
-from oxrl.types import Sampling
+from oxrl.types import Prompt, Sampling
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -31,7 +32,7 @@ class Team:
     critic: TrainEngine | None
     sampler: RolloutEngine
     pool: RewardPool
-    prompts: PromptDataset
+    prompts: Rows[Prompt]
     held_out: PromptDataset | None
     stop_token_ids: tuple[int, ...]
     pad_id: int
@@ -132,6 +133,9 @@ def training_sampling(cfg: Config, stop_token_ids: tuple[int, ...]) -> Sampling:
 def build_team(cfg: Config) -> Team:
     """Load every model once and put the engines on them. Trainer and sampler share the policy's weights."""
     device = choose_device(cfg)
+    # Before the models: a reward that cannot be loaded should not cost the time they take.
+    pool = RewardPool(cfg.reward.name, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s)
+    pool.start()
     tokenizer = build_tokenizer(cfg)
     model = load_model(cfg, device)
     longest = max_prompt_tokens(cfg, model)
@@ -161,8 +165,8 @@ def build_team(cfg: Config) -> Team:
         reference=reference,
         critic=critic,
         sampler=LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows),
-        pool=RewardPool(cfg.reward.name, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s),
-        prompts=prompts(cfg.data.train, None),
+        pool=pool,
+        prompts=open_rows(cfg.data.train, lambda path: prompts(path, None)),
         held_out=prompts(cfg.data.eval, cfg.data.eval_rows) if cfg.data.eval else None,
         stop_token_ids=stop_tokens(tokenizer, model),
         pad_id=int(tokenizer.pad_token_id),  # pyright: ignore

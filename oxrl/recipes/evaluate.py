@@ -141,7 +141,7 @@ def run_eval(
     tokenizer = build_tokenizer(cfg)
     model = load_model(cfg, device)
     prompts = PromptDataset.load(
-        Path(cfg.data.eval or cfg.data.train),
+        Path(cfg.data.eval or cfg.data.train_files[0]),
         tokenizer,
         max_prompt_tokens=max_prompt_tokens(cfg, model),
         overlong=cfg.data.overlong,

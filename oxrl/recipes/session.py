@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -145,6 +146,15 @@ class Session:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
         log.warning("step %d has NaN or infinite values and is not applied; its batch is in %s", step, path)
         return path
+
+    def keep_best(self, engine: TrainEngine) -> None:
+        """Write the weights as they are to `best/`, which appears whole or not at all."""
+        partial, best = self.run.path / ".best.partial", self.run.path / "best"
+        for leftover in (partial, best):
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial.mkdir()
+        engine.save(partial)
+        partial.rename(best)
 
     def eval_due(self, before: int, step: int) -> bool:
         """Whether an evaluation belongs between `before` and `step` (exclusive, inclusive) optimizer steps."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from oxrl.config import Config
-from oxrl.data.batching import to_token_batch
+from oxrl.data.batching import pad_rows, to_token_batch
 from oxrl.data.conversations import ConversationDataset, Example
+from oxrl.data.mixture import open_rows
 from oxrl.engines.base import TrainEngine
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
 from oxrl.recipes.build import build_tokenizer, build_trainer, choose_device, load_model
-from oxrl.recipes.session import Session, all_finite
+from oxrl.recipes.offline import apply_step, run_steps
+from oxrl.recipes.session import Progress, Session
 from oxrl.types import Metrics, Output, SupervisedBatch
 
 WANT = frozenset({"logprobs"})
@@ -32,61 +36,78 @@ def train(cfg: Config, session: Session) -> None:
     device = choose_device(cfg)
     tokenizer = build_tokenizer(cfg)
     engine = build_trainer(cfg, load_model(cfg, device), tokenizer, lr=cfg.train.lr, temperature=1.0)
+    pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
 
     def rows(path: str, limit: int | None = None) -> ConversationDataset:
         return ConversationDataset.load(
             Path(path), tokenizer, max_tokens=cfg.model.max_length, overlong=cfg.data.overlong, limit=limit
         )
 
-    data = rows(cfg.data.train)
+    def step_on(examples: list[Example], step: int, memory: Progress) -> tuple[Metrics, float]:
+        batch = to_supervised_batch(examples, pad_id, pack_tokens=cfg.data.pack_tokens)
+        return update(engine, session, batch, rows=len(examples), step=step), float(batch.inputs.attention_mask.sum())
+
+    def evaluate() -> Metrics:
+        assert held_out is not None
+        return evaluate_loss(engine, held_out, pad_id, rows_per_batch=cfg.data.rows_per_step)
+
+    data = open_rows(cfg.data.train, rows)
     held_out = rows(cfg.data.eval, cfg.data.eval_rows) if cfg.data.eval else None
-    pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
-    progress = session.restore({".": engine}, {"step": 0, "draw": 0})
-    while progress["step"] < cfg.run.steps:
-        # The rows of this step are a function of the step and the seed alone.
-        start = progress["step"]
-        draws = range(progress["draw"], progress["draw"] + cfg.data.rows_per_step)
-        batch = to_supervised_batch([data.at(draw, seed=cfg.run.seed) for draw in draws], pad_id)
-        with session.phase("time/update_s"):
-            metrics = update(engine, session, batch, step=start + 1)
-        progress = {"step": start + 1, "draw": progress["draw"] + cfg.data.rows_per_step}
-        if held_out is not None and session.eval_due(start, progress["step"]):
-            with session.phase("time/eval_s"):
-                metrics |= evaluate_loss(engine, held_out, pad_id, rows_per_batch=cfg.data.rows_per_step)
-        session.record(progress["step"], metrics, tokens=float(batch.inputs.attention_mask.sum()))
-        session.boundary({".": engine}, progress)
-    session.finish(progress["step"])
+    chosen = evaluate if held_out is not None else None
+    run_steps(cfg, session, {".": engine}, data, step_on, chosen, best="eval/loss", lower_is_better=True)
 
 
-def to_supervised_batch(examples: list[Example], pad_id: int) -> SupervisedBatch:
-    """Pad examples; the loss is the mean over all trained tokens of the batch."""
+def to_supervised_batch(examples: list[Example], pad_id: int, *, pack_tokens: int | None = None) -> SupervisedBatch:
+    """Pad examples, or pack them into rows of at most `pack_tokens`; the loss is the mean over all trained tokens.
+
+    Packed examples do not see each other: their positions start again at 0, which is what tells the model's attention
+    where one ends and the next begins.
+    """
+    packs = [[example] for example in examples] if pack_tokens is None else pack(examples, pack_tokens)
     inputs = to_token_batch(
-        [example.token_ids for example in examples], [example.trained for example in examples], pad_id
+        [[token for example in row for token in example.token_ids] for row in packs],
+        # The first token of an example has nothing before it to be predicted from.
+        [[on and at > 0 for example in row for at, on in enumerate(example.trained)] for row in packs],
+        pad_id,
     )
+    if pack_tokens is not None:
+        positions = [[at for example in row for at in range(len(example.token_ids))] for row in packs]
+        inputs = dataclasses.replace(inputs, position_ids=pad_rows(positions, 0, torch.int64))
     return SupervisedBatch(inputs=inputs, loss_weights=token_mean(inputs.response_mask))
 
 
-def update(engine: TrainEngine, session: Session, batch: SupervisedBatch, *, step: int) -> Metrics:
+def pack(examples: Sequence[Example], tokens: int) -> list[list[Example]]:
+    """Rows of whole examples by best-fit decreasing: the longest first, each into the fullest row that still takes it.
+
+    An example longer than `tokens` gets a row of its own. Source: arXiv:2404.10830.
+    """
+    rows: list[list[Example]] = []
+    room: list[int] = []
+    for example in sorted(examples, key=lambda example: -len(example.token_ids)):
+        length = len(example.token_ids)
+        row = min((r for r in range(len(rows)) if room[r] >= length), key=room.__getitem__, default=None)
+        if row is None:
+            rows.append([example])
+            room.append(tokens - length)
+        else:
+            rows[row].append(example)
+            room[row] -= length
+    return rows
+
+
+def update(engine: TrainEngine, session: Session, batch: SupervisedBatch, *, rows: int, step: int) -> Metrics:
     """One optimizer step, refused and dumped when something is not finite."""
     mask = batch.inputs.response_mask
     metrics: Metrics = {
         "data/tokens": float(mask.sum()),
-        "data/rows": float(mask.any(1).sum()),
+        "data/rows": float(rows),
         "data/empty_rows": float((~mask.any(1)).sum()),
         "data/padding_frac": 1.0 - float(batch.inputs.attention_mask.float().mean()),
     }
     if not mask.any():
         return metrics | engine.skip_step() | {"data/empty_steps": 1.0}
-    output = engine.forward_backward(batch, loss_fn, WANT)
-    with torch.no_grad():
-        loss, more = loss_fn(output, batch)
-    metrics |= {"update/loss": float(loss), "policy/perplexity": perplexity(float(loss)), "data/empty_steps": 0.0}
-    metrics |= {name: float(value) for name, value in more.items()}
-    finite = bool(loss.isfinite()) and all_finite(output.logprobs, mask=mask)
-    metrics |= engine.optim_step() if finite else engine.skip_step()
-    if metrics["update/skipped"]:
-        session.dump(step, {"tokens": batch.inputs.tokens, "response_mask": mask, "loss_weights": batch.loss_weights})
-    return metrics
+    metrics |= apply_step(engine, session, batch, loss_fn, WANT, step=step)
+    return metrics | {"policy/perplexity": perplexity(metrics["update/loss"]), "data/empty_steps": 0.0}
 
 
 def evaluate_loss(engine: TrainEngine, data: ConversationDataset, pad_id: int, *, rows_per_batch: int) -> Metrics:

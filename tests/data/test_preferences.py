@@ -112,12 +112,12 @@ def test_pairs_of_equal_lengths_train_the_same_number_of_tokens(
 def test_a_batch_keeps_pairs_whole_under_selection(write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast) -> None:
     rows = [PAIR | {"chosen": str(i), "offset": i} for i in range(4)]
     data = PreferenceDataset.load(write_rows(*rows), tokenizer).with_reference([(-i, -10 - i) for i in range(4)])
-    batch = to_preference_batch(data.in_order(), pad_id=0, column="offset")
+    batch = to_preference_batch(data.in_order(), pad_id=0)
     assert len(batch) == 4 and len(batch.inputs) == 8
     picked = batch.select(torch.tensor([2, 0]), length=9)
     assert picked.ref_logprobs is not None and picked.ref_logprobs.tolist() == [-2, -12, 0, -10]
     assert picked.inputs.tokens.tolist() == batch.inputs.tokens[[4, 5, 0, 1], :9].tolist()
-    assert picked.extras["offset"].tolist() == [2, 0] and picked.loss_weights.tolist() == [0.25, 0.25]
+    assert picked.extras["offsets"].tolist() == [2, 0] and picked.loss_weights.tolist() == [0.25, 0.25]
 
 
 def test_a_row_keeps_its_own_uid(write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from small_runs import final_files, metric_lines, rl_config, sft_config
+from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 
 from oxrl.config import Config
 
@@ -28,7 +28,7 @@ def _run_in_child(cfg: Config) -> None:
 def _start(cfg: Config) -> multiprocessing.process.BaseProcess:
     # The fork server has everything imported, so that a killed run costs a second and not ten.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["oxrl.recipes.rl", "oxrl.recipes.supervised"])
+    context.set_forkserver_preload(["oxrl.recipes.rl", "oxrl.recipes.supervised", "oxrl.recipes.preference"])
     process = context.Process(target=_run_in_child, args=(cfg,))
     process.start()
     return process
@@ -121,4 +121,24 @@ def test_a_supervised_run_resumes_exactly(tmp_path: Path) -> None:
     )
     _uninterrupted(whole)
     assert _killed_until_done(killed, kills=3, seed=2)
+    _assert_same(killed.run.directory, whole.run.directory)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("algorithm", ["dpo", "beta_dpo", "tr_dpo", "reward_model"])
+def test_a_preference_run_resumes_exactly(tmp_path: Path, algorithm: str) -> None:
+    train = {"alg_name": algorithm, "lr": 1e-3} | ({"reference_sync_steps": 4} if algorithm == "tr_dpo" else {})
+    data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "eval_rows": 8}
+    whole, killed = (
+        preference_config(
+            tmp_path,
+            name,
+            run={"name": name, "steps": 40, "checkpoint_every": 3, "eval_every": 7, "keep_best": True},
+            train=train,
+            data=data,
+        )
+        for name in ("whole", "killed")
+    )
+    _uninterrupted(whole)
+    assert _killed_until_done(killed, kills=4 if algorithm == "dpo" else 2, seed=3)
     _assert_same(killed.run.directory, whole.run.directory)

@@ -1,0 +1,70 @@
+"""The loop of everything that learns from given rows (supervised, preference, reward model), and its one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oxrl.config import Config
+from oxrl.data.mixture import Rows
+from oxrl.engines.base import TrainEngine, Want
+from oxrl.recipes.session import Progress, Session, all_finite
+from oxrl.types import LossFn, Metrics, TrainBatch
+
+
+def run_steps(
+    cfg: Config,
+    session: Session,
+    engines: Mapping[str, TrainEngine],
+    data: Rows[Any],
+    step_on: Callable[[list[Any], int, Progress], tuple[Metrics, float]],
+    evaluate: Callable[[], Metrics] | None,
+    *,
+    best: str,
+    lower_is_better: bool,
+) -> None:
+    """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one.
+
+    Args:
+        step_on: (rows, number of the step, memory) -> metrics and tokens processed. The memory is a JSON object that
+            the step may change and that checkpoints keep.
+        evaluate: metrics on held-out rows, None without any.
+        best: the metric of `evaluate` that decides which weights `run.keep_best` keeps.
+    """
+    progress = session.restore(engines, {"step": 0, "draw": 0, "memory": {}, "best": None})
+    while progress["step"] < cfg.run.steps:
+        # The rows of this step are a function of the step and the seed alone.
+        start, first = progress["step"], progress["draw"]
+        rows = [data.at(draw, seed=cfg.run.seed) for draw in range(first, first + cfg.data.rows_per_step)]
+        with session.phase("time/update_s"):
+            metrics, tokens = step_on(rows, start + 1, progress["memory"])
+        progress |= {"step": start + 1, "draw": first + cfg.data.rows_per_step}
+        if evaluate is not None and session.eval_due(start, progress["step"]):
+            with session.phase("time/eval_s"):
+                metrics |= evaluate()
+            score = -metrics[best] if lower_is_better else metrics[best]
+            if cfg.run.keep_best and (progress["best"] is None or score > progress["best"]):
+                session.keep_best(engines["."])
+                progress["best"] = score
+        session.record(progress["step"], metrics, tokens=tokens)
+        session.boundary(engines, progress)
+    session.finish(progress["step"])
+
+
+def apply_step(
+    engine: TrainEngine, session: Session, batch: TrainBatch, loss_fn: LossFn, want: Want, *, step: int
+) -> Metrics:
+    """One optimizer step, refused and dumped when something is not finite."""
+    output = engine.forward_backward(batch, loss_fn, want)
+    with torch.no_grad():
+        loss, more = loss_fn(output, batch)
+    metrics: Metrics = {"update/loss": float(loss)} | {name: float(value) for name, value in more.items()}
+    finite = bool(loss.isfinite()) and all_finite(output.logprobs, mask=batch.inputs.response_mask)
+    metrics |= engine.optim_step() if finite else engine.skip_step()
+    if metrics["update/skipped"]:
+        tensors: dict[str, Tensor] = {"tokens": batch.inputs.tokens, "response_mask": batch.inputs.response_mask}
+        session.dump(step, tensors)
+    return metrics

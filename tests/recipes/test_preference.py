@@ -1,0 +1,170 @@
+"""Preference and reward-model recipes on tiny runs: every method of the table steps, learns where it can, resumes."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import metric_lines, preference_config
+
+from oxrl.algorithms import ROWS
+from oxrl.engines.local import LocalTrainer
+from oxrl.functional.preferences import MIXTURES, PREFERENCES, SCHEDULES
+from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.preference_methods import METHODS, UNPAIRED
+from oxrl.recipes import run
+from oxrl.recipes.preference import follow
+
+LOG2 = math.log(2)
+# Loss of a policy that equals its reference, by hand from algorithms.md Table B at the default numbers.
+AT_REFERENCE = {
+    **dict.fromkeys(
+        "dpo cdpo robust_dpo rso_ sigmoid_norm_ dpop dpo_shift bpo minor_dpo ld_dpo sampo tr_dpo".split(), LOG2
+    ),
+    "chi_po": LOG2,
+    "wpo": None,
+    "ipo": 25.0,
+    "hinge": 1.0,
+    "sppo": 50.0,
+    "apo_zero": 1.0,
+    "apo_down": 1.0,
+    "nca": 2 * LOG2,
+    "bco": 2 * LOG2,
+    "bco_unpaired": LOG2,
+    "kto": 0.5,
+    "beta_dpo": LOG2,
+    "dr_dpo": LOG2,
+    "cal_dpo": LOG2 + 50.0,
+    "aot": LOG2,
+    "aot_unpaired": LOG2,
+    "odpo": LOG2,
+    "discopop": 0.5 * LOG2 + 0.5,
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_takes_steps(tmp_path: Path, name: str) -> None:
+    cfg = preference_config(tmp_path, "run", [f"train.alg_name={name}", "run.steps=2", "data.rows_per_step=6"])
+    run(cfg)
+    first, second = metric_lines(tmp_path / "run")
+    assert not first["update/skipped"] and not second["update/skipped"]
+    assert first["update/grad_norm"] > 0 and first["update/update_norm_ratio"] > 0
+    expected = AT_REFERENCE.get(name)
+    if expected is not None:
+        assert first["update/loss"] == pytest.approx(expected, abs=2e-4)
+
+
+def test_the_table_of_the_config_is_the_table_of_the_losses() -> None:
+    """Statistics add numbers of their own; names, sources and defaults of the losses are the same in both."""
+    own = {"beta_scale", "drop_frac", "tail_coeff", "reference_sync_steps", "reference_sync_rate"}
+    assert set(METHODS) == (set(PREFERENCES) - {"nll"}) | set(MIXTURES) | {"ld_dpo", "sampo", "tr_dpo"}
+    assert {name for name, row in PREFERENCES.items() if row.unpaired} == UNPAIRED
+    for name in set(METHODS) & set(PREFERENCES) - {"beta_dpo"}:
+        assert METHODS[name] == (PREFERENCES[name].source, PREFERENCES[name].numbers)
+    for name, parts in MIXTURES.items():
+        taken = {number for part in parts for number in PREFERENCES[part].numbers}
+        assert set(METHODS[name][1]) <= taken
+    for name in ("ld_dpo", "sampo", "tr_dpo"):
+        assert METHODS[name][0] in SCHEDULES[name] and set(METHODS[name][1]) - own == {"beta"}
+
+
+@pytest.mark.parametrize("name", ["dpo", "simpo", "orpo", "kto"])
+def test_held_out_accuracy_on_a_synthetic_preference_exceeds_95_percent(tmp_path: Path, name: str) -> None:
+    data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "rows_per_step": 16}
+    preference_config(tmp_path, "unused")
+    run(preference_config(tmp_path, "run", ["run.steps=30", f"train.alg_name={name}"], data=data))
+    last = metric_lines(tmp_path / "run")[-1]
+    assert last["eval/accuracy"] > 0.95
+    assert last["eval/longer_wins"] < 1.0
+
+
+def test_a_reward_model_learns_a_synthetic_preference_and_loads_again(tmp_path: Path) -> None:
+    preference_config(tmp_path, "unused")
+    data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "rows_per_step": 16}
+    run(preference_config(tmp_path, "run", ["run.steps=30", "train.alg_name=reward_model"], data=data))
+    lines = metric_lines(tmp_path / "run")
+    assert lines[0]["update/loss"] == pytest.approx(LOG2, abs=1e-6)  # the head starts at zero
+    assert lines[0]["reward_model/accuracy"] == 0.5
+    assert lines[-1]["eval/accuracy"] > 0.95
+
+
+def test_the_reference_is_computed_once_and_found_again(tmp_path: Path) -> None:
+    cfg = preference_config(tmp_path, "run")
+    run(cfg)
+    (cached,) = (tmp_path / "run").glob("reference_*.safetensors")
+    other = preference_config(tmp_path, "other", ["train.alg_name=cdpo"])
+    run(other)
+    (same,) = (tmp_path / "other").glob("reference_*.safetensors")
+    assert cached.name == same.name and cached.read_bytes() == same.read_bytes()
+    seeded = preference_config(tmp_path, "seeded", ["run.seed=1"])
+    run(seeded)
+    (different,) = (tmp_path / "seeded").glob("reference_*.safetensors")
+    assert different.name != cached.name  # another seed, another random model
+    run(preference_config(tmp_path, "free", ["train.alg_name=simpo"]))
+    assert not list((tmp_path / "free").glob("reference_*"))
+
+
+def test_a_margin_is_zero_before_the_first_step(tmp_path: Path) -> None:
+    run(preference_config(tmp_path, "run", ["run.steps=1"]))
+    (line,) = metric_lines(tmp_path / "run")
+    assert line["preference/margin"] == pytest.approx(0.0, abs=1e-5)
+    assert line["preference/displacement"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_micro_batches_do_not_change_a_run(tmp_path: Path) -> None:
+    lines = []
+    for tokens in (16384, 30):
+        run(preference_config(tmp_path, f"run{tokens}", [f"train.micro_batch_tokens={tokens}", "run.steps=3"]))
+        lines.append(metric_lines(tmp_path / f"run{tokens}"))
+    for left, right in zip(*lines, strict=True):
+        assert left == pytest.approx(right, rel=1e-3, abs=2e-5)
+
+
+def test_the_moving_reference_follows_by_its_rate() -> None:
+    engines = [LocalTrainer(load_policy("builtin:tiny", seed=seed), lr=0.0) for seed in (0, 1)]
+    reference, policy = engines
+    before = [t.clone() for bucket in reference.weights() for _, t in bucket]
+    follow(reference, policy, 0.6)
+    for bucket_a, bucket_b in zip(reference.weights(), policy.weights(), strict=True):
+        for (_, now), (_, current), old in zip(bucket_a, bucket_b, before, strict=False):
+            torch.testing.assert_close(now, 0.6 * current + 0.4 * old, rtol=0, atol=1e-6)
+
+
+def test_labels_are_read_by_the_unpaired_methods(tmp_path: Path) -> None:
+    cfg = preference_config(tmp_path, "run")
+    rows = [{"prompt": f"{i}?", "completion": "7" if i % 2 else "no", "label": bool(i % 2)} for i in range(16)]
+    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {"train": str(tmp_path / "labels.jsonl"), "eval": str(tmp_path / "labels.jsonl")}
+    cfg = preference_config(tmp_path, "labels", ["train.alg_name=kto", "run.steps=30"], data=files)
+    run(cfg)
+    assert metric_lines(tmp_path / "labels")[-1]["eval/accuracy"] > 0.9
+
+
+def test_displacement_is_reported_when_both_likelihoods_fall(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nearly equal completions at a large rate: the classic case in which DPO lowers both."""
+    cfg = preference_config(tmp_path, "run", ["run.steps=40", "train.lr=3e-3"])
+    rows = [{"prompt": f"{i}", "chosen": f"the answer is {i}a", "rejected": f"the answer is {i}b"} for i in range(16)]
+    Path(str(cfg.data.train)).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with caplog.at_level("WARNING"):
+        run(cfg)
+    lines = metric_lines(tmp_path / "run")
+    assert lines[-1]["preference/displacement"] > 0.05
+    assert "likelihood displacement" in caplog.text + (tmp_path / "run" / "run.log").read_text()
+
+
+def test_every_preference_row_is_listed_with_its_numbers() -> None:
+    assert all(ROWS[name].recipe == "preference" and ROWS[name].numbers for name in METHODS)
+
+
+def test_the_best_weights_are_kept_and_load(tmp_path: Path) -> None:
+    preference_config(tmp_path, "unused")
+    data = {"eval": str(tmp_path / "held_out_pairs.jsonl")}
+    run(preference_config(tmp_path, "run", ["run.keep_best=true", "run.eval_every=2"], data=data))
+    lines = metric_lines(tmp_path / "run")
+    scores = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
+    assert len(scores) == 3
+    assert load_policy(str(tmp_path / "run" / "best")).num_parameters() > 0
+    assert load_tokenizer(str(tmp_path / "run" / "best")).chat_template
