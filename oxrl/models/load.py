@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from oxrl.errors import DataError
 from oxrl.models.builtin import BUILTIN_DIMS, builtin_policy, builtin_tokenizer, is_builtin
+from oxrl.models.linear import speed_up_linears
 from oxrl.models.network import ValueModel
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def load_policy(
         model: PreTrainedModel = builtin_policy(name, seed=seed)
     else:
         model = _load_weights(AutoModelForCausalLM, name, dtype=dtype, trust_remote_code=trust_remote_code)
-    return cast(PreTrainedModel, cast(nn.Module, model).to(device=device, dtype=dtype).eval())
+    model = cast(PreTrainedModel, cast(nn.Module, model).to(device=device, dtype=dtype).eval())
+    speed_up_linears(model)
+    return model
 
 
 def load_critic(
@@ -96,6 +99,7 @@ def load_critic(
     critic = ValueModel(decoder)
     if head_file.is_file():
         critic.value_head.load_state_dict(load_file(head_file))
+    speed_up_linears(critic)
     return critic.to(device=device, dtype=dtype).eval()
 
 
