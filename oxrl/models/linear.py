@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ class OneDnnLinear(nn.Linear):
         if small or input.dtype != torch.float32 or input.device.type != "cpu":
             return nn.functional.linear(input, self.weight, self.bias)
         output = _Product.apply(input.reshape(-1, self.in_features), self.weight)
-        bias: Tensor | None = self.bias
+        bias = cast("Tensor | None", self.bias)
         output = output if bias is None else output + bias
         return output.view(*input.shape[:-1], self.out_features)
 
