@@ -258,9 +258,9 @@ class Trainer(ABC):
         lr = learning_rate(self.step, **self._schedule)
         squares = torch.zeros(2, dtype=torch.float64)
         for weight, adam in self._shards():
-            squares[0] += torch.linalg.vector_norm(weight).double().cpu() ** 2
+            squares[0] += torch.linalg.vector_norm(weight, dtype=torch.float64).cpu() ** 2
             if adam and not skipped:
-                squares[1] += self._change(weight, adam, lr).double().cpu() ** 2
+                squares[1] += self._change(weight, adam, lr).cpu() ** 2
         param_norm, update_norm = self._sum_of_shards(squares).sqrt().tolist()
         self._drop_gradients()
         self._pending_losses.clear()
@@ -284,7 +284,7 @@ class Trainer(ABC):
         if self._adamw["weight_decay"]:
             decay = lr * self._adamw["weight_decay"]
             change = change + (weight + change) * (decay / (1 - decay))
-        return torch.linalg.vector_norm(change)
+        return torch.linalg.vector_norm(change, dtype=torch.float64)
 
     def save(self, directory: Path) -> None:
         """See TrainEngine. Moments, and masters where the weights are not float32, lie beside the weights.

@@ -1,0 +1,287 @@
+"""DeepSpeedTrainer: TrainEngine over several ranks with DeepSpeed's ZeRO stages 0 to 3 and CPU offload.
+
+    stage 0  every rank holds everything        stage 2  and gradients are cut up too
+    stage 1  AdamW's state is cut up            stage 3  and weights are, gathered layer by layer
+
+DeepSpeed clips, steps and skips; who calls it when, and what a checkpoint looks like, is oxRL's (`Trainer`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from oxrl.engines.base import Bucket, Want
+from oxrl.engines.ranks import Ranks
+from oxrl.engines.trainer import MOMENTS, Options, Reader, Trainer
+from oxrl.errors import CheckpointError, EngineError, MissingExtraError
+from oxrl.models.weights import buckets
+from oxrl.types import Output, TokenBatch
+
+
+def deepspeed_config(settings: Mapping[str, Any], *, dtype: torch.dtype, max_grad_norm: float) -> dict[str, Any]:
+    """DeepSpeed's own configuration for the `deepspeed:` section, a model's dtype and a clipping norm.
+
+    Raises:
+        EngineError: stage 0 with bfloat16, whose first AdamW step DeepSpeed computes wrongly; offload without the
+            stage that allows it.
+    """
+    stage = settings["zero_stage"]
+    if stage == 0 and dtype == torch.bfloat16:
+        raise EngineError(
+            "deepspeed.zero_stage 0 with model.dtype bfloat16: DeepSpeed runs one empty AdamW step first, so every "
+            "bias correction is one step off. Use zero_stage 1, 2 or 3, or float32"
+        )
+    if settings.get("offload_param") and stage < 3 or settings.get("offload_optimizer") and stage == 0:
+        raise EngineError(f"deepspeed.zero_stage {stage} cannot offload: optimizer needs stage 1, parameters stage 3")
+    offload = {
+        f"offload_{what}": {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+        for what in ("optimizer", "param")
+        if settings.get(f"offload_{what}")
+    }
+    config: dict[str, Any] = {
+        # Rows per rank vary from step to step: these numbers only have to be consistent, nothing is computed from them.
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        # How many micro-batches make a step is known when it is taken, not before.
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": max_grad_norm if math.isfinite(max_grad_norm) else 0.0,
+        "zero_optimization": {"stage": stage, "overlap_comm": False, **offload},
+        "zero_allow_untested_optimizer": True,
+        # DeepSpeed's own CPU Adam needs a compiler; torch's does not.
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": None,
+    }
+    if dtype == torch.bfloat16:
+        # Sums over micro-batches and ranks stay in float32.
+        config["bf16"] = {"enabled": True, "check_grad_overflow": True}
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+        config["communication_data_type"] = "fp32"
+    return config
+
+
+class DeepSpeedTrainer(Trainer):
+    """Arguments as for `Trainer`; `ranks` as `joined_ranks` gives them, each with the same model on its device.
+
+    Args:
+        settings: the `deepspeed:` section: zero_stage 0-3, offload_optimizer, offload_param.
+        trained: False for a model that only answers `forward` (a reference): no optimizer, no gradients. Stage 0 or 3.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lr: float,
+        ranks: Ranks,
+        settings: Mapping[str, Any],
+        trained: bool = True,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(model, lr=lr, ranks=ranks, **options)
+        dtype = next(model.parameters()).dtype
+        config = deepspeed_config(settings, dtype=dtype, max_grad_norm=self.max_grad_norm)
+        self._deepspeed = _import_deepspeed(self.device)
+        self._stage: int = settings["zero_stage"]
+        self._reduced = False
+        self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        adam = torch.optim.AdamW(self._named.values(), fused=True, **self._adamw) if trained else None
+        reader = Reader(model, self.network, self.temperature)
+        buffers = [(m, key, b) for m in model.modules() for key, b in m._buffers.items()]  # pyright: ignore[reportPrivateUsage]
+        self._engine: Any = self._deepspeed.initialize(model=reader, optimizer=adam, config=config)[0]
+        for module, key, buffer in buffers:
+            # DeepSpeed rounds buffers with the weights; rotary frequencies in bfloat16 would misplace every token.
+            module._buffers[key] = buffer  # pyright: ignore[reportPrivateUsage]
+        if self._stage == 3:
+            # The head's weight is used outside the module that owns it.
+            self._deepspeed.zero.register_external_parameter(reader, self.network.head.weight)
+        self._zero: Any = self._engine.optimizer
+        # float32 parameters that AdamW steps: this rank's flat pieces, or at stage 0 the weights themselves.
+        self._flat: list[Tensor] = [] if adam is None else self._stepped()
+        # Reduction at stage 0 is ours to call, so that the norm is known before DeepSpeed steps.
+        self._engine.enable_backward_allreduce = self._stage > 0
+
+    def _stepped(self) -> list[Tensor]:
+        for held in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
+            if hasattr(self._zero, held):
+                return list(getattr(self._zero, held))
+        return [p.detach() for p in self._named.values()]
+
+    def _states(self) -> list[dict[str, Any]]:
+        state = self._zero.state if self._stage == 0 else self._zero.optimizer.state
+        keys = self._named.values() if self._stage == 0 else self._flat
+        return [state[key] for key in keys]
+
+    def _read(self, inputs: TokenBatch, want: Want) -> Output:
+        return Output(**self._engine(inputs, want))
+
+    def _backward(self, loss: Tensor) -> None:
+        # DeepSpeed divides the summed gradient by the number of ranks. The loss is a sum over the rows of all ranks,
+        # so this is undone here and nowhere else; it is told not to divide by the number of micro-batches.
+        self._engine.backward(loss * self.ranks.world, scale_wrt_gas=False)
+
+    def _reduce(self) -> None:
+        """Complete the sum over ranks, which stages 0 and 1 put off until the step."""
+        if self._reduced:
+            return
+        self._reduced = True
+        if self._stage >= 2:
+            self._zero.finalize_gradient_accumulation_boundary()
+        elif self._stage == 0 or not hasattr(self._zero, "reduce_gradients"):
+            self._engine.buffered_allreduce_fallback()
+        else:
+            self._zero.set_gradient_accumulation_boundary(True)
+            self._zero.reduce_gradients()
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """See Trainer."""
+        self._reduce()
+        read = self._deepspeed.utils.safe_get_full_grad
+        return ((name, read(p)) for name, p in self._named.items())
+
+    def _gradient_norm(self) -> float:
+        return get_total_norm([gradient.float() for _, gradient in self.gradients()]).item()
+
+    def _clip_and_step(self, lr: float) -> tuple[float, bool]:
+        norm = None
+        if self._stage == 0:
+            norm = self._gradient_norm()
+            if not math.isfinite(norm):
+                return norm, False
+        for group in self._zero.param_groups:
+            group["lr"] = lr
+        self._engine.step()
+        norm = float(self._engine.get_global_grad_norm()) if norm is None else norm
+        return norm, self._engine.was_step_applied()
+
+    def _drop_gradients(self) -> None:
+        """What DeepSpeed does itself when it skips a step; harmless after one."""
+        zero, self._reduced = self._zero, False
+        if self._stage == 0:
+            self._engine.zero_grad()
+        elif self._stage == 3:
+            zero._pre_step()
+            zero._overflow_clean_up(zero.loss_scale)
+        elif hasattr(zero, "clear_hp_grads"):
+            zero.clear_hp_grads()
+            zero.clear_lp_grads()
+        else:
+            zero.micro_step_id = -1
+            zero._offload_accumulated_param_ids = set()
+            zero.zero_grad()
+            zero._release_preflattened_grad_buffers()
+            zero.reset_cpu_buffers()
+            for held in (zero.averaged_gradients, zero.all_grad_tensors):
+                held.update(dict.fromkeys(held))
+
+    def _shards(self) -> Iterator[tuple[Tensor, Mapping[str, Any] | None]]:
+        for piece, state in zip(self._flat, self._states(), strict=True):
+            yield piece.detach(), state or None
+
+    def _sum_of_shards(self, squares: Tensor) -> Tensor:
+        return squares if self._stage == 0 else self.ranks.sum(squares)
+
+    def weights(self) -> Iterator[Bucket]:
+        """See TrainEngine. At stage 3 each weight is gathered in turn and copied."""
+        return buckets(self._whole_weights())
+
+    def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, p in self.model.named_parameters():
+            if self._stage < 3:
+                yield name, p.detach()
+                continue
+            with self._deepspeed.zero.GatheredParameters([p]):
+                whole = p.detach().clone()
+            yield name, whole
+
+    def _masters_of_low_precision(self) -> Iterator[tuple[str, Tensor]]:
+        for name, p in self._named.items():
+            if self._stored[name][1] != torch.float32:
+                yield name, self._deepspeed.utils.safe_get_full_fp32_param(p)
+
+    def _moments(self, moment: str) -> Iterator[tuple[str, Tensor]]:
+        for name in self._adam_steps():
+            p = self._named[name]
+            if self._stage == 0:
+                yield name, self._zero.state[p][moment]
+            else:
+                yield name, self._deepspeed.utils.safe_get_full_optimizer_state(p, moment)
+
+    def _adam_steps(self) -> dict[str, int]:
+        # Every weight is stepped in every step: pieces are flat, so there is one count.
+        count = int(self._states()[0].get("step", 0))
+        return dict.fromkeys(self._named, count) if count else {}
+
+    def _restore(
+        self, name: str, weight: Tensor, master: Tensor | None, moments: Mapping[str, Tensor], steps: int
+    ) -> None:
+        for piece, state in zip(self._flat, self._states(), strict=True):
+            if state.get("step", steps) != steps and state.get("restored", False):
+                raise CheckpointError(
+                    f"{name!r} was stepped {steps} times and other weights {int(state['step'])} times"
+                )
+            for moment in MOMENTS:
+                state.setdefault(moment, torch.zeros_like(piece))
+            state["step"] = torch.tensor(float(steps), device=piece.device)
+        if self._stage:
+            self._zero._lazy_init_hp_params_optimizer_state() if self._stage < 3 else None
+        p = self._named[name]
+        values = {None: weight.float() if master is None else master}
+        values |= {moment: moments.get(moment, torch.zeros_like(values[None])) for moment in MOMENTS}
+        for moment, value in values.items():
+            self._set(p, moment, value.to(self.device))
+
+    def _set(self, p: nn.Parameter, moment: str | None, value: Tensor) -> None:
+        """Overwrite this rank's part of a float32 weight (`moment` None) or of one of its moments."""
+        utils = self._deepspeed.utils
+        if self._stage == 0:
+            (p if moment is None else self._zero.state[p][moment]).copy_(value)
+        elif self._stage < 3:
+            set_whole = utils.safe_set_full_fp32_param if moment is None else utils.safe_set_full_optimizer_state
+            set_whole(p, value) if moment is None else set_whole(p, value, moment)
+        else:
+            # The last rank's piece may stick out over the end, which DeepSpeed's own setter does not expect.
+            size = p.ds_tensor.numel()  # pyright: ignore[reportAttributeAccessIssue]
+            padded = nn.functional.pad(value.flatten(), (0, size * self.ranks.world - value.numel()))
+            piece = padded.narrow(0, size * self.ranks.rank, size)
+            if moment is None:
+                utils.safe_set_local_fp32_param(p, piece)
+            else:
+                utils.safe_set_local_optimizer_state(p, piece, moment)
+
+    def _restored(self) -> None:
+        """Round the float32 masters into the weights that the model computes with."""
+        if self._stage in (1, 2):
+            self._zero.update_lp_params()
+        elif self._stage == 3:
+            for index in range(len(self._flat)):
+                self._zero._reassign_or_swap_out_partitioned_parameters(index)
+            if self._zero.persistent_parameters:
+                self._zero.persistent_parameters[0].all_gather(self._zero.persistent_parameters)
+
+
+def _import_deepspeed(device: torch.device) -> Any:
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise MissingExtraError(
+            "train.backend: deepspeed needs DeepSpeed, which is not installed: pip install -e '.[deepspeed]', or use "
+            "train.backend: fsdp, which needs nothing more"
+        ) from error
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # torch 2.13 announces a rename of the collectives that DeepSpeed calls, at every call.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    # On CPU it would be compiled at start-up, for collectives that training does not use.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(verbose=False)
+    return deepspeed
