@@ -27,11 +27,11 @@ from oxrl.functional.group_advantages import (
 from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_ratio
 from oxrl.functional.logprobs import logprobs_from_logits
 from oxrl.functional.masks import masked_mean, masked_sum, require_same_shape, weighted_sum
-from oxrl.functional.pass_at_k import mean_normalize, pass_at_k_advantage, top_gap
 from oxrl.functional.policy_losses import GATES, cispo, gspo, policy_gradient, ppo_clip
 from oxrl.functional.ratios import RATIOS
 from oxrl.functional.shaping import adapt_kl_coeff, informative_groups, overlong_penalty, pass_at_k
 from oxrl.functional.soft_gates import dppo_kl, dppo_tv, gmpo, proximal, rgpo_like, sapo, vespo
+from oxrl.functional.success_advantages import mean_normalize, pass_at_k_advantage, top_gap
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.value_losses import value_loss
 from oxrl.functional.vocabulary_gates import clip_cov, dppo_topk_kl, dppo_topk_tv, kl_cov, rspo, simko

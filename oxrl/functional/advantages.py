@@ -20,7 +20,7 @@ from oxrl.functional.group_advantages import (
     length_weighted_center,
 )
 from oxrl.functional.masks import at_least_float32, fill_masked, masked_values, require_same_shape
-from oxrl.functional.pass_at_k import mean_normalize, pass_at_k_advantage, top_gap
+from oxrl.functional.success_advantages import mean_normalize, pass_at_k_advantage, top_gap
 
 SCAN_CHUNK = 128
 MAX_TEACHER_GAP = 10.0
@@ -152,7 +152,7 @@ def gae(
 def length_adaptive_lambda(mask: Tensor, *, length_alpha: float = 0.05) -> Tensor:
     """lambda = 1 - 1 / (length_alpha * n) per row, at least 0: long responses need longer traces. [B] float64.
 
-    Source: VAPO, arXiv:2504.05118, Eq. 7.
+    Source: VAPO, arXiv:2504.05118.
     """
     return 1 - 1 / (length_alpha * mask.sum(1).double()).clamp(min=1.0)
 
@@ -255,6 +255,7 @@ def _batch_center(x: AdvantageInputs) -> tuple[Tensor, None]:
 
 
 def _greedy_baseline(x: AdvantageInputs) -> tuple[Tensor, None]:
+    """A_i = R_i - R(greedy response to the same prompt, under the same weights). Source: ReMax, arXiv:2310.10505."""
     return broadcast(x.rewards - x.need("greedy_rewards"), x.response_mask), None
 
 
@@ -268,6 +269,7 @@ def _teacher_gap(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> tuple[Ten
 
 
 def _reward_and_teacher(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> tuple[Tensor, None]:
+    """`group_normalize` of the row plus teacher_coeff * `teacher_gap` of the token. Source: KDRL, arXiv:2506.02208."""
     rows = broadcast(group_normalize(x.rewards, x.group_ids), x.response_mask)
     return rows + _teacher_gap(x, teacher_coeff=teacher_coeff)[0], None
 

@@ -41,7 +41,7 @@ def truncate_weights(
 ) -> Tensor:
     """Truncated importance sampling: min(rho, correction_max). Biased low, of bounded variance.
 
-    Source: Ionides 2008; TIS, Yao et al. 2025 ("Your efficient RL framework secretly brings you off-policy training").
+    Source: Ionides 2008; TIS, Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy training".
 
     Args:
         old_logprobs: [B, T] nats, the trainer's at the start of the step.
@@ -91,7 +91,7 @@ def reject_weights(
 ) -> Tensor:
     """Rejection sampling: 1 where rho lies in [correction_min, correction_max], 0 outside.
 
-    Source: Li et al. 2025, "When speed kills stability"; bounds of verl's geometric preset, here on rho itself.
+    Source: Liu et al. 2025, "When speed kills stability"; bounds of verl's geometric preset, here on rho itself.
 
     Args, Returns and Raises: as `mask_weights`.
     """
@@ -135,7 +135,7 @@ def drop_drifted_failures(
 
     A bad response that the current policy no longer gives has nothing more to teach.
 
-    Source: off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556, Eq. 9.
+    Source: off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556.
 
     Args: as `truncate_weights`, and
         advantages: [B, T]; the sign of the row's mean counts.
@@ -154,7 +154,7 @@ def second_moment_mask(
 
     Over the whole optimizer step, so it must be given the full batch; at least one token survives.
 
-    Source: M2PO, arXiv:2510.01161, Algorithm 1.
+    Source: M2PO, arXiv:2510.01161.
 
     Args, Returns and Raises: as `truncate_weights`.
     """

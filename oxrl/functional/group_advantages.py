@@ -146,7 +146,7 @@ def group_center_rescaled(rewards: Tensor, group_ids: Tensor) -> Tensor:
 def length_weighted_center(rewards: Tensor, group_ids: Tensor, lengths: Tensor) -> Tensor:
     """A_i = R_i - sum_j n_j R_j / sum_j n_j over the group: nearly the variance-optimal baseline. On-policy only.
 
-    Source: OPO, arXiv:2505.23585, Eq. 8, with the response length for the squared norm of its gradient.
+    Source: OPO, arXiv:2505.23585, with the response length for the squared norm of its gradient.
 
     Args:
         rewards, group_ids: as `group_center`.

@@ -73,7 +73,7 @@ def kl_k3_ratio(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = No
 
     The attached ratio adds the score term that k3 alone lacks. Off-policy r would have to be against the sampler.
 
-    Source: DeepSeek-V3.2, arXiv:2512.02556, Eq. 7.
+    Source: DeepSeek-V3.2, arXiv:2512.02556.
 
     Args and Returns: as `kl_k1`.
     """

@@ -35,7 +35,7 @@ def ppo_clip(
     The gradient is zero past the bound in the favoured direction only: a token that moved the wrong way is pulled back.
     At a bound itself the token is not clipped.
 
-    Source: arXiv:1707.06347, Eq. 7; separate bounds: DAPO, arXiv:2503.14476; dual clip: arXiv:1912.09729, Eq. 5.
+    Source: arXiv:1707.06347, Eq. 7; separate bounds: DAPO, arXiv:2503.14476; dual clip: arXiv:1912.09729.
 
     Args:
         clip_low: offset of the lower bound from 1, in [0, 1).

@@ -77,7 +77,7 @@ def interpolated_anchor(
     A proximal policy without a forward pass of its own. With r against it and the weight exp(prox - rollout), the
     product is always the full ratio against the sampler.
 
-    Source: A-3PO, arXiv:2512.06547, Eq. 7.
+    Source: A-3PO, arXiv:2512.06547.
 
     Args:
         logprobs: [B, T] nats, current; detached here.

@@ -15,7 +15,7 @@ from oxrl.functional.masks import fill_masked, masked_mean
 def covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """cov_t = (A_t - mean A) * (logprob_t - mean logprob): which tokens drive entropy down. [B, T].
 
-    Source: arXiv:2505.22617, Eq. 10.
+    Source: arXiv:2505.22617.
     """
     centered = [
         fill_masked(x, mask) - masked_mean(x, mask) for x in (logprobs.detach().double(), advantages.detach().double())

@@ -119,7 +119,7 @@ def proximal(tokens: Tokens, *, proximal_coeff: float = 1e-3) -> Decision:
 
     dS / d logprobs = A - proximal_coeff * log r. No clip; right off-policy too, with the sampler as denominator.
 
-    Source: Kimi k1.5, arXiv:2501.12599, section 2.3; DRO, arXiv:2405.19107.
+    Source: Kimi k1.5, arXiv:2501.12599; DRO, arXiv:2405.19107.
 
     Args:
         proximal_coeff: strength of the pull, not negative.
@@ -149,7 +149,7 @@ def gmpo(tokens: Tokens, *, clip_low: float = 0.4, clip_high: float = 0.4) -> De
     x~ = min(log r, clip_high) where A > 0, max(log r, -clip_low) where A < 0;   M = exp(mean over the row of x~)
     w = M for tokens that were not clipped, else 0. With `sequence_mean` weights this is the gradient of -M * A.
 
-    Source: GMPO, arXiv:2507.20673, Eq. 4.
+    Source: GMPO, arXiv:2507.20673.
 
     Args:
         clip_low, clip_high: bounds on the log-ratio itself.

@@ -113,7 +113,7 @@ def simko(
 def clip_cov(tokens: Tokens, *, selected: Tensor, clip_low: float = 0.2, clip_high: float = 0.2) -> Decision:
     """PPO's clip without gradient on `selected`: a few tokens whose logprob and advantage covary strongly.
 
-    Source: Clip-Cov, arXiv:2505.22617, Eq. 11. The choice is made over the whole step (`selections.select_clip_cov`).
+    Source: Clip-Cov, arXiv:2505.22617. The choice is made over the whole step (`selections.select_clip_cov`).
 
     Args:
         selected: [B, T] bool, tokens that get no gradient.
@@ -130,7 +130,7 @@ def kl_cov(
 ) -> Decision:
     """PPO's clip, and on `selected` tokens a penalty kl_cov_coeff * |log r|.
 
-    Source: KL-Cov, arXiv:2505.22617, Eq. 12. The choice is made over the whole step (`selections.select_kl_cov`).
+    Source: KL-Cov, arXiv:2505.22617. The choice is made over the whole step (`selections.select_kl_cov`).
 
     Args:
         selected: [B, T] bool, tokens with the largest covariance of logprob and advantage.

@@ -59,7 +59,7 @@ def pass_at_k_rewards(rewards: Tensor, group_ids: Tensor, *, pass_k: int) -> Ten
 
     sum_i s_i * grad logprobs_i is an unbiased estimate of the gradient of pass@k; for k = 1, s_i = R_i / n.
 
-    Source: PKPO, arXiv:2505.15201, Theorem 1.
+    Source: PKPO, arXiv:2505.15201.
 
     Args:
         rewards: [B], 0 or 1.
@@ -79,7 +79,7 @@ def pass_at_k_advantage(rewards: Tensor, group_ids: Tensor, *, pass_k: int) -> T
 
     The baseline knows nothing of row i, so the estimate stays unbiased; for k = 1 this is `leave_one_out`.
 
-    Source: PKPO, arXiv:2505.15201, section 4 (leave one out).
+    Source: PKPO, arXiv:2505.15201, with its leave-one-out baseline.
 
     Args and Raises: as `pass_at_k_rewards`.
 

@@ -1,0 +1,159 @@
+"""Write docs/algorithms.md from the table of algorithms and the docstrings of its functions: `make docs`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from oxrl.algorithms import NEEDS, PARAMETERS, ROWS, Row
+from oxrl.functional import advantages, group_advantages, kl, policy_losses, ratios, success_advantages, weights
+from oxrl.functional.corrections import CORRECTIONS
+from oxrl_proofs.rows import ROW_PROOFS, proofs_of
+
+ROOT = Path(__file__).resolve().parent.parent
+HEADER = """# Algorithms
+
+Generated from `oxrl/algorithms.py` and the docstrings in `oxrl/functional` by `make docs`.
+
+A policy-gradient algorithm is a row of named cells; `train.alg_name` picks a row, any cell can be replaced from YAML
+(`train.advantage`, `train.ratio`, `train.denominator`, `train.loss`, `train.correction`, `train.kl`, `train.weights`),
+and such a combination is a new algorithm without code.
+
+```text
+rewards -> advantage -> ratio (level, denominator) -> gate -> correction -> KL -> loss weights
+
+loss = sum_bt loss_weights * ( -correction * S(r, A) + kl_coeff * kl - entropy_coeff * H )
+```
+
+`S` is the gate's surrogate, `r` the ratio to the old or the sampling policy, `A` the advantage. Loss weights are
+computed once per optimizer step over the global batch, so micro-batches, padding and ranks cannot change a gradient.
+At `r = 1` every gate has the gradient of the plain policy gradient, unless its row says otherwise.
+
+`oxrl algorithms` prints the table, `oxrl algorithms --check` runs the proofs of every row:
+
+"""
+COMPARED = ("ppo", "sgrpo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "maxrl")
+# Where a registry holds an adapter, the function that carries the equation.
+EQUATIONS: dict[str, Mapping[str, Callable[..., Any]]] = {
+    "advantage": {
+        "returns": advantages.gae,
+        "whitened_returns": advantages.whiten,
+        "batch_center": group_advantages.group_center,
+        "gae": advantages.gae,
+        "gae_length_adaptive": advantages.length_adaptive_lambda,
+        "group_normalize": group_advantages.group_normalize,
+        "group_center": group_advantages.group_center,
+        "group_center_batch_std": group_advantages.group_center_batch_std,
+        "group_center_rescaled": group_advantages.group_center_rescaled,
+        "group_center_whitened": advantages.whiten,
+        "leave_one_out": group_advantages.leave_one_out,
+        "greedy_baseline": advantages.ADVANTAGES["greedy_baseline"],
+        "length_weighted_center": group_advantages.length_weighted_center,
+        "mean_normalize": success_advantages.mean_normalize,
+        "pass_at_k": success_advantages.pass_at_k_advantage,
+        "top_gap": success_advantages.top_gap,
+        "teacher_gap": advantages.teacher_gap,
+        "group_normalize_teacher": advantages.ADVANTAGES["group_normalize_teacher"],
+    },
+    "ratio": ratios.RATIOS,
+    "gate": policy_losses.GATES,
+    "correction": CORRECTIONS,
+    "kl": kl.KLS,
+    "weights": {name: getattr(weights, name) for name in weights.WEIGHTS},
+}
+TITLES = {
+    "advantage": "Advantages",
+    "ratio": "Ratio levels",
+    "gate": "Gates",
+    "correction": "Corrections",
+    "kl": "KL terms",
+    "weights": "Loss weights",
+}
+
+
+def source(function: Callable[..., Any]) -> str:
+    """Link to the function's file, and its first line."""
+    function = inspect.unwrap(function)
+    path = Path(inspect.getsourcefile(function) or "").relative_to(ROOT)
+    line = inspect.getsourcelines(function)[1]
+    return f"[`{path}`](../{path}), line {line}"
+
+
+def cell(kind: str, name: str) -> str:
+    return f"[`{name}`](#{kind}-{name})" if name != "none" else "-"
+
+
+def ratio(row: Row) -> str:
+    return "-" if row.ratio == "none" else f"{cell('ratio', row.ratio)} / {row.denominator}"
+
+
+def table(rows: list[Row]) -> Iterator[str]:
+    yield "| algorithm | advantage | ratio / to | gate | correction | KL | weights |"
+    yield "|---|---|---|---|---|---|---|"
+    for row in rows:
+        cells = [cell(kind, getattr(row, kind)) for kind in ("advantage", "gate", "correction", "kl", "weights")]
+        yield f"| [`{row.name}`](#{row.name}) | {cells[0]} | {ratio(row)} | {' | '.join(cells[1:])} |"
+
+
+def details(row: Row) -> Iterator[str]:
+    """One algorithm: what, when, numbers, what is special, what is proved."""
+    yield f"### {row.name}"
+    yield ""
+    yield f"{row.summary[0].upper()}{row.summary[1:]}. Source: {row.source}."
+    yield ""
+    yield f"- **Use**: {row.use}"
+    if row.defaults:
+        yield f"- **Numbers**: {', '.join(f'`{name}` {value}' for name, value in row.defaults.items())}"
+    if row.needs:
+        yield f"- **Needs**: {', '.join(row.needs)}"
+    if row.unsupported:
+        yield f"- **Not trainable yet**: {row.unsupported}."
+    if row.deviation:
+        yield f"- **Deviation**: {row.deviation}"
+    if row.shared_weight:
+        yield f"- **Not token-local**: {row.shared_weight}."
+    for proof, reason in row.exempt.items():
+        yield f"- **Exempt from** `{proof}`: {reason}."
+    yield f"- **Proofs**: {len(proofs_of(row)) + 1}, `pytest tests/functional/test_rows.py -k '{row.name}'`"
+    yield ""
+
+
+def equation(kind: str, name: str) -> Iterator[str]:
+    """One cell: its docstring up to the arguments, its line, its numbers."""
+    function = EQUATIONS[kind][name]
+    text = (inspect.getdoc(function) or "").split("\n\nArgs")[0].split("\n\nReturns:")[0]
+    yield f"### {kind} {name}"
+    yield ""
+    yield f"{source(function)}" + (f", as `{function.__name__}`" if function.__name__ != name else "")
+    yield ""
+    yield from ("```text", *text.splitlines(), "```")
+    numbers = PARAMETERS.get((kind, name), ())
+    if numbers:
+        yield f"\nReads {', '.join(f'`train.{number}`' for number in numbers)}."
+    if NEEDS.get((kind, name)):
+        yield f"\nNeeds {', '.join(NEEDS[(kind, name)])}."
+    yield ""
+
+
+def page() -> str:
+    rows = [row for row in ROWS.values() if row.recipe == "rl"]
+    lines = [HEADER.rstrip(), ""]
+    lines += [f"- `{name}`: {' '.join((inspect.getdoc(proof) or '').split())}" for name, proof in ROW_PROOFS.items()]
+    lines += ["- `two_ranks`: Two data-parallel processes under gloo sum to the gradient of one, relative 1e-10.", ""]
+    lines += ["## Which one", "", "The cells that tell the usual choices apart:", ""]
+    lines += [*table([ROWS[name] for name in COMPARED]), "", "| algorithm | choose it for |", "|---|---|"]
+    lines += [f"| [`{name}`](#{name}) | {ROWS[name].use} |" for name in COMPARED]
+    lines += ["", "## All rows", "", *table(rows), "", "## Row by row", ""]
+    for row in rows:
+        lines += details(row)
+    for kind, title in TITLES.items():
+        lines += [f"## {title}", ""]
+        for name in EQUATIONS[kind]:
+            lines += equation(kind, name)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "algorithms.md").write_text(page())
