@@ -70,19 +70,19 @@ def sft_config(folder: Path, name: str, overrides: Sequence[str] = (), **section
     return _load(folder, name, content, sections, overrides)
 
 
-def preference_config(folder: Path, run: str, overrides: Sequence[str] = (), **sections: dict[str, Any]) -> Config:
+def preference_config(folder: Path, name: str, overrides: Sequence[str] = (), **sections: dict[str, Any]) -> Config:
     """A run of 6 steps of 8 pairs: digits are better than letters, whatever is asked."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, start in (("pairs", 0), ("held_out_pairs", 100)):
+    for file, start in (("pairs", 0), ("held_out_pairs", 100)):
         rows = [
             {"prompt": f"say {i}", "chosen": f"{i * 7 % 1000}", "rejected": "abcdefg"[: 1 + i * 5 % 7]}
             for i in range(start, start + 40)
         ]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     content: dict[str, dict[str, Any]] = {
         "run": {
-            "name": run,
-            "dir": str(folder / run),
+            "name": name,
+            "dir": str(folder / name),
             "steps": 6,
             "checkpoint_every": 2,
             "mlflow": False,
@@ -92,7 +92,7 @@ def preference_config(folder: Path, run: str, overrides: Sequence[str] = (), **s
         "data": {"train": str(folder / "pairs.jsonl"), "rows_per_step": 8},
         "train": {"alg_name": "dpo", "lr": 1e-3},
     }
-    return _load(folder, run, content, sections, overrides)
+    return _load(folder, name, content, sections, overrides)
 
 
 def _load(

@@ -74,7 +74,6 @@ def test_the_table_of_the_config_is_the_table_of_the_losses() -> None:
 @pytest.mark.parametrize("name", ["dpo", "simpo", "orpo", "kto"])
 def test_held_out_accuracy_on_a_synthetic_preference_exceeds_95_percent(tmp_path: Path, name: str) -> None:
     data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "rows_per_step": 16}
-    preference_config(tmp_path, "unused")
     run(preference_config(tmp_path, "run", ["run.steps=30", f"train.alg_name={name}"], data=data))
     last = metric_lines(tmp_path / "run")[-1]
     assert last["eval/accuracy"] > 0.95
@@ -82,7 +81,6 @@ def test_held_out_accuracy_on_a_synthetic_preference_exceeds_95_percent(tmp_path
 
 
 def test_a_reward_model_learns_a_synthetic_preference_and_loads_again(tmp_path: Path) -> None:
-    preference_config(tmp_path, "unused")
     data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "rows_per_step": 16}
     run(preference_config(tmp_path, "run", ["run.steps=30", "train.alg_name=reward_model"], data=data))
     lines = metric_lines(tmp_path / "run")
@@ -160,7 +158,6 @@ def test_every_preference_row_is_listed_with_its_numbers() -> None:
 
 
 def test_the_best_weights_are_kept_and_load(tmp_path: Path) -> None:
-    preference_config(tmp_path, "unused")
     data = {"eval": str(tmp_path / "held_out_pairs.jsonl")}
     run(preference_config(tmp_path, "run", ["run.keep_best=true", "run.eval_every=2"], data=data))
     lines = metric_lines(tmp_path / "run")

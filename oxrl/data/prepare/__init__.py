@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ from oxrl.data.prepare.arithmetic import arithmetic
 from oxrl.data.prepare.gsm8k import gsm8k
 from oxrl.data.prepare.output import read_options
 from oxrl.data.prepare.procedural import reasoning_gym
+from oxrl.data.prepare.published import CONVERTERS, prepare_files
 
 
 class Preparer(Protocol):
@@ -33,4 +35,5 @@ PREPARERS: dict[str, Preparer] = {
     "arithmetic": _typed(arithmetic),
     "gsm8k": _typed(gsm8k),
     "reasoning-gym": _typed(reasoning_gym),
+    **{name: partial(prepare_files, name) for name in CONVERTERS},
 }

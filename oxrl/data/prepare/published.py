@@ -1,0 +1,218 @@
+"""Published datasets row by row: one short function each, from the fields as published to rows oxRL reads.
+
+A function returns the rows it makes of one raw row, or raises ValueError with the reason why it makes none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from oxrl.data.prepare.output import choose, read_options, write_jsonl, write_report
+from oxrl.data.rows import file_hash, read_rows
+from oxrl.errors import DataError
+
+Fields = Mapping[str, Any]
+Rows = list[dict[str, Any]]
+
+
+def math(fields: Fields) -> Rows:
+    """MATH and its like: `problem`, and a `solution` whose last box is the answer."""
+    start = fields["solution"].rfind("\\boxed{")
+    end = start + len("\\boxed{") if start >= 0 else _no("no \\boxed{} in the solution")
+    depth = 1
+    while depth and end < len(fields["solution"]):
+        depth += {"{": 1, "}": -1}.get(fields["solution"][end], 0)
+        end += 1
+    answer = fields["solution"][start + len("\\boxed{") : end - 1] if not depth else _no("the box never ends")
+    kept = {name: fields[name] for name in ("level", "type") if name in fields}
+    return [{"prompt": fields["problem"], "answer": answer, "completion": fields["solution"], **kept}]
+
+
+def svamp(fields: Fields) -> Rows:
+    """The story and its question in one prompt; the answer as a plain number."""
+    body = fields["Body"].strip()
+    prompt = f"{body}{'' if body[-1] in '.?!,' else '.'} {fields['Question'].strip()}"
+    return [{"prompt": prompt, "answer": f"{fields['Answer']:g}", "uid": fields["ID"]}]
+
+
+def aqua(fields: Fields) -> Rows:
+    """Multiple choice: the letter is the answer."""
+    letters = [option[0] for option in fields["options"]]
+    if fields["correct"] not in letters:
+        raise ValueError(f"the right letter {fields['correct']!r} is no option")
+    options = "\n".join(option.replace(")", ") ", 1) for option in fields["options"])
+    prompt = f'{fields["question"]}\n{options}\nThink step by step, then write the letter as "#### X" on the last line.'
+    completion = f"{fields['rationale']}\n#### {fields['correct']}"
+    return [{"prompt": prompt, "answer": fields["correct"], "completion": completion}]
+
+
+def humaneval(fields: Fields) -> Rows:
+    """A function to complete; the answer is its tests."""
+    answer = {name: fields[name] for name in ("prompt", "test", "entry_point")}
+    prompt = f"Complete this Python function. Answer with the whole function.\n\n{fields['prompt']}"
+    completion = fields["prompt"] + fields["canonical_solution"]
+    return [{"prompt": prompt, "answer": answer, "completion": completion, "uid": fields["task_id"]}]
+
+
+def mbpp(fields: Fields) -> Rows:
+    """A function to write from one sentence and its first test; the answer is all tests."""
+    tests, setup = fields["test_list"], fields["test_setup_code"].replace("\r\n", "\n")
+    prompt = f"{fields['text']}\nYour code must pass this test:\n{tests[0]}"
+    answer = {"tests": tests + fields["challenge_test_list"], "setup": setup}
+    completion = fields["code"].replace("\r\n", "\n")
+    return [{"prompt": prompt, "answer": answer, "completion": completion, "uid": f"mbpp/{fields['task_id']}"}]
+
+
+def bbh(fields: Fields) -> Rows:
+    """The authors' canary stays in every row."""
+    row = {"prompt": fields["input"], "answer": fields["target"], "source": f"bbh/{fields['task']}"}
+    return [{**row, "canary": fields["canary"]}]
+
+
+def ifeval(fields: Fields) -> Rows:
+    """The answer is what a checker reads: instruction ids and their arguments."""
+    answer = {"instructions": fields["instruction_id_list"], "kwargs": fields["kwargs"]}
+    return [{"prompt": fields["prompt"], "answer": answer, "uid": f"ifeval/{fields['key']}"}]
+
+
+def pandalm(fields: Fields) -> Rows:
+    """The reply that more annotators preferred; `margin` is by how many votes, of three."""
+    votes = Counter(fields[f"annotator{number}"] for number in (1, 2, 3))
+    if votes[1] == votes[2]:
+        raise ValueError("no reply has more votes")
+    best, worst = (1, 2) if votes[1] > votes[2] else (2, 1)
+    replies = {"chosen": fields[f"response{best}"], "rejected": fields[f"response{worst}"]}
+    return [{"prompt": _instruction(fields), **_pair(**replies), "margin": (votes[best] - votes[worst]) / 3}]
+
+
+def ranked(fields: Fields) -> Rows:
+    """`output` lists replies, best first: every pair of them; `history` holds the turns before."""
+    prompt = [*_history(fields), {"role": "user", "content": _instruction(fields)}]
+    return [{"prompt": prompt, "chosen": a, "rejected": b} for a, b in combinations(fields["output"], 2)]
+
+
+def instructions(fields: Fields) -> Rows:
+    """instruction, input, output, history: one conversation to learn."""
+    if not fields["output"].strip():
+        raise ValueError("the output is empty")
+    turns = [("user", _instruction(fields)), ("assistant", fields["output"])]
+    return [{"messages": _history(fields) + [{"role": role, "content": text} for role, text in turns]}]
+
+
+def oasst_pairs(fields: Fields) -> Rows:
+    """Every two ranked replies to the same message, after everything said before; rank 0 is best."""
+    rows: Rows = []
+    for path, node in _walk(fields["prompt"], []):
+        replies = [r for r in node.get("replies", ()) if r.get("rank") is not None and not r.get("deleted")]
+        for a, b in combinations(sorted(replies, key=lambda reply: reply["rank"]), 2):
+            if node["role"] == "prompter" and a["rank"] < b["rank"]:
+                rows.append({"prompt": path, "chosen": a["text"], "rejected": b["text"]})
+    return rows if rows else _no("no two ranked replies to one message")
+
+
+def oasst_chats(fields: Fields) -> Rows:
+    """Every way from the first message to a last reply of the assistant, along replies that are ranked best."""
+    paths = [
+        path
+        for path, node in _walk(fields["prompt"], [], best_only=True)
+        if node["role"] == "assistant" and not any(reply.get("replies") for reply in node.get("replies", ()))
+    ]
+    return [{"messages": path} for path in paths] if paths else _no("nobody answered")
+
+
+def prompt_response(fields: Fields, *, prompt: str = "prompt", response: str = "completion") -> Rows:
+    """Any prompt and response columns, by their names."""
+    return [{"prompt": fields[prompt], "completion": fields[response]}]
+
+
+def preference(fields: Fields, *, prompt: str = "prompt", chosen: str = "chosen", rejected: str = "rejected") -> Rows:
+    """Any preference columns, by their names."""
+    return [{"prompt": fields[prompt], **_pair(fields[chosen], fields[rejected])}]
+
+
+CONVERTERS: dict[str, Callable[..., Rows]] = {
+    function.__name__.replace("_", "-"): function
+    for function in (
+        *(math, svamp, aqua, humaneval, mbpp, bbh, ifeval, pandalm, ranked, instructions),
+        *(oasst_pairs, oasst_chats, prompt_response, preference),
+    )
+}
+
+
+def prepare_files(
+    name: str, source: Path | None, out: Path, *, seed: int = 0, limit: int | None = None, **options: Any
+) -> dict[str, Any]:
+    """Convert `source`, a data file or a folder of them, into files of the same names; at most `limit` rows each.
+
+    Raises:
+        DataError: no source, an unknown option, or a file of which no row can be used.
+    """
+    convert = CONVERTERS[name]
+    chosen = read_options(convert, {key: str(value) for key, value in options.items()})
+    files = (
+        sorted(source.glob("*.jsonl")) + sorted(source.glob("*.parquet")) if source and source.is_dir() else [source]
+    )
+    if source is None or not files:
+        raise DataError(f"{name} is prepared from raw files: pass --source with a .jsonl or .parquet file, or a folder")
+    written: dict[str, int] = {}
+    rejects: list[dict[str, str]] = []
+    for path in filter(None, files):
+        rows: Rows = []
+        for number, raw in enumerate(read_rows(path)):
+            try:
+                made = [_checked(row) for row in convert(raw.fields, **chosen)]
+            except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+                reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
+                rejects.append({"place": raw.place, "reason": reason})
+                continue
+            tags = [f"{name}/{path.stem}/{number:06d}" + (f"/{i}" if len(made) > 1 else "") for i in range(len(made))]
+            rows += [{"uid": tag, "source": name, **row} for tag, row in zip(tags, made, strict=True)]
+        if not rows:
+            raise DataError(f"{path}: no row can be used; {len(rejects)} rejected, the first: {rejects[:1]}")
+        written[f"{path.stem}.jsonl"] = write_jsonl(out / f"{path.stem}.jsonl", choose(rows, limit, seed))
+    hashes = {path.name: file_hash(path) for path in filter(None, files)}
+    report = {"dataset": name, "source": str(source), "source_sha256": hashes, "seed": seed, "limit": limit, **chosen}
+    return write_report(out, {**report, "written": written, "rejected": len(rejects), "rejects": rejects})
+
+
+def _checked(row: dict[str, Any]) -> dict[str, Any]:
+    """`row`, or a ValueError if what should be text is not."""
+    texts = [name for name in ("prompt", "completion", "chosen", "rejected") if name in row]
+    wrong = [name for name in texts if not isinstance(row[name], str | list)]
+    return _no(f"{wrong[0]} is {type(row[wrong[0]]).__name__}, not text") if wrong else row
+
+
+def _no(reason: str) -> Any:
+    raise ValueError(reason)
+
+
+def _pair(chosen: Any, rejected: Any) -> dict[str, Any]:
+    return {"chosen": chosen, "rejected": rejected} if chosen != rejected else _no("both replies are the same")
+
+
+def _instruction(fields: Fields) -> str:
+    return fields["instruction"] + (f"\n\n{fields['input']}" if fields.get("input") else "")
+
+
+def _history(fields: Fields) -> list[dict[str, str]]:
+    turns = [text for turn in fields.get("history") or () for text in turn]
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)]
+
+
+def _walk(
+    node: Fields, before: list[dict[str, str]], *, best_only: bool = False
+) -> Iterator[tuple[list[dict[str, str]], Fields]]:
+    """(messages up to and with a node, the node) of every node of an OpenAssistant tree that was not deleted."""
+    if node.get("deleted"):
+        return
+    path = [*before, {"role": "user" if node["role"] == "prompter" else "assistant", "content": node["text"]}]
+    yield path, node
+    replies = node.get("replies", ())
+    if best_only and node["role"] == "prompter":
+        replies = sorted(replies, key=lambda reply: reply.get("rank") or 0)[:1]
+    for reply in replies:
+        yield from _walk(reply, path, best_only=best_only)
