@@ -1,0 +1,56 @@
+"""docs/extend.md, done as it says: a gate in a user's own file, trained with, and right by its own formula."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import metric_lines, rl_config
+
+from oxrl.algorithms import PARAMETERS, ROWS
+from oxrl.functional.policy_losses import GATES
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "extend.md"
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> Path:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    assert len(code.splitlines()) <= 25
+    (tmp_path / "my_gate.py").write_text(code)
+    return tmp_path / "my_gate.py"
+
+
+def test_a_gate_in_a_users_file_trains_without_touching_the_package(user_file: Path) -> None:
+    cfg = rl_config(user_file.parent, "extension")  # writes extension.yaml
+    overrides = ["run.steps=2", "train.minibatches=2", "train.alg_name=my_grpo", "train.clip_high=0.3"]
+    command = [sys.executable, user_file, "train", user_file.parent / "extension.yaml", *overrides]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=200, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert result.returncode == 0, result.stderr
+    metrics = metric_lines(Path(cfg.run.dir or ""))
+    assert [line["step"] for line in metrics] == [1, 2]
+    assert metrics[0]["update/weight_mean"] == 1.0 > metrics[1]["update/weight_mean"]
+
+
+def test_its_gradient_is_that_of_its_formula(user_file: Path) -> None:
+    before = [dict(table) for table in (GATES, PARAMETERS, ROWS)]
+    added = runpy.run_path(str(user_file))
+    for table, content in zip((GATES, PARAMETERS, ROWS), before, strict=True):
+        table.clear()
+        table.update(content)  # pyright: ignore
+    logprobs = torch.tensor([[-1.0, -0.4, -2.0]], dtype=torch.float64, requires_grad=True)
+    old, advantages = logprobs.detach() - torch.tensor([[0.0, 0.3, -0.2]]), torch.tensor([[1.0, -2.0, 0.5]])
+    mask, weights = torch.ones(1, 3, dtype=torch.bool), torch.full((1, 3), 0.25)
+    loss, _ = added["tanh_gate"](logprobs, old, advantages, mask, weights, clip_high=0.3)
+    formula = -(0.25 * 0.3 * torch.tanh((logprobs - old) / 0.3) * advantages).sum()
+    torch.testing.assert_close(loss, formula)
+    found, expected = (torch.autograd.grad(scalar, logprobs)[0] for scalar in (loss, formula))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
