@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from oxrl.config import Config, load_config
+from oxrl.config import Config, load_evaluation_config
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.base import RolloutEngine, generate
 from oxrl.engines.local import LocalSampler
-from oxrl.errors import CheckpointError, ConfigError
+from oxrl.errors import CheckpointError
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.recipes.build import Team, build_tokenizer, choose_device, load_model, max_prompt_tokens, stop_tokens
 from oxrl.recipes.rollouts import make_requests, sample_record, score_groups
@@ -122,21 +122,16 @@ def run_eval(
         out: write one JSON line per response there.
 
     Raises:
-        ConfigError: the config is not one of reinforcement learning, so has neither rollouts nor a reward.
+        ConfigError: the config cannot be evaluated, for one because it names no reward.
         CheckpointError: the run has no usable checkpoint.
     """
     if target.is_dir():
         checkpoint = latest_checkpoint(target / "checkpoints")
         if checkpoint is None:
             raise CheckpointError(f"{target} has no checkpoint to evaluate")
-        cfg = load_config(target / "config.yaml", [f"model.name={checkpoint.path}", *overrides])
+        cfg = load_evaluation_config(target / "config.yaml", [f"model.name={checkpoint.path}", *overrides])
     else:
-        cfg = load_config(target, overrides)
-    if cfg.train.row.recipe != "rl":
-        raise ConfigError(
-            f"{target} trains {cfg.train.alg_name}: it has no reward and no rollouts. Evaluate its checkpoint with "
-            "the config of a reinforcement learning run: oxrl eval RL.yaml model.name=CHECKPOINT"
-        )
+        cfg = load_evaluation_config(target, overrides)
     device = choose_device(cfg)
     tokenizer = build_tokenizer(cfg)
     model = load_model(cfg, device)
@@ -159,6 +154,8 @@ def run_eval(
             samples=samples or cfg.rollout.eval_samples,
             sampling=Sampling(
                 temperature=cfg.rollout.eval_temperature if temperature is None else temperature,
+                top_p=cfg.rollout.top_p,
+                top_k=cfg.rollout.top_k,
                 max_tokens=cfg.rollout.max_tokens,
                 stop_token_ids=stop_tokens(tokenizer, model),
             ),
