@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,17 +15,12 @@ def run(cfg: Config, *, resume: bool = False) -> None:
     Raises:
         OxrlError: anything a user can mend; `exit_code` says how the program should end.
     """
-    from oxrl.recipes import preference, reward_model, rl, supervised
     from oxrl.recipes.session import Session
 
+    # Only the loop that runs is imported: the others bring libraries of their own.
+    loop = import_module(f"oxrl.recipes.{cfg.train.row.recipe}").train
     with Session(cfg, resume=resume) as session:
         if session.finished:
             session.message(f"{session.run.path} is already complete; nothing to do")
             return
-        loops = {
-            "rl": rl.train,
-            "supervised": supervised.train,
-            "preference": preference.train,
-            "reward_model": reward_model.train,
-        }
-        loops[cfg.train.row.recipe](cfg, session)
+        loop(cfg, session)
