@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from oxrl.preference_methods import FIELDS, METHODS
+from oxrl.preference_methods import METHODS
 
 Value = float | int | str | bool | None
 
@@ -401,13 +401,14 @@ _PREFERENCE = (
         Row(
             name=name,
             summary="preference loss",
-            source=f"arXiv:{source}",
+            source=f"arXiv:{method.source}",
             use="Judged answers and no reward to sample against.",
             recipe="preference",
-            numbers=tuple(FIELDS.get(number, number) for number in numbers),
-            defaults={FIELDS.get(number, number): value for number, value in numbers.items()},
+            numbers=tuple(method.fields),
+            defaults=method.fields,
         )
-        for name, (source, numbers) in METHODS.items()
+        for name, method in METHODS.items()
+        if name != "nll"
     ),
     Row(
         name="reward_model",

@@ -21,10 +21,10 @@ from oxrl.data.mixture import open_rows
 from oxrl.data.preferences import Judged, PreferenceDataset, to_preference_batch
 from oxrl.data.rows import read_rows
 from oxrl.engines.base import TrainEngine
+from oxrl.functional import preference_losses
 from oxrl.functional import preference_statistics as statistics
-from oxrl.functional.preferences import MIXTURES, PREFERENCES, Preference
 from oxrl.models.weights import fingerprint
-from oxrl.preference_methods import FIELDS, METHODS, UNPAIRED
+from oxrl.preference_methods import FIELDS, METHODS, Method
 from oxrl.recipes.build import build_tokenizer, build_trainer, choose_device, load_model
 from oxrl.recipes.offline import apply_step, run_steps
 from oxrl.recipes.session import Progress, Session
@@ -32,6 +32,8 @@ from oxrl.seeds import stable_seed
 from oxrl.types import Metrics, Output, PreferenceBatch, TokenBatch
 
 log = logging.getLogger(__name__)
+WANT = frozenset({"logprobs"})
+# Decay of running moments, as beta-DPO and alpha-DPO have it.
 DECAY = 0.9
 REFERENCE_ROWS = 256
 # Nats per token by which the chosen completions may become less likely before the user is told.
@@ -39,28 +41,14 @@ DISPLACEMENT = 0.05
 
 
 @dataclass(frozen=True)
-class Method:
-    """An entry of METHODS resolved: losses with weights and numbers, and which log-probabilities they are fed."""
+class Objective:
+    """A method with the numbers of a run."""
 
-    name: str
-    parts: tuple[tuple[float, Preference, dict[str, float]], ...]
+    method: Method
     numbers: Mapping[str, float]
 
-    @property
-    def unpaired(self) -> bool:
-        return self.name in UNPAIRED
-
-    @property
-    def needs_reference(self) -> bool:
-        return any(row.needs_reference for _, row, _ in self.parts)
-
-    @property
-    def extras(self) -> frozenset[str]:
-        """Statistics of the global batch, beside the data columns."""
-        return frozenset(extra for _, row, _ in self.parts for extra in row.extras) - {"offsets"}
-
     def sums(self, output: Output, inputs: TokenBatch) -> tuple[Tensor, Tensor]:
-        """Log-probability [R * N], in nats, and trained tokens of every row."""
+        """Log-probability, in nats, and trained tokens of every row, [R * N] each."""
         if output.logprobs is None:
             raise ValueError("the engine did not return logprobs")
         total, lengths = statistics.sequence_logprobs(output.logprobs, inputs.response_mask)
@@ -72,7 +60,7 @@ class Method:
         return total, lengths
 
     def loss(self, output: Output, batch: PreferenceBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted sum of the parts over one shared forward."""
+        """The method's loss, or the weighted sum of its parts, over one forward."""
         sums, lengths = self.sums(output, batch.inputs)
         ref = batch.ref_logprobs
         if batch.desirable is not None:
@@ -81,54 +69,44 @@ class Method:
             refs = (None, None) if ref is None else (ref[0::2], ref[1::2])
             tensors = (sums[0::2], sums[1::2], *refs, lengths[0::2], lengths[1::2], batch.loss_weights)
         total, metrics = sums.new_zeros(()), dict[str, Tensor]()
-        for weight, row, numbers in self.parts:
-            loss, more = row.function(*tensors, *(batch.extras[name] for name in row.extras), **numbers)
-            total = total + weight * loss
-            metrics = more | metrics
+        parts = {METHODS[name]: weight for name, weight in self.method.parts.items()} or {self.method: 1.0}
+        for part, weight in parts.items():
+            numbers = {name: self.numbers.get(name, default) for name, default in part.numbers.items()}
+            extras = (batch.extras[name] for name in part.extras)
+            loss, more = getattr(preference_losses, part.loss)(*tensors, *extras, **numbers)
+            total, metrics = total + weight * loss, more | metrics
         if ref is not None and batch.desirable is None:
-            per_token = (ref[0::2] - sums[0::2].detach()) / lengths[0::2].clamp(min=1)
             counts = batch.loss_weights != 0
-            metrics["preference/displacement"] = (per_token * counts).sum() / counts.sum().clamp(min=1)
+            fallen = (ref[0::2] - sums[0::2].detach()) / lengths[0::2].clamp(min=1)
+            metrics["preference/displacement"] = (fallen * counts).sum() / counts.sum().clamp(min=1)
         return total, metrics
-
-
-def build_method(name: str, values: Mapping[str, float]) -> Method:
-    """`values` are numbers by their name in METHODS; a number the loss does not take belongs to its statistics."""
-    base = {"ld_dpo": "dpo", "sampo": "dpo", "tr_dpo": "dpo"}.get(name, name)
-    parts = [(weight, PREFERENCES[part]) for part, weight in MIXTURES.get(base, {base: 1.0}).items()]
-    return Method(
-        name, tuple((w, row, {n: values.get(n, v) for n, v in row.numbers.items()}) for w, row in parts), values
-    )
 
 
 def train(cfg: Config, session: Session) -> None:
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one."""
-    device, tokenizer = choose_device(cfg), build_tokenizer(cfg)
+    device, tokenizer, name = choose_device(cfg), build_tokenizer(cfg), cfg.train.alg_name
     engine = build_trainer(cfg, load_model(cfg, device), tokenizer, lr=cfg.train.lr, temperature=1.0)
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
-    name = cfg.train.alg_name
-    method = build_method(name, {n: getattr(cfg.train, FIELDS.get(n, n)) for n in METHODS[name][1]})
-    moving = None  # TR-DPO's reference follows the policy, so it is a model that trains along; else a table will do
-    if "reference_sync_rate" in method.numbers:
+    method = METHODS[name]
+    numbers = {n: getattr(cfg.train, FIELDS.get(n, n)) for n in (*method.numbers, *method.knobs)}
+    objective = Objective(method, numbers)
+    moving = None  # TR-DPO's reference follows the policy, so it is a model beside it; for all others a table will do
+    if "reference_sync_rate" in numbers:
         moving = build_trainer(cfg, load_model(cfg, device), None, lr=0.0, temperature=1.0)
     digest = weights_digest(engine)
 
     def rows(path: str, *, unpaired: bool = method.unpaired, limit: int | None = None) -> PreferenceDataset:
+        longest, overlong = cfg.model.max_length, cfg.data.overlong
         data = PreferenceDataset.load(
-            Path(path),
-            tokenizer,
-            unpaired=unpaired,
-            max_tokens=cfg.model.max_length,
-            overlong=cfg.data.overlong,
-            limit=limit,
+            path, tokenizer, unpaired=unpaired, max_tokens=longest, overlong=overlong, limit=limit
         )
         session.message(f"{path}: {data.report}")
         data = data.with_mismatched() if "kl_baseline" in method.extras and unpaired else data
         data = data.with_equal_lengths() if name == "sampo" else data
-        if not method.needs_reference or moving is not None:
+        if not method.reference or moving is not None:
             return data
         # The policy still is its own reference: nothing has been trained or restored yet.
-        return data.with_reference(reference_sums(engine, method, data, pad_id, digest, session.run.path))
+        return data.with_reference(reference_sums(engine, objective, data, pad_id, digest, session.run.path))
 
     data = open_rows(cfg.data.train, rows)
     singly = cfg.data.eval is not None and "chosen" not in next(read_rows(cfg.data.eval)).fields
@@ -138,13 +116,14 @@ def train(cfg: Config, session: Session) -> None:
     def step_on(units: list[Judged], step: int, memory: Progress) -> tuple[Metrics, float]:
         batch = to_preference_batch(units, pad_id, rows=1 if method.unpaired else 2)
         if moving is not None:
-            if step > 1 and (step - 1) % int(method.numbers["reference_sync_steps"]) == 0:
-                follow(moving, engine, method.numbers["reference_sync_rate"])
-            batch = with_reference(moving, method, batch)
-        batch = with_statistics(engine, method, batch, units, pad_id, memory, seed=stable_seed(cfg.run.seed, step))
-        metrics = apply_step(engine, session, batch, method.loss, frozenset({"logprobs"}), step=step)
+            if step > 1 and (step - 1) % int(numbers["reference_sync_steps"]) == 0:
+                follow(moving, engine, numbers["reference_sync_rate"])
+            batch = with_reference(moving, objective, batch)
+        seed = stable_seed("preference", cfg.run.seed, step)
+        batch = with_statistics(engine, objective, batch, units, pad_id, memory, seed=seed)
+        metrics = apply_step(engine, session, batch, objective.loss, WANT, step=step)
         drops.append(metrics.get("preference/displacement", 0.0))
-        if len(drops) >= 10 and min(drops[-10:]) > DISPLACEMENT and min(drops[-11:-1]) <= DISPLACEMENT:
+        if len(drops) >= 10 and min(drops[-10:]) > DISPLACEMENT and (len(drops) == 10 or drops[-11] <= DISPLACEMENT):
             log.warning(
                 "step %d: chosen completions have become %.3g nats per token less likely than under the reference "
                 "(likelihood displacement); an anchor (irpo, dpop), dpo_shift or a smaller lr holds them",
@@ -156,7 +135,7 @@ def train(cfg: Config, session: Session) -> None:
     def evaluate() -> Metrics:
         assert held_out is not None
         return evaluate_preferences(
-            engine, method, held_out, pad_id, moving, singly=singly, rows=cfg.data.rows_per_step
+            engine, objective, held_out, pad_id, moving, singly=singly, rows=cfg.data.rows_per_step
         )
 
     engines = {".": engine} | ({"reference": moving} if moving is not None else {})
@@ -166,40 +145,36 @@ def train(cfg: Config, session: Session) -> None:
 
 def weights_digest(engine: TrainEngine) -> str:
     """A hash of every weight of the model: part of what the reference's log-probabilities depend on."""
-    digest = hashlib.sha256()
-    for bucket in engine.weights():
-        for name, tensor in bucket:
-            digest.update(f"{name} {fingerprint(tensor)}\n".encode())
-    return digest.hexdigest()
+    named = (f"{name} {fingerprint(tensor)}" for bucket in engine.weights() for name, tensor in bucket)
+    return hashlib.sha256("\n".join(named).encode()).hexdigest()
 
 
 def reference_sums(
-    engine: TrainEngine, method: Method, data: PreferenceDataset, pad_id: int, weights: str, folder: Path
+    engine: TrainEngine, objective: Objective, data: PreferenceDataset, pad_id: int, weights: str, folder: Path
 ) -> list[list[float]]:
     """The reference's log-probability of every row of every unit, from disk where the same were computed before.
 
     The file's name is a hash of the weights, the tokens, what is trained, and how it is summed.
     """
     units = data.in_order()
-    key = hashlib.sha256(f"{weights} {method.numbers.get('tail_coeff')}".encode())
+    key = hashlib.sha256(f"{weights} {objective.numbers.get('tail_coeff')}".encode())
     for example in (example for unit in units for example in unit.rows):
-        key.update(len(example.token_ids).to_bytes(8, "little"))
-        key.update(np.array(example.token_ids, dtype=np.int64).tobytes() + np.array(example.trained).tobytes())
+        key.update(np.array([len(example.token_ids), *example.token_ids, *example.trained], dtype=np.int64).tobytes())
     path = folder / f"reference_{key.hexdigest()[:16]}.safetensors"
     if not path.is_file():
         pieces: list[Tensor] = []
         for start in range(0, len(units), REFERENCE_ROWS):
             batch = to_preference_batch(units[start : start + REFERENCE_ROWS], pad_id)
-            sums = method.sums(engine.forward(batch.inputs, frozenset({"logprobs"})), batch.inputs)[0]
+            sums = objective.sums(engine.forward(batch.inputs, WANT), batch.inputs)[0]
             pieces.append(sums.view(-1, len(units[0].rows)))
         save_file({"logprobs": torch.cat(pieces).float()}, partial := path.with_suffix(".partial"))
         os.replace(partial, path)
     return load_file(path)["logprobs"].tolist()
 
 
-def with_reference(reference: TrainEngine, method: Method, batch: PreferenceBatch) -> PreferenceBatch:
-    output = reference.forward(batch.inputs, frozenset({"logprobs"}))
-    return dataclasses.replace(batch, ref_logprobs=method.sums(output, batch.inputs)[0])
+def with_reference(reference: TrainEngine, objective: Objective, batch: PreferenceBatch) -> PreferenceBatch:
+    sums = objective.sums(reference.forward(batch.inputs, WANT), batch.inputs)[0]
+    return dataclasses.replace(batch, ref_logprobs=sums)
 
 
 @torch.no_grad()
@@ -212,7 +187,7 @@ def follow(reference: TrainEngine, policy: TrainEngine, rate: float) -> None:
 
 def with_statistics(
     engine: TrainEngine,
-    method: Method,
+    objective: Objective,
     batch: PreferenceBatch,
     units: list[Judged],
     pad_id: int,
@@ -220,56 +195,52 @@ def with_statistics(
     *,
     seed: int,
 ) -> PreferenceBatch:
-    """Add what the losses need to know of the whole batch, from one forward without gradient before the step."""
-    if not method.extras:
+    """Add what the loss needs to know of the whole batch, from one forward without gradient before the step."""
+    needed, numbers = set(objective.method.extras) - {"offsets"}, objective.numbers
+    if not needed:
         return batch
-    if "kl_baseline" in method.extras:
-        shown = [
-            dataclasses.replace(unit, rows=unit.rows[1:], ref_logprobs=(unit.ref_logprobs or ())[1:]) for unit in units
-        ]
-        mismatched = to_preference_batch(shown, pad_id, rows=1)
-        sums = method.sums(engine.forward(mismatched.inputs, frozenset({"logprobs"})), mismatched.inputs)[0]
-        return _with(batch, kl_baseline=statistics.kto_baseline(sums, _ref(mismatched)))
-    output = engine.forward(batch.inputs, frozenset({"logprobs", "sum_p_squared"}))
-    sums, lengths = method.sums(output, batch.inputs)
-    ratios, beta = sums - _ref(batch), method.numbers["beta"]
-    if "reward_shift" in method.extras:
-        held = {"mean": memory.get("mean", 0.0), "count": memory.get("count", 0)}
-        shift, memory["count"] = statistics.bco_reward_shift(beta * ratios, **held)
+    assert batch.ref_logprobs is not None
+    if "kl_baseline" in needed:
+        refs = [unit.ref_logprobs or () for unit in units]
+        shown = [dataclasses.replace(u, rows=u.rows[1:], ref_logprobs=r[1:]) for u, r in zip(units, refs, strict=True)]
+        other = to_preference_batch(shown, pad_id, rows=1)
+        assert other.ref_logprobs is not None
+        sums = objective.sums(engine.forward(other.inputs, WANT), other.inputs)[0]
+        return _with(batch, kl_baseline=statistics.kto_baseline(sums, other.ref_logprobs))
+    output = engine.forward(batch.inputs, WANT | {"sum_p_squared"})
+    sums, lengths = objective.sums(output, batch.inputs)
+    ref, beta = batch.ref_logprobs, numbers["beta"]
+    u, v = (sums - ref)[0::2], (sums - ref)[1::2]
+    if "reward_shift" in needed:
+        mean, count = memory.get("mean", 0.0), memory.get("count", 0)
+        shift, memory["count"] = statistics.bco_reward_shift(beta * (sums - ref), mean=mean, count=count)
         memory["mean"] = float(shift)
         return _with(batch, reward_shift=shift)
-    u, v = ratios[0::2], ratios[1::2]
-    if "matched_ref_margins" in method.extras:
-        margins, ref_margins = sums[0::2] - sums[1::2], _ref(batch)[0::2] - _ref(batch)[1::2]
+    if "matched_ref_margins" in needed:
+        margins, ref_margins = sums[0::2] - sums[1::2], ref[0::2] - ref[1::2]
         return _with(batch, matched_ref_margins=statistics.rank_match(margins, ref_margins))
-    if "matched_rejected" in method.extras:
-        return _with(batch, matched_rejected=statistics.rank_match(u, v), matched_chosen=statistics.rank_match(v, u))
-    if "log_mean" in method.extras:
-        losses = -F.logsigmoid(beta * (u - v))
-        robustness = method.numbers["robustness"]
+    if "matched_rejected" in needed:
+        matched = {"matched_rejected": statistics.rank_match(u, v), "matched_chosen": statistics.rank_match(v, u)}
+        return _with(batch, **matched)
+    if "log_mean" in needed:
+        losses, robustness = -F.logsigmoid(beta * (u - v)), numbers["robustness"]
         return _with(batch, log_mean=statistics.dr_dpo_log_mean(losses, batch.loss_weights, robustness=robustness))
-    if "pair_weights" in method.extras:
+    if "pair_weights" in needed:
         assert output.logprobs is not None and output.sum_p_squared is not None
         weights = statistics.wpo_weights(output.logprobs, output.sum_p_squared, batch.inputs.response_mask)
         return _with(batch, pair_weights=weights[0::2] * weights[1::2])
-    if "standardized_gaps" in method.extras:
+    if "standardized_gaps" in needed:
         gaps = u / lengths[0::2].clamp(min=1) - v / lengths[1::2].clamp(min=1)
         return _with(batch, standardized_gaps=statistics.standardize(gaps, **_moments(memory, gaps)))
     moments = _moments(memory, u - v)
     noise = torch.rand(len(u), generator=torch.Generator().manual_seed(seed)).clamp(1e-6, 1 - 1e-6)
-    kept = statistics.beta_dpo_selection(u - v, noise, **moments, drop=method.numbers["drop_frac"])
-    scale = method.numbers["beta_scale"]
-    beta_now = statistics.beta_dpo_beta((u - v)[kept], mean=moments["mean"], beta=beta, scale=scale)
-    return _with(dataclasses.replace(batch, loss_weights=kept / kept.sum()), batch_beta=beta_now)
+    kept = statistics.beta_dpo_selection(u - v, noise, **moments, drop=numbers["drop_frac"])
+    batch_beta = statistics.beta_dpo_beta((u - v)[kept], mean=moments["mean"], beta=beta, scale=numbers["beta_scale"])
+    return _with(dataclasses.replace(batch, loss_weights=kept / kept.sum()), batch_beta=batch_beta)
 
 
 def _with(batch: PreferenceBatch, **extras: Tensor) -> PreferenceBatch:
     return dataclasses.replace(batch, extras={**batch.extras, **extras})
-
-
-def _ref(batch: PreferenceBatch) -> Tensor:
-    assert batch.ref_logprobs is not None
-    return batch.ref_logprobs
 
 
 def _moments(memory: Progress, values: Tensor) -> dict[str, float]:
@@ -281,7 +252,7 @@ def _moments(memory: Progress, values: Tensor) -> dict[str, float]:
 
 def evaluate_preferences(
     engine: TrainEngine,
-    method: Method,
+    objective: Objective,
     data: PreferenceDataset,
     pad_id: int,
     moving: TrainEngine | None,
@@ -291,29 +262,30 @@ def evaluate_preferences(
 ) -> Metrics:
     """How often the implicit reward puts the better completion first, a tie counting one half.
 
-    Reward: log-probability minus the reference's, per token where the method is length-normalized. With `singly`, each
-    desirable completion is compared with each undesirable one. `eval/longer_wins`: what the longer one would score.
+    Reward: log-probability minus the reference's, per token where the method is. With `singly`, each desirable
+    completion is compared with each undesirable one. `eval/longer_wins` is what preferring the longer one would score.
     """
-    per_token = any(row.length_normalized for _, row, _ in method.parts)
     found: list[Tensor] = []
     units = data.in_order()
     for start in range(0, len(units), rows):
         batch = to_preference_batch(units[start : start + rows], pad_id, rows=1 if singly else 2)
-        batch = with_reference(moving, method, batch) if moving is not None else batch
-        sums, lengths = method.sums(engine.forward(batch.inputs, frozenset({"logprobs"})), batch.inputs)
+        batch = with_reference(moving, objective, batch) if moving is not None else batch
+        sums, lengths = objective.sums(engine.forward(batch.inputs, WANT), batch.inputs)
         rewards = sums if batch.ref_logprobs is None else sums - batch.ref_logprobs
-        found.append(torch.stack((rewards / lengths.clamp(min=1) if per_token else rewards, sums, lengths)).double())
+        rewards = rewards / lengths.clamp(min=1) if objective.method.per_token else rewards
+        found.append(torch.stack((rewards, sums, lengths)).double())
     values = torch.cat(found, 1)  # [3, R * N]: reward, log-probability, length
     if singly:
         desirable = torch.tensor([unit.desirable for unit in units])
         good, bad = values[0, desirable], values[0, ~desirable].sort().values
         below = (torch.searchsorted(bad, good) + torch.searchsorted(bad, good, right=True)) / 2
         return {"eval/accuracy": float(below.mean()) / max(len(bad), 1)}
-    reward, _, length = gaps = values[:, 0::2] - values[:, 1::2]
+    gaps = values[:, 0::2] - values[:, 1::2]
+    wins = ((gaps.sign() + 1) / 2).mean(1)
     return {
-        "eval/accuracy": float(((reward.sign() + 1) / 2).mean()),
+        "eval/accuracy": float(wins[0]),
         "eval/margin": float(gaps[0].mean()),
         "eval/chosen": float(values[1, 0::2].mean()),
         "eval/rejected": float(values[1, 1::2].mean()),
-        "eval/longer_wins": float(((length.sign() + 1) / 2).mean()),
+        "eval/longer_wins": float(wins[2]),
     }

@@ -19,10 +19,18 @@ from torch import Tensor
 
 from oxrl.functional import preference_losses as losses
 from oxrl.functional.preference_statistics import dr_dpo_log_mean, kto_baseline, rank_match
-from oxrl.functional.preferences import MIXTURES, PREFERENCES, SCHEDULES
+from oxrl.preference_methods import METHODS
 
 Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-PAIRED = sorted(name for name, row in PREFERENCES.items() if not row.unpaired)
+# Rows with a loss of their own; the rest of the table is sums of them, or DPO on other log-probabilities.
+ROWS = {n: row for n, row in METHODS.items() if row.loss and not row.parts and n not in ("ld_dpo", "sampo", "tr_dpo")}
+PAIRED = sorted(name for name, row in ROWS.items() if not row.unpaired)
+# Losses that read lengths without dividing the margin by them.
+ANCHORED = ("rpo", "irpo", "cpo", "r_dpo")
+
+
+def loss_of(name: str) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
+    return getattr(losses, METHODS[name].loss)
 
 
 def f64(*values: float) -> Tensor:
@@ -58,12 +66,12 @@ def extras_of(name: str, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (dr_dpo_log_mean(-torch.nn.functional.logsigmoid(0.1 * (u - v)), tensors[6]),)
     columns = {"bco": f64(0.03).squeeze(), "beta_dpo": f64(0.1).squeeze()}
     ramp = torch.linspace(0.1, 0.9, len(chosen), dtype=torch.float64)
-    return (columns.get(name, ramp),) if PREFERENCES[name].extras else ()
+    return (columns.get(name, ramp),) if METHODS[name].extras else ()
 
 
 def run(name: str, tensors: tuple[Tensor, ...], **numbers: float) -> Tensor:
-    row = PREFERENCES[name]
-    return row.function(*tensors, *extras_of(name, tensors), **dict(row.defaults) | numbers)[0]
+    row = METHODS[name]
+    return loss_of(name)(*tensors, *extras_of(name, tensors), **dict(row.numbers) | numbers)[0]
 
 
 def gradients(name: str, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -243,13 +251,13 @@ def test_a_loss_equals_its_formula_in_plain_python(name: str) -> None:
 def test_micro_batches_give_the_gradient_of_the_whole_batch(name: str) -> None:
     tensors = random_pairs(12)
     whole, extras = gradients(name, tensors), extras_of(name, tensors)
-    row = PREFERENCES[name]
+    row = METHODS[name]
     pieces, total = [], 0.0
     for rows in (slice(0, 1), slice(1, 6), slice(6, 12)):
         chosen, rejected, *rest = (tensor[rows] for tensor in tensors)
         chosen, rejected = chosen.clone().requires_grad_(), rejected.clone().requires_grad_()
         sliced = (extra[rows] if extra.ndim else extra for extra in extras)
-        loss, _ = row.function(chosen, rejected, *rest, *sliced, **row.defaults)
+        loss, _ = loss_of(name)(chosen, rejected, *rest, *sliced, **row.numbers)
         loss.backward()
         total += float(loss.detach())
         pieces.append((chosen.grad, torch.zeros_like(rejected) if rejected.grad is None else rejected.grad))
@@ -266,13 +274,13 @@ def test_a_pair_of_weight_zero_gives_nothing_even_if_it_holds_nan(name: str) -> 
         tensor[2] = math.nan
     poisoned[6][2] = 0.0
     clean = tuple(torch.cat((tensor[:2], tensor[3:])) for tensor in poisoned)
-    row = PREFERENCES[name]
+    row = METHODS[name]
     extras = extras_of(name, clean)
     padded = [torch.cat((e[:2], f64(math.nan), e[2:])) if e.ndim else e for e in extras]
     chosen, rejected = poisoned[0].requires_grad_(), poisoned[1].requires_grad_()
-    loss, metrics = row.function(chosen, rejected, *poisoned[2:], *padded, **row.defaults)
+    loss, metrics = loss_of(name)(chosen, rejected, *poisoned[2:], *padded, **row.numbers)
     loss.backward()
-    expected, expected_metrics = row.function(*clean, *extras, **row.defaults)
+    expected, expected_metrics = loss_of(name)(*clean, *extras, **row.numbers)
     assert float(loss.detach()) == pytest.approx(float(expected), abs=1e-12)
     assert chosen.grad is not None and chosen.grad.isfinite().all() and float(chosen.grad[2]) == 0.0
     assert rejected.grad is None or (rejected.grad.isfinite().all() and float(rejected.grad[2]) == 0.0)
@@ -286,7 +294,7 @@ def test_all_weights_zero_give_a_zero_loss_with_a_graph(name: str) -> None:
     tensors = (*random_pairs(4)[:6], torch.zeros(4, dtype=torch.float64))
     extras = (f64(0.1).squeeze(),) if name == "dr_dpo" else extras_of(name, tensors)
     chosen = tensors[0].requires_grad_()
-    loss, _ = PREFERENCES[name].function(chosen, *tensors[1:], *extras)
+    loss, _ = loss_of(name)(chosen, *tensors[1:], *extras)
     loss.backward()
     assert float(loss.detach()) == 0.0 and chosen.grad is not None and not chosen.grad.any()
 
@@ -304,7 +312,7 @@ def test_loss_and_gradient_are_finite_at_huge_margins(name: str, dtype: torch.dt
 def test_gradient_reaches_the_policy_only(name: str) -> None:
     tensors = [t.requires_grad_() if t.is_floating_point() else t for t in random_pairs(4)]
     extras = [extra.clone().requires_grad_() for extra in extras_of(name, tuple(tensors))]
-    PREFERENCES[name].function(*tensors, *extras, **PREFERENCES[name].defaults)[0].backward()
+    loss_of(name)(*tensors, *extras, **METHODS[name].numbers)[0].backward()
     assert tensors[0].grad is not None and tensors[0].grad.any()
     assert all(tensor.grad is None for tensor in (tensors[2], tensors[3], *extras))
 
@@ -329,7 +337,7 @@ def test_swapping_a_pair_flips_the_margin(name: str) -> None:
     swapped = (rejected, chosen, ref_rejected, ref_chosen, n_l, n_w, weights)
     mirrored = (ref_chosen, ref_rejected, chosen, rejected, n_w, n_l, weights)  # u -> -u, v -> -v
     assert float(run(name, swapped)) == pytest.approx(float(run(name, mirrored)), abs=1e-12)
-    metrics, flipped = (PREFERENCES[name].function(*t)[1] for t in (random_pairs(6), swapped))
+    metrics, flipped = (loss_of(name)(*t)[1] for t in (random_pairs(6), swapped))
     assert float(metrics["preference/margin"]) == pytest.approx(-float(flipped["preference/margin"]))
     assert float(metrics["preference/accuracy"]) == pytest.approx(1 - float(flipped["preference/accuracy"]))
 
@@ -338,7 +346,7 @@ def slope_at_margin(name: str, margin: float, **numbers: float) -> float:
     """Derivative by L_w where u = margin, v = 0, both completions of length one."""
     chosen = f64(-1.0).requires_grad_()
     tensors = (chosen, f64(-1), f64(-1 - margin), f64(-1), f64(1), f64(1), f64(1))
-    PREFERENCES[name].function(*tensors, **numbers)[0].backward()
+    loss_of(name)(*tensors, **numbers)[0].backward()
     assert chosen.grad is not None
     return float(chosen.grad)
 
@@ -496,33 +504,34 @@ def test_metrics_are_detached_means_and_show_both_log_probabilities() -> None:
 
 @pytest.mark.parametrize("name", PAIRED)
 def test_a_row_says_what_its_loss_reads(name: str) -> None:
-    row, tensors = PREFERENCES[name], random_pairs(4)
+    row, tensors = METHODS[name], random_pairs(4)
     extras = extras_of(name, tensors)
-    assert row.source in (inspect.getdoc(row.function) or "")
-    parameters = inspect.signature(row.function).parameters
+    assert row.source in (inspect.getdoc(loss_of(name)) or "")
+    parameters = inspect.signature(loss_of(name)).parameters
     assert tuple(parameters)[7 : 7 + len(row.extras)] == row.extras and len(extras) == len(row.extras)
     assert set(row.numbers) == {p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
+    if name not in ("rso", "irpo"):  # another row's loss with another default
+        assert all(parameters[number].default == value for number, value in row.numbers.items())
     chosen, rejected, ref_chosen, ref_rejected, n_w, n_l, weights = tensors
     without_reference = (chosen, rejected, None, None, n_w, n_l, weights)
     without_lengths = (chosen, rejected, ref_chosen, ref_rejected, None, None, weights)
-    for given, needed in ((without_reference, row.needs_reference), (without_lengths, row.needs_lengths)):
+    for given, needed in ((without_reference, row.reference), (without_lengths, row.per_token or name in ANCHORED)):
         # alpha_dpo and aot read the reference inside their batch statistic only.
         if needed and name not in ("alpha_dpo", "aot"):
             with pytest.raises(ValueError, match="is None, but this loss reads it"):
-                row.function(*given, *extras)
+                loss_of(name)(*given, *extras)
         elif not needed:
-            assert row.function(*given, *extras)[0].isfinite()
+            assert loss_of(name)(*given, *extras)[0].isfinite()
 
 
 def test_mixtures_are_weighted_sums_of_rows() -> None:
     """MPO on the example: .8 * .644397 + .2 * bco + .5."""
-    assert all(name in PREFERENCES for mixture in MIXTURES.values() for name in mixture)
-    assert not set(SCHEDULES) & set(PREFERENCES)
+    assert all(part in ROWS for row in METHODS.values() for part in row.parts)
     total = sum(
         weight * losses.bco(*example(), f64(0).squeeze(), beta=0.1)[0]
         if name == "bco"
         else weight * run(name, example())
-        for name, weight in MIXTURES["mpo"].items()
+        for name, weight in METHODS["mpo"].parts.items()
     )
     assert float(total) == pytest.approx(0.8 * 0.644397 + 0.2 * 1.336919 + 0.5, abs=2e-6)
 
