@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ from oxrl.data.prompts import PromptDataset
 from oxrl.engines.base import RolloutEngine, generate
 from oxrl.engines.local import LocalSampler
 from oxrl.errors import CheckpointError
+from oxrl.functional.shaping import pass_at_k
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.recipes.build import Team, build_tokenizer, choose_device, load_model, max_prompt_tokens, stop_tokens
 from oxrl.recipes.rollouts import make_requests, sample_record, score_groups
@@ -23,19 +23,6 @@ from oxrl.rewards.workers import RewardPool
 from oxrl.runs.checkpoint import latest_checkpoint
 from oxrl.seeds import stable_seed
 from oxrl.types import Metrics, Prompt, Rollout, Sampling
-
-
-def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Unbiased estimate of P(at least one of k samples is correct) from `correct` of `samples`.
-
-    1 - C(n - c, k) / C(n, k). Source: Chen et al. 2021, arXiv:2107.03374, Eq. 1.
-
-    Raises:
-        ValueError: k is larger than `samples`: the estimate does not exist.
-    """
-    if not 1 <= k <= samples:
-        raise ValueError(f"pass@{k} needs at least {k} samples per prompt, got {samples}")
-    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
 def evaluate(
@@ -79,7 +66,8 @@ def evaluation_metrics(rollouts: Sequence[Rollout], *, samples: int) -> Metrics:
     ]
     k = 1
     while k <= samples and correct:
-        metrics[f"eval/pass@{k}"] = sum(pass_at_k(samples, c, k) for c in correct) / len(correct)
+        total = torch.full((len(correct),), samples)
+        metrics[f"eval/pass@{k}"] = float(pass_at_k(total, torch.tensor(correct), k=k).mean())
         k *= 2
     return metrics
 

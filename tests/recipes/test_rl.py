@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from oxrl.config import load_config
 from oxrl.errors import NonFiniteError, RewardError, RunDirectoryError
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import pass_at_k, run_eval, run_generate
+from oxrl.recipes.evaluate import run_eval, run_generate
 
 ROOT = Path(__file__).parents[2]
 # Keys of architecture.md section 6 and algorithms.md 2.12 that every policy-gradient run writes.
@@ -191,16 +191,6 @@ def test_eval_and_generate_read_the_checkpoint_of_a_run(tmp_path: Path) -> None:
     records = run_generate(str(newest), ["1+1=", "2+2="], samples=2, max_tokens=5, seed=3)
     assert [record["prompt"] for record in records] == ["1+1=", "1+1=", "2+2=", "2+2="]
     assert records == run_generate(str(newest), ["1+1=", "2+2="], samples=2, max_tokens=5, seed=3)
-
-
-def test_pass_at_k_is_the_unbiased_estimate() -> None:
-    assert pass_at_k(4, 1, 2) == pytest.approx(0.5)
-    assert pass_at_k(4, 2, 2) == pytest.approx(0.833333, abs=1e-6)
-    assert pass_at_k(8, 2, 4) == pytest.approx(0.785714, abs=1e-6)
-    assert pass_at_k(10, 3, 5) == pytest.approx(0.916667, abs=1e-6)
-    assert pass_at_k(6, 0, 3) == 0.0
-    with pytest.raises(ValueError, match="at least 5 samples"):
-        pass_at_k(4, 1, 5)
 
 
 def test_both_doors_train_and_send_the_other_kind_away(tmp_path: Path) -> None:
