@@ -14,13 +14,13 @@ exception becomes status "error", a value that is no finite number status "inval
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import difflib
 import importlib.util
 import inspect
 import math
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, SupportsFloat
@@ -29,7 +29,7 @@ from oxrl.errors import RewardError
 from oxrl.rewards.exact import exact_reward
 from oxrl.rewards.math import math_reward
 from oxrl.rewards.procedural import reasoning_gym_reward
-from oxrl.types import Completion, Prompt, Score, Segment
+from oxrl.types import Completion, Prompt, Score, ScoreStatus, Segment
 
 
 class Reward(Protocol):
@@ -54,7 +54,7 @@ _DRY_COMPLETION = Completion(
 )
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class LoadedReward:
     """A reward function behind the Reward interface: always a list of scores, never an exception."""
 
@@ -64,69 +64,73 @@ class LoadedReward:
 
     def __call__(self, prompt: Prompt, completions: Sequence[Completion], first: int = 0) -> list[Score]:
         """Score completions of one prompt; `first` is the group index of the first of them, for the reasons."""
-        if self.per_sample:
-            return [self._score_one(prompt, c, f"sample {first + i}") for i, c in enumerate(completions)]
-        where = f"samples {first} to {first + len(completions) - 1}"
-        try:
-            values = self.call(prompt, completions)
-        except Exception as error:  # noqa: BLE001 - user code: whatever it raises is this group's result
-            return [self._failed(prompt, where, error)] * len(completions)
-        if problem := _not_scores(values, len(completions)):
-            return [self._invalid(prompt, where, problem)] * len(completions)
-        return [self._to_score(prompt, value, f"sample {first + i}") for i, value in enumerate(values)]
+        if not self.per_sample:
+            return self._scores(prompt, completions, first, len(completions))
+        return [self._scores(prompt, c.text, first + i, 1)[0] for i, c in enumerate(completions)]
 
     def call(self, prompt: Prompt, argument: Any) -> Any:
-        """What the user's function returns, awaited if it is async."""
+        """What the user's function returns, awaited if it is async; a list if it is given the group."""
         value = self.function(prompt, argument)
         return asyncio.run(_wait(value)) if inspect.isawaitable(value) else value
 
-    def _score_one(self, prompt: Prompt, completion: Completion, where: str) -> Score:
+    def problem(self, value: Any, count: int) -> str:
+        """Why `value` is not what the function must return for `count` completions; empty if it is."""
+        if self.per_sample:
+            return "" if isinstance(value, Score | SupportsFloat) else f"returned {_show(value)}, need a number"
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            return f"returned {_show(value)}, need a list of {count} Score or numbers, one per completion"
+        return f"returned {len(value)} scores for {count} completions" if len(value) != count else ""
+
+    def _scores(self, prompt: Prompt, argument: Any, first: int, count: int) -> list[Score]:
+        def failed(status: ScoreStatus, where: str, problem: str) -> Score:
+            return Score(value=None, status=status, reason=f"{self.name}, {where} of prompt {prompt.uid}: {problem}")
+
         try:
-            value = self.call(prompt, completion.text)
-        except Exception as error:  # noqa: BLE001 - user code: whatever it raises is this sample's result
-            return self._failed(prompt, where, error)
-        return self._to_score(prompt, value, where)
+            values = self.call(prompt, argument)
+        except Exception as error:  # noqa: BLE001 - user code: whatever it raises is the result of these samples
+            return [failed("error", which(first, count), f"raised {type(error).__name__}: {error}")] * count
+        if problem := self.problem(values, count):
+            return [failed("invalid", which(first, count), problem)] * count
+        scores: list[Score] = []
+        for index, value in enumerate([values] if self.per_sample else values, start=first):
+            try:
+                scores.append(_to_score(value))
+            except Exception as error:  # noqa: BLE001 - the value's own __float__ may raise anything
+                scores.append(failed("invalid", which(index, 1), f"returned {error}"))
+        return scores
 
-    def _to_score(self, prompt: Prompt, value: Any, where: str) -> Score:
-        score = value if isinstance(value, Score) else None
-        if score is not None and score.value is None:
-            return score
-        number = score.value if score is not None else value
-        if not isinstance(number, SupportsFloat):
-            return self._invalid(prompt, where, f"returned {_show(number)}, need a number")
-        try:
-            number = float(number)
-            parts = {key: float(part) for key, part in score.parts.items()} if score is not None else {}
-        except Exception as error:  # noqa: BLE001 - the value's own __float__
-            return self._invalid(prompt, where, f"returned {_show(value)}, which is no single number: {error}")
-        if not math.isfinite(number):
-            return self._invalid(prompt, where, f"returned {number}, need a finite number")
-        return Score(value=number, parts=parts, reason=score.reason if score is not None else "")
 
-    def _invalid(self, prompt: Prompt, where: str, problem: str) -> Score:
-        return Score(value=None, status="invalid", reason=f"{self.name}, {where} of prompt {prompt.uid}: {problem}")
+def which(first: int, count: int) -> str:
+    """How reasons name `count` samples of a group from `first` on."""
+    return f"sample {first}" if count == 1 else f"samples {first} to {first + count - 1}"
 
-    def _failed(self, prompt: Prompt, where: str, error: Exception) -> Score:
-        reason = f"{self.name}, {where} of prompt {prompt.uid}: raised {type(error).__name__}: {error}"
-        return Score(value=None, status="error", reason=reason)
+
+def _to_score(value: Any) -> Score:
+    score, given = (value, value.value) if isinstance(value, Score) else (Score(value=0.0), value)
+    if score.value is None:
+        return score
+    if not isinstance(given, SupportsFloat):
+        raise TypeError(f"{_show(given)}, need a number")
+    try:
+        number, parts = float(given), {key: float(part) for key, part in score.parts.items()}
+    except Exception as error:
+        raise TypeError(f"{_show(value)}, which is no single number: {error}") from error
+    if not math.isfinite(number):
+        raise ValueError(f"{number}, need a finite number")
+    return dataclasses.replace(score, value=number, parts=parts)
 
 
 def load_reward(name: str) -> LoadedReward:
-    """The reward called `name`, after a dry call on a made-up sample.
+    """A key of BUILTINS or "path.py:function" (from the working directory), after a dry call on a made-up sample.
 
     The dry call fails on what can never work (a wrong signature or return type, an unknown name, a missing module or
     attribute of `Prompt`); other exceptions may be due to the made-up answer "2" and are left to the run.
-
-    Args:
-        name: a key of BUILTINS, or "path.py:function", the path relative to the working directory.
 
     Raises:
         RewardError: nothing loadable under that name, or the dry call failed; says what to change.
     """
     if name in BUILTINS:
-        reward = LoadedReward(name, BUILTINS[name], per_sample=True)
-        _dry_call(reward)
-        return reward
+        return _dry_called(LoadedReward(name, BUILTINS[name], per_sample=True))
     path, function_name = locate(name)
     module = _run_module(path, name)
     function = getattr(module, function_name, None)
@@ -135,9 +139,7 @@ def load_reward(name: str) -> LoadedReward:
         close = difflib.get_close_matches(function_name, public, n=1)
         hint = f"; did you mean {close[0]!r}" if close else f"; it has {', '.join(public) or 'no function'}"
         raise RewardError(f"reward.name={name}: {path} has no {function_name!r}{hint}")
-    reward = LoadedReward(name, function, per_sample=_takes_one_sample(name, function))
-    _dry_call(reward)
-    return reward
+    return _dry_called(LoadedReward(name, function, per_sample=_takes_one_sample(name, function)))
 
 
 def locate(name: str) -> tuple[Path, str]:
@@ -188,35 +190,19 @@ def _takes_one_sample(name: str, function: Any) -> bool:
     return len(parameters) < 2 or parameters[1].name != "completions"
 
 
-def _dry_call(reward: LoadedReward) -> None:
-    argument = _DRY_COMPLETION.text if reward.per_sample else [_DRY_COMPLETION]
+def _dry_called(reward: LoadedReward) -> LoadedReward:
+    called = f"reward.name={reward.name}: a dry call with prompt.answer='2' and completion '2'"
     try:
-        value = reward.call(_DRY_PROMPT, argument)
-    except (NameError, ImportError, AttributeError) as error:
+        value = reward.call(_DRY_PROMPT, _DRY_COMPLETION.text if reward.per_sample else [_DRY_COMPLETION])
+    except Exception as error:
         # A missing attribute counts against the function only if it is missing from what oxRL passes.
-        if isinstance(error, AttributeError) and not isinstance(error.obj, Prompt | Completion | str):
-            return
-        raise RewardError(
-            f"reward.name={reward.name}: a dry call with prompt.answer='2' and completion '2' raised "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    except Exception:  # noqa: BLE001 - due to the made-up data perhaps; real samples count their own errors
-        return
-    if reward.per_sample:
-        problem = "" if isinstance(value, Score | SupportsFloat) else f"returned {_show(value)}, need a number"
-    else:
-        problem = _not_scores(value, 1)
-    if problem:
-        raise RewardError(f"reward.name={reward.name}: a dry call with prompt.answer='2' and completion '2' {problem}")
-
-
-def _not_scores(values: Any, count: int) -> str:
-    """Why `values` is no list of `count` scores; empty if it is one."""
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        return f"returned {_show(values)}, need a list of {count} Score or numbers, one per completion"
-    if len(values) != count:
-        return f"returned {len(values)} scores for {count} completions"
-    return ""
+        ours = isinstance(error, AttributeError) and isinstance(error.obj, Prompt | Completion | str)
+        if ours or isinstance(error, NameError | ImportError):
+            raise RewardError(f"{called} raised {type(error).__name__}: {error}") from error
+        return reward
+    if problem := reward.problem(value, 1):
+        raise RewardError(f"{called} {problem}")
+    return reward
 
 
 def _show(value: Any) -> str:

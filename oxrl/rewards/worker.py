@@ -5,6 +5,7 @@ Started by `workers.py` as `python -m oxrl.rewards.worker NAME`. Imports no torc
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -18,51 +19,36 @@ from oxrl.types import Completion, Prompt, Score, Segment
 
 
 def encode_task(
-    prompt: Prompt, completions: list[Completion], *, first: int, limit_s: float, texts_only: bool
+    prompt: Prompt, completions: list[Completion], first: int, *, limit_s: float, texts_only: bool
 ) -> bytes:
     """One task as a line of JSON; a reward of single texts is not sent the tokens."""
-    task = {
-        "prompt": {
-            "uid": prompt.uid,
-            "messages": [dict(message) for message in prompt.messages],
-            "token_ids": prompt.token_ids,
-            "answer": prompt.answer,
-            "images": prompt.images,
-            "source": prompt.source,
-            "metadata": dict(prompt.metadata),
-        },
-        "completions": [
-            {
-                "text": completion.text,
-                "finish_reason": completion.finish_reason,
-                "segments": [] if texts_only else [vars(segment) for segment in completion.segments],
-            }
-            for completion in completions
-        ],
-        "first": first,
-        "limit_s": limit_s,
-    }
-    return json.dumps(task).encode() + b"\n"
+    if texts_only:
+        completions = [dataclasses.replace(completion, segments=()) for completion in completions]
+    return _line({"prompt": prompt, "completions": completions, "first": first, "limit_s": limit_s})
 
 
 def decode_scores(line: bytes) -> list[Score]:
-    """The scores in a worker's reply.
+    """The scores in a worker's reply; none if it died before the end of the line."""
+    try:
+        return [Score(**fields) for fields in json.loads(line)["scores"]]
+    except (ValueError, TypeError, KeyError):
+        return []
 
-    Raises:
-        ValueError, TypeError, KeyError: the line is no reply.
-    """
-    return [Score(**fields) for fields in json.loads(line)["scores"]]
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    def plain(value: Any) -> dict[str, Any]:
+        return dict(value) if isinstance(value, Mapping) else vars(value)
+
+    return json.dumps(message, default=plain).encode() + b"\n"
 
 
-def _prompt(fields: Mapping[str, Any]) -> Prompt:
-    tuples = {key: tuple(fields[key]) for key in ("messages", "token_ids", "images")}
-    return Prompt(**{**fields, **tuples})
+def _tuples(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: tuple(value) if name in names else value for name, value in fields.items()}
 
 
 def _completion(fields: Mapping[str, Any]) -> Completion:
-    lists = ("token_ids", "logprobs", "versions", "images")
-    segments = tuple(Segment(**{**s, **{key: tuple(s[key]) for key in lists}}) for s in fields["segments"])
-    return Completion(segments=segments, text=fields["text"], finish_reason=fields["finish_reason"])
+    segments = [Segment(**_tuples(s, "token_ids", "logprobs", "versions", "images")) for s in fields["segments"]]
+    return Completion(segments=tuple(segments), text=fields["text"], finish_reason=fields["finish_reason"])
 
 
 def main(name: str) -> None:
@@ -73,7 +59,7 @@ def main(name: str) -> None:
     os.dup2(2, 1)
 
     def reply(message: Mapping[str, Any]) -> None:
-        replies.write(json.dumps(message).encode() + b"\n")
+        replies.write(_line(message))
         replies.flush()
 
     try:
@@ -86,9 +72,10 @@ def main(name: str) -> None:
         task = json.loads(line)
         # The parent kills a late worker. Should the parent be dead, the kernel's alarm ends even a hang inside C code.
         signal.setitimer(signal.ITIMER_REAL, 2 * task["limit_s"] + 5)
-        scores = reward(_prompt(task["prompt"]), [_completion(c) for c in task["completions"]], task["first"])
+        prompt = Prompt(**_tuples(task["prompt"], "messages", "token_ids", "images"))
+        scores = reward(prompt, [_completion(fields) for fields in task["completions"]], task["first"])
         signal.setitimer(signal.ITIMER_REAL, 0)
-        reply({"scores": [{**vars(score), "parts": dict(score.parts)} for score in scores]})
+        reply({"scores": scores})
 
 
 if __name__ == "__main__":
