@@ -1,6 +1,8 @@
 """Advantages: how much better a token did than expected. Always detached, statistics always in float64.
 
 Estimators on tokens, and `ADVANTAGES`, which gives these and the row estimators of group_advantages.py one signature.
+All [B, T] over the whole optimizer step, never a micro-batch; results are zero where masked, in at least float32.
+ValueError where shapes differ.
 """
 
 from __future__ import annotations
@@ -11,14 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oxrl.functional.group_advantages import (
-    group_center,
-    group_center_batch_std,
-    group_center_rescaled,
-    group_normalize,
-    leave_one_out,
-    length_weighted_center,
-)
+from oxrl.functional import group_advantages as groups
 from oxrl.functional.masks import at_least_float32, fill_masked, masked_values, require_same_shape
 from oxrl.functional.success_advantages import mean_normalize, pass_at_k_advantage, top_gap
 
@@ -30,17 +25,9 @@ def teacher_gap(old_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) ->
     """A_t = teacher_logprobs - old_logprobs, at most 10 in size: minus the k1 estimate of KL(student || teacher).
 
     As the detached advantage of a policy gradient its expectation is the per-token gradient of that KL. The same
-    difference used as a differentiable loss would have expected gradient 0.
+    difference used as a differentiable loss would have expected gradient 0. Both in nats of the sampled tokens.
 
     Source: on-policy distillation; GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543.
-
-    Args:
-        old_logprobs: [B, T] nats of the student's sampled tokens.
-        teacher_logprobs: [B, T] nats of the same tokens.
-        mask: [B, T] bool.
-
-    Returns:
-        [B, T], zero where masked.
     """
     require_same_shape(old_logprobs=old_logprobs, teacher_logprobs=teacher_logprobs, mask=mask)
     gap = fill_masked(teacher_logprobs.detach(), mask) - fill_masked(old_logprobs.detach(), mask)
@@ -53,16 +40,9 @@ def broadcast(row_advantages: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def suffix_scan(x: Tensor, decay: Tensor) -> Tensor:
-    """y_t = x_t + decay * y_{t+1} along the last axis, in chunks of one triangular matmul each.
+    """y_t = x_t + decay * y_{t+1} along the rows of x [B, T], in chunks of one triangular matmul; decay [B] or [1].
 
     Never divides by powers of the decay: 0.95**8000 underflows.
-
-    Args:
-        x: [B, T].
-        decay: [B] or [1], in [0, 1].
-
-    Returns:
-        [B, T].
     """
     result = torch.empty_like(x)
     steps = torch.arange(SCAN_CHUNK, device=x.device)
@@ -78,12 +58,6 @@ def suffix_scan(x: Tensor, decay: Tensor) -> Tensor:
         result[:, start:end] = inner + behind * carry
         carry = result[:, start : start + 1]
     return result
-
-
-def _compress(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Order [B, T] that moves masked-in tokens to the front of each row, and which slots they fill."""
-    order = torch.argsort((~mask).to(torch.int8), dim=1, stable=True)
-    return order, mask.gather(1, order)
 
 
 def gae(
@@ -111,22 +85,18 @@ def gae(
     Args:
         token_rewards: [B, T]; zero or NaN where there is none.
         values: [B, T], values[b, t] = V(tokens[b, :t]); read at masked-in positions only.
-        mask: [B, T] bool, trained tokens.
+        mask: [B, T] bool.
         bootstrap: [B] value after the last token, 0 for rows that ended; None for all 0.
-        gamma: discount per trained token, in [0, 1].
-        gae_lambda: in [0, 1]; a tensor [B] gives every row its own.
+        gamma, gae_lambda: in [0, 1], else ValueError; a tensor [B] of lambdas gives every row its own.
 
-    Returns:
-        advantages [B, T] and returns [B, T], zero where masked, in at least float32.
-
-    Raises:
-        ValueError: shapes differ, gamma or lambda lies outside [0, 1].
+    Returns: advantages [B, T] and returns [B, T].
     """
     require_same_shape(token_rewards=token_rewards, values=values, mask=mask)
     decays = torch.as_tensor(gae_lambda, dtype=torch.float64, device=values.device).reshape(-1)
     if not 0 <= gamma <= 1 or bool(((decays < 0) | (decays > 1)).any()):
         raise ValueError(f"gamma and gae_lambda must lie in [0, 1], got gamma={gamma}, gae_lambda={gae_lambda}")
-    order, filled = _compress(mask)
+    order = torch.argsort((~mask).to(torch.int8), dim=1, stable=True)  # [B, T], masked-in tokens to the front
+    filled = mask.gather(1, order)  # [B, T], the slots they fill
     counts = mask.sum(1)  # [B]
 
     rewards = token_rewards.detach().double().nan_to_num(nan=0.0)
@@ -163,14 +133,6 @@ def whiten(advantages: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
     Source: PPO practice (arXiv:2005.12729); verl `masked_whiten`. Deviations: fewer than two tokens are returned as
     they are; values that are equal up to rounding (standard deviation below 1e-6 of the largest) are only centered,
     because dividing would blow rounding noise up to unit variance.
-
-    Args:
-        advantages: [B, T] of the whole optimizer step, never of a micro-batch.
-        mask: [B, T] bool.
-        eps: added to the variance.
-
-    Returns:
-        [B, T], zero where masked.
     """
     require_same_shape(advantages=advantages, mask=mask)
     values = masked_values(advantages, mask)
@@ -211,8 +173,15 @@ class AdvantageInputs:
         return tensor
 
 
-def _from_rows(estimate: Callable[[Tensor, Tensor], Tensor]) -> Callable[[AdvantageInputs], tuple[Tensor, None]]:
-    return lambda x: (broadcast(estimate(x.rewards, x.group_ids), x.response_mask), None)
+Estimator = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+def _from_rows(estimate: Callable[..., Tensor]) -> Estimator:
+    return lambda x, **numbers: (broadcast(estimate(x.rewards, x.group_ids, **numbers), x.response_mask), None)
+
+
+def _whitened(estimate: Estimator) -> Estimator:
+    return lambda x, **numbers: (whiten(estimate(x, **numbers)[0], x.response_mask), None)
 
 
 def _gae(
@@ -238,20 +207,11 @@ _whiten = whiten
 
 
 def _returns(x: AdvantageInputs, *, gamma: float) -> tuple[Tensor, None]:
-    zeros = torch.zeros_like(x.token_rewards)
-    return gae(x.token_rewards, zeros, x.response_mask, gamma=gamma, gae_lambda=1.0)[0], None
+    return gae(x.token_rewards, torch.zeros_like(x.token_rewards), x.response_mask, gamma=gamma)[0], None
 
 
-def _whitened_returns(x: AdvantageInputs, *, gamma: float) -> tuple[Tensor, None]:
-    return whiten(_returns(x, gamma=gamma)[0], x.response_mask), None
-
-
-def _whitened_center(x: AdvantageInputs) -> tuple[Tensor, None]:
-    return whiten(broadcast(group_center(x.rewards, x.group_ids), x.response_mask), x.response_mask), None
-
-
-def _batch_center(x: AdvantageInputs) -> tuple[Tensor, None]:
-    return broadcast(group_center(x.rewards, torch.zeros_like(x.group_ids)), x.response_mask), None
+def _batch_center(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    return groups.group_center(rewards, torch.zeros_like(group_ids))
 
 
 def _greedy_baseline(x: AdvantageInputs) -> tuple[Tensor, None]:
@@ -260,8 +220,8 @@ def _greedy_baseline(x: AdvantageInputs) -> tuple[Tensor, None]:
 
 
 def _length_weighted(x: AdvantageInputs) -> tuple[Tensor, None]:
-    rows = length_weighted_center(x.rewards, x.group_ids, x.response_mask.sum(1))
-    return broadcast(rows, x.response_mask), None
+    lengths = x.response_mask.sum(1)
+    return broadcast(groups.length_weighted_center(x.rewards, x.group_ids, lengths), x.response_mask), None
 
 
 def _teacher_gap(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> tuple[Tensor, None]:
@@ -270,31 +230,27 @@ def _teacher_gap(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> tuple[Ten
 
 def _reward_and_teacher(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> tuple[Tensor, None]:
     """`group_normalize` of the row plus teacher_coeff * `teacher_gap` of the token. Source: KDRL, arXiv:2506.02208."""
-    rows = broadcast(group_normalize(x.rewards, x.group_ids), x.response_mask)
+    rows = broadcast(groups.group_normalize(x.rewards, x.group_ids), x.response_mask)
     return rows + _teacher_gap(x, teacher_coeff=teacher_coeff)[0], None
 
 
-def _pass_at_k(x: AdvantageInputs, *, pass_k: int) -> tuple[Tensor, None]:
-    return broadcast(pass_at_k_advantage(x.rewards, x.group_ids, pass_k=pass_k), x.response_mask), None
-
-
 # name -> (AdvantageInputs, **numbers of PARAMETERS) -> advantages [B, T], returns [B, T] for the critic or None.
-ADVANTAGES: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
+ADVANTAGES: dict[str, Estimator] = {
     "returns": _returns,
-    "whitened_returns": _whitened_returns,
-    "batch_center": _batch_center,
+    "whitened_returns": _whitened(_returns),
+    "batch_center": _from_rows(_batch_center),
     "gae": _gae,
     "gae_length_adaptive": _gae,
-    "group_normalize": _from_rows(group_normalize),
-    "group_center": _from_rows(group_center),
-    "group_center_batch_std": _from_rows(group_center_batch_std),
-    "group_center_rescaled": _from_rows(group_center_rescaled),
-    "group_center_whitened": _whitened_center,
-    "leave_one_out": _from_rows(leave_one_out),
+    "group_normalize": _from_rows(groups.group_normalize),
+    "group_center": _from_rows(groups.group_center),
+    "group_center_batch_std": _from_rows(groups.group_center_batch_std),
+    "group_center_rescaled": _from_rows(groups.group_center_rescaled),
+    "group_center_whitened": _whitened(_from_rows(groups.group_center)),
+    "leave_one_out": _from_rows(groups.leave_one_out),
     "greedy_baseline": _greedy_baseline,
     "length_weighted_center": _length_weighted,
     "mean_normalize": _from_rows(mean_normalize),
-    "pass_at_k": _pass_at_k,
+    "pass_at_k": _from_rows(pass_at_k_advantage),
     "top_gap": _from_rows(top_gap),
     "teacher_gap": _teacher_gap,
     "group_normalize_teacher": _reward_and_teacher,

@@ -5,7 +5,10 @@ the token: other kernels, other precision, or older weights. A correction turns 
 that multiplies the policy term. Loss weights are not touched: a rejected token keeps its share of the denominator.
 
 `correction_level` says whose ratio is judged: the token's, the whole row's product, or the row's geometric mean.
-Bounds are on rho itself, absolute.
+Bounds are on rho itself, absolute and inclusive.
+
+Args of every correction: old_logprobs and rollout_logprobs [B, T] nats, of the trainer at the start of the step and of
+the sampler; mask [B, T] bool, trained tokens; ValueError where shapes differ. Returns weights [B, T], 0 where masked.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ Level = Literal["token", "sequence", "geometric"]
 
 
 def importance_ratio(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, correction_level: Level
+    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, correction_level: Level = "token"
 ) -> Tensor:
     """rho at `correction_level`, [B, T], 1 where masked; its logarithm is clamped to +-20. Detached."""
     require_same_shape(old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs, mask=mask)
@@ -42,19 +45,6 @@ def truncate_weights(
     """Truncated importance sampling: min(rho, correction_max). Biased low, of bounded variance.
 
     Source: Ionides 2008; TIS, Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy training".
-
-    Args:
-        old_logprobs: [B, T] nats, the trainer's at the start of the step.
-        rollout_logprobs: [B, T] nats, the sampler's.
-        mask: [B, T] bool, trained tokens.
-        correction_level: token, sequence or geometric.
-        correction_max: upper bound on rho, absolute.
-
-    Returns:
-        [B, T] weights, detached, 0 where masked.
-
-    Raises:
-        ValueError: shapes differ.
     """
     rho = importance_ratio(old_logprobs, rollout_logprobs, mask, correction_level=correction_level)
     return fill_masked(rho.clamp(max=correction_max), mask)
@@ -72,8 +62,6 @@ def mask_weights(
     """Masked importance sampling (IcePop): rho inside [correction_min, correction_max], 0 outside.
 
     Source: IcePop, Ring-1T, arXiv:2510.18855.
-
-    Args, Returns and Raises: as `truncate_weights`; both bounds are absolute and inclusive.
     """
     rho = importance_ratio(old_logprobs, rollout_logprobs, mask, correction_level=correction_level)
     kept = mask & (rho >= correction_min) & (rho <= correction_max)
@@ -92,8 +80,6 @@ def reject_weights(
     """Rejection sampling: 1 where rho lies in [correction_min, correction_max], 0 outside.
 
     Source: Liu et al. 2025, "When speed kills stability"; bounds of verl's geometric preset, here on rho itself.
-
-    Args, Returns and Raises: as `mask_weights`.
     """
     rho = importance_ratio(old_logprobs, rollout_logprobs, mask, correction_level=correction_level)
     return fill_masked((rho >= correction_min) & (rho <= correction_max), mask)
@@ -102,11 +88,8 @@ def reject_weights(
 def reject_k3(
     old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, correction_k3_max: float = 0.01
 ) -> Tensor:
-    """1 for rows whose mean of rho - 1 - log rho is at most correction_k3_max, else 0: no length trap.
-
-    Args, Returns and Raises: as `truncate_weights`.
-    """
-    rho = importance_ratio(old_logprobs, rollout_logprobs, mask, correction_level="token")
+    """1 for rows whose mean of rho - 1 - log rho is at most correction_k3_max, else 0: no length trap."""
+    rho = importance_ratio(old_logprobs, rollout_logprobs, mask)
     return fill_masked((masked_mean(rho - 1 - rho.log(), mask, dim=1) <= correction_k3_max)[:, None] & mask, mask)
 
 
@@ -116,30 +99,19 @@ def veto_weights(
     """0 for a whole row if any of its tokens has rho < correction_veto, else 1: one impossible token spoils the row.
 
     Source: slime and verl, catastrophic-token veto.
-
-    Args, Returns and Raises: as `truncate_weights`.
     """
-    rho = importance_ratio(old_logprobs, rollout_logprobs, mask, correction_level="token")
+    rho = importance_ratio(old_logprobs, rollout_logprobs, mask)
     return fill_masked(((rho >= correction_veto) | ~mask).all(1)[:, None] & mask, mask)
 
 
 def drop_drifted_failures(
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    mask: Tensor,
-    *,
-    advantages: Tensor,
-    drift_max: float = 0.5,
+    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, advantages: Tensor, drift_max: float = 0.5
 ) -> Tensor:
-    """0 for rows with A < 0 whose mean of rollout_logprobs - old_logprobs is above drift_max, else 1.
+    """0 for rows of mean A < 0 whose mean of rollout_logprobs - old_logprobs is above drift_max, else 1.
 
     A bad response that the current policy no longer gives has nothing more to teach.
 
     Source: off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556.
-
-    Args: as `truncate_weights`, and
-        advantages: [B, T]; the sign of the row's mean counts.
-        drift_max: nats per token.
     """
     require_same_shape(advantages=advantages, mask=mask)
     drift = masked_mean(fill_masked(rollout_logprobs, mask) - fill_masked(old_logprobs, mask), mask, dim=1)
@@ -155,10 +127,8 @@ def second_moment_mask(
     Over the whole optimizer step, so it must be given the full batch; at least one token survives.
 
     Source: M2PO, arXiv:2510.01161.
-
-    Args, Returns and Raises: as `truncate_weights`.
     """
-    rho = importance_ratio(old_logprobs, rollout_logprobs, mask, correction_level="token")
+    rho = importance_ratio(old_logprobs, rollout_logprobs, mask)
     squares, order = rho.log().square()[mask].double().sort()
     counts = torch.arange(1, len(squares) + 1, device=squares.device)
     kept = (squares.cumsum(0) / counts < second_moment_max) | (counts == 1)
@@ -168,8 +138,8 @@ def second_moment_mask(
 
 
 # Row.correction -> (old_logprobs, rollout_logprobs, mask, **numbers of PARAMETERS) -> weights [B, T], detached.
-# "none" is not listed: the correction is then None. All but
-# `second_moment` decide row by row, so micro-batches cannot change them; `drop_drifted_failures` also takes advantages.
+# "none" is not listed: the correction is then None. All but `second_moment` decide row by row, so micro-batches cannot
+# change them; `drop_drifted_failures` also takes advantages.
 CORRECTIONS: dict[str, Callable[..., Tensor]] = {
     "truncate": truncate_weights,
     "mask": mask_weights,

@@ -83,14 +83,8 @@ def clean_tokens(
     correction: Tensor | None,
 ) -> Tokens:
     """Check shapes, fill masked positions, clamp the log-ratio, and fold the correction into the loss weights."""
-    require_same_shape(
-        logprobs=logprobs,
-        old_logprobs=old_logprobs,
-        advantages=advantages,
-        mask=mask,
-        loss_weights=loss_weights,
-        correction=correction,
-    )
+    require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
+    require_same_shape(mask=mask, loss_weights=loss_weights, correction=correction)
     logprobs = fill_masked(logprobs, mask)
     raw = logprobs.detach() - fill_masked(old_logprobs.detach(), mask)
     log_ratio = raw.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -103,14 +97,12 @@ def clean_tokens(
 
 def surrogate_loss(tokens: Tokens, decision: Decision) -> LossAndMetrics:
     """Loss with value -sum(loss_weights * value) and gradient -loss_weights * weight * advantages."""
-    weight, push = decision.weight, decision.push
-    if push is None:
-        push = weight * tokens.advantages * tokens.own_push
+    weight, nothing = decision.weight, torch.zeros_like(tokens.mask)
+    push = weight * tokens.advantages * tokens.own_push if decision.push is None else decision.push
     loss = -((decision.value.detach() + push) * tokens.loss_weights).sum()
     live = tokens.mask & (tokens.advantages != 0)
     flat = torch.where(live, weight, 0.0)
     squares = flat.square().sum()
-    nothing = torch.zeros_like(tokens.mask)
     metrics = {
         "update/clip_frac_high": masked_mean(nothing if decision.high is None else decision.high, tokens.mask),
         "update/clip_frac_low": masked_mean(nothing if decision.low is None else decision.low, tokens.mask),

@@ -1,6 +1,8 @@
 """Advantages that compare the responses to one prompt: one reward per row in, one advantage per row out.
 
-Statistics are float64. A group of one, and a group whose rewards are equal, teach nothing and get exactly 0.
+Args of every estimator: rewards [B] finite (else ValueError), one per response; group_ids [B] int64, shared by the rows
+of one prompt. Returns [B]. Statistics are float64. A group of one, and a group whose rewards are equal, teach nothing
+and get exactly 0.
 """
 
 from __future__ import annotations
@@ -65,16 +67,6 @@ def group_center(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """A_i = R_i - mean of the group: no division by the standard deviation, so no difficulty bias.
 
     Source: Dr.GRPO, arXiv:2503.20783.
-
-    Args:
-        rewards: [B] finite, one per response.
-        group_ids: [B] int64; rows of one prompt share an id.
-
-    Returns:
-        [B] advantages; exactly 0 in groups of one and in groups of equal rewards.
-
-    Raises:
-        ValueError: shapes differ, or a reward is not finite.
     """
     _check_rewards(rewards, group_ids)
     groups = Groups.of(group_ids)
@@ -87,17 +79,6 @@ def group_normalize(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-8) ->
 
     Source: GRPO, arXiv:2402.03300, section 4.1.2. Deviations: groups of equal rewards give exactly 0 (see
     `Groups.flat`); a group of one gives 0, because it has nothing to be compared with.
-
-    Args:
-        rewards: [B] finite, one per response.
-        group_ids: [B] int64.
-        eps: added to the standard deviation.
-
-    Returns:
-        [B] advantages; they sum to 0 in every group.
-
-    Raises:
-        ValueError: shapes differ, or a reward is not finite.
     """
     centered = group_center(rewards.double(), group_ids)
     groups = Groups.of(group_ids)
@@ -109,8 +90,6 @@ def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """A_i = R_i - mean of the other rows of the group = G / (G - 1) * (R_i - mean): exactly unbiased.
 
     Source: RLOO, arXiv:2402.14740; Kool et al. 2019.
-
-    Args and Returns: as `group_center`.
     """
     groups = Groups.of(group_ids)
     centered = group_center(rewards.double(), group_ids)
@@ -121,8 +100,6 @@ def group_center_batch_std(rewards: Tensor, group_ids: Tensor, *, eps: float = 1
     """A_i = (R_i - mean of the group) / (std of the batch's rewards + eps): one scale for all groups.
 
     Source: LitePPO, arXiv:2508.08221; ScaleRL, arXiv:2510.13786.
-
-    Args and Returns: as `group_normalize`.
     """
     centered = group_center(rewards.double(), group_ids)
     std = rewards.double().std() if len(rewards) > 1 else torch.zeros((), dtype=torch.float64, device=rewards.device)
@@ -135,8 +112,6 @@ def group_center_rescaled(rewards: Tensor, group_ids: Tensor) -> Tensor:
     Makes up for the rows that teach nothing, so the gradient's scale does not shrink as groups are solved.
 
     Source: GPG, arXiv:2504.02546.
-
-    Args and Returns: as `group_center`.
     """
     centered = group_center(rewards.double(), group_ids)
     live = (~Groups.of(group_ids).flat(rewards)).sum().clamp(min=1)
@@ -146,14 +121,7 @@ def group_center_rescaled(rewards: Tensor, group_ids: Tensor) -> Tensor:
 def length_weighted_center(rewards: Tensor, group_ids: Tensor, lengths: Tensor) -> Tensor:
     """A_i = R_i - sum_j n_j R_j / sum_j n_j over the group: nearly the variance-optimal baseline. On-policy only.
 
-    Source: OPO, arXiv:2505.23585, with the response length for the squared norm of its gradient.
-
-    Args:
-        rewards, group_ids: as `group_center`.
-        lengths: [B] trained tokens of each row.
-
-    Returns:
-        [B] advantages; exactly 0 in groups of one and of equal rewards.
+    Source: OPO, arXiv:2505.23585, with the response length n [B] for the squared norm of its gradient.
     """
     _check_rewards(rewards, group_ids)
     groups = Groups.of(group_ids)

@@ -1,8 +1,9 @@
 """Estimators of KL(policy || reference) from the sampled tokens.
 
-With d = logprobs - ref_logprobs: the value of k1 and k3 is unbiased, the gradient of k2 is exact, the gradient of k1 is
-pure noise and that of k3 belongs to the other direction (arXiv:2510.01555). `kl_k3_plus` takes the best of both and is
-what a loss should use; k1 belongs into the reward.
+Every estimator takes logprobs and ref_logprobs [B, T] nats and mask [B, T] bool, or None for all tokens, and returns
+[B, T] nats, 0 where masked whatever stands there. With d = logprobs - ref_logprobs: the value of k1 and k3 is unbiased,
+the gradient of k2 is exact, the gradient of k1 is pure noise and that of k3 belongs to the other direction
+(arXiv:2510.01555). `kl_k3_plus` takes the best of both and is what a loss should use; k1 belongs into the reward.
 """
 
 from __future__ import annotations
@@ -18,52 +19,33 @@ from oxrl.functional.ratios import MAX_LOG_RATIO
 MAX_K3 = 10.0
 
 
-def _difference(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None) -> Tensor:
-    """d clamped to +-20, so that exp stays finite; a clamped token has no gradient. 0 where masked."""
+def kl_k1(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """k1 = d: unbiased, any sign, high variance. For rewards; as a loss its expected gradient is 0.
+
+    d is clamped to +-20 here and below, so that exp stays finite; a clamped token has no gradient.
+    """
     require_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
     mask = torch.ones_like(logprobs, dtype=torch.bool) if mask is None else mask
     difference = fill_masked(logprobs, mask) - fill_masked(ref_logprobs, mask)
     return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def kl_k1(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """k1 = d: unbiased, any sign, high variance. For rewards; as a loss its expected gradient is 0.
-
-    Args:
-        logprobs: [B, T] nats, token-aligned, current policy.
-        ref_logprobs: [B, T] nats, reference.
-        mask: [B, T] bool or None for all tokens; masked tokens give 0 whatever they hold.
-
-    Returns:
-        [B, T] per-token estimate, nats.
-    """
-    return _difference(logprobs, ref_logprobs, mask)
-
-
 def kl_k2(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """k2 = d**2 / 2: biased to second order, and its gradient is that of KL(policy || reference).
-
-    Args and Returns: as `kl_k1`; never negative.
-    """
-    return _difference(logprobs, ref_logprobs, mask).square() / 2
+    """k2 = d**2 / 2: biased to second order, and its gradient is that of KL(policy || reference)."""
+    return kl_k1(logprobs, ref_logprobs, mask).square() / 2
 
 
 def kl_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
     """k3 = exp(-d) - 1 + d, at most 10: unbiased and of low variance; its gradient is that of KL(reference || policy).
 
     Source: J. Schulman, "Approximating KL divergence"; GRPO, arXiv:2402.03300, Eq. 4. Clamp as in verl and NeMo-RL.
-
-    Args and Returns: as `kl_k1`; never negative.
     """
-    difference = _difference(logprobs, ref_logprobs, mask)
+    difference = kl_k1(logprobs, ref_logprobs, mask)
     return (torch.expm1(-difference) + difference).clamp(max=MAX_K3)
 
 
 def kl_k3_plus(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Straight-through: the value of k3 with the gradient of k2. What a loss term should use.
-
-    Args and Returns: as `kl_k1`.
-    """
+    """Straight-through: the value of k3 with the gradient of k2. What a loss term should use."""
     k2 = kl_k2(logprobs, ref_logprobs, mask)
     return (kl_k3(logprobs, ref_logprobs, mask) - k2).detach() + k2
 
@@ -74,8 +56,6 @@ def kl_k3_ratio(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = No
     The attached ratio adds the score term that k3 alone lacks. Off-policy r would have to be against the sampler.
 
     Source: DeepSeek-V3.2, arXiv:2512.02556.
-
-    Args and Returns: as `kl_k1`.
     """
     k3 = kl_k3(logprobs, ref_logprobs, mask)
     own = logprobs if mask is None else fill_masked(logprobs, mask)
@@ -87,17 +67,10 @@ def add_kl_to_rewards(
 ) -> tuple[Tensor, Tensor]:
     """Subtract kl_coeff * k1 from the rewards: with undiscounted returns, the true sequence-level KL gradient.
 
+    rewards [B] lose the row's summed penalty, token_rewards [B, T] the token's. `logprobs` are those of the policy that
+    sampled, or its trainer-side copy; detached.
+
     Source: InstructGPT, arXiv:2203.02155, Eq. 2; arXiv:2510.01555 on why only k1 is right here.
-
-    Args:
-        rewards: [B]; token_rewards: [B, T].
-        logprobs: [B, T] nats of the policy that sampled (or its trainer-side copy); detached.
-        ref_logprobs: [B, T] nats.
-        mask: [B, T] bool, trained tokens.
-        kl_coeff: penalty, not negative.
-
-    Returns:
-        rewards [B] less the row's summed penalty, token_rewards [B, T] less the token's.
     """
     penalty = kl_coeff * kl_k1(logprobs.detach(), ref_logprobs, mask).to(token_rewards.dtype)
     return rewards - penalty.sum(1).to(rewards.dtype), torch.where(mask, token_rewards - penalty, token_rewards)

@@ -35,12 +35,7 @@ def ppo_clip(
     The gradient is zero past the bound in the favoured direction only: a token that moved the wrong way is pulled back.
     At a bound itself the token is not clipped.
 
-    Source: arXiv:1707.06347, Eq. 7; separate bounds: DAPO, arXiv:2503.14476; dual clip: arXiv:1912.09729.
-
-    Args:
-        clip_low: offset of the lower bound from 1, in [0, 1).
-        clip_high: offset of the upper bound from 1, not negative.
-        clip_dual: cap c > 1 of the ratio where A < 0, or None for no cap. Typical 3.
+    Source: arXiv:1707.06347, Eq. 7; separate bounds: DAPO, arXiv:2503.14476; dual clip, typically 3: arXiv:1912.09729.
     """
     clip = clip_tokens(tokens, clip_low=clip_low, clip_high=clip_high, clip_dual=clip_dual)
     value = clip.ratio * tokens.advantages
@@ -63,16 +58,13 @@ def gspo(
     s = exp(mean over the row of (logprobs - old_logprobs)), carried by every token of the row with its own gradient;
     a row is clipped as a whole. With one advantage per row and `sequence_mean` weights this is GSPO's gradient.
 
-    Source: arXiv:2507.18071, Eq. 5 and 14.
-
-    Args:
-        clip_low, clip_high: offsets from 1; two orders of magnitude smaller than PPO's.
+    Source: arXiv:2507.18071, Eq. 5 and 14. The bounds are two orders of magnitude smaller than PPO's.
     """
     require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
     clean = fill_masked(logprobs, mask)
     anchor = geometric_anchor(clean, fill_masked(old_logprobs, mask), mask)
-    clip = {"clip_low": clip_low, "clip_high": clip_high}
-    return ppo_clip(clean, anchor, advantages, mask, loss_weights, correction=correction, **clip)
+    numbers = {"correction": correction, "clip_low": clip_low, "clip_high": clip_high}
+    return ppo_clip(clean, anchor, advantages, mask, loss_weights, **numbers)
 
 
 @gate
@@ -83,10 +75,6 @@ def cispo(tokens: Tokens, *, weight_min: float = 0.0, weight_max: float = 5.0) -
 
     Source: CISPO, MiniMax-M1, arXiv:2506.13585, Eq. 4. The bounds are absolute, not offsets from 1; the paper's lower
     bound is inactive, hence 0.
-
-    Args:
-        weight_min: smallest weight, not negative.
-        weight_max: largest weight, at least 1.
     """
     weight, live = tokens.ratio.clamp(weight_min, weight_max), tokens.advantages != 0
     high, low = live & (tokens.ratio > weight_max), live & (tokens.ratio < weight_min)

@@ -75,19 +75,10 @@ def interpolated_anchor(
     """log prox = rollout + alpha * (logprobs - rollout), alpha = (lag - 1) / lag, 0 for a lag of at most one version.
 
     A proximal policy without a forward pass of its own. With r against it and the weight exp(prox - rollout), the
-    product is always the full ratio against the sampler.
+    product is always the full ratio against the sampler. `versions` [B, T] are the weights that sampled each token,
+    `version` the trainer's. [B, T], detached, 0 where masked.
 
     Source: A-3PO, arXiv:2512.06547.
-
-    Args:
-        logprobs: [B, T] nats, current; detached here.
-        rollout_logprobs: [B, T] nats, the sampler's.
-        versions: [B, T] weight version that sampled each token.
-        mask: [B, T] bool.
-        version: the trainer's weight version.
-
-    Returns:
-        [B, T], detached, 0 where masked.
     """
     lag = (version - versions).clamp(min=1).to(logprobs.dtype)
     rollout = fill_masked(rollout_logprobs, mask)

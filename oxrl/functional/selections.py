@@ -17,9 +17,8 @@ def covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
 
     Source: arXiv:2505.22617.
     """
-    centered = [
-        fill_masked(x, mask) - masked_mean(x, mask) for x in (logprobs.detach().double(), advantages.detach().double())
-    ]
+    both = logprobs.detach().double(), advantages.detach().double()
+    centered = [fill_masked(x, mask) - masked_mean(x, mask) for x in both]
     return fill_masked(centered[0] * centered[1], mask)
 
 
@@ -28,10 +27,7 @@ def select_clip_cov(
 ) -> Tensor:
     """A random `fraction` of all trained tokens, drawn among those with covariance in [low, high]. [B, T] bool.
 
-    Args:
-        covariances: [B, T] from `covariance`.
-        noise: [B, T] distinct numbers, the same on every rank: a hash of (draw, sample, position).
-        mask: [B, T] bool.
+    noise: [B, T] distinct numbers, the same on every rank: a hash of (draw, sample, position).
     """
     eligible = mask & (covariances >= low) & (covariances <= high)
     return _smallest(noise, eligible, round(fraction * int(mask.sum())))
@@ -59,12 +55,9 @@ def above_row_quantile(entropy: Tensor, mask: Tensor, *, quantile: float = 0.8) 
 def router_shift(router_logprobs: Tensor, old_router_logprobs: Tensor, mask: Tensor, *, minimum: float = 0.8) -> Tensor:
     """gamma = max(exp(-Delta), minimum), Delta = mean over layers and experts of |log p - log p_old|. [B, T].
 
-    Source: RSPO, arXiv:2510.23027; the minimum is a third party's, the paper's value was not verified.
+    Both are [B, T, layers, K] logprobs of the experts that the old policy chose; masked tokens get 1.
 
-    Args:
-        router_logprobs, old_router_logprobs: [B, T, layers, K] of the experts that the old policy chose.
-        mask: [B, T] bool; masked tokens get 1.
-        minimum: floor of gamma, in (0, 1].
+    Source: RSPO, arXiv:2510.23027; the minimum is a third party's, the paper's value was not verified.
     """
     delta = (router_logprobs - old_router_logprobs).detach().abs().mean((-1, -2))
     return fill_masked((-delta).exp().clamp(min=minimum), mask, 1.0)

@@ -9,14 +9,9 @@ from oxrl.functional.group_advantages import Groups
 
 
 def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int) -> Tensor:
-    """0 up to max_tokens - buffer_tokens, then linearly down to -1 at max_tokens, -1 beyond. [B].
+    """[B]: 0 for lengths up to max_tokens - buffer_tokens, then linearly down to -1 at max_tokens, -1 beyond.
 
     Source: soft overlong punishment, DAPO, arXiv:2503.14476, Eq. 13. Group filters read the reward without it.
-
-    Args:
-        lengths: [B] sampled tokens of each response.
-        max_tokens: hard limit.
-        buffer_tokens: length of the ramp, at least 1.
     """
     return ((max_tokens - buffer_tokens - lengths.double()) / buffer_tokens).clamp(-1.0, 0.0)
 
@@ -32,13 +27,10 @@ def informative_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:
 def adapt_kl_coeff(kl_coeff: float, kl: float, *, kl_target: float, kl_horizon: float, rows: int) -> float:
     """kl_coeff * (1 + clip(kl / kl_target - 1, -0.2, 0.2) * rows / kl_horizon): steer the KL to its target.
 
-    Source: Ziegler et al., arXiv:1909.08593, section 2.2.
+    KLs are nats per response. An error of 20 % changes the coefficient by 20 % over kl_horizon rows; `rows` responses
+    came in since the last call.
 
-    Args:
-        kl: measured KL per response, nats.
-        kl_target: wanted KL per response, positive.
-        kl_horizon: rows over which an error of 20 % changes the coefficient by 20 %.
-        rows: responses since the last call.
+    Source: Ziegler et al., arXiv:1909.08593, section 2.2.
     """
     error = min(max(kl / kl_target - 1, -0.2), 0.2)
     return kl_coeff * (1 + error * rows / kl_horizon)
@@ -48,14 +40,9 @@ def pass_at_k(total: Tensor, correct: Tensor, *, k: int) -> Tensor:
     """Probability that k draws without replacement from `total` samples contain a correct one; float64.
 
     1 - C(total - correct, k) / C(total, k), as the product over j = total - correct + 1 .. total of (1 - k / j).
-    Averaged over prompts, the unbiased estimate of pass@k.
+    Averaged over prompts, the unbiased estimate of pass@k. Where total < k, any correct sample gives 1.
 
     Source: Chen et al., arXiv:2107.03374, Eq. 1.
-
-    Args:
-        total: samples per prompt, any shape.
-        correct: how many of them are correct, same shape.
-        k: draws, at least 1. Where total < k, any correct sample gives 1.
     """
     total, correct = torch.broadcast_tensors(total.double(), correct.double())
     j = torch.arange(1, int(total.max()) + 1, dtype=torch.float64, device=total.device)

@@ -29,22 +29,16 @@ def sapo(tokens: Tokens, *, sapo_positive: float = 1.0, sapo_negative: float = 1
     tau = sapo_positive where A > 0, else sapo_negative: larger, so that negative tokens fade sooner.
 
     Source: SAPO, arXiv:2511.20347. The value at r = 1 is 2 * A / tau: not comparable with PPO's.
-
-    Args:
-        sapo_positive, sapo_negative: temperatures tau > 0.
     """
     return _sigmoid_gate(tokens, sapo_positive, sapo_negative)
 
 
 @gate
 def rgpo_like(tokens: Tokens, *, gate_sharpness: float = 1.0) -> Decision:
-    """Rejection gating with a sigmoid acceptance: S = 4 / k * sigmoid(k * (r - 1)) * A, the same k for both signs.
+    """Rejection gating with a sigmoid acceptance: S = 4 / k * sigmoid(k * (r - 1)) * A, k = gate_sharpness, both signs.
 
     Source: after RGPO, arXiv:2604.14895. The paper's exact gate and its second gate on the reference ratio could not be
     verified, hence the name; no guarantee of the paper is claimed.
-
-    Args:
-        gate_sharpness: k > 0.
     """
     return _sigmoid_gate(tokens, gate_sharpness, gate_sharpness)
 
@@ -70,10 +64,6 @@ def dppo_tv(tokens: Tokens, *, dppo_low: float = 0.2, dppo_high: float = 0.2, we
     sampler's (denominator "rollout"), so the mismatch is inside the ratio and takes no further correction.
 
     Source: DPPO, arXiv:2602.04879. Bounds of prime-rl; the paper's were not verified.
-
-    Args:
-        dppo_low, dppo_high: largest change of probability, in (0, 1].
-        weight_max: cap of the ratio, absolute.
     """
     moved = (tokens.now.exp() - (tokens.now - tokens.log_ratio).exp()).abs()
     return divergence_gate(tokens, moved, dppo_low=dppo_low, dppo_high=dppo_high, weight_max=weight_max)
@@ -86,10 +76,6 @@ def dppo_kl(tokens: Tokens, *, dppo_low: float = 0.2, dppo_high: float = 0.2, we
     As `dppo_tv` with K above the bound in place of the change of probability; the two disagree near probability 1.
 
     Source: DPPO, arXiv:2602.04879.
-
-    Args:
-        dppo_low, dppo_high: largest K, nats.
-        weight_max: cap of the ratio, absolute.
     """
     mu = (tokens.now - tokens.log_ratio).exp()
     others, others_mu = ((1 - x).clamp(min=TINY) for x in (tokens.now.exp(), mu))
@@ -120,9 +106,6 @@ def proximal(tokens: Tokens, *, proximal_coeff: float = 1e-3) -> Decision:
     dS / d logprobs = A - proximal_coeff * log r. No clip; right off-policy too, with the sampler as denominator.
 
     Source: Kimi k1.5, arXiv:2501.12599; DRO, arXiv:2405.19107.
-
-    Args:
-        proximal_coeff: strength of the pull, not negative.
     """
     pull = proximal_coeff * tokens.log_ratio
     value = tokens.advantages * tokens.now - pull * tokens.log_ratio / 2
@@ -150,8 +133,5 @@ def gmpo(tokens: Tokens, *, clip_low: float = 0.4, clip_high: float = 0.4) -> De
     w = M for tokens that were not clipped, else 0. With `sequence_mean` weights this is the gradient of -M * A.
 
     Source: GMPO, arXiv:2507.20673.
-
-    Args:
-        clip_low, clip_high: bounds on the log-ratio itself.
     """
     return clipped_geometric_mean(tokens, clip_low=clip_low, clip_high=clip_high)

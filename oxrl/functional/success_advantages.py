@@ -1,4 +1,7 @@
-"""Advantages for more than one try: pass@k, its maximum-likelihood limit, and the top-two gap. Rewards are 0 or 1."""
+"""Advantages for more than one try: pass@k, its maximum-likelihood limit, and the top-two gap.
+
+Arguments and returns: group_advantages.py. Rewards are 0 or 1, else ValueError, but for `top_gap`.
+"""
 
 from __future__ import annotations
 
@@ -25,49 +28,27 @@ def mean_normalize(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> 
     likelihood of right answers.
 
     Source: MaxRL, arXiv:2602.02710.
-
-    Args:
-        rewards: [B], 0 or 1.
-        group_ids: [B] int64.
-        eps: added to the mean.
-
-    Returns:
-        [B] advantages.
-
-    Raises:
-        ValueError: a reward is neither 0 nor 1.
     """
     groups, _ = _successes(rewards, group_ids)
-    return (group_center(rewards.double(), group_ids) / (groups.mean(rewards) + eps)).to(
-        at_least_float32(rewards).dtype
-    )
+    advantages = group_center(rewards.double(), group_ids) / (groups.mean(rewards) + eps)
+    return advantages.to(at_least_float32(rewards).dtype)
 
 
 def failure_chance(others: Tensor, successes: Tensor, *, k: int) -> Tensor:
     """Probability that k draws without replacement among `others` rows, `successes` of them right, are all wrong."""
     chance = torch.ones_like(others, dtype=torch.float64)
     for drawn in range(k):
-        wrong_left = (others - successes - drawn).clamp(min=0)
-        chance = chance * torch.where(
-            others > drawn, wrong_left / (others - drawn).clamp(min=1), (successes == 0).double()
-        )
+        wrong = (others - successes - drawn).clamp(min=0) / (others - drawn).clamp(min=1)
+        chance = chance * torch.where(others > drawn, wrong, (successes == 0).double())
     return chance
 
 
 def pass_at_k_rewards(rewards: Tensor, group_ids: Tensor, *, pass_k: int) -> Tensor:
-    """s_i = k/n for a right row, k/n * pass@(k-1) of the other rows for a wrong one.
+    """s_i = k/n for a right row, k/n * pass@(k-1) of the other rows for a wrong one, 1 <= k <= group size; float64.
 
     sum_i s_i * grad logprobs_i is an unbiased estimate of the gradient of pass@k; for k = 1, s_i = R_i / n.
 
     Source: PKPO, arXiv:2505.15201.
-
-    Args:
-        rewards: [B], 0 or 1.
-        group_ids: [B] int64.
-        pass_k: tries k, at least 1 and at most the group size.
-
-    Returns:
-        [B] float64.
     """
     groups, successes = _successes(rewards, group_ids)
     reached = 1 - failure_chance(groups.size - 1, successes, k=pass_k - 1)
@@ -80,11 +61,6 @@ def pass_at_k_advantage(rewards: Tensor, group_ids: Tensor, *, pass_k: int) -> T
     The baseline knows nothing of row i, so the estimate stays unbiased; for k = 1 this is `leave_one_out`.
 
     Source: PKPO, arXiv:2505.15201, with its leave-one-out baseline.
-
-    Args and Raises: as `pass_at_k_rewards`.
-
-    Returns:
-        [B] advantages; 0 in groups of one and of equal rewards.
     """
     groups, successes = _successes(rewards, group_ids)
     scores = groups.size * pass_at_k_rewards(rewards, group_ids, pass_k=pass_k)
@@ -98,8 +74,6 @@ def top_gap(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> Tensor:
     """(best - second best) / (std + eps) for the group's best row, 0 for all others; any rewards.
 
     Source: pass@k training, arXiv:2503.19595; verl `grpo_passk`.
-
-    Args and Returns: as `group_normalize`.
     """
     groups = Groups.of(group_ids)
     best = groups.extreme(rewards, "amax")

@@ -10,16 +10,8 @@ from oxrl.functional.masks import masked_mean, weighted_sum
 def supervised_loss(logprobs: Tensor, mask: Tensor, loss_weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Negative log-likelihood of the target tokens: loss = -sum_bt loss_weights * logprobs.
 
-    Args:
-        logprobs: [B, T] nats, token-aligned.
-        mask: [B, T] bool, target tokens, the end-of-turn token among them.
-        loss_weights: [B, T], usually `token_mean` over the global batch.
-
-    Returns:
-        Scalar loss, and metrics `update/nll`: nats per target token of this call.
-
-    Raises:
-        ValueError: shapes differ.
+    All [B, T], else ValueError: logprobs in nats, the mask of targets, the end-of-turn token among them, and the loss
+    weights, usually `token_mean`. Returns a scalar, and `update/nll`, nats per target token of this call.
     """
     loss = -weighted_sum(logprobs, mask, loss_weights)
     return loss, {"update/nll": -masked_mean(logprobs.detach(), mask)}

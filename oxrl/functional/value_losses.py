@@ -26,19 +26,12 @@ def value_loss(
 
     Source: PPO's reference implementation; arXiv:2005.12729, section 3.
 
-    Args:
-        values: [B, T] from the critic, carries the gradient.
-        old_values: [B, T] at the start of the step; detached.
-        returns: [B, T] targets, advantages + old values, never whitened; detached.
-        mask: [B, T] bool, trained tokens.
-        loss_weights: [B, T], usually `token_mean`.
+    Args: [B, T] each, else ValueError; only `values` carries a gradient.
+        returns: targets, advantages + old values, never whitened.
+        loss_weights: usually `token_mean`.
         value_clip: c > 0 in units of the value, or None for no clip.
 
-    Returns:
-        Scalar loss, and metrics `value/clip_frac` in [0, 1].
-
-    Raises:
-        ValueError: shapes differ.
+    Returns: scalar loss, and `value/clip_frac`, the fraction without a gradient.
     """
     require_same_shape(values=values, old_values=old_values, returns=returns, mask=mask, loss_weights=loss_weights)
     values = fill_masked(values, mask)
@@ -51,5 +44,4 @@ def value_loss(
         bounded_error = (bounded - returns).square()
         clipped = bounded_error > error.detach()
         error = torch.where(clipped, bounded_error, error)
-    loss = weighted_sum(error / 2, mask, loss_weights)
-    return loss, {"value/clip_frac": masked_mean(clipped, mask).detach()}
+    return weighted_sum(error / 2, mask, loss_weights), {"value/clip_frac": masked_mean(clipped, mask).detach()}

@@ -1,6 +1,9 @@
 """Policy losses that read more than the sampled token's logprob: top candidates, routers, or a choice of tokens.
 
-Arguments and returns: gates.py; what they read beyond that comes as keyword tensors, [B, T] or [B, T, K].
+Arguments and returns: gates.py, and as keyword tensors:
+    top_logprobs, old_top_logprobs: [B, T, K] nats of the sampler's K most likely tokens, now and when sampled.
+    sampled_in_top, sampled_is_top: [B, T] bool, the sampled token is among them, or is the first.
+    explore, selected, router_shift: [B, T], chosen or measured over the whole step by selections.py.
 """
 
 from __future__ import annotations
@@ -35,11 +38,6 @@ def dppo_topk_tv(
     """`dppo_tv` with the total variation over the sampler's top K tokens, the sampled one, and the rest.
 
     Source: DPPO, arXiv:2602.04879, whose authors report no gain over the two-bucket form.
-
-    Args:
-        top_logprobs, old_top_logprobs: [B, T, K] nats of the sampler's K most likely tokens, now and when sampled.
-        sampled_in_top: [B, T] bool, the sampled token is among them.
-        dppo_low, dppo_high, weight_max: as in `dppo_tv`.
     """
     p = _buckets(tokens.now, top_logprobs, sampled_in_top, tokens.mask)
     mu = _buckets(tokens.now - tokens.log_ratio, old_top_logprobs, sampled_in_top, tokens.mask)
@@ -58,7 +56,7 @@ def dppo_topk_kl(
     dppo_high: float = 0.2,
     weight_max: float = 20.0,
 ) -> Decision:
-    """`dppo_kl` with KL(sampler || current) over the same buckets as `dppo_topk_tv`; same arguments."""
+    """`dppo_kl` with KL(sampler || current) over the same buckets as `dppo_topk_tv`."""
     p = _buckets(tokens.now, top_logprobs, sampled_in_top, tokens.mask)
     mu = _buckets(tokens.now - tokens.log_ratio, old_top_logprobs, sampled_in_top, tokens.mask)
     divergence = (mu * (mu.clamp(min=TINY) / p.clamp(min=TINY)).log()).sum(-1)
@@ -84,17 +82,9 @@ def simko(
       A > 0:  r~ = (1 - alpha) * r + alpha / K * sum_k sg(r / r_k) * r_k: the value of r, its gradient shared with the
               top K candidates (a sampled token among them gets both parts)
       A < 0 and the sampled token was the most likely one:  A * simko_boost
-    then PPO's clip.
+    then PPO's clip. `top_logprobs` carry a gradient here; `old_top_logprobs` cancel, only their shape is checked.
 
     Source: SimKO, arXiv:2510.14807, and the authors' code. It is not an entropy bonus.
-
-    Args:
-        top_logprobs: [B, T, K] nats, current, with gradient, of the old policy's K most likely tokens.
-        old_top_logprobs: [B, T, K] nats; they only enter through values that cancel, and are checked for shape.
-        explore: [B, T] bool, entropy above the row's quantile (`selections.above_row_quantile`).
-        sampled_is_top: [B, T] bool, the sampled token was the old policy's most likely one.
-        simko_alpha: share of the gradient given to the candidates, in [0, 1].
-        simko_boost: factor on the advantage of penalised top-1 tokens.
     """
     require_same_shape(mask=tokens.mask, explore=explore, sampled_is_top=sampled_is_top)
     require_same_shape(top_logprobs=top_logprobs, old_top_logprobs=old_top_logprobs)
@@ -114,10 +104,6 @@ def clip_cov(tokens: Tokens, *, selected: Tensor, clip_low: float = 0.2, clip_hi
     """PPO's clip without gradient on `selected`: a few tokens whose logprob and advantage covary strongly.
 
     Source: Clip-Cov, arXiv:2505.22617. The choice is made over the whole step (`selections.select_clip_cov`).
-
-    Args:
-        selected: [B, T] bool, tokens that get no gradient.
-        clip_low, clip_high: as in `ppo_clip`.
     """
     clip = clip_tokens(tokens, clip_low=clip_low, clip_high=clip_high)
     weight = torch.where(selected, 0.0, clip.weight)
@@ -128,14 +114,10 @@ def clip_cov(tokens: Tokens, *, selected: Tensor, clip_low: float = 0.2, clip_hi
 def kl_cov(
     tokens: Tokens, *, selected: Tensor, clip_low: float = 0.2, clip_high: float = 0.2, kl_cov_coeff: float = 1.0
 ) -> Decision:
-    """PPO's clip, and on `selected` tokens a penalty kl_cov_coeff * |log r|.
+    """PPO's clip, and on `selected` tokens, of the largest covariance, a penalty kl_cov_coeff * |log r|.
 
-    Source: KL-Cov, arXiv:2505.22617. The choice is made over the whole step (`selections.select_kl_cov`).
-
-    Args:
-        selected: [B, T] bool, tokens with the largest covariance of logprob and advantage.
-        clip_low, clip_high: as in `ppo_clip`.
-        kl_cov_coeff: not negative; 1 in the paper, 0.1 in verl.
+    Source: KL-Cov, arXiv:2505.22617; coefficient 1 in the paper, 0.1 in verl. The choice is made over the whole step
+    (`selections.select_kl_cov`).
     """
     clip = clip_tokens(tokens, clip_low=clip_low, clip_high=clip_high)
     coeff = kl_cov_coeff * (selected & tokens.inside).to(tokens.ratio.dtype)
@@ -148,13 +130,10 @@ def kl_cov(
 def rspo(tokens: Tokens, *, router_shift: Tensor, clip_low: float = 0.4, clip_high: float = 0.4) -> Decision:
     """Router-shift policy optimization: each token's ratio is scaled down by how far its experts moved, then `gmpo`.
 
-    r~ = r * gamma, gamma = max(exp(-Delta), gamma_min), detached: with gradient, training collapses (paper).
+    r~ = r * gamma, gamma = max(exp(-Delta), gamma_min) from `selections.router_shift`, detached: with gradient,
+    training collapses (paper). The bounds are on log r~.
 
     Source: RSPO, arXiv:2510.23027.
-
-    Args:
-        router_shift: [B, T] gamma in (0, 1], from `selections.router_shift`; 1 where no expert moved.
-        clip_low, clip_high: bounds on the log of r~.
     """
     require_same_shape(mask=tokens.mask, router_shift=router_shift)
     shifted = tokens.log_ratio + fill_masked(router_shift.detach(), tokens.mask, 1.0).log()

@@ -3,6 +3,9 @@
 Every loss ends in `(token_loss * loss_weights).sum()`, so splitting rows into micro-batches or over ranks cannot change
 a gradient. A rejected token keeps its share: denominators come from `response_mask`, never from a correction. Rows with
 no trained token get weight 0 and are not counted as rows, except by `fixed_length`, where they are real samples.
+
+Args: response_mask [B, T] bool, the trained tokens of the whole optimizer step; group_ids [B] int64, shared by the rows
+of one prompt. Returns [B, T] float32, zero outside the mask. ValueError where shapes or types are others.
 """
 
 from __future__ import annotations
@@ -12,14 +15,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from oxrl.functional.group_advantages import Groups
 from oxrl.functional.masks import require_same_shape
 
 
 def _counts(response_mask: Tensor) -> Tensor:
     if response_mask.ndim != 2 or response_mask.dtype != torch.bool:
-        raise ValueError(
-            f"response_mask must be bool [B, T], got {response_mask.dtype} of shape {tuple(response_mask.shape)}"
-        )
+        found = f"{response_mask.dtype} of shape {tuple(response_mask.shape)}"
+        raise ValueError(f"response_mask must be bool [B, T], got {found}")
     return response_mask.sum(1).double()
 
 
@@ -32,12 +35,6 @@ def token_mean(response_mask: Tensor) -> Tensor:
     """1 / N on every trained token, N = trained tokens of the global batch: every token counts the same.
 
     Source: DAPO, arXiv:2503.14476, Eq. 8. Also PPO, VAPO, CISPO, SFT.
-
-    Args:
-        response_mask: [B, T] bool, tokens that are trained, of the whole optimizer step.
-
-    Returns:
-        [B, T] float32 loss weights, zero outside the mask; all zero if nothing is trained.
     """
     counts = _counts(response_mask)
     return _spread(torch.ones_like(counts) / counts.sum().clamp(min=1), response_mask)
@@ -46,13 +43,7 @@ def token_mean(response_mask: Tensor) -> Tensor:
 def sequence_mean(response_mask: Tensor) -> Tensor:
     """1 / (rows * tokens of the row): every response counts the same, whatever its length.
 
-    Source: GRPO, arXiv:2402.03300, Eq. 3. Rows without a trained token are not counted.
-
-    Args:
-        response_mask: [B, T] bool.
-
-    Returns:
-        [B, T] float32 loss weights.
+    Source: GRPO, arXiv:2402.03300, Eq. 3.
     """
     counts = _counts(response_mask)
     rows = (counts > 0).sum().clamp(min=1)
@@ -63,12 +54,6 @@ def sequence_sum(response_mask: Tensor) -> Tensor:
     """1 / rows on every trained token: the unbiased objective of a whole sequence.
 
     Source: REINFORCE and RLOO, arXiv:2402.14740; LUSPO, arXiv:2602.05261.
-
-    Args:
-        response_mask: [B, T] bool.
-
-    Returns:
-        [B, T] float32 loss weights.
     """
     counts = _counts(response_mask)
     return _spread(torch.ones_like(counts) / (counts > 0).sum().clamp(min=1), response_mask)
@@ -77,17 +62,9 @@ def sequence_sum(response_mask: Tensor) -> Tensor:
 def fixed_length(response_mask: Tensor, *, weights_length: int) -> Tensor:
     """1 / (B * weights_length) on every trained token: no length bias, and no dependence on the batch's lengths.
 
+    weights_length is a constant of the run, usually `rollout.max_tokens`; changing it rescales the learning rate.
+
     Source: Dr.GRPO, arXiv:2503.20783. Empty rows count in B: they are real samples.
-
-    Args:
-        response_mask: [B, T] bool.
-        weights_length: a constant of the run, usually `rollout.max_tokens`; changing it rescales the learning rate.
-
-    Returns:
-        [B, T] float32 loss weights.
-
-    Raises:
-        ValueError: weights_length is not positive.
     """
     if weights_length < 1:
         raise ValueError(f"weights_length must be at least 1, got {weights_length}; rollout.max_tokens is usual")
@@ -99,20 +76,12 @@ def prompt_mean(response_mask: Tensor, group_ids: Tensor) -> Tensor:
     """1 / (prompts * tokens of the prompt's rows): every prompt counts the same, every token within it too.
 
     Source: ScaleRL, arXiv:2510.13786. Prompts without a trained token are not counted.
-
-    Args:
-        response_mask: [B, T] bool.
-        group_ids: [B] int64, rows of one prompt share an id.
-
-    Returns:
-        [B, T] float32 loss weights.
     """
     counts = _counts(response_mask)
     require_same_shape(group_ids=group_ids, row_counts=counts)
-    unique, groups = torch.unique(group_ids, return_inverse=True)
-    tokens = torch.zeros(len(unique), dtype=torch.float64, device=counts.device).index_add_(0, groups, counts)
-    prompts = (tokens > 0).sum().clamp(min=1)
-    return _spread(1.0 / (prompts * tokens.clamp(min=1))[groups], response_mask)
+    tokens = Groups.of(group_ids).sum(counts)  # [B], of the row's prompt
+    prompts = len(group_ids[tokens > 0].unique())
+    return _spread(1.0 / (max(prompts, 1) * tokens.clamp(min=1)), response_mask)
 
 
 def length_preference(lengths: Tensor, group_ids: Tensor, length_power: Tensor | float) -> Tensor:
@@ -123,33 +92,21 @@ def length_preference(lengths: Tensor, group_ids: Tensor, length_power: Tensor |
 
     Source: lambda-GRPO, arXiv:2510.06870; the factor 1/9 was not verified.
     """
-    lengths = lengths.double()
-    _, groups, counts = torch.unique(group_ids, return_inverse=True, return_counts=True)
-    real = (lengths > 0).double()
-
-    def total(x: Tensor) -> Tensor:
-        return torch.zeros(len(counts), dtype=torch.float64, device=x.device).index_add(0, groups, x)[groups]
-
-    rows = total(real).clamp(min=1)
-    centered = (lengths - total(lengths) / rows) * real
-    std = (total(centered.square()) / rows).sqrt()
+    groups, real = Groups.of(group_ids), (lengths > 0).double()
+    rows = groups.sum(real).clamp(min=1)
+    centered = (lengths.double() - groups.sum(lengths) / rows) * real
+    std = (groups.sum(centered.square()) / rows).sqrt()
     score = 1 + (centered / std.clamp(min=1e-8) / 9).clamp(-0.9, 0.9)
     share = (score**length_power).exp() * real
-    return rows * share / total(share).clamp(min=1e-300)
+    return rows * share / groups.sum(share).clamp(min=1e-300)
 
 
 def lambda_group(response_mask: Tensor, group_ids: Tensor, *, length_power: float) -> Tensor:
     """f_i / (prompts * tokens of the prompt's rows): `prompt_mean` with a preference for long or short rows.
 
+    f is `length_preference`, 1 for length_power 0.
+
     Source: lambda-GRPO, arXiv:2510.06870. Deviation: the power is a number of the run, not a learned parameter.
-
-    Args:
-        response_mask: [B, T] bool.
-        group_ids: [B] int64.
-        length_power: 0 for none, see `length_preference`.
-
-    Returns:
-        [B, T] float32 loss weights.
     """
     preference = length_preference(_counts(response_mask), group_ids, length_power)
     return (prompt_mean(response_mask, group_ids).double() * preference[:, None]).float()
@@ -160,9 +117,7 @@ WEIGHTS: dict[str, Callable[..., Tensor]] = {
     "token_mean": lambda response_mask, group_ids: token_mean(response_mask),
     "sequence_mean": lambda response_mask, group_ids: sequence_mean(response_mask),
     "sequence_sum": lambda response_mask, group_ids: sequence_sum(response_mask),
-    "fixed_length": lambda response_mask, group_ids, *, weights_length: fixed_length(
-        response_mask, weights_length=weights_length
-    ),
+    "fixed_length": lambda response_mask, group_ids, **numbers: fixed_length(response_mask, **numbers),
     "prompt_mean": prompt_mean,
     "lambda_group": lambda_group,
 }
