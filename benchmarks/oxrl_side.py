@@ -1,0 +1,118 @@
+"""One side of `rl_step.py`: whole steps of `oxrl.recipes.rl.train`, one per line read from standard input."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import problem
+import torch
+from torch import Tensor
+
+import oxrl.models.load
+import oxrl.recipes.build
+from oxrl.config import load_config
+from oxrl.engines.base import TrainEngine
+from oxrl.engines.local import LocalSampler
+from oxrl.engines.local_sampler import COUNT, LIMIT
+from oxrl.recipes import rl
+from oxrl.recipes.session import Progress, Session
+from oxrl.types import Request
+
+CONFIG = """
+run: {{name: bench, dir: {folder}/run, steps: 100000, device: cpu, threads: {threads}, checkpoint_every: 0,
+      mlflow: false}}
+model: {{name: {model}}}
+data: {{train: {folder}/prompts.jsonl, prompts_per_step: {prompts}}}
+reward: {{name: "{folder}/reward.py:reward"}}
+rollout: {{n_samples: {samples}, max_tokens: {cap}, temperature: 1.0}}
+train: {{alg_name: sgrpo, lr: {lr}, micro_batch_tokens: {micro_batch_tokens}}}
+"""
+
+
+class ForcedSampler(LocalSampler):
+    """Gives every response its length: the stop token is impossible before it and, in `heavy`, certain at it."""
+
+    lengths: Sequence[int] = ()
+    force_stop = False
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        super().submit(
+            [
+                replace(request, sampling=replace(request.sampling, max_tokens=length))
+                for request, length in zip(requests, self.lengths, strict=True)
+            ]
+        )
+
+    def _advance(self, first: int, logits: Tensor) -> None:
+        end = int(self.tokenizer.eos_token_id)  # pyright: ignore
+        logits[:, end] = -torch.inf
+        if self.force_stop:
+            integers = self._slots.integers[first : first + len(logits)]
+            last = integers[:, COUNT] + 1 == integers[:, LIMIT]
+            logits[last] = -torch.inf
+            logits[last, end] = 0.0
+        super()._advance(first, logits)
+
+
+class GatedSession(Session):
+    """Waits for the parent before every step and reports the step's time and phases after it."""
+
+    channel: problem.Channel
+
+    def restore(self, engines: Mapping[str, TrainEngine], fresh: Progress) -> Progress:
+        progress = super().restore(engines, fresh)
+        self.channel.send(ready=True)
+        self._wait()
+        return progress
+
+    @contextmanager
+    def phase(self, key: str) -> Iterator[None]:
+        start = time.perf_counter()
+        with super().phase(key):
+            yield
+        self._phases[key] = self._phases.get(key, 0.0) + time.perf_counter() - start
+
+    def boundary(self, engines: Mapping[str, TrainEngine], progress: Progress) -> None:
+        super().boundary(engines, progress)
+        seconds, cpu = time.perf_counter() - self._start, time.process_time() - self._cpu
+        self.channel.send(seconds=seconds, cpu=cpu, phases=self._phases)
+        self._wait()
+
+    def _wait(self) -> None:
+        self.channel.wait()
+        self._phases: dict[str, float] = {}
+        self._start, self._cpu = time.perf_counter(), time.process_time()
+
+
+def main() -> None:
+    channel = problem.Channel()
+    folder, given = Path(sys.argv[1]), problem.read_settings(Path(sys.argv[1]) / "oxrl.json")
+    rows = [{"prompt": question, "answer": ""} for question in problem.questions()]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "reward.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from problem import score_text\n\ndef reward(prompt, completion):\n    return score_text(completion)\n"
+    )
+    values: dict[str, Any] = {"folder": folder, "prompts": problem.PROMPTS, "samples": problem.SAMPLES}
+    text = CONFIG.format(**values, **given["oxrl"], cap=given["setting"]["cap"], lr=problem.LEARNING_RATE)
+    (folder / "config.yaml").write_text(text)
+    ForcedSampler.lengths = given["setting"]["lengths"]
+    ForcedSampler.force_stop = given["setting"]["force_stop"]
+    oxrl.recipes.build.LocalSampler = ForcedSampler
+    if given["oxrl"]["plain_linears"]:
+        oxrl.models.load.speed_up_linears = lambda model: None
+    GatedSession.channel = channel
+    cfg = load_config(folder / "config.yaml")
+    with GatedSession(cfg, resume=False) as session:
+        rl.train(cfg, session)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Whole RL steps (rollout + update) of oxRL's local engine and of TRL's GRPOTrainer, in turns, on this machine.
+
+    python benchmarks/rl_step.py [--pairs 12] [--threads 2] [--settings equal heavy] [--plain-linears]
+
+Both sides get the same 3.3M-parameter float32 model, prompts, group size, reward function and number of threads; each
+is a process of its own that waits while the other works. oxRL runs `oxrl.recipes.rl.train` as `oxrl train` does,
+records included. TRL runs without logging, checkpoints or reference model, with the micro-batch size that is fastest
+for it in a short trial. Needs the `bench` extra.
+
+equal: 16 prompts x 8 samples x 64 tokens. heavy: lengths drawn once (lognormal, median 32, sigma 1, cap 256); on both
+sides the stop token is impossible before a response's length and certain at it. overhead: the update phase against a
+bare PyTorch loop over the same micro-batches. The interval is a 95 % bootstrap over pairs of the ratio of total times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import problem
+import torch
+import transformers
+
+HERE = Path(__file__).resolve().parent
+MODEL = "builtin:small"
+MICRO_BATCH_TOKENS = 4096
+TRL_MICRO_BATCH_ROWS = (128, 64, 32, 16)
+
+
+class Side:
+    """A child process that does one step per `step()`."""
+
+    def __init__(self, script: str, folder: Path, threads: int) -> None:
+        threading = {
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        self._log = (folder / f"{script}.log").open("w")
+        self._child = subprocess.Popen(
+            [sys.executable, str(HERE / script), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, **threading},
+        )
+        self._read()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        try:
+            self._child.wait(20)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+        self._log.close()
+
+    def step(self) -> dict[str, Any]:
+        assert self._child.stdin is not None
+        self._child.stdin.write("go\n")
+        self._child.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a benchmark process ended early: {Path(self._log.name).read_text()[-3000:]}")
+        return json.loads(line)
+
+
+def trl_side(folder: Path, chosen: problem.Setting, threads: int, rows: int) -> Side:
+    options = {"threads": threads, "model": str(folder / "model"), "micro_batch_rows": rows}
+    problem.write_settings(folder / "trl.json", chosen, trl=options)
+    return Side("trl_side.py", folder, threads)
+
+
+def best_micro_batch(folder: Path, chosen: problem.Setting, threads: int) -> int:
+    """Rows per backward pass that TRL is fastest with: second and third step of a fresh process."""
+    seconds: dict[int, float] = {}
+    for rows in TRL_MICRO_BATCH_ROWS:
+        with tempfile.TemporaryDirectory(dir=folder) as trial:
+            (Path(trial) / "model").symlink_to(folder / "model")
+            with trl_side(Path(trial), chosen, threads, rows) as side:
+                side.step()
+                seconds[rows] = min(side.step()["seconds"], side.step()["seconds"])
+    print("  TRL trial:", ", ".join(f"{rows} rows {value:.2f} s" for rows, value in seconds.items()))
+    return min(seconds, key=lambda rows: seconds[rows])
+
+
+def interval(numerator: list[float], denominator: list[float]) -> tuple[float, float, float]:
+    """(ratio of the sums, 2.5 % and 97.5 % bootstrap quantiles over pairs)."""
+    pairs = np.array([numerator, denominator])
+    picks = np.random.default_rng(0).integers(0, pairs.shape[1], (20_000, pairs.shape[1]))
+    sums = pairs[:, picks].sum(-1)
+    low, high = np.quantile(sums[0] / sums[1], [0.025, 0.975])
+    return float(pairs[0].sum() / pairs[1].sum()), float(low), float(high)
+
+
+def describe(name: str, steps: list[dict[str, Any]], tokens: int) -> None:
+    seconds = np.array([step["seconds"] for step in steps])
+    keys = steps[0]["phases"]
+    phases = ", ".join(f"{key} {np.mean([step['phases'].get(key, 0.0) for step in steps]):.3f}" for key in keys)
+    print(
+        f"  {name:5} {seconds.mean():.3f} s/step (min {seconds.min():.3f}, max {seconds.max():.3f}), "
+        f"{np.mean([step['cpu'] for step in steps]):.2f} CPU s, {tokens / seconds.mean():.0f} response tokens/s; "
+        f"phases: {phases}"
+    )
+
+
+def compare(name: str, args: argparse.Namespace, folder: Path) -> None:
+    chosen = problem.setting(name)
+    tokens = sum(chosen.lengths)
+    print(f"{name}: {problem.PROMPTS} prompts x {problem.SAMPLES} samples, {tokens} response tokens, cap {chosen.cap}")
+    rows = args.trl_rows or best_micro_batch(folder, chosen, args.threads)
+    print(
+        f"  TRL: per_device_train_batch_size={rows}, gradient_accumulation_steps={len(chosen.lengths) // rows}, "
+        "use_cpu, float32, beta=0, no gradient checkpointing, no vLLM (fused AdamW is its default)"
+    )
+    print(f"  oxRL: sgrpo, train.micro_batch_tokens={MICRO_BATCH_TOKENS}, inference_engine.max_rows=128")
+    options: dict[str, Any] = {"threads": args.threads, "model": str(folder / "model")}
+    options |= {"micro_batch_tokens": MICRO_BATCH_TOKENS, "plain_linears": args.plain_linears}
+    problem.write_settings(folder / "oxrl.json", chosen, oxrl=options)
+    ours: list[dict[str, Any]] = []
+    theirs: list[dict[str, Any]] = []
+    with (
+        trl_side(folder, chosen, args.threads, rows) as trl,
+        Side("oxrl_side.py", folder, args.threads) as oxrl,
+    ):
+        for _ in range(args.warmup):
+            trl.step()
+            oxrl.step()
+        for pair in range(args.pairs):
+            for steps, side in ((theirs, trl), (ours, oxrl))[:: 1 if pair % 2 else -1]:
+                steps.append(side.step())
+    if any(step["tokens"] != tokens for step in theirs):
+        raise RuntimeError(f"TRL trained on {theirs[0]['tokens']} tokens instead of {tokens}")
+    describe("TRL", theirs, tokens)
+    describe("oxRL", ours, tokens)
+    ratio, low, high = interval([s["seconds"] for s in theirs], [s["seconds"] for s in ours])
+    print(f"  ratio TRL / oxRL {ratio:.2f}, 95 % interval [{low:.2f}, {high:.2f}] over {args.pairs} pairs\n")
+
+
+def overhead(name: str, args: argparse.Namespace, folder: Path) -> None:
+    chosen = problem.setting(name)
+    options = {"threads": args.threads, "model": str(folder / "model"), "micro_batch_tokens": MICRO_BATCH_TOKENS}
+    problem.write_settings(folder / "bare.json", chosen, bare=options)
+    with Side("bare_side.py", folder, args.threads) as side:
+        for _ in range(args.warmup):
+            side.step()
+        steps = [side.step() for _ in range(args.pairs)]
+    ours, bare = ([step["seconds"][key] for step in steps] for key in ("oxrl", "bare"))
+    ratio, low, high = interval(ours, bare)
+    print(
+        f"overhead, {name} lengths: update {np.mean(ours):.3f} s against {np.mean(bare):.3f} s of a bare loop: "
+        f"{100 * (ratio - 1):+.1f} %, 95 % interval [{100 * (low - 1):+.1f}, {100 * (high - 1):+.1f}] %; "
+        f"largest difference of a weight afterwards {steps[-1]['difference']:.1e}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--settings", nargs="+", default=["equal", "heavy", "overhead"])
+    parser.add_argument("--trl-rows", type=int, help="TRL's micro-batch in rows; without it the fastest of a trial")
+    parser.add_argument("--plain-linears", action="store_true", help="oxRL without oneDNN for matrix products")
+    args = parser.parse_args()
+    from oxrl.models.load import load_policy, load_tokenizer
+    from oxrl.models.weights import save_model
+
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {args.threads} threads per side")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_model(load_policy(MODEL, seed=0), folder / "model")
+        load_tokenizer(MODEL).save_pretrained(folder / "model")
+        for chosen in args.settings:
+            if chosen == "overhead":
+                overhead("equal", args, folder)
+                overhead("heavy", args, folder)
+            else:
+                compare(chosen, args, folder)
+
+
+if __name__ == "__main__":
+    main()
