@@ -3,33 +3,8 @@
 Nothing here imports torch; recipes take a `Config`, and nothing below recipes sees one.
 """
 
-from __future__ import annotations
-
 from oxrl.config.dump import config_diff, config_schema, dump_config
 from oxrl.config.load import load_config, load_evaluation_config
-from oxrl.config.schema import (
-    Config,
-    DataConfig,
-    EngineConfig,
-    ModelConfig,
-    RewardConfig,
-    RolloutConfig,
-    RunConfig,
-    TrainConfig,
-)
+from oxrl.config.schema import Config
 
-__all__ = [
-    "Config",
-    "DataConfig",
-    "EngineConfig",
-    "ModelConfig",
-    "RewardConfig",
-    "RolloutConfig",
-    "RunConfig",
-    "TrainConfig",
-    "config_diff",
-    "config_schema",
-    "dump_config",
-    "load_config",
-    "load_evaluation_config",
-]
+__all__ = ["Config", "config_diff", "config_schema", "dump_config", "load_config", "load_evaluation_config"]

@@ -6,23 +6,28 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from oxrl.config.dims import context_length
+from oxrl.config.dims import context_length, model_dims
 from oxrl.config.reads import row_fields
 from oxrl.config.schema import CELLS, Config, did_you_mean
-from oxrl.config.source import Problem
+from oxrl.config.source import Problem, why_no_file
 from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
 
 BUILT_IN_REWARDS = ("math", "exact", "reasoning-gym")
 DATA_SUFFIXES = (".jsonl", ".parquet")
 
 
+def _at(cfg: Config, path: str, rule: str, *also: str) -> Problem:
+    section, _, name = path.partition(".")
+    return Problem(path, rule, getattr(getattr(cfg, section), name), also=also)
+
+
 def check_scale(cfg: Config) -> Iterator[Problem]:
     """Engines of the scale-out extras, which the local engine cannot stand in for."""
     later = "arrives with the scale-out engines; this version trains and samples with the local engine"
     if cfg.run.training_gpus > 1:
-        yield Problem("run.training_gpus", f"training on several devices {later}: set it to 1", cfg.run.training_gpus)
+        yield _at(cfg, "run.training_gpus", f"training on several devices {later}: set it to 1")
     if cfg.inference_engine.name != "local":
-        yield Problem("inference_engine.name", f"{later}: set it to local", cfg.inference_engine.name)
+        yield _at(cfg, "inference_engine.name", f"{later}: set it to local")
     if cfg.deepspeed is not None:
         yield Problem("deepspeed", f"DeepSpeed {later}: remove the section")
     if cfg.deepspeed_ref is not None:
@@ -32,7 +37,7 @@ def check_scale(cfg: Config) -> Iterator[Problem]:
 
 def check_model(cfg: Config) -> Iterator[Problem]:
     """Model and template are there, as far as that can be seen without the network."""
-    name = cfg.model.name
+    name, template = cfg.model.name, cfg.model.chat_template
     if is_builtin(name):
         if name not in BUILTIN_DIMS:
             rule = f"must be one of {', '.join(sorted(BUILTIN_DIMS))}{did_you_mean(name, BUILTIN_DIMS)}"
@@ -41,8 +46,8 @@ def check_model(cfg: Config) -> Iterator[Problem]:
         state = "has no config.json" if Path(name).is_dir() else "is no folder"
         rule = f"{state}; give a folder in Hugging Face format, a hub name or builtin:tiny"
         yield Problem("model.name", rule, name)
-    if cfg.model.chat_template is not None and not Path(cfg.model.chat_template).is_file():
-        yield Problem("model.chat_template", _no_file(cfg.model.chat_template), cfg.model.chat_template)
+    if template is not None and not Path(template).is_file():
+        yield Problem("model.chat_template", why_no_file(template), template)
 
 
 def check_files(cfg: Config) -> Iterator[Problem]:
@@ -53,17 +58,7 @@ def check_files(cfg: Config) -> Iterator[Problem]:
         if Path(value).suffix not in DATA_SUFFIXES:
             yield Problem(path, f"must end in {' or '.join(DATA_SUFFIXES)}; `oxrl prepare` writes such files", value)
         elif not Path(value).is_file():
-            yield Problem(path, _no_file(value), value)
-
-
-def _no_file(value: str) -> str:
-    """Explain a missing file, with the closest name in its folder."""
-    folder = Path(value).parent
-    if Path(value).is_dir():
-        return "is a folder; give a file"
-    if not folder.is_dir():
-        return f"no such file: the folder {folder} does not exist (relative paths start at {Path.cwd()})"
-    return f"no such file{did_you_mean(Path(value).name, [item.name for item in folder.iterdir()])}"
+            yield Problem(path, why_no_file(value), value)
 
 
 def check_reward(cfg: Config) -> Iterator[Problem]:
@@ -71,25 +66,27 @@ def check_reward(cfg: Config) -> Iterator[Problem]:
     name = cfg.reward.name
     file, colon, function = name.rpartition(":")
     if not name:
-        rule = "is required: what scores a response; one of math, exact or path.py:function"
-        yield Problem("reward.name", rule)
-    elif not colon:
-        if name not in BUILT_IN_REWARDS:
-            rule = f"must be {', '.join(BUILT_IN_REWARDS)} or path.py:function{did_you_mean(name, BUILT_IN_REWARDS)}"
-            yield Problem("reward.name", rule, name)
-    elif not Path(file).is_file():
-        yield Problem("reward.name", f"{file}: {_no_file(file)}", name)
-    else:
-        yield from _check_reward_file(file, function, name)
+        yield Problem("reward.name", "is required: what scores a response; one of math, exact or path.py:function")
+        return
+    rule = ""
+    if not colon and name not in BUILT_IN_REWARDS and not (Path(name) / "value_head.safetensors").is_file():
+        named = ", ".join(BUILT_IN_REWARDS)
+        rule = f"must be {named}, path.py:function or a reward model's folder{did_you_mean(name, BUILT_IN_REWARDS)}"
+    elif colon and not Path(file).is_file():
+        rule = f"{file}: {why_no_file(file)}"
+    elif colon:
+        rule = _why_no_function(file, function)
+    if rule:
+        yield Problem("reward.name", rule, name)
 
 
-def _check_reward_file(file: str, function: str, name: str) -> Iterator[Problem]:
+def _why_no_function(file: str, function: str) -> str:
+    """Why `file` does not define `function`; empty where it may."""
     try:
         tree = ast.parse(Path(file).read_bytes(), filename=file)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
-        yield Problem("reward.name", f"{file}{f':{line}' if line else ''} is not Python: {error.args[0]}", name)
-        return
+        return f"{file}{f':{line}' if line else ''} is not Python: {error.args[0]}"
     # Names that are imported or assigned count too: only a name found nowhere is surely wrong.
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -99,38 +96,31 @@ def _check_reward_file(file: str, function: str, name: str) -> Iterator[Problem]
             names.add(node.id)
         elif isinstance(node, ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
-    if function not in names:
-        yield Problem("reward.name", f"{file} defines no '{function}'{did_you_mean(function, names)}", name)
+    return "" if function in names else f"{file} defines no '{function}'{did_you_mean(function, names)}"
 
 
 def check_batch(cfg: Config) -> Iterator[Problem]:
     """Batch equation: whole groups per minibatch, whole rollout steps per run."""
     prompts, minibatches, epochs = cfg.data.prompts_per_step, cfg.train.minibatches, cfg.train.epochs
+    each, passes = epochs * minibatches, ("train.epochs", "train.minibatches")
+    equation = f"{each} = train.epochs {epochs} x train.minibatches {minibatches}"
     if prompts % minibatches:
         divisors = _nearest([n for n in range(1, prompts + 1) if prompts % n == 0], minibatches)
-        multiples = _nearest(
-            [minibatches * n for n in (prompts // minibatches, prompts // minibatches + 1) if n], prompts
-        )
         rule = (
             f"must divide data.prompts_per_step={prompts}, so that each minibatch holds whole groups; nearest valid: "
-            f"train.minibatches {divisors}, or data.prompts_per_step {multiples}"
+            f"train.minibatches {divisors}, or data.prompts_per_step {_multiples(minibatches, prompts)}"
         )
-        yield Problem("train.minibatches", rule, minibatches, also=("data.prompts_per_step",))
-    per_rollout = epochs * minibatches
-    if cfg.run.steps % per_rollout:
-        below, above = cfg.run.steps // per_rollout * per_rollout, -(-cfg.run.steps // per_rollout) * per_rollout
-        valid = _nearest([n for n in (below, above) if n], cfg.run.steps)
-        rule = (
-            f"must be a multiple of {per_rollout} = train.epochs {epochs} x train.minibatches {minibatches}, the "
-            f"optimizer steps of one rollout step; nearest valid: {valid}"
-        )
-        yield Problem("run.steps", rule, cfg.run.steps, also=("train.epochs", "train.minibatches"))
-    if cfg.train.old_logprobs == "current" and per_rollout > 1:
-        rule = (
-            f"needs one optimizer step per rollout batch, this run has {per_rollout} = train.epochs {epochs} x "
-            f"train.minibatches {minibatches}; set it to recompute or auto"
-        )
-        yield Problem("train.old_logprobs", rule, "current", also=("train.epochs", "train.minibatches"))
+        yield _at(cfg, "train.minibatches", rule, "data.prompts_per_step")
+    if cfg.run.steps % each:
+        rule = f"must be a multiple of {equation}, the optimizer steps of one rollout step; nearest valid: "
+        yield _at(cfg, "run.steps", rule + _multiples(each, cfg.run.steps), *passes)
+    if cfg.train.old_logprobs == "current" and each > 1:
+        rule = f"needs one optimizer step per rollout batch, this run has {equation}; set it to recompute or auto"
+        yield _at(cfg, "train.old_logprobs", rule, *passes)
+
+
+def _multiples(unit: int, value: int) -> str:
+    return _nearest([unit * n for n in (value // unit, -(-value // unit)) if n], value)
 
 
 def _nearest(candidates: list[int], value: int) -> str:
@@ -139,51 +129,44 @@ def _nearest(candidates: list[int], value: int) -> str:
 
 def check_sampling(cfg: Config) -> Iterator[Problem]:
     """Sampling that training can learn from."""
-    rollout, row = cfg.rollout, cfg.train.row
+    rollout, row, cells = cfg.rollout, cfg.train.row, ("train.alg_name", "train.advantage")
     grouped = "groups" in row.needs
-    cells = ("train.alg_name", "train.advantage")
+    cut = ": a cut distribution is not the policy that is trained; `oxrl eval` may cut"
     if rollout.temperature == 0:
         same = ": all samples of a prompt are identical and every advantage is 0" if grouped else ""
         rule = f"training cannot sample greedily{same}; set it above 0 (rollout.eval_temperature may be 0)"
-        yield Problem("rollout.temperature", rule, rollout.temperature, also=cells)
+        yield _at(cfg, "rollout.temperature", rule, *cells)
     if rollout.top_p < 1:
-        rule = "training needs 1: a cut distribution is not the policy that is trained; `oxrl eval` may cut"
-        yield Problem("rollout.top_p", rule, rollout.top_p)
+        yield _at(cfg, "rollout.top_p", "training needs 1" + cut)
     if rollout.top_k > 0:
-        rule = "training needs 0: a cut distribution is not the policy that is trained; `oxrl eval` may cut"
-        yield Problem("rollout.top_k", rule, rollout.top_k)
+        yield _at(cfg, "rollout.top_k", "training needs 0" + cut)
     if grouped and rollout.n_samples < 2:
         rule = f"{row.advantage} compares the samples of one prompt: set it to 2 or more"
-        yield Problem("rollout.n_samples", rule, rollout.n_samples, also=cells)
+        yield _at(cfg, "rollout.n_samples", rule, *cells)
     if row.advantage == "pass_at_k" and cfg.train.pass_k > rollout.n_samples:
         rule = f"cannot exceed rollout.n_samples {rollout.n_samples}: lower it, or sample more"
-        yield Problem("train.pass_k", rule, cfg.train.pass_k, also=("rollout.n_samples",))
+        yield _at(cfg, "train.pass_k", rule, "rollout.n_samples")
     if rollout.max_staleness > 0:
-        rule = "sampling while training arrives with the scale-out engines; set it to 0"
-        yield Problem("rollout.max_staleness", rule, rollout.max_staleness)
+        yield _at(
+            cfg, "rollout.max_staleness", "sampling while training arrives with the scale-out engines; set it to 0"
+        )
 
 
 def check_context(cfg: Config) -> Iterator[Problem]:
     """Prompt and response fit into the model's context."""
-    context = context_length(cfg)
-    origin = "model.max_length" if cfg.model.max_length is not None else "the model's context"
-    also = ("model.max_length", "model.name", "data.max_prompt_tokens")
-    if cfg.model.max_length is not None:
-        known = context_length(cfg.model_copy(update={"model": cfg.model.model_copy(update={"max_length": None})}))
-        if known is not None and cfg.model.max_length > known:
-            rule = f"exceeds the model's context {known}; lower it"
-            yield Problem("model.max_length", rule, cfg.model.max_length, also=("model.name",))
+    own, limit, context = model_dims(cfg.model.name), cfg.model.max_length, context_length(cfg)
+    if limit is not None and own is not None and own.context is not None and limit > own.context:
+        yield _at(cfg, "model.max_length", f"exceeds the model's context {own.context}; lower it", "model.name")
     if context is None or cfg.train.row.recipe != "rl":
         return
-    prompt, response = cfg.data.max_prompt_tokens, cfg.rollout.max_tokens
-    if prompt is not None and prompt + response > context:
-        rule = (
-            f"{response} + data.max_prompt_tokens {prompt} = {prompt + response} exceeds {origin} {context}; lower one"
-        )
-        yield Problem("rollout.max_tokens", rule, response, also=also)
+    bound = f"the model's context {context}" if limit is None else f"model.max_length {limit}"
+    prompt, response, rule = cfg.data.max_prompt_tokens or 0, cfg.rollout.max_tokens, ""
+    if prompt and prompt + response > context:
+        rule = f"{response} + data.max_prompt_tokens {prompt} = {prompt + response} exceeds {bound}; lower one"
     elif response >= context:
-        rule = f"leaves no room for a prompt in {origin} {context}; set it below {context}"
-        yield Problem("rollout.max_tokens", rule, response, also=also)
+        rule = f"leaves no room for a prompt in {bound}; set it below {context}"
+    if rule:
+        yield _at(cfg, "rollout.max_tokens", rule, "model.max_length", "model.name", "data.max_prompt_tokens")
 
 
 def check_anchor(cfg: Config) -> Iterator[Problem]:
@@ -194,26 +177,24 @@ def check_anchor(cfg: Config) -> Iterator[Problem]:
     also = ("train.alg_name", "train.correction", "train.denominator")
     if cfg.train.old_logprobs == "bypass":
         rule = f"puts the sampler's logprobs into the ratio, and correction {row.correction} would count them twice"
-        yield Problem("train.old_logprobs", f"{rule}; set train.correction: none or recompute", "bypass", also=also)
+        yield _at(cfg, "train.old_logprobs", f"{rule}; set train.correction: none or recompute", *also)
     if row.denominator == "rollout":
         rule = f"a ratio against the rollout policy and correction {row.correction} count the mismatch twice"
-        yield Problem("train.correction", f"{rule}; set train.correction: none or train.denominator: old", also=also)
+        yield _at(cfg, "train.correction", f"{rule}; set train.correction: none or train.denominator: old", *also)
 
 
 def check_cells(cfg: Config) -> Iterator[Problem]:
     """Cells chosen by hand that do not fit together."""
-    row = cfg.train.row
-    cells = ("train.alg_name", "train.ratio", "train.loss")
+    row, chosen = cfg.train.row, ("train.alg_name", "train.loss")
     if row.unsupported:
-        yield Problem("train.alg_name", row.unsupported, cfg.train.alg_name, also=tuple(f"train.{c}" for c in CELLS))
+        yield _at(cfg, "train.alg_name", row.unsupported, *(f"train.{name}" for name in CELLS))
     if row.ratio == "none" and row.gate != "policy_gradient":
         rule = f"{row.gate} needs an importance ratio: set train.ratio, or train.loss: policy_gradient"
-        yield Problem("train.ratio", rule, row.ratio, also=cells)
-    if row.gate == "policy_gradient":
-        for name in ("ratio", "denominator"):
-            if getattr(cfg.train, name) not in (None, "none"):
-                rule = f"has no effect: {row.gate} reads no importance ratio; remove it, or set train.loss"
-                yield Problem(f"train.{name}", rule, getattr(cfg.train, name), also=("train.alg_name", "train.loss"))
+        yield Problem("train.ratio", rule, row.ratio, also=chosen)
+    for name in ("ratio", "denominator") if row.gate == "policy_gradient" else ():
+        if getattr(cfg.train, name) not in (None, "none"):
+            rule = f"has no effect: {row.gate} reads no importance ratio; remove it, or set train.loss"
+            yield _at(cfg, f"train.{name}", rule, *chosen)
 
 
 def check_bounds(cfg: Config) -> Iterator[Problem]:
@@ -222,16 +203,15 @@ def check_bounds(cfg: Config) -> Iterator[Problem]:
     for low, high in (("weight_min", "weight_max"), ("correction_min", "correction_max")):
         lower, upper = getattr(cfg.train, low), getattr(cfg.train, high)
         if {f"train.{low}", f"train.{high}"} <= read and lower >= upper:
-            yield Problem(f"train.{low}", f"must be below train.{high}={upper}", lower, also=(f"train.{high}",))
+            yield _at(cfg, f"train.{low}", f"must be below train.{high}={upper}", f"train.{high}")
 
 
 def training_problems(cfg: Config) -> Iterator[Problem]:
     """Every cross-section problem of a training run."""
-    for check in (check_scale, check_model, check_files, check_context):
+    rl_only = (check_reward, check_batch, check_sampling, check_anchor, check_cells, check_bounds)
+    always = (check_scale, check_model, check_files, check_context)
+    for check in (*always, *(rl_only if cfg.train.row.recipe == "rl" else ())):
         yield from check(cfg)
-    if cfg.train.row.recipe == "rl":
-        for check in (check_reward, check_batch, check_sampling, check_anchor, check_cells, check_bounds):
-            yield from check(cfg)
 
 
 def evaluation_problems(cfg: Config) -> Iterator[Problem]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from pydantic_core import ErrorDetails
 from oxrl.algorithms import PARAMETERS, ROWS
 from oxrl.config.checks import evaluation_problems, notices, training_problems
 from oxrl.config.reads import fields_read, row_fields, why_unread
-from oxrl.config.schema import CELLS, FIELDS, SECTIONS, Config, as_number, compose_row, did_you_mean
-from oxrl.config.source import UNSET, Problem, Source, read_source
+from oxrl.config.schema import CELLS, FIELDS, SECTIONS, Config, compose_row, did_you_mean
+from oxrl.config.source import UNSET, Problem, Source, homes, read_source
 from oxrl.errors import ConfigError
 
 # Stand in for required fields that are missing or wrong, so that the other checks can still run.
@@ -40,39 +40,39 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: lists every problem with its place, field, value and rule.
     """
-    source = read_source(path, overrides)
-    cfg, problems = _validate(source)
-    if cfg is not None:
-        problems += _new(_unread(cfg, source), problems)
-        problems += _new(training_problems(cfg), problems)
-    return _finish(cfg, problems, source)
+    return _load(path, overrides, training_problems, ())
 
 
 def load_evaluation_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """Read a configuration to evaluate with it, whatever its algorithm: reward and rollout are read even for `sft`.
+    """As `load_config`, to evaluate with: reward and rollout are read even for `sft`.
 
     Rules about training data and training samples do not apply, so `rollout.top_p` and `top_k` may be set.
-
-    Raises:
-        ConfigError: lists every problem with its place, field, value and rule.
     """
+    return _load(path, overrides, evaluation_problems, _EVALUATION)
+
+
+def _load(
+    path: Path | str, overrides: Sequence[str], check: Callable[[Config], Iterable[Problem]], free: tuple[str, ...]
+) -> Config:
+    """Fields under `free` may be set whether the algorithm reads them or not."""
     source = read_source(path, overrides)
     cfg, problems = _validate(source)
-    if cfg is not None:
-        unread = (problem for problem in _unread(cfg, source) if not problem.path.startswith(_EVALUATION))
-        problems += _new(unread, problems)
-        problems += _new(evaluation_problems(cfg), problems)
-    return _finish(cfg, problems, source)
-
-
-def _finish(cfg: Config | None, problems: list[Problem], source: Source) -> Config:
-    if cfg is None or problems:
+    problems += _new((problem for problem in _unread(cfg, source) if not problem.path.startswith(free)), problems)
+    problems += _new(check(cfg), problems)
+    if problems:
         raise ConfigError(_report(problems, source))
-    _warn(cfg, source)
+    signs = [
+        f"train.{name} = {value} is stored as {getattr(cfg.train, name)} ({source.where[f'train.{name}']})"
+        for name, value in source.values.get("train", {}).items()
+        if name in ("clip_low", "clip_high") and float(value) < 0
+    ]
+    dropped = ["clip bounds are magnitudes, the sign is dropped: " + "; ".join(signs)] if signs else []
+    for notice in (*dropped, *notices(cfg)):
+        warnings.warn(notice, UserWarning, stacklevel=3)
     return cfg
 
 
-def _validate(source: Source) -> tuple[Config | None, list[Problem]]:
+def _validate(source: Source) -> tuple[Config, list[Problem]]:
     """Check every field on its own. Wrong fields are replaced by defaults in the Config that comes back."""
     values = {section: dict(source.values.get(section, {})) for section in (*SECTIONS, *source.values)}
     values["train"] = {**_row_defaults(values["train"]), **values["train"]}
@@ -81,11 +81,10 @@ def _validate(source: Source) -> tuple[Config | None, list[Problem]]:
         return Config.model_validate(values), problems
     except ValidationError as error:
         details = error.errors(include_url=False)
-    found = [_field_problem(detail) for detail in details if detail["type"] != "missing"]
+    problems += [_field_problem(detail) for detail in details if detail["type"] != "missing"]
     # A required field that is there, misspelt or unreadable, has its problem already: it is not missing too.
-    missing = [_field_problem(detail) for detail in details if detail["type"] == "missing"]
-    problems += found
     meant = {_meant(problem.path) for problem in problems}
+    missing = [_field_problem(detail) for detail in details if detail["type"] == "missing"]
     problems += [p for p in _new(missing, problems) if meant.isdisjoint((p.path, p.path.partition(".")[0]))]
     for detail in details:
         section, name = (str(part) for part in detail["loc"][:2])
@@ -100,23 +99,24 @@ def _row_defaults(train: dict[str, Any]) -> dict[str, Any]:
     row = ROWS.get(str(train.get("alg_name")))
     if row is None:
         return {}
-    cells = {kind: train.get(name) for name, kind in CELLS.items()}
-    read = row_fields(compose_row(row, cells))
+    read = row_fields(compose_row(row, {kind: train.get(name) for name, kind in CELLS.items()}))
     parameters = {name for names in PARAMETERS.values() for name in names}
     return {name: value for name, value in row.defaults.items() if f"train.{name}" in read or name not in parameters}
 
 
 def _field_problem(detail: ErrorDetails) -> Problem:
-    path = ".".join(str(part) for part in detail["loc"])
+    path, value, context = ".".join(str(part) for part in detail["loc"]), detail["input"], detail.get("ctx", {})
     section, _, name = path.partition(".")
-    value, context = detail["input"], detail.get("ctx", {})
     if detail["type"] == "extra_forbidden":
-        return Problem(path, f"unknown field{_field_hint(section, name)}", value)
-    if detail["type"] == "missing":
-        description = SECTIONS[section].model_fields[name].description or ""
-        return Problem(path, f"is required: {description[0].lower()}{description[1:]}")
+        fields = SECTIONS[section].model_fields
+        elsewhere = get_close_matches(name, {field.partition(".")[2]: field for field in FIELDS}, n=1)
+        hint = homes(name) or did_you_mean(name, fields) or (homes(elsewhere[0]) if elsewhere else "")
+        return Problem(path, f"unknown field{hint}", value)
     if detail["type"] == "value_error":
         return Problem(path, str(context["error"]), value)
+    meaning = SECTIONS[section].model_fields[name].description or ""
+    if detail["type"] == "missing":
+        return Problem(path, f"is required: {meaning[0].lower()}{meaning[1:]}")
     if value is None:
         return Problem(path, "is empty; write a value or remove the line", value)
     rule = detail["msg"].replace("Input should be", "must be").replace("String should", "must")
@@ -124,17 +124,7 @@ def _field_problem(detail: ErrorDetails) -> Problem:
         rule += did_you_mean(str(value), context["expected"].replace("'", "").replace(" or ", ", ").split(", "))
     if detail["type"] == "string_type" and isinstance(value, int | float):
         rule += f"; quote it if it is meant as text: '{value}'"
-    description = SECTIONS[section].model_fields[name].description
-    return Problem(path, f"{rule} ({description})" if description else rule, value)
-
-
-def _field_hint(section: str, name: str) -> str:
-    homes = [path for path in FIELDS if path.endswith(f".{name}")]
-    if homes:
-        return f"; did you mean {' or '.join(homes)}?"
-    elsewhere = did_you_mean(name, {path.partition(".")[2] for path in FIELDS})
-    other = next((path for path in FIELDS if elsewhere == f"; did you mean '{path.partition('.')[2]}'?"), "")
-    return did_you_mean(name, SECTIONS[section].model_fields) or (f"; did you mean '{other}'?" if other else "")
+    return Problem(path, f"{rule} ({meaning})", value)
 
 
 def _meant(path: str) -> str:
@@ -168,35 +158,19 @@ def _new(found: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]:
 
 
 def _report(problems: list[Problem], source: Source) -> str:
-    def place(problem: Problem) -> str:
+    """Every problem with its place: those of the file in the order of its lines, then those of overrides."""
+    blocks: list[tuple[float, str]] = []
+    for problem in problems:
         section = problem.path.partition(".")[0]
-        return problem.where or source.where.get(problem.path) or source.where.get(section, source.file)
-
-    def order(problem: Problem) -> tuple[bool, int]:
-        line = place(problem).rpartition(":")[2]
-        return (not line.isdigit(), int(line) if line.isdigit() else 0)
-
-    blocks: list[str] = []
-    for problem in sorted(problems, key=order):
+        place = problem.where or source.where.get(problem.path) or source.where.get(section, source.file)
+        line = place.rpartition(":")[2]
         shown = "" if problem.value is UNSET else f" = {_shorten(problem.value)}"
-        blocks.append(f"{place(problem)}: {problem.path}{shown}\n    {problem.rule}")
+        block = f"{place}: {problem.path}{shown}\n    {problem.rule}"
+        blocks.append((int(line) if line.isdigit() else float("inf"), block))
     count = "1 problem" if len(blocks) == 1 else f"{len(blocks)} problems"
-    return f"{count} in {source.file}\n\n" + "\n".join(blocks)
+    return f"{count} in {source.file}\n\n" + "\n".join(block for _, block in sorted(blocks, key=lambda pair: pair[0]))
 
 
 def _shorten(value: Any) -> str:
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _warn(cfg: Config, source: Source) -> None:
-    signs = [
-        f"train.{name} = {cfg_value} is stored as {getattr(cfg.train, name)} ({source.where[f'train.{name}']})"
-        for name, cfg_value in source.values.get("train", {}).items()
-        if name in ("clip_low", "clip_high") and (as_number(cfg_value) or 0.0) < 0
-    ]
-    if signs:
-        text = "clip bounds are magnitudes, the sign is dropped: " + "; ".join(signs)
-        warnings.warn(text, UserWarning, stacklevel=4)
-    for notice in notices(cfg):
-        warnings.warn(notice, UserWarning, stacklevel=4)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.constructor import ConstructorError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
@@ -17,6 +18,7 @@ from oxrl.errors import ConfigError
 NESTED = ("deepspeed", "deepspeed_ref")
 UNSET: Any = object()
 MOST_CHARACTERS, MOST_BRACKETS = 100_000, 200
+FORM = "an override is written section.field=value"
 
 
 @dataclass(frozen=True)
@@ -63,28 +65,31 @@ def read_source(path: Path | str, overrides: Sequence[str]) -> Source:
     return source
 
 
+def why_no_file(path: Path | str) -> str:
+    """Explain why `path` is no file, with the closest name in its folder."""
+    path = Path(path)
+    if path.is_dir():
+        return "is a folder; give a file"
+    if not path.parent.is_dir():
+        return f"no such file: the folder {path.parent} does not exist (relative paths start at {Path.cwd()})"
+    return f"no such file{did_you_mean(path.name, [item.name for item in path.parent.iterdir()])}"
+
+
 def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        folder = path.parent
-        names = [item.name for item in folder.iterdir() if item.suffix in (".yaml", ".yml")] if folder.is_dir() else []
-        missing = "" if folder.is_dir() else f"; the folder {folder} does not exist either"
-        raise ConfigError(f"{path}: no such file{missing}{did_you_mean(path.name, names)}") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: is a folder; give a YAML file") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        why = f"cannot be read: {error.strerror}" if path.is_file() else why_no_file(path)
+        raise ConfigError(f"{path}: {why}") from None
 
 
 def _compose(text: str, name: str) -> Node | None:
     # The parser takes seconds per hundred kilobytes and per thousand brackets; no configuration comes near either.
     if len(text) > MOST_CHARACTERS or text.count("[") + text.count("{") > MOST_BRACKETS:
-        raise ConfigError(
-            f"{name}: not a configuration: more than {MOST_CHARACTERS} characters or {MOST_BRACKETS} brackets"
-        )
+        limits = f"more than {MOST_CHARACTERS} characters or {MOST_BRACKETS} brackets"
+        raise ConfigError(f"{name}: not a configuration: {limits}")
     try:
         return YAML(pure=True).compose(text)
     except MarkedYAMLError as error:
@@ -106,95 +111,83 @@ def _entries(node: MappingNode, prefix: str, source: Source) -> Iterator[tuple[s
         place = f"{source.file}:{key.start_mark.line + 1}"
         if not isinstance(key, ScalarNode):
             source.problems.append(Problem(prefix.rstrip("."), "a field name must be a word", where=place))
-            continue
-        path = prefix + key.value
-        if path in first:
+        elif (path := prefix + key.value) in first:
             rule = f"written twice, first at {first[path]}; keep one of them"
             source.problems.append(Problem(path, rule, where=place))
-            continue
-        first[path] = source.where[path] = place
-        yield path, value, place
+        else:
+            first[path] = source.where[path] = place
+            yield path, value, place
 
 
 def _read_sections(root: MappingNode, source: Source) -> None:
     for section, node, place in _entries(root, "", source):
-        if section in NESTED:
-            source.values[section] = {}
-        elif section not in SECTIONS:
+        if section not in SECTIONS and section not in NESTED:
             source.problems.append(Problem(section, _unknown_section(section), where=place))
+        elif section in NESTED or (isinstance(node, ScalarNode) and node.value in ("", "~", "null")):
+            source.values[section] = {}
         elif isinstance(node, MappingNode):
             values = source.values[section] = {}
             for path, value, at in _entries(node, f"{section}.", source):
                 _store(path, value, at, source, values)
-        elif isinstance(node, ScalarNode) and node.value in ("", "~", "null"):
-            source.values[section] = {}
         else:
             source.problems.append(Problem(section, "is a section and holds fields, not a value", where=place))
 
 
 def _unknown_section(name: str) -> str:
-    homes = [path for path in FIELDS if path.endswith(f".{name}")]
-    hint = f"; did you mean {' or '.join(homes)}?" if homes else did_you_mean(name, [*SECTIONS, *NESTED])
-    return f"unknown section{hint} (sections: {', '.join(SECTIONS)})"
+    return f"unknown section{homes(name) or did_you_mean(name, [*SECTIONS, *NESTED])} (sections: {', '.join(SECTIONS)})"
+
+
+def homes(name: str) -> str:
+    """Return `; did you mean section.name?` for the sections that have a field of this name."""
+    found = [path for path in FIELDS if path.endswith(f".{name}")]
+    return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 def _store(path: str, node: Node, place: str, source: Source, values: dict[str, Any]) -> None:
     name = path.partition(".")[2]
-    if path == "data.train" and isinstance(node, MappingNode):
-        shares = {key.partition("data.train.")[2]: at for key, at, _ in _entries(node, "data.train.", source)}
-        values[name] = {key: _scalar(at) if isinstance(at, ScalarNode) else None for key, at in shares.items()}
-        return
-    if not isinstance(node, ScalarNode):
-        source.problems.append(Problem(path, "takes a single value, not a list or nested fields", where=place))
-        return
     try:
-        values[name] = _scalar(node)
+        if isinstance(node, ScalarNode):
+            values[name] = _scalar(node)
+        elif path == "data.train" and isinstance(node, MappingNode):
+            shares = _entries(node, "data.train.", source)
+            values[name] = {key.removeprefix("data.train."): _scalar(share) for key, share, _ in shares}
+        else:
+            raise ValueError("takes a single value, not a list or nested fields")
     except ValueError as error:
         source.problems.append(Problem(path, str(error), where=place))
 
 
-def _scalar(node: ScalarNode) -> Any:
-    """Python value of a YAML 1.2 scalar; dates and other special texts stay text."""
-    kind, text = str(node.tag).rpartition(":")[2], str(node.value)
-    if not str(node.tag).startswith("tag:yaml.org,2002:") or kind not in _KINDS:
-        raise ValueError(f"the YAML tag {node.tag} is not supported; write a plain value")
-    plain = text.replace("_", "")
-    if kind == "null":
-        return None
-    if kind == "bool":
-        return text.lower() == "true"
-    if kind == "int":
-        return int(plain, 0) if plain.lstrip("+-").lower().startswith(("0x", "0o")) else int(plain)
-    if kind == "float":
-        return float(plain.lower().replace(".inf", "inf").replace(".nan", "nan"))
-    return text
-
-
-_KINDS = ("null", "bool", "int", "float", "str", "timestamp")
+def _scalar(node: Node) -> Any:
+    """Python value of a YAML 1.2 scalar; dates stay text."""
+    if str(node.tag).endswith(":timestamp"):
+        return node.value
+    try:
+        return YAML(typ="safe", pure=True).constructor.construct_object(node)
+    except ConstructorError:
+        raise ValueError(f"the YAML tag {node.tag} is not supported; write a plain value") from None
 
 
 def _apply_override(override: str, source: Source) -> None:
     """`section.field=value` sets, `~section.field` takes back what the file says."""
-    place = f"override '{override}'"
     key, equals, text = override.partition("=")
     path = key.strip().removeprefix("~")
     section, dot, name = path.partition(".")
-    if override.startswith("~") and not equals and source.written(path):
-        del source.values[section][name]
-    elif override.startswith("~"):
-        rule = "takes back a field that the file sets: write ~section.field, naming one that is there"
-        source.problems.append(Problem(path, rule, where=place))
-    elif not equals:
-        source.problems.append(Problem(path, "an override is written section.field=value", where=place))
-    elif section not in SECTIONS or not dot:
-        rule = "an override is written section.field=value" if section in SECTIONS else _unknown_section(section)
-        source.problems.append(Problem(path, rule, where=place))
+    place, rule = f"override '{override}'", ""
+    if override.startswith("~"):
+        if not equals and source.written(path):
+            del source.values[section][name]
+        else:
+            rule = "takes back a field that the file sets: write ~section.field, naming one that is there"
+    elif not equals or (section in SECTIONS and not dot):
+        rule = FORM
+    elif section not in SECTIONS:
+        rule = _unknown_section(section)
     else:
         source.where[path] = place
         try:
             node = _compose(text, "") or ScalarNode("tag:yaml.org,2002:null", "")
+            _store(path, node, place, source, source.values.setdefault(section, {}))
         except ConfigError as error:
             rule = f"{str(error).lstrip(':1 ')}; quote the value if it is text"
-            source.problems.append(Problem(path, rule, where=place))
-            return
-        _store(path, node, place, source, source.values.setdefault(section, {}))
+    if rule:
+        source.problems.append(Problem(path, rule, where=place))
