@@ -99,107 +99,70 @@ FEATURES: dict[str, str] = {
 }
 BUILT = frozenset({"critic", "groups", "binary_rewards"})
 
-NEEDS: dict[tuple[str, str], tuple[str, ...]] = {
-    **{
-        ("advantage", name): ("groups",)
-        for name in (
-            "group_normalize group_center group_center_batch_std group_center_rescaled group_center_whitened "
-            "leave_one_out length_weighted_center top_gap"
-        ).split()
-    },
-    ("advantage", "mean_normalize"): ("groups", "binary_rewards"),
-    ("advantage", "pass_at_k"): ("groups", "binary_rewards"),
-    ("advantage", "gae"): ("critic",),
-    ("advantage", "gae_length_adaptive"): ("critic",),
-    ("advantage", "greedy_baseline"): ("greedy_rollout",),
-    ("advantage", "teacher_gap"): ("teacher",),
-    ("advantage", "group_normalize_teacher"): ("groups", "teacher"),
-    ("gate", "dppo_topk_tv"): ("top_logprobs",),
-    ("gate", "dppo_topk_kl"): ("top_logprobs",),
-    ("gate", "simko"): ("top_logprobs",),
-    ("gate", "clip_cov"): ("token_selection",),
-    ("gate", "kl_cov"): ("token_selection",),
-    ("gate", "rspo"): ("routing",),
-    ("correction", "second_moment"): ("full_batch_correction",),
-    ("correction", "drop_drifted_failures"): ("advantages_in_correction",),
-}
-
-_CLIP = ("clip_low", "clip_high")
-_DPPO = ("dppo_low", "dppo_high", "weight_max")
-_BOUNDS = ("correction_level", "correction_min", "correction_max")
-
-# (cell kind, cell name) -> the train fields it reads: the keyword-only numbers of the function of that name.
+# fmt: off
+_NEEDED = (  # feature, cell kind, cells that need it
+    ("groups", "advantage", "group_normalize group_center group_center_batch_std group_center_rescaled top_gap "
+     "group_center_whitened leave_one_out length_weighted_center mean_normalize pass_at_k group_normalize_teacher"),
+    ("binary_rewards", "advantage", "mean_normalize pass_at_k"),
+    ("critic", "advantage", "gae gae_length_adaptive"),
+    ("greedy_rollout", "advantage", "greedy_baseline"),
+    ("teacher", "advantage", "teacher_gap group_normalize_teacher"),
+    ("top_logprobs", "gate", "dppo_topk_tv dppo_topk_kl simko"),
+    ("token_selection", "gate", "clip_cov kl_cov"),
+    ("routing", "gate", "rspo"),
+    ("full_batch_correction", "correction", "second_moment"),
+    ("advantages_in_correction", "correction", "drop_drifted_failures"),
+)
+_READ = (  # cell kind, cells, the train fields they read: the keyword-only numbers of the functions of those names
+    ("advantage", "batch_center group_normalize group_center group_center_batch_std group_center_rescaled top_gap "
+     "group_center_whitened leave_one_out greedy_baseline length_weighted_center mean_normalize teacher_gap "
+     "group_normalize_teacher", ""),
+    ("advantage", "returns whitened_returns", "gamma"),
+    ("advantage", "pass_at_k", "pass_k"),
+    ("advantage", "gae", "gamma gae_lambda whiten bootstrap_on_truncation"),
+    ("advantage", "gae_length_adaptive", "gamma length_alpha whiten bootstrap_on_truncation"),
+    ("gate", "policy_gradient vespo", ""),
+    ("gate", "ppo_clip", "clip_low clip_high clip_dual"),
+    ("gate", "gmpo rspo simko clip_cov kl_cov", "clip_low clip_high"),
+    ("gate", "cispo", "weight_min weight_max"),
+    ("gate", "sapo", "sapo_positive sapo_negative"),
+    ("gate", "rgpo_like", "gate_sharpness"),
+    ("gate", "proximal", "proximal_coeff"),
+    ("gate", "dppo_tv dppo_kl dppo_topk_tv dppo_topk_kl", "dppo_low dppo_high weight_max"),
+    ("correction", "none drop_drifted_failures second_moment", ""),
+    ("correction", "truncate", "correction_level correction_max"),
+    ("correction", "mask reject", "correction_level correction_min correction_max"),
+    ("correction", "reject_k3", "correction_k3_max"),
+    ("correction", "veto", "correction_veto"),
+    ("kl", "none", ""),
+    ("kl", "loss_k2 loss_k3 loss_k3_plus loss_k3_ratio reward_k1", "kl_coeff"),
+    ("weights", "token_mean sequence_mean sequence_sum prompt_mean", ""),
+    ("weights", "fixed_length", "weights_length"),
+    ("weights", "lambda_group", "length_power"),
+    ("extra", " ".join(FEATURES), ""),
+    ("extra", "critic", "critic_lr value_clip critic_warmup_steps"),
+)
+# fmt: on
+# (cell kind, cell name) -> keys of FEATURES.
+NEEDS: dict[tuple[str, str], tuple[str, ...]] = {}
+for _feature, _kind, _cells in _NEEDED:
+    for _cell in _cells.split():
+        NEEDS[_kind, _cell] = (*NEEDS.get((_kind, _cell), ()), _feature)
+# (cell kind, cell name) -> fields of `train`.
 PARAMETERS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("advantage", "returns"): ("gamma",),
-    ("advantage", "whitened_returns"): ("gamma",),
-    ("advantage", "pass_at_k"): ("pass_k",),
-    ("advantage", "gae"): ("gamma", "gae_lambda", "whiten", "bootstrap_on_truncation"),
-    ("advantage", "gae_length_adaptive"): ("gamma", "length_alpha", "whiten", "bootstrap_on_truncation"),
-    ("gate", "ppo_clip"): (*_CLIP, "clip_dual"),
-    ("gate", "cispo"): ("weight_min", "weight_max"),
-    ("gate", "sapo"): ("sapo_positive", "sapo_negative"),
-    ("gate", "rgpo_like"): ("gate_sharpness",),
-    ("gate", "proximal"): ("proximal_coeff",),
-    **{("gate", name): _DPPO for name in ("dppo_tv", "dppo_kl", "dppo_topk_tv", "dppo_topk_kl")},
-    **{("gate", name): _CLIP for name in ("gmpo", "rspo", "simko", "clip_cov", "kl_cov")},
-    ("correction", "truncate"): ("correction_level", "correction_max"),
-    ("correction", "mask"): _BOUNDS,
-    ("correction", "reject"): _BOUNDS,
-    ("correction", "reject_k3"): ("correction_k3_max",),
-    ("correction", "veto"): ("correction_veto",),
-    **{("kl", name): ("kl_coeff",) for name in ("loss_k2", "loss_k3", "loss_k3_plus", "loss_k3_ratio", "reward_k1")},
-    ("weights", "fixed_length"): ("weights_length",),
-    ("weights", "lambda_group"): ("length_power",),
-    **{
-        (kind, name): ()
-        for kind, names in {
-            "advantage": "batch_center group_normalize group_center group_center_batch_std group_center_rescaled "
-            "group_center_whitened leave_one_out greedy_baseline length_weighted_center mean_normalize top_gap "
-            "teacher_gap group_normalize_teacher",
-            "gate": "policy_gradient vespo",
-            "correction": "none drop_drifted_failures second_moment",
-            "kl": "none",
-            "weights": "token_mean sequence_mean sequence_sum prompt_mean",
-            "extra": " ".join(FEATURES),
-        }.items()
-        for name in names.split()
-    },
-    ("extra", "critic"): ("critic_lr", "value_clip", "critic_warmup_steps"),
+    (kind, cell): tuple(fields.split()) for kind, cells, fields in _READ for cell in cells.split()
 }
 
 # Where a source says nothing, the upper bound is DAPO's: rare tokens keep room to grow.
 _HIGHER: Mapping[str, Value] = {"clip_high": 0.28}
 _GSPO_CLIP: Mapping[str, Value] = {"clip_low": 3e-4, "clip_high": 4e-4}
 
+_SHARED = "a row's ratio is a mean over its tokens, and the row is clipped as a whole"
+
 # A table is read by its columns: cells first, then words.
 # fmt: off
-_POLICY_GRADIENT = (
-    Row(name="reinforce", advantage="returns", ratio="none", gate="policy_gradient", weights="sequence_sum",
-        summary="the policy gradient with the return itself", source="Williams 1992",
-        use="To teach and to check others against; the variance is high."),
-    Row(name="reinforce_baseline", advantage="batch_center", ratio="none", gate="policy_gradient",
-        summary="the policy gradient with the batch mean as baseline", source="Williams 1992",
-        use="One sample per prompt and no critic."),
-    Row(name="a2c", advantage="gae", ratio="none", gate="policy_gradient", extras=("critic",),
-        summary="actor-critic: the policy gradient with a critic and GAE", source="arXiv:1602.01783",
-        use="One update per batch, with rewards inside the response."),
-    Row(name="rloo", advantage="leave_one_out", ratio="none", gate="policy_gradient", kl="reward_k1",
-        weights="sequence_sum",
-        summary="each sample against the mean of the others", source="arXiv:2402.14740",
-        use="Few samples per prompt; the only group baseline that is exactly unbiased."),
-    Row(name="remax", advantage="greedy_baseline", ratio="none", gate="policy_gradient", kl="reward_k1",
-        weights="sequence_sum",
-        summary="each sample against the greedy response", source="arXiv:2310.10505",
-        use="One sample per prompt, when a greedy decode is affordable."),
-    Row(name="opo", advantage="length_weighted_center", ratio="none", gate="policy_gradient",
-        summary="length-weighted group mean as baseline, strictly on-policy", source="arXiv:2505.23585",
-        use="On-policy training without clip or KL."),
-    Row(name="gpg", advantage="group_center_rescaled", ratio="none", gate="policy_gradient",
-        summary="group-centered policy gradient, rescaled for groups that teach nothing", source="arXiv:2504.02546",
-        use="A baseline without clip, KL or reference."),
-)
-
-_PPO = (
+_ROWS = (
+    # --- PPO and what grew from it
     Row(name="ppo", advantage="gae", extras=("critic",),
         summary="clipped surrogate with a critic and GAE", source="arXiv:1707.06347",
         use="Dense or delayed rewards, and memory for a second model."),
@@ -224,9 +187,7 @@ _PPO = (
     Row(name="a3po", extras=("interpolated_anchor",), defaults=_HIGHER,
         summary="decoupled PPO whose proximal policy is interpolated, at no extra forward pass",
         source="arXiv:2512.06547", use="As decoupled_ppo, where the recompute pass is too expensive."),
-)
-
-_GROUP = (
+    # --- advantages from groups
     Row(name="sgrpo", kl="loss_k3_plus",
         summary="oxRL's stable GRPO: group z-score, one token mean over the global batch, straight-through KL",
         source="oxRL; builds on arXiv:2402.03300", use="The default for verifiable rewards.",
@@ -271,9 +232,7 @@ _GROUP = (
     Row(name="pass_k_training", advantage="top_gap", defaults=_HIGHER,
         summary="only the group's single best response learns, by its lead over the second", source="arXiv:2503.19595",
         use="Graded rewards where the best of k counts."),
-)
-
-_GATES = (
+    # --- other gates
     Row(name="cispo", gate="cispo",
         summary="clipped importance weights, no token dropped", source="arXiv:2506.13585",
         use="Several updates per batch, where PPO's clip silences the rare tokens that matter."),
@@ -315,10 +274,7 @@ _GATES = (
         source="arXiv:2505.22617", use="To slow the collapse of entropy.",
         deviation="Tokens are chosen once per step over the global batch.",
         exempt={"zero_advantage": "the penalty on the chosen tokens does not depend on the advantage"}),
-)
-
-_SHARED = "a row's ratio is a mean over its tokens, and the row is clipped as a whole"
-_SEQUENCE = (
+    # --- one ratio per row
     Row(name="gspo", ratio="geometric", weights="sequence_mean", defaults=_GSPO_CLIP,
         summary="clip on the row's geometric-mean ratio", source="arXiv:2507.18071",
         use="Mixtures of experts and long rows, where token ratios are noise.", shared_weight=_SHARED),
@@ -340,9 +296,31 @@ _SEQUENCE = (
     Row(name="vespo", ratio="sequence", denominator="rollout", gate="vespo",
         summary="soft weight of the whole row's ratio against the sampler", source="arXiv:2602.10693",
         use="Stale data with short rows; on long rows watch update/weight_mean."),
-)
-
-_CORRECTED = (
+    # --- no ratio
+    Row(name="reinforce", advantage="returns", ratio="none", gate="policy_gradient", weights="sequence_sum",
+        summary="the policy gradient with the return itself", source="Williams 1992",
+        use="To teach and to check others against; the variance is high."),
+    Row(name="reinforce_baseline", advantage="batch_center", ratio="none", gate="policy_gradient",
+        summary="the policy gradient with the batch mean as baseline", source="Williams 1992",
+        use="One sample per prompt and no critic."),
+    Row(name="a2c", advantage="gae", ratio="none", gate="policy_gradient", extras=("critic",),
+        summary="actor-critic: the policy gradient with a critic and GAE", source="arXiv:1602.01783",
+        use="One update per batch, with rewards inside the response."),
+    Row(name="rloo", advantage="leave_one_out", ratio="none", gate="policy_gradient", kl="reward_k1",
+        weights="sequence_sum",
+        summary="each sample against the mean of the others", source="arXiv:2402.14740",
+        use="Few samples per prompt; the only group baseline that is exactly unbiased."),
+    Row(name="remax", advantage="greedy_baseline", ratio="none", gate="policy_gradient", kl="reward_k1",
+        weights="sequence_sum",
+        summary="each sample against the greedy response", source="arXiv:2310.10505",
+        use="One sample per prompt, when a greedy decode is affordable."),
+    Row(name="opo", advantage="length_weighted_center", ratio="none", gate="policy_gradient",
+        summary="length-weighted group mean as baseline, strictly on-policy", source="arXiv:2505.23585",
+        use="On-policy training without clip or KL."),
+    Row(name="gpg", advantage="group_center_rescaled", ratio="none", gate="policy_gradient",
+        summary="group-centered policy gradient, rescaled for groups that teach nothing", source="arXiv:2504.02546",
+        use="A baseline without clip, KL or reference."),
+    # --- corrections of the mismatch between sampler and trainer
     Row(name="tis", correction="truncate", defaults={"correction_max": 2.0, **_HIGHER},
         summary="GRPO with truncated importance sampling against the sampler", source="Yao et al. 2025",
         use="Sampler and trainer differ a little: other kernels or precision."),
@@ -374,54 +352,23 @@ _CORRECTED = (
     Row(name="r3", extras=("routing",), defaults=_HIGHER,
         summary="GRPO that replays the sampler's routing in training", source="arXiv:2510.11370",
         use="Mixtures of experts: removes most of the mismatch at its source."),
-)
-
-_TEACHER = (
+    # --- a teacher
     Row(name="opd", advantage="teacher_gap", ratio="none", gate="policy_gradient",
         summary="on-policy distillation: the teacher's logprob minus the student's is the advantage",
         source="arXiv:2306.13649, arXiv:2306.08543", use="A stronger model with the same tokenizer is at hand."),
     Row(name="kdrl", advantage="group_normalize_teacher", defaults=_HIGHER,
         summary="group advantage plus the teacher's gap", source="arXiv:2506.02208",
         use="A teacher and a verifier together."),
+    # --- no reinforcement learning
+    Row(name="sft", recipe="supervised", summary="supervised fine-tuning", source="",
+        use="Given answers to imitate; the warm start of everything else."),
+    *(Row(name=name, recipe="preference", numbers=tuple(method.fields), defaults=method.fields,
+          summary="preference loss", source=f"arXiv:{method.source}",
+          use="Judged answers and no reward to sample against.")
+      for name, method in METHODS.items() if name != "nll"),
+    Row(name="reward_model", recipe="reward_model", numbers=("center_coeff",),
+        summary="Bradley-Terry reward model", source="arXiv:2203.02155",
+        use="Pairs to learn a reward from, for reinforcement learning by path."),
 )
 # fmt: on
-
-_SUPERVISED = (
-    Row(
-        name="sft",
-        summary="supervised fine-tuning",
-        source="",
-        use="Given answers to imitate; the warm start of everything else.",
-        recipe="supervised",
-    ),
-)
-
-_PREFERENCE = (
-    *(
-        Row(
-            name=name,
-            summary="preference loss",
-            source=f"arXiv:{method.source}",
-            use="Judged answers and no reward to sample against.",
-            recipe="preference",
-            numbers=tuple(method.fields),
-            defaults=method.fields,
-        )
-        for name, method in METHODS.items()
-        if name != "nll"
-    ),
-    Row(
-        name="reward_model",
-        summary="Bradley-Terry reward model",
-        source="arXiv:2203.02155",
-        use="Pairs to learn a reward from, for reinforcement learning by path.",
-        recipe="reward_model",
-        numbers=("center_coeff",),
-    ),
-)
-
-ROWS: dict[str, Row] = {
-    row.name: row
-    for family in (_PPO, _GROUP, _GATES, _SEQUENCE, _POLICY_GRADIENT, _CORRECTED, _TEACHER, _SUPERVISED, _PREFERENCE)
-    for row in family
-}
+ROWS: dict[str, Row] = {row.name: row for row in _ROWS}
