@@ -272,7 +272,7 @@ def _import_deepspeed(device: torch.device) -> Any:
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
-        import deepspeed
+        import deepspeed  # pyright: ignore[reportMissingImports]  (an extra)
     except ImportError as error:
         raise MissingExtraError(
             "train.backend: deepspeed needs DeepSpeed, which is not installed: pip install -e '.[deepspeed]', or use "
