@@ -30,6 +30,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
     "linear": lambda progress: 1.0 - progress,
     "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    # Warm-up, stable, decay: linear over the last fifth.
+    "wsd": lambda progress: min(1.0, 5.0 * (1.0 - progress)),
 }
 
 
@@ -366,9 +368,8 @@ class Reader(nn.Module):
 def read_tokens(network: TokenModel, inputs: TokenBatch, want: Want, *, temperature: float) -> Output:
     """What `network` says of one micro-batch; differentiable."""
     # Rows are right-padded and attention is causal, so no real token sees padding and no mask has to be built.
-    positions = inputs.position_ids
-    mask = None if positions is None else inputs.attention_mask
-    flat = network.backbone(inputs.tokens, mask, positions).flatten(0, 1)
+    # Positions that start again mark packed rows: transformers keeps them apart, but only when it is given no mask.
+    flat = network.backbone(inputs.tokens, None, inputs.position_ids).flatten(0, 1)
     head = network.head
     token_at, hidden_at = predicted_positions(inputs.response_mask)
     if "values" in want:

@@ -121,7 +121,7 @@ def _to_score(value: Any) -> Score:
 
 
 def load_reward(name: str) -> LoadedReward:
-    """A key of BUILTINS or "path.py:function" (from the working directory), after a dry call on a made-up sample.
+    """A key of BUILTINS, "path.py:function" or a reward model's folder, after a dry call on a made-up sample.
 
     The dry call fails on what can never work (a wrong signature or return type, an unknown name, a missing module or
     attribute of `Prompt`); other exceptions may be due to the made-up answer "2" and are left to the run.
@@ -132,6 +132,10 @@ def load_reward(name: str) -> LoadedReward:
     if name in BUILTINS:
         return _dry_called(LoadedReward(name, BUILTINS[name], per_sample=True))
     path, function_name = locate(name)
+    if path.is_dir():
+        from oxrl.rewards.reward_model import scorer  # torch, which other rewards do without
+
+        return _dry_called(LoadedReward(name, scorer(path), per_sample=False))
     module = _run_module(path, name)
     function = getattr(module, function_name, None)
     if function is None:
@@ -143,11 +147,13 @@ def load_reward(name: str) -> LoadedReward:
 
 
 def locate(name: str) -> tuple[Path, str]:
-    """Split "path.py:function" without running anything.
+    """Split "path.py:function" without running anything; a reward model's folder comes back with no function.
 
     Raises:
         RewardError: not a built-in name nor of that form, or there is no such file.
     """
+    if (Path(name) / "value_head.safetensors").is_file():
+        return Path(name).resolve(), ""
     file, separator, function_name = name.rpartition(":")
     if not separator or not file.endswith(".py") or not function_name.isidentifier():
         close = difflib.get_close_matches(name, BUILTINS, n=1)

@@ -48,7 +48,7 @@ def test_the_real_files_are_prepared_and_load(
         assert len({row["uid"] for row in read(tmp_path / file)}) == count
         loaded = dataset.load(tmp_path / file, builtin_tokenizer()).report
         assert loaded["kept"] + loaded["empty"] + loaded.get("identical", 0) == count
-        assert loaded["kept"] >= 0.99 * count
+        assert loaded["kept"] >= 0.93 * count
 
 
 def test_prepared_code_passes_its_own_tests(real_data: Find, tmp_path: Path) -> None:

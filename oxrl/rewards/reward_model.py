@@ -1,0 +1,36 @@
+"""A trained reward model as a reward: `reward.name` is the folder of its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from oxrl.data.batching import to_token_batch
+from oxrl.data.chat import ChatEncoder
+from oxrl.data.conversations import encode_conversation
+from oxrl.models.load import load_critic, load_tokenizer
+from oxrl.types import Completion, Prompt
+
+
+def scorer(folder: Path) -> Callable[[Prompt, Sequence[Completion]], list[float]]:
+    """A function that scores completions by the head's number at their last token, on the CPU.
+
+    The texts are rendered with the reward model's own template, as it was trained, so its tokenizer need not be the
+    policy's.
+    """
+    tokenizer, model = load_tokenizer(str(folder)), load_critic(str(folder))
+    encoder, pad_id = ChatEncoder(tokenizer), int(tokenizer.pad_token_id)  # pyright: ignore
+
+    @torch.no_grad()
+    def score(prompt: Prompt, completions: Sequence[Completion]) -> list[float]:
+        replies = [{"role": "assistant", "content": completion.text} for completion in completions]
+        rows = [encode_conversation([*prompt.messages, reply], encoder) for reply in replies]
+        inputs = to_token_batch([row.token_ids for row in rows], [row.trained for row in rows], pad_id)
+        hidden = model.backbone(inputs.tokens, None, None)
+        last = hidden[torch.arange(len(rows)), torch.tensor(inputs.lengths()) - 1]
+        return F.linear(last, model.head.weight, model.head.bias)[:, 0].tolist()
+
+    return score

@@ -1,0 +1,89 @@
+"""Supervised batches: packing changes neither loss nor gradient; schedules; a mixture of files runs and resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import metric_lines, sft_config
+from torch import Tensor
+
+from oxrl.data.conversations import Example
+from oxrl.engines.local import LocalTrainer
+from oxrl.engines.trainer import learning_rate
+from oxrl.models.load import load_policy
+from oxrl.recipes import run
+from oxrl.recipes.supervised import loss_fn, pack, to_supervised_batch
+
+WANT = frozenset({"logprobs"})
+
+
+def examples(count: int = 12) -> list[Example]:
+    generator = torch.Generator().manual_seed(1)
+    made = []
+    for index in range(count):
+        length = int(torch.randint(4, 30, (), generator=generator))
+        tokens = torch.randint(5, 261, (length,), generator=generator).tolist()
+        made.append(Example(uid=str(index), token_ids=tuple(tokens), trained=tuple(at >= 2 for at in range(length))))
+    # The first token of an example has nothing before it: it must count neither alone nor behind another example.
+    return [*made, dataclasses.replace(made[0], trained=(True,) * len(made[0].token_ids))]
+
+
+def gradients(pack_tokens: int | None, budget: int, dtype: torch.dtype) -> tuple[float, dict[str, Tensor], int]:
+    trainer = LocalTrainer(load_policy("builtin:tiny", seed=0, dtype=dtype), lr=1e-3, micro_batch_tokens=budget)
+    batch = to_supervised_batch(examples(), 0, pack_tokens=pack_tokens)
+    trainer.forward_backward(batch, loss_fn, WANT)
+    return trainer.last_loss, dict(trainer.gradients()), len(batch)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("budget", [10_000, 64])
+def test_packed_padded_and_single_rows_give_the_same_loss_and_gradient(
+    dtype: torch.dtype, tolerance: float, budget: int
+) -> None:
+    loss, padded, rows = gradients(None, budget, dtype)
+    packed_loss, packed, packed_rows = gradients(64, budget, dtype)
+    one_by_one_loss, one_by_one, _ = gradients(None, 1, dtype)
+    assert packed_rows < rows / 2
+    assert packed_loss == pytest.approx(loss, abs=tolerance) and one_by_one_loss == pytest.approx(loss, abs=tolerance)
+    for name, gradient in padded.items():
+        torch.testing.assert_close(packed[name], gradient, rtol=0, atol=tolerance)
+        torch.testing.assert_close(one_by_one[name], gradient, rtol=0, atol=tolerance)
+
+
+def test_best_fit_decreasing_fills_rows_and_keeps_examples_whole() -> None:
+    sized = [Example(uid=str(n), token_ids=(9,) * n, trained=(True,) * n) for n in (5, 6, 2, 3, 4, 12)]
+    rows = [[len(example.token_ids) for example in row] for row in pack(sized, 10)]
+    assert rows == [[12], [6, 4], [5, 3, 2]]  # 12 is longer than a row and gets its own
+
+
+def test_a_packed_run_equals_an_unpacked_one(tmp_path: Path) -> None:
+    run(sft_config(tmp_path, "padded"))
+    run(sft_config(tmp_path, "packed", data={"pack_tokens": 40}))
+    for padded, packed in zip(metric_lines(tmp_path / "padded"), metric_lines(tmp_path / "packed"), strict=True):
+        assert packed["update/loss"] == pytest.approx(padded["update/loss"], rel=1e-4)
+        assert packed["data/rows"] == padded["data/rows"] == 8
+
+
+def test_warmup_stable_decay_is_flat_and_then_falls_to_zero() -> None:
+    def at(step: int) -> float:
+        return learning_rate(step, lr=2.0, schedule="wsd", warmup_steps=10, total_steps=110)
+
+    assert [at(4), at(10), at(50), at(89)] == pytest.approx([1.0, 2.0, 2.0, 2.0])
+    assert at(100) == pytest.approx(1.0)
+    assert at(110) == 0.0
+
+
+def test_a_mixture_of_files_runs_in_its_ratio_and_resumes(tmp_path: Path) -> None:
+    config = sft_config(tmp_path, "unused")
+    rows = [{"prompt": "hi", "completion": "x" * (i + 1)} for i in range(5)]
+    (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train = {str(config.data.train): 0.75, str(tmp_path / "other.jsonl"): 0.25}
+    run(sft_config(tmp_path, "whole", data={"train": train}))
+    run(sft_config(tmp_path, "resumed", data={"train": train}, run={"name": "resumed", "steps": 6}))
+    assert metric_lines(tmp_path / "whole") == metric_lines(tmp_path / "resumed")
+    written = (tmp_path / "whole" / "config.yaml").read_text()
+    assert "0.75" in written and "other.jsonl" in written
