@@ -19,31 +19,31 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 EXPECTED_MESSAGES = 'a list of {"role": ' + " | ".join(f'"{role}"' for role in ROLES) + ', "content": text}'
 
 
-def read_messages(row: Row, value: Any, *, what: str) -> tuple[Message, ...]:
-    """`value`, a string (one user message) or a list of messages, checked.
+class TemplateError(DataError):
+    """The chat template cannot be used for some messages; who knows their row adds it."""
+
+
+def read_messages(row: Row, value: Any, *, what: str, role: str = "user") -> tuple[Message, ...]:
+    """`value`, a list of messages or a string (one message of `role`), checked.
 
     Raises:
         DataError: another type, an unknown role or key, or text that is no valid Unicode; names the row.
     """
-    items = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    expected = f"{what}: {EXPECTED_MESSAGES}, or text"
+    items = [{"role": role, "content": value}] if isinstance(value, str) else value
     if not isinstance(items, list):
-        row.fail(f"{what} is {type(value).__name__}", f"{what}: text, or {EXPECTED_MESSAGES}")
+        row.fail(f"{what} is {type(value).__name__}", expected)
     for number, item in enumerate(items, start=1):
+        name = f"message {number} of {what}"
         if not isinstance(item, dict) or set(item) != {"role", "content"}:
-            row.fail(f"message {number} of {what} is {str(item)[:120]}", f"{what}: {EXPECTED_MESSAGES}")
+            row.fail(f"{name} is {str(item)[:120]}", expected)
         if item["role"] not in ROLES or not isinstance(item["content"], str):
-            row.fail(
-                f"message {number} of {what} has role {item['role']!r} and content of type "
-                f"{type(item['content']).__name__}",
-                f"{what}: {EXPECTED_MESSAGES}",
-            )
+            row.fail(f"{name} has role {item['role']!r} and content of type {type(item['content']).__name__}", expected)
         try:
             item["content"].encode("utf-8")
         except UnicodeEncodeError as error:
-            row.fail(
-                f"message {number} of {what} holds a lone surrogate {error.object[error.start]!a} at {error.start}",
-                "text that can be written as UTF-8",
-            )
+            surrogate = f"a lone surrogate {error.object[error.start]!a} at {error.start}"
+            row.fail(f"{name} holds {surrogate}", "text that can be written as UTF-8")
     return tuple({"role": item["role"], "content": item["content"]} for item in items)
 
 
@@ -94,7 +94,7 @@ class ChatEncoder:
         """The template's text for `messages`; with `generation_prompt` it ends where the assistant starts to write.
 
         Raises:
-            DataError: the template refuses the messages.
+            TemplateError: the template refuses the messages.
         """
         try:
             return self._tokenizer.apply_chat_template(  # pyright: ignore
@@ -102,19 +102,17 @@ class ChatEncoder:
             )
         except jinja2.TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
-            raise DataError(f"the chat template refuses messages with roles ({roles}): {error}") from error
+            raise TemplateError(f"the chat template refuses messages with roles ({roles}): {error}") from error
 
     def encode(self, text: str, hidden: Mapping[str, str]) -> list[int]:
         """Token ids of rendered `text`; what stands behind a placeholder is encoded as plain text."""
-        if not hidden:
-            return self._tokenizer.encode(text, add_special_tokens=False)
         ids: list[int] = []
-        for piece in re.split("(" + "|".join(map(re.escape, hidden)) + ")", text):
-            plain = hidden.get(piece)
-            if plain is None and piece:
-                ids += self._tokenizer.encode(piece, add_special_tokens=False)
-            elif plain is not None:
-                ids += self._tokenizer.encode(plain, add_special_tokens=False, split_special_tokens=True)
+        # Splitting by a group keeps what it matched.
+        for piece in re.split("(" + "|".join(map(re.escape, hidden)) + ")", text) if hidden else [text]:
+            plain = piece in hidden
+            ids += self._tokenizer.encode(
+                hidden.get(piece, piece), add_special_tokens=False, split_special_tokens=plain
+            )
         return ids
 
     def encode_prompt(self, messages: Sequence[Message]) -> list[int]:

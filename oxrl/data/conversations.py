@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from oxrl.data.chat import EXPECTED_MESSAGES, ChatEncoder, Message, read_messages
-from oxrl.data.order import index_at
+from oxrl.data.chat import EXPECTED_MESSAGES, ChatEncoder, Message, TemplateError, read_messages
+from oxrl.data.dataset import Dataset, Encoded, Overlong
 from oxrl.data.prompts import content_uid
-from oxrl.data.rows import Row, file_hash, read_rows
-from oxrl.errors import DataError
+from oxrl.data.rows import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,16 +30,8 @@ class Example:
     trained: tuple[bool, ...]
 
 
-class ConversationDataset:
-    """Conversations with token ids and loss masks.
-
-    `report` counts: rows, kept, overlong, empty (a blank reply; dropped), special_text, longest, trained_tokens, and
-    the file's path and sha256.
-    """
-
-    def __init__(self, examples: Sequence[Example], report: Mapping[str, int | str]) -> None:
-        self._examples = list(examples)
-        self.report = dict(report)
+class ConversationDataset(Dataset[Example]):
+    """Conversations with token ids and loss masks; a blank reply is "empty", and `report` counts trained_tokens too."""
 
     @classmethod
     def load(
@@ -49,68 +40,39 @@ class ConversationDataset:
         tokenizer: PreTrainedTokenizerBase,
         *,
         max_tokens: int | None = None,
-        overlong: Literal["drop", "error"] = "drop",
+        overlong: Overlong = "drop",
         limit: int | None = None,
     ) -> ConversationDataset:
-        """Read, check, render and encode every row of `path`; several assistant turns in a row are all learned.
+        """The first `limit` usable conversations of a .jsonl or .parquet file whose rows are `EXPECTED`.
 
-        Args:
-            path: .jsonl or .parquet; one row is `EXPECTED`.
-            tokenizer: with a chat template that keeps earlier text unchanged when a turn is added.
-            max_tokens: longest conversation allowed, in tokens after templating; None is no limit.
-            overlong: what to do with longer ones: drop and count them, or fail.
-            limit: stop after this many kept conversations.
+        Several assistant turns in a row are all learned. Conversations of more than `max_tokens` tokens (after
+        templating) are dropped and counted, or an error.
 
         Raises:
             DataError: the file cannot be read, a row is malformed, the template rewrites earlier turns or does not stop
                 a reply with a special token, or nothing is left; names row or counts.
         """
         encoder = ChatEncoder(tokenizer)
-        examples: list[Example] = []
-        counts = dict.fromkeys(("rows", "kept", "overlong", "empty", "special_text", "longest", "trained_tokens"), 0)
-        for row in read_rows(path):
-            if limit is not None and len(examples) >= limit:
-                break
-            counts["rows"] += 1
+
+        def encode(row: Row) -> Encoded[Example] | str:
             messages = _messages(row)
-            if any(m["role"] == "assistant" and not m["content"].strip() for m in messages):
-                counts["empty"] += 1
-                continue
-            try:
-                example = encode_conversation(messages, encoder)
-            except DataError as error:
-                raise DataError(f"{row.place}: {error}") from error
-            length = len(example.token_ids)
-            if max_tokens is not None and length > max_tokens:
-                if overlong == "error":
-                    row.fail(
-                        f"the conversation has {length} tokens, more than {max_tokens}",
-                        "shorter conversations, a larger model.max_length, or data.overlong: drop",
-                    )
-                counts["overlong"] += 1
-                continue
-            counts["special_text"] += encoder.has_special_text(messages)
-            counts["longest"] = max(counts["longest"], length)
-            counts["trained_tokens"] += sum(example.trained)
-            examples.append(example)
-        counts["kept"] = len(examples)
-        if not examples:
-            raise DataError(
-                f"{path}: no conversation is left to train on: {counts['rows']} rows, {counts['empty']} empty, "
-                f"{counts['overlong']} longer than {max_tokens} tokens"
+            if has_blank_reply(messages):
+                return "empty"
+            example = encode_conversation(messages, encoder)
+            return Encoded(
+                units=[example],
+                tokens=len(example.token_ids),
+                special_text=encoder.has_special_text(messages),
+                counts={"trained_tokens": sum(example.trained)},
             )
-        return cls(examples, {"path": str(path), "sha256": file_hash(path), **counts})
 
-    def __len__(self) -> int:
-        return len(self._examples)
+        return cls._read(
+            path, encode, ["trained_tokens"], noun="conversation", max_tokens=max_tokens, overlong=overlong, limit=limit
+        )
 
-    def at(self, draw: int, *, seed: int) -> Example:
-        """The example at global position `draw` of the shuffled, endless order of `seed`."""
-        return self._examples[index_at(draw, len(self._examples), seed)]
 
-    def in_order(self) -> list[Example]:
-        """Every example once, in file order."""
-        return list(self._examples)
+def has_blank_reply(messages: Sequence[Message]) -> bool:
+    return any(message["role"] == "assistant" and not message["content"].strip() for message in messages)
 
 
 def encode_conversation(messages: Sequence[Message], encoder: ChatEncoder, *, context: int = 0) -> Example:
@@ -119,7 +81,7 @@ def encode_conversation(messages: Sequence[Message], encoder: ChatEncoder, *, co
     Each reply is encoded apart from what stands before it, as sampling produces it: prompt tokens, then reply tokens.
 
     Raises:
-        DataError: the template rewrites earlier turns, or ends a reply without a special token.
+        TemplateError: the template rewrites earlier turns, or ends a reply without a special token.
     """
     shown, hidden = encoder.hide(messages)
     ids: list[int] = []
@@ -136,7 +98,7 @@ def encode_conversation(messages: Sequence[Message], encoder: ChatEncoder, *, co
         reply = encoder.encode(after[len(before) :], hidden)
         stops = [position for position, token in enumerate(reply) if token in encoder.special_ids]
         if not stops:
-            raise DataError(
+            raise TemplateError(
                 "the chat template does not stop a reply with a special token, so the model would never learn to stop; "
                 f"it renders the reply as {after[len(before) :][-120:]!r}; set model.chat_template to one that does"
             )
@@ -152,7 +114,7 @@ def _require_prefix(prefix: str, text: str, prefix_name: str, text_name: str) ->
         return
     at = next((i for i, (a, b) in enumerate(zip(prefix, text, strict=False)) if a != b), min(len(prefix), len(text)))
     start = max(0, at - 40)
-    raise DataError(
+    raise TemplateError(
         f"the chat template changes earlier text when a turn is added (first difference at character {at}), so replies "
         f"cannot be told from what was given; set model.chat_template to one that keeps it\n"
         f"  {prefix_name}: ...{prefix[start : at + 60]!r}\n  {text_name}: ...{text[start : at + 60]!r}"
@@ -164,9 +126,8 @@ def _messages(row: Row) -> tuple[Message, ...]:
     if "messages" in fields:
         messages = read_messages(row, fields["messages"], what="messages")
     elif "prompt" in fields and isinstance(fields.get("completion"), str):
-        completion = [{"role": "assistant", "content": fields["completion"]}]
         messages = read_messages(row, fields["prompt"], what="prompt")
-        messages += read_messages(row, completion, what="completion")
+        messages += read_messages(row, fields["completion"], what="completion", role="assistant")
     else:
         row.fail("neither 'messages' nor 'prompt' with a text 'completion'", EXPECTED)
     if not any(message["role"] == "assistant" for message in messages):

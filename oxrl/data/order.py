@@ -10,20 +10,9 @@ from oxrl.seeds import stable_seed
 
 
 def index_at(draw: int, size: int, seed: int) -> int:
-    """Row index of the `draw`-th element of an endless shuffled pass over `size` rows.
+    """Row, of `size`, at global position `draw` (from 0, over all epochs) of an endless shuffled pass.
 
     Every epoch visits each row once, in a fresh order that depends only on (seed, epoch).
-
-    Args:
-        draw: global position in the data order, counted from 0 over all epochs.
-        size: rows of the dataset.
-        seed: the run's seed.
-
-    Returns:
-        An index in [0, size).
-
-    Raises:
-        ValueError: `draw` is negative or `size` is not positive.
     """
     if draw < 0 or size < 1:
         raise ValueError(f"index_at needs draw >= 0 and size >= 1, got draw={draw}, size={size}")

@@ -8,16 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
 from oxrl.data.batching import to_token_batch
 from oxrl.data.chat import ChatEncoder, Message, read_messages
-from oxrl.data.conversations import Example, encode_conversation
-from oxrl.data.order import index_at
-from oxrl.data.rows import Row, file_hash, read_rows
-from oxrl.errors import DataError
+from oxrl.data.conversations import Example, encode_conversation, has_blank_reply
+from oxrl.data.dataset import Dataset, Encoded, Overlong
+from oxrl.data.rows import Row
 from oxrl.seeds import stable_seed
 from oxrl.types import PreferenceBatch
 
@@ -46,18 +45,13 @@ class Judged:
     ref_logprobs: tuple[float, ...] | None = None
 
 
-class PreferenceDataset:
+class PreferenceDataset(Dataset[Judged]):
     """Pairs, or with `unpaired` single judged completions; a row of one kind is never read as the other, but pairs may
     be read as two judged completions each.
 
-    `report` counts: rows, kept, identical (chosen equals rejected), empty (a blank reply) and overlong, all three
-    dropped; special_text, longest (tokens), chosen_longer (pairs whose chosen completion has more tokens), desirable,
-    and the file's path and sha256.
+    `report` counts too: identical (chosen equals rejected; dropped, as is a blank reply), chosen_longer (pairs whose
+    chosen completion has more tokens) and desirable.
     """
-
-    def __init__(self, units: Sequence[Judged], report: Mapping[str, int | str]) -> None:
-        self._units = list(units)
-        self.report = dict(report)
 
     @classmethod
     def load(
@@ -67,69 +61,47 @@ class PreferenceDataset:
         *,
         unpaired: bool = False,
         max_tokens: int | None = None,
-        overlong: Literal["drop", "error"] = "drop",
+        overlong: Overlong = "drop",
         limit: int | None = None,
     ) -> PreferenceDataset:
-        """Read, check, render and encode every row of `path`.
+        """The first `limit` usable rows of a .jsonl or .parquet file; one row is `EXPECTED`.
 
-        Args:
-            path: .jsonl or .parquet; one row is `EXPECTED`.
-            tokenizer: with a chat template.
-            unpaired: give single completions; a pair gives two.
-            max_tokens: longest prompt with completion allowed, in tokens; None is no limit.
-            overlong: drop a row that is longer, or fail.
-            limit: stop after this many kept rows of the file.
+        Rows of more than `max_tokens` tokens (prompt and completion) are dropped and counted, or an error.
 
         Raises:
             DataError: the file cannot be read, a row is malformed, or nothing is left; names row or counts.
         """
         encoder = ChatEncoder(tokenizer)
-        units: list[Judged] = []
-        names = "rows kept identical empty overlong special_text longest chosen_longer desirable".split()
-        counts = dict.fromkeys(names, 0)
-        for row in read_rows(path):
-            if limit is not None and counts["kept"] >= limit:
-                break
-            counts["rows"] += 1
+
+        def encode(row: Row) -> Encoded[Judged] | str:
             context, replies, labels = _parse(row, unpaired)
-            problem = _blank_or_identical(replies)
-            if problem:
-                counts[problem] += 1
-                continue
-            try:
-                rows = tuple(encode_conversation((*context, *r), encoder, context=len(context)) for r in replies)
-            except DataError as error:
-                raise DataError(f"{row.place}: {error}") from error
-            lengths = [len(example.token_ids) for example in rows]
-            if max_tokens is not None and max(lengths) > max_tokens:
-                if overlong == "error":
-                    row.fail(f"it has {max(lengths)} tokens, more than {max_tokens}", "shorter rows, or overlong: drop")
-                counts["overlong"] += 1
-                continue
-            counts["kept"] += 1
-            counts["special_text"] += any(encoder.has_special_text((*context, *reply)) for reply in replies)
-            counts["longest"] = max(counts["longest"], *lengths)
-            counts["chosen_longer"] += len(rows) == 2 and lengths[0] > lengths[1]
-            counts["desirable"] += sum(labels)
-            columns = {name: float(row.fields[name]) for name in COLUMNS if row.fields.get(name) is not None}
+            if any(map(has_blank_reply, replies)):
+                return "empty"
+            if len(replies) == 2 and replies[0] == replies[1]:
+                return "identical"
+            rows = tuple(encode_conversation((*context, *r), encoder, context=len(context)) for r in replies)
             uid = str(row.fields.get("uid") or rows[0].uid)
+            columns = {name: float(row.fields[name]) for name in COLUMNS if row.fields.get(name) is not None}
+            units = [Judged(uid=uid, rows=rows, columns=columns)]
             if unpaired:
-                units += [Judged(uid=uid, rows=(e,), desirable=label) for e, label in zip(rows, labels, strict=True)]
-            else:
-                units.append(Judged(uid=uid, rows=rows, columns=columns))
-        if not units:
-            raise DataError(f"{path}: no row is left to train on: {counts}; one row is {EXPECTED}")
-        return cls(units, {"path": str(path), "sha256": file_hash(path), **counts})
+                units = [Judged(uid=uid, rows=(e,), desirable=label) for e, label in zip(rows, labels, strict=True)]
+            lengths = [len(example.token_ids) for example in rows]
+            return Encoded(
+                units=units,
+                tokens=max(lengths),
+                special_text=any(encoder.has_special_text((*context, *reply)) for reply in replies),
+                counts={"chosen_longer": lengths[0] > lengths[-1], "desirable": sum(labels)},
+            )
 
-    def __len__(self) -> int:
-        return len(self._units)
-
-    def at(self, draw: int, *, seed: int) -> Judged:
-        """The unit at global position `draw` of the shuffled, endless order of `seed`."""
-        return self._units[index_at(draw, len(self._units), seed)]
-
-    def in_order(self) -> list[Judged]:
-        return list(self._units)
+        return cls._read(
+            path,
+            encode,
+            ["identical", "chosen_longer", "desirable"],
+            noun="row",
+            max_tokens=max_tokens,
+            overlong=overlong,
+            limit=limit,
+        )
 
     def with_reference(self, sums: Sequence[Sequence[float]]) -> PreferenceDataset:
         """The same units with the reference's log-probabilities, one sequence per unit."""
@@ -191,12 +163,6 @@ def _prompt_tokens(example: Example) -> tuple[int, ...]:
     return example.token_ids[: example.trained.index(True)]
 
 
-def _blank_or_identical(replies: Sequence[tuple[Message, ...]]) -> Literal["", "empty", "identical"]:
-    if any(m["role"] == "assistant" and not m["content"].strip() for reply in replies for m in reply):
-        return "empty"
-    return "identical" if len(replies) == 2 and replies[0] == replies[1] else ""
-
-
 def _parse(row: Row, unpaired: bool) -> tuple[tuple[Message, ...], list[tuple[Message, ...]], list[bool]]:
     """(shared prompt, replies, verdicts) of a row; a pair is chosen first."""
     fields = row.fields
@@ -206,7 +172,7 @@ def _parse(row: Row, unpaired: bool) -> tuple[tuple[Message, ...], list[tuple[Me
     if not paired and not (isinstance(fields.get("label"), bool) and "completion" in fields and "prompt" in fields):
         row.fail("neither a pair nor a completion with a true or false 'label'", EXPECTED)
     names = ("chosen", "rejected") if paired else ("completion",)
-    replies = [_reply(row, name, fields[name]) for name in names]
+    replies = [read_messages(row, fields[name], what=name, role="assistant") for name in names]
     if "prompt" in fields:
         prompt = read_messages(row, fields["prompt"], what="prompt")
         # Many published sets repeat the prompt in front of both replies.
@@ -221,8 +187,3 @@ def _parse(row: Row, unpaired: bool) -> tuple[tuple[Message, ...], list[tuple[Me
     if not all(any(message["role"] == "assistant" for message in reply) for reply in replies):
         row.fail("a reply without an assistant message", EXPECTED)
     return prompt, replies, [True, False] if paired else [bool(fields["label"])]
-
-
-def _reply(row: Row, name: str, value: Any) -> tuple[Message, ...]:
-    messages = [{"role": "assistant", "content": value}] if isinstance(value, str) else value
-    return read_messages(row, messages, what=name)
