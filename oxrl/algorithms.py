@@ -114,14 +114,13 @@ _NEEDED = (  # feature, cell kind, cells that need it
     ("advantages_in_correction", "correction", "drop_drifted_failures"),
 )
 _READ = (  # cell kind, cells, the train fields they read: the keyword-only numbers of the functions of those names
-    ("advantage", "batch_center group_normalize group_center group_center_batch_std group_center_rescaled top_gap "
-     "group_center_whitened leave_one_out greedy_baseline length_weighted_center mean_normalize teacher_gap "
-     "group_normalize_teacher", ""),
     ("advantage", "returns whitened_returns", "gamma"),
     ("advantage", "pass_at_k", "pass_k"),
     ("advantage", "gae", "gamma gae_lambda whiten bootstrap_on_truncation"),
     ("advantage", "gae_length_adaptive", "gamma length_alpha whiten bootstrap_on_truncation"),
-    ("gate", "policy_gradient vespo", ""),
+    ("advantage", "batch_center group_normalize group_center group_center_batch_std group_center_rescaled top_gap "
+     "group_center_whitened leave_one_out greedy_baseline length_weighted_center mean_normalize teacher_gap "
+     "group_normalize_teacher", ""),
     ("gate", "ppo_clip", "clip_low clip_high clip_dual"),
     ("gate", "gmpo rspo simko clip_cov kl_cov", "clip_low clip_high"),
     ("gate", "cispo", "weight_min weight_max"),
@@ -129,16 +128,17 @@ _READ = (  # cell kind, cells, the train fields they read: the keyword-only numb
     ("gate", "rgpo_like", "gate_sharpness"),
     ("gate", "proximal", "proximal_coeff"),
     ("gate", "dppo_tv dppo_kl dppo_topk_tv dppo_topk_kl", "dppo_low dppo_high weight_max"),
-    ("correction", "none drop_drifted_failures second_moment", ""),
+    ("gate", "policy_gradient vespo", ""),
     ("correction", "truncate", "correction_level correction_max"),
     ("correction", "mask reject", "correction_level correction_min correction_max"),
     ("correction", "reject_k3", "correction_k3_max"),
     ("correction", "veto", "correction_veto"),
-    ("kl", "none", ""),
+    ("correction", "none drop_drifted_failures second_moment", ""),
     ("kl", "loss_k2 loss_k3 loss_k3_plus loss_k3_ratio reward_k1", "kl_coeff"),
-    ("weights", "token_mean sequence_mean sequence_sum prompt_mean", ""),
+    ("kl", "none", ""),
     ("weights", "fixed_length", "weights_length"),
     ("weights", "lambda_group", "length_power"),
+    ("weights", "token_mean sequence_mean sequence_sum prompt_mean", ""),
     ("extra", " ".join(FEATURES), ""),
     ("extra", "critic", "critic_lr value_clip critic_warmup_steps"),
 )

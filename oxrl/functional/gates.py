@@ -139,23 +139,13 @@ def gate(rule: Callable[..., Decision]) -> Callable[..., LossAndMetrics]:
     return loss
 
 
-class Clipped(NamedTuple):
-    """PPO's decision on every token, [B, T]: the bounded ratio, the effective weight, and which bound acted."""
-
-    ratio: Tensor
-    weight: Tensor
-    high: Tensor
-    low: Tensor
-    dual: Tensor
-
-
-def clip_tokens(tokens: Tokens, *, clip_low: float, clip_high: float, clip_dual: float | None = None) -> Clipped:
-    """min(r A, clip(r) A) as bounded ratio and weight, with strict inequality at every bound."""
+def clipped(tokens: Tokens, *, clip_low: float, clip_high: float, clip_dual: float | None = None) -> Decision:
+    """PPO's min(r A, clip(r) A), and max(., clip_dual A) where A < 0; at a bound itself a token is not clipped."""
     ratio, advantages = tokens.ratio, tokens.advantages
     high = (advantages > 0) & (ratio > 1 + clip_high)
     low = (advantages < 0) & (ratio < 1 - clip_low)
-    dual = torch.zeros_like(high) if clip_dual is None else (advantages < 0) & (ratio > clip_dual)
-    bounded = torch.where(high, 1 + clip_high, torch.where(low, 1 - clip_low, ratio))
-    bounded = bounded if clip_dual is None else torch.where(dual, clip_dual, bounded)
+    cap = torch.inf if clip_dual is None else clip_dual
+    dual = (advantages < 0) & (ratio > cap)
+    bounded = torch.where(high, 1 + clip_high, torch.where(low, 1 - clip_low, torch.where(dual, cap, ratio)))
     weight = torch.where(high | low | dual | ~tokens.inside, 0.0, ratio)
-    return Clipped(bounded, weight, high, low, dual)
+    return Decision(bounded * advantages, weight, high, low, further={"update/clip_frac_dual": dual})

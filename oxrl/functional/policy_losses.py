@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from oxrl.functional.gates import Decision, LossAndMetrics, Tokens, clip_tokens, gate
+from oxrl.functional.gates import Decision, LossAndMetrics, Tokens, clipped, gate
 from oxrl.functional.masks import fill_masked, require_same_shape
 from oxrl.functional.ratios import geometric_anchor
 from oxrl.functional.soft_gates import dppo_kl, dppo_tv, gmpo, proximal, rgpo_like, sapo, vespo
@@ -37,9 +37,7 @@ def ppo_clip(
 
     Source: arXiv:1707.06347, Eq. 7; separate bounds: DAPO, arXiv:2503.14476; dual clip, typically 3: arXiv:1912.09729.
     """
-    clip = clip_tokens(tokens, clip_low=clip_low, clip_high=clip_high, clip_dual=clip_dual)
-    value = clip.ratio * tokens.advantages
-    return Decision(value, clip.weight, clip.high, clip.low, further={"update/clip_frac_dual": clip.dual})
+    return clipped(tokens, clip_low=clip_low, clip_high=clip_high, clip_dual=clip_dual)
 
 
 def gspo(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oxrl.functional.gates import Decision, Tokens, clip_tokens, gate
+from oxrl.functional.gates import Decision, Tokens, clipped, gate
 from oxrl.functional.masks import fill_masked, require_same_shape
 from oxrl.functional.soft_gates import TINY, clipped_geometric_mean, divergence_gate
 
@@ -89,14 +89,13 @@ def simko(
     require_same_shape(mask=tokens.mask, explore=explore, sampled_is_top=sampled_is_top)
     require_same_shape(top_logprobs=top_logprobs, old_top_logprobs=old_top_logprobs)
     boosted = explore & sampled_is_top & (tokens.advantages < 0)
-    advantages = tokens.advantages * (1 + (simko_boost - 1) * boosted.to(tokens.ratio.dtype))
-    clip = clip_tokens(tokens, clip_low=clip_low, clip_high=clip_high)
+    advantages = torch.where(boosted, simko_boost * tokens.advantages, tokens.advantages)
+    clip = clipped(tokens._replace(advantages=advantages), clip_low=clip_low, clip_high=clip_high)
     shares = explore & (tokens.advantages > 0)
     alpha = simko_alpha * shares.to(tokens.ratio.dtype)
     top = fill_masked(top_logprobs, tokens.mask[..., None])
     push = clip.weight * advantages * ((1 - alpha) * tokens.own_push + alpha * (top - top.detach()).mean(-1))
-    treated = {"update/simko_frac": shares | boosted}
-    return Decision(clip.ratio * advantages, clip.weight, clip.high, clip.low, push=push, further=treated)
+    return clip._replace(push=push, further={"update/simko_frac": shares | boosted})
 
 
 @gate
@@ -105,9 +104,8 @@ def clip_cov(tokens: Tokens, *, selected: Tensor, clip_low: float = 0.2, clip_hi
 
     Source: Clip-Cov, arXiv:2505.22617. The choice is made over the whole step (`selections.select_clip_cov`).
     """
-    clip = clip_tokens(tokens, clip_low=clip_low, clip_high=clip_high)
-    weight = torch.where(selected, 0.0, clip.weight)
-    return Decision(clip.ratio * tokens.advantages, weight, clip.high, clip.low)
+    clip = clipped(tokens, clip_low=clip_low, clip_high=clip_high)
+    return clip._replace(weight=torch.where(selected, 0.0, clip.weight))
 
 
 @gate
@@ -119,11 +117,10 @@ def kl_cov(
     Source: KL-Cov, arXiv:2505.22617; coefficient 1 in the paper, 0.1 in verl. The choice is made over the whole step
     (`selections.select_kl_cov`).
     """
-    clip = clip_tokens(tokens, clip_low=clip_low, clip_high=clip_high)
+    clip = clipped(tokens, clip_low=clip_low, clip_high=clip_high)
     coeff = kl_cov_coeff * (selected & tokens.inside).to(tokens.ratio.dtype)
     slope = clip.weight * tokens.advantages - coeff * tokens.log_ratio.sign()
-    value = clip.ratio * tokens.advantages - coeff * tokens.log_ratio.abs()
-    return Decision(value, clip.weight, clip.high, clip.low, push=slope * tokens.own_push)
+    return clip._replace(value=clip.value - coeff * tokens.log_ratio.abs(), push=slope * tokens.own_push)
 
 
 @gate
