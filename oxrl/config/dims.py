@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,26 +23,21 @@ class ModelDims:
     intermediate: int
     kv_heads: int
     head_dim: int
-    vocab: int
     context: int | None
 
 
 def model_dims(name: str) -> ModelDims | None:
     """Sizes of a folder or built-in model; None when they cannot be known from what is on disk."""
     if is_builtin(name):
-        found = BUILTIN_DIMS.get(name)
-        return (
-            None if found is None else _from_config({**found, "model_type": "qwen3", "tie_word_embeddings": True}, None)
-        )
-    file = Path(name) / "config.json"
+        return _from_config({**BUILTIN_DIMS.get(name, {}), "model_type": "qwen3", "tie_word_embeddings": True}, None)
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return _from_config(values, stored_parameters(Path(name))) if isinstance(values, dict) else None
 
 
-def _from_config(values: dict[str, Any], stored: int | None) -> ModelDims | None:
+def _from_config(values: Mapping[str, Any], stored: int | None) -> ModelDims | None:
     """Read a Hugging Face text config; the count is exact for Llama, Mistral, Qwen2 and Qwen3."""
     values = {**values, **(values.get("text_config") or {})}
     try:
@@ -49,39 +45,34 @@ def _from_config(values: dict[str, Any], stored: int | None) -> ModelDims | None
         heads, inner = values["num_attention_heads"], values["intermediate_size"]
     except KeyError:
         return None
-    kv_heads = values.get("num_key_value_heads") or heads
-    head_dim = values.get("head_dim") or hidden // heads
+    kv_heads, head_dim = values.get("num_key_value_heads") or heads, values.get("head_dim") or hidden // heads
     family = values.get("model_type", "")
-    attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim
-    if family == "qwen2" or values.get("attention_bias"):
-        attention += (heads + 2 * kv_heads) * head_dim
-    if family == "qwen3":
-        attention += 2 * head_dim
-    tied = values.get("tie_word_embeddings", family in ("gemma", "gemma2", "gemma3"))
-    counted = layers * (attention + 3 * hidden * inner + 2 * hidden) + hidden + vocab * hidden * (1 if tied else 2)
-    known = family in ("llama", "mistral", "qwen2", "qwen3")
-    if stored is None and not known:
-        return None
+    parameters = stored or 0
+    if stored is None:
+        if family not in ("llama", "mistral", "qwen2", "qwen3"):
+            return None
+        attention = 2 * hidden * (heads + kv_heads) * head_dim
+        if family == "qwen2" or values.get("attention_bias"):
+            attention += (heads + 2 * kv_heads) * head_dim
+        if family == "qwen3":
+            attention += 2 * head_dim
+        embeddings = vocab * hidden * (1 if values.get("tie_word_embeddings", False) else 2)
+        parameters = layers * (attention + 3 * hidden * inner + 2 * hidden) + hidden + embeddings
     return ModelDims(
-        parameters=stored if stored is not None else counted,
+        parameters=parameters,
         layers=layers,
         hidden=hidden,
         intermediate=inner,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        vocab=vocab,
         context=values.get("max_position_embeddings"),
     )
 
 
 def stored_parameters(folder: Path) -> int | None:
-    """Parameters in the folder's safetensors files, from their headers; None when there are none.
-
-    A checkpoint's optimizer state lies beside the weights and is not counted.
-    """
-    files = sorted(folder.glob("model*.safetensors"))
+    """Parameters in the folder's model*.safetensors, from their headers; None when there are none."""
     total = 0
-    for file in files:
+    for file in folder.glob("model*.safetensors"):
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
             # A header beyond 100 MB is refused by the format; a truncated file must not make us read gigabytes.
@@ -90,12 +81,10 @@ def stored_parameters(folder: Path) -> int | None:
             except ValueError:
                 return None
         total += sum(math.prod(entry["shape"]) for key, entry in header.items() if key != "__metadata__")
-    return total if files else None
+    return total or None
 
 
 def context_length(cfg: Config) -> int | None:
     """Longest row in tokens: `model.max_length`, else the model's own, else None."""
-    if cfg.model.max_length is not None:
-        return cfg.model.max_length
     dims = model_dims(cfg.model.name)
-    return None if dims is None else dims.context
+    return cfg.model.max_length or (dims.context if dims is not None else None)

@@ -31,10 +31,9 @@ SUPERVISED = frozenset(["data.pack_tokens"])
 
 def row_fields(row: Row) -> frozenset[str]:
     """Dotted `train.*` paths that the cells of `row` read."""
-    kinds = ("advantage", "gate", "correction", "kl", "weights") if row.recipe == "rl" else ()
-    cells = [*((kind, getattr(row, kind)) for kind in kinds), *(("extra", extra) for extra in row.extras)]
-    names = [PARAMETERS.get(cell, ()) for cell in cells]
-    return frozenset(f"train.{name}" for found in (*names, row.numbers) for name in found)
+    cells = [*row.cells, *(("extra", extra) for extra in row.extras)]
+    names = [name for cell in cells for name in PARAMETERS.get(cell, ())]
+    return frozenset(f"train.{name}" for name in (*names, *row.numbers))
 
 
 def fields_read(cfg: Config) -> frozenset[str]:
@@ -58,14 +57,9 @@ def why_unread(path: str, cfg: Config) -> str:
         return f"is read by supervised and preference algorithms; {algorithm} is reinforcement learning: remove it"
     if path in SUPERVISED:
         return f"is read by supervised fine-tuning; {algorithm} is not: remove it"
-    algorithms = [other for other, row in ROWS.items() if path in row_fields(row)]
-    cells = [
-        f"train.{field}: {cell}"
-        for field, kind in CELLS.items()
-        for (found, cell), names in PARAMETERS.items()
-        if found == kind and name in names
-    ]
-    readers = "; ".join(
-        part for part in (f"algorithms: {', '.join(algorithms)}" if algorithms else "", ", ".join(cells)) if part
-    )
+    algorithms = ", ".join(other for other, row in ROWS.items() if path in row_fields(row))
+    kinds = {kind: field for field, kind in CELLS.items()}
+    choices = [(kind, cell) for (kind, cell), names in PARAMETERS.items() if kind in kinds and name in names]
+    cells = ", ".join(f"train.{kinds[kind]}: {cell}" for kind, cell in choices)
+    readers = "; ".join(part for part in (f"algorithms: {algorithms}" if algorithms else "", cells) if part)
     return f"is not read by {algorithm} as configured (read by {readers}); remove it, or choose one of those"
