@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oxrl.algorithms import NEEDS, PARAMETERS, ROWS, Row
-from oxrl.functional import advantages, group_advantages, kl, policy_losses, ratios, success_advantages, weights
+from oxrl.functional import advantages, group_advantages, kl, policy_losses, ratios, weights
 from oxrl.functional.corrections import CORRECTIONS
 from oxrl_proofs.rows import ROW_PROOFS, proofs_of
 
@@ -51,9 +51,9 @@ EQUATIONS: dict[str, Mapping[str, Callable[..., Any]]] = {
         "leave_one_out": group_advantages.leave_one_out,
         "greedy_baseline": advantages.ADVANTAGES["greedy_baseline"],
         "length_weighted_center": group_advantages.length_weighted_center,
-        "mean_normalize": success_advantages.mean_normalize,
-        "pass_at_k": success_advantages.pass_at_k_advantage,
-        "top_gap": success_advantages.top_gap,
+        "mean_normalize": group_advantages.mean_normalize,
+        "pass_at_k": group_advantages.pass_at_k_advantage,
+        "top_gap": group_advantages.top_gap,
         "teacher_gap": advantages.teacher_gap,
         "group_normalize_teacher": advantages.ADVANTAGES["group_normalize_teacher"],
     },

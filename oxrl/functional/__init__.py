@@ -3,6 +3,8 @@
 A formula belongs here when it has an equation; whatever needs a model, a file or a setting does not.
 """
 
+# ruff: noqa: F401 - what is imported here is what programs outside this repository rely on
+
 from __future__ import annotations
 
 from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs, gae, length_adaptive_lambda, teacher_gap, whiten
@@ -23,6 +25,9 @@ from oxrl.functional.group_advantages import (
     group_normalize,
     leave_one_out,
     length_weighted_center,
+    mean_normalize,
+    pass_at_k_advantage,
+    top_gap,
 )
 from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_ratio
 from oxrl.functional.logprobs import logprobs_from_logits
@@ -31,7 +36,6 @@ from oxrl.functional.policy_losses import GATES, cispo, gspo, policy_gradient, p
 from oxrl.functional.ratios import RATIOS
 from oxrl.functional.shaping import adapt_kl_coeff, informative_groups, overlong_penalty, pass_at_k
 from oxrl.functional.soft_gates import dppo_kl, dppo_tv, gmpo, proximal, rgpo_like, sapo, vespo
-from oxrl.functional.success_advantages import mean_normalize, pass_at_k_advantage, top_gap
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.value_losses import value_loss
 from oxrl.functional.vocabulary_gates import clip_cov, dppo_topk_kl, dppo_topk_tv, kl_cov, rspo, simko
@@ -44,17 +48,3 @@ from oxrl.functional.weights import (
     sequence_sum,
     token_mean,
 )
-
-# fmt: off
-__all__ = [
-    "ADVANTAGES", "AdvantageInputs", "CORRECTIONS", "GATES", "KLS", "RATIOS", "WEIGHTS", "adapt_kl_coeff",
-    "add_kl_to_rewards", "cispo", "clip_cov", "dppo_kl", "dppo_topk_kl", "dppo_topk_tv", "dppo_tv",
-    "drop_drifted_failures", "fixed_length", "gae", "gmpo", "group_center", "group_center_batch_std",
-    "group_center_rescaled", "group_normalize", "gspo", "informative_groups", "kl_cov", "kl_k1", "kl_k2", "kl_k3",
-    "kl_k3_plus", "kl_k3_ratio", "lambda_group", "leave_one_out", "length_adaptive_lambda", "length_weighted_center",
-    "logprobs_from_logits", "mask_weights", "masked_mean", "masked_sum", "mean_normalize", "overlong_penalty",
-    "pass_at_k", "pass_at_k_advantage", "policy_gradient", "ppo_clip", "prompt_mean", "proximal", "reject_k3",
-    "reject_weights", "require_same_shape", "rgpo_like", "rspo", "sapo", "second_moment_mask", "sequence_mean",
-    "sequence_sum", "simko", "supervised_loss", "teacher_gap", "token_mean", "top_gap", "truncate_weights",
-    "value_loss", "vespo", "veto_weights", "weighted_sum", "whiten",
-]

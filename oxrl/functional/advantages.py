@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oxrl.functional import group_advantages as groups
+import oxrl.functional.group_advantages as groups
 from oxrl.functional.masks import at_least_float32, fill_masked, masked_values, require_same_shape
-from oxrl.functional.success_advantages import mean_normalize, pass_at_k_advantage, top_gap
 
 SCAN_CHUNK = 128
 MAX_TEACHER_GAP = 10.0
@@ -26,7 +25,6 @@ def teacher_gap(old_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) ->
 
     As the detached advantage of a policy gradient its expectation is the per-token gradient of that KL. The same
     difference used as a differentiable loss would have expected gradient 0. Both in nats of the sampled tokens.
-
     Source: on-policy distillation; GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543.
     """
     require_same_shape(old_logprobs=old_logprobs, teacher_logprobs=teacher_logprobs, mask=mask)
@@ -78,7 +76,6 @@ def gae(
 
     Tokens outside the mask (prompt, tool output, padding) are skipped, not zeroed: they are part of the transition
     between two actions. A reward on such a token counts for the trained token before it.
-
     Source: Schulman et al. 2016, arXiv:1506.02438, Eq. 16. Skipping instead of zeroing: the masked values of a tool
     call would otherwise enter as spurious jumps (0.4125 instead of 0.4605 in the worked example of the tests).
 
@@ -249,9 +246,9 @@ ADVANTAGES: dict[str, Estimator] = {
     "leave_one_out": _from_rows(groups.leave_one_out),
     "greedy_baseline": _greedy_baseline,
     "length_weighted_center": _length_weighted,
-    "mean_normalize": _from_rows(mean_normalize),
-    "pass_at_k": _from_rows(pass_at_k_advantage),
-    "top_gap": _from_rows(top_gap),
+    "mean_normalize": _from_rows(groups.mean_normalize),
+    "pass_at_k": _from_rows(groups.pass_at_k_advantage),
+    "top_gap": _from_rows(groups.top_gap),
     "teacher_gap": _teacher_gap,
     "group_normalize_teacher": _reward_and_teacher,
 }

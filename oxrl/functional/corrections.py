@@ -110,7 +110,6 @@ def drop_drifted_failures(
     """0 for rows of mean A < 0 whose mean of rollout_logprobs - old_logprobs is above drift_max, else 1.
 
     A bad response that the current policy no longer gives has nothing more to teach.
-
     Source: off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556.
     """
     require_same_shape(advantages=advantages, mask=mask)
@@ -125,7 +124,6 @@ def second_moment_mask(
     """Drops the tokens with the largest (log rho)^2 until the mean over the others is below second_moment_max.
 
     Over the whole optimizer step, so it must be given the full batch; at least one token survives.
-
     Source: M2PO, arXiv:2510.01161.
     """
     rho = importance_ratio(old_logprobs, rollout_logprobs, mask)

@@ -54,7 +54,6 @@ def kl_k3_ratio(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = No
     """r * k3 with r = exp(logprobs - detached logprobs): the value of k3 and, on-policy, the exact gradient.
 
     The attached ratio adds the score term that k3 alone lacks. Off-policy r would have to be against the sampler.
-
     Source: DeepSeek-V3.2, arXiv:2512.02556.
     """
     k3 = kl_k3(logprobs, ref_logprobs, mask)
@@ -69,7 +68,6 @@ def add_kl_to_rewards(
 
     rewards [B] lose the row's summed penalty, token_rewards [B, T] the token's. `logprobs` are those of the policy that
     sampled, or its trainer-side copy; detached.
-
     Source: InstructGPT, arXiv:2203.02155, Eq. 2; arXiv:2510.01555 on why only k1 is right here.
     """
     penalty = kl_coeff * kl_k1(logprobs.detach(), ref_logprobs, mask).to(token_rewards.dtype)

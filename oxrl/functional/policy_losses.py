@@ -34,7 +34,6 @@ def ppo_clip(
 
     The gradient is zero past the bound in the favoured direction only: a token that moved the wrong way is pulled back.
     At a bound itself the token is not clipped.
-
     Source: arXiv:1707.06347, Eq. 7; separate bounds: DAPO, arXiv:2503.14476; dual clip, typically 3: arXiv:1912.09729.
     """
     return clipped(tokens, clip_low=clip_low, clip_high=clip_high, clip_dual=clip_dual)
@@ -55,7 +54,6 @@ def gspo(
 
     s = exp(mean over the row of (logprobs - old_logprobs)), carried by every token of the row with its own gradient;
     a row is clipped as a whole. With one advantage per row and `sequence_mean` weights this is GSPO's gradient.
-
     Source: arXiv:2507.18071, Eq. 5 and 14. The bounds are two orders of magnitude smaller than PPO's.
     """
     require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
@@ -70,7 +68,6 @@ def cispo(tokens: Tokens, *, weight_min: float = 0.0, weight_max: float = 5.0) -
     """Clipped importance weights: the ratio is capped as a weight, and no token loses its gradient.
 
     w = clip(r, weight_min, weight_max), detached;  S = w * A * logprobs.
-
     Source: CISPO, MiniMax-M1, arXiv:2506.13585, Eq. 4. The bounds are absolute, not offsets from 1; the paper's lower
     bound is inactive, hence 0.
     """

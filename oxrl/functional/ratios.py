@@ -77,7 +77,6 @@ def interpolated_anchor(
     A proximal policy without a forward pass of its own. With r against it and the weight exp(prox - rollout), the
     product is always the full ratio against the sampler. `versions` [B, T] are the weights that sampled each token,
     `version` the trainer's. [B, T], detached, 0 where masked.
-
     Source: A-3PO, arXiv:2512.06547.
     """
     lag = (version - versions).clamp(min=1).to(logprobs.dtype)

@@ -56,7 +56,6 @@ def router_shift(router_logprobs: Tensor, old_router_logprobs: Tensor, mask: Ten
     """gamma = max(exp(-Delta), minimum), Delta = mean over layers and experts of |log p - log p_old|. [B, T].
 
     Both are [B, T, layers, K] logprobs of the experts that the old policy chose; masked tokens get 1.
-
     Source: RSPO, arXiv:2510.23027; the minimum is a third party's, the paper's value was not verified.
     """
     delta = (router_logprobs - old_router_logprobs).detach().abs().mean((-1, -2))

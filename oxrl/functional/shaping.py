@@ -29,7 +29,6 @@ def adapt_kl_coeff(kl_coeff: float, kl: float, *, kl_target: float, kl_horizon: 
 
     KLs are nats per response. An error of 20 % changes the coefficient by 20 % over kl_horizon rows; `rows` responses
     came in since the last call.
-
     Source: Ziegler et al., arXiv:1909.08593, section 2.2.
     """
     error = min(max(kl / kl_target - 1, -0.2), 0.2)
@@ -41,7 +40,6 @@ def pass_at_k(total: Tensor, correct: Tensor, *, k: int) -> Tensor:
 
     1 - C(total - correct, k) / C(total, k), as the product over j = total - correct + 1 .. total of (1 - k / j).
     Averaged over prompts, the unbiased estimate of pass@k. Where total < k, any correct sample gives 1.
-
     Source: Chen et al., arXiv:2107.03374, Eq. 1.
     """
     total, correct = torch.broadcast_tensors(total.double(), correct.double())

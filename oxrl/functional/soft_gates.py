@@ -27,7 +27,6 @@ def sapo(tokens: Tokens, *, sapo_positive: float = 1.0, sapo_negative: float = 1
 
     S = 4 / tau * sigmoid(tau * (r - 1)) * A;   w = r * 4 * sigma * (1 - sigma) = r * sech(tau * (r - 1) / 2)^2
     tau = sapo_positive where A > 0, else sapo_negative: larger, so that negative tokens fade sooner.
-
     Source: SAPO, arXiv:2511.20347. The value at r = 1 is 2 * A / tau: not comparable with PPO's.
     """
     return _sigmoid_gate(tokens, sapo_positive, sapo_negative)
@@ -74,7 +73,6 @@ def dppo_kl(tokens: Tokens, *, dppo_low: float = 0.2, dppo_high: float = 0.2, we
     """Divergence PPO with the KL of {sampled token, all others}: K = mu log(mu/p) + (1-mu) log((1-mu)/(1-p)).
 
     As `dppo_tv` with K above the bound in place of the change of probability; the two disagree near probability 1.
-
     Source: DPPO, arXiv:2602.04879.
     """
     mu = (tokens.now - tokens.log_ratio).exp()
@@ -104,7 +102,6 @@ def proximal(tokens: Tokens, *, proximal_coeff: float = 1e-3) -> Decision:
     """Policy gradient with a quadratic pull to the old policy: S = A * logprobs - proximal_coeff / 2 * (log r)^2.
 
     dS / d logprobs = A - proximal_coeff * log r. No clip; right off-policy too, with the sampler as denominator.
-
     Source: Kimi k1.5, arXiv:2501.12599; DRO, arXiv:2405.19107.
     """
     pull = proximal_coeff * tokens.log_ratio
@@ -131,7 +128,6 @@ def gmpo(tokens: Tokens, *, clip_low: float = 0.4, clip_high: float = 0.4) -> De
 
     x~ = min(log r, clip_high) where A > 0, max(log r, -clip_low) where A < 0;   M = exp(mean over the row of x~)
     w = M for tokens that were not clipped, else 0. With `sequence_mean` weights this is the gradient of -M * A.
-
     Source: GMPO, arXiv:2507.20673.
     """
     return clipped_geometric_mean(tokens, clip_low=clip_low, clip_high=clip_high)

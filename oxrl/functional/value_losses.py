@@ -23,7 +23,6 @@ def value_loss(
 
     The gradient is zero where the clipped branch is the larger one: the value already moved c away from V_old, and
     moving on would not be seen by the loss.
-
     Source: PPO's reference implementation; arXiv:2005.12729, section 3.
 
     Args: [B, T] each, else ValueError; only `values` carries a gradient.

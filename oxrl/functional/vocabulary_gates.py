@@ -83,7 +83,6 @@ def simko(
               top K candidates (a sampled token among them gets both parts)
       A < 0 and the sampled token was the most likely one:  A * simko_boost
     then PPO's clip. `top_logprobs` carry a gradient here; `old_top_logprobs` cancel, only their shape is checked.
-
     Source: SimKO, arXiv:2510.14807, and the authors' code. It is not an entropy bonus.
     """
     require_same_shape(mask=tokens.mask, explore=explore, sampled_is_top=sampled_is_top)
@@ -129,7 +128,6 @@ def rspo(tokens: Tokens, *, router_shift: Tensor, clip_low: float = 0.4, clip_hi
 
     r~ = r * gamma, gamma = max(exp(-Delta), gamma_min) from `selections.router_shift`, detached: with gradient,
     training collapses (paper). The bounds are on log r~.
-
     Source: RSPO, arXiv:2510.23027.
     """
     require_same_shape(mask=tokens.mask, router_shift=router_shift)

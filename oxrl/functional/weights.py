@@ -63,7 +63,6 @@ def fixed_length(response_mask: Tensor, *, weights_length: int) -> Tensor:
     """1 / (B * weights_length) on every trained token: no length bias, and no dependence on the batch's lengths.
 
     weights_length is a constant of the run, usually `rollout.max_tokens`; changing it rescales the learning rate.
-
     Source: Dr.GRPO, arXiv:2503.20783. Empty rows count in B: they are real samples.
     """
     if weights_length < 1:
@@ -89,7 +88,6 @@ def length_preference(lengths: Tensor, group_ids: Tensor, length_power: Tensor |
 
     0 treats all lengths alike, a positive power favours long rows, a negative one short rows; f sums to G. Rows without
     a trained token are left out. Differentiable in `length_power`, should it be learned.
-
     Source: lambda-GRPO, arXiv:2510.06870; the factor 1/9 was not verified.
     """
     groups, real = Groups.of(group_ids), (lengths > 0).double()
@@ -105,7 +103,6 @@ def lambda_group(response_mask: Tensor, group_ids: Tensor, *, length_power: floa
     """f_i / (prompts * tokens of the prompt's rows): `prompt_mean` with a preference for long or short rows.
 
     f is `length_preference`, 1 for length_power 0.
-
     Source: lambda-GRPO, arXiv:2510.06870. Deviation: the power is a number of the run, not a learned parameter.
     """
     preference = length_preference(_counts(response_mask), group_ids, length_power)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from oxrl.functional.group_advantages import mean_normalize, pass_at_k_advantage, pass_at_k_rewards
 from oxrl.functional.ratios import interpolated_anchor
 from oxrl.functional.selections import above_row_quantile, covariance, router_shift, select_clip_cov, select_kl_cov
 from oxrl.functional.shaping import adapt_kl_coeff, informative_groups, overlong_penalty, pass_at_k
-from oxrl.functional.success_advantages import mean_normalize, pass_at_k_advantage, pass_at_k_rewards
 from oxrl.functional.weights import length_preference
 
 NAN = float("nan")
