@@ -37,7 +37,8 @@ quickstart: env  ## Train a small model with RL on this machine in a few minutes
 	$(BIN)/python experiments/quickstart/run.py
 
 quickstart-seeds: env  ## The quickstart on five seeds, with the permuted-reward control
-	$(BIN)/python experiments/quickstart/seeds.py
+	$(BIN)/python experiments/quickstart/run.py --seeds 5
+	$(BIN)/python experiments/quickstart/run.py --control
 
 check: env  ## Lint, formatting and types
 	$(BIN)/ruff check .
