@@ -32,8 +32,11 @@ def imports(module: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} line {node.lineno}: relative imports hide the layer; write oxrl.…"
             source = node.module or ""
-            yield source
-            yield from (f"{source}.{alias.name}" for alias in node.names if f"{source}.{alias.name}" in MODULES)
+            names = {alias.name for alias in node.names}
+            submodules = {name for name in names if f"{source}.{name}" in MODULES}
+            yield from (f"{source}.{name}" for name in submodules)
+            if names - submodules:
+                yield source
 
 
 def violations(modules: tuple[str, ...], forbidden: tuple[str, ...]) -> list[str]:
