@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
 
 REPAIR = "pip install -e . -c constraints.txt"
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One line of the report: FAIL stops training, warn may slow or limit it."""
 
     state: Literal["ok", "warn", "FAIL"]
@@ -30,48 +28,34 @@ class Finding:
 
 def examine(runs: Path) -> list[Finding]:
     """Look at Python, packages, devices, memory and disk. `runs` is where run directories will go."""
-    return [*_python(), *_packages(), *_torch(), *_shared_memory(), *_disk(runs)]
-
-
-def _python() -> Iterator[Finding]:
-    version = ".".join(str(part) for part in sys.version_info[:3])
-    state = "ok" if sys.version_info >= (3, 11) else "FAIL"
-    yield Finding(
-        state, "python", f"{version} at {sys.executable}", "" if state == "ok" else "install Python 3.11 or later"
-    )
+    python = Finding("ok", "python", f"{sys.version.split()[0]} at {sys.executable}")
+    return [python, *_packages(), *_torch(), *_shared_memory(), _disk(runs)]
 
 
 def _packages() -> Iterator[Finding]:
     """Compare what is installed with what this checkout asks for."""
     try:
-        stated = importlib.metadata.requires("oxrl") or []
-    except importlib.metadata.PackageNotFoundError:
+        stated = [Requirement(text) for text in requires("oxrl") or []]
+    except PackageNotFoundError:
         yield Finding("FAIL", "oxrl", "is not installed as a package", "pip install -e . from the checkout")
         return
-    yield Finding("ok", "oxrl", f"{importlib.metadata.version('oxrl')} at {Path(__file__).parent}")
-    for requirement in map(Requirement, stated):
-        extra = _extra_of(requirement)
-        if extra == "dev" or (requirement.marker is not None and extra is None and not requirement.marker.evaluate()):
+    yield Finding("ok", "oxrl", f"{version('oxrl')} at {Path(__file__).parent}")
+    for requirement in stated:
+        extra = str(requirement.marker or "").partition("extra ==")[2].strip(" \"'")
+        if extra == "dev" or (requirement.marker and not requirement.marker.evaluate({"extra": extra})):
             continue
-        fix = REPAIR if extra is None else f'pip install -e ".[{extra}]"'
+        fix = f'pip install -e ".[{extra}]"' if extra else REPAIR
         try:
-            version = importlib.metadata.version(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
-            if extra is None:
-                yield Finding("FAIL", requirement.name, "is not installed", fix)
-            else:
-                yield Finding("ok", requirement.name, f"not installed (optional: {fix})")
+            found = version(requirement.name)
+        except PackageNotFoundError:
+            missing = Finding("FAIL", requirement.name, "is not installed", fix)
+            yield missing._replace(state="ok", text=f"not installed (optional: {fix})", fix="") if extra else missing
             continue
-        if requirement.specifier.contains(version, prereleases=True):
-            yield Finding("ok", requirement.name, version)
+        if requirement.specifier.contains(found, prereleases=True):
+            yield Finding("ok", requirement.name, found)
         else:
-            text = f"{version} is installed, this version of oxRL needs {requirement.specifier}"
-            yield Finding("FAIL" if extra is None else "warn", requirement.name, text, fix)
-
-
-def _extra_of(requirement: Requirement) -> str | None:
-    text = str(requirement.marker or "")
-    return text.partition("extra ==")[2].strip(" \"'") or None if "extra ==" in text else None
+            text = f"{found} is installed, this version of oxRL needs {requirement.specifier}"
+            yield Finding("warn" if extra else "FAIL", requirement.name, text, fix)
 
 
 def _torch() -> Iterator[Finding]:
@@ -88,9 +72,10 @@ def _torch() -> Iterator[Finding]:
     if not torch.cuda.is_available():
         built = f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is a CPU build"
         yield Finding("ok", "device", f"cpu; no CUDA device ({built})")
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        return
+    dtypes = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
+    for index in range(torch.cuda.device_count()):
         memory = torch.cuda.get_device_properties(index).total_memory / 1e9
-        dtypes = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
         yield Finding("ok", "device", f"cuda:{index} {torch.cuda.get_device_name(index)}, {memory:.0f} GB, {dtypes}")
 
 
@@ -98,22 +83,18 @@ def _shared_memory() -> Iterator[Finding]:
     path = Path("/dev/shm")
     if path.is_dir():
         size = shutil.disk_usage(path).total / 1e9
-        small = size < 0.5
         text = f"{size:.1f} GB; the local engine does not need it, multi-process engines do"
-        yield Finding("warn" if small else "ok", "/dev/shm", text, "in a container: --shm-size=8g" if small else "")
+        small = Finding("warn", "/dev/shm", text, "in a container: --shm-size=8g")
+        yield small if size < 0.5 else Finding("ok", "/dev/shm", text)
 
 
-def _disk(runs: Path) -> Iterator[Finding]:
-    folder = runs
-    while not folder.exists():
-        folder = folder.parent
+def _disk(runs: Path) -> Finding:
+    folder = next(parent for parent in (runs, *runs.absolute().parents) if parent.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=folder):
-            pass
+            free = shutil.disk_usage(folder).free / 1e9
     except OSError as error:
         fix = "choose another folder with run.dir, or change its permissions"
-        yield Finding("FAIL", "run directory", f"{runs.resolve()} cannot be written: {error.strerror}", fix)
-        return
-    free = shutil.disk_usage(folder).free / 1e9
+        return Finding("FAIL", "run directory", f"{runs.resolve()} cannot be written: {error.strerror}", fix)
     fix = "free space or set run.dir to another disk; `oxrl plan` says what a checkpoint needs" if free < 1 else ""
-    yield Finding("warn" if free < 1 else "ok", "run directory", f"{runs.resolve()}, {free:.1f} GB free", fix)
+    return Finding("warn" if fix else "ok", "run directory", f"{runs.resolve()}, {free:.1f} GB free", fix)

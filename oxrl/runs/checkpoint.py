@@ -3,7 +3,6 @@
     step_00000040/    what the trainer wrote (HF weights, masters, moments), state.json, and manifest.json, last:
                       {"format", "step", "offsets", "files": {name: {"bytes", "sha256"}}, "sha256" of all that}
     .tmp-*            a write or a removal that did not finish; never read, removed at the next start
-    .old-*            a checkpoint of the same step while its replacement moves in; put back if that did not happen
 
 Only safetensors, JSON and text belong here. Loading a pickle runs code, so a checkpoint that holds one is refused.
 """
@@ -18,7 +17,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
@@ -43,15 +42,9 @@ class Checkpoint:
     offsets: dict[str, int]
 
 
-def checkpoint_name(step: int) -> str:
-    return f"step_{step:08d}"
-
-
 def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
     """(step, path) of every checkpoint directory under `root`, oldest first; says nothing of their health."""
-    if not root.is_dir():
-        return []
-    found = [(NAME.fullmatch(path.name), path) for path in root.iterdir()]
+    found = [(NAME.fullmatch(path.name), path) for path in root.iterdir()] if root.is_dir() else []
     return sorted((int(match[1]), path) for match, path in found if match)
 
 
@@ -64,28 +57,24 @@ def save_checkpoint(
     offsets: Mapping[str, int],
     keep: int,
 ) -> Path:
-    """Write one checkpoint atomically and remove old ones.
+    """Write `root/step_<8 digits>` atomically and remove old ones.
 
     Args:
         root: the run's `checkpoints` directory; made if missing, inside a directory that exists.
-        step: optimizer steps applied.
+        step: optimizer steps applied. A checkpoint of this step that is there already was found damaged: it goes.
         write: called with an empty directory, writes the engine's files there.
         state: the recipe's own state, JSON values only; becomes state.json.
         offsets: `Recorder.offsets()`, taken after everything up to `step` was recorded.
         keep: newest checkpoints to keep, this one included; at least 1. Checkpoints of later steps (left by a run
             that went back to an earlier one) are removed too.
 
-    Returns:
-        The directory, `root/step_<8 digits>`.
-
     Raises:
         CheckpointWriteError: the disk refused (full, quota, gone). What was written is removed and every older
             checkpoint is as it was: the run may go on and try again later.
         CheckpointError: `write` left a symlink or a pickle file.
     """
-    if keep < 1:
-        raise ValueError(f"a run keeps at least one checkpoint, got keep={keep}")
-    final, temporary = root / checkpoint_name(step), root / f".tmp-{checkpoint_name(step)}"
+    final = root / f"step_{step:08d}"
+    temporary = root / f".tmp-{final.name}"
     try:
         root.mkdir(exist_ok=True)  # not its parents: a run directory that vanished is an error, not a new one
         shutil.rmtree(temporary, ignore_errors=True)
@@ -93,30 +82,48 @@ def save_checkpoint(
         write(temporary)
         (temporary / "state.json").write_text(pretty_json(dict(state)), encoding="utf-8")
         _seal(temporary, step, offsets)
-        _move_into_place(temporary, final)
+        if final.exists():
+            _remove(final)
+        os.rename(temporary, final)
+        fsync(root)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         # safetensors reports a full disk as its own error, not as an OSError.
         if isinstance(error, OSError | SafetensorError):
+            older = list_checkpoints(root)
+            kept = f"{older[-1][1].name} is untouched" if older else "there is no earlier checkpoint"
             raise CheckpointWriteError(
-                f"checkpoint {final} could not be written: {error}. Nothing of it was kept; "
-                f"{_newest_of(root)}. Free space on that disk, or move the run directory to another and resume there."
+                f"checkpoint {final} could not be written: {error}. Nothing of it was kept; {kept}. "
+                "Free space on that disk, or move the run directory to another and resume there."
             ) from error
         raise
-    _prune(root, step, keep)
+    past = [path for number, path in list_checkpoints(root) if number <= step]
+    future = [path for number, path in list_checkpoints(root) if number > step]
+    for path in [*past[:-keep], *future]:
+        try:
+            _remove(path)
+        except OSError as error:
+            logger.warning("the old checkpoint %s could not be removed: %s", path, error)
     return final
 
 
-def _newest_of(root: Path) -> str:
-    kept = list_checkpoints(root)
-    return f"{kept[-1][1].name} is untouched" if kept else "there is no earlier checkpoint"
+def _remove(path: Path) -> None:
+    # Renamed first: a removal cut short must not look like a damaged checkpoint.
+    doomed = path.with_name(f".tmp-removed-{path.name}")
+    os.rename(path, doomed)
+    shutil.rmtree(doomed)
+
+
+def remove_leftovers(root: Path) -> None:
+    """Clear what a killed process left half done. Only the holder of the run's lock may call this."""
+    for path in root.glob(".tmp-*"):
+        shutil.rmtree(path)
 
 
 def _seal(directory: Path, step: int, offsets: Mapping[str, int]) -> None:
     """Flush every file, then write the manifest that makes the directory a checkpoint."""
     files: dict[str, dict[str, Any]] = {}
-    for path in sorted(directory.rglob("*")):
-        name = path.relative_to(directory).as_posix()
+    for name, path in _contents(directory).items():
         if problem := _unsafe(path):
             raise CheckpointError(f"the checkpoint of step {step} would hold {name}, {problem}; write safetensors")
         if path.is_file():
@@ -125,105 +132,40 @@ def _seal(directory: Path, step: int, offsets: Mapping[str, int]) -> None:
     body = {"format": FORMAT, "step": step, "offsets": dict(offsets), "files": files}
     manifest = directory / "manifest.json"
     manifest.write_text(pretty_json(body | {"sha256": _digest(body)}), encoding="utf-8")
-    fsync(manifest)
-    for path in [directory, *(path for path in directory.rglob("*") if path.is_dir())]:
+    for path in (manifest, directory, *(path for path in directory.rglob("*") if path.is_dir())):
         fsync(path)
-
-
-def _move_into_place(temporary: Path, final: Path) -> None:
-    # A directory cannot replace a directory in one call: the old one steps aside, and is put back by
-    # remove_leftovers if the process dies before the new one has its name.
-    aside = final.with_name(f".old-{final.name}")
-    if final.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(final, aside)
-    try:
-        os.rename(temporary, final)
-    except OSError:
-        if aside.exists():
-            os.rename(aside, final)
-        raise
-    fsync(final.parent)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _prune(root: Path, step: int, keep: int) -> None:
-    past = [path for number, path in list_checkpoints(root) if number <= step]
-    future = [path for number, path in list_checkpoints(root) if number > step]
-    for path in [*past[:-keep], *future]:
-        # Renamed first: a removal cut short must not look like a damaged checkpoint.
-        doomed = path.with_name(f".tmp-removed-{path.name}")
-        try:
-            os.rename(path, doomed)
-            shutil.rmtree(doomed)
-        except OSError as error:
-            logger.warning("the old checkpoint %s could not be removed: %s", path, error)
-
-
-def remove_leftovers(root: Path) -> None:
-    """Clear what a killed process left half done. Only the holder of the run's lock may call this."""
-    if not root.is_dir():
-        return
-    for aside in root.glob(".old-*"):
-        final = aside.with_name(aside.name.removeprefix(".old-"))
-        if final.exists():
-            shutil.rmtree(aside)
-        else:
-            os.rename(aside, final)
-    for path in root.glob(".tmp-*"):
-        shutil.rmtree(path)
 
 
 def verify_checkpoint(path: Path) -> list[str]:
     """What is wrong with the checkpoint at `path`, one line per problem that names the file; empty if intact."""
     if path.is_symlink() or not path.is_dir():
         return [f"{path.name} is not a directory"]
-    manifest = _read_manifest(path)
-    if isinstance(manifest, str):
-        return [manifest]
-    problems = [
-        f"{found.relative_to(path).as_posix()} is there, {problem}"
-        for found in sorted(path.rglob("*"))
-        if (problem := _unsafe(found))
-    ]
-    match = NAME.fullmatch(path.name)
-    if match and int(match[1]) != manifest["step"]:
-        problems.append(f"manifest.json says step {manifest['step']}, the directory is named {path.name}")
-    if "state.json" not in manifest["files"]:
-        problems.append("manifest.json does not list state.json")
-    # Nothing is opened through a name that leads outside, or a link.
-    unsafe_names = [name for name in manifest["files"] if not _plain_name(name)]
-    problems += [f"manifest.json lists {name!r}, which leads out of the checkpoint" for name in unsafe_names]
-    if not problems:
-        problems = [text for name, entry in manifest["files"].items() if (text := _compare(path / name, name, entry))]
-    return problems
-
-
-def _compare(path: Path, name: str, entry: Mapping[str, Any]) -> str | None:
-    if not path.is_file():
-        return f"{name} is missing"
-    if (size := path.stat().st_size) != entry["bytes"]:
-        return f"{name} is {size} bytes, the manifest says {entry['bytes']}: it was cut or overwritten"
-    if _sha256(path) != entry["sha256"]:
-        return f"{name} has the right size but other contents than were written (sha256 differs): the disk damaged it"
-    return None
-
-
-def _read_manifest(path: Path) -> dict[str, Any] | str:
-    """The manifest, or what is wrong with it."""
-    file = path / "manifest.json"
-    if file.is_symlink() or not file.is_file():
-        return "manifest.json is missing: the write never finished, or this is not an oxRL checkpoint"
+    # Nothing is opened that was not found inside: a name in the manifest may lead elsewhere, and so may a link.
+    inside = _contents(path)
+    if problems := [f"{name} is there, {problem}" for name, file in inside.items() if (problem := _unsafe(file))]:
+        return problems
+    if "manifest.json" not in inside:
+        return ["manifest.json is missing: the write never finished, or this is not an oxRL checkpoint"]
     try:
-        manifest = json.loads(file.read_bytes())
-        body = {key: value for key, value in manifest.items() if key != "sha256"}
-        if body["format"] != FORMAT:
-            return f"manifest.json is of format {body['format']!r}, this oxRL reads {FORMAT!r}"
-        entries_whole = all({"bytes", "sha256"} <= entry.keys() for entry in body["files"].values())
-        intact = entries_whole and manifest["sha256"] == _digest(body) and "step" in body and "offsets" in body
-    except (ValueError, KeyError, TypeError, AttributeError):
-        manifest, intact = {}, False
-    return manifest if intact else "manifest.json is damaged: it does not match its own sha256"
+        manifest = json.loads(inside["manifest.json"].read_bytes())
+        body = {key: manifest[key] for key in ("format", "step", "offsets", "files")}
+        intact = manifest["sha256"] == _digest(body)
+    except (ValueError, KeyError, TypeError):
+        return ["manifest.json is damaged: it does not match its own sha256"]
+    if not intact:
+        return ["manifest.json is damaged: it does not match its own sha256"]
+    if body["format"] != FORMAT:
+        return [f"manifest.json is of format {body['format']!r}, this oxRL reads {FORMAT!r}"]
+    if path.name != f"step_{body['step']:08d}":
+        problems.append(f"manifest.json says step {body['step']}, the directory is named {path.name}")
+    for name, entry in {"state.json": {}, **body["files"]}.items():
+        if name not in inside or not entry:
+            problems.append(f"{name} is missing")
+        elif (size := inside[name].stat().st_size) != entry["bytes"]:
+            problems.append(f"{name} is {size} bytes, the manifest says {entry['bytes']}: it was cut or overwritten")
+        elif _sha256(inside[name]) != entry["sha256"]:
+            problems.append(f"{name} has the right size but other contents than were written (sha256 differs)")
+    return problems
 
 
 def latest_checkpoint(root: Path) -> Checkpoint | None:
@@ -238,9 +180,8 @@ def latest_checkpoint(root: Path) -> Checkpoint | None:
         if not problems:
             if damaged:
                 logger.warning("using %s: newer checkpoints are damaged and skipped:\n%s", path, "\n".join(damaged))
-            manifest = json.loads((path / "manifest.json").read_bytes())
-            state = json.loads((path / "state.json").read_bytes())
-            return Checkpoint(path=path, step=step, state=state, offsets=manifest["offsets"])
+            offsets = json.loads((path / "manifest.json").read_bytes())["offsets"]
+            return Checkpoint(path, step, json.loads((path / "state.json").read_bytes()), offsets)
         damaged += [f"  {path.name}: {problem}" for problem in problems]
     if damaged:
         raise CheckpointError(
@@ -250,9 +191,8 @@ def latest_checkpoint(root: Path) -> Checkpoint | None:
     return None
 
 
-def _plain_name(name: str) -> bool:
-    path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\\" not in name
+def _contents(directory: Path) -> dict[str, Path]:
+    return {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*"))}
 
 
 def _unsafe(path: Path) -> str | None:

@@ -6,10 +6,12 @@ Watching never breaks what is watched: a closed pipe or a terminal without the r
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import TextIO
 
 from rich.console import Console as RichConsole
@@ -33,9 +35,13 @@ class Console:
 
     def __init__(self, total_steps: int, title: str, *, stream: TextIO | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
+        if isinstance(self._stream, io.TextIOWrapper):
+            self._stream.reconfigure(errors="replace")
         self._total, self._title = total_steps, title
         self._times: deque[float] = deque([time.monotonic()], maxlen=ETA_WINDOW + 1)
-        self._progress = self._start_live() if _is_live(self._stream) else None
+        # NO_COLOR asks for plain text, see no-color.org.
+        plain = "NO_COLOR" in os.environ or os.environ.get("TERM", "dumb") == "dumb"
+        self._progress = self._start_live() if self._stream.isatty() and not plain else None
 
     def step(self, step: int, metrics: Metrics) -> None:
         """Show one optimizer step."""
@@ -46,28 +52,26 @@ class Console:
             for key in [next((key for key in keys if key in metrics), None)]
             if key is not None
         ]
-        text = "  ".join([*shown, f"ETA {self._eta(step)}"])
+        per_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
+        text = "  ".join([*shown, f"ETA {format_duration(max(0, self._total - step) * per_step)}"])
         if self._progress is None:
             self._line(f"step {step}/{self._total}  {text}")
         else:
-            self._progress.update(self._progress.task_ids[0], completed=step, total=self._total, values=text)
-            self._refresh()
+            with self._or_give_up():
+                self._progress.update(self._progress.task_ids[0], completed=step, values=text, refresh=True)
 
     def message(self, text: str) -> None:
         """Say what phase the run is in, on a line of its own that stays."""
         if len(self._times) == 1:
             self._times[0] = time.monotonic()  # building the model is not part of a step
         self._line(text)
-        self._refresh()
 
     def close(self) -> None:
         """Leave the last line on screen and give the terminal back; closing twice is harmless."""
-        if self._progress is not None:
-            try:
+        with self._or_give_up():
+            if self._progress is not None:
                 self._progress.stop()
-            except (OSError, ValueError):
-                self._give_up()
-            self._progress = None
+        self._progress = None
 
     def __enter__(self) -> Console:
         return self
@@ -86,47 +90,31 @@ class Console:
         progress.start()
         return progress
 
-    def _eta(self, step: int) -> str:
-        taken = len(self._times) - 1
-        remaining = max(0, self._total - step) * (self._times[-1] - self._times[0]) / taken
-        return format_duration(remaining)
-
     def _line(self, text: str) -> None:
-        try:
+        with self._or_give_up():
             if self._progress is not None:
                 self._progress.console.print(text, markup=False, soft_wrap=True)
             else:
                 self._stream.write(text + "\n")
                 self._stream.flush()
-        except UnicodeEncodeError:
-            self._line(text.encode("ascii", "replace").decode())
-        except (OSError, ValueError):  # the reader of the pipe went away, or the stream is closed
-            self._give_up()
 
-    def _refresh(self) -> None:
+    @contextlib.contextmanager
+    def _or_give_up(self) -> Iterator[None]:
+        """When the reader of the pipe went away or the stream is closed, send what follows to nowhere.
+
+        The next writer to this stream, the command itself for one, would fail otherwise.
+        """
         try:
-            if self._progress is not None:
-                self._progress.refresh()
+            yield
         except (OSError, ValueError):
-            self._give_up()
-
-    def _give_up(self) -> None:
-        """Send what follows to nowhere: the next writer to this stream, the command itself for one, would fail."""
-        self._progress = None
-        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as null:
-            os.dup2(null.fileno(), self._stream.fileno())
-
-
-def _is_live(stream: TextIO) -> bool:
-    """Whether a line that redraws itself makes sense there. NO_COLOR asks for plain text, see no-color.org."""
-    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM", "dumb") != "dumb"
+            self._progress = None
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as null:
+                os.dup2(null.fileno(), self._stream.fileno())
 
 
 def format_duration(seconds: float) -> str:
     """`9s`, `2m05s`, `3h07m`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"

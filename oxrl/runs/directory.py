@@ -34,21 +34,18 @@ logger = logging.getLogger(__name__)
 # What may differ from config.yaml when a run is resumed: how it is carried out and watched, not what it computes.
 # `run.steps` may only grow. Everything else names another run.
 MAY_CHANGE = frozenset(
-    ["run.name", "run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints", "run.eval_every"]
-    + ["run.record", "run.mlflow", "run.deadline_s", "run.device", "run.threads", "run.training_gpus"]
-    + ["reward.workers", "reward.timeout_s", "reward.max_error_rate", "train.max_skipped_steps"]
-    + ["train.micro_batch_tokens", "model.gradient_checkpointing"]
+    "run.name run.dir run.steps run.checkpoint_every run.keep_checkpoints run.eval_every run.record run.mlflow "
+    "run.deadline_s run.device run.threads run.training_gpus reward.workers reward.timeout_s reward.max_error_rate "
+    "train.max_skipped_steps train.micro_batch_tokens model.gradient_checkpointing".split()
 )
-MAY_CHANGE_SECTIONS = ("inference_engine",)
 # Of those, the ones that move the last digits of floating-point sums: the resumed run is right, not byte-identical.
 REORDER_SUMS = frozenset(
-    ["run.device", "run.threads", "run.training_gpus", "train.micro_batch_tokens", "model.gradient_checkpointing"]
+    "run.device run.threads run.training_gpus train.micro_batch_tokens model.gradient_checkpointing".split()
 )
+ENGINE = "inference_engine."  # every field of that section belongs to both
 ROUNDING = "; sums are added in another order, so results equal those of an uninterrupted run only to rounding"
-OURS = frozenset(
-    ["config.yaml", "environment.json", "starts.jsonl", "metrics.jsonl", "samples.jsonl", "rollouts", "checkpoints"]
-    + ["result.json", "run.log", "mlflow.db", "mlflow.json", "mlflow.log"]
-)
+# What a start may leave that was killed before it wrote config.yaml.
+BEFORE_CONFIG = {"environment.json", "starts.jsonl", "rollouts", "checkpoints"}
 
 
 @dataclass(frozen=True)
@@ -59,10 +56,6 @@ class RunDirectory:
     resuming: bool
     finished: bool
     _lock: IO[str]
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
 
     @property
     def metrics(self) -> Path:
@@ -130,15 +123,13 @@ def open_run(directory: Path, config_yaml: str, *, resume: bool) -> RunDirectory
 def _open_locked(directory: Path, config_yaml: str, lock: IO[str]) -> RunDirectory:
     entries = _entries(directory)
     started = "config.yaml" in entries
-    if not started and (foreign := sorted(entries - OURS)):
+    if not started and (foreign := sorted(entries - BEFORE_CONFIG)):
         raise RunDirectoryError(
             f"{directory} holds {foreign[0]!r} and no config.yaml: it is not an oxRL run. Choose another run.dir."
         )
     (directory / "checkpoints").mkdir(exist_ok=True)
     (directory / "rollouts").mkdir(exist_ok=True)
-    here = environment()
-    changes: dict[str, Any] = {}
-    steps = flatten_config(config_yaml).get("run.steps")
+    here, changes = environment(), {}
     if started:
         remove_leftovers(directory / "checkpoints")
         changes = _allowed_changes(directory, (directory / "config.yaml").read_text(encoding="utf-8"), config_yaml)
@@ -149,8 +140,9 @@ def _open_locked(directory: Path, config_yaml: str, lock: IO[str]) -> RunDirecto
         file.write(encode_line({**start, "config_changes": changes, "environment": here}))
     if not started or changes:
         write_atomically(directory / "config.yaml", config_yaml)
-    finished = started and _is_finished(directory, steps)
-    return RunDirectory(path=directory, resuming=started, finished=finished, _lock=lock)
+    result, steps = directory / "result.json", flatten_config(config_yaml).get("run.steps")
+    reached = json.loads(result.read_bytes())["step"] if result.exists() else -1
+    return RunDirectory(directory, resuming=started, finished=started and reached >= (steps or 0), _lock=lock)
 
 
 def _entries(directory: Path) -> set[str]:
@@ -184,27 +176,10 @@ def _lock(directory: Path) -> IO[str]:
     return file
 
 
-def _is_finished(directory: Path, steps: Any) -> bool:
-    result = directory / "result.json"
-    if not result.exists():
-        return False
-    reached = json.loads(result.read_bytes())["step"]
-    return not isinstance(steps, int) or reached >= steps
-
-
 def flatten_config(config_yaml: str) -> dict[str, Any]:
-    """Dotted path -> value of every leaf; lists are leaves."""
-    flat: dict[str, Any] = {}
-
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, dict) and value:
-            for key, item in value.items():
-                walk(f"{prefix}.{key}" if prefix else str(key), item)
-        else:
-            flat[prefix] = value
-
-    walk("", YAML(typ="safe").load(config_yaml) or {})
-    return flat
+    """Dotted path -> value of every field of a resolved config."""
+    sections: dict[str, Any] = YAML(typ="safe").load(config_yaml) or {}
+    return {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
 
 
 def config_differences(old_yaml: str, new_yaml: str) -> dict[str, tuple[Any, Any]]:
@@ -214,20 +189,16 @@ def config_differences(old_yaml: str, new_yaml: str) -> dict[str, tuple[Any, Any
     return {path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)}
 
 
-def _allowed(path: str, old: Any, new: Any) -> bool:
-    if path == "run.steps":
-        return isinstance(old, int) and isinstance(new, int) and new > old
-    return path in MAY_CHANGE or path.split(".")[0] in MAY_CHANGE_SECTIONS
-
-
 def _allowed_changes(directory: Path, old_yaml: str, new_yaml: str) -> dict[str, Any]:
     try:
         differences = config_differences(old_yaml, new_yaml)
     except YAMLError as error:
-        raise RunDirectoryError(
-            f"{directory / 'config.yaml'} is not the YAML that was written there: {error}"
-        ) from error
-    refused = {path: pair for path, pair in differences.items() if not _allowed(path, *pair)}
+        raise RunDirectoryError(f"{directory / 'config.yaml'} is not the YAML written there: {error}") from error
+    refused = {
+        path: pair for path, pair in differences.items() if path not in MAY_CHANGE and not path.startswith(ENGINE)
+    }
+    if "run.steps" in differences and differences["run.steps"][1] < differences["run.steps"][0]:
+        refused["run.steps"] = differences["run.steps"]
     if refused:
         lines = [f"  {path}: {old!r} in config.yaml, {new!r} now" for path, (old, new) in refused.items()]
         raise RunDirectoryError(
@@ -237,7 +208,7 @@ def _allowed_changes(directory: Path, old_yaml: str, new_yaml: str) -> dict[str,
             f"(On resume run.steps may grow, and these may change: {', '.join(sorted(MAY_CHANGE - {'run.steps'}))}.)"
         )
     for path, (old, new) in differences.items():
-        reorders = path in REORDER_SUMS or path.split(".")[0] in MAY_CHANGE_SECTIONS
+        reorders = path in REORDER_SUMS or path.startswith(ENGINE)
         logger.warning("resuming with %s: %r -> %r%s", path, old, new, ROUNDING if reorders else "")
     schedule = flatten_config(new_yaml).get("train.lr_schedule", "constant")
     if "run.steps" in differences and schedule != "constant":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -13,15 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+# Packages that decide results.
 PACKAGES = (
-    ["oxrl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "math-verify", "mlflow"]
-    + ["pyarrow", "reasoning-gym", "deepspeed", "vllm", "ray", "peft", "trl"]
-)  # fmt: skip
+    "oxrl torch transformers tokenizers safetensors numpy pydantic math-verify mlflow pyarrow reasoning-gym deepspeed "
+    "vllm ray peft trl"
+).split()
 # Only variables that change what is computed, and whose values are no secret.
 VARIABLES = (
-    ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED"]
-    + ["HF_HUB_OFFLINE", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"]
-)  # fmt: skip
+    "OMP_NUM_THREADS MKL_NUM_THREADS CUDA_VISIBLE_DEVICES CUBLAS_WORKSPACE_CONFIG PYTHONHASHSEED HF_HUB_OFFLINE "
+    "NVIDIA_TF32_OVERRIDE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
+).split()
 SECRET = re.compile(r"^(.*(?:^|[._-])(?:key|token|secret|password|passwd|credentials?))=.+$", re.IGNORECASE | re.DOTALL)
 
 
@@ -30,29 +32,22 @@ def environment() -> dict[str, Any]:
 
     Never imports torch: GPUs and torch settings are listed only if torch is already there.
     """
+    versions: dict[str, str] = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
         "host": platform.node(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "packages": package_versions(),
+        "packages": versions,
         "torch": _torch_facts(),
         "git": git_state(Path(__file__).resolve().parent),
         "command": command_line(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
-
-
-def package_versions() -> dict[str, str]:
-    """Installed versions of the packages that decide results; those not installed are left out."""
-    versions: dict[str, str] = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def _torch_facts() -> dict[str, Any] | None:

@@ -64,3 +64,12 @@ def read_records_from(path: Path, offset: int) -> Iterator[tuple[dict[str, Any],
                 raise ValueError(f"{path}, byte {offset}: not a JSON object: {error}") from error
             offset += len(line)
             yield record, offset
+
+
+def line_starts_at(path: Path, offset: int) -> bool:
+    """Whether `offset` is the start of the file or follows a newline."""
+    if offset == 0:
+        return True
+    with path.open("rb") as file:
+        file.seek(offset - 1)
+        return file.read(1) == b"\n"

@@ -20,7 +20,7 @@ from torch import Tensor
 from oxrl.errors import OxrlError, RunDirectoryError
 from oxrl.runs.directory import RunDirectory
 from oxrl.runs.files import fsync
-from oxrl.runs.jsonl import encode_line
+from oxrl.runs.jsonl import encode_line, line_starts_at
 from oxrl.types import Metrics
 
 logger = logging.getLogger(__name__)
@@ -87,26 +87,20 @@ class Recorder:
         """Forget everything recorded after `offsets` (as `offsets()` gave them); `{}` forgets everything.
 
         Raises:
-            RunDirectoryError: metrics.jsonl is shorter than the checkpoint says, or was edited, so the run cannot go on
-                where it was. A shorter samples.jsonl only warns: deleting it to save space is a user's right.
+            RunDirectoryError: metrics.jsonl was cut or edited, so the run cannot go on where it was. With samples.jsonl
+                that is a warning: deleting it to save space is a user's right.
         """
         for name, file in self._files.items():
             path, offset = self._rollouts.parent / name, offsets.get(name, 0)
-            size = path.stat().st_size
-            if size < offset and name == METRICS:
-                raise RunDirectoryError(
-                    f"{path} is {size} bytes, the checkpoint was taken at {offset}: lines are missing. "
-                    "Restore the file, or start a new run in another directory (run.dir=...)."
-                )
-            if size < offset:
-                logger.warning("%s is %d bytes shorter than the checkpoint says", path, offset - size)
-            end = _line_end(path, min(size, offset))
-            if end != offset and name == METRICS:
-                raise RunDirectoryError(
-                    f"{path} has no line end at byte {offset}, where the checkpoint was taken: it was edited. "
-                    "Restore the file, or start a new run in another directory (run.dir=...)."
-                )
-            file.truncate(end)
+            if not line_starts_at(path, offset):
+                if name == METRICS:
+                    raise RunDirectoryError(
+                        f"{path} has no line end at byte {offset}, where the checkpoint was taken: lines are missing. "
+                        "Or it was edited: restore it, or start a new run in another directory (run.dir=...)."
+                    )
+                logger.warning("%s is not what the checkpoint says: it has no line end at byte %d", path, offset)
+                offset = path.read_bytes()[:offset].rfind(b"\n") + 1
+            file.truncate(offset)
         self._last_rollout = offsets.get(ROLLOUTS, -1)
         self._unsynced.clear()
         for path in [*self._rollouts.glob(".tmp-*"), *self._rollouts.glob("step_*.safetensors")]:
@@ -132,20 +126,6 @@ class Recorder:
                 rest = rest[file.write(rest) :]
         except OSError as error:
             raise _cannot_record(self._rollouts.parent / name, error) from error
-
-
-def _line_end(path: Path, limit: int) -> int:
-    """The largest offset not above `limit` that is the start of the file or follows a newline."""
-    with path.open("rb") as file:
-        end = limit
-        while end > 0:
-            start = max(0, end - 65536)
-            file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                return start + found + 1
-            end = start
-    return 0
 
 
 def _cannot_record(path: Path, error: Exception) -> OxrlError:

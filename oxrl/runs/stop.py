@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -16,10 +17,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopRequest:
     """Context manager: inside it SIGTERM and SIGINT set `requested` to the signal's name instead of ending the program.
 
-    The run looks at `requested` between pieces of work, saves and raises `Interrupted`. A second signal ends the
-    process at once with the same exit code: checkpoints are whole or absent, so the previous one is intact.
-    Handlers that were there before come back on exit. Outside the main thread, where Python allows no handlers,
-    nothing is ever requested.
+    The run looks at it between pieces of work, saves and raises `Interrupted`. A second signal ends the process at once
+    with the same exit code. Outside the main thread, where Python allows no handlers, nothing is ever requested.
     """
 
     def __init__(self) -> None:
@@ -37,7 +36,6 @@ class StopRequest:
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        self._previous.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -50,7 +48,5 @@ class StopRequest:
 
 def _say(text: str) -> None:
     # A handler may run in the middle of any print or log call; only a bare write is safe there.
-    try:
+    with contextlib.suppress(OSError):
         os.write(2, text.encode())
-    except OSError:
-        pass

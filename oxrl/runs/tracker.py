@@ -11,7 +11,6 @@ network. No server is ever started.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import logging
@@ -28,7 +27,7 @@ from typing import Any
 from oxrl.errors import Interrupted
 from oxrl.runs.directory import RunDirectory, flatten_config
 from oxrl.runs.files import pretty_json, write_atomically
-from oxrl.runs.jsonl import read_records_from
+from oxrl.runs.jsonl import line_starts_at, read_records_from
 
 logger = logging.getLogger(__name__)
 
@@ -99,13 +98,11 @@ class MLflowTracker:
 
     def _report(self, returncode: int) -> None:
         if returncode != 0:
-            logger.warning("MLflow stopped seeing this run (metrics.jsonl is complete): %s", self._last_words())
-
-    def _last_words(self) -> str:
-        with contextlib.suppress(OSError):
-            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            return f"{lines[-1] if lines else 'it said nothing'} (all of it in {self._log})"
-        return f"see {self._log}"
+            said = self._log.read_text(encoding="utf-8", errors="replace").split("\n") if self._log.exists() else []
+            last = next((line for line in reversed(said) if line.strip()), "it said nothing")
+            logger.warning(
+                "MLflow stopped seeing this run (metrics.jsonl is complete): %s (all of it in %s)", last, self._log
+            )
 
 
 def mirror(directory: Path) -> None:
@@ -115,7 +112,7 @@ def mirror(directory: Path) -> None:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         client, run_id, logged = _open(directory)
         offset = 0
-        outcome: str | None = None
+        outcome = None
         while outcome is None:
             outcome = _said_within(POLL_S)
             records, offset = read_new_steps(directory / "metrics.jsonl", offset, logged)
@@ -154,25 +151,22 @@ def _open(directory: Path) -> tuple[Any, str, int]:
         run_id = run.info.run_id
         write_atomically(state, pretty_json({"run_id": run_id, "experiment_id": experiment}))
     # A param cannot be changed in MLflow; what a resume changed (run.steps for one) becomes a tag.
-    texts = {key: str(value)[:PARAM_LIMIT] for key, value in params.items()}
-    known = run.data.params
-    new = [Param(key, text) for key, text in texts.items() if key not in known]
-    changed = [RunTag(f"resumed.{key}", text) for key, text in texts.items() if known.get(key, text) != text]
+    texts, known = {key: str(value)[:PARAM_LIMIT] for key, value in params.items()}, run.data.params
+    tags = {f"resumed.{key}": text for key, text in texts.items() if known.get(key, text) != text}
+    tags |= {"oxrl.directory": str(directory), "oxrl.version": environment["packages"].get("oxrl")}
     git = environment.get("git") or {}
-    tags = {
-        "oxrl.directory": str(directory),
-        "mlflow.source.git.commit": git.get("commit"),
-        "git.dirty": git.get("dirty"),
-    }
-    tags["oxrl.version"] = environment["packages"].get("oxrl")
-    given = [RunTag(key, str(value)) for key, value in tags.items() if value is not None]
-    client.log_batch(run_id, params=new, tags=[*given, *changed])
+    tags |= {"mlflow.source.git.commit": git.get("commit"), "git.dirty": git.get("dirty")}
+    client.log_batch(
+        run_id,
+        params=[Param(key, text) for key, text in texts.items() if key not in known],
+        tags=[RunTag(key, str(value)) for key, value in tags.items() if value is not None],
+    )
     return client, run_id, int(run.data.metrics.get("step", -1))
 
 
 def read_new_steps(metrics: Path, offset: int, logged: int) -> tuple[list[dict[str, Any]], int]:
     """Complete lines of `metrics` from byte `offset` whose step is above `logged`, and the offset to go on from."""
-    if not _line_starts_at(metrics, offset):
+    if not metrics.exists() or not line_starts_at(metrics, offset):
         offset = 0  # the run went back to a checkpoint and cut the file; what is logged already is skipped
     records: list[dict[str, Any]] = []
     for record, end in read_records_from(metrics, offset):
@@ -184,32 +178,22 @@ def read_new_steps(metrics: Path, offset: int, logged: int) -> tuple[list[dict[s
 
 
 def _log(client: Any, run_id: str, records: Sequence[Mapping[str, Any]]) -> None:
-    """Log each record's numbers, "step" included: its latest value is where a later mirror of the run goes on."""
+    """Log each record's numbers, "step" last: its latest value is where a later mirror of the run goes on."""
     from mlflow.entities import Metric
 
-    pending: list[Any] = []
-    for record in records:
-        now = int(time.time() * 1000)
-        line = [Metric(mlflow_name(key), float(value), now, record["step"]) for key, value in record.items()]
-        if pending and len(pending) + len(line) > BATCH_LIMIT:
-            client.log_batch(run_id, metrics=pending)
-            pending = []
-        pending += line
-    if pending:
-        client.log_batch(run_id, metrics=pending)
+    now = int(time.time() * 1000)
+    logged = [
+        Metric(mlflow_name(key), float(value), now, record["step"])
+        for record in records
+        for key, value in sorted(record.items(), key=lambda item: item[0] == "step")
+    ]
+    for start in range(0, len(logged), BATCH_LIMIT):
+        client.log_batch(run_id, metrics=logged[start : start + BATCH_LIMIT])
 
 
 def mlflow_name(key: str) -> str:
     """`key` in the letters that MLflow allows in a metric's name: eval/pass@1 becomes eval/pass_at_1."""
     return re.sub(r"[^\w\-. :/]", "_", key.replace("@", "_at_"))
-
-
-def _line_starts_at(path: Path, offset: int) -> bool:
-    if offset == 0:
-        return True
-    with path.open("rb") as file:
-        file.seek(offset - 1)
-        return file.read(1) == b"\n"
 
 
 if __name__ == "__main__":

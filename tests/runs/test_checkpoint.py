@@ -139,7 +139,7 @@ def test_a_manifest_that_leads_out_of_the_checkpoint_is_refused(name: str, tmp_p
     path = save(tmp_path, 10)
     (tmp_path / "secret.json").write_text("{}")
     rewrite_manifest(path, lambda files: files.update({name: files["config.json"]}))
-    assert verify_checkpoint(path) == [f"manifest.json lists {name!r}, which leads out of the checkpoint"]
+    assert verify_checkpoint(path) == [f"{name} is missing"]
 
 
 def test_a_symbolic_link_in_a_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -181,15 +181,6 @@ def test_saving_a_step_again_replaces_the_damaged_one(tmp_path: Path) -> None:
     flip_a_bit(save(tmp_path, 10) / "model.safetensors")
     assert verify_checkpoint(save(tmp_path, 10)) == []
     assert names(tmp_path) == ["step_00000010"]
-
-
-def test_a_replacement_that_died_between_its_two_renames_gives_the_old_checkpoint_back(tmp_path: Path) -> None:
-    path = save(tmp_path, 10)
-    shutil.copytree(path, tmp_path / ".tmp-step_00000010")
-    path.rename(tmp_path / ".old-step_00000010")
-    remove_leftovers(tmp_path)
-    assert names(tmp_path) == ["step_00000010"]
-    assert verify_checkpoint(path) == []
 
 
 def test_a_write_that_fails_leaves_older_checkpoints_and_no_rubbish(tmp_path: Path) -> None:
@@ -284,12 +275,14 @@ def run_until(root: Path, place: int, here: Path) -> str:
     return place_name
 
 
-@pytest.mark.parametrize("existing", [False, True], ids=["new step", "the step is saved again"])
-def test_a_kill_anywhere_in_the_write_leaves_a_whole_checkpoint(existing: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [False, True], ids=["new step", "a damaged step is saved again"])
+def test_a_kill_anywhere_in_the_write_leaves_a_whole_checkpoint(damaged: bool, tmp_path: Path) -> None:
     base = tmp_path / "base"
     base.mkdir()
-    for step in (0, 10, 20) if existing else (0, 10):
-        save(base, step, keep=2)
+    for step in (0, 10, 20) if damaged else (0, 10):
+        save(base, step, keep=3)
+    if damaged:
+        flip_a_bit(base / "step_00000020" / "model.safetensors")
     places: list[str] = []
     while not places or places[-1] != "done":
         root = tmp_path / str(len(places))
@@ -298,11 +291,11 @@ def test_a_kill_anywhere_in_the_write_leaves_a_whole_checkpoint(existing: bool, 
         remove_leftovers(root)
         found = latest_checkpoint(root)
         assert found is not None
-        # The old state of step 20 or the new one, never a mixture; step 10 only where there was no step 20.
-        assert found.state in {10: [{"draw": 160}], 20: [{"draw": 2}, {"draw": 320}]}[found.step]
-        assert found.step == 20 or not existing
-        assert all(verify_checkpoint(path) == [] for path in root.iterdir())
+        assert found.state == {10: {"draw": 160}, 20: {"draw": 2}}[found.step]
+        # Whatever else is there is whole too, apart from the one that was damaged before.
+        assert all(damaged and path.name == "step_00000020" for path in root.iterdir() if verify_checkpoint(path))
         assert all(path.name.startswith("step_") for path in root.iterdir())
+    assert found.step == 20
     # Two shards mid-write, three files, the manifest, directories, the renames: every place was really hit.
     assert len(places) >= 10
     assert places.count("rename") >= 2

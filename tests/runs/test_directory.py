@@ -33,7 +33,7 @@ def start(path: Path, config: str = CONFIG) -> None:
 def test_a_fresh_run_makes_its_tree_and_says_what_it_runs_on(tmp_path: Path) -> None:
     with open_run(tmp_path / "a" / "b", CONFIG, resume=False) as run:
         assert (run.resuming, run.finished) == (False, False)
-        assert run.config.read_text() == CONFIG
+        assert (run.path / "config.yaml").read_text() == CONFIG
         assert run.checkpoints.is_dir() and run.rollouts.is_dir()
         assert (run.metrics.name, run.samples.name) == ("metrics.jsonl", "samples.jsonl")
         facts = json.loads((run.path / "environment.json").read_text())
@@ -59,7 +59,7 @@ def test_resuming_where_nothing_is_starts(exists: bool, tmp_path: Path) -> None:
     path = tmp_path if exists else tmp_path / "missing"
     with open_run(path, CONFIG, resume=True) as run:
         assert (run.resuming, run.finished) == (False, False)
-        assert run.config.exists()
+        assert (run.path / "config.yaml").exists()
 
 
 def test_a_start_that_was_killed_before_the_config_was_written_starts_again(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_finished_run_has_nothing_to_do_until_it_is_given_more_steps(tmp_path:
     longer = CONFIG.replace("steps: 100", "steps: 150")
     with open_run(tmp_path, longer, resume=True) as run:
         assert (run.resuming, run.finished) == (True, False)
-        assert run.config.read_text() == longer
+        assert (run.path / "config.yaml").read_text() == longer
 
 
 def test_a_config_that_means_another_run_is_refused_with_every_difference(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_how_a_run_is_carried_out_may_change_and_is_written_down(
     start(tmp_path)
     changed = CONFIG.replace("checkpoint_every: 50", "checkpoint_every: 5, threads: 2").replace("128", "32")
     with caplog.at_level(logging.WARNING), open_run(tmp_path, changed, resume=True) as run:
-        assert run.config.read_text() == changed
+        assert (run.path / "config.yaml").read_text() == changed
     assert "run.threads: None -> 2; sums are added in another order" in caplog.text
     last = json.loads((tmp_path / "starts.jsonl").read_text().splitlines()[-1])
     assert last["config_changes"] == {
@@ -143,7 +143,7 @@ def test_what_changes_rounding_is_allowed_to_change() -> None:
 
 def test_differences_compare_values_not_spelling() -> None:
     assert config_differences("a: {b: 1e-06, c: [1, 2]}", "a:\n  c: [1, 2]\n  b: 0.000001\n") == {}
-    assert config_differences("a: {b: 1}", "a: {b: [1]}\nd: {}") == {"a.b": (1, [1])} | {"d": (None, {})}
+    assert config_differences("a: {b: 1}", "a: {b: [1]}\nd: {e: 2}") == {"a.b": (1, [1]), "d.e": (None, 2)}
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
