@@ -147,9 +147,8 @@ def main() -> None:
         say("\nseed   greedy before -> after    sampled before -> after    gain    seconds")
         for seed, result in results.items():
             (g0, s0), (g1, s1) = result.before, result.after
-            say(
-                f"{seed:>4}{g0:>11.1%} -> {g1:<12.1%}{s0:>10.1%} -> {s1:<12.1%}{100 * (s1 - s0):>6.1f}{result.seconds:>9.0f}"
-            )
+            accuracy = f"{g0:>11.1%} -> {g1:<12.1%}{s0:>10.1%} -> {s1:<12.1%}"
+            say(f"{seed:>4}{accuracy}{100 * (s1 - s0):>6.1f}{result.seconds:>9.0f}")
 
 
 if __name__ == "__main__":
