@@ -113,11 +113,12 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "train.whiten": (PPO, False),
     "train.critic_warmup_steps": ({**PPO, "run": {"steps": 2}}, 1),
 }
-SUPERVISED: dict[str, tuple[Sections, Any]] = {"data.rows_per_step": ({}, 5)}
+SUPERVISED: dict[str, tuple[Sections, Any]] = {"data.rows_per_step": ({}, 5), "data.pack_tokens": ({}, 40)}
 
 # Seen elsewhere: the test that shows it.
 ELSEWHERE = {
     "run.name": "the console's title and the default directory: tests/runs, tests/config",
+    "run.keep_best": "the folder best/: tests/recipes/test_preference.py",
     "model.gradient_checkpointing": "memory, never a number: tests/engines/test_local_trainer.py",
     "model.trust_remote_code": "what is handed to transformers: tests/models/test_load.py",
     "reward.workers": "processes that score at the same time: tests/rewards/test_workers.py",
