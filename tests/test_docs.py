@@ -41,10 +41,10 @@ def test_every_complete_config_in_the_documentation_loads(
     monkeypatch.chdir(tmp_path)
     for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
         if all(f"\n{section}:" in f"\n{block}" for section in ("run", "model", "data", "train")):
-            for file in re.findall(r"^  (?:train|eval): (\S+\.jsonl)", block, flags=re.MULTILINE):
+            for file in re.findall(r"(?:train|eval): ([^\s,}]+\.jsonl)", block):
                 Path(file).parent.mkdir(parents=True, exist_ok=True)
                 Path(file).touch()
-            for file, function in re.findall(r"^  name: (\S+\.py):(\w+)", block, flags=re.MULTILINE):
+            for file, function in re.findall(r"name: (\S+\.py):(\w+)", block):
                 Path(file).write_text(f"def {function}(prompt, completion): ...")
             Path("config.yaml").write_text(block)
             load_config("config.yaml", [])
