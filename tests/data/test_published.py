@@ -87,7 +87,7 @@ def test_any_columns_are_read_by_their_names(tmp_path: Path) -> None:
     assert report["written"] == {"raw.jsonl": 1} and report["rejects"][0]["reason"] == "both replies are the same"
     PREPARERS["prompt-response"](raw, tmp_path / "sft", prompt="q", response="good")
     assert [row["completion"] for row in read(tmp_path / "sft" / "raw.jsonl")] == ["2", "2"]
-    with pytest.raises(DataError, match="no option 'promt'"):
+    with pytest.raises(DataError, match="option promt='q': Extra inputs"):
         PREPARERS["preference"](raw, tmp_path / "out", promt="q")
     with pytest.raises(DataError, match="pass --source"):
         PREPARERS["preference"](None, tmp_path / "out")

@@ -5,18 +5,28 @@ A function returns the rows it makes of one raw row, or raises ValueError with t
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
-from pathlib import Path
 from typing import Any
-
-from oxrl.data.prepare.output import choose, read_options, write_jsonl, write_report
-from oxrl.data.rows import file_hash, read_rows
-from oxrl.errors import DataError
 
 Fields = Mapping[str, Any]
 Rows = list[dict[str, Any]]
+_FINAL_NUMBER = 'Think step by step, then write the final number alone on the last line as "#### N".'
+
+
+def gsm8k(fields: Fields, *, instruction: str = _FINAL_NUMBER, calculator: bool = False) -> Rows:
+    """A word problem, then `instruction`; the bare number; the solution, with its <<48/2=24>> only for `calculator`."""
+    solution, marker, last = fields["answer"].rpartition("####")
+    gold = last.strip().replace(",", "")
+    if not marker or not re.fullmatch(r"-?\d+(\.\d+)?", gold):
+        raise ValueError(f"the answer does not end in '#### N' but in {fields['answer'][-40:]!r}")
+    if not fields["question"].strip():
+        raise ValueError("the question is empty")
+    solution = solution if calculator else re.sub(r"<<[^<>]*>>", "", solution)
+    prompt = f"{fields['question'].strip()}\n{instruction}".strip()
+    return [{"prompt": prompt, "answer": gold, "completion": f"{solution.strip()}\n#### {gold}"}]
 
 
 def math(fields: Fields) -> Rows:
@@ -137,53 +147,18 @@ def preference(fields: Fields, *, prompt: str = "prompt", chosen: str = "chosen"
 CONVERTERS: dict[str, Callable[..., Rows]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        *(math, svamp, aqua, humaneval, mbpp, bbh, ifeval, pandalm, ranked, instructions),
+        *(gsm8k, math, svamp, aqua, humaneval, mbpp, bbh, ifeval, pandalm, ranked, instructions),
         *(oasst_pairs, oasst_chats, prompt_response, preference),
     )
 }
 
 
-def prepare_files(
-    name: str, source: Path | None, out: Path, *, seed: int = 0, limit: int | None = None, **options: Any
-) -> dict[str, Any]:
-    """Convert `source`, a data file or a folder of them, into files of the same names; at most `limit` rows each.
-
-    Raises:
-        DataError: no source, an unknown option, or a file of which no row can be used.
-    """
-    convert = CONVERTERS[name]
-    chosen = read_options(convert, {key: str(value) for key, value in options.items()})
-    files = (
-        sorted(source.glob("*.jsonl")) + sorted(source.glob("*.parquet")) if source and source.is_dir() else [source]
-    )
-    if source is None or not files:
-        raise DataError(f"{name} is prepared from raw files: pass --source with a .jsonl or .parquet file, or a folder")
-    written: dict[str, int] = {}
-    rejects: list[dict[str, str]] = []
-    for path in filter(None, files):
-        rows: Rows = []
-        for number, raw in enumerate(read_rows(path)):
-            try:
-                made = [_checked(row) for row in convert(raw.fields, **chosen)]
-            except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
-                reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
-                rejects.append({"place": raw.place, "reason": reason})
-                continue
-            tags = [f"{name}/{path.stem}/{number:06d}" + (f"/{i}" if len(made) > 1 else "") for i in range(len(made))]
-            rows += [{"uid": tag, "source": name, **row} for tag, row in zip(tags, made, strict=True)]
-        if not rows:
-            raise DataError(f"{path}: no row can be used; {len(rejects)} rejected, the first: {rejects[:1]}")
-        written[f"{path.stem}.jsonl"] = write_jsonl(out / f"{path.stem}.jsonl", choose(rows, limit, seed))
-    hashes = {path.name: file_hash(path) for path in filter(None, files)}
-    report = {"dataset": name, "source": str(source), "source_sha256": hashes, "seed": seed, "limit": limit, **chosen}
-    return write_report(out, {**report, "written": written, "rejected": len(rejects), "rejects": rejects})
-
-
-def _checked(row: dict[str, Any]) -> dict[str, Any]:
+def checked(row: dict[str, Any]) -> dict[str, Any]:
     """`row`, or a ValueError if what should be text is not."""
-    texts = [name for name in ("prompt", "completion", "chosen", "rejected") if name in row]
-    wrong = [name for name in texts if not isinstance(row[name], str | list)]
-    return _no(f"{wrong[0]} is {type(row[wrong[0]]).__name__}, not text") if wrong else row
+    for name in ("prompt", "completion", "chosen", "rejected"):
+        if name in row and not isinstance(row[name], str | list):
+            raise ValueError(f"{name} is {type(row[name]).__name__}, not text")
+    return row
 
 
 def _no(reason: str) -> Any:
