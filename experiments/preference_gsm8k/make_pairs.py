@@ -22,7 +22,9 @@ def main(source: Path, out: Path) -> None:
     used = 0
     for line in source.read_text(encoding="utf-8").split("\n"):
         row = json.loads(line) if line else {}
-        pairs = [(a, b) for a, b in product(MODELS, MODELS) if row and row[a]["is_correct"] and not row[b]["is_correct"]]
+        pairs = [
+            (a, b) for a, b in product(MODELS, MODELS) if row and row[a]["is_correct"] and not row[b]["is_correct"]
+        ]
         if not pairs:
             continue
         part = parts["eval" if used % 5 == 0 else "train"]
