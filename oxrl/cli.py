@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from oxrl.algorithms import ROWS, Row
+from oxrl.algorithms import ROWS
 from oxrl.config import Config, config_diff, config_schema, dump_config, load_config
 from oxrl.config.plan import dry_run_config, plan_text
 from oxrl.config.schema import known
@@ -66,12 +66,8 @@ def plan(config: ConfigFile, overrides: Overrides = None) -> None:
 def evaluate(
     target: Annotated[Path, typer.Argument(metavar="CONFIG|RUN_DIR", help="Config, or folder of a run.")],
     overrides: Overrides = None,
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="Responses per row; default: rollout.eval_samples.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, help="Default: rollout.eval_temperature; 0 is greedy.")
-    ] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Default: rollout.eval_samples.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Default: rollout.eval_temperature.")] = None,
     out: Out = None,
 ) -> None:
     """Reward and pass@k on held-out data."""
@@ -86,9 +82,7 @@ def evaluate(
 def generate(
     model: Annotated[str, typer.Argument(help="Folder of a model or checkpoint, hub name, or builtin:tiny.")],
     prompt: Annotated[list[str] | None, typer.Option(help="A question; may be given several times.")] = None,
-    prompts_file: Annotated[
-        Path | None, typer.Option(help='Text file, a prompt per line; .jsonl: its "prompt".')
-    ] = None,
+    prompts_file: Annotated[Path | None, typer.Option(help='A prompt per line; .jsonl: its "prompt".')] = None,
     n: Annotated[int, typer.Option("--n", min=1, help="Responses per prompt.")] = 1,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Nucleus mass; 1: off.")] = 1.0,
@@ -105,52 +99,38 @@ def generate(
         raise DataError("no prompt: give --prompt TEXT (repeatable) or --prompts-file FILE")
     from oxrl.recipes.evaluate import run_generate
 
-    records = run_generate(
-        model,
-        prompts,
-        samples=n,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        max_tokens=max_tokens,
-        seed=seed,
-    )
+    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens}
+    records = run_generate(model, prompts, samples=n, seed=seed, **sampling)
     for record in records:
-        typer.echo(
-            f"> {record['prompt']}\n{record['response']}\n[{record['finish_reason']}, {record['tokens']} tokens]\n"
-        )
+        end = f"[{record['finish_reason']}, {record['tokens']} tokens]"
+        typer.echo(f"> {record['prompt']}\n{record['response']}\n{end}\n")
     if out is not None:
-        lines = [json.dumps(record, ensure_ascii=False) for record in records]
-        out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+        out.write_text("".join(lines), encoding="utf-8")
 
 
 def _read_prompts(path: Path) -> list[str]:
+    from oxrl.data.rows import read_rows
+
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--prompts-file {path}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
     if path.suffix != ".jsonl":
         return [line for line in lines if line.strip()]
-    return [_prompt_of(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _prompt_of(line: str, place: str) -> str:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-        raise DataError(f'{place}: expected a JSON object with a text "prompt", got {line[:80]!r}')
-    return row["prompt"]
+    prompts: list[str] = []
+    for row in read_rows(path):
+        if not isinstance(prompt := row.fields.get("prompt"), str):
+            row.fail('no text under "prompt"', '{"prompt": "a question"}')
+        prompts.append(prompt)
+    return prompts
 
 
 @app.command()
 def prepare(
     dataset: Annotated[str, typer.Argument(help="Name of a dataset oxRL can prepare.")],
     out: Annotated[Path, typer.Option(help="Folder to write to.")],
-    options: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="The dataset's own options.")
-    ] = None,
+    options: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="The dataset's own.")] = None,
     source: Annotated[Path | None, typer.Option(help="Raw file or folder; default: the dataset's own source.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of every random choice.")] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many rows.")] = None,
@@ -194,29 +174,24 @@ def algorithms(
 
 def algorithm_table() -> str:
     """The table as text, one row per algorithm."""
-
-    def cells(row: Row) -> tuple[str, ...]:
-        if row.recipe != "rl":
-            return (row.name, row.recipe, "-", "-", "-", "-", "-", row.weights, ", ".join(row.extras))
+    rows: list[tuple[str, ...]] = [
+        ("algorithm", "recipe", "advantage", "ratio", "loss", "correction", "kl", "weights", "extras")
+    ]
+    for row in ROWS.values():
         ratio = row.ratio if row.ratio == "none" else f"{row.ratio}/{row.denominator}"
-        chain = (row.advantage, ratio, row.gate, row.correction, row.kl, row.weights, ", ".join(row.extras))
-        return (row.name, row.recipe, *chain)
-
-    head = ("algorithm", "recipe", "advantage", "ratio", "loss", "correction", "kl", "weights", "extras")
-    rows = [head, *(cells(row) for row in ROWS.values())]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        chain = (row.advantage, ratio, row.gate, row.correction, row.kl) if row.recipe == "rl" else ("-",) * 5
+        rows.append((row.name, row.recipe, *chain, row.weights, ", ".join(row.extras)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join([*lines, "", *(f"{row.name}: {row.summary} ({row.source})" for row in ROWS.values())])
 
 
 @app.command()
-def doctor(
-    folder: Annotated[Path, typer.Option("--runs", help="Where runs will be written.")] = Path("runs"),
-) -> None:
+def doctor(runs: Annotated[Path, typer.Option(help="Where runs will be written.")] = Path("runs")) -> None:
     """Say what works on this machine, what does not and how to fix it."""
     from oxrl.doctor import examine
 
-    findings = examine(folder)
+    findings = examine(runs)
     for finding in findings:
         typer.echo(f"{finding.state:<5}{finding.subject:<16}{finding.text}")
         if finding.fix:

@@ -149,10 +149,9 @@ def verify_checkpoint(path: Path) -> list[str]:
     try:
         manifest = json.loads(inside["manifest.json"].read_bytes())
         body = {key: manifest[key] for key in ("format", "step", "offsets", "files")}
-        intact = manifest["sha256"] == _digest(body)
+        if manifest["sha256"] != _digest(body):
+            raise ValueError(path)
     except (ValueError, KeyError, TypeError):
-        return ["manifest.json is damaged: it does not match its own sha256"]
-    if not intact:
         return ["manifest.json is damaged: it does not match its own sha256"]
     if body["format"] != FORMAT:
         return [f"manifest.json is of format {body['format']!r}, this oxRL reads {FORMAT!r}"]

@@ -5,13 +5,13 @@ Watching never breaks what is watched: a closed pipe or a terminal without the r
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TextIO
 
 from rich.console import Console as RichConsole
@@ -30,7 +30,7 @@ COLUMNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 ETA_WINDOW = 20  # steps: long enough to be calm, short enough to follow lengths that grow
 
 
-class Console:
+class Console(AbstractContextManager["Console"]):
     """Progress of one run on `stream` (standard output unless given)."""
 
     def __init__(self, total_steps: int, title: str, *, stream: TextIO | None = None) -> None:
@@ -39,9 +39,9 @@ class Console:
             self._stream.reconfigure(errors="replace")
         self._total, self._title = total_steps, title
         self._times: deque[float] = deque([time.monotonic()], maxlen=ETA_WINDOW + 1)
+        console = RichConsole(file=self._stream, highlight=False)
         # NO_COLOR asks for plain text, see no-color.org.
-        plain = "NO_COLOR" in os.environ or os.environ.get("TERM", "dumb") == "dumb"
-        self._progress = self._start_live() if self._stream.isatty() and not plain else None
+        self._progress = self._start(console) if console.is_interactive and not console.no_color else None
 
     def step(self, step: int, metrics: Metrics) -> None:
         """Show one optimizer step."""
@@ -73,14 +73,10 @@ class Console:
                 self._progress.stop()
         self._progress = None
 
-    def __enter__(self) -> Console:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _start_live(self) -> Progress:
-        console = RichConsole(file=self._stream, highlight=False)
+    def _start(self, console: RichConsole) -> Progress:
         # In 80 columns the numbers matter more than a bar.
         wide = [TextColumn("{task.description}"), BarColumn(bar_width=20)] if console.width >= 110 else []
         counts = [TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[values]}")]
@@ -98,7 +94,7 @@ class Console:
                 self._stream.write(text + "\n")
                 self._stream.flush()
 
-    @contextlib.contextmanager
+    @contextmanager
     def _or_give_up(self) -> Iterator[None]:
         """When the reader of the pipe went away or the stream is closed, send what follows to nowhere.
 
@@ -108,7 +104,7 @@ class Console:
             yield
         except (OSError, ValueError):
             self._progress = None
-            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as null:
+            with suppress(OSError, ValueError), open(os.devnull, "wb") as null:
                 os.dup2(null.fileno(), self._stream.fileno())
 
 

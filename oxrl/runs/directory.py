@@ -16,7 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,30 +48,13 @@ ROUNDING = "; sums are added in another order, so results equal those of an unin
 BEFORE_CONFIG = {"environment.json", "starts.jsonl", "rollouts", "checkpoints"}
 
 
-@dataclass(frozen=True)
-class RunDirectory:
+class RunDirectory(AbstractContextManager["RunDirectory"]):
     """An opened run. `resuming`: it was started before. `finished`: nothing is left to do. Close it to let go."""
 
-    path: Path
-    resuming: bool
-    finished: bool
-    _lock: IO[str]
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples.jsonl"
-
-    @property
-    def rollouts(self) -> Path:
-        return self.path / "rollouts"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+    def __init__(self, path: Path, lock: IO[str], *, resuming: bool, finished: bool) -> None:
+        self.path, self.resuming, self.finished, self._lock = path, resuming, finished, lock
+        self.metrics, self.samples = path / "metrics.jsonl", path / "samples.jsonl"
+        self.rollouts, self.checkpoints = path / "rollouts", path / "checkpoints"
 
     def finish(self, step: int, result: Mapping[str, Any]) -> None:
         """Say that the run is done: `result` (final evaluation and the like) and the step reached, in result.json."""
@@ -80,9 +63,6 @@ class RunDirectory:
     def close(self) -> None:
         """Release the lock; closing twice is harmless."""
         self._lock.close()
-
-    def __enter__(self) -> RunDirectory:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -142,7 +122,7 @@ def _open_locked(directory: Path, config_yaml: str, lock: IO[str]) -> RunDirecto
         write_atomically(directory / "config.yaml", config_yaml)
     result, steps = directory / "result.json", flatten_config(config_yaml).get("run.steps")
     reached = json.loads(result.read_bytes())["step"] if result.exists() else -1
-    return RunDirectory(directory, resuming=started, finished=started and reached >= (steps or 0), _lock=lock)
+    return RunDirectory(directory, lock, resuming=started, finished=started and reached >= (steps or 0))
 
 
 def _entries(directory: Path) -> set[str]:

@@ -5,20 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
 
 
-class _TerminalHandler(logging.StreamHandler[TextIO]):
+class _Terminal(logging.Handler):
     """Writes to whatever sys.stderr is at that moment: a live progress line replaces it while it is on screen."""
 
-    def __init__(self) -> None:
-        super().__init__(sys.stderr)
-
     def emit(self, record: logging.LogRecord) -> None:
-        self.setStream(sys.stderr)
-        super().emit(record)
+        with suppress(OSError, ValueError):
+            sys.stderr.write(self.format(record) + "\n")
 
 
 @contextmanager
@@ -27,8 +23,7 @@ def run_logging(file: Path) -> Iterator[None]:
     logger = logging.getLogger("oxrl")
     to_file = logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    to_terminal = _TerminalHandler()
-    to_terminal.setLevel(logging.WARNING)
+    to_terminal = _Terminal(logging.WARNING)
     to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     before = logger.level
     logger.setLevel(logging.INFO)

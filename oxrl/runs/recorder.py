@@ -10,6 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,18 +30,17 @@ METRICS, SAMPLES, ROLLOUTS = "metrics.jsonl", "samples.jsonl", "rollouts"
 ROLLOUT_NAME = re.compile(r"step_(\d{8,})\.safetensors")
 
 
-class Recorder:
+class Recorder(AbstractContextManager["Recorder"]):
     """Writes the record of one run. Usable from one thread."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._rollouts = run.rollouts
         self._rollouts.mkdir(exist_ok=True)
-        self._files: dict[str, IO[bytes]] = {}
-        for path in (run.metrics, run.samples):
-            # Unbuffered: one write call per record, so another process reads whole lines.
-            self._files[path.name] = path.open("ab", buffering=0)
+        # Unbuffered: one write call per record, so another process reads whole lines.
+        self._files: dict[str, IO[bytes]] = {
+            path.name: path.open("ab", buffering=0) for path in (run.metrics, run.samples)
+        }
         self._last_rollout = -1
-        self._unsynced: list[Path] = []
 
     def record_step(self, step: int, metrics: Metrics) -> None:
         """Append the line of one optimizer step: "step" first, the other keys sorted."""
@@ -56,12 +56,12 @@ class Recorder:
         temporary = path.with_name(f".tmp-{path.name}")
         try:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
+            fsync(temporary)
             os.replace(temporary, path)
         except (OSError, SafetensorError) as error:
             temporary.unlink(missing_ok=True)
             raise _cannot_record(path, error) from error
         self._last_rollout = max(self._last_rollout, step)
-        self._unsynced.append(path)
         return path
 
     def offsets(self) -> dict[str, int]:
@@ -71,15 +71,11 @@ class Recorder:
             Sizes in bytes of metrics.jsonl and samples.jsonl; under "rollouts" the highest step recorded, -1 if none.
         """
         try:
-            for path in self._unsynced:
-                if path.exists():  # a user may delete rollouts to save space
-                    fsync(path)
             fsync(self._rollouts)
             for file in self._files.values():
                 os.fsync(file.fileno())
         except OSError as error:
             raise _cannot_record(self._rollouts.parent, error) from error
-        self._unsynced.clear()
         sizes = {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
         return {**sizes, ROLLOUTS: self._last_rollout}
 
@@ -102,7 +98,6 @@ class Recorder:
                 offset = path.read_bytes()[:offset].rfind(b"\n") + 1
             file.truncate(offset)
         self._last_rollout = offsets.get(ROLLOUTS, -1)
-        self._unsynced.clear()
         for path in [*self._rollouts.glob(".tmp-*"), *self._rollouts.glob("step_*.safetensors")]:
             match = ROLLOUT_NAME.fullmatch(path.name)
             if path.name.startswith(".tmp-") or (match and int(match[1]) > self._last_rollout):
@@ -111,9 +106,6 @@ class Recorder:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
-
-    def __enter__(self) -> Recorder:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ BATCH_LIMIT = 1000  # metrics in one call, MLflow's own limit
 OUTCOMES = ("FINISHED", "FAILED", "KILLED")
 
 
-class MLflowTracker:
+class MLflowTracker(AbstractContextManager["MLflowTracker"]):
     """Starts the mirror of one run; `check` now and then; `close` when the run ends. Never raises.
 
     As a context manager it closes with the outcome that the exception, if any, stands for.
@@ -88,9 +89,6 @@ class MLflowTracker:
             logger.warning("MLflow was not done after %.0f s; metrics.jsonl is complete", timeout_s)
         else:
             self._report(process.returncode)
-
-    def __enter__(self) -> MLflowTracker:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         stopped = kind is not None and issubclass(kind, Interrupted | KeyboardInterrupt)

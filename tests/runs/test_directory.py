@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -196,21 +197,23 @@ def test_a_worker_that_outlives_its_killed_run_does_not_keep_it_locked(tmp_path:
         os.kill(worker, signal.SIGKILL)
 
 
-def open_and_report(path: Path, queue: multiprocessing.Queue[str]) -> None:
+def open_and_report(path: Path, queue: multiprocessing.Queue[str], together: threading.Barrier) -> None:
+    together.wait(60)
     try:
         run = open_run(path, CONFIG, resume=True)
     except RunDirectoryError:
         queue.put("refused")
+        together.wait(60)
     else:
         queue.put("opened")
-        time.sleep(1)
+        together.wait(60)
         run.close()
 
 
 def test_of_several_processes_that_start_at_once_one_wins(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    processes = [context.Process(target=open_and_report, args=(tmp_path, queue)) for _ in range(3)]
+    queue, together = context.Queue(), context.Barrier(3)
+    processes = [context.Process(target=open_and_report, args=(tmp_path, queue, together)) for _ in range(3)]
     for process in processes:
         process.start()
     answers = sorted(queue.get(timeout=60) for _ in processes)
