@@ -151,43 +151,38 @@ class Ragged:
         return Ragged(values=self.values.to(device), row_offsets=self.row_offsets)
 
 
-def _narrow(value: Any, rows: Tensor, length: int | None) -> Any:
-    """Take `rows` of any batch field and cut its time axis, if it has one, to `length`."""
-    from torch import Tensor
-
-    if isinstance(value, Tensor):
-        picked = value.index_select(0, rows.to(value.device))
-        return picked[:, :length] if length is not None and picked.ndim >= 2 else picked
-    if isinstance(value, TokenBatch):
-        return value.select(rows, length)
-    if isinstance(value, Ragged):
-        return value.select(rows)
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A batch field with every tensor, or thing made of tensors, changed; None stays."""
     if isinstance(value, Mapping):
-        return {key: _narrow(item, rows, length) for key, item in value.items()}  # pyright: ignore
-    return value
-
-
-def _move(value: Any, device: torch.device | str) -> Any:
-    from torch import Tensor
-
-    if isinstance(value, Tensor | Ragged | TokenBatch):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {key: _move(item, device) for key, item in value.items()}  # pyright: ignore
-    return value
+        return {key: _each(item, change) for key, item in value.items()}  # pyright: ignore
+    return None if value is None else change(value)
 
 
 class RowBatch:
     """Selecting rows and moving devices for every batch dataclass below; the dataclasses stay frozen."""
 
+    def __len__(self: TrainBatch) -> int:
+        return len(self.inputs)
+
     def select(self, rows: Tensor, length: int | None = None) -> Self:
         """New batch of `rows` (int64 indices), its time axis cut to the first `length` tokens."""
-        fields = dataclasses.fields(self)  # pyright: ignore
-        return type(self)(**{f.name: _narrow(getattr(self, f.name), rows, length) for f in fields})
+        return self._changed(lambda value: _narrow(value, rows, length))
 
     def to(self, device: torch.device | str) -> Self:
+        return self._changed(lambda value: value.to(device))
+
+    def _changed(self, change: Callable[[Any], Any]) -> Self:
         fields = dataclasses.fields(self)  # pyright: ignore
-        return type(self)(**{f.name: _move(getattr(self, f.name), device) for f in fields})
+        return type(self)(**{f.name: _each(getattr(self, f.name), change) for f in fields})
+
+
+def _narrow(value: Any, rows: Tensor, length: int | None) -> Any:
+    if isinstance(value, Ragged):
+        return value.select(rows)
+    if isinstance(value, RowBatch):
+        return value.select(rows, length)
+    picked = value.index_select(0, rows.to(value.device))
+    return picked[:, :length] if length is not None and picked.ndim >= 2 else picked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,9 +243,6 @@ class RolloutBatch(RowBatch):
     truncated: Tensor
     valid: Tensor
 
-    def __len__(self) -> int:
-        return len(self.inputs)
-
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyBatch(RowBatch):
@@ -270,9 +262,6 @@ class PolicyBatch(RowBatch):
     versions: Tensor
     group_ids: Tensor
 
-    def __len__(self) -> int:
-        return len(self.inputs)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ValueBatch(RowBatch):
@@ -283,9 +272,6 @@ class ValueBatch(RowBatch):
     returns: Tensor
     loss_weights: Tensor
 
-    def __len__(self) -> int:
-        return len(self.inputs)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedBatch(RowBatch):
@@ -293,9 +279,6 @@ class SupervisedBatch(RowBatch):
 
     inputs: TokenBatch
     loss_weights: Tensor
-
-    def __len__(self) -> int:
-        return len(self.inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,10 +306,10 @@ class PreferenceBatch(RowBatch):
         of_units = (rows[:, None] * per_unit + torch.arange(per_unit)).flatten()
         return PreferenceBatch(
             inputs=self.inputs.select(of_units, length),
-            ref_logprobs=_narrow(self.ref_logprobs, of_units, None),
-            loss_weights=_narrow(self.loss_weights, rows, None),
-            desirable=_narrow(self.desirable, rows, None),
-            extras={name: _narrow(e, rows, None) if e.ndim else e for name, e in self.extras.items()},
+            ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs[of_units],
+            loss_weights=self.loss_weights[rows],
+            desirable=None if self.desirable is None else self.desirable[rows],
+            extras={name: extra[rows] if extra.ndim else extra for name, extra in self.extras.items()},
         )
 
 
