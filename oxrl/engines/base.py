@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -99,14 +99,24 @@ class RolloutEngine(Protocol):
     def close(self) -> None: ...
 
 
-def generate(engine: RolloutEngine, requests: Sequence[Request], *, deadline_s: float) -> list[Completion]:
-    """Submit, poll until all are done, and return completions in the order of `requests`."""
+def generate_unless(
+    engine: RolloutEngine, requests: Sequence[Request], *, deadline_s: float, stop: Callable[[], bool]
+) -> list[Completion] | None:
+    """Completions in the order of `requests`; None, with everything aborted, as soon as `stop` says so."""
     engine.submit(requests)
     done: dict[str, Completion] = {}
     while len(done) < len(requests):
+        missing = [request.id for request in requests if request.id not in done]
+        if stop():
+            engine.abort(missing)
+            return None
         finished = engine.poll(deadline_s)
         if not finished:
-            missing = [request.id for request in requests if request.id not in done]
             raise DeadlineError(f"the rollout engine is idle but {len(missing)} requests never finished: {missing[:5]}")
         done.update((item.request.id, item.completion) for item in finished)
     return [done[request.id] for request in requests]
+
+
+def generate(engine: RolloutEngine, requests: Sequence[Request], *, deadline_s: float) -> list[Completion]:
+    """Submit, poll until all are done, and return completions in the order of `requests`."""
+    return generate_unless(engine, requests, deadline_s=deadline_s, stop=lambda: False) or []

@@ -19,6 +19,7 @@ from torch import Tensor
 from oxrl.algorithms import PARAMETERS
 from oxrl.config import Config
 from oxrl.data.batching import check_rollout_batch, split_by_group, to_rollout_batch
+from oxrl.engines.base import generate_unless
 from oxrl.errors import InvariantError
 from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
 from oxrl.functional.corrections import CORRECTIONS
@@ -39,7 +40,7 @@ from oxrl.functional.value_losses import value_loss
 from oxrl.functional.weights import WEIGHTS, token_mean
 from oxrl.recipes.build import Team, build_team, training_sampling
 from oxrl.recipes.evaluate import evaluate_held_out
-from oxrl.recipes.rollouts import check_error_rate, generate_unless, make_requests, sample_record, score_groups
+from oxrl.recipes.rollouts import check_error_rate, make_requests, sample_record, score_groups
 from oxrl.recipes.session import Progress, Session, all_finite
 from oxrl.seeds import stable_seed
 from oxrl.types import LossFn, Metrics, Output, PolicyBatch, Rollout, RolloutBatch, ValueBatch
@@ -351,20 +352,16 @@ def policy_gradients(
     if not all_finite(logprobs, output.entropy, mask=mask) or not loss.isfinite():
         return None
     old = logprobs if batch.old_logprobs is None else batch.old_logprobs
+    correct = algorithm.correction
+    corrected = None if correct is None else correct(old, batch.rollout_logprobs, mask)
     if first_ratio_tolerance is not None:
         check_first_ratio(logprobs, old, mask, first_ratio_tolerance)
     return (
         {"update/loss": float(loss)}
         | {name: float(value) for name, value in metrics.items()}
         | policy_metrics(logprobs, old, mask, ref_logprobs=batch.ref_logprobs, entropy=output.entropy)
-        | mismatch_metrics(old, batch.rollout_logprobs, mask, correction_weights(algorithm, old, batch))
+        | mismatch_metrics(old, batch.rollout_logprobs, mask, corrected)
     )
-
-
-def correction_weights(algorithm: Algorithm, old_logprobs: Tensor, batch: PolicyBatch) -> Tensor | None:
-    if algorithm.correction is None:
-        return None
-    return algorithm.correction(old_logprobs, batch.rollout_logprobs, batch.inputs.response_mask)
 
 
 def critic_gradients(team: Team, algorithm: Algorithm, batch: ValueBatch) -> Metrics | None:

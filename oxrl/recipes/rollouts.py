@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from oxrl.engines.base import RolloutEngine
-from oxrl.errors import DeadlineError, RewardError
+from oxrl.errors import RewardError
 from oxrl.rewards.workers import RewardPool
 from oxrl.seeds import sample_seed
 from oxrl.types import Completion, Prompt, Request, Rollout, Sampling, Score
@@ -27,24 +26,6 @@ def make_requests(
         for draw, prompt in draws
         for sample in range(samples)
     ]
-
-
-def generate_unless(
-    engine: RolloutEngine, requests: Sequence[Request], *, deadline_s: float, stop: Callable[[], bool]
-) -> list[Completion] | None:
-    """Completions in the order of `requests`; None, with everything aborted, as soon as `stop` says so."""
-    engine.submit(requests)
-    done: dict[str, Completion] = {}
-    while len(done) < len(requests):
-        if stop():
-            engine.abort([request.id for request in requests if request.id not in done])
-            return None
-        finished = engine.poll(deadline_s)
-        if not finished:
-            missing = [request.id for request in requests if request.id not in done]
-            raise DeadlineError(f"the rollout engine is idle but {len(missing)} requests never finished: {missing[:5]}")
-        done.update((item.request.id, item.completion) for item in finished)
-    return [done[request.id] for request in requests]
 
 
 def score_groups(
