@@ -1,13 +1,18 @@
 """Preference losses on sequence log-probabilities: f(margin) x reference x length normalization x anchors.
 
-Every pair loss takes the tensors described in `preference_pairs.py` and returns (loss, metrics); here stands its
-formula, one number per pair. The table of all of them, with sources and defaults, is `preferences.py`.
+The calling convention (tensors, weights, metrics, what raises) is that of `preference_pairs.py`; here stands each
+loss's formula, one number per pair, with its source. `oxrl/preference_methods.py` is the table of all of them.
 
     loss, metrics = dpo(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs,
                         chosen_lengths, rejected_lengths, loss_weights, beta=0.1)
 
 Symbols: L, R log-probability under policy and reference, w chosen, l rejected; u = L_w - R_w, v = L_l - R_l,
-margin = u - v, x = beta * margin, n a length. log sigmoid is always F.logsigmoid, which never underflows.
+margin = u - v, x = beta * margin, n a length, c a coefficient. log sigmoid is always F.logsigmoid: it never underflows.
+The statistics that some losses take as extra tensors come from `preference_statistics.py`.
+
+The losses of single completions (`kto`, `bco_unpaired`) take [B] tensors: summed log-probabilities of policy and
+reference, bool `desirable`, and `loss_weights` 1 / (rows of the global batch); their metrics are baseline,
+desirable_reward and undesirable_reward. ValueError where shapes differ or `desirable` is not bool.
 """
 
 from __future__ import annotations
@@ -35,8 +40,6 @@ def _exp(x: Tensor) -> Tensor:
 
 
 # --- The margin under one convex or bounded f. ---
-
-
 @pair_loss
 def dpo(pairs: Pairs, *, beta: float = 0.1) -> Tensor:
     """Direct preference optimization: -log sigmoid(x). arXiv:2305.18290, Eq. 7."""
@@ -45,16 +48,14 @@ def dpo(pairs: Pairs, *, beta: float = 0.1) -> Tensor:
 
 @pair_loss
 def cdpo(pairs: Pairs, *, beta: float = 0.1, label_noise: float = 0.1) -> Tensor:
-    """Conservative DPO, a fraction e of labels flipped: -(1-e) log sigmoid(x) - e log sigmoid(-x). arXiv:2305.18290
-    with label smoothing (Mitchell's note); least at x = log((1-e)/e)."""
+    """Labels smoothed by e (Mitchell's note on DPO): -(1-e) log sigmoid(x) - e log sigmoid(-x). arXiv:2305.18290."""
     x = beta * pairs.margin
     return -(1 - label_noise) * F.logsigmoid(x) - label_noise * F.logsigmoid(-x)
 
 
 @pair_loss
 def robust_dpo(pairs: Pairs, *, beta: float = 0.1, label_noise: float = 0.1) -> Tensor:
-    """Unbiased under flip rate e: [-(1-e) log sigmoid(x) + e log sigmoid(-x)] / (1-2e). arXiv:2403.00409. Unbounded
-    below."""
+    """Unbiased at flip rate e, unbounded: [-(1-e) log sigmoid(x) + e log sigmoid(-x)] / (1-2e). arXiv:2403.00409."""
     if not 0 <= label_noise < 0.5:
         raise ValueError(f"label_noise={label_noise} must be in [0, 0.5): at 0.5 labels say nothing; lower label_noise")
     x = beta * pairs.margin
@@ -89,9 +90,7 @@ def sigmoid_norm(pairs: Pairs, *, beta: float = 5.0) -> Tensor:
 def exo(pairs: Pairs, *, beta: float = 0.1, label_noise: float = 1e-3) -> Tensor:
     """Reverse KL of q = sigmoid(x): q log(q/(1-e)) + (1-q) log((1-q)/e). arXiv:2402.00856, Eq. 16."""
     if not 0 < label_noise < 1:
-        raise ValueError(
-            f"label_noise={label_noise} must be in (0, 1): exo takes its logarithm; the usual value is 0.001"
-        )
+        raise ValueError(f"label_noise={label_noise} must be in (0, 1): exo takes its logarithm; 0.001 is usual")
     x = beta * pairs.margin
     win = x.sigmoid() * (F.logsigmoid(x) - math.log1p(-label_noise))
     return win + (-x).sigmoid() * (F.logsigmoid(-x) - math.log(label_noise))
@@ -99,11 +98,8 @@ def exo(pairs: Pairs, *, beta: float = 0.1, label_noise: float = 1e-3) -> Tensor
 
 @pair_loss
 def discopop(pairs: Pairs, *, beta: float = 0.05, tau: float = 0.05) -> Tensor:
-    """(1-s)(-log sigmoid(x)) + s exp(-x), s = sigmoid(x/tau) with gradient. arXiv:2406.08414, Eq. 5. Not convex.
-
-    s exp(-x) is taken as exp(log s - x), which is finite at every x where s * exp(-x) is 0 * inf.
-    """
-    x = beta * pairs.margin
+    """(1-s)(-log sigmoid(x)) + s exp(-x), s = sigmoid(x/tau) with gradient. arXiv:2406.08414, Eq. 5. Not convex."""
+    x = beta * pairs.margin  # s exp(-x) is taken as exp(log s - x): finite where s * exp(-x) is 0 * inf.
     return -(-x / tau).sigmoid() * F.logsigmoid(x) + _exp(F.logsigmoid(x / tau) - x)
 
 
@@ -133,8 +129,6 @@ def focal_po(pairs: Pairs, *, beta: float = 0.1, gamma: float = 0.05) -> Tensor:
 
 
 # --- Absolute levels: chosen and rejected each against the reference. ---
-
-
 @pair_loss
 def nca(pairs: Pairs, *, beta: float = 0.01) -> Tensor:
     """-log sigmoid(beta u) - log sigmoid(-beta u)/2 - log sigmoid(-beta v)/2. arXiv:2402.05369, pair form."""
@@ -144,8 +138,7 @@ def nca(pairs: Pairs, *, beta: float = 0.01) -> Tensor:
 
 @pair_loss
 def bco(pairs: Pairs, reward_shift: Tensor, *, beta: float = 0.01) -> Tensor:
-    """-log sigmoid(beta u - d) - log sigmoid(-(beta v - d)), d = `reward_shift`. arXiv:2404.04656. d = 0 is TRL's
-    `bco_pair`; the paper's d is a running mean of rewards (`bco_reward_shift`)."""
+    """-log sigmoid(beta u - d) - log sigmoid(-(beta v - d)), d from `bco_reward_shift` (TRL: 0). arXiv:2404.04656."""
     chosen, rejected = beta * pairs.chosen_ratio - reward_shift, beta * pairs.rejected_ratio - reward_shift
     return -F.logsigmoid(chosen) - F.logsigmoid(-rejected)
 
@@ -176,8 +169,6 @@ def cal_dpo(pairs: Pairs, *, beta: float = 0.1, calibration_coeff: float = 1.0) 
 
 
 # --- Another link between log ratio and reward. ---
-
-
 @pair_loss
 def f_dpo_forward_kl(pairs: Pairs, *, beta: float = 0.1) -> Tensor:
     """-log sigmoid(beta (phi(u) - phi(v))), phi = -exp(-.). f-DPO, arXiv:2309.16240; its reverse KL is `dpo`."""
@@ -201,8 +192,7 @@ def f_dpo_alpha(pairs: Pairs, *, beta: float = 0.1, alpha: float = 0.5) -> Tenso
 
 @pair_loss
 def chi_po(pairs: Pairs, *, beta: float = 0.1) -> Tensor:
-    """-log sigmoid(beta (phi(u) - phi(v))), phi = . + exp(.), exponent within +-20. arXiv:2407.13399: a chi-squared
-    penalty."""
+    """-log sigmoid(beta (phi(u) - phi(v))), phi = . + exp(.), exponent within +-20. arXiv:2407.13399."""
     chosen, rejected = pairs.chosen_ratio, pairs.rejected_ratio
     return -F.logsigmoid(beta * (pairs.margin + chosen.clamp(-20, 20).exp() - rejected.clamp(-20, 20).exp()))
 
@@ -214,8 +204,6 @@ def h_dpo(pairs: Pairs, *, beta: float = 0.1, alpha: float = 0.9) -> Tensor:
 
 
 # --- Margins changed per pair: offsets, penalties and caps against likelihood displacement. ---
-
-
 @pair_loss
 def odpo(pairs: Pairs, offsets: Tensor, *, beta: float = 0.1) -> Tensor:
     """-log sigmoid(x - offset), `offsets` [N] from the gap between two scores. arXiv:2402.10571."""
@@ -230,8 +218,7 @@ def r_dpo(pairs: Pairs, *, beta: float = 0.1, length_coeff: float = 0.01) -> Ten
 
 @pair_loss
 def dpop(pairs: Pairs, *, beta: float = 0.1, penalty_coeff: float = 5.0) -> Tensor:
-    """-log sigmoid(beta (u - v - c max(0, -u))): the chosen one may not fall below the reference. Smaug,
-    arXiv:2402.13228."""
+    """-log sigmoid(beta (u - v - c max(0, -u))): keeps the chosen one above the reference. arXiv:2402.13228."""
     return -F.logsigmoid(beta * (pairs.margin - penalty_coeff * (-pairs.chosen_ratio).relu()))
 
 
@@ -266,26 +253,19 @@ def rpo(pairs: Pairs, *, beta: float = 0.1, nll_coeff: float = 0.005) -> Tensor:
 
 
 # --- A statistic of the global batch, or of the sampling policy, as an extra tensor. ---
-
-
 @pair_loss
 def aot(pairs: Pairs, matched_ref_margins: Tensor, *, beta: float = 0.01) -> Tensor:
     """-log sigmoid(beta (L_w - L_l - m)), m [N] the reference margin of equal rank (`rank_match`). arXiv:2406.05882.
 
-    The sum over the batch is that of the two sorted lists, and so is its gradient: a sort only permutes. The source
-    forbids per-pair weights, because sorting breaks the pairing; keep the nonzero `loss_weights` equal.
+    Keep the nonzero `loss_weights` equal: sorting breaks the pairing, so the source forbids per-pair weights.
     """
     return -F.logsigmoid(beta * (pairs.chosen - pairs.rejected - matched_ref_margins))
 
 
 @pair_loss
 def aot_unpaired(pairs: Pairs, matched_rejected: Tensor, matched_chosen: Tensor, *, beta: float = 0.01) -> Tensor:
-    """-log sigmoid(beta (sort(u) - sort(v))). arXiv:2406.05882; `matched_rejected` [N] is the v whose rank is that of
-    this pair's u, `matched_chosen` [N] the u whose rank is that of this pair's v (`rank_match`).
-
-    u and v of one sorted pair may sit in different micro-batches: the value is counted where u is, and v's gradient
-    comes from a second term of value 0.
-    """
+    """-log sigmoid(beta (sort(u) - sort(v))), the [N] extras are the v and u of equal rank. arXiv:2406.05882."""
+    # The two of a sorted pair may be in different micro-batches: the value counts where u is, v adds its gradient only.
     value = -F.logsigmoid(beta * (pairs.chosen_ratio - matched_rejected))
     mirrored = -F.logsigmoid(beta * (matched_chosen - pairs.rejected_ratio))
     return value + mirrored - mirrored.detach()
@@ -293,18 +273,14 @@ def aot_unpaired(pairs: Pairs, matched_rejected: Tensor, matched_chosen: Tensor,
 
 @pair_loss
 def beta_dpo(pairs: Pairs, batch_beta: Tensor) -> Tensor:
-    """DPO with the batch's own beta, a scalar from `beta_dpo_beta`. arXiv:2407.08639. Pairs that `beta_dpo_selection`
-    drops get weight 0; metrics are in nats."""
+    """DPO with the batch's own beta (`beta_dpo_beta`), pairs left out by `beta_dpo_selection`. arXiv:2407.08639."""
     return -F.logsigmoid(batch_beta * pairs.margin)
 
 
 @pair_loss
 def dr_dpo(pairs: Pairs, log_mean: Tensor, *, beta: float = 0.1, robustness: float = 1.0) -> Tensor:
-    """-b log mean exp(-l_i / b) of the DPO losses l_i over the global batch, b = `robustness`. arXiv:2407.07880.
-
-    `log_mean` (scalar) is log mean exp(-l/b) by `dr_dpo_log_mean`. Pair i enters with its exact gradient coefficient
-    exp(-l_i/b - log_mean); summed with weights 1/N, the value is the formula's too.
-    """
+    """-b log mean exp(-l / b) of the global batch's DPO losses l, b = `robustness`. arXiv:2407.07880."""
+    # Each pair enters with its exact gradient coefficient; with weights 1/N the value is the formula's too.
     losses = -F.logsigmoid(beta * pairs.margin)
     coefficients = (-losses.detach() / robustness - log_mean).exp()
     return coefficients * (losses - losses.detach()) - robustness * log_mean
@@ -320,14 +296,11 @@ def wpo(pairs: Pairs, pair_weights: Tensor, *, beta: float = 0.1) -> Tensor:
 def alpha_dpo(
     pairs: Pairs, standardized_gaps: Tensor, *, beta: float = 2.5, gamma: float = 0.3, alpha: float = 0.1
 ) -> Tensor:
-    """-log sigmoid(beta (mean L_w - mean L_l) - beta (gamma + alpha z)), z = `standardized_gaps` [N], the z-scored
-    margin between policy and reference. arXiv:2410.10148."""
+    """-log sigmoid(beta (mean L_w - mean L_l - gamma - alpha z)), z [N] the z-scored margin. arXiv:2410.10148."""
     return -F.logsigmoid(beta * (pairs.mean_chosen - pairs.mean_rejected - gamma - alpha * standardized_gaps))
 
 
 # --- Without a reference. ---
-
-
 @pair_loss
 def simpo(pairs: Pairs, *, beta: float = 2.5, gamma: float = 1.375) -> Tensor:
     """-log sigmoid(beta (mean L_w - mean L_l) - gamma). arXiv:2405.14734; gamma / beta 0.3 to 0.55 there."""
@@ -351,9 +324,8 @@ def cpo(pairs: Pairs, *, beta: float = 0.1, nll_coeff: float = 1.0) -> Tensor:
 
 @pair_loss
 def orpo(pairs: Pairs, *, odds_coeff: float = 0.1) -> Tensor:
-    """NLL - c log sigmoid(log odds_w - log odds_l), log odds = mean L - log(1 - exp(mean L)). arXiv:2403.07691,
-    with the NLL of the chosen completion only (TRL's includes the prompt)."""
-    # At probability 1 the odds are infinite.
+    """NLL_w - c log sigmoid(log odds_w - log odds_l), log odds = mean L - log(1 - exp(mean L)). arXiv:2403.07691."""
+    # At probability 1 the odds are infinite. The NLL leaves the prompt out (TRL's does not).
     chosen, rejected = pairs.mean_chosen.clamp(max=-1e-6), pairs.mean_rejected.clamp(max=-1e-6)
     log_odds = (chosen - log1mexp(chosen)) - (rejected - log1mexp(rejected))
     return -pairs.mean_chosen - odds_coeff * F.logsigmoid(log_odds)
@@ -361,8 +333,8 @@ def orpo(pairs: Pairs, *, odds_coeff: float = 0.1) -> Tensor:
 
 @pair_loss
 def power(pairs: Pairs, *, beta: float = 2.0, nll_coeff: float = 5e-4) -> Tensor:
-    """-log sigmoid(beta [a L_w - b L_l + a - b]) - c beta a L_w, a = 1/n_w, b = 1/n_l. POWER, arXiv:2412.09544, without
-    its dynamic labels."""
+    """-log sigmoid(beta [a (L_w + 1) - b (L_l + 1)]) - c beta a L_w, a = 1/n_w, b = 1/n_l. arXiv:2412.09544."""
+    # Without the source's dynamic labels.
     margin = pairs.mean_chosen - pairs.mean_rejected + 1 / pairs.chosen_lengths - 1 / pairs.rejected_lengths
     return -F.logsigmoid(beta * margin) - nll_coeff * beta * pairs.mean_chosen
 
@@ -374,8 +346,6 @@ def nll(pairs: Pairs) -> Tensor:
 
 
 # --- Single completions with a thumb up or down. ---
-
-
 def _single(
     logprobs: Tensor, ref_logprobs: Tensor, desirable: Tensor, loss_weights: Tensor, shift: Tensor, beta: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -404,28 +374,12 @@ def kto(
     desirable_coeff: float = 1.0,
     undesirable_coeff: float = 1.0,
 ) -> Loss:
-    """Kahneman-Tversky optimization: c_D (1 - sigmoid(beta (u - z))) or, undesirable, c_U (1 - sigmoid(beta (z - u))).
+    """c_D sigmoid(-beta (u - z)) or, undesirable, c_U sigmoid(beta (u - z)), z by `kto_baseline`. arXiv:2402.01306.
 
-    Source: arXiv:2402.01306. z = `kl_baseline` of the global batch, detached (`kto_baseline`). Pairs are read as
-    two rows. With z = 0 this is the unpaired form of APO-zero. Keep c_D n_D / (c_U n_U) within 1 to 4/3.
-
-    Args:
-        logprobs, ref_logprobs: [B] nats, sums over the trained tokens.
-        desirable: [B] bool.
-        loss_weights: [B], 1 / (rows of the global batch).
-        kl_baseline: scalar, nats, not negative.
-        beta: scale of the log ratio.
-        desirable_coeff, undesirable_coeff: c_D and c_U.
-
-    Returns:
-        Scalar loss to minimize; metrics baseline, desirable_reward, undesirable_reward under `preference/`.
-
-    Raises:
-        ValueError: shapes differ, or desirable is not bool.
+    Keep c_D n_D / (c_U n_U) within 1 to 4/3. With z = 0 this is the unpaired form of APO-zero.
     """
-    reward, metrics = _single(
-        logprobs, ref_logprobs, desirable, loss_weights, beta * at_least_float32(kl_baseline), beta
-    )
+    shift = beta * at_least_float32(kl_baseline)
+    reward, metrics = _single(logprobs, ref_logprobs, desirable, loss_weights, shift, beta)
     losses = (-reward).sigmoid()
     losses = torch.where(desirable, desirable_coeff * losses, undesirable_coeff * losses)
     return weighted_loss(losses, loss_weights), metrics
@@ -440,10 +394,6 @@ def bco_unpaired(
     *,
     beta: float = 0.01,
 ) -> Loss:
-    """Binary classifier optimization of single completions: -log sigmoid(+-(beta u - d)). arXiv:2404.04656.
-
-    d = `reward_shift` (`bco_reward_shift`). The paper's density-ratio weights p / (1 - p), clipped, multiply
-    `loss_weights`. Args, Returns and Raises: as `kto`.
-    """
+    """-log sigmoid(+-(beta u - d)), d by `bco_reward_shift`; density ratios go in the weights. arXiv:2404.04656."""
     reward, metrics = _single(logprobs, ref_logprobs, desirable, loss_weights, at_least_float32(reward_shift), beta)
     return weighted_loss(-F.logsigmoid(reward), loss_weights), metrics

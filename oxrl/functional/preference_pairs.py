@@ -3,23 +3,20 @@
 A formula on `Pairs` becomes a loss by `@pair_loss`. All of them are then called with the same tensors, so that a recipe
 takes one from the table by name, or adds several with weights over one shared forward.
 
-Args of every pair loss:
-    chosen_logprobs, rejected_logprobs: [N] nats, summed over the trained tokens of the completion. Gradient flows here
-        only.
-    ref_chosen_logprobs, ref_rejected_logprobs: [N] nats of the frozen reference over the same tokens; None where the
-        loss has no reference.
-    chosen_lengths, rejected_lengths: [N] trained tokens (counts below 1 are read as 1); None where not needed.
-    loss_weights: [N], 1 / (pairs of the global batch), 0 for a pair to leave out. The loss is
+Args of every pair loss, [N] each:
+    chosen_logprobs, rejected_logprobs: nats, sums over a completion's trained tokens. Gradient flows here only.
+    ref_chosen_logprobs, ref_rejected_logprobs: the same of the frozen reference; None where the loss has none.
+    chosen_lengths, rejected_lengths: trained tokens (counts below 1 are read as 1); None where not needed.
+    loss_weights: 1 / (pairs of the global batch), 0 for a pair to leave out. The loss is
         (pair_loss * loss_weights).sum(), so micro-batches and ranks add up to the same gradient.
-    extras (some losses): [N] data columns or scalars. What depends on the whole batch (the sorted partner of AOT, the
-        beta of beta-DPO, the normalizer of Dr.DPO, the shift of BCO, the baseline of KTO) comes in here, detached, from
-        a function of `preference_statistics.py` run once over the global batch: micro-batching stays exact.
+    extras (some losses): data columns, or what depends on the whole batch, scalar or [N], detached, from a function of
+        `preference_statistics.py` run once over the global batch: micro-batching stays exact.
     numbers: keyword only.
 
-Returns: scalar loss to minimize, in at least float32, and detached scalar metrics, means over the pairs that count,
-under `preference/`: margin, chosen_reward and rejected_reward (times beta, nats), accuracy, chosen_logprobs and
-rejected_logprobs (watch the former: a loss on margins may lower both), chosen_nll per token where lengths are given.
-Raises ValueError when a tensor has another shape, or is missing.
+Returns the scalar to minimize, in at least float32, and detached metrics, means over the pairs that count, under
+`preference/`: margin, chosen_reward and rejected_reward (nats, times beta if it is a number of the loss), accuracy,
+chosen_logprobs (watch them: a loss on margins may lower both) and rejected_logprobs, chosen_nll per token where lengths
+are given. Raises ValueError when a tensor has another shape, or is missing.
 """
 
 from __future__ import annotations
@@ -98,12 +95,14 @@ def _required(tensor: Tensor | None, name: str) -> Tensor:
 def filled(tensor: Tensor, trained: Tensor, name: str) -> Tensor:
     """`tensor` [N] (or a scalar) with zeros where not `trained`: a left-out pair may hold nan, and nan * 0 is nan."""
     if tensor.ndim != 0 and tensor.shape != trained.shape:
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)} but loss_weights has {tuple(trained.shape)}; "
-            "a preference loss takes one number per pair, [N]"
-        )
+        shapes = f"shape {tuple(tensor.shape)} but loss_weights has {tuple(trained.shape)}"
+        raise ValueError(f"{name} has {shapes}; a preference loss takes one number per pair, [N]")
     tensor = at_least_float32(tensor)
     return torch.where(trained, tensor, torch.zeros_like(tensor)) if tensor.ndim else tensor
+
+
+def _constant(tensor: Tensor | None, trained: Tensor, name: str) -> Tensor | None:
+    return None if tensor is None else filled(tensor.detach(), trained, name)
 
 
 def weighted_loss(losses: Tensor, loss_weights: Tensor) -> Tensor:
@@ -128,19 +127,15 @@ def pair_loss(formula: Callable[Concatenate[Pairs, P], Tensor]) -> PairLoss[P]:
         **numbers: P.kwargs,
     ) -> Loss:
         trained = loss_weights != 0
-
-        def constant(tensor: Tensor | None, name: str) -> Tensor | None:
-            return None if tensor is None else filled(tensor.detach(), trained, name)
-
         pairs = Pairs(
             filled(chosen_logprobs, trained, "chosen_logprobs"),
             filled(rejected_logprobs, trained, "rejected_logprobs"),
-            constant(ref_chosen_logprobs, "ref_chosen_logprobs"),
-            constant(ref_rejected_logprobs, "ref_rejected_logprobs"),
-            constant(chosen_lengths, "chosen_lengths"),
-            constant(rejected_lengths, "rejected_lengths"),
+            _constant(ref_chosen_logprobs, trained, "ref_chosen_logprobs"),
+            _constant(ref_rejected_logprobs, trained, "ref_rejected_logprobs"),
+            _constant(chosen_lengths, trained, "chosen_lengths"),
+            _constant(rejected_lengths, trained, "rejected_lengths"),
         )
-        constants = (constant(extra, f"extra tensor {i}") for i, extra in enumerate(extras))  # pyright: ignore
+        constants = (_constant(extra, trained, f"extra tensor {i}") for i, extra in enumerate(extras))  # pyright: ignore
         losses = formula(pairs, *constants, **numbers)  # pyright: ignore
         beta = numbers.get("beta", (formula.__kwdefaults__ or {}).get("beta", 1.0))
         return weighted_loss(losses, loss_weights), preference_metrics(pairs, trained, beta=float(beta))  # pyright: ignore

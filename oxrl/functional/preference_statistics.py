@@ -3,6 +3,9 @@
 The statistics take the whole global batch at once (every rank's pairs), are detached and carry no state: running means
 go in and come out. Slice a per-pair result to the micro-batch; pass a scalar as it is. They describe the policy at the
 start of the step, so they cost one forward without gradient, unless the batch is a single micro-batch.
+
+Shapes: `logprobs` [B, T] nats, token-aligned; `response_mask` [B, T] bool, the trained tokens; per-pair tensors [N];
+`noise` independent uniforms in (0, 1), drawn by the caller from a seed; `mean` and `std` running moments.
 """
 
 from __future__ import annotations
@@ -14,32 +17,17 @@ from oxrl.functional.masks import at_least_float32, fill_masked
 
 
 def sequence_logprobs(logprobs: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of log-probabilities and number of trained tokens per row: what every preference loss reads.
-
-    Args:
-        logprobs: [B, T] nats, token-aligned.
-        response_mask: [B, T] bool.
-
-    Returns:
-        [B] nats in at least float32, [B] int64.
-    """
+    """Sum of log-probabilities [B] and number of trained tokens [B] per row: what every loss reads."""
     return fill_masked(logprobs, response_mask).sum(1), response_mask.sum(1)
 
 
 def length_desensitized_logprobs(
     logprobs: Tensor, response_mask: Tensor, shared_lengths: Tensor, *, tail_coeff: float
 ) -> Tensor:
-    """LD-DPO's sums: trained tokens after the first `shared_lengths` of a row count `tail_coeff` times.
+    """LD-DPO's sums [B]: trained tokens after the first `shared_lengths` count `tail_coeff` times. arXiv:2409.06411.
 
-    Source: arXiv:2409.06411. For policy and reference alike; then any loss. tail_coeff 1 is the plain sum.
-
-    Args:
-        logprobs: [B, T] nats. response_mask: [B, T] bool.
-        shared_lengths: [B] int64, the smaller of the two lengths of the row's pair.
-        tail_coeff: in [0, 1].
-
-    Returns:
-        [B] nats.
+    `shared_lengths` [B] is the smaller length of the row's pair; tail_coeff in [0, 1], 1 is the plain sum. For policy
+    and reference alike.
     """
     position = response_mask.cumsum(1)
     filled = fill_masked(logprobs, response_mask)
@@ -47,17 +35,9 @@ def length_desensitized_logprobs(
 
 
 def subsampled_mask(response_mask: Tensor, noise: Tensor, counts: Tensor) -> Tensor:
-    """SamPO's mask: `counts` trained tokens per row, those with the least `noise`.
+    """SamPO's mask [B, T]: the `counts` [B] trained tokens of each row with the least noise [B, T]. arXiv:2406.10957.
 
-    Source: arXiv:2406.10957, with counts = the smaller of the pair's two lengths. Use the same mask for the reference.
-
-    Args:
-        response_mask: [B, T] bool.
-        noise: [B, T] independent uniforms, drawn by the caller from a seed.
-        counts: [B] int64, at most the trained tokens of the row.
-
-    Returns:
-        [B, T] bool, for `sequence_logprobs`.
+    counts is the smaller length of the row's pair; use one mask for policy and reference.
     """
     rank = noise.masked_fill(~response_mask, torch.inf).argsort(1).argsort(1)
     return response_mask & (rank < counts[:, None])
@@ -65,15 +45,9 @@ def subsampled_mask(response_mask: Tensor, noise: Tensor, counts: Tensor) -> Ten
 
 @torch.no_grad()
 def wpo_weights(logprobs: Tensor, sum_p_squared: Tensor, response_mask: Tensor) -> Tensor:
-    """WPO's weight of a completion, exp(mean_t(logprobs - log sum_v p_v**2)): how on-policy it is.
+    """WPO's weight [B], how on-policy a row is: exp(mean_t(logprobs - log sum_v p_v**2)). arXiv:2406.11827, Eq. 2.
 
-    Source: arXiv:2406.11827, Eq. 2 and its per-step normalization by sum_v p_v**2.
-
-    Args:
-        logprobs: [B, T] nats. sum_p_squared: [B, T], sum over the vocabulary. response_mask: [B, T] bool.
-
-    Returns:
-        [B], positive, detached.
+    `sum_p_squared` [B, T] is summed over the vocabulary: the source's per-step normalization.
     """
     relative = fill_masked(logprobs, response_mask) - fill_masked(sum_p_squared, response_mask, 1.0).log()
     return (relative.sum(1) / response_mask.sum(1).clamp(min=1)).exp()
@@ -83,26 +57,25 @@ def wpo_weights(logprobs: Tensor, sum_p_squared: Tensor, response_mask: Tensor) 
 def rank_match(values: Tensor, others: Tensor) -> Tensor:
     """For each of `values` [N], the one of `others` [N] of equal rank. Equal values keep their order.
 
-    For `aot`: rank_match(chosen - rejected, ref_chosen - ref_rejected). For `aot_unpaired`: rank_match(u, v) and
-    rank_match(v, u).
+    aot: rank_match(chosen - rejected, ref_chosen - ref_rejected). aot_unpaired: rank_match(u, v), rank_match(v, u).
     """
     return others.sort().values[values.sort(stable=True).indices.argsort()]
 
 
 @torch.no_grad()
 def kto_baseline(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """z of KTO: max(0, mean log ratio) over completions [B] shown after a prompt they do not answer, scalar, nats.
+    """z of KTO, scalar nats: max(0, mean log ratio) of completions [B] after prompts not theirs. arXiv:2402.01306.
 
-    Source: arXiv:2402.01306; mismatch by shifting the completions by one within the batch (two or more).
+    The mismatch is made by shifting the completions by one within the batch (two or more).
     """
     return (at_least_float32(logprobs) - at_least_float32(ref_logprobs)).mean().clamp(min=0)
 
 
 @torch.no_grad()
 def bco_reward_shift(rewards: Tensor, *, mean: float, count: int) -> tuple[Tensor, int]:
-    """BCO's d: the mean (scalar) of all rewards beta * log ratio so far, and their new number.
+    """BCO's d: the mean (scalar) of all rewards beta * log ratio so far, and their new number. arXiv:2404.04656.
 
-    Source: arXiv:2404.04656. `rewards` are the batch's, chosen and rejected, any shape; start from mean 0, count 0.
+    `rewards` are the batch's, chosen and rejected, any shape; start from mean 0, count 0.
     """
     total = count + rewards.numel()
     return (at_least_float32(rewards).sum() + mean * count) / total, total
@@ -110,10 +83,7 @@ def bco_reward_shift(rewards: Tensor, *, mean: float, count: int) -> tuple[Tenso
 
 @torch.no_grad()
 def dr_dpo_log_mean(pair_losses: Tensor, loss_weights: Tensor, *, robustness: float = 1.0) -> Tensor:
-    """log mean exp(-l / b) (scalar) over the global batch's DPO losses [N], b = `robustness`. arXiv:2407.07880.
-
-    Weights 1/N give the plain mean; a pair of weight 0 does not count.
-    """
+    """log mean exp(-l / b) (scalar) of DPO losses l [N], b = `robustness`; weight 0: left out. arXiv:2407.07880."""
     shares = (loss_weights / loss_weights.sum()).to(pair_losses.dtype)
     terms = torch.where(loss_weights != 0, shares.log() - pair_losses / robustness, -torch.inf)
     return terms.logsumexp(0)
@@ -121,17 +91,10 @@ def dr_dpo_log_mean(pair_losses: Tensor, loss_weights: Tensor, *, robustness: fl
 
 @torch.no_grad()
 def beta_dpo_selection(margins: Tensor, noise: Tensor, *, mean: float, std: float, drop: float = 0.2) -> Tensor:
-    """Which pairs beta-DPO keeps: 1 - drop of them, drawn without replacement, p ~ exp(-((margin - mean)/std)**2 / 2).
+    """Which pairs beta-DPO keeps [N] (at least one): 1 - drop of them, drawn without replacement. arXiv:2407.08639.
 
-    Source: arXiv:2407.08639. The draw is Gumbel top-k on the caller's uniforms, so it is a function of its
-    arguments.
-
-    Args:
-        margins: [N] nats, u - v. noise: [N] uniforms in (0, 1).
-        mean, std: running moments of the margins (decay 0.9 in the source). drop: in [0, 1).
-
-    Returns:
-        [N] bool; at least one pair is kept.
+    p ~ exp(-((margin - mean)/std)**2 / 2), moments with decay 0.9 in the source, margins u - v in nats. The draw is
+    Gumbel top-k on the noise [N], so it is a function of the arguments.
     """
     log_odds = -0.5 * ((at_least_float32(margins) - mean) / max(std, 1e-6)).square()
     gumbel = -(-noise.to(log_odds.dtype).log()).log()
@@ -142,10 +105,7 @@ def beta_dpo_selection(margins: Tensor, noise: Tensor, *, mean: float, std: floa
 
 @torch.no_grad()
 def beta_dpo_beta(margins: Tensor, *, mean: float, beta: float = 0.1, scale: float = 0.6) -> Tensor:
-    """beta-DPO's beta (scalar): beta (1 + scale (mean(margins) - mean)), at least 1e-3, over the kept pairs' margins.
-
-    Source: arXiv:2407.08639. One beta per batch, detached, as in the authors' code.
-    """
+    """beta-DPO's beta (scalar): beta (1 + scale (mean(kept margins) - mean)), at least 1e-3. arXiv:2407.08639."""
     return (beta * (1 + scale * (at_least_float32(margins).mean() - mean))).clamp(min=1e-3)
 
 

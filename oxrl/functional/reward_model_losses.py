@@ -1,4 +1,8 @@
-"""Losses that train a reward model: on pairs of completions (Bradley-Terry) and on steps (process rewards)."""
+"""Losses that train a reward model: on pairs of completions (Bradley-Terry) and on steps (process rewards).
+
+A loss is (losses * loss_weights).sum(): the weight is 1 / (pairs or step ends of the global batch), 0 for what to leave
+out. It returns the scalar to minimize and metrics under `reward_model/`; ValueError where shapes differ.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +22,11 @@ def bradley_terry(
     *,
     center_coeff: float = 0.0,
 ) -> Loss:
-    """-log sigmoid(s_w - s_l - margin) + center_coeff * (s_w + s_l)**2.
+    """-log sigmoid(s_w - s_l - margin) + center_coeff * (s_w + s_l)**2. InstructGPT, arXiv:2203.02155, Eq. 1.
 
-    Source: InstructGPT, arXiv:2203.02155, Eq. 1; margin: Llama 2, arXiv:2307.09288, Eq. 2; centering: arXiv:2312.09244
-    (0.01). Scores are known only up to a constant per prompt; centering fixes it.
-
-    Args:
-        chosen_scores, rejected_scores: [N], the scalar head at the last real token.
-        loss_weights: [N], 1 / (pairs of the global batch), 0 for a pair to leave out.
-        margins: [N] or None for 0: by how much the chosen one is better, in score units.
-        center_coeff: not negative.
-
-    Returns:
-        Scalar loss to minimize; metrics accuracy (a tie counts one half), margin, score_mean, score_std,
-        under `reward_model/`.
-
-    Raises:
-        ValueError: shapes differ.
+    Margins (Llama 2, arXiv:2307.09288, Eq. 2): by how much the chosen one is better, in score units. Scores are known
+    up to a constant per prompt; centering (arXiv:2312.09244: 0.01) fixes it. All [N]; scores are those at the last real
+    token. Metrics: accuracy (a tie counts one half), margin, score_mean, score_std.
     """
     require_same_shape(
         loss_weights=loss_weights, chosen_scores=chosen_scores, rejected_scores=rejected_scores, margins=margins
@@ -57,21 +49,10 @@ def bradley_terry(
 
 
 def process_reward(step_scores: Tensor, step_labels: Tensor, loss_weights: Tensor) -> Loss:
-    """Binary cross-entropy of step labels, on the token that ends each step.
+    """Binary cross-entropy of step labels at the tokens that end a step. arXiv:2305.20050, arXiv:2211.14275.
 
-    Source: arXiv:2305.20050 and arXiv:2211.14275. A score is a logit, of the probability that the step is right; a
-    two-class head gives the same loss with score = logit_1 - logit_0.
-
-    Args:
-        step_scores: [B, T] logits, token-aligned.
-        step_labels: [B, T], 1 right and 0 wrong, read where a step ends; values between are soft labels.
-        loss_weights: [B, T], 1 / (steps of the global batch) where a step ends, 0 elsewhere.
-
-    Returns:
-        Scalar loss to minimize; metrics accuracy, score_mean, label_mean over the step ends, under `reward_model/`.
-
-    Raises:
-        ValueError: shapes differ.
+    All [B, T], token-aligned, read where a weight is not 0. A score is the logit of a right step (of a two-class head:
+    logit_1 - logit_0), a label 1 right and 0 wrong, or between. Metrics: accuracy, score_mean, label_mean.
     """
     require_same_shape(loss_weights=loss_weights, step_scores=step_scores, step_labels=step_labels)
     ends = loss_weights != 0
@@ -85,16 +66,10 @@ def process_reward(step_scores: Tensor, step_labels: Tensor, loss_weights: Tenso
 
 
 def potential_rewards(step_scores: Tensor, step_mask: Tensor) -> Tensor:
-    """Dense rewards from step scores: score of this step's end minus that of the one before, 0 before the first.
+    """Dense rewards [B, T] from step scores: score at this step's end minus the one before, 0 before the first.
 
-    A sum of scores would pay for more steps; differences telescope, so that an inserted step that changes no score
-    changes no return.
-
-    Args:
-        step_scores: [B, T] probabilities or values. step_mask: [B, T] bool, True where a step ends.
-
-    Returns:
-        [B, T], 0 off the step ends; each row sums to its last step's score.
+    A sum of scores would pay for more steps; differences telescope to the last score, so a step that changes no score
+    changes no return. `step_scores` [B, T] probabilities or values; `step_mask` [B, T] bool, True where a step ends.
     """
     scores = fill_masked(step_scores, step_mask)
     # Index of the latest step end strictly before t, or -1.
