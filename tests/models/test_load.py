@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -56,17 +57,11 @@ def test_a_policy_is_not_made_of_a_checkpoint_that_lacks_weights(tmp_path: Path)
     torch.nn.init.ones_(critic.value_head.weight)
     save_model(critic, tmp_path)
     assert load_critic(str(tmp_path)).value_head.weight.eq(1).all()
-    broken = load_policy("builtin:tiny")
-    save_model(broken, tmp_path / "policy")
-    (tmp_path / "policy" / "config.json").write_text(
-        (tmp_path / "policy" / "config.json").read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 2')
-    )
-    deeper = (
-        (tmp_path / "policy" / "config.json").read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 4')
-    )
-    (tmp_path / "policy" / "config.json").write_text(
-        deeper.replace('"layer_types": [', '"layer_types": [\n    "full_attention",')
-    )
+    save_model(load_policy("builtin:tiny"), tmp_path / "policy")
+    config = json.loads((tmp_path / "policy" / "config.json").read_text())
+    config["num_hidden_layers"] += 1
+    config["layer_types"].append("full_attention")
+    (tmp_path / "policy" / "config.json").write_text(json.dumps(config))
     with pytest.raises(DataError, match="lacks"):
         load_policy(str(tmp_path / "policy"))
 
