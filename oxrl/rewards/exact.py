@@ -8,14 +8,9 @@ from oxrl.types import Score
 
 
 def exact_reward(response: str, answer: Any) -> Score:
-    """1.0 if `response` equals `answer` after stripping white space at both ends, else 0.0.
+    """1.0 if `response` equals `answer`, a string or an integer, but for white space at both ends, else 0.0.
 
-    Args:
-        response: the completion's text.
-        answer: a string or an integer; an integer is compared in its decimal spelling.
-
-    Returns:
-        A score of 1.0 or 0.0; status "invalid" if `answer` is of another type.
+    Status "invalid" if `answer` is of another type.
     """
     if isinstance(answer, bool) or not isinstance(answer, str | int):
         return Score(value=None, status="invalid", reason=f"exact needs a string or integer answer, got {answer!r}")

@@ -51,22 +51,7 @@ _LONGEST_LINE = 2000
 _MOST_BOXES = 16
 _LONGEST_TEXT = 10_000
 _OPERATORS = re.compile(r"[/*^×÷·+]|\d\s*-|\bsqrt\b|[([{]")
-
-
-@dataclass(frozen=True)
-class _Number:
-    value: Decimal
-    percent: bool = False
-
-    def equals(self, other: _Number) -> bool:
-        """20% equals 20 and 0.2: answers are published either way."""
-        return bool(self._readings() & other._readings())
-
-    def _readings(self) -> set[Decimal]:
-        sign, digits, exponent = self.value.as_tuple()
-        # Not a division: that would round to the context's precision.
-        hundredth = Decimal((sign, digits, int(exponent) - 2))
-        return {self.value, hundredth} if self.percent else {self.value}
+_Readings = frozenset[Decimal]  # what a number may mean: 20% is 20 and 0.2, as answers are published either way
 
 
 @dataclass(frozen=True)
@@ -80,17 +65,10 @@ class _Final:
 
 
 def math_reward(response: str, answer: Any) -> Score:
-    """1.0 if the final answer of `response` equals `answer`, else 0.0. Rules in the module docstring.
+    """1.0 if the final answer of `response` equals `answer`, else 0.0 with a reason. Rules in the module docstring.
 
-    May run for very long on hostile input (sympy), so call it through `RewardPool` where that matters.
-
-    Args:
-        response: the completion's text.
-        answer: a number, or a string: "1,234", "\\frac{1}{2}", "$x^2$", or a full solution that ends in a marker.
-
-    Returns:
-        A score of 1.0 or 0.0 with a reason; "no answer found" is a wrong answer. Status "invalid" if `answer` itself
-        cannot be read.
+    `answer` is a number or a string: "1,234", "\\frac{1}{2}", "$x^2$", or a full solution that ends in a marker; status
+    is "invalid" if it cannot be read. May run for very long on hostile input (sympy): call it through `RewardPool`.
     """
     gold = _gold_text(answer)
     if gold is None or (_gold_number(gold) is None and not _gold_expressions(gold)):
@@ -100,29 +78,24 @@ def math_reward(response: str, answer: Any) -> Score:
         return Score(value=0.0, reason="no answer found")
     number, expected = _read_number(final), _gold_number(gold)
     if number is not None and expected is not None:
-        if number.equals(expected):
-            return Score(value=1.0)
-        return Score(value=0.0, reason=f"read {str(number.value)[:80]}, expected {str(expected.value)[:80]}")
-    parsed = _parse(final)
-    if not parsed:
+        equal = bool(number & expected)
+    elif parsed := _parse(final):
+        equal = _library().verify(list(_gold_expressions(gold)), parsed, timeout_seconds=None)
+    else:
         return Score(value=0.0, reason=f"no answer found in {final.text[-80:]!r}")
-    if _verify(_gold_expressions(gold), parsed):
-        return Score(value=1.0)
-    return Score(value=0.0, reason=f"read {final.text[-80:]!r}, expected {gold[-80:]!r}")
+    return Score(value=float(equal), reason="" if equal else f"read {final.text[-80:]!r}, expected {gold[-80:]!r}")
 
 
 def _gold_text(answer: Any) -> str | None:
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float | Decimal):
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         return None
-    if isinstance(answer, float | Decimal) and not isfinite(answer):
-        return None
-    if isinstance(answer, float) and answer.is_integer():
-        return str(int(answer))
+    if isinstance(answer, float):
+        return f"{int(answer) if answer.is_integer() else answer}" if isfinite(answer) else None
     return str(answer).strip() or None
 
 
 @functools.lru_cache(maxsize=4096)
-def _gold_number(gold: str) -> _Number | None:
+def _gold_number(gold: str) -> _Readings | None:
     final = _final_answer(gold)
     return _read_number(final) if final is not None and (final.marked or _is_bare(gold)) else None
 
@@ -201,7 +174,7 @@ def _plain(text: str) -> str:
     return re.sub(r"\\[,;:! ]|\\[()\[\]]|\*\*|`", " ", text)
 
 
-def _read_number(final: _Final) -> _Number | None:
+def _read_number(final: _Final) -> _Readings | None:
     """The plain number stated at `final`; None if it is an expression, several numbers or not a number."""
     text = _plain(final.text)
     if _LATEX.search(text):
@@ -213,7 +186,7 @@ def _read_number(final: _Final) -> _Number | None:
         return None
     if final.marked and not final.prose:
         if re.fullmatch(r"\s*\d{1,3}(?:[ \u00a0\u202f]\d{3})+\s*", text):
-            return _Number(Decimal(re.sub(r"\s", "", text)))
+            return frozenset({Decimal(re.sub(r"\s", "", text))})
         if len(matches) > 1 or _OPERATORS.search(text[: matches[0].start()] + text[matches[0].end() :]):
             return None
         match = matches[0]
@@ -224,18 +197,20 @@ def _read_number(final: _Final) -> _Number | None:
             return None
     if "," in match["digits"] and not _grouped(match["digits"]) and (final.boxed or "$" in text):
         return None  # in LaTeX "2,1" is a list, in text it is 2.1
-    return _to_number(match)
+    return _readings(match)
 
 
 def _grouped(digits: str) -> bool:
     return _GROUPED.fullmatch(digits) is not None and not digits.startswith("0")
 
 
-def _to_number(match: re.Match[str]) -> _Number:
-    digits = match["digits"].replace(",", "" if _grouped(match["digits"]) else ".")
-    negative = match["sign"].strip() in ("-", _MINUS) or match["inner"] == "-"
-    value = Decimal(digits)
-    return _Number(value.copy_negate() if negative else value, percent=match["percent"] is not None)
+def _readings(match: re.Match[str]) -> _Readings:
+    value = Decimal(match["digits"].replace(",", "" if _grouped(match["digits"]) else "."))
+    if match["sign"].strip() in ("-", _MINUS) or match["inner"] == "-":
+        value = value.copy_negate()
+    sign, digits, exponent = value.as_tuple()
+    # Not a division: that would round to the context's precision.
+    return frozenset({value, Decimal((sign, digits, int(exponent) - 2))} if match["percent"] else {value})
 
 
 @functools.cache
@@ -256,7 +231,3 @@ def _parse(final: _Final) -> list[Any]:
     elif not _ENVIRONMENT.search(text) and (final.marked or _LATEX.search(text)) and len(text.split()) <= 12:
         text = f"${text.strip(' .')}$"
     return _library().parse(text, parsing_timeout=None)
-
-
-def _verify(gold: tuple[Any, ...], parsed: list[Any]) -> bool:
-    return _library().verify(list(gold), parsed, timeout_seconds=None)

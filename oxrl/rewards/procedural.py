@@ -7,17 +7,9 @@ from oxrl.types import Prompt
 
 
 def reasoning_gym_reward(prompt: Prompt, completion: str) -> float:
-    """What the task's own verifier says of the answer, in [0, 1].
+    """What the task's own verifier says, in [0, 1], of the last `<answer>...</answer>` or, without one, of everything.
 
-    The answer is the text in the last `<answer>...</answer>`, or the whole completion if there is none.
-
-    Args:
-        prompt: with the reasoning-gym entry in `metadata["entry"]`, as `oxrl prepare reasoning-gym` writes it.
-        completion: the completion's text.
-
-    Raises:
-        MissingExtraError: reasoning-gym is not installed.
-        KeyError: the prompt has no entry.
+    It reads the entry that `oxrl prepare reasoning-gym` leaves in `prompt.metadata["entry"]`.
     """
     try:
         import reasoning_gym  # pyright: ignore[reportMissingImports]

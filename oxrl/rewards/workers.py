@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from oxrl.errors import RewardError
@@ -105,8 +105,7 @@ class RewardPool:
         self._per_sample: bool | None = None  # known once a worker has loaded the reward
         # One slot per process, the last used on top. None, or a worker that has died, is replaced when it is needed.
         self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
-        for _ in range(workers):
-            self._slots.put(None)
+        self._slots.queue.extend([None] * workers)
         self._lock = threading.Lock()
         self._alive: set[_Worker] = set()
         self._finalizer = weakref.finalize(self, _end_all, self._alive)
@@ -119,7 +118,8 @@ class RewardPool:
         """
         with self._lock:
             if self._inline is None and self._per_sample is None:
-                self._slots.put(self._ready(self._slots.get()))
+                with self._worker():
+                    pass
 
     def score(self, groups: Sequence[tuple[Prompt, list[Completion]]]) -> list[list[Score]]:
         """One score per completion, in order.
@@ -151,12 +151,20 @@ class RewardPool:
         with self._lock:
             _end_all(self._alive)
 
-    def _ready(self, worker: _Worker | None) -> _Worker:
-        """`worker` if it lives, else a new one that has loaded the reward."""
-        if worker is not None:
-            if worker.process.poll() is None and not worker.late:
-                return worker
-            self._discard(worker)  # it died while idle: nobody's sample is to blame
+    @contextlib.contextmanager
+    def _worker(self) -> Iterator[_Worker]:
+        """A worker that has loaded the reward, which no other thread uses meanwhile."""
+        worker = self._slots.get()
+        try:
+            if worker is not None and (worker.late or worker.process.poll() is not None):
+                self._discard(worker)  # it died while idle: nobody's sample is to blame
+                worker = None
+            worker = worker or self._load()
+            yield worker
+        finally:
+            self._slots.put(worker)
+
+    def _load(self) -> _Worker:
         worker = _Worker(self.name)
         self._alive.add(worker)
         line = worker.ask(b"", START_TIMEOUT_S)
@@ -170,20 +178,14 @@ class RewardPool:
         return worker
 
     def _run(self, task: tuple[Prompt, list[Completion], int]) -> list[Score]:
-        """Scores of one task, in a worker that no other thread uses meanwhile."""
         prompt, completions, first = task
         limit_s = self._timeout_s * len(completions)
-        slot = self._slots.get()
-        try:
-            slot = worker = self._ready(slot)
+        with self._worker() as worker:
             line = worker.ask(encode_task(*task, limit_s=limit_s, texts_only=bool(self._per_sample)), limit_s)
             scores = decode_scores(line)
             if len(scores) == len(completions):
                 return scores
-            how = self._discard(worker, patience_s=1.0)
-        finally:
-            self._slots.put(slot)
-        problem = f"the worker process ended ({how})"
+            problem = f"the worker process ended ({self._discard(worker, patience_s=1.0)})"
         if worker.late:
             problem = f"no score within {limit_s:g} s (reward.timeout_s={self._timeout_s:g}); killed"
         reason = f"{self.name}, {which(first, len(completions))} of prompt {prompt.uid}: {problem}"
