@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from oxrl.data.chat import EXPECTED_MESSAGES, ChatEncoder, Message, TemplateError, read_messages
-from oxrl.data.dataset import Dataset, Encoded, Overlong
+from oxrl.data.dataset import Dataset, Encoded
 from oxrl.data.prompts import content_uid
 from oxrl.data.rows import Row
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 EXPECTED = f'{{"messages": {EXPECTED_MESSAGES}}} or {{"prompt": text or messages, "completion": text}}'
 
@@ -31,28 +26,16 @@ class Example:
 
 
 class ConversationDataset(Dataset[Example]):
-    """Conversations with token ids and loss masks; a blank reply is "empty", and `report` counts trained_tokens too."""
+    """Conversations with loss masks, from rows of the form `EXPECTED`; a row with a blank reply is empty.
+
+    Several assistant turns in a row are all learned. `report` counts trained_tokens too.
+    """
+
+    noun = "conversation"
+    counts = ("trained_tokens",)
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_tokens: int | None = None,
-        overlong: Overlong = "drop",
-        limit: int | None = None,
-    ) -> ConversationDataset:
-        """The first `limit` usable conversations of a .jsonl or .parquet file whose rows are `EXPECTED`.
-
-        Several assistant turns in a row are all learned. Conversations of more than `max_tokens` tokens (after
-        templating) are dropped and counted, or an error.
-
-        Raises:
-            DataError: the file cannot be read, a row is malformed, the template rewrites earlier turns or does not stop
-                a reply with a special token, or nothing is left; names row or counts.
-        """
-        encoder = ChatEncoder(tokenizer)
+    def encoding(cls, encoder: ChatEncoder) -> Callable[[Row], Encoded[Example] | str]:
 
         def encode(row: Row) -> Encoded[Example] | str:
             messages = _messages(row)
@@ -66,9 +49,7 @@ class ConversationDataset(Dataset[Example]):
                 counts={"trained_tokens": sum(example.trained)},
             )
 
-        return cls._read(
-            path, encode, ["trained_tokens"], noun="conversation", max_tokens=max_tokens, overlong=overlong, limit=limit
-        )
+        return encode
 
 
 def has_blank_reply(messages: Sequence[Message]) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from oxrl.data.chat import TemplateError
+from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.order import index_at
 from oxrl.data.rows import Row, file_hash, read_rows
 from oxrl.errors import DataError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 Unit = TypeVar("Unit")
-Overlong = Literal["drop", "error"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +29,15 @@ class Encoded(Generic[Unit]):
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
-class Dataset(Generic[Unit]):
+class Dataset(ABC, Generic[Unit]):
     """Units in file order, each ready to sample from or to train on.
 
     `report` counts rows, kept, overlong and empty (both dropped), special_text (rows that hold the text of a special
     token, encoded as text), longest (tokens) and what the dataset adds; and names the file's path and sha256.
     """
+
+    noun: ClassVar[str]
+    counts: ClassVar[tuple[str, ...]]
 
     def __init__(self, units: Sequence[Unit], report: Mapping[str, int | str]) -> None:
         self._units = list(units)
@@ -49,25 +55,33 @@ class Dataset(Generic[Unit]):
         return list(self._units)
 
     @classmethod
-    def _read(
+    @abstractmethod
+    def encoding(cls, encoder: ChatEncoder) -> Callable[[Row], Encoded[Unit] | str]:
+        """A function from a row to its units, or to the count under which it is dropped. It sees rows in file order."""
+
+    @classmethod
+    def load(
         cls,
         path: str | Path,
-        encode: Callable[[Row], Encoded[Unit] | str],
-        counts: Sequence[str],
+        tokenizer: PreTrainedTokenizerBase,
         *,
-        noun: str,
-        max_tokens: int | None,
-        overlong: Overlong,
-        limit: int | None,
+        max_tokens: int | None = None,
+        overlong: Literal["drop", "error"] = "drop",
+        limit: int | None = None,
+        **options: Any,
     ) -> Self:
-        """Encode the rows of `path` until `limit` are kept; `encode` may return the count under which one is dropped.
+        """The first `limit` usable rows of a .jsonl or .parquet file, encoded; `options` are those of `encoding`.
+
+        Rows of more than `max_tokens` tokens (prompts with the template, all else with the replies) are dropped and
+        counted, or an error.
 
         Raises:
-            DataError: a row cannot be read or encoded, is longer than `max_tokens` where `overlong` is "error", or no
-                row is left; names row or counts.
+            DataError: the file cannot be read, a row is malformed, its template unusable, or no row is left; names row
+                or counts.
         """
+        encode = cls.encoding(ChatEncoder(tokenizer), **options)
         units: list[Unit] = []
-        report = dict.fromkeys(("rows", "kept", "empty", "overlong", "special_text", "longest", *counts), 0)
+        report = dict.fromkeys(("rows", "kept", "empty", "overlong", "special_text", "longest", *cls.counts), 0)
         for row in read_rows(path):
             if limit is not None and report["kept"] >= limit:
                 break
@@ -82,7 +96,7 @@ class Dataset(Generic[Unit]):
             if max_tokens is not None and encoded.tokens > max_tokens:
                 if overlong == "error":
                     row.fail(
-                        f"the {noun} has {encoded.tokens} tokens, more than {max_tokens}",
+                        f"the {cls.noun} has {encoded.tokens} tokens, more than {max_tokens}",
                         "shorter ones, a larger data.max_prompt_tokens or model.max_length, or data.overlong: drop",
                     )
                 report["overlong"] += 1
@@ -94,7 +108,7 @@ class Dataset(Generic[Unit]):
             units += encoded.units
         if not units:
             raise DataError(
-                f"{path}: no {noun} is left to train on: {report['rows']} rows, {report['empty']} empty, "
+                f"{path}: no {cls.noun} is left to train on: {report['rows']} rows, {report['empty']} empty, "
                 f"{report['overlong']} longer than {max_tokens} tokens"
             )
         return cls(units, {"path": str(path), "sha256": file_hash(path), **report})

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
-from pathlib import Path
-from typing import TYPE_CHECKING
+from itertools import chain, takewhile
 
 import torch
 
 from oxrl.data.batching import to_token_batch
 from oxrl.data.chat import ChatEncoder, Message, read_messages
 from oxrl.data.conversations import Example, encode_conversation, has_blank_reply
-from oxrl.data.dataset import Dataset, Encoded, Overlong
+from oxrl.data.dataset import Dataset, Encoded
 from oxrl.data.rows import Row
 from oxrl.seeds import stable_seed
 from oxrl.types import PreferenceBatch
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 EXPECTED = (
     '{"prompt", "chosen", "rejected": each text or messages}, without "prompt" where the other two are whole '
@@ -46,32 +41,18 @@ class Judged:
 
 
 class PreferenceDataset(Dataset[Judged]):
-    """Pairs, or with `unpaired` single judged completions; a row of one kind is never read as the other, but pairs may
-    be read as two judged completions each.
+    """Pairs, or with `unpaired` single judged completions, from rows of the form `EXPECTED`; a row of one kind is never
+    read as the other, but pairs may be read as two judged completions each.
 
     `report` counts too: identical (chosen equals rejected; dropped, as is a blank reply), chosen_longer (pairs whose
     chosen completion has more tokens) and desirable.
     """
 
+    noun = "row"
+    counts = ("identical", "chosen_longer", "desirable")
+
     @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        unpaired: bool = False,
-        max_tokens: int | None = None,
-        overlong: Overlong = "drop",
-        limit: int | None = None,
-    ) -> PreferenceDataset:
-        """The first `limit` usable rows of a .jsonl or .parquet file; one row is `EXPECTED`.
-
-        Rows of more than `max_tokens` tokens (prompt and completion) are dropped and counted, or an error.
-
-        Raises:
-            DataError: the file cannot be read, a row is malformed, or nothing is left; names row or counts.
-        """
-        encoder = ChatEncoder(tokenizer)
+    def encoding(cls, encoder: ChatEncoder, *, unpaired: bool = False) -> Callable[[Row], Encoded[Judged] | str]:
 
         def encode(row: Row) -> Encoded[Judged] | str:
             context, replies, labels = _parse(row, unpaired)
@@ -93,15 +74,7 @@ class PreferenceDataset(Dataset[Judged]):
                 counts={"chosen_longer": lengths[0] > lengths[-1], "desirable": sum(labels)},
             )
 
-        return cls._read(
-            path,
-            encode,
-            ["identical", "chosen_longer", "desirable"],
-            noun="row",
-            max_tokens=max_tokens,
-            overlong=overlong,
-            limit=limit,
-        )
+        return encode
 
     def with_reference(self, sums: Sequence[Sequence[float]]) -> PreferenceDataset:
         """The same units with the reference's log-probabilities, one sequence per unit."""
@@ -116,7 +89,7 @@ class PreferenceDataset(Dataset[Judged]):
         prompts = [_prompt_tokens(unit.rows[0]) for unit in self._units]
         units: list[Judged] = []
         for index, unit in enumerate(self._units):
-            others = (*range(index + 1, len(prompts)), *range(index))
+            others = chain(range(index + 1, len(prompts)), range(index))
             other = self._units[next((o for o in others if prompts[o] != prompts[index]), index)].rows[0]
             start = len(_prompt_tokens(other))
             mismatched = Example(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from oxrl.data.chat import EXPECTED_MESSAGES, ChatEncoder, Message, read_messages
-from oxrl.data.dataset import Dataset, Encoded, Overlong
+from oxrl.data.dataset import Dataset, Encoded
 from oxrl.data.rows import Row
 from oxrl.types import Prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 EXPECTED = (
     f'{{"prompt": text or {EXPECTED_MESSAGES}, "answer": any JSON value, "uid": optional text, '
@@ -32,26 +29,13 @@ def content_uid(*parts: Any) -> str:
 
 
 class PromptDataset(Dataset[Prompt]):
-    """Prompts with their token ids, ready to sample from; `report` counts duplicate_uids too."""
+    """Prompts with their token ids, from rows of the form `EXPECTED`; `report` counts duplicate_uids too."""
+
+    noun = "prompt"
+    counts = ("duplicate_uids",)
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_prompt_tokens: int | None = None,
-        overlong: Overlong = "drop",
-        limit: int | None = None,
-    ) -> PromptDataset:
-        """The first `limit` usable prompts of a .jsonl or .parquet file whose rows are `EXPECTED`.
-
-        Prompts of more than `max_prompt_tokens` tokens (after templating) are dropped and counted, or an error.
-
-        Raises:
-            DataError: the file cannot be read, a row is malformed, or no prompt is left; names row or counts.
-        """
-        encoder = ChatEncoder(tokenizer)
+    def encoding(cls, encoder: ChatEncoder) -> Callable[[Row], Encoded[Prompt] | str]:
         first: Row | None = None
         seen: set[str] = set()
 
@@ -72,15 +56,7 @@ class PromptDataset(Dataset[Prompt]):
                 counts={"duplicate_uids": again},
             )
 
-        return cls._read(
-            path,
-            encode,
-            ["duplicate_uids"],
-            noun="prompt",
-            max_tokens=max_prompt_tokens,
-            overlong=overlong,
-            limit=limit,
-        )
+        return encode
 
 
 def _check_like_first(row: Row, first: Row) -> None:

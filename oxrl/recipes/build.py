@@ -142,7 +142,7 @@ def build_team(cfg: Config) -> Team:
 
     def prompts(path: str, limit: int | None) -> PromptDataset:
         return PromptDataset.load(
-            Path(path), tokenizer, max_prompt_tokens=longest, overlong=cfg.data.overlong, limit=limit
+            Path(path), tokenizer, max_tokens=longest, overlong=cfg.data.overlong, limit=limit
         )
 
     temperature = cfg.rollout.temperature

@@ -126,7 +126,7 @@ def run_eval(
     prompts = PromptDataset.load(
         Path(cfg.data.eval or cfg.data.train_files[0]),
         tokenizer,
-        max_prompt_tokens=max_prompt_tokens(cfg, model),
+        max_tokens=max_prompt_tokens(cfg, model),
         overlong=cfg.data.overlong,
         limit=cfg.data.eval_rows,
     )
