@@ -126,7 +126,9 @@ def test_no_module_is_named_after_having_no_idea_of_its_own() -> None:
 
 
 def test_the_package_can_be_read_in_a_day() -> None:
-    assert sum(len(path.read_text().splitlines()) for path in MODULES.values()) < 12_000
+    """Docstrings count; blank lines and lines that hold only a comment do not."""
+    lines = [line.strip() for path in MODULES.values() for line in path.read_text().splitlines()]
+    assert sum(bool(line) and not line.startswith("#") for line in lines) < 12_000
 
 
 def test_nothing_loads_code_or_pickles_from_files_it_is_given() -> None:
