@@ -141,9 +141,7 @@ def build_team(cfg: Config) -> Team:
     longest = max_prompt_tokens(cfg, model)
 
     def prompts(path: str, limit: int | None) -> PromptDataset:
-        return PromptDataset.load(
-            Path(path), tokenizer, max_tokens=longest, overlong=cfg.data.overlong, limit=limit
-        )
+        return PromptDataset.load(Path(path), tokenizer, max_tokens=longest, overlong=cfg.data.overlong, limit=limit)
 
     temperature = cfg.rollout.temperature
     row = cfg.train.row
