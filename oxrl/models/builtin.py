@@ -82,9 +82,7 @@ def builtin_policy(name: str, *, seed: int) -> Qwen3ForCausalLM:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     dims: dict[str, Any] = dict(BUILTIN_DIMS[name])
-    config = Qwen3Config(
-        **dims, tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, bos_token_id=None, use_cache=False
-    )
+    config = Qwen3Config(**dims, tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, bos_token_id=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config)
