@@ -120,6 +120,7 @@ def describe(name: str, steps: list[dict[str, Any]], tokens: int) -> None:
 
 
 def compare(name: str, args: argparse.Namespace, folder: Path) -> None:
+    """Alternate steps of both sides in one setting, in a folder that holds the model and takes oxRL's run."""
     chosen = problem.setting(name)
     tokens = sum(chosen.lengths)
     print(f"{name}: {problem.PROMPTS} prompts x {problem.SAMPLES} samples, {tokens} response tokens, cap {chosen.cap}")
@@ -187,11 +188,14 @@ def main() -> None:
         save_model(load_policy(MODEL, seed=0), folder / "model")
         load_tokenizer(MODEL).save_pretrained(folder / "model")
         for chosen in args.settings:
+            place = folder / chosen
+            place.mkdir()
+            (place / "model").symlink_to(folder / "model")
             if chosen == "overhead":
-                overhead("equal", args, folder)
-                overhead("heavy", args, folder)
+                overhead("equal", args, place)
+                overhead("heavy", args, place)
             else:
-                compare(chosen, args, folder)
+                compare(chosen, args, place)
 
 
 if __name__ == "__main__":
