@@ -24,29 +24,6 @@ def rounded(length: int) -> int:
     return -(-length // SPAN) * SPAN
 
 
-class PrefillCache(Cache):
-    """Collects the keys and values of whole right-padded prompts: one (keys, values) per layer, [P, heads, T, d]."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.collected: list[tuple[Tensor, Tensor]] = []
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Keep what layer `layer_idx` computed and give it back."""
-        self.collected.append((key_states, value_states))
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing lies before a prompt."""
-        return 0
-
-    def stacked(self) -> Tensor:
-        """[layers, 2, P, heads, T, d]."""
-        return torch.stack([torch.stack(pair) for pair in self.collected])
-
-
 class RowCache(Cache):
     """Slots of keys and values, `kv` [layers, 2, rows, heads, capacity, d], and which of them are real, `mask`.
 
@@ -68,14 +45,10 @@ class RowCache(Cache):
 
     def reserve(self, length: int) -> None:
         """Make every slot hold at least `length` tokens."""
-        if length <= self.capacity:
-            return
-        grown = rounded(max(length, self.capacity * 3 // 2))
-        kv = self.kv.new_zeros(*self.kv.shape[:4], grown, self.kv.shape[5])
-        kv[:, :, :, :, : self.capacity] = self.kv
-        mask = self.mask.new_full((self.mask.shape[0], grown), -torch.inf)
-        mask[:, : self.capacity] = self.mask
-        self.kv, self.mask = kv, mask
+        if length > self.capacity:
+            extra = rounded(max(length, self.capacity * 3 // 2)) - self.capacity
+            self.kv = nn.functional.pad(self.kv, (0, 0, 0, extra))
+            self.mask = nn.functional.pad(self.mask, (0, extra), value=-torch.inf)
 
     def fill(self, slots: Tensor, prefilled: Tensor) -> None:
         """Copy one prompt, [layers, 2, 1, heads, T, d], into every slot of `slots` [m]."""
@@ -91,11 +64,7 @@ class RowCache(Cache):
         self.mask[targets] = self.mask[sources]
 
     def begin_step(self, active: int, positions: Tensor, longest: int) -> Tensor:
-        """Announce a decode step of slots 0..active-1, whose new tokens go to `positions` [active].
-
-        Returns:
-            The mask to attend with, [active, 1, 1, span].
-        """
+        """The mask [active, 1, 1, span] of a decode step of slots 0..active-1, whose new tokens go to `positions`."""
         self._active = active
         self._span = min(rounded(longest), self.capacity)
         heads = self.kv.shape[3]
@@ -120,13 +89,7 @@ class RowCache(Cache):
 
 
 def grouped_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **kwargs: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Attention of one new token per row. The query heads that share a key head are laid out as its queries.
 
@@ -134,7 +97,9 @@ def grouped_attention(
     """
     rows, heads, _, width = query.shape
     shared = query.reshape(rows, key.shape[1], heads // key.shape[1], width)
-    output = nn.functional.scaled_dot_product_attention(shared, key, value, attn_mask=attention_mask, scale=scaling)
+    output = nn.functional.scaled_dot_product_attention(
+        shared, key, value, attn_mask=attention_mask, scale=kwargs.get("scaling")
+    )
     return output.reshape(rows, 1, heads, width), None
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch.nn.functional import pad
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.engines.base import Bucket, Finished
-from oxrl.engines.local_cache import PrefillCache, RowCache, decoding_attention
+from oxrl.engines.local_cache import RowCache, decoding_attention
 from oxrl.engines.local_draw import draw, noise_keys, restrict
 from oxrl.errors import DeadlineError, EngineError, WeightSyncError
 from oxrl.functional.logprobs import chunked_head, head_logits, predicted_positions, spread
@@ -33,50 +35,23 @@ PrefillKey = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass
-class _Row:
-    """An active request. `spans` says from which response token on which weight version sampled."""
-
-    request: Request
-    spans: list[tuple[int, int]]
-
-
-@dataclass
-class _Prefilled:
-    """Keys and values [layers, 2, 1, heads, T, d] of a prompt and the logits [V] after it."""
-
-    kv: Tensor
-    logits: Tensor
-
-
-@dataclass
-class _Counters:
-    tokens: int = 0
-    decode_steps: int = 0
-    active_rows: int = 0
-    prefill_tokens: int = 0
-    prefill_tokens_saved: int = 0
-    seconds: float = 0.0
-
-
-@dataclass
 class _Slots:
-    """State of the active rows as tensors, row i in slot i."""
+    """State of the active rows, row i in slot i. `versions`: weight versions, as far as the last change of weights."""
 
     integers: Tensor
     floats: Tensor
     tokens: Tensor
     logprobs: Tensor
-    rows: list[_Row] = field(default_factory=list[_Row])
+    requests: list[Request] = field(default_factory=list[Request])
+    versions: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
 
     def reserve(self, response: int, stops: int) -> None:
         """Make room for responses of `response` tokens and `stops` stop tokens."""
         if response > self.tokens.shape[1]:
             extra = (0, response - self.tokens.shape[1])
-            self.tokens = torch.nn.functional.pad(self.tokens, extra)
-            self.logprobs = torch.nn.functional.pad(self.logprobs, extra)
+            self.tokens, self.logprobs = pad(self.tokens, extra), pad(self.logprobs, extra)
         if STOPS + stops > self.integers.shape[1]:
-            extra = (0, STOPS + stops - self.integers.shape[1])
-            self.integers = torch.nn.functional.pad(self.integers, extra, value=-1)
+            self.integers = pad(self.integers, (0, STOPS + stops - self.integers.shape[1]), value=-1)
 
 
 class LocalSampler:
@@ -85,7 +60,6 @@ class LocalSampler:
     Args:
         model: a Hugging Face causal LM with full attention in every layer. The trainer's own module is fine: its
             weights are then always current, and `update_weights` only drops what was computed from the old ones.
-        tokenizer: decodes the text of completions.
         max_rows: rows decoded at the same time.
         version: weight version that the model holds now.
     """
@@ -109,13 +83,14 @@ class LocalSampler:
         self._waiting_keys: Counter[PrefillKey] = Counter()
         self._ids: set[str] = set()
         self._finished: list[Finished] = []
-        self._prefilled: dict[PrefillKey, _Prefilled] = {}
+        # Keys and values [layers, 2, 1, heads, T, d] of a prompt and the logits [V] after it.
+        self._prefilled: dict[PrefillKey, tuple[Tensor, Tensor]] = {}
         self._cache: RowCache | None = None
         self._stale = False
         # Whether any active row is greedy, or draws from a part of the vocabulary only.
         self._greedy = False
         self._restricted = False
-        self._counters = _Counters()
+        self._counted: defaultdict[str, float] = defaultdict(float)
         self._slots = _Slots(
             integers=torch.full((max_rows, STOPS), -1, dtype=torch.int64, device=model.device),
             floats=torch.zeros(max_rows, 3, device=model.device),
@@ -156,13 +131,13 @@ class LocalSampler:
         start = time.monotonic()
         if self._stale:
             self._recompute_cache()
-        while not self._finished and (self._waiting or self._slots.rows):
+        while not self._finished and (self._waiting or self._slots.requests):
             self._admit()
             if not self._finished:
                 self._decode_step()
             if not self._finished and time.monotonic() - start > deadline_s:
                 raise DeadlineError(self._still_running(deadline_s))
-        self._counters.seconds += time.monotonic() - start
+        self._counted["seconds"] += time.monotonic() - start
         finished, self._finished = self._finished, []
         self._ids.difference_update(item.request.id for item in finished)
         return finished
@@ -171,13 +146,11 @@ class LocalSampler:
     def abort(self, ids: Sequence[str]) -> list[Finished]:
         """See RolloutEngine. Ids that are not here any more are ignored."""
         wanted = set(ids)
-        aborted = [Finished(r, self._completion(r, [], [], [], "abort")) for r in self._waiting if r.id in wanted]
+        aborted = [self._ended(request, "abort") for request in self._waiting if request.id in wanted]
         self._waiting = deque(request for request in self._waiting if request.id not in wanted)
         for item in aborted:
             self._forget_prefill(_key(item.request))
-        aborted += self._release(
-            [slot for slot, row in enumerate(self._slots.rows) if row.request.id in wanted], "abort"
-        )
+        aborted += self._release([i for i, request in enumerate(self._slots.requests) if request.id in wanted], "abort")
         self._ids.difference_update(item.request.id for item in aborted)
         return aborted
 
@@ -202,12 +175,11 @@ class LocalSampler:
         missing = held.keys() - fingerprints.keys()
         if missing:
             raise WeightSyncError(f"{len(missing)} tensors were not sent, such as {sorted(missing)[0]!r}")
+        counts = self._slots.integers[:, COUNT].tolist()
+        self._slots.versions = [self._versions(slot, counts[slot]) for slot in range(len(self._slots.requests))]
         self._version = version
         self._prefilled.clear()
-        self._stale = bool(self._slots.rows)
-        counts = self._slots.integers[:, COUNT].tolist()
-        for slot, row in enumerate(self._slots.rows):
-            row.spans.append((counts[slot], version))
+        self._stale = bool(self._slots.requests)
         return fingerprints
 
     @torch.inference_mode()
@@ -226,32 +198,27 @@ class LocalSampler:
 
     def metrics(self) -> Metrics:
         """See RolloutEngine."""
-        counted, self._counters = self._counters, _Counters()
-        return {
-            "rollout/tokens": float(counted.tokens),
-            "rollout/decode_steps": float(counted.decode_steps),
-            "rollout/mean_active_rows": counted.active_rows / max(1, counted.decode_steps),
-            "rollout/prefill_tokens": float(counted.prefill_tokens),
-            "rollout/prefill_tokens_saved": float(counted.prefill_tokens_saved),
-            "throughput/rollout_tokens_per_s": counted.tokens / max(counted.seconds, 1e-9),
+        counted, self._counted = self._counted, defaultdict(float)
+        totals = ("tokens", "decode_steps", "prefill_tokens", "prefill_tokens_saved")
+        return {f"rollout/{name}": counted[name] for name in totals} | {
+            "rollout/mean_active_rows": counted["active_rows"] / max(1, counted["decode_steps"]),
+            "throughput/rollout_tokens_per_s": counted["tokens"] / max(counted["seconds"], 1e-9),
         }
 
     def sleep(self) -> None:
         """Free the keys and values; active rows recompute theirs when they go on."""
         self._cache = None
         self._prefilled.clear()
-        self._stale = bool(self._slots.rows)
+        self._stale = bool(self._slots.requests)
 
     def wake(self) -> None:
         """Nothing to do: memory is taken when it is needed."""
 
     def close(self) -> None:
         """Drop every request and free the keys and values."""
-        self._waiting.clear()
-        self._waiting_keys.clear()
-        self._slots.rows.clear()
-        self._finished.clear()
-        self._ids.clear()
+        slots = self._slots
+        for held in (self._waiting, self._waiting_keys, slots.requests, slots.versions, self._finished, self._ids):
+            held.clear()
         self.sleep()
 
     def _admit(self) -> None:
@@ -260,16 +227,17 @@ class LocalSampler:
         Free slots cost nothing, so they are filled some at a time: a prefill per slot would cost more than it gains.
         """
         while self._waiting:
-            free = self.max_rows - len(self._slots.rows)
+            free = self.max_rows - len(self._slots.requests)
             if free < min(len(self._waiting), max(1, self.max_rows // 16)):
                 return
             requests = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
             kept = [r for r in requests if len(r.prefix.token_ids) < r.sampling.max_tokens]
-            full = [r for r in requests if len(r.prefix.token_ids) >= r.sampling.max_tokens]
-            self._finished += [Finished(r, self._completion(r, [], [], [], "length")) for r in full]
+            self._finished += [
+                self._ended(r, "length") for r in requests if len(r.prefix.token_ids) >= r.sampling.max_tokens
+            ]
             if kept:
                 self._prefill(kept)
-                first = len(self._slots.rows)
+                first = len(self._slots.requests)
                 self._advance(first, self._occupy(kept))
             for request in requests:
                 self._forget_prefill(_key(request))
@@ -278,25 +246,25 @@ class LocalSampler:
         """Run every prompt that has not been run yet, once for all the requests that share it."""
         keys = [_key(request) for request in requests]
         missing = [key for key in dict.fromkeys(keys) if key not in self._prefilled]
-        ran = 0
+        new = iter(missing)
         for batch in _token_batches([prompt + prefix for prompt, prefix in missing]):
-            kv, hidden, lengths = self._run_prompts(batch)
-            logits = head_logits(hidden[torch.arange(len(batch), device=hidden.device), lengths - 1], self.network.head)
-            for index, ids in enumerate(batch):
-                kept = _Prefilled(kv[:, :, index : index + 1, :, : len(ids)], logits[index])
-                self._prefilled[missing[ran + index]] = kept
-            ran += len(batch)
+            kvs, hidden = self._run_prompts(batch)
+            for kv, logits in zip(kvs, head_logits(hidden, self.network.head), strict=True):
+                self._prefilled[next(new)] = kv, logits
         prefilled = sum(len(prompt) + len(prefix) for prompt, prefix in missing)
-        self._counters.prefill_tokens += prefilled
-        self._counters.prefill_tokens_saved += sum(len(prompt) + len(prefix) for prompt, prefix in keys) - prefilled
+        self._counted["prefill_tokens"] += prefilled
+        self._counted["prefill_tokens_saved"] += sum(len(prompt) + len(prefix) for prompt, prefix in keys) - prefilled
 
-    def _run_prompts(self, batch: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
-        """(keys and values [layers, 2, P, heads, T, d], hidden states [P, T, H], lengths [P]) of right-padded rows."""
+    def _run_prompts(self, batch: Sequence[Sequence[int]]) -> tuple[list[Tensor], Tensor]:
+        """Keys and values [layers, 2, 1, heads, T, d] of every row, and hidden states [P, H] at the rows' ends."""
         tokens, lengths = self._padded(batch)
-        cache = PrefillCache()
+        cache = DynamicCache()
         # Causal attention over right-padded rows needs no mask: what padding computes is never attended to.
         output: Any = self.network.decoder(input_ids=tokens, past_key_values=cache, use_cache=True)
-        return cache.stacked(), output.last_hidden_state, lengths
+        layers = cast(list[Any], cache.layers)
+        kv = torch.stack([torch.stack((layer.keys, layer.values)) for layer in layers])
+        ends = output.last_hidden_state[torch.arange(len(batch), device=tokens.device), lengths - 1]
+        return [kv[:, :, row : row + 1, :, : len(ids)] for row, ids in enumerate(batch)], ends
 
     def _forget_prefill(self, key: PrefillKey) -> None:
         """One request less waits for this prompt; after the last one its keys and values are dropped."""
@@ -307,17 +275,17 @@ class LocalSampler:
 
     def _occupy(self, requests: list[Request]) -> Tensor:
         """Fill the next free slots with `requests` and return the logits [m, V] that their first tokens come from."""
-        slots, first, device = self._slots, len(self._slots.rows), self.model.device
+        slots, first, device = self._slots, len(self._slots.requests), self.model.device
         longest = max(request.sampling.max_tokens for request in requests)
         slots.reserve(longest, max(len(request.sampling.stop_token_ids) for request in requests))
-        rows = torch.arange(first, first + len(requests), device=device)
-        width = slots.integers.shape[1]
-        slots.integers[rows] = torch.tensor([_integers(request, width) for request in requests], device=device)
-        slots.floats[rows] = torch.tensor([_floats(request) for request in requests], device=device)
+        new, width = slice(first, first + len(requests)), slots.integers.shape[1]
+        slots.integers[new] = torch.tensor([_integers(request, width) for request in requests], device=device)
+        slots.floats[new] = torch.tensor([_floats(request) for request in requests], device=device)
         for slot, request in enumerate(requests, first):
             self._greedy |= request.sampling.temperature == 0
             self._restricted |= request.sampling.top_k > 0 or request.sampling.top_p < 1
-            slots.rows.append(_Row(request, [(len(request.prefix.token_ids), self._version)]))
+            slots.requests.append(request)
+            slots.versions.append(request.prefix.versions)
             if request.prefix.token_ids:
                 known = len(request.prefix.token_ids)
                 slots.tokens[slot, :known] = torch.tensor(request.prefix.token_ids, device=device)
@@ -326,14 +294,13 @@ class LocalSampler:
         for slot, request in enumerate(requests, first):
             members.setdefault(_key(request), []).append(slot)
         for key, sharing in members.items():
-            prefilled = self._prefilled[key].kv
-            self._cache_like(prefilled).fill(torch.tensor(sharing, device=device), prefilled)
-        return torch.stack([self._prefilled[_key(request)].logits for request in requests])
+            self._fill(sharing, self._prefilled[key][0])
+        return torch.stack([self._prefilled[_key(request)][1] for request in requests])
 
     def _decode_step(self) -> None:
         """Run the last token of every active row and draw the next one."""
         assert self._cache is not None
-        active = len(self._slots.rows)
+        active = len(self._slots.requests)
         integers = self._slots.integers[:active]
         positions = integers[:, LENGTH] - 1
         longest = int(positions.max()) + 1
@@ -347,8 +314,8 @@ class LocalSampler:
                 past_key_values=self._cache,
                 use_cache=True,
             )
-        self._counters.decode_steps += 1
-        self._counters.active_rows += active
+        self._counted["decode_steps"] += 1
+        self._counted["active_rows"] += active
         self._advance(0, head_logits(output.last_hidden_state[:, 0], self.network.head))
 
     def _advance(self, first: int, logits: Tensor) -> None:
@@ -366,7 +333,7 @@ class LocalSampler:
         integers[:, LAST] = tokens
         integers[:, LENGTH : COUNT + 1] += 1
         done = (tokens[:, None] == integers[:, STOPS:]).any(1) | (integers[:, COUNT] >= integers[:, LIMIT])
-        self._counters.tokens += len(logits)
+        self._counted["tokens"] += len(logits)
         if done.any():
             self._finished += self._release((done.nonzero().squeeze(1) + first).tolist(), None)
 
@@ -379,70 +346,70 @@ class LocalSampler:
         counts = slots.integers[picked, COUNT].tolist()
         tokens, logprobs = slots.tokens[picked].tolist(), slots.logprobs[picked].tolist()
         finished: list[Finished] = []
-        for index, slot in enumerate(ended):
-            row, count = slots.rows[slot], counts[index]
-            ids = tokens[index][:count]
-            stopped = ids[-1] in row.request.sampling.stop_token_ids
-            why: FinishReason = reason or ("stop" if stopped else "length")
-            versions = _versions(row, count)
-            finished.append(Finished(row.request, self._completion(row.request, ids, logprobs[index], versions, why)))
-        left = len(slots.rows) - len(ended)
+        for slot, count, ids, values in zip(ended, counts, tokens, logprobs, strict=True):
+            request = slots.requests[slot]
+            why: FinishReason = reason or ("stop" if ids[count - 1] in request.sampling.stop_token_ids else "length")
+            finished.append(self._ended(request, why, ids[:count], values, self._versions(slot, count)))
+        left = len(slots.requests) - len(ended)
         gone = set(ended)
         targets = [slot for slot in ended if slot < left]
-        sources = [slot for slot in range(left, len(slots.rows)) if slot not in gone]
+        sources = [slot for slot in range(left, len(slots.requests)) if slot not in gone]
         if targets:
-            self._move(torch.tensor(sources, device=device), torch.tensor(targets, device=device))
+            assert self._cache is not None
+            source, target = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
+            for tensor in (slots.integers, slots.floats, slots.tokens, slots.logprobs):
+                tensor[target] = tensor[source]
+            self._cache.move(source, target, int(slots.integers[source, LENGTH].max()))
             for source, target in zip(sources, targets, strict=True):
-                slots.rows[target] = slots.rows[source]
-        del slots.rows[left:]
-        if not slots.rows:
+                slots.requests[target], slots.versions[target] = slots.requests[source], slots.versions[source]
+        del slots.requests[left:], slots.versions[left:]
+        if not slots.requests:
             self._greedy = self._restricted = False
         return finished
 
-    def _move(self, sources: Tensor, targets: Tensor) -> None:
-        assert self._cache is not None
-        slots = self._slots
-        for tensor in (slots.integers, slots.floats, slots.tokens, slots.logprobs):
-            tensor[targets] = tensor[sources]
-        self._cache.move(sources, targets, int(slots.integers[sources, LENGTH].max()))
+    def _versions(self, slot: int, count: int) -> tuple[int, ...]:
+        """Weight version of each of the first `count` response tokens."""
+        known = self._slots.versions[slot]
+        return known + (self._version,) * (count - len(known))
 
-    def _completion(
-        self, request: Request, ids: list[int], logprobs: list[float], versions: list[int], reason: FinishReason
-    ) -> Completion:
+    def _ended(
+        self,
+        request: Request,
+        reason: FinishReason,
+        ids: Sequence[int] = (),
+        logprobs: Sequence[float] = (),
+        versions: tuple[int, ...] = (),
+    ) -> Finished:
         """`ids` and the rest hold the prefix too; an unstarted request has nothing but its prefix."""
         prefix = request.prefix
         segment = Segment(
             token_ids=tuple(ids) or prefix.token_ids,
             logprobs=prefix.logprobs + tuple(logprobs[len(prefix.logprobs) : len(ids)]),
-            versions=prefix.versions + tuple(versions[len(prefix.versions) :]),
+            versions=versions or prefix.versions,
         )
         text = self.tokenizer.decode(list(segment.token_ids), skip_special_tokens=True)
-        return Completion(segments=(segment,), text=cast(str, text), finish_reason=reason)
+        return Finished(request, Completion(segments=(segment,), text=cast(str, text), finish_reason=reason))
 
     def _recompute_cache(self) -> None:
         """After a change of weights: run what every active row has read so far once more."""
         slots, self._cache = self._slots, None
-        counts = slots.integers[: len(slots.rows), COUNT].tolist()
-        sampled = slots.tokens[: len(slots.rows)].tolist()
+        active = len(slots.requests)
+        state = zip(
+            slots.requests, slots.integers[:active, COUNT].tolist(), slots.tokens[:active].tolist(), strict=True
+        )
         # The last token is not among them: the next decode step runs it.
-        read = [
-            (*row.request.prompt.token_ids, *ids[: count - 1])
-            for row, ids, count in zip(slots.rows, sampled, counts, strict=True)
-        ]
-        slot = 0
+        read = [(*request.prompt.token_ids, *ids[: count - 1]) for request, count, ids in state]
+        slot = itertools.count()
         for batch in _token_batches(read):
-            kv, _, _ = self._run_prompts(batch)
-            for index, ids in enumerate(batch):
-                prefilled = kv[:, :, index : index + 1, :, : len(ids)]
-                self._cache_like(prefilled).fill(torch.tensor([slot + index], device=kv.device), prefilled)
-            slot += len(batch)
-            self._counters.prefill_tokens += sum(map(len, batch))
+            for kv in self._run_prompts(batch)[0]:
+                self._fill([next(slot)], kv)
+            self._counted["prefill_tokens"] += sum(map(len, batch))
         self._stale = False
 
-    def _cache_like(self, prefilled: Tensor) -> RowCache:
+    def _fill(self, slots: list[int], prefilled: Tensor) -> None:
         if self._cache is None:
             self._cache = RowCache(self.max_rows, prefilled)
-        return self._cache
+        self._cache.fill(torch.tensor(slots, device=prefilled.device), prefilled)
 
     def _padded(self, batch: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """(right-padded tokens [P, T], lengths [P])."""
@@ -452,12 +419,12 @@ class LocalSampler:
         return tokens, torch.tensor([len(ids) for ids in batch], device=device)
 
     def _still_running(self, deadline_s: float) -> str:
-        integers = self._slots.integers[: len(self._slots.rows)]
-        longest = int(integers[:, COUNT].max()) if len(integers) else 0
+        active = len(self._slots.requests)
+        longest, limit = self._slots.integers[:active, [COUNT, LIMIT]].amax(0).tolist() if active else (0, 0)
         return (
-            f"waited {deadline_s:g} s for a sampled response: {len(integers)} rows are being decoded, the longest has "
-            f"{longest} of at most {int(integers[:, LIMIT].max()) if len(integers) else 0} tokens, and "
-            f"{len(self._waiting)} requests wait. Raise run.deadline_s or lower rollout.max_tokens"
+            f"waited {deadline_s:g} s for a sampled response: {active} rows are being decoded, the longest has "
+            f"{longest} of at most {limit} tokens, and {len(self._waiting)} requests wait. "
+            "Raise run.deadline_s or lower rollout.max_tokens"
         )
 
 
@@ -477,15 +444,6 @@ def _integers(request: Request, width: int) -> list[int]:
 def _floats(request: Request) -> list[float]:
     sampling = request.sampling
     return [sampling.temperature, 1.0, sampling.top_p] if sampling.temperature > 0 else [1.0, 0.0, 1.0]
-
-
-def _versions(row: _Row, count: int) -> list[int]:
-    """Weight version of each response token; -1 stands for the prefix, which brings its own."""
-    versions = [-1] * row.spans[0][0]
-    ends = [start for start, _ in row.spans[1:]] + [count]
-    for (start, version), end in zip(row.spans, ends, strict=True):
-        versions += [version] * (end - start)
-    return versions
 
 
 def _token_batches(rows: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
