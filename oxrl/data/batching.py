@@ -37,40 +37,9 @@ def to_token_batch(rows: Sequence[Sequence[int]], trained: Sequence[Sequence[boo
 
 
 def to_rollout_batch(rollouts: Sequence[Rollout], *, pad_id: int) -> RolloutBatch:
-    """Lay out rollouts as [B, T] tensors, B = len(rollouts), in the order given.
-
-    The outcome reward sits on the last policy token; a segment's own reward on that segment's last policy token, or on
-    the policy token before it when an environment produced the segment. An invalid row has reward NaN.
-    """
-    tokens: list[list[int]] = []
-    trained: list[list[bool]] = []
-    logprobs: list[list[float]] = []
-    versions: list[list[int]] = []
-    rewards: list[list[float]] = []
-    for rollout in rollouts:
-        prompt = rollout.prompt.token_ids
-        row_tokens, row_trained = list(prompt), [False] * len(prompt)
-        row_logprobs, row_versions, row_rewards = [0.0] * len(prompt), [-1] * len(prompt), [0.0] * len(prompt)
-        last_policy_token: int | None = None
-        for segment in rollout.completion.segments:
-            by_policy = segment.origin == "policy"
-            row_tokens.extend(segment.token_ids)
-            row_trained.extend([by_policy] * len(segment.token_ids))
-            row_logprobs.extend(segment.logprobs if by_policy else [0.0] * len(segment.token_ids))
-            row_versions.extend(segment.versions if by_policy else [-1] * len(segment.token_ids))
-            row_rewards.extend([0.0] * len(segment.token_ids))
-            if by_policy and segment.token_ids:
-                last_policy_token = len(row_tokens) - 1
-            if segment.reward is not None and last_policy_token is not None:
-                row_rewards[last_policy_token] += segment.reward
-        if rollout.score.value is not None and last_policy_token is not None:
-            row_rewards[last_policy_token] += rollout.score.value
-        tokens.append(row_tokens)
-        trained.append(row_trained)
-        logprobs.append(row_logprobs)
-        versions.append(row_versions)
-        rewards.append(row_rewards)
-
+    """Lay out rollouts as [B, T] tensors, B = len(rollouts), in the order given. An invalid row has reward NaN."""
+    columns = [_columns(rollout) for rollout in rollouts]
+    tokens, trained, logprobs, versions, rewards = map(list, zip(*columns, strict=True))
     finish = [rollout.completion.finish_reason for rollout in rollouts]
     values = [rollout.score.value for rollout in rollouts]
     return RolloutBatch(
@@ -83,10 +52,33 @@ def to_rollout_batch(rollouts: Sequence[Rollout], *, pad_id: int) -> RolloutBatc
         terminated=torch.tensor([reason == "stop" for reason in finish]),
         truncated=torch.tensor([reason == "length" for reason in finish]),
         # An aborted sample is a fragment; training on it as if it had ended would teach the model to stop there.
-        valid=torch.tensor(
-            [value is not None and reason != "abort" for value, reason in zip(values, finish, strict=True)]
-        ),
+        valid=torch.tensor([v is not None and reason != "abort" for v, reason in zip(values, finish, strict=True)]),
     )
+
+
+def _columns(rollout: Rollout) -> tuple[list[int], list[bool], list[float], list[int], list[float]]:
+    """Per token of a rollout: id, trained, log-probability, version, reward.
+
+    The outcome reward sits on the last policy token; a segment's own reward on that segment's last policy token, or on
+    the policy token before it when an environment produced the segment.
+    """
+    tokens = list(rollout.prompt.token_ids)
+    trained, logprobs, versions = [False] * len(tokens), [0.0] * len(tokens), [-1] * len(tokens)
+    placed: list[tuple[int, float | None]] = []
+    last = -1
+    for segment in rollout.completion.segments:
+        count, by_policy = len(segment.token_ids), segment.origin == "policy"
+        tokens += segment.token_ids
+        trained += [by_policy] * count
+        logprobs += segment.logprobs if by_policy else [0.0] * count
+        versions += segment.versions if by_policy else [-1] * count
+        last = len(tokens) - 1 if by_policy and count else last
+        placed.append((last, segment.reward))
+    rewards = [0.0] * len(tokens)
+    for position, reward in (*placed, (last, rollout.score.value)):
+        if reward is not None and position >= 0:
+            rewards[position] += reward
+    return tokens, trained, logprobs, versions, rewards
 
 
 def check_rollout_batch(
@@ -110,37 +102,28 @@ def check_rollout_batch(
     last = torch.where(trained, positions, -1).amax(1)  # [B], -1 for an empty response
     is_stop = torch.isin(tokens, torch.tensor(sorted(stop_token_ids), dtype=torch.int64)) & trained
     ends_in_stop = (last >= 0) & is_stop.gather(1, last.clamp(min=0)[:, None])[:, 0]
-    _refuse_rows("a row that finished with a stop token does not end in one", batch.terminated & ~ends_in_stop)
-    _refuse_rows("a row cut by the token limit ends in a stop token", batch.truncated & ends_in_stop)
     too_short = batch.truncated & (trained.sum(1) < max_tokens) & (last == attention.sum(1) - 1)
-    _refuse_rows(f"a row is marked as cut before rollout.max_tokens={max_tokens}", too_short)
+    _refuse("a row that finished with a stop token does not end in one", batch.terminated & ~ends_in_stop)
+    _refuse("a row cut by the token limit ends in a stop token", batch.truncated & ends_in_stop)
+    _refuse(f"a row is marked as cut before rollout.max_tokens={max_tokens}", too_short)
     # Only the last policy token may be a stop token, unless an environment answered in between (multi-turn).
     _refuse("a stop token inside a response", is_stop[:, :-1] & trained[:, 1:])
     if strict_version is not None:
-        _refuse(
-            f"a token was sampled by a weight version other than {strict_version} while "
-            "rollout.force_strict_on_policy is on",
-            trained & (batch.versions != strict_version),
-        )
+        stale = trained & (batch.versions != strict_version)
+        _refuse(f"a token of a weight version other than {strict_version} under rollout.force_strict_on_policy", stale)
 
 
 def _refuse(what: str, where: Tensor) -> None:
+    """`where` is [B] or [B, T]."""
     if where.any():
-        row, position = (int(i) for i in where.nonzero()[0])
-        raise InvariantError(f"{what}: row {row}, position {position} ({int(where.sum())} in all)")
-
-
-def _refuse_rows(what: str, rows: Tensor) -> None:
-    if rows.any():
-        raise InvariantError(f"{what}: row {int(rows.nonzero()[0])} ({int(rows.sum())} rows in all)")
+        place = ", ".join(f"{name} {int(i)}" for name, i in zip(("row", "position"), where.nonzero()[0], strict=False))
+        raise InvariantError(f"{what}: {place} ({int(where.sum())} in all)")
 
 
 def split_by_group(group_ids: Tensor, count: int, *, seed: int) -> list[Tensor]:
     """Rows of `count` minibatches: groups shuffled by `seed`, kept whole, spread as evenly as they go. [int64] each."""
-    groups = group_ids.unique().tolist()
-    order = np.random.default_rng(stable_seed("minibatches", seed)).permutation(len(groups)) if count > 1 else None
-    shuffled = groups if order is None else [groups[i] for i in order]
-    return [
-        torch.isin(group_ids, torch.tensor(part.tolist(), dtype=torch.int64)).nonzero()[:, 0]
-        for part in np.array_split(np.array(shuffled, dtype=np.int64), count)
-    ]
+    groups = group_ids.unique().numpy()
+    if count > 1:
+        groups = np.random.default_rng(stable_seed("minibatches", seed)).permutation(groups)
+    parts = np.array_split(groups, count)
+    return [torch.isin(group_ids, torch.from_numpy(part)).nonzero()[:, 0] for part in parts]

@@ -151,13 +151,14 @@ def _last_boxes(text: str) -> tuple[int, _Final] | None:
             continue
         if not (contents and len(contents) < _MOST_BOXES and _GLUE.fullmatch(text, end, match.start())):
             contents = []
-        begin, end = match.start(), _closing_brace(text, match.end())
+        begin, end = match.start(), closing_brace(text, match.end())
         contents.append(text[match.end() : end])
         end += 1
     return (begin, _Final(", ".join(contents), marked=True, boxed=True)) if contents else None
 
 
-def _closing_brace(text: str, start: int) -> int:
+def closing_brace(text: str, start: int) -> int:
+    """Where the brace opened just before `start` is closed; the length of `text` if it never is."""
     depth = 1
     for position in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[position], 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from oxrl.data.prepare.arithmetic import arithmetic
 from oxrl.data.prepare.files import choose, hub_rows, local_files, read_options, write_files
@@ -17,14 +17,6 @@ from oxrl.errors import DataError
 # Where a dataset is on the hub (name, subset), and which files of it are wanted.
 HUB = {"gsm8k": ("openai/gsm8k", "main")}
 SPLITS = {"gsm8k": ("train", "test")}
-
-
-class Preparer(Protocol):
-    def __call__(
-        self, source: Path | None, out: Path, *, seed: int = 0, limit: int | None = None, **options: Any
-    ) -> dict[str, Any]:
-        """Write data files and report.json into `out`, and return the report; options may be text."""
-        ...
 
 
 def generate(
@@ -80,7 +72,8 @@ def convert(
     return write_files(out, files, {**report, "rejected": len(rejects), "rejects": rejects})
 
 
-PREPARERS: dict[str, Preparer] = {
+# (source, out, seed, limit, options, which may be text) -> report; writes the data files and report.json into `out`.
+PREPARERS: dict[str, Callable[..., dict[str, Any]]] = {
     "arithmetic": partial(generate, arithmetic),
     "reasoning-gym": partial(generate, reasoning_gym),
     **{name: partial(convert, name) for name in CONVERTERS},

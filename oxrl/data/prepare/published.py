@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
+from oxrl.rewards.math import closing_brace
+
 Fields = Mapping[str, Any]
 Rows = list[dict[str, Any]]
 _FINAL_NUMBER = 'Think step by step, then write the final number alone on the last line as "#### N".'
@@ -31,15 +33,12 @@ def gsm8k(fields: Fields, *, instruction: str = _FINAL_NUMBER, calculator: bool 
 
 def math(fields: Fields) -> Rows:
     """MATH and its like: `problem`, and a `solution` whose last box is the answer."""
-    start = fields["solution"].rfind("\\boxed{")
-    end = start + len("\\boxed{") if start >= 0 else _no("no \\boxed{} in the solution")
-    depth = 1
-    while depth and end < len(fields["solution"]):
-        depth += {"{": 1, "}": -1}.get(fields["solution"][end], 0)
-        end += 1
-    answer = fields["solution"][start + len("\\boxed{") : end - 1] if not depth else _no("the box never ends")
+    solution = fields["solution"]
+    _, marker, rest = solution.rpartition("\\boxed{")
+    end = closing_brace(rest, 0)
+    answer = rest[:end] if marker and end < len(rest) else _no("no \\boxed{} in the solution, or it never ends")
     kept = {name: fields[name] for name in ("level", "type") if name in fields}
-    return [{"prompt": fields["problem"], "answer": answer, "completion": fields["solution"], **kept}]
+    return [{"prompt": fields["problem"], "answer": answer, "completion": solution, **kept}]
 
 
 def svamp(fields: Fields) -> Rows:
