@@ -14,6 +14,8 @@ from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
 
 BUILT_IN_REWARDS = ("math", "exact", "reasoning-gym")
 DATA_SUFFIXES = (".jsonl", ".parquet")
+# Loops that every rank runs alike.
+DISTRIBUTED_RECIPES = ("supervised", "reward_model")
 
 
 def _at(cfg: Config, path: str, rule: str, *also: str) -> Problem:
@@ -24,12 +26,22 @@ def _at(cfg: Config, path: str, rule: str, *also: str) -> Problem:
 def check_scale(cfg: Config) -> Iterator[Problem]:
     """Engines of the scale-out extras, which the local engine cannot stand in for."""
     later = "arrives with the scale-out engines; this version trains and samples with the local engine"
-    if cfg.run.training_gpus > 1:
-        yield _at(cfg, "run.training_gpus", f"training on several devices {later}: set it to 1")
+    backend, zero = cfg.train.backend, cfg.deepspeed
+    if cfg.run.training_gpus > 1 and backend == "local":
+        rule = "the local engine is one process: set it to 1, or train.backend to deepspeed or fsdp"
+        yield _at(cfg, "run.training_gpus", rule, "train.backend")
+    if backend != "local" and cfg.train.row.recipe not in DISTRIBUTED_RECIPES:
+        yield _at(cfg, "train.backend", f"{cfg.train.row.recipe} training on several ranks {later}: set it to local")
+    if backend == "deepspeed":
+        if zero.zero_stage == 0 and cfg.model.dtype == "bfloat16":
+            rule = "with model.dtype bfloat16 makes DeepSpeed's first AdamW step wrong; use 1, 2, 3 or float32"
+            yield _at(cfg, "deepspeed.zero_stage", rule, "model.dtype")
+        for name, least in (("offload_optimizer", 1), ("offload_param", 3)):
+            if getattr(zero, name) and zero.zero_stage < least:
+                rule = f"needs deepspeed.zero_stage {least} or more, this is {zero.zero_stage}"
+                yield _at(cfg, f"deepspeed.{name}", rule, "deepspeed.zero_stage")
     if cfg.inference_engine.name != "local":
         yield _at(cfg, "inference_engine.name", f"{later}: set it to local")
-    if cfg.deepspeed is not None:
-        yield Problem("deepspeed", f"DeepSpeed {later}: remove the section")
     if cfg.deepspeed_ref is not None:
         reason = "" if cfg.train.kl_coeff > 0 else "there is no reference model (train.kl_coeff is 0), and "
         yield Problem("deepspeed_ref", f"{reason}DeepSpeed {later}: remove the section", also=("train.kl_coeff",))

@@ -9,8 +9,8 @@ from oxrl.algorithms import PARAMETERS, ROWS, Row
 from oxrl.config.schema import CELLS, FIELDS, Config
 
 _OPTIMIZER = (
-    "train.alg_name train.lr train.lr_schedule train.warmup_steps train.weight_decay train.adam_beta1 train.adam_beta2 "
-    "train.adam_eps train.max_grad_norm train.micro_batch_tokens train.max_skipped_steps"
+    "train.alg_name train.backend train.lr train.lr_schedule train.warmup_steps train.weight_decay train.adam_beta1 "
+    "train.adam_beta2 train.adam_eps train.max_grad_norm train.micro_batch_tokens train.max_skipped_steps"
 ).split()
 _RL_RUN = ("run.record", "run.deadline_s")
 WITH_EVAL = frozenset(["run.eval_every", "data.eval_rows"])
@@ -25,6 +25,7 @@ RL = frozenset(
     + ["data.prompts_per_step", "data.max_prompt_tokens", "train.epochs", "train.minibatches"]
     + ["train.old_logprobs", "train.entropy_coeff", *(f"train.{name}" for name in CELLS), *_RL_RUN]
 ).difference(RL_WITH_EVAL)
+DEEPSPEED = frozenset(path for path in FIELDS if path.startswith("deepspeed."))
 OFFLINE = frozenset(["data.rows_per_step"])
 SUPERVISED = frozenset(["data.pack_tokens"])
 
@@ -41,6 +42,8 @@ def fields_read(cfg: Config) -> frozenset[str]:
     row = cfg.train.row
     read = ALWAYS | row_fields(row) | (RL if row.recipe == "rl" else OFFLINE)
     read |= SUPERVISED if row.recipe == "supervised" else frozenset()
+    if cfg.train.backend != "local":
+        read |= {"run.deadline_s"} | (DEEPSPEED if cfg.train.backend == "deepspeed" else frozenset())
     if cfg.data.eval is not None:
         read |= WITH_EVAL | (RL_WITH_EVAL if row.recipe == "rl" else OFFLINE_WITH_EVAL)
     return read
@@ -51,6 +54,8 @@ def why_unread(path: str, cfg: Config) -> str:
     name, algorithm = path.partition(".")[2], cfg.train.alg_name
     if path in WITH_EVAL | RL_WITH_EVAL | OFFLINE_WITH_EVAL and cfg.data.eval is None:
         return "has no effect without data.eval; remove it, or give held-out rows in data.eval"
+    if path in DEEPSPEED:
+        return f"is read with train.backend: deepspeed; this run's is {cfg.train.backend}: remove it"
     if path in RL | RL_WITH_EVAL:
         return f"is read by reinforcement learning; {algorithm} is not: remove it"
     if path in OFFLINE | OFFLINE_WITH_EVAL:

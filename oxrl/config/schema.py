@@ -79,7 +79,9 @@ class RunConfig(Section):
     dir: str | None = _field(None, "Run directory; null: runs/<run.name>.", min_length=1)
     steps: int = _field(..., "Optimizer steps in total.", ge=1)
     device: Literal["auto", "cpu", "cuda"] = _field("auto", "Where models live; auto: cuda if there is one.")
-    training_gpus: int = _field(1, "Training ranks. The local engine has exactly one.", ge=1)
+    training_gpus: int = _field(
+        1, "Training ranks: processes, one device each. The local engine has exactly one.", ge=1
+    )
     threads: int | None = _field(None, "CPU threads of PyTorch; null: PyTorch's choice.", ge=1)
     checkpoint_every: int = _field(50, "Optimizer steps between checkpoints; 0: only the first and the last.", ge=0)
     keep_checkpoints: int = _field(2, "Newest checkpoints kept on disk; older ones are deleted.", ge=1)
@@ -162,6 +164,9 @@ class TrainConfig(Section):
     """The algorithm, its optimizer, its parameters, and cells that differ from its row of the table."""
 
     alg_name: str = _field(..., "Row of the table: see `oxrl algorithms`.", json_schema_extra={"enum": [*sorted(ROWS)]})
+    backend: Literal["local", "deepspeed", "fsdp"] = _field(
+        "local", "What trains: one process, or the ranks of torchrun with DeepSpeed or PyTorch's FSDP2."
+    )
     lr: float = _field(1e-6, "Peak learning rate of AdamW.", ge=0)
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = _field(
         "constant", "After the warm-up: constant, or down to 0 at run.steps (wsd: over the last fifth)."
@@ -272,6 +277,16 @@ class EngineConfig(Section):
     max_rows: int = _field(128, "Rows the local sampler decodes at once.", ge=1)
 
 
+class DeepSpeedConfig(Section):
+    """How DeepSpeed divides the memory of training (`train.backend: deepspeed`)."""
+
+    zero_stage: int = _field(
+        3, "Cut up over ranks: 0 nothing, 1 AdamW's state, 2 and gradients, 3 and weights.", ge=0, le=3
+    )
+    offload_optimizer: bool = _field(False, "Keep AdamW's state in CPU memory and step there; needs stage 1 or more.")
+    offload_param: bool = _field(False, "Keep weights in CPU memory until a layer needs them; needs stage 3.")
+
+
 class Config(Section):
     """A whole run. Build it with `load_config`, which also checks across sections."""
 
@@ -282,7 +297,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     train: TrainConfig
     inference_engine: EngineConfig = EngineConfig()
-    deepspeed: dict[str, Any] | None = _field(None, "Later extra; refused while training runs locally.")
+    deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     deepspeed_ref: dict[str, Any] | None = _field(None, "Later extra; refused while training runs locally.")
 
 

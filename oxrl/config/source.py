@@ -15,7 +15,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from oxrl.config.schema import FIELDS, SECTIONS, did_you_mean
 from oxrl.errors import ConfigError
 
-NESTED = ("deepspeed", "deepspeed_ref")
+NESTED = ("deepspeed_ref",)
 UNSET: Any = object()
 MOST_CHARACTERS, MOST_BRACKETS = 100_000, 200
 FORM = "an override is written section.field=value"

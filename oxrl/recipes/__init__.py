@@ -15,12 +15,16 @@ def run(cfg: Config, *, resume: bool = False) -> None:
     Raises:
         OxrlError: anything a user can mend; `exit_code` says how the program should end.
     """
-    from oxrl.recipes.session import Session
+    from oxrl.recipes.build import training_ranks
+    from oxrl.recipes.session import Follower, Session
 
     # Only the loop that runs is imported: the others bring libraries of their own.
     loop = import_module(f"oxrl.recipes.{cfg.train.row.recipe}").train
-    with Session(cfg, resume=resume) as session:
-        if session.finished:
-            session.message(f"{session.run.path} is already complete; nothing to do")
+    with (
+        training_ranks(cfg) as ranks,
+        (Session if ranks.first else Follower)(cfg, resume=resume, ranks=ranks) as session,
+    ):
+        if ranks.agree(session.finished):
+            session.message(f"{cfg.run.directory} is already complete; nothing to do")
             return
         loop(cfg, session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from oxrl.data.mixture import Rows, open_rows
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.base import RolloutEngine, TrainEngine
 from oxrl.engines.local import LocalSampler, LocalTrainer
+from oxrl.engines.ranks import ALONE, Ranks, joined_ranks, launched_world
+from oxrl.engines.trainer import Options, Trainer
 from oxrl.errors import ConfigError
 from oxrl.models.load import load_critic, load_policy, load_tokenizer
 from oxrl.rewards.workers import RewardPool
@@ -77,13 +80,35 @@ def load_model(cfg: Config, device: torch.device) -> PreTrainedModel:
     )
 
 
+def training_ranks(cfg: Config) -> AbstractContextManager[Ranks]:
+    """This process's place among `run.training_gpus` ranks; joins the others that the launcher started.
+
+    Raises:
+        ConfigError: the launcher started another number of processes than the configuration says.
+    """
+    world, asked = launched_world(), cfg.run.training_gpus
+    if world != asked:
+        hint = "set run.training_gpus, or start with" if cfg.train.backend != "local" else "train.backend is local:"
+        raise ConfigError(
+            f"run.training_gpus is {asked} and the launcher started {world} processes (WORLD_SIZE); {hint} "
+            f"torchrun --nproc-per-node {asked} main_sl.py --config ..."
+        )
+    if cfg.train.backend == "local":
+        return nullcontext(ALONE)
+    return joined_ranks(choose_device(cfg), deadline_s=cfg.run.deadline_s)
+
+
 def build_trainer(
-    cfg: Config, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None, *, lr: float, temperature: float
-) -> LocalTrainer:
-    """A training engine on this process's device, with the optimizer of `train.*`."""
-    return LocalTrainer(
-        model,
-        lr=lr,
+    cfg: Config,
+    model: torch.nn.Module,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    lr: float,
+    temperature: float,
+    ranks: Ranks = ALONE,
+) -> Trainer:
+    """A training engine of `train.backend` on this process's device, with the optimizer of `train.*`."""
+    options = Options(
         lr_schedule=cfg.train.lr_schedule,
         warmup_steps=cfg.train.warmup_steps,
         total_steps=cfg.run.steps,
@@ -96,6 +121,16 @@ def build_trainer(
         gradient_checkpointing=cfg.model.gradient_checkpointing,
         tokenizer=tokenizer,
     )
+    # Imported where they are chosen: PyTorch's sharding takes a second, DeepSpeed is an extra.
+    if cfg.train.backend == "fsdp":
+        from oxrl.engines.fsdp_engine import FsdpTrainer
+
+        return FsdpTrainer(model, lr=lr, ranks=ranks, **options)
+    if cfg.train.backend == "deepspeed":
+        from oxrl.engines.deepspeed_engine import DeepSpeedTrainer
+
+        return DeepSpeedTrainer(model, lr=lr, ranks=ranks, settings=cfg.deepspeed.model_dump(), **options)
+    return LocalTrainer(model, lr=lr, **options)
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ def train(cfg: Config, session: Session) -> None:
         seed=stable_seed("model", cfg.run.seed),
         trust_remote_code=cfg.model.trust_remote_code,
     )
-    engine = build_trainer(cfg, model, tokenizer, lr=cfg.train.lr, temperature=1.0)
+    engine = build_trainer(cfg, model, tokenizer, lr=cfg.train.lr, temperature=1.0, ranks=session.ranks)
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
 
     def rows(path: str, limit: int | None = None) -> PreferenceDataset:

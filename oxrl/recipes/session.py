@@ -19,8 +19,9 @@ from torch import Tensor
 
 from oxrl.config import Config, dump_config
 from oxrl.engines.base import TrainEngine
+from oxrl.engines.ranks import ALONE, Ranks
 from oxrl.errors import CheckpointWriteError, Interrupted, NonFiniteError
-from oxrl.runs.checkpoint import latest_checkpoint, save_checkpoint
+from oxrl.runs.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
 from oxrl.runs.console import Console
 from oxrl.runs.directory import open_run
 from oxrl.runs.jsonl import read_records
@@ -41,8 +42,9 @@ class Session:
     rollout steps, when no sample is in flight.
     """
 
-    def __init__(self, cfg: Config, *, resume: bool) -> None:
+    def __init__(self, cfg: Config, *, resume: bool, ranks: Ranks = ALONE) -> None:
         self._cfg = cfg
+        self.ranks = ranks
         self._resume = resume
         self._stack = ExitStack()
         self._skipped_in_a_row = 0
@@ -85,20 +87,26 @@ class Session:
 
         Without one, `fresh`, after writing it as the first checkpoint. `engines` maps a subdirectory to its engine.
         """
-        found = latest_checkpoint(self.run.checkpoints) if self.run.resuming else None
+        found = self.ranks.agree(self._newest())
         if found is None:
-            self._recorder.truncate({})
+            self._cut_records({})
             self._save(engines, dict(fresh))
             return dict(fresh)
         for name, engine in engines.items():
             engine.load(found.path / name)
-        self._recorder.truncate(found.offsets)
+        self._cut_records(found.offsets)
         progress = dict(found.state)
         self._skipped_in_a_row = progress.pop("skipped_in_a_row")
         self._saved_step = found.step
         self.message(f"resuming after step {found.step} from {found.path}")
         self._step_started = time.monotonic()
         return progress
+
+    def _cut_records(self, offsets: dict[str, int]) -> None:
+        self._recorder.truncate(offsets)
+
+    def _newest(self) -> Checkpoint | None:
+        return latest_checkpoint(self.run.checkpoints) if self.run.resuming else None
 
     @contextmanager
     def phase(self, key: str) -> Iterator[None]:
@@ -138,14 +146,13 @@ class Session:
                 f"{self.run.path / 'dumps'}. Lower train.lr or train.max_grad_norm, or look at what the reward returns"
             )
 
-    def dump(self, step: int, tensors: Mapping[str, Tensor]) -> Path:
+    def dump(self, step: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep the batch of a refused step for inspection: dumps/step_<8 digits>.safetensors."""
         folder = self.run.path / "dumps"
         folder.mkdir(exist_ok=True)
         path = folder / f"step_{step:08d}.safetensors"
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
         log.warning("step %d has NaN or infinite values and is not applied; its batch is in %s", step, path)
-        return path
 
     def keep_best(self, engine: TrainEngine) -> None:
         """Write the weights as they are to `best/`, which appears whole or not at all."""
@@ -168,19 +175,18 @@ class Session:
         """
         step = int(progress["step"])
         due = crossed(self._cfg.run.checkpoint_every, self._saved_step, step) or step >= self._cfg.run.steps
-        if step != self._saved_step and (due or self.stop):
+        due, stop = self.ranks.agree((step != self._saved_step and (due or bool(self.stop)), self.stop.requested))
+        if due:
             with self.phase("time/checkpoint_s"):
                 try:
                     self._save(engines, progress)
                 except CheckpointWriteError as error:
-                    if self.stop or step >= self._cfg.run.steps:
+                    if stop or step >= self._cfg.run.steps:
                         raise
                     # The previous checkpoint is intact, so a full disk costs safety, not the run.
                     log.warning("no checkpoint at step %d, trying again at the next boundary: %s", step, error)
-        if self.stop and step < self._cfg.run.steps:
-            raise Interrupted(
-                f"stopped by {self.stop.requested} after step {step}; everything is saved. Continue with --resume"
-            )
+        if stop and step < self._cfg.run.steps:
+            raise Interrupted(f"stopped by {stop} after step {step}; everything is saved. Continue with --resume")
 
     def finish(self, step: int) -> None:
         """Mark the run complete; `--resume` then has nothing to do."""
@@ -190,20 +196,54 @@ class Session:
 
     def _save(self, engines: Mapping[str, TrainEngine], progress: Progress) -> None:
         def write(directory: Path) -> None:
+            writing.append(self.ranks.agree(True))
             for name, engine in engines.items():
                 (directory / name).mkdir(exist_ok=True)
                 engine.save(directory / name)
 
         step = int(progress["step"])
-        save_checkpoint(
-            self.run.checkpoints,
-            step,
-            write,
-            state={**progress, "skipped_in_a_row": self._skipped_in_a_row},
-            offsets=self._recorder.offsets(),
-            keep=self._cfg.run.keep_checkpoints,
-        )
+        writing: list[bool] = []
+        try:
+            save_checkpoint(
+                self.run.checkpoints,
+                step,
+                write,
+                state={**progress, "skipped_in_a_row": self._skipped_in_a_row},
+                offsets=self._recorder.offsets(),
+                keep=self._cfg.run.keep_checkpoints,
+            )
+        finally:
+            if not writing:
+                self.ranks.agree(False)
         self._saved_step = step
+
+
+class Follower(Session):
+    """The session of every rank but the first: the same calls, rank 0's decisions, no file and no output."""
+
+    def __enter__(self) -> Self:
+        # A signal reaches all ranks; rank 0 decides where the run stops.
+        self.stop = self._stack.enter_context(StopRequest())
+        return self
+
+    @property
+    def finished(self) -> bool:
+        return False
+
+    def _newest(self) -> None: ...
+    def _cut_records(self, offsets: dict[str, int]) -> None: ...
+    def message(self, text: str) -> None: ...
+    def record(self, step: int, metrics: Metrics, *, tokens: float) -> None: ...
+    def finish(self, step: int) -> None: ...
+    def dump(self, step: int, tensors: Mapping[str, Tensor]) -> None: ...
+
+    def keep_best(self, engine: TrainEngine) -> None:
+        engine.save(self._cfg.run.directory)
+
+    def _save(self, engines: Mapping[str, TrainEngine], progress: Progress) -> None:
+        if self.ranks.agree(False):
+            for engine in engines.values():
+                engine.save(self._cfg.run.directory)
 
 
 def crossed(every: int, before: int, after: int) -> bool:

@@ -35,7 +35,9 @@ def train(cfg: Config, session: Session) -> None:
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one."""
     device = choose_device(cfg)
     tokenizer = build_tokenizer(cfg)
-    engine = build_trainer(cfg, load_model(cfg, device), tokenizer, lr=cfg.train.lr, temperature=1.0)
+    engine = build_trainer(
+        cfg, load_model(cfg, device), tokenizer, lr=cfg.train.lr, temperature=1.0, ranks=session.ranks
+    )
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
 
     def rows(path: str, limit: int | None = None) -> ConversationDataset:

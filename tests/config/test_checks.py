@@ -29,7 +29,7 @@ from oxrl.errors import ConfigError
         (["rollout.max_tokens=2048"], "rollout.max_tokens", ["no room for a prompt", "2048"]),
         (["model.max_length=256"], "rollout.max_tokens", ["model.max_length 256"]),
         (["model.max_length=4096"], "model.max_length", ["2048"]),
-        (["run.training_gpus=2"], "run.training_gpus", ["scale-out", "set it to 1"]),
+        (["run.training_gpus=2"], "run.training_gpus", ["one process", "fsdp"]),
         (["inference_engine.name=vllm"], "inference_engine.name", ["scale-out", "local"]),
         (["data.train=data"], "data.train", [".jsonl or .parquet"]),
         (["data.eval=data/none.parquet"], "data.eval", ["no such file"]),
@@ -60,10 +60,31 @@ def test_one_contradiction_is_one_problem_with_its_numbers(
         assert word in report
 
 
-@pytest.mark.parametrize("section", ["deepspeed", "deepspeed_ref"])
-def test_a_section_of_a_later_engine_is_refused_not_ignored(write: Callable[..., Path], section: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{section}\n.*scale-out"):
-        load_config(write(**{section: {"zero_stage": 3}}))
+def test_a_section_of_a_later_engine_is_refused_not_ignored(write: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match=r"deepspeed_ref\n.*scale-out"):
+        load_config(write(deepspeed_ref={"zero_stage": 3}))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "words"),
+    [
+        (["deepspeed.zero_stage=2"], "deepspeed.zero_stage", "train.backend: deepspeed"),
+        (["train.backend=deepspeed", "deepspeed.zero_stage=0", "model.dtype=bfloat16"],
+         "deepspeed.zero_stage", "AdamW"),
+        (["train.backend=deepspeed", "deepspeed.zero_stage=2", "deepspeed.offload_param=true"],
+         "deepspeed.offload_param", "zero_stage 3 or more, this is 2"),
+    ],
+)  # fmt: skip
+def test_a_distributed_backend_is_checked_before_anything_starts(
+    write: Callable[..., Path], overrides: list[str], field: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^1 problem in run.yaml\n\n.*: {field}(?s:.*){words}"):
+        load_config(write(train={"alg_name": "sft"}), overrides)
+
+
+def test_reinforcement_learning_over_ranks_is_refused_until_it_can_sample(write: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match=r"train.backend = 'fsdp'\n.*scale-out"):
+        load_config(write(), ["train.backend=fsdp", "run.training_gpus=2"])
 
 
 def test_a_reference_section_without_a_reference_says_so(write: Callable[..., Path]) -> None:

@@ -38,6 +38,7 @@ SECOND: dict[str, Any] = {
     "train.old_logprobs": "recompute",
     "rollout.temperature": 0.7,
     "model.max_length": 2000,
+    "deepspeed.zero_stage": 2,
 }
 # Fields with a single legal value while only the local engine exists, or that only an evaluation may change.
 FIXED = ("run.training_gpus", "inference_engine.name", "rollout.max_staleness", "rollout.top_p", "rollout.top_k")
@@ -51,6 +52,8 @@ def reads(algorithm: str, path: str, **data: str) -> bool:
 def reader(path: str) -> tuple[str, list[str]]:
     """An algorithm, and overrides, under which `path` is read."""
     held_out = "data.eval=data/test.jsonl"
+    if path == "train.backend" or path.startswith("deepspeed."):
+        return "sft", [held_out, *(["train.backend=deepspeed"] if path != "train.backend" else [])]
     for algorithm in ROWS:
         if not ROWS[algorithm].unsupported and reads(algorithm, path, eval="e.jsonl"):
             return algorithm, [held_out]

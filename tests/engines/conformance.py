@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.models.load import load_critic, load_policy
 from oxrl.types import Output, SupervisedBatch
 
-# Seven rows on two ranks: four and three; the longest micro-batch of 30 tokens holds two rows, so counts differ too.
+# Seven rows on two ranks: four and three, in three and two micro-batches of 15 tokens, so one rank sits one out.
 LENGTHS = [(2, 5), (1, 9), (4, 1), (3, 0), (1, 3), (2, 7), (6, 2)]
 OPTIONS: dict[str, Any] = {
     "lr": 1e-3,
@@ -32,7 +31,7 @@ OPTIONS: dict[str, Any] = {
     "total_steps": 20,
     "weight_decay": 0.1,
     "max_grad_norm": 0.5,
-    "micro_batch_tokens": 20,
+    "micro_batch_tokens": 15,
     "temperature": 0.8,
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -88,8 +87,9 @@ def whole_weights(trainer: Any) -> dict[str, Tensor]:
 def measure(engine: str, dtype: str, folder: Path, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Everything that must not depend on the engine: tensors by `group/name`, and numbers."""
     vocabulary = 13 if dtype == "float64" else 261
-    make: Callable[..., Any] = make_trainer
-    trainer = make(engine, make_model(dtype), ranks)
+    # bfloat16 rounds the gradient of each micro-batch, so only with the same micro-batches do engines agree closely.
+    options = {"micro_batch_tokens": 1} if dtype == "bfloat16" else {}
+    trainer = make_trainer(engine, make_model(dtype), ranks, **options)
     field_dtype = torch.float64 if dtype == "float64" else torch.float32
     problem = batches(LENGTHS, dtype=field_dtype, vocabulary=vocabulary)
     policy, sft = problem["policy"], problem["supervised"]
@@ -133,7 +133,6 @@ def measure(engine: str, dtype: str, folder: Path, ranks: Ranks) -> tuple[dict[s
     keep("weights_after_poison", whole_weights(trainer))
 
     if dtype != "float64":
-        folder.mkdir(parents=True, exist_ok=True)
         trainer.save(folder)
         numbers["steps_after_save"] = steps(trainer, sft, 2)
         keep("weights_at_the_end", whole_weights(trainer))
@@ -151,7 +150,7 @@ def measure_critic(engine: str, ranks: Ranks) -> dict[str, Tensor]:
 def resume(engine: str, dtype: str, folder: Path, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Continue from the checkpoint in `folder`, with a model of other weights, for the two steps `measure` took."""
     model = load_policy("builtin:tiny", dtype=DTYPES[dtype], seed=1)
-    trainer = make_trainer(engine, model, ranks)
+    trainer = make_trainer(engine, model, ranks, **({"micro_batch_tokens": 1} if dtype == "bfloat16" else {}))
     trainer.load(folder)
     loaded = {f"weights_loaded/{name}": tensor for name, tensor in whole_weights(trainer).items()}
     sft = batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"]
@@ -159,20 +158,33 @@ def resume(engine: str, dtype: str, folder: Path, ranks: Ranks) -> tuple[dict[st
     return loaded | {f"weights_at_the_end/{n}": t for n, t in whole_weights(trainer).items()}, numbers
 
 
-def main(engine: str, dtype: str, folder: Path, resumed: list[Path]) -> None:
-    torch.set_num_threads(1)
-    folder.mkdir(parents=True, exist_ok=True)
-    with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
-        results = {"measured": measure(engine, dtype, folder / "checkpoint", ranks)}
+def take_over(engine: str, source: Path, target: Path, ranks: Ranks) -> None:
+    """One more step from the checkpoint in `source`, saved to `target`."""
+    trainer = make_trainer(engine, load_policy("builtin:tiny", seed=1), ranks)
+    trainer.load(source)
+    steps(trainer, batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"], 1)
+    trainer.save(target)
+
+
+def main(engine: str, folder: Path, dtypes: list[str], resumed: Path, ranks: Ranks) -> None:
+    """Measure per dtype, and resume what the local engine saved in `resumed`."""
+    for dtype in dtypes:
+        results = {"measured": measure(engine, dtype, folder / f"checkpoint_{dtype}", ranks)}
         if dtype == "float32":
             results["measured"][0].update(measure_critic(engine, ranks))
-        for index, path in enumerate(resumed):
-            results[f"resumed_{index}"] = resume(engine, dtype, path, ranks)
+        if dtype != "float64":
+            results["resumed"] = resume(engine, dtype, resumed / f"checkpoint_{dtype}", ranks)
         for name, (tensors, numbers) in results.items():
-            target = folder / f"{name}_{ranks.rank}"
+            target = folder / f"{name}_{dtype}_{ranks.rank}"
             save_file({key: value.contiguous() for key, value in tensors.items()}, f"{target}.safetensors")
             Path(f"{target}.json").write_text(json.dumps(numbers))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), [Path(path) for path in sys.argv[4:]])
+    torch.set_num_threads(1)
+    with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
+        command, engine, first, second, *rest = sys.argv[1:]
+        if command == "take_over":
+            take_over(engine, Path(first), Path(second), ranks)
+        else:
+            main(engine, Path(first), rest, Path(second), ranks)

@@ -117,6 +117,10 @@ SUPERVISED: dict[str, tuple[Sections, Any]] = {"data.rows_per_step": ({}, 5), "d
 
 # Seen elsewhere: the test that shows it.
 ELSEWHERE = {
+    "train.backend": "which engine trains: tests/recipes/test_ranks.py",
+    "deepspeed.zero_stage": "every stage: tests/engines/test_conformance.py, tests/engines/test_deepspeed_config.py",
+    "deepspeed.offload_optimizer": "the same two",
+    "deepspeed.offload_param": "the same two",
     "run.name": "the console's title and the default directory: tests/runs, tests/config",
     "run.keep_best": "the folder best/: tests/recipes/test_preference.py",
     "model.gradient_checkpointing": "memory, never a number: tests/engines/test_local_trainer.py",

@@ -1,0 +1,229 @@
+"""Every engine, at one and two ranks, against the local one: outputs, gradients, steps, checkpoints.
+
+DeepSpeed lives in `.venv-scale`: `make test-scale` runs everything; elsewhere its part is skipped. The table of the
+largest differences is printed by `pytest -s tests/engines/test_conformance.py -k table`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import conformance
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from oxrl.engines.micro_batches import micro_batches
+from oxrl.engines.ranks import ALONE
+
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="DeepSpeed is not installed here; `make test-scale` runs this"
+)
+Measured = tuple[dict[str, Tensor], dict[str, Any]]
+Launch = Callable[[str, int], Path]
+CORE = [("fsdp", "float32", 1), ("fsdp", "float32", 2), ("fsdp", "float64", 2)]
+CORE_DTYPES = ("float32", "float64")
+SCALE = [
+    ("fsdp", "bfloat16", 2),
+    *((f"zero{stage}", "float32", ranks) for stage in range(4) for ranks in (1, 2)),
+    *((f"zero{stage}", "bfloat16", 2) for stage in (1, 2, 3)),
+    ("zero2+offload", "float32", 2),
+    ("zero3+offload", "float32", 2),
+]
+CASES: list[Any] = [*CORE, *(pytest.param(*case, marks=needs_deepspeed) for case in SCALE)]
+RESUMABLE = [case for case in CASES if "float64" not in case]
+# Relative to the norm of what is compared, over all tensors of a group. bfloat16 weights that differ by one rounding
+# differ by 2^-8; a few of them do after three steps.
+TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-5}
+WEIGHT_TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-3}
+
+
+@pytest.fixture(scope="session")
+def local_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("local")
+
+
+@pytest.fixture(scope="session")
+def local(local_folder: Path) -> Callable[[str], Measured]:
+    """What the local engine says, per dtype; measured once, its checkpoint left in `local_folder`."""
+
+    @cache
+    def measured(dtype: str) -> Measured:
+        tensors, numbers = conformance.measure("local", dtype, local_folder / f"checkpoint_{dtype}", ALONE)
+        return (tensors | conformance.measure_critic("local", ALONE) if dtype == "float32" else tensors), numbers
+
+    return measured
+
+
+@pytest.fixture(scope="session")
+def launch(tmp_path_factory: pytest.TempPathFactory, local: Callable[[str], Measured], local_folder: Path) -> Launch:
+    """The folder of an engine's results: its ranks run as processes, once, all dtypes of a case in one start."""
+
+    @cache
+    def run(engine: str, world: int) -> Path:
+        dtypes = sorted({dtype for e, dtype, w in [*CORE, *SCALE] if (e, w) == (engine, world)})
+        dtypes = [dtype for dtype in dtypes if dtype in CORE_DTYPES or find_spec("deepspeed") is not None]
+        for dtype in dtypes:
+            local(dtype)
+        folder = tmp_path_factory.mktemp(f"{engine}_{world}".replace("+", "_"))
+        run_ranks(world, ["measure", engine, str(folder), str(local_folder), *dtypes])
+        return folder
+
+    return run
+
+
+def run_ranks(world: int, arguments: list[str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    program = [sys.executable, str(Path(conformance.__file__)), *arguments]
+    shared = os.environ | {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            program,
+            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        said = [rank.communicate(timeout=250)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(said)[-4000:]
+
+
+def read(folder: Path, name: str, dtype: str, rank: int = 0) -> Measured:
+    file = folder / f"{name}_{dtype}_{rank}"
+    return load_file(f"{file}.safetensors"), json.loads(Path(f"{file}.json").read_text())
+
+
+def differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
+    """Group -> norm of the difference over the norm of `theirs`, all tensors of the group together."""
+    squares: dict[str, tuple[float, float]] = {}
+    for name, tensor in ours.items():
+        group = name.rpartition("/")[0]
+        reference = theirs[name].double()
+        off, norm = squares.get(group, (0.0, 0.0))
+        off += float((tensor.double() - reference).square().sum())
+        squares[group] = (off, norm + float(reference.square().sum()))
+    return {group: math.sqrt(off / max(norm, 1e-300)) for group, (off, norm) in squares.items()}
+
+
+@pytest.mark.parametrize(("engine", "dtype", "world"), CASES)
+def test_an_engine_computes_what_the_local_one_does(
+    engine: str, dtype: str, world: int, launch: Launch, local: Callable[[str], Measured]
+) -> None:
+    expected, expected_numbers = local(dtype)
+    folder = launch(engine, world)
+    for rank in range(world):
+        tensors, numbers = read(folder, "measured", dtype, rank)
+        assert tensors.keys() == expected.keys()
+        for group, difference in differences(tensors, expected).items():
+            limit = WEIGHT_TOLERANCE if group.startswith("weights") else TOLERANCE
+            assert difference < limit[dtype], (rank, group)
+        for name in ("ppo/loss", "gradient/norm", "gradient_of_two_calls/norm", "gradient_of_one_row/norm"):
+            assert numbers[name] == pytest.approx(expected_numbers[name], rel=TOLERANCE[dtype])
+        for line, expected_line in zip(numbers["steps"], expected_numbers["steps"], strict=True):
+            assert line == pytest.approx(expected_line, rel=max(1e-5, WEIGHT_TOLERANCE[dtype]))
+        # No trained token, or infinity in the loss of one rank's row: no rank steps, no weight moves.
+        for name in ("empty", "poisoned"):
+            assert numbers[name]["update/skipped"] == 1.0
+        for name in tensors:
+            if name.startswith("weights/"):
+                assert torch.equal(tensors[name], tensors[name.replace("weights/", "weights_after_poison/")])
+
+
+@pytest.mark.parametrize(("engine", "dtype", "world"), RESUMABLE)
+def test_a_checkpoint_of_the_local_engine_resumes_on_another(
+    engine: str, dtype: str, world: int, launch: Launch, local: Callable[[str], Measured]
+) -> None:
+    expected, expected_numbers = local(dtype)
+    tensors, numbers = read(launch(engine, world), "resumed", dtype)
+    loaded = {name: tensor for name, tensor in tensors.items() if name.startswith("weights_loaded/")}
+    for name, tensor in loaded.items():
+        assert torch.equal(tensor, expected[name.replace("weights_loaded", "weights")])
+    end = {name: tensor for name, tensor in tensors.items() if name not in loaded}
+    assert differences(end, expected)["weights_at_the_end"] < WEIGHT_TOLERANCE[dtype]
+    for line, expected_line in zip(numbers["steps_after_save"], expected_numbers["steps_after_save"], strict=True):
+        assert line == pytest.approx(expected_line, rel=max(1e-5, WEIGHT_TOLERANCE[dtype]))
+
+
+@pytest.mark.parametrize(("engine", "dtype", "world"), RESUMABLE)
+def test_a_checkpoint_of_another_engine_resumes_on_the_local_one(
+    engine: str, dtype: str, world: int, launch: Launch
+) -> None:
+    folder = launch(engine, world)
+    expected, expected_numbers = read(folder, "measured", dtype)
+    tensors, numbers = conformance.resume("local", dtype, folder / f"checkpoint_{dtype}", ALONE)
+    for name, tensor in tensors.items():
+        if name.startswith("weights_loaded/"):
+            assert torch.equal(tensor, expected[name.replace("weights_loaded", "weights")])
+    end = {name: tensor for name, tensor in tensors.items() if name.startswith("weights_at_the_end/")}
+    assert differences(end, expected)["weights_at_the_end"] < WEIGHT_TOLERANCE[dtype]
+    for line, expected_line in zip(numbers["steps_after_save"], expected_numbers["steps_after_save"], strict=True):
+        assert line == pytest.approx(expected_line, rel=max(1e-5, WEIGHT_TOLERANCE[dtype]))
+
+
+@pytest.mark.parametrize(
+    ("two", "one"), [("fsdp", "fsdp"), pytest.param("zero3", "zero1", marks=needs_deepspeed)], ids=["fsdp", "deepspeed"]
+)
+def test_a_run_moves_from_two_ranks_to_one_and_back(two: str, one: str, launch: Launch, tmp_path: Path) -> None:
+    start = launch(two, 2)
+    expected = {
+        name.partition("/")[2]: t for name, t in read(start, "measured", "float32")[0].items() if "_end/" in name
+    }
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    run_ranks(1, ["take_over", one, str(start / "checkpoint_float32"), str(tmp_path / "one")])
+    run_ranks(2, ["take_over", two, str(tmp_path / "one"), str(tmp_path / "two")])
+    found = load_file(tmp_path / "two" / "model.safetensors")
+    assert differences(found, expected)[""] < 1e-5
+
+
+def test_rows_are_dealt_out_once_and_by_length() -> None:
+    batch = conformance.batches(conformance.LENGTHS)["supervised"]
+    lengths = batch.inputs.attention_mask.sum(1)
+    for ranks in (1, 2, 3, 10):
+        shares = micro_batches(batch, budget=15, ranks=ranks)
+        rows = [int(row) for share in shares for units, _ in share for row in units]
+        assert sorted(rows) == list(range(7))
+        for units, longest in (micro for share in shares for micro in share):
+            assert int(lengths[units].max()) == longest
+            assert len(units) == 1 or longest * len(units) <= 15
+        counts = [sum(len(units) for units, _ in share) for share in shares]
+        assert max(counts) - min(counts) <= 1
+
+
+@pytest.fixture
+def table(capsys: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
+    lines: list[str] = []
+    yield lines
+    with capsys.disabled():
+        sys.stdout.write("\n" + "\n".join(lines) + "\n")
+
+
+def test_table_of_the_largest_differences(launch: Launch, local: Callable[[str], Measured], table: list[str]) -> None:
+    groups = ("forward", "gradient", "gradient_of_two_calls", "gradient_of_one_row", "weights", "weights_at_the_end")
+    table.append(f"{'engine':<14}{'dtype':<10}ranks  " + "".join(f"{name[:22]:<24}" for name in groups))
+    for engine, dtype, world in CORE if find_spec("deepspeed") is None else [*CORE, *SCALE]:
+        tensors, _ = read(launch(engine, world), "measured", dtype)
+        found = differences(tensors, local(dtype)[0])
+        table.append(
+            f"{engine:<14}{dtype:<10}{world}      " + "".join(f"{found.get(name, math.nan):<24.1e}" for name in groups)
+        )
+        assert found["forward"] < TOLERANCE[dtype]
