@@ -127,6 +127,18 @@ def _read_prompts(path: Path) -> list[str]:
 
 
 @app.command()
+def export(
+    source: Annotated[Path, typer.Argument(metavar="CHECKPOINT|RUN_DIR", help="Folder of a model, or of a run.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of the weights.")] = "float32",
+) -> None:
+    """Write a whole model in Hugging Face format, adapters merged into its weights."""
+    from oxrl.recipes.evaluate import run_export
+
+    typer.echo(f"wrote {run_export(source, out, dtype=dtype)}")
+
+
+@app.command()
 def prepare(
     dataset: Annotated[str, typer.Argument(help="Name of a dataset oxRL can prepare.")],
     out: Annotated[Path, typer.Option(help="Folder to write to.")],

@@ -13,6 +13,7 @@ from oxrl.config.source import Problem, why_no_file
 from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
 
 BUILT_IN_REWARDS = ("math", "exact", "reasoning-gym")
+ADAPTER = "adapter_config.json"
 DATA_SUFFIXES = (".jsonl", ".parquet")
 # Loops that every rank runs alike.
 DISTRIBUTED_RECIPES = ("supervised", "reward_model")
@@ -47,6 +48,22 @@ def check_scale(cfg: Config) -> Iterator[Problem]:
         yield Problem("deepspeed_ref", f"{reason}DeepSpeed {later}: remove the section", also=("train.kl_coeff",))
 
 
+def check_adapter(cfg: Config) -> Iterator[Problem]:
+    """Adapters where they can be trained, on a model that can be loaded again."""
+    if not cfg.lora.rank:
+        return
+    if cfg.train.backend != "local":
+        yield _at(cfg, "lora.rank", "adapters train with train.backend: local; set one of the two", "train.backend")
+    if "reference_sync_rate" in cfg.train.row.numbers:
+        rule = f"{cfg.train.alg_name} moves its reference by all weights, of which adapters have none: set it to 0"
+        yield _at(cfg, "lora.rank", rule, "train.alg_name")
+    if is_builtin(cfg.model.name):
+        rule = "an adapter is stored without the model under it, and a built-in one is on no disk; give a folder"
+        yield _at(cfg, "model.name", f"{rule}, for one the checkpoint of an earlier run", "lora.rank")
+    elif (Path(cfg.model.name) / ADAPTER).is_file():
+        yield _at(cfg, "model.name", "holds an adapter; merge it first: oxrl export FOLDER --out FOLDER", "lora.rank")
+
+
 def check_model(cfg: Config) -> Iterator[Problem]:
     """Model and template are there, as far as that can be seen without the network."""
     name, template = cfg.model.name, cfg.model.chat_template
@@ -54,7 +71,9 @@ def check_model(cfg: Config) -> Iterator[Problem]:
         if name not in BUILTIN_DIMS:
             rule = f"must be one of {', '.join(sorted(BUILTIN_DIMS))}{did_you_mean(name, BUILTIN_DIMS)}"
             yield Problem("model.name", rule, name)
-    elif name.startswith((".", "/", "~")) and not (Path(name) / "config.json").is_file():
+    elif name.startswith((".", "/", "~")) and not any(
+        (Path(name) / file).is_file() for file in ("config.json", ADAPTER)
+    ):
         state = "has no config.json" if Path(name).is_dir() else "is no folder"
         rule = f"{state}; give a folder in Hugging Face format, a hub name or builtin:tiny"
         yield Problem("model.name", rule, name)
@@ -221,7 +240,7 @@ def check_bounds(cfg: Config) -> Iterator[Problem]:
 def training_problems(cfg: Config) -> Iterator[Problem]:
     """Every cross-section problem of a training run."""
     rl_only = (check_reward, check_batch, check_sampling, check_anchor, check_cells, check_bounds)
-    always = (check_scale, check_model, check_files, check_context)
+    always = (check_scale, check_adapter, check_model, check_files, check_context)
     for check in (*always, *(rl_only if cfg.train.row.recipe == "rl" else ())):
         yield from check(cfg)
 

@@ -85,7 +85,7 @@ def _memory(cfg: Config) -> dict[str, str]:
     phases = memory_phases(cfg, dims)
     shown = ", ".join(f"{phase} {decimal(size)}" for phase, size in phases.items())
     peak = f"peak in {max(phases, key=phases.__getitem__)}"
-    one, kept = _held(cfg, dims), cfg.run.keep_checkpoints
+    one, kept = _stored(cfg, dims), cfg.run.keep_checkpoints
     return {
         "model": f"{dims.parameters:,} parameters, context {context_length(cfg) or 'unknown'}",
         "memory": f"about {shown}; {peak} (weights, moments, cache, activations; the runtime's own comes on top)",
@@ -101,7 +101,7 @@ def memory_phases(cfg: Config, dims: ModelDims) -> dict[str, int]:
     row, size, tokens, held = cfg.train.row, BYTES[cfg.model.dtype], cfg.train.micro_batch_tokens, _held(cfg, dims)
     phases: dict[str, int] = {}
     if row.recipe == "rl":
-        if row.kl != "none" and cfg.train.kl_coeff > 0:
+        if row.kl != "none" and cfg.train.kl_coeff > 0 and not cfg.lora.rank:
             held += dims.parameters * size
         context, prompt = context_length(cfg), cfg.data.max_prompt_tokens
         longest = context or cfg.rollout.max_tokens
@@ -111,7 +111,7 @@ def memory_phases(cfg: Config, dims: ModelDims) -> dict[str, int]:
         cache = 2 * dims.layers * dims.kv_heads * dims.head_dim * size
         phases["rollout"] = held + min(rows, cfg.inference_engine.max_rows) * longest * cache
         tokens = min(tokens, rows * longest)
-    gradients = _trained(cfg) * dims.parameters * GRADIENTS[cfg.model.dtype]
+    gradients = _trained(cfg, dims) * GRADIENTS[cfg.model.dtype]
     phases["update"] = held + gradients + activation_bytes(cfg, dims, tokens)
     return phases
 
@@ -128,13 +128,25 @@ def activation_bytes(cfg: Config, dims: ModelDims, tokens: int) -> int:
     return tokens * numbers * BYTES[cfg.model.dtype]
 
 
-def _trained(cfg: Config) -> int:
+def _models(cfg: Config) -> int:
     return 2 if "critic" in cfg.train.row.extras else 1
 
 
+def _trained(cfg: Config, dims: ModelDims) -> int:
+    """Parameters that are trained: all, or those of adapters on every linear layer (at hidden = heads x head_dim)."""
+    linears = 9 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 3 * dims.intermediate
+    return _models(cfg) * (cfg.lora.rank * dims.layers * linears if cfg.lora.rank else dims.parameters)
+
+
+def _stored(cfg: Config, dims: ModelDims) -> int:
+    """Bytes of a checkpoint: weights, masters and moments of what is trained."""
+    return _trained(cfg, dims) * (BYTES[cfg.model.dtype] + MASTERS_AND_MOMENTS[cfg.model.dtype])
+
+
 def _held(cfg: Config, dims: ModelDims) -> int:
-    """Bytes of weights, masters and moments of all trained models; also the size of a checkpoint."""
-    return _trained(cfg) * dims.parameters * (BYTES[cfg.model.dtype] + MASTERS_AND_MOMENTS[cfg.model.dtype])
+    """Bytes in memory between steps: what a checkpoint holds, and frozen weights."""
+    frozen = _models(cfg) * dims.parameters * BYTES[cfg.model.dtype] if cfg.lora.rank else 0
+    return _stored(cfg, dims) + frozen
 
 
 def _count(number: int, unit: str, plural: str = "s") -> str:

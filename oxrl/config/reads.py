@@ -18,7 +18,7 @@ RL_WITH_EVAL = frozenset(["rollout.eval_samples", "rollout.eval_temperature"])
 OFFLINE_WITH_EVAL = frozenset(["run.keep_best"])
 ALWAYS = frozenset(
     [path for path in FIELDS if path.startswith(("run.", "model.")) and path not in _RL_RUN]
-    + ["data.train", "data.eval", "data.overlong", *_OPTIMIZER]
+    + ["data.train", "data.eval", "data.overlong", "lora.rank", *_OPTIMIZER]
 ).difference(WITH_EVAL, OFFLINE_WITH_EVAL)
 RL = frozenset(
     [path for path in FIELDS if path.startswith(("reward.", "rollout.", "inference_engine."))]
@@ -26,6 +26,7 @@ RL = frozenset(
     + ["train.old_logprobs", "train.entropy_coeff", *(f"train.{name}" for name in CELLS), *_RL_RUN]
 ).difference(RL_WITH_EVAL)
 DEEPSPEED = frozenset(path for path in FIELDS if path.startswith("deepspeed."))
+LORA = frozenset(["lora.alpha", "lora.targets"])
 OFFLINE = frozenset(["data.rows_per_step"])
 SUPERVISED = frozenset(["data.pack_tokens"])
 
@@ -44,6 +45,8 @@ def fields_read(cfg: Config) -> frozenset[str]:
     read |= SUPERVISED if row.recipe == "supervised" else frozenset()
     if cfg.train.backend != "local":
         read |= {"run.deadline_s"} | (DEEPSPEED if cfg.train.backend == "deepspeed" else frozenset())
+    if cfg.lora.rank:
+        read |= LORA
     if cfg.data.eval is not None:
         read |= WITH_EVAL | (RL_WITH_EVAL if row.recipe == "rl" else OFFLINE_WITH_EVAL)
     return read
@@ -54,6 +57,8 @@ def why_unread(path: str, cfg: Config) -> str:
     name, algorithm = path.partition(".")[2], cfg.train.alg_name
     if path in WITH_EVAL | RL_WITH_EVAL | OFFLINE_WITH_EVAL and cfg.data.eval is None:
         return "has no effect without data.eval; remove it, or give held-out rows in data.eval"
+    if path in LORA:
+        return "is read with lora.rank above 0, the rank of the adapters; set that, or remove it"
     if path in DEEPSPEED:
         return f"is read with train.backend: deepspeed; this run's is {cfg.train.backend}: remove it"
     if path in RL | RL_WITH_EVAL:

@@ -167,7 +167,7 @@ class TrainConfig(Section):
     backend: Literal["local", "deepspeed", "fsdp"] = _field(
         "local", "What trains: one process, or the ranks of torchrun with DeepSpeed or PyTorch's FSDP2."
     )
-    lr: float = _field(1e-6, "Peak learning rate of AdamW.", ge=0)
+    lr: float = _field(1e-6, "Peak learning rate of AdamW; with adapters 1e-5 by default.", ge=0)
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = _field(
         "constant", "After the warm-up: constant, or down to 0 at run.steps (wsd: over the last fifth)."
     )
@@ -221,7 +221,7 @@ class TrainConfig(Section):
     proximal_coeff: float = _field(1e-3, "Weight of half the squared log-ratio; 0: none.", ge=0)
     length_power: float = _field(1.0, "Preference for long (positive) or short rows of a group; 0: none.")
     weights_length: int | None = _field(None, "Length that divides every row's sum; null: rollout.max_tokens.", ge=1)
-    critic_lr: float = _field(1e-5, "Peak learning rate of the critic.", ge=0)
+    critic_lr: float = _field(1e-5, "Peak learning rate of the critic; with adapters 1e-4 by default.", ge=0)
     value_clip: float | None = _field(0.2, "Values move at most this far per batch; null: no clip.", gt=0)
     critic_warmup_steps: int = _field(0, "First optimizer steps that train the critic alone.", ge=0)
 
@@ -277,6 +277,14 @@ class EngineConfig(Section):
     max_rows: int = _field(128, "Rows the local sampler decodes at once.", ge=1)
 
 
+class LoraConfig(Section):
+    """Low-rank adapters (peft) on a frozen model; no dropout, with which ratios of equal weights would not be 1."""
+
+    rank: int = _field(0, "Rank of the adapters; 0: no adapters, every weight is trained.", ge=0)
+    alpha: float = _field(32.0, "Adapters are scaled by alpha / rank.", gt=0)
+    targets: str = _field("all-linear", "Layers that get one: all-linear, or names with commas: q_proj,v_proj.")
+
+
 class DeepSpeedConfig(Section):
     """How DeepSpeed divides the memory of training (`train.backend: deepspeed`)."""
 
@@ -295,6 +303,7 @@ class Config(Section):
     data: DataConfig
     reward: RewardConfig = RewardConfig()
     rollout: RolloutConfig = RolloutConfig()
+    lora: LoraConfig = LoraConfig()
     train: TrainConfig
     inference_engine: EngineConfig = EngineConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()

@@ -1,4 +1,4 @@
-"""The two engine interfaces. Policy, reference, critic and teacher are all instances of TrainEngine."""
+"""The two engine interfaces. Policy, critic and teacher are instances of TrainEngine; a reference is a Scorer."""
 
 from __future__ import annotations
 
@@ -25,11 +25,15 @@ class Finished:
     completion: Completion
 
 
-class TrainEngine(Protocol):
+class Scorer(Protocol):
+    """All that is asked of a reference."""
+
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
         """Run without gradient; tensors come back on the CPU, rows in the order given."""
         ...
 
+
+class TrainEngine(Scorer, Protocol):
     def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
         """Add the gradient of the plain sum of `loss_fn` over all rows of all ranks; gradients accumulate.
 

@@ -19,8 +19,9 @@ from oxrl.engines.micro_batches import Merged, MicroBatch, micro_batches, paddin
 from oxrl.engines.ranks import ALONE, Ranks
 from oxrl.errors import CheckpointError, EngineError
 from oxrl.functional.logprobs import bootstrap_positions, chunked_head, predicted_positions, spread
+from oxrl.models.lora import adapter_off
 from oxrl.models.network import TokenModel, token_model
-from oxrl.models.weights import save_model, sharded_tensors, stored_weights, write_sharded
+from oxrl.models.weights import save_model, sharded_tensors, stored_names, stored_weights, write_sharded
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
 
 STATE_FILE = "trainer_state.json"
@@ -293,7 +294,8 @@ class Trainer(ABC):
 
         Collective; rank 0 writes. It takes part in every gather even when the disk refuses, so that nobody waits.
         """
-        weights = ((name, tensor.cpu()) for bucket in self.weights() for name, tensor in bucket)
+        kept = set(stored_names(self.model))
+        weights = ((name, tensor.cpu()) for bucket in self.weights() for name, tensor in bucket if name in kept)
         parts: list[tuple[Callable[[Iterator[tuple[str, Tensor]]], None], Iterator[tuple[str, Tensor]]]] = [
             (lambda named: save_model(self.model, directory, dict(named)), weights),
             (lambda named: write_sharded(directory, "optimizer_master", named), self._masters_of_low_precision()),
@@ -347,6 +349,18 @@ class Trainer(ABC):
         self._pending_losses.clear()
         self._has_gradient = False
         self.step = content["step"]
+
+
+class AdapterOff:
+    """The policy without its adapter, as the reference: no second model in memory."""
+
+    def __init__(self, policy: Trainer) -> None:
+        self._policy = policy
+
+    def forward(self, inputs: TokenBatch, want: Want) -> Output:
+        """See Scorer."""
+        with adapter_off(self._policy.model):
+            return self._policy.forward(inputs, want)
 
 
 class Reader(nn.Module):

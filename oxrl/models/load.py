@@ -14,6 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 from oxrl.errors import DataError
 from oxrl.models.builtin import BUILTIN_DIMS, builtin_policy, builtin_tokenizer, is_builtin
 from oxrl.models.linear import speed_up_linears
+from oxrl.models.lora import adapter_base, merge_adapter
 from oxrl.models.network import ValueModel
 
 if TYPE_CHECKING:
@@ -64,9 +65,14 @@ def load_policy(
 ) -> PreTrainedModel:
     """A causal language model in eval mode. `seed` matters for `builtin:` names only: other weights are read.
 
+    The folder of an adapter gives its base with the adapter merged into it.
+
     Raises:
         DataError: nothing loadable under that name, or its files lack some weights.
     """
+    options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, "trust_remote_code": trust_remote_code}
+    if (base := adapter_base(name)) is not None:
+        return merge_adapter(load_policy(base, **options), name).eval()
     if is_builtin(name):
         _require_known(name)
         model: PreTrainedModel = builtin_policy(name, seed=seed)
@@ -91,7 +97,11 @@ def load_critic(
         DataError: nothing loadable under that name, or its files lack some weights.
     """
     head_file = Path(name) / VALUE_HEAD_FILE
-    if head_file.is_file():
+    base = adapter_base(name) if head_file.is_file() else None
+    if base is not None:
+        below = load_critic(base, dtype=dtype, seed=seed, trust_remote_code=trust_remote_code)
+        decoder = merge_adapter(below.decoder, name)
+    elif head_file.is_file():
         decoder = _load_weights(AutoModel, name, dtype=dtype, trust_remote_code=trust_remote_code)
     else:
         policy = load_policy(name, dtype=dtype, device="cpu", seed=seed, trust_remote_code=trust_remote_code)

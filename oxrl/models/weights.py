@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from oxrl.errors import CheckpointError
 from oxrl.models.load import VALUE_HEAD_FILE
+from oxrl.models.lora import ADAPTER_FILE, has_adapter, model_name, save_adapter
 from oxrl.models.network import ValueModel
 
 BUCKET_BYTES = 512 * 2**20
@@ -67,6 +68,8 @@ def _read_tensor(path: Path, name: str) -> Tensor:
 def save_model(model: nn.Module, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
     """Write `model` so that `load_policy`, `load_critic` or `from_pretrained` reads it from `directory`.
 
+    Of a model with an adapter, what is trained is written and where the rest can be loaded from.
+
     Args:
         model: a Hugging Face model, a ValueModel, or any module.
         directory: made if missing.
@@ -75,18 +78,32 @@ def save_model(model: nn.Module, directory: Path, weights: Mapping[str, Tensor] 
     directory.mkdir(parents=True, exist_ok=True)
     disable_progress_bar()
     named = dict(model.named_parameters()) if weights is None else weights
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
+    kept = set(stored_names(model))
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items() if name in kept}
     if isinstance(model, PreTrainedModel):
-        model.save_pretrained(directory, state_dict=tensors)
+        _save_pretrained(model, directory, tensors)
     elif isinstance(model, ValueModel):
         decoder, head = (
             {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
             for part in VALUE_MODEL_PARTS
         )
-        model.decoder.save_pretrained(directory, state_dict=decoder)
+        _save_pretrained(model.decoder, directory, decoder)
         save_file(head, directory / VALUE_HEAD_FILE, metadata={"format": "pt"})
     else:
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def stored_names(model: nn.Module) -> list[str]:
+    """The parameters of `model` that its files hold: all, or with an adapter those that are trained."""
+    adapted = has_adapter(model)
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad or not adapted]
+
+
+def _save_pretrained(model: PreTrainedModel, directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    if has_adapter(model):
+        save_adapter(model, directory, tensors)
+    else:
+        model.save_pretrained(directory, state_dict=dict(tensors))
 
 
 def stored_weights(
@@ -97,8 +114,9 @@ def stored_weights(
     Raises:
         CheckpointError: a weight is missing, unknown, or of another shape or dtype than `expected`.
     """
-    missing = dict(expected)
-    files = [(path, "") for path in sorted(directory.glob("model*.safetensors"))]
+    missing = {name: expected[name] for name in stored_names(model)}
+    adapted = has_adapter(model)
+    files = [(path, "") for path in sorted(directory.glob(ADAPTER_FILE if adapted else "model*.safetensors"))]
     if isinstance(model, ValueModel):
         decoder, head = VALUE_MODEL_PARTS
         files = [*((path, decoder) for path, _ in files), (directory / VALUE_HEAD_FILE, head)]
@@ -108,12 +126,13 @@ def stored_weights(
         with safe_open(path, framework="pt") as file:
             for key in file.keys():
                 tensor = file.get_tensor(key)
-                shape, dtype = missing.pop(part + key, (None, None))
+                name = part + (model_name(key) if path.name == ADAPTER_FILE else key)
+                shape, dtype = missing.pop(name, (None, None))
                 if shape != tensor.shape or dtype != tensor.dtype:
                     held = "no such weight" if shape is None else f"{dtype} {tuple(shape)}"
                     raise CheckpointError(
                         f"{path.name} holds {key!r} as {tensor.dtype} {tuple(tensor.shape)}, the model has {held}"
                     )
-                yield part + key, tensor
+                yield name, tensor
     if missing:
         raise CheckpointError(f"{directory} lacks {len(missing)} weights of the model, such as {next(iter(missing))!r}")

@@ -12,12 +12,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from oxrl.config import Config
 from oxrl.data.mixture import Rows, open_rows
 from oxrl.data.prompts import PromptDataset
-from oxrl.engines.base import RolloutEngine, TrainEngine
+from oxrl.engines.base import RolloutEngine, Scorer, TrainEngine
 from oxrl.engines.local import LocalSampler, LocalTrainer
 from oxrl.engines.ranks import ALONE, Ranks, joined_ranks, launched_world
-from oxrl.engines.trainer import Options, Trainer
+from oxrl.engines.trainer import AdapterOff, Options, Trainer
 from oxrl.errors import ConfigError
 from oxrl.models.load import load_critic, load_policy, load_tokenizer
+from oxrl.models.lora import add_adapter
+from oxrl.models.network import ValueModel
 from oxrl.rewards.workers import RewardPool
 from oxrl.seeds import stable_seed
 from oxrl.types import Prompt, Sampling
@@ -31,7 +33,7 @@ class Team:
 
     tokenizer: PreTrainedTokenizerBase
     policy: TrainEngine
-    reference: TrainEngine | None
+    reference: Scorer | None
     critic: TrainEngine | None
     sampler: RolloutEngine
     pool: RewardPool
@@ -78,6 +80,31 @@ def load_model(cfg: Config, device: torch.device) -> PreTrainedModel:
         seed=stable_seed("model", cfg.run.seed),
         trust_remote_code=cfg.model.trust_remote_code,
     )
+
+
+def load_policy_to_train(cfg: Config, device: torch.device) -> PreTrainedModel:
+    """The policy, with the adapter that `lora` asks for."""
+    policy = load_model(cfg, device)
+    _adapt(cfg, policy)
+    return policy
+
+
+def load_critic_to_train(cfg: Config, device: torch.device) -> ValueModel:
+    """A value model on the policy's backbone, with the adapter that `lora` asks for."""
+    critic = load_critic(
+        cfg.model.name,
+        dtype=DTYPES[cfg.model.dtype],
+        device=device,
+        seed=stable_seed("model", cfg.run.seed),
+        trust_remote_code=cfg.model.trust_remote_code,
+    )
+    _adapt(cfg, critic.decoder)
+    return critic
+
+
+def _adapt(cfg: Config, model: PreTrainedModel) -> None:
+    if cfg.lora.rank:
+        add_adapter(model, base=cfg.model.name, seed=stable_seed("adapter", cfg.run.seed), **cfg.lora.model_dump())
 
 
 def training_ranks(cfg: Config) -> AbstractContextManager[Ranks]:
@@ -172,7 +199,7 @@ def build_team(cfg: Config) -> Team:
     pool = RewardPool(cfg.reward.name, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s)
     pool.start()
     tokenizer = build_tokenizer(cfg)
-    model = load_model(cfg, device)
+    model = load_policy_to_train(cfg, device)
     longest = max_prompt_tokens(cfg, model)
 
     def prompts(path: str, limit: int | None) -> PromptDataset:
@@ -182,19 +209,15 @@ def build_team(cfg: Config) -> Team:
     row = cfg.train.row
     critic = reference = None
     if "critic" in row.extras:
-        value_model = load_critic(
-            cfg.model.name,
-            dtype=DTYPES[cfg.model.dtype],
-            device=device,
-            seed=stable_seed("model", cfg.run.seed),
-            trust_remote_code=cfg.model.trust_remote_code,
-        )
-        critic = build_trainer(cfg, value_model, None, lr=cfg.train.critic_lr, temperature=1.0)
-    if needs_reference(cfg):
+        critic = build_trainer(cfg, load_critic_to_train(cfg, device), None, lr=cfg.train.critic_lr, temperature=1.0)
+    policy = build_trainer(cfg, model, tokenizer, lr=cfg.train.lr, temperature=temperature)
+    if needs_reference(cfg) and cfg.lora.rank:
+        reference = AdapterOff(policy)
+    elif needs_reference(cfg):
         reference = build_trainer(cfg, load_model(cfg, device), None, lr=0.0, temperature=temperature)
     return Team(
         tokenizer=tokenizer,
-        policy=build_trainer(cfg, model, tokenizer, lr=cfg.train.lr, temperature=temperature),
+        policy=policy,
         reference=reference,
         critic=critic,
         sampler=LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows),

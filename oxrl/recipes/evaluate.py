@@ -6,8 +6,10 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import torch
+from torch import nn
 
 from oxrl.config import Config, load_evaluation_config
 from oxrl.data.chat import ChatEncoder
@@ -16,8 +18,9 @@ from oxrl.engines.base import RolloutEngine, generate
 from oxrl.engines.local import LocalSampler
 from oxrl.errors import CheckpointError
 from oxrl.functional.shaping import pass_at_k
-from oxrl.models.load import load_policy, load_tokenizer
-from oxrl.recipes.build import Team, build_tokenizer, choose_device, load_model, max_prompt_tokens, stop_tokens
+from oxrl.models.load import VALUE_HEAD_FILE, load_critic, load_policy, load_tokenizer
+from oxrl.models.weights import save_model
+from oxrl.recipes.build import DTYPES, Team, build_tokenizer, choose_device, load_model, max_prompt_tokens, stop_tokens
 from oxrl.recipes.rollouts import make_requests, sample_record, score_groups
 from oxrl.rewards.workers import RewardPool
 from oxrl.runs.checkpoint import latest_checkpoint
@@ -114,10 +117,7 @@ def run_eval(
         CheckpointError: the run has no usable checkpoint.
     """
     if target.is_dir():
-        checkpoint = latest_checkpoint(target / "checkpoints")
-        if checkpoint is None:
-            raise CheckpointError(f"{target} has no checkpoint to evaluate")
-        cfg = load_evaluation_config(target / "config.yaml", [f"model.name={checkpoint.path}", *overrides])
+        cfg = load_evaluation_config(target / "config.yaml", [f"model.name={newest_checkpoint(target)}", *overrides])
     else:
         cfg = load_evaluation_config(target, overrides)
     device = choose_device(cfg)
@@ -154,6 +154,29 @@ def run_eval(
         lines = [json.dumps(sample_record(r, step=-1, advantage=None), ensure_ascii=False) for r in rollouts]
         out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return metrics
+
+
+def run_export(source: Path, out: Path, *, dtype: str = "float32") -> Path:
+    """`oxrl export`: the model or reward model in `source`, or a run's newest one, whole and without adapters.
+
+    Adapters are merged in float32, then the weights are rounded to `dtype`.
+
+    Raises:
+        CheckpointError: the run has no usable checkpoint.
+        DataError: there is no model in the folder.
+    """
+    folder = str(newest_checkpoint(source) if (source / "checkpoints").is_dir() else source)
+    model = (load_critic if (Path(folder) / VALUE_HEAD_FILE).is_file() else load_policy)(folder)
+    save_model(cast(nn.Module, model).to(DTYPES[dtype]), out)
+    load_tokenizer(folder).save_pretrained(out)
+    return out
+
+
+def newest_checkpoint(run: Path) -> Path:
+    checkpoint = latest_checkpoint(run / "checkpoints")
+    if checkpoint is None:
+        raise CheckpointError(f"{run} has no checkpoint")
+    return checkpoint.path
 
 
 def run_generate(

@@ -20,12 +20,13 @@ from oxrl.config import Config
 from oxrl.data.mixture import open_rows
 from oxrl.data.preferences import Judged, PreferenceDataset, to_preference_batch
 from oxrl.data.rows import read_rows
-from oxrl.engines.base import TrainEngine
+from oxrl.engines.base import Scorer, TrainEngine
+from oxrl.engines.trainer import AdapterOff
 from oxrl.functional import preference_losses
 from oxrl.functional import preference_statistics as statistics
 from oxrl.models.weights import fingerprint
 from oxrl.preference_methods import FIELDS, METHODS, Method
-from oxrl.recipes.build import build_tokenizer, build_trainer, choose_device, load_model
+from oxrl.recipes.build import build_tokenizer, build_trainer, choose_device, load_model, load_policy_to_train
 from oxrl.recipes.offline import apply_step, run_steps
 from oxrl.recipes.session import Progress, Session
 from oxrl.seeds import stable_seed
@@ -85,7 +86,7 @@ class Objective:
 def train(cfg: Config, session: Session) -> None:
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one."""
     device, tokenizer, name = choose_device(cfg), build_tokenizer(cfg), cfg.train.alg_name
-    engine = build_trainer(cfg, load_model(cfg, device), tokenizer, lr=cfg.train.lr, temperature=1.0)
+    engine = build_trainer(cfg, load_policy_to_train(cfg, device), tokenizer, lr=cfg.train.lr, temperature=1.0)
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
     method = METHODS[name]
     numbers = {n: getattr(cfg.train, FIELDS.get(n, n)) for n in (*method.numbers, *method.knobs)}
@@ -105,8 +106,9 @@ def train(cfg: Config, session: Session) -> None:
         data = data.with_equal_lengths() if name == "sampo" else data
         if not method.reference or moving is not None:
             return data
-        # The policy still is its own reference: nothing has been trained or restored yet.
-        return data.with_reference(reference_sums(engine, objective, data, pad_id, digest, session.run.path))
+        # Without an adapter the policy still is its own reference: nothing has been trained or restored yet.
+        reference = AdapterOff(engine) if cfg.lora.rank else engine
+        return data.with_reference(reference_sums(reference, objective, data, pad_id, digest, session.run.path))
 
     data = open_rows(cfg.data.train, rows)
     singly = cfg.data.eval is not None and "chosen" not in next(read_rows(cfg.data.eval)).fields
@@ -150,7 +152,7 @@ def weights_digest(engine: TrainEngine) -> str:
 
 
 def reference_sums(
-    engine: TrainEngine, objective: Objective, data: PreferenceDataset, pad_id: int, weights: str, folder: Path
+    reference: Scorer, objective: Objective, data: PreferenceDataset, pad_id: int, weights: str, folder: Path
 ) -> list[list[float]]:
     """The reference's log-probability of every row of every unit, from disk where the same were computed before.
 
@@ -165,14 +167,14 @@ def reference_sums(
         pieces: list[Tensor] = []
         for start in range(0, len(units), REFERENCE_ROWS):
             batch = to_preference_batch(units[start : start + REFERENCE_ROWS], pad_id)
-            sums = objective.sums(engine.forward(batch.inputs, WANT), batch.inputs)[0]
+            sums = objective.sums(reference.forward(batch.inputs, WANT), batch.inputs)[0]
             pieces.append(sums.view(-1, len(units[0].rows)))
         save_file({"logprobs": torch.cat(pieces).float()}, partial := path.with_suffix(".partial"))
         os.replace(partial, path)
     return load_file(path)["logprobs"].tolist()
 
 
-def with_reference(reference: TrainEngine, objective: Objective, batch: PreferenceBatch) -> PreferenceBatch:
+def with_reference(reference: Scorer, objective: Objective, batch: PreferenceBatch) -> PreferenceBatch:
     sums = objective.sums(reference.forward(batch.inputs, WANT), batch.inputs)[0]
     return dataclasses.replace(batch, ref_logprobs=sums)
 

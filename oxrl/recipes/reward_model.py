@@ -11,11 +11,9 @@ from oxrl.config import Config
 from oxrl.data.mixture import open_rows
 from oxrl.data.preferences import Judged, PreferenceDataset, to_preference_batch
 from oxrl.functional.reward_model_losses import bradley_terry
-from oxrl.models.load import load_critic
-from oxrl.recipes.build import DTYPES, build_tokenizer, build_trainer, choose_device
+from oxrl.recipes.build import build_tokenizer, build_trainer, choose_device, load_critic_to_train
 from oxrl.recipes.offline import apply_step, run_steps
 from oxrl.recipes.session import Progress, Session
-from oxrl.seeds import stable_seed
 from oxrl.types import Metrics, Output, PreferenceBatch
 
 WANT = frozenset({"values"})
@@ -24,14 +22,9 @@ WANT = frozenset({"values"})
 def train(cfg: Config, session: Session) -> None:
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one."""
     device, tokenizer = choose_device(cfg), build_tokenizer(cfg)
-    model = load_critic(
-        cfg.model.name,
-        dtype=DTYPES[cfg.model.dtype],
-        device=device,
-        seed=stable_seed("model", cfg.run.seed),
-        trust_remote_code=cfg.model.trust_remote_code,
+    engine = build_trainer(
+        cfg, load_critic_to_train(cfg, device), tokenizer, lr=cfg.train.lr, temperature=1.0, ranks=session.ranks
     )
-    engine = build_trainer(cfg, model, tokenizer, lr=cfg.train.lr, temperature=1.0, ranks=session.ranks)
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
 
     def rows(path: str, limit: int | None = None) -> PreferenceDataset:

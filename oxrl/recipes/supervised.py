@@ -17,7 +17,7 @@ from oxrl.data.mixture import open_rows
 from oxrl.engines.base import TrainEngine
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
-from oxrl.recipes.build import build_tokenizer, build_trainer, choose_device, load_model
+from oxrl.recipes.build import build_tokenizer, build_trainer, choose_device, load_policy_to_train
 from oxrl.recipes.offline import apply_step, run_steps
 from oxrl.recipes.session import Progress, Session
 from oxrl.types import Metrics, Output, SupervisedBatch
@@ -36,7 +36,7 @@ def train(cfg: Config, session: Session) -> None:
     device = choose_device(cfg)
     tokenizer = build_tokenizer(cfg)
     engine = build_trainer(
-        cfg, load_model(cfg, device), tokenizer, lr=cfg.train.lr, temperature=1.0, ranks=session.ranks
+        cfg, load_policy_to_train(cfg, device), tokenizer, lr=cfg.train.lr, temperature=1.0, ranks=session.ranks
     )
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
 

@@ -54,6 +54,8 @@ def reader(path: str) -> tuple[str, list[str]]:
     held_out = "data.eval=data/test.jsonl"
     if path == "train.backend" or path.startswith("deepspeed."):
         return "sft", [held_out, *(["train.backend=deepspeed"] if path != "train.backend" else [])]
+    if path.startswith("lora."):
+        return "sft", [held_out, "model.name=some/model", *(["lora.rank=4"] if path != "lora.rank" else [])]
     for algorithm in ROWS:
         if not ROWS[algorithm].unsupported and reads(algorithm, path, eval="e.jsonl"):
             return algorithm, [held_out]

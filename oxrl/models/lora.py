@@ -1,0 +1,109 @@
+"""Low-rank adapters: put on, switched off, stored and merged. peft is imported only when one is asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from oxrl.errors import EngineError, MissingExtraError
+
+# peft's own file names: whatever reads adapters reads these.
+ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+# An adapter's parameters in the model and in its file: `x.lora_A.default.weight`, `base_model.model.x.lora_A.weight`.
+IN_MODEL, IN_FILE, FILE_PREFIX = ".default.weight", ".weight", "base_model.model."
+ALL_LINEAR = "all-linear"
+
+
+def add_adapter(model: PreTrainedModel, *, base: str, rank: int, alpha: float, targets: str, seed: int) -> None:
+    """Freeze `model` and give its linear layers W a trained term alpha / rank * B A, zero at the start: A random, B 0.
+
+    Args:
+        base: where the frozen weights can be loaded from again; kept in the adapter's files.
+        targets: "all-linear" (all but the output head), or layer names separated by commas.
+
+    Raises:
+        EngineError: no linear layer has one of the names.
+        MissingExtraError: peft is not installed.
+    """
+    head = model.get_output_embeddings()
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    present = {name.rpartition(".")[2] for name in linears}
+    wanted = present if targets == ALL_LINEAR else {name.strip() for name in targets.split(",")}
+    if unknown := sorted(wanted - present):
+        raise EngineError(
+            f"lora.targets: {type(model).__name__} has no linear layer {unknown[0]!r}; it has {sorted(present)}"
+        )
+    config = _peft().LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=sorted(wanted),
+        task_type=None if head is None else "CAUSAL_LM",
+        base_model_name_or_path=str(Path(base).resolve()) if Path(base).is_dir() else base,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        _peft().inject_adapter_in_model(config, model)  # which also freezes everything else
+    model.eval()
+
+
+def has_adapter(model: nn.Module) -> bool:
+    """Whether some layer of `model` carries an adapter."""
+    return any(hasattr(module, "lora_A") for module in model.modules())
+
+
+@contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """The model as it was before `add_adapter`, inside the block: the reference without a second model."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "lora_A")]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def save_adapter(model: PreTrainedModel, directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write the adapter's `tensors` (names of `model`) in peft's format: transformers loads them with their base."""
+    config: Any = cast(Any, model).peft_config["default"]
+    config.save_pretrained(directory)
+    named = {file_name(name): tensor for name, tensor in tensors.items()}
+    save_file(named, directory / ADAPTER_FILE, metadata={"format": "pt"})
+
+
+def file_name(name: str) -> str:
+    """The name in ADAPTER_FILE of an adapter's parameter `name`."""
+    return FILE_PREFIX + name.removesuffix(IN_MODEL) + IN_FILE
+
+
+def model_name(key: str) -> str:
+    """The inverse of `file_name`."""
+    return key.removeprefix(FILE_PREFIX).removesuffix(IN_FILE) + IN_MODEL
+
+
+def adapter_base(name: str) -> str | None:
+    """Where the frozen weights under the adapter in folder `name` are; None if that holds no adapter."""
+    path = Path(name) / CONFIG_FILE
+    return json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"] if path.is_file() else None
+
+
+def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
+    """`model` with W + alpha / rank * B A of the adapter in `folder` as its weights, and no adapter any more."""
+    return _peft().PeftModel.from_pretrained(model, folder).merge_and_unload().requires_grad_(True)
+
+
+def _peft() -> Any:
+    try:
+        return import_module("peft")
+    except ImportError:
+        raise MissingExtraError("adapters need peft, which is not installed: pip install 'oxrl[lora]'") from None
