@@ -24,14 +24,14 @@ class FsdpTrainer(LocalTrainer):
     """Arguments as for `Trainer`; `ranks` as `joined_ranks` gives them, each with the same model on its device."""
 
     def _shard_model(self) -> None:
-        low = {p.dtype for p in self.model.parameters()} & {torch.bfloat16, torch.float16}
+        low = next((p.dtype for p in self.model.parameters() if p.dtype in (torch.bfloat16, torch.float16)), None)
         # The pieces are the float32 masters; the weights a layer computes with are cast when it gathers them, and
         # gradients are cast up before they are summed over ranks and micro-batches.
         for parameter in self.model.parameters():
-            if parameter.dtype in low:
+            if parameter.dtype == low:
                 parameter.data = parameter.data.float()
         policy = MixedPrecisionPolicy(
-            param_dtype=low.pop() if low else None,
+            param_dtype=low,
             reduce_dtype=torch.float32 if low else None,
             cast_forward_inputs=False,
         )

@@ -1,13 +1,9 @@
-"""One scenario for every training engine. As a program: one rank of one engine, results into a safetensors file.
-
-RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python conformance.py fsdp float32 FOLDER
-"""
+"""One scenario for every training engine, and what one rank of it leaves in a folder of results."""
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -158,33 +154,25 @@ def resume(engine: str, dtype: str, folder: Path, ranks: Ranks) -> tuple[dict[st
     return loaded | {f"weights_at_the_end/{n}": t for n, t in whole_weights(trainer).items()}, numbers
 
 
-def take_over(engine: str, source: Path, target: Path, ranks: Ranks) -> None:
-    """One more step from the checkpoint in `source`, saved to `target`."""
-    trainer = make_trainer(engine, load_policy("builtin:tiny", seed=1), ranks)
-    trainer.load(source)
-    steps(trainer, batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"], 1)
-    trainer.save(target)
-
-
-def main(engine: str, folder: Path, dtypes: list[str], resumed: Path, ranks: Ranks) -> None:
-    """Measure per dtype, and resume what the local engine saved in `resumed`."""
-    for dtype in dtypes:
-        results = {"measured": measure(engine, dtype, folder / f"checkpoint_{dtype}", ranks)}
-        if dtype == "float32":
-            results["measured"][0].update(measure_critic(engine, ranks))
-        if dtype != "float64":
-            results["resumed"] = resume(engine, dtype, resumed / f"checkpoint_{dtype}", ranks)
-        for name, (tensors, numbers) in results.items():
-            target = folder / f"{name}_{dtype}_{ranks.rank}"
-            save_file({key: value.contiguous() for key, value in tensors.items()}, f"{target}.safetensors")
-            Path(f"{target}.json").write_text(json.dumps(numbers))
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def take_over(engine: str, source: Path, target: Path) -> None:
+    """On one rank: a step more from the checkpoint in `source`, saved to `target`."""
     with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
-        command, engine, first, second, *rest = sys.argv[1:]
-        if command == "take_over":
-            take_over(engine, Path(first), Path(second), ranks)
-        else:
-            main(engine, Path(first), rest, Path(second), ranks)
+        trainer = make_trainer(engine, load_policy("builtin:tiny", seed=1), ranks)
+        trainer.load(source)
+        steps(trainer, batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"], 1)
+        trainer.save(target)
+
+
+def measure_all(engine: str, folder: Path, dtypes: list[str], resumed: Path) -> None:
+    """On one rank: measure per dtype, resume what the local engine saved in `resumed`; results into `folder`."""
+    with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
+        for dtype in dtypes:
+            results = {"measured": measure(engine, dtype, folder / f"checkpoint_{dtype}", ranks)}
+            if dtype == "float32":
+                results["measured"][0].update(measure_critic(engine, ranks))
+            if dtype != "float64":
+                results["resumed"] = resume(engine, dtype, resumed / f"checkpoint_{dtype}", ranks)
+            for name, (tensors, numbers) in results.items():
+                target = folder / f"{name}_{dtype}_{ranks.rank}"
+                save_file({key: value.contiguous() for key, value in tensors.items()}, f"{target}.safetensors")
+                Path(f"{target}.json").write_text(json.dumps(numbers))

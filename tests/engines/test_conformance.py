@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -21,6 +18,7 @@ from typing import Any
 import conformance
 import pytest
 import torch
+from rank_processes import run_ranks
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -32,7 +30,7 @@ needs_deepspeed = pytest.mark.skipif(
 )
 Measured = tuple[dict[str, Tensor], dict[str, Any]]
 Launch = Callable[[str, int], Path]
-CORE = [("fsdp", "float32", 1), ("fsdp", "float32", 2), ("fsdp", "float64", 2)]
+CORE = [("fsdp", "float32", 1), ("fsdp", "float32", 2), ("fsdp", "float64", 2), ("fsdp", "float64", 3)]
 CORE_DTYPES = ("float32", "float64")
 SCALE = [
     ("fsdp", "bfloat16", 2),
@@ -40,6 +38,7 @@ SCALE = [
     *((f"zero{stage}", "bfloat16", 2) for stage in (1, 2, 3)),
     ("zero2+offload", "float32", 2),
     ("zero3+offload", "float32", 2),
+    ("zero3", "float32", 3),
 ]
 CASES: list[Any] = [*CORE, *(pytest.param(*case, marks=needs_deepspeed) for case in SCALE)]
 RESUMABLE = [case for case in CASES if "float64" not in case]
@@ -77,34 +76,10 @@ def launch(tmp_path_factory: pytest.TempPathFactory, local: Callable[[str], Meas
         for dtype in dtypes:
             local(dtype)
         folder = tmp_path_factory.mktemp(f"{engine}_{world}".replace("+", "_"))
-        run_ranks(world, ["measure", engine, str(folder), str(local_folder), *dtypes])
+        run_ranks(world, conformance.measure_all, engine, folder, dtypes, local_folder)
         return folder
 
     return run
-
-
-def run_ranks(world: int, arguments: list[str]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    program = [sys.executable, str(Path(conformance.__file__)), *arguments]
-    shared = os.environ | {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [
-        subprocess.Popen(
-            program,
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        said = [rank.communicate(timeout=250)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(said)[-4000:]
 
 
 def read(folder: Path, name: str, dtype: str, rank: int = 0) -> Measured:
@@ -189,8 +164,8 @@ def test_a_run_moves_from_two_ranks_to_one_and_back(two: str, one: str, launch: 
     }
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
-    run_ranks(1, ["take_over", one, str(start / "checkpoint_float32"), str(tmp_path / "one")])
-    run_ranks(2, ["take_over", two, str(tmp_path / "one"), str(tmp_path / "two")])
+    run_ranks(1, conformance.take_over, one, start / "checkpoint_float32", tmp_path / "one")
+    run_ranks(2, conformance.take_over, two, tmp_path / "one", tmp_path / "two")
     found = load_file(tmp_path / "two" / "model.safetensors")
     assert differences(found, expected)[""] < 1e-5
 
