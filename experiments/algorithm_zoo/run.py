@@ -5,7 +5,7 @@
     python experiments/algorithm_zoo/run.py --table             table and plot from results.jsonl
 
 The task, the model and the warm start are the quickstart's. `results.jsonl` gets a line per row and seed as soon as it
-is known; a row and seed that is in it already is not run again, so an interrupted job is continued by starting it again.
+is known; a row and seed that is in it already is not run again: start an interrupted job again to continue it.
 """
 
 from __future__ import annotations
