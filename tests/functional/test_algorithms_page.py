@@ -19,3 +19,8 @@ def test_every_row_and_every_cell_has_its_place_on_the_page() -> None:
         assert row.recipe != "rl" or f"\n### {name}\n" in page
     for kind, name in PARAMETERS:
         assert kind == "extra" or name == "none" or f"\n### {kind} {name}\n" in page
+
+
+def test_the_comparison_page_holds_the_numbers_that_the_functions_return() -> None:
+    generator = runpy.run_path(str(ROOT / "docs" / "make_comparison.py"))
+    assert (ROOT / "docs" / "comparison.md").read_text() == generator["page"](), "run `make docs`"
