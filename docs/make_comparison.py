@@ -73,8 +73,8 @@ WEIGHT_NOTES = """
 ## Which one
 
 Start with `sgrpo`. Take `dapo` when many groups are all right or all wrong; `cispo` when you make several updates per
-batch and watch `update/clip_frac_high` silence rare tokens; `gspo` for mixtures of experts; `ppo` when rewards come inside
-the response and memory allows a critic; `rloo` or `reinforce_baseline` as the plain baseline to beat.
+batch and watch `update/clip_frac_high` silence rare tokens; `gspo` for mixtures of experts; `ppo` when rewards come
+inside the response and memory allows a critic; `rloo` or `reinforce_baseline` as the plain baseline to beat.
 """
 
 
