@@ -97,7 +97,7 @@ FEATURES: dict[str, str] = {
     "positive_nll": "an added likelihood term on right responses",
     "critic_pretraining": "a critic fitted to returns before the policy moves",
 }
-BUILT = frozenset({"critic", "groups", "binary_rewards"})
+BUILT = frozenset({"critic", "groups", "binary_rewards", "dynamic_sampling", "overlong_penalty"})
 
 # fmt: off
 _NEEDED = (  # feature, cell kind, cells that need it
@@ -141,6 +141,8 @@ _READ = (  # cell kind, cells, the train fields they read: the keyword-only numb
     ("weights", "token_mean sequence_mean sequence_sum prompt_mean", ""),
     ("extra", " ".join(FEATURES), ""),
     ("extra", "critic", "critic_lr value_clip critic_warmup_steps"),
+    ("extra", "dynamic_sampling", "sampling_rounds"),
+    ("extra", "overlong_penalty", "overlong_buffer"),
 )
 # fmt: on
 # (cell kind, cell name) -> keys of FEATURES.
@@ -163,13 +165,13 @@ _SHARED = "a row's ratio is a mean over its tokens, and the row is clipped as a 
 # fmt: off
 _ROWS = (
     # --- PPO and what grew from it
-    Row(name="ppo", advantage="gae", extras=("critic",),
+    Row(name="ppo", advantage="gae",
         summary="clipped surrogate with a critic and GAE", source="arXiv:1707.06347",
         use="Dense or delayed rewards, and memory for a second model."),
-    Row(name="ppo_rlhf", advantage="gae", kl="reward_k1", extras=("critic", "adaptive_kl"),
+    Row(name="ppo_rlhf", advantage="gae", kl="reward_k1", extras=("adaptive_kl",),
         summary="PPO with the KL to the reference in the reward, steered to a target",
         source="arXiv:1909.08593, arXiv:2203.02155", use="A learned reward model that must not be over-optimised."),
-    Row(name="vapo", advantage="gae_length_adaptive", extras=("critic", "critic_pretraining", "positive_nll"),
+    Row(name="vapo", advantage="gae_length_adaptive", extras=("critic_pretraining", "positive_nll"),
         defaults=_HIGHER,
         summary="value-based PPO for long chains: length-adaptive GAE, clip-higher, likelihood on right answers",
         source="arXiv:2504.05118", use="Long reasoning with a critic that was pretrained."),
@@ -303,7 +305,7 @@ _ROWS = (
     Row(name="reinforce_baseline", advantage="batch_center", ratio="none", gate="policy_gradient",
         summary="the policy gradient with the batch mean as baseline", source="Williams 1992",
         use="One sample per prompt and no critic."),
-    Row(name="a2c", advantage="gae", ratio="none", gate="policy_gradient", extras=("critic",),
+    Row(name="a2c", advantage="gae", ratio="none", gate="policy_gradient",
         summary="actor-critic: the policy gradient with a critic and GAE", source="arXiv:1602.01783",
         use="One update per batch, with rewards inside the response."),
     Row(name="rloo", advantage="leave_one_out", ratio="none", gate="policy_gradient", kl="reward_k1",

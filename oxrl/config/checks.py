@@ -161,7 +161,7 @@ def _nearest(candidates: list[int], value: int) -> str:
 def check_sampling(cfg: Config) -> Iterator[Problem]:
     """Sampling that training can learn from."""
     rollout, row, cells = cfg.rollout, cfg.train.row, ("train.alg_name", "train.advantage")
-    grouped = "groups" in row.needs
+    grouped = not {"groups", "dynamic_sampling"}.isdisjoint(row.needs)
     cut = ": a cut distribution is not the policy that is trained; `oxrl eval` may cut"
     if rollout.temperature == 0:
         same = ": all samples of a prompt are identical and every advantage is 0" if grouped else ""
@@ -172,7 +172,8 @@ def check_sampling(cfg: Config) -> Iterator[Problem]:
     if rollout.top_k > 0:
         yield _at(cfg, "rollout.top_k", "training needs 0" + cut)
     if grouped and rollout.n_samples < 2:
-        rule = f"{row.advantage} compares the samples of one prompt: set it to 2 or more"
+        who = row.advantage if "groups" in row.needs else row.name
+        rule = f"{who} compares the samples of one prompt: set it to 2 or more"
         yield _at(cfg, "rollout.n_samples", rule, *cells)
     if row.advantage == "pass_at_k" and cfg.train.pass_k > rollout.n_samples:
         rule = f"cannot exceed rollout.n_samples {rollout.n_samples}: lower it, or sample more"
@@ -260,7 +261,7 @@ def notices(cfg: Config) -> Iterator[str]:
         yield f"train.kl = {row.kl} has no effect while train.kl_coeff is 0"
     if train.warmup_steps >= steps:
         yield f"train.warmup_steps = {train.warmup_steps} is not over when the run ends at run.steps = {steps}"
-    if "critic" in row.extras and train.critic_warmup_steps >= steps:
+    if "critic" in row.needs and train.critic_warmup_steps >= steps:
         yield f"train.critic_warmup_steps = {train.critic_warmup_steps} leaves none of {steps} steps to the policy"
     if cfg.run.device == "cpu" and cfg.model.dtype == "bfloat16":
         yield "model.dtype = bfloat16 on run.device = cpu is slower and less exact than float32"

@@ -129,7 +129,7 @@ def activation_bytes(cfg: Config, dims: ModelDims, tokens: int) -> int:
 
 
 def _models(cfg: Config) -> int:
-    return 2 if "critic" in cfg.train.row.extras else 1
+    return 2 if "critic" in cfg.train.row.needs else 1
 
 
 def _trained(cfg: Config, dims: ModelDims) -> int:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, cast
 from annotated_types import Gt, Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from oxrl.algorithms import NEEDS, PARAMETERS, ROWS, Row
+from oxrl.algorithms import PARAMETERS, ROWS, Row
 
 Level = Literal["token", "sequence", "geometric"]
 Ratio = Literal["none", Level]
@@ -221,6 +221,8 @@ class TrainConfig(Section):
     proximal_coeff: float = _field(1e-3, "Weight of half the squared log-ratio; 0: none.", ge=0)
     length_power: float = _field(1.0, "Preference for long (positive) or short rows of a group; 0: none.")
     weights_length: int | None = _field(None, "Length that divides every row's sum; null: rollout.max_tokens.", ge=1)
+    sampling_rounds: int = _field(10, "Most rounds of sampling per step until enough groups differ in reward.", ge=1)
+    overlong_buffer: int | None = _field(None, "Tokens before the limit in which the penalty grows; null: 20 %.", ge=1)
     critic_lr: float = _field(1e-5, "Peak learning rate of the critic; with adapters 1e-4 by default.", ge=0)
     value_clip: float | None = _field(0.2, "Values move at most this far per batch; null: no clip.", gt=0)
     critic_warmup_steps: int = _field(0, "First optimizer steps that train the critic alone.", ge=0)
@@ -261,13 +263,8 @@ class TrainConfig(Section):
 
 
 def compose_row(row: Row, cells: dict[str, Any]) -> Row:
-    """Replace cells of `row` by those that are not None; a critic comes and goes with the advantage that needs it."""
-    given = {cell: value for cell, value in cells.items() if value is not None}
-    extras = row.extras
-    if "advantage" in given:
-        extras = tuple(extra for extra in extras if extra != "critic")
-        extras += ("critic",) if "critic" in NEEDS.get(("advantage", given["advantage"]), ()) else ()
-    return dataclasses.replace(row, extras=extras, **given)
+    """Replace cells of `row` by those that are not None."""
+    return dataclasses.replace(row, **{cell: value for cell, value in cells.items() if value is not None})
 
 
 class EngineConfig(Section):

@@ -208,7 +208,7 @@ def build_team(cfg: Config) -> Team:
     temperature = cfg.rollout.temperature
     row = cfg.train.row
     critic = reference = None
-    if "critic" in row.extras:
+    if "critic" in row.needs:
         critic = build_trainer(cfg, load_critic_to_train(cfg, device), None, lr=cfg.train.critic_lr, temperature=1.0)
     policy = build_trainer(cfg, model, tokenizer, lr=cfg.train.lr, temperature=temperature)
     if needs_reference(cfg) and cfg.lora.rank:

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from oxrl.algorithms import PARAMETERS
 from oxrl.config import Config
-from oxrl.data.batching import check_rollout_batch, split_by_group, to_rollout_batch
-from oxrl.engines.base import generate_unless
+from oxrl.data.batching import split_by_group
 from oxrl.errors import InvariantError
 from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
 from oxrl.functional.corrections import CORRECTIONS
@@ -30,7 +29,6 @@ from oxrl.functional.metrics import (
     data_metrics,
     mismatch_metrics,
     policy_metrics,
-    reward_metrics,
     staleness_metrics,
     value_metrics,
 )
@@ -38,9 +36,10 @@ from oxrl.functional.policy_losses import GATES
 from oxrl.functional.ratios import RATIOS
 from oxrl.functional.value_losses import value_loss
 from oxrl.functional.weights import WEIGHTS, token_mean
-from oxrl.recipes.build import Team, build_team, training_sampling
+from oxrl.recipes.build import Team, build_team
+from oxrl.recipes.collect import account, collect, harvest_metrics, penalize_overlong, training_rows
 from oxrl.recipes.evaluate import evaluate_held_out
-from oxrl.recipes.rollouts import check_error_rate, make_requests, sample_record, score_groups
+from oxrl.recipes.rollouts import sample_record
 from oxrl.recipes.session import Progress, Session, all_finite
 from oxrl.seeds import stable_seed
 from oxrl.types import LossFn, Metrics, Output, PolicyBatch, Rollout, RolloutBatch, ValueBatch
@@ -61,6 +60,7 @@ class Algorithm:
     weights: Callable[[Tensor, Tensor], Tensor]
     correction: Callable[[Tensor, Tensor, Tensor], Tensor] | None
     old_logprobs: str  # recompute | current | bypass
+    shape: Callable[[RolloutBatch], RolloutBatch] | None  # of rewards, before advantages
 
 
 def resolve(cfg: Config) -> Algorithm:
@@ -95,7 +95,17 @@ def resolve(cfg: Config) -> Algorithm:
         weights=partial(WEIGHTS[row.weights], **weights),
         correction=correction,
         old_logprobs=mode,
+        shape=shape_of_rewards(cfg),
     )
+
+
+def shape_of_rewards(cfg: Config) -> Callable[[RolloutBatch], RolloutBatch] | None:
+    """What changes the rewards before they become advantages, or None."""
+    if "overlong_penalty" not in cfg.train.row.needs:
+        return None
+    limit = cfg.rollout.max_tokens
+    buffer = cfg.train.overlong_buffer or max(1, limit // 5)
+    return partial(penalize_overlong, max_tokens=limit, buffer_tokens=buffer)
 
 
 def policy_loss(
@@ -140,28 +150,30 @@ def train(cfg: Config, session: Session) -> None:
     algorithm = resolve(cfg)
     team = build_team(cfg)
     session.closing(team.close)
-    progress = session.restore(team.engines(), {"step": 0, "rollout_step": 0, "draw": 0})
+    progress = session.restore(team.engines(), {"step": 0, "rollout_step": 0, "draw": 0, "samples": {}})
     while progress["step"] < cfg.run.steps:
         # Sample G completions per prompt from the weights just trained, and score each group.
         start = int(progress["step"])
-        rollouts = collect(cfg, team, session, progress)
-        if rollouts is None:  # a signal: the weights are still those of the last boundary
+        harvest = collect(cfg, team, session, progress)
+        if harvest is None:  # a signal: the weights are still those of the last boundary
             session.boundary(team.engines(), progress)
             return
-        batch, kept = training_rows(cfg, team, rollouts, version=start)
+        batch, kept, dropped = training_rows(cfg, team, harvest, version=start)
+        shaped = batch if algorithm.shape is None else algorithm.shape(batch)
 
         # What every model says of the samples before the update; reward relative to the group or the critic.
         with session.phase("time/logprobs_s"):
-            policy_batch, value_batch = prepare(team, algorithm, batch, kl_in_reward=kl_in_reward(cfg))
-        shared = rollout_metrics(rollouts, batch, policy_batch, progress) | team.sampler.metrics()
-        session.record_samples(sample_lines(rollouts, kept, policy_batch, step=start))
+            policy_batch, value_batch = prepare(team, algorithm, shaped, kl_in_reward=kl_in_reward(cfg))
+        shared = harvest_metrics(harvest) | rollout_metrics(batch, shaped, policy_batch, progress)
+        session.record_samples(sample_lines(harvest.rollouts, kept, policy_batch, step=start))
         if cfg.run.record == "tokens":
             session.record_rollouts(start, recorded_tensors(policy_batch))
 
         # One optimizer step per minibatch; loss weights are normalised over each minibatch.
         steps = minibatches(cfg, policy_batch, rollout_step=int(progress["rollout_step"]))
+        shared |= account(progress, harvest, dropped, trained=len(torch.cat(steps).unique())) | team.sampler.metrics()
         progress["rollout_step"] += 1
-        progress["draw"] += cfg.data.prompts_per_step
+        progress["draw"] = harvest.end
         for index, rows in enumerate(steps):
             with session.phase("time/update_s"):
                 metrics = update(cfg, team, algorithm, session, progress, rows, policy_batch, value_batch, index == 0)
@@ -173,51 +185,6 @@ def train(cfg: Config, session: Session) -> None:
             session.record(progress["step"], shared | metrics, tokens=shared["data/tokens"] / len(steps))
         session.boundary(team.engines(), progress)
     session.finish(progress["step"])
-
-
-def collect(cfg: Config, team: Team, session: Session, progress: Progress) -> list[Rollout] | None:
-    """Scored rollouts of the next `data.prompts_per_step` prompts, G in a row per prompt; None when asked to stop."""
-    draws = range(progress["draw"], progress["draw"] + cfg.data.prompts_per_step)
-    requests = make_requests(
-        [(draw, team.prompts.at(draw, seed=cfg.run.seed)) for draw in draws],
-        samples=cfg.rollout.n_samples,
-        sampling=training_sampling(cfg, team.stop_token_ids),
-        run_seed=cfg.run.seed,
-    )
-    with session.phase("time/rollout_s"):
-        team.sampler.update_weights(team.policy.weights(), version=progress["step"])
-        completions = generate_unless(
-            team.sampler, requests, deadline_s=cfg.run.deadline_s, stop=lambda: bool(session.stop)
-        )
-    if completions is None:
-        return None
-    with session.phase("time/reward_s"):
-        rollouts = score_groups(team.pool, requests, completions, samples=cfg.rollout.n_samples)
-    check_error_rate([rollout.score for rollout in rollouts], cfg.reward.max_error_rate)
-    return rollouts
-
-
-def training_rows(
-    cfg: Config, team: Team, rollouts: Sequence[Rollout], *, version: int
-) -> tuple[RolloutBatch, list[int]]:
-    """The rows that can be learned from, checked, and their indices in `rollouts`.
-
-    A row without a score is removed before any statistic or denominator sees it; so is a row left alone in its group
-    where advantages compare rows of a group.
-    """
-    batch = to_rollout_batch(rollouts, pad_id=team.pad_id)
-    check_rollout_batch(
-        batch,
-        stop_token_ids=team.stop_token_ids,
-        max_tokens=cfg.rollout.max_tokens,
-        strict_version=version if cfg.rollout.force_strict_on_policy else None,
-    )
-    keep = batch.valid
-    if "groups" in cfg.train.row.needs:
-        same_group = batch.group_ids[:, None] == batch.group_ids[None, :]
-        keep = keep & ((same_group & keep[None, :]).sum(1) >= 2)
-    rows = keep.nonzero()[:, 0]
-    return batch.select(rows), rows.tolist()
 
 
 def kl_in_reward(cfg: Config) -> float | None:
@@ -396,24 +363,16 @@ def check_first_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, tole
 
 
 def rollout_metrics(
-    rollouts: Sequence[Rollout], batch: RolloutBatch, policy_batch: PolicyBatch, progress: Progress
+    batch: RolloutBatch, shaped: RolloutBatch, policy_batch: PolicyBatch, progress: Progress
 ) -> Metrics:
-    """What one rollout batch says, shared by the lines of its optimizer steps."""
+    """What the rows trained on say, shared by the lines of their optimizer steps."""
     mask = batch.inputs.response_mask
-    failed = [rollout.score.status for rollout in rollouts]
-    sources = sorted({rollout.prompt.source for rollout in rollouts if rollout.prompt.source})
-    by_source: Metrics = {}
-    for source in sources if len(sources) > 1 else []:
-        values = [r.score.value for r in rollouts if r.prompt.source == source and r.score.value is not None]
-        by_source[f"reward/mean/{source}"] = sum(values) / max(len(values), 1)
     return (
-        reward_metrics(batch.rewards, batch.group_ids)
-        | data_metrics(mask, batch.truncated, batch.rewards)
+        data_metrics(mask, batch.truncated, batch.rewards)
         | staleness_metrics(batch.versions, mask, version=int(progress["step"]))
         | advantage_metrics(policy_batch.advantages, mask)
-        | by_source
-        | {f"reward/{status}": float(failed.count(status)) for status in ("timeout", "error", "invalid")}
-        | {"data/dropped_rows": float(len(rollouts) - len(batch)), "data/rollout_step": float(progress["rollout_step"])}
+        | {"reward/shaping": float((shaped.rewards - batch.rewards).sum() / max(len(batch), 1))}
+        | {"data/rollout_step": float(progress["rollout_step"])}
     )
 
 

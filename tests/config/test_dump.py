@@ -27,7 +27,7 @@ def test_overridden_cells_survive_the_dump(write: Callable[..., Path]) -> None:
     cfg = load_config(write(), [*cells, "train.gamma=0.9", "train.weight_max=3", "data.eval=data/test.jsonl"])
     Path("dump.yaml").write_text(dump_config(cfg))
     assert load_config("dump.yaml") == cfg
-    assert load_config("dump.yaml").train.row.extras == ("critic",)
+    assert load_config("dump.yaml").train.row.needs == ("critic",)
 
 
 @pytest.mark.parametrize("name", ["a: b", "#1", "no", "1e-6", "über ✓ 😀", 'quo"te\\', "tab\tand line", "~", "  "])

@@ -89,7 +89,7 @@ def test_limits_and_worked_numbers_belong_to_cells_of_the_table() -> None:
 
 def test_a_row_that_needs_an_unbuilt_feature_says_what_is_missing() -> None:
     assert ROWS["sgrpo"].unsupported == ""
-    assert ROWS["dapo"].unsupported.startswith("dapo needs dynamic_sampling (prompts resampled")
+    assert ROWS["rspo"].unsupported.startswith("rspo needs routing (the router's choices")
 
 
 def test_bypass_is_not_allowed_where_a_correction_would_count_the_mismatch_twice() -> None:

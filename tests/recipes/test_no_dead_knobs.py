@@ -112,6 +112,8 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "train.critic_lr": (PPO, 1e-2),
     "train.whiten": (PPO, False),
     "train.critic_warmup_steps": ({**PPO, "run": {"steps": 2}}, 1),
+    "train.sampling_rounds": ({"train": {"alg_name": "dapo"}, "rollout": {"n_samples": 2, "max_tokens": 2}}, 1),
+    "train.overlong_buffer": ({"train": {"alg_name": "dapo"}, "rollout": {"max_tokens": 60}}, 50),
 }
 SUPERVISED: dict[str, tuple[Sections, Any]] = {"data.rows_per_step": ({}, 5), "data.pack_tokens": ({}, 40)}
 

@@ -1,0 +1,169 @@
+"""The first half of a policy-gradient step: sample, score, choose what to train on, and account for every sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from oxrl.config import Config
+from oxrl.data.batching import check_rollout_batch, to_rollout_batch
+from oxrl.engines.base import generate_unless
+from oxrl.errors import InvariantError
+from oxrl.functional.metrics import reward_metrics
+from oxrl.functional.shaping import informative_groups, overlong_penalty
+from oxrl.recipes.build import Team, training_sampling
+from oxrl.recipes.rollouts import check_error_rate, make_requests, score_groups
+from oxrl.recipes.session import Progress, Session
+from oxrl.types import Metrics, Rollout, RolloutBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Harvest:
+    """Everything one rollout step sampled, in draw order; `groups` are trained on, the next step draws from `end`."""
+
+    rollouts: list[Rollout]
+    groups: tuple[int, ...]
+    end: int
+    rounds: int
+
+
+def collect(cfg: Config, team: Team, session: Session, progress: Progress) -> Harvest | None:
+    """Scored rollouts of the next `data.prompts_per_step` prompts, G in a row per prompt; None when asked to stop.
+
+    With dynamic sampling, a group whose rewards are all equal does not count: prompts are drawn, in at most
+    `train.sampling_rounds` rounds, until enough groups differ. Groups past the last one needed are not trained on:
+    their prompts are drawn again in the next step. The choice depends on the data order, never on who finished first.
+    """
+    dynamic, wanted = "dynamic_sampling" in cfg.train.row.needs, cfg.data.prompts_per_step
+    start = end = int(progress["draw"])
+    rollouts: list[Rollout] = []
+    groups: list[int] = []
+    count, rounds = wanted, 0
+    with session.phase("time/rollout_s"):
+        team.sampler.update_weights(team.policy.weights(), version=progress["step"])
+    while len(groups) < wanted and rounds < (cfg.train.sampling_rounds if dynamic else 1):
+        more = sample(cfg, team, session, range(end, end + count))
+        if more is None:
+            return None
+        rollouts, end, rounds = rollouts + more, end + count, rounds + 1
+        groups = teaching_groups(rollouts) if dynamic else list(range(start, end))
+        # As many more as should do, at the share of groups that taught something so far.
+        count = min(wanted, math.ceil((wanted - len(groups)) * (end - start) / max(len(groups), 1)))
+    # Where no group differs, the first ones are trained on with advantage 0, as without dynamic sampling.
+    chosen = tuple(groups[:wanted] or range(start, start + wanted))
+    used = chosen[-1] + 1 if len(chosen) == wanted else end
+    return Harvest(rollouts=rollouts, groups=chosen, end=used, rounds=rounds)
+
+
+def sample(cfg: Config, team: Team, session: Session, draws: Sequence[int]) -> list[Rollout] | None:
+    """Scored rollouts of the prompts at `draws`; None, with everything aborted, when asked to stop."""
+    requests = make_requests(
+        [(draw, team.prompts.at(draw, seed=cfg.run.seed)) for draw in draws],
+        samples=cfg.rollout.n_samples,
+        sampling=training_sampling(cfg, team.stop_token_ids),
+        run_seed=cfg.run.seed,
+    )
+    with session.phase("time/rollout_s"):
+        completions = generate_unless(
+            team.sampler, requests, deadline_s=cfg.run.deadline_s, stop=lambda: bool(session.stop)
+        )
+    if completions is None:
+        return None
+    with session.phase("time/reward_s"):
+        rollouts = score_groups(team.pool, requests, completions, samples=cfg.rollout.n_samples)
+    check_error_rate([rollout.score for rollout in rollouts], cfg.reward.max_error_rate)
+    return rollouts
+
+
+def teaching_groups(rollouts: Sequence[Rollout]) -> list[int]:
+    """Groups, in draw order, whose scored rollouts have rewards that differ. Before any shaping of rewards."""
+    rewards, groups = scored(rollouts)
+    return groups[informative_groups(rewards, groups)].unique().tolist()
+
+
+def scored(rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rewards float64, group ids int64) of the rollouts that have a score."""
+    pairs = [(r.score.value, r.group_id) for r in rollouts if r.score.value is not None]
+    return torch.tensor([p[0] for p in pairs], dtype=torch.float64), torch.tensor([p[1] for p in pairs]).long()
+
+
+def training_rows(
+    cfg: Config, team: Team, harvest: Harvest, *, version: int
+) -> tuple[RolloutBatch, list[int], dict[str, int]]:
+    """The rows that can be learned from, checked; their indices in `harvest.rollouts`; how many others, by reason.
+
+    A row without a score is removed before any statistic or denominator sees it; so is a row left alone in its group
+    where advantages compare rows of a group.
+    """
+    batch = to_rollout_batch(harvest.rollouts, pad_id=team.pad_id)
+    check_rollout_batch(
+        batch,
+        stop_token_ids=team.stop_token_ids,
+        max_tokens=cfg.rollout.max_tokens,
+        strict_version=version if cfg.rollout.force_strict_on_policy else None,
+    )
+    keep, dropped = torch.ones(len(batch), dtype=torch.bool), dict[str, int]()
+
+    def drop(reason: str, rows: torch.Tensor) -> None:
+        dropped[reason] = int((keep & rows).sum())
+        keep.logical_and_(~rows)
+
+    drop("surplus", batch.group_ids >= harvest.end)
+    drop("uninformative", ~torch.isin(batch.group_ids, torch.tensor(harvest.groups)))
+    drop("unscored", ~batch.valid)
+    if "groups" in cfg.train.row.needs:
+        same_group = batch.group_ids[:, None] == batch.group_ids[None, :]
+        drop("alone", (same_group & keep[None, :]).sum(1) < 2)
+    rows = keep.nonzero()[:, 0]
+    return batch.select(rows), rows.tolist(), dropped
+
+
+def penalize_overlong(batch: RolloutBatch, *, max_tokens: int, buffer_tokens: int) -> RolloutBatch:
+    """The batch with the soft length penalty added to each row's reward, on its last token."""
+    mask = batch.inputs.response_mask
+    penalty = overlong_penalty(mask.sum(1), max_tokens=max_tokens, buffer_tokens=buffer_tokens)
+    last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
+    placed = batch.token_rewards + torch.where(last, penalty[:, None], 0.0)
+    return dataclasses.replace(batch, rewards=batch.rewards + penalty, token_rewards=placed)
+
+
+def harvest_metrics(harvest: Harvest) -> Metrics:
+    """What was sampled, whether or not it is trained on."""
+    rollouts = harvest.rollouts
+    failed = [rollout.score.status for rollout in rollouts]
+    sources = sorted({rollout.prompt.source for rollout in rollouts if rollout.prompt.source})
+    by_source: Metrics = {}
+    for source in sources if len(sources) > 1 else []:
+        values = [r.score.value for r in rollouts if r.prompt.source == source and r.score.value is not None]
+        by_source[f"reward/mean/{source}"] = sum(values) / max(len(values), 1)
+    return (
+        reward_metrics(*scored(rollouts))
+        | by_source
+        | {f"reward/{status}": float(failed.count(status)) for status in ("timeout", "error", "invalid")}
+        | {"sampling/rounds": float(harvest.rounds), "sampling/groups": float(len({r.group_id for r in rollouts}))}
+    )
+
+
+def account(progress: Progress, harvest: Harvest, dropped: dict[str, int], *, trained: int) -> Metrics:
+    """Add this step to the run's books: dispatched = trained + dropped for a reason, and nothing else.
+
+    Between two rollout steps no sample is in flight. A step that a signal cuts short is sampled again after the
+    resume, so neither books it.
+
+    Raises:
+        InvariantError: a sample was lost, or counted twice.
+    """
+    books: dict[str, int] = progress["samples"]
+    step = {"dispatched": len(harvest.rollouts), "trained": trained}
+    step |= {f"dropped_{reason}": count for reason, count in dropped.items()}
+    for name, count in step.items():
+        books[name] = books.get(name, 0) + count
+    ended = sum(books.values()) - books["dispatched"]
+    if ended != books["dispatched"]:
+        raise InvariantError(f"{books['dispatched']} samples were dispatched but {ended} are accounted for: {books}")
+    metrics = {f"samples/{name}": float(count) for name, count in books.items()}
+    return metrics | {"data/dropped_rows": float(sum(dropped.values()))}
