@@ -1,0 +1,112 @@
+"""The quickstart's RL on three sets of engines: do they learn the same?
+
+    python experiments/scale_quickstart/run.py [--seeds 3] [--engines local zero3_vllm two_vllm] [--steps 30]
+
+One configuration, ../quickstart/rl.yaml, and the engine lines below; 30 steps from the quickstart's warm start. Prints
+the mean reward of the last ten steps per seed, the largest difference to the local engine, seconds per step by phase,
+and the worst mismatch between sampler and trainer. Needs the environment of `make env-scale`. `results.jsonl` in the
+output folder gets a line per run; what is in it is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from oxrl.config import load_config
+from oxrl.data.prepare import PREPARERS
+from oxrl.recipes import run
+
+HERE = Path(__file__).parent
+QUICKSTART = HERE.parent / "quickstart"
+TASK = {"low": 10, "high": 99, "slips": 0.5, "sft_rows": 40_000, "rl_rows": 8_000, "eval_rows": 1_000}
+LAST = 10
+ENGINES = {
+    "local": [],
+    "zero3_vllm": [
+        "train.backend=deepspeed",
+        "run.training_gpus=2",
+        "deepspeed.zero_stage=3",
+        "inference_engine.name=vllm",
+        "inference_engine.actors=1",
+    ],
+    "two_vllm": ["inference_engine.name=vllm", "inference_engine.actors=2"],
+}
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def warm_start(folder: Path, seed: int) -> Path:
+    """The quickstart's data and supervised warm start; made once per seed."""
+    if not (folder / "warm.done").exists():
+        shutil.rmtree(folder / "warm", ignore_errors=True)
+        PREPARERS["arithmetic"](None, folder / "data", seed=seed, **TASK)
+        given = [f"run.seed={seed}", f"run.dir={folder / 'warm'}", f"data.train={folder / 'data/sft.jsonl'}"]
+        run(load_config(QUICKSTART / "sft.yaml", given))
+        (folder / "warm.done").touch()
+    return max((folder / "warm/checkpoints").glob("step_*"))
+
+
+def learn(engine: str, seed: int, out: Path, steps: int) -> dict[str, Any]:
+    """One run in a process of its own, as `oxrl train` would start it; the means of its metrics."""
+    folder = out / f"seed_{seed}"
+    target = folder / engine
+    shared = [f"model.name={warm_start(folder, seed)}", f"data.train={folder / 'data/rl.jsonl'}", f"run.seed={seed}"]
+    shutil.rmtree(target, ignore_errors=True)
+    command = [sys.executable, "-m", "oxrl", "train", str(QUICKSTART / "rl.yaml"), *shared]
+    command += [f"run.dir={target}", f"run.steps={steps}", "run.checkpoint_every=0", "run.mlflow=false"]
+    subprocess.run([*command, *ENGINES[engine]], check=True, stdout=(out / f"{engine}_{seed}.log").open("w"))
+    lines = [json.loads(line) for line in (target / "metrics.jsonl").read_text().splitlines()]
+    means = {key: statistics.mean(line[key] for line in lines) for key in lines[-1] if key.startswith("time/")}
+    worst = {key: max(line[key] for line in lines) for key in lines[-1] if key.startswith("mismatch/")}
+    last = statistics.mean(line["reward/mean"] for line in lines[-LAST:])
+    return {"engine": engine, "seed": seed, "steps": steps, "last_reward": last, "time": means, "mismatch": worst}
+
+
+def report(results: list[dict[str, Any]]) -> None:
+    rewards: dict[str, dict[int, float]] = defaultdict(dict)
+    for line in results:
+        rewards[line["engine"]][line["seed"]] = line["last_reward"]
+    say(f"\nmean reward of the last {LAST} steps, per seed")
+    for engine, found in rewards.items():
+        off = [abs(value - rewards["local"][seed]) for seed, value in found.items() if seed in rewards["local"]]
+        values = "  ".join(f"{seed}: {value:.4f}" for seed, value in sorted(found.items()))
+        say(f"  {engine:<12}{values}   mean {statistics.mean(found.values()):.4f}   largest difference {max(off):.4f}")
+    for line in results:
+        phases = ", ".join(f"{key.removeprefix('time/')} {value:.2f}" for key, value in line["time"].items())
+        worst = ", ".join(f"{key.removeprefix('mismatch/')} {value:.2e}" for key, value in line["mismatch"].items())
+        say(f"  {line['engine']} seed {line['seed']}: {phases}; worst mismatch {worst}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The quickstart's RL on three sets of engines.")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--out", type=Path, default=Path("runs/scale_quickstart"))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    record = arguments.out / "results.jsonl"
+    results = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    for seed in range(arguments.seeds):
+        for engine in arguments.engines:
+            if any((line["engine"], line["seed"]) == (engine, seed) for line in results):
+                continue
+            results.append(learn(engine, seed, arguments.out, arguments.steps))
+            with record.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(results[-1]) + "\n")
+    report(results)
+
+
+if __name__ == "__main__":
+    main()
