@@ -16,6 +16,7 @@ from oxrl.engines.base import RolloutEngine, Scorer, TrainEngine
 from oxrl.engines.local import LocalSampler, LocalTrainer
 from oxrl.engines.ranks import ALONE, Ranks, joined_ranks, launched_world
 from oxrl.engines.trainer import AdapterOff, Options, Trainer
+from oxrl.engines.weight_sync import WeightSync
 from oxrl.errors import ConfigError
 from oxrl.models.load import load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import add_adapter
@@ -36,6 +37,7 @@ class Team:
     reference: Scorer | None
     critic: TrainEngine | None
     sampler: RolloutEngine
+    sync: WeightSync
     pool: RewardPool
     prompts: Rows[Prompt]
     held_out: PromptDataset | None
@@ -215,12 +217,22 @@ def build_team(cfg: Config) -> Team:
         reference = AdapterOff(policy)
     elif needs_reference(cfg):
         reference = build_trainer(cfg, load_model(cfg, device), None, lr=0.0, temperature=temperature)
+    sampler = LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows)
     return Team(
         tokenizer=tokenizer,
         policy=policy,
         reference=reference,
         critic=critic,
-        sampler=LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows),
+        sampler=sampler,
+        sync=WeightSync(
+            policy,
+            sampler,
+            dtype=DTYPES[cfg.model.dtype],
+            vocabulary=len(tokenizer),
+            temperature=temperature,
+            new_model=lambda: load_model(cfg, torch.device("cpu")),
+            shared=True,
+        ),
         pool=pool,
         prompts=open_rows(cfg.data.train, lambda path: prompts(path, None)),
         held_out=prompts(cfg.data.eval, cfg.data.eval_rows) if cfg.data.eval else None,

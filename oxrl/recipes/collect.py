@@ -44,7 +44,7 @@ def collect(cfg: Config, team: Team, session: Session, progress: Progress) -> Ha
     groups: list[int] = []
     count, rounds = wanted, 0
     with session.phase("time/rollout_s"):
-        team.sampler.update_weights(team.policy.weights(), version=progress["step"])
+        team.sync.deliver(int(progress["step"]))
     while len(groups) < wanted and rounds < (cfg.train.sampling_rounds if dynamic else 1):
         more = sample(cfg, team, session, range(end, end + count))
         if more is None:

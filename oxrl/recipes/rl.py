@@ -171,7 +171,8 @@ def train(cfg: Config, session: Session) -> None:
 
         # One optimizer step per minibatch; loss weights are normalised over each minibatch.
         steps = minibatches(cfg, policy_batch, rollout_step=int(progress["rollout_step"]))
-        shared |= account(progress, harvest, dropped, trained=len(torch.cat(steps).unique())) | team.sampler.metrics()
+        shared |= account(progress, harvest, dropped, trained=len(torch.cat(steps).unique()))
+        shared |= team.sampler.metrics() | team.sync.metrics()
         progress["rollout_step"] += 1
         progress["draw"] = harvest.end
         for index, rows in enumerate(steps):
@@ -180,7 +181,7 @@ def train(cfg: Config, session: Session) -> None:
             progress["step"] += 1
             if index == len(steps) - 1 and team.held_out and session.eval_due(start, progress["step"]):
                 with session.phase("time/eval_s"):
-                    team.sampler.update_weights(team.policy.weights(), version=progress["step"])
+                    team.sync.deliver(int(progress["step"]))
                     metrics |= evaluate_held_out(cfg, team)
             session.record(progress["step"], shared | metrics, tokens=shared["data/tokens"] / len(steps))
         session.boundary(team.engines(), progress)

@@ -1,0 +1,379 @@
+"""VllmEngine: RolloutEngine on vLLM, run inside this process and driven step by step.
+
+vLLM takes over its process (threads, random state, torch.distributed), so a trainer must live in another one: a run
+hosts this engine in a Ray actor. Everything the constructor takes is plain and picklable for that reason.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from oxrl.engines.base import Bucket, Finished
+from oxrl.engines.vllm_worker import payload, sampled_logprobs
+from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyncError
+from oxrl.models.load import load_tokenizer
+from oxrl.types import Completion, FinishReason, Metrics, Request, Segment
+
+ENVIRONMENT = {
+    # The engine core in this process: no start-up of a second one, and weights are handed over by reference.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # The runner whose sampler `vllm_worker` replaces.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    # Logging is set up by this module.
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+# Without these, vLLM on CPU compiles its sampler at the first call (10 s) and pins threads to NUMA nodes.
+CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+CPU_KV_CACHE_GB = 0.25
+SCORING = "oxrl-score-"
+
+
+@dataclass
+class _Active:
+    """A request in vLLM and what was sampled of it, prefix included."""
+
+    request: Request
+    tokens: list[int]
+    logprobs: list[float]
+    versions: list[int]
+
+
+class VllmEngine:
+    """Samples with vLLM, one vLLM request per sample; samples of one prompt share its cached keys and values.
+
+    Tokens are drawn with the local sampler's noise, a function of (seed, position): the same request gives the same
+    sample on both engines up to rounding, alone or in any batch, continued or not.
+
+    Args:
+        model: directory with config.json, tokenizer files and initial weights.
+        dtype: float32 or bfloat16.
+        max_rows: requests decoded at the same time.
+        tensor_parallel: devices (on CPU: processes) that share one copy of the model.
+        gpu_memory_fraction: share of the GPU's memory for weights and keys and values; unused on CPU.
+        kv_cache_gb: memory of the keys and values in GB per device, instead of that share; on CPU None is 0.25 GB.
+        max_model_len: longest prompt plus response; None: the model's context.
+        log_file: where vLLM's messages go, and what this process prints while vLLM starts; None: only its errors, to
+            stderr.
+        version: weight version of the initial weights.
+
+    Raises:
+        MissingExtraError: vLLM is not installed.
+        EngineError: vLLM does not start; names the log file.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        dtype: str = "float32",
+        seed: int = 0,
+        max_rows: int = 128,
+        tensor_parallel: int = 1,
+        gpu_memory_fraction: float = 0.5,
+        kv_cache_gb: float | None = None,
+        max_model_len: int | None = None,
+        trust_remote_code: bool = False,
+        log_file: str | None = None,
+        version: int = 0,
+    ) -> None:
+        on_cpu = not torch.cuda.is_available()
+        os.environ.update(ENVIRONMENT | (CPU_ENVIRONMENT if on_cpu else {}))
+        self.tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
+        self._version = version
+        self._on_cpu, self._several = on_cpu, tensor_parallel > 1
+        self._active: dict[str, _Active] = {}
+        self._finished: list[Finished] = []
+        self._scored: dict[str, list[float]] = {}
+        self._counted: defaultdict[str, float] = defaultdict(float)
+        self._scoring = itertools.count()
+        kv_cache_gb = CPU_KV_CACHE_GB if on_cpu and kv_cache_gb is None else kv_cache_gb
+        settings: dict[str, Any] = {
+            "model": model,
+            "dtype": dtype,
+            "seed": seed % 2**32,
+            "max_num_seqs": max_rows,
+            "tensor_parallel_size": tensor_parallel,
+            "gpu_memory_utilization": gpu_memory_fraction,
+            "kv_cache_memory_bytes": None if kv_cache_gb is None else int(kv_cache_gb * 2**30),
+            "max_model_len": max_model_len,
+            "trust_remote_code": trust_remote_code,
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "enable_prefix_caching": True,
+            "enable_sleep_mode": not on_cpu,
+            # A step returns what it sampled, so that a token's weight version is known.
+            "async_scheduling": False,
+            "enforce_eager": on_cpu,
+            "use_tqdm_on_load": False,
+            "worker_extension_cls": "oxrl.engines.vllm_worker.Worker",
+        }
+        with _noise_to(log_file):
+            self._engine = self._start(settings, log_file)
+        self._context = int(self._engine.model_config.max_model_len)
+        self._rpc("oxrl_install")
+
+    def _start(self, settings: Mapping[str, Any], log_file: str | None) -> Any:
+        _log_to(log_file)
+        try:
+            from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]  (an extra)
+            from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise MissingExtraError(
+                f"inference_engine.name is vllm and importing vLLM fails ({error}); install it: `make env-scale` on a "
+                'CPU machine, `pip install "oxrl[vllm]"` for CUDA'
+            ) from error
+        try:
+            return LLMEngine.from_engine_args(
+                EngineArgs(**settings), stat_loggers=[lambda config, index: _Statistics(self._counted)]
+            )
+        except (RuntimeError, ValueError, OSError, AssertionError) as error:
+            raise EngineError(f"vLLM does not start ({error}); its messages: {log_file or 'stderr'}") from error
+
+    @property
+    def version(self) -> int:
+        """See RolloutEngine."""
+        return self._version
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """See RolloutEngine.
+
+        Raises:
+            EngineError: an id that is already here, an empty prompt, or a request longer than the context.
+        """
+        for request in requests:
+            prompt, prefix, sampling = request.prompt.token_ids, request.prefix, request.sampling
+            needed = len(prompt) + sampling.max_tokens
+            if request.id in self._active:
+                raise EngineError(f"request id {request.id!r} is already being sampled")
+            if not prompt or sampling.max_tokens < 1 or needed > self._context:
+                raise EngineError(
+                    f"request {request.id!r} has {len(prompt)} prompt tokens and max_tokens {sampling.max_tokens}; "
+                    f"both must be at least 1 and together at most the context of {self._context}: lower "
+                    "rollout.max_tokens or data.max_prompt_tokens"
+                )
+            active = _Active(request, list(prefix.token_ids), list(prefix.logprobs), list(prefix.versions))
+            left = sampling.max_tokens - len(prefix.token_ids)
+            if left < 1:
+                self._finished.append(self._ended(active, "length"))
+                continue
+            self._active[request.id] = active
+            greedy = sampling.temperature == 0
+            self._add(
+                request.id,
+                [*prompt, *prefix.token_ids],
+                temperature=sampling.temperature,
+                top_p=1.0 if greedy else sampling.top_p,
+                top_k=0 if greedy else sampling.top_k,
+                max_tokens=left,
+                stop_token_ids=list(sampling.stop_token_ids),
+                logprobs=0,
+                extra_args={"seed": request.seed, "known": len(prefix.token_ids)},
+            )
+
+    def _add(self, name: str, tokens: list[int], **parameters: Any) -> None:
+        from vllm.sampling_params import (  # pyright: ignore[reportMissingImports]  (an extra)
+            RequestOutputKind,
+            SamplingParams,
+        )
+
+        # A request's own stop tokens are all that stop it; each step returns only what is new.
+        options: dict[str, Any] = {"ignore_eos": True, "detokenize": False, "flat_logprobs": True}
+        params = SamplingParams(output_kind=RequestOutputKind.DELTA, **options, **parameters)
+        self._engine.add_request(name, {"prompt_token_ids": tokens}, params)
+
+    def poll(self, deadline_s: float) -> list[Finished]:
+        """See RolloutEngine."""
+        start = time.monotonic()
+        while not self._finished and self._active:
+            self._step()
+            if not self._finished and time.monotonic() - start > deadline_s:
+                longest = max(len(active.tokens) for active in self._active.values())
+                raise DeadlineError(
+                    f"waited {deadline_s:g} s for vLLM to finish a response: {len(self._active)} requests are there, "
+                    f"the longest has {longest} tokens. Raise run.deadline_s or lower rollout.max_tokens"
+                )
+        self._counted["seconds"] += time.monotonic() - start
+        finished, self._finished = self._finished, []
+        return finished
+
+    def abort(self, ids: Sequence[str]) -> list[Finished]:
+        """See RolloutEngine. Ids that are not here any more are ignored."""
+        found = [self._active.pop(name) for name in ids if name in self._active]
+        self._engine.abort_request([active.request.id for active in found])
+        return [self._ended(active, "abort") for active in found]
+
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
+        """See RolloutEngine. Running requests keep their tokens; their keys and values are computed again.
+
+        Raises:
+            WeightSyncError: vLLM cannot load a tensor, some of its weights got none, or its workers disagree.
+        """
+        failure: Exception | None = None
+        self._rpc("oxrl_begin_load")
+        try:
+            for bucket in buckets:
+                self._rpc("oxrl_load", payload(bucket, other_processes=self._several))
+        except (RuntimeError, ValueError, KeyError, AssertionError, AttributeError) as error:
+            failure = error
+        # Also after a failure: it puts vLLM's model back together.
+        reports = self._rpc("oxrl_finish_load")
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+        received, unloaded = reports[0]
+        if failure is not None:
+            raise WeightSyncError(f"vLLM cannot load the weights: {type(failure).__name__}: {failure}") from failure
+        if unloaded:
+            raise WeightSyncError(f"{len(unloaded)} weights of vLLM's model got nothing, such as {unloaded[0]}")
+        if any(report != reports[0] for report in reports):
+            raise WeightSyncError("vLLM's tensor-parallel workers received different weights")
+        self._version = version
+        return received
+
+    def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        """See RolloutEngine. Rows must be at least one token shorter than the context."""
+        self._rpc("oxrl_set_score_temperature", temperature)
+        names = [f"{SCORING}{next(self._scoring)}" for _ in rows]
+        for name, row in zip(names, rows, strict=True):
+            self._add(name, list(row), temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        while not self._scored.keys() >= set(names):
+            self._step()
+        return [self._scored.pop(name) for name in names]
+
+    def metrics(self) -> Metrics:
+        """See RolloutEngine."""
+        counted = self._counted.copy()
+        self._counted.clear()
+        steps = max(1.0, counted["decode_steps"])
+        totals = ("tokens", "decode_steps", "prefill_tokens", "prefill_tokens_saved", "preemptions", "kv_cache_use_max")
+        return {f"rollout/{name}": counted[name] for name in totals} | {
+            "rollout/mean_active_rows": counted["active_rows"] / steps,
+            "rollout/prefix_hit_rate": counted["prefill_tokens_saved"] / max(1.0, counted["prompt_tokens"]),
+            "throughput/rollout_tokens_per_s": counted["tokens"] / max(counted["seconds"], 1e-9),
+        }
+
+    def sleep(self) -> None:
+        """Give GPU memory back: weights move to the CPU, keys and values are dropped. Nothing to give on a CPU."""
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+        if not self._on_cpu:
+            self._engine.sleep(level=1, mode="keep")
+
+    def wake(self) -> None:
+        """Take the memory again; running requests recompute their keys and values."""
+        if not self._on_cpu:
+            self._engine.wake_up()
+
+    def close(self) -> None:
+        """Drop every request and end vLLM's workers."""
+        self.abort(list(self._active))
+        self._engine.engine_core.shutdown()
+
+    def _rpc(self, method: str, *inputs: Any) -> list[Any]:
+        """Call a method of `vllm_worker.Worker` on every worker; their answers."""
+        return self._engine.collective_rpc(method, args=inputs)
+
+    def _step(self) -> None:
+        """One forward pass of vLLM's batch, and what it sampled."""
+        for output in self._engine.step():
+            name, sample = output.request_id, output.outputs[0]
+            if name.startswith(SCORING):
+                scored = output.prompt_logprobs.logprobs
+                self._scored[name] = [0.0, *scored]
+                continue
+            active = self._active[name]
+            active.tokens += sample.token_ids
+            active.logprobs += sampled_logprobs(sample.logprobs, sample.token_ids)
+            active.versions += [self._version] * len(sample.token_ids)
+            self._counted["tokens"] += len(sample.token_ids)
+            if output.finished:
+                # Whatever else ends a request left it incomplete.
+                reason = sample.finish_reason if sample.finish_reason in ("stop", "length") else "abort"
+                self._finished.append(self._ended(self._active.pop(name), reason))
+
+    def _ended(self, active: _Active, reason: FinishReason) -> Finished:
+        segment = Segment(
+            token_ids=tuple(active.tokens), logprobs=tuple(active.logprobs), versions=tuple(active.versions)
+        )
+        text = self.tokenizer.decode(active.tokens, skip_special_tokens=True)
+        return Finished(active.request, Completion(segments=(segment,), text=cast(str, text), finish_reason=reason))
+
+
+class _Statistics:
+    """What vLLM reports after every step, added up in `counted`; its StatLogger interface."""
+
+    def __init__(self, counted: defaultdict[str, float]) -> None:
+        self._counted = counted
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        counted = self._counted
+        if scheduler_stats is not None:
+            prefix = scheduler_stats.prefix_cache_stats
+            counted["decode_steps"] += 1
+            counted["active_rows"] += scheduler_stats.num_running_reqs
+            counted["kv_cache_use_max"] = max(counted["kv_cache_use_max"], scheduler_stats.kv_cache_usage)
+            counted["prompt_tokens"] += prefix.queries
+            counted["prefill_tokens_saved"] += prefix.hits
+            counted["prefill_tokens"] += prefix.queries - prefix.hits
+        if iteration_stats is not None:
+            counted["preemptions"] += iteration_stats.num_preempted_reqs
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to tell."""
+
+    def log(self) -> None:
+        """`metrics` tells."""
+
+    def record_sleep_state(self, is_awake: int, level: int) -> None:
+        """Nothing to count."""
+
+
+def _log_to(log_file: str | None) -> None:
+    """vLLM's messages into the file, or its errors to stderr."""
+    logger = logging.getLogger("vllm")
+    handler = logging.StreamHandler() if log_file is None else logging.FileHandler(log_file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.ERROR if log_file is None else logging.INFO)
+
+
+@contextmanager
+def _noise_to(log_file: str | None) -> Iterator[None]:
+    """Send to the file what this process, its compiled code and its children write to stdout and stderr."""
+    if log_file is None:
+        yield
+        return
+    Path(log_file).parent.mkdir(parents=True, exist_ok=True)
+    _flush()
+    kept = [os.dup(1), os.dup(2)]
+    target = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        for standard in (1, 2):
+            os.dup2(target, standard)
+        yield
+    finally:
+        _flush()
+        for standard, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, standard)
+        for descriptor in (*kept, target):
+            os.close(descriptor)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from oxrl.engines.base import Bucket
+from oxrl.engines.local import LocalSampler, LocalTrainer
+from oxrl.engines.weight_sync import PERTURBED, WeightSync, differences, perturb, probe_rows, scores
+from oxrl.errors import WeightSyncError
+from oxrl.models.load import load_policy, load_tokenizer
+
+TOKENIZER = load_tokenizer("builtin:tiny")
+Attack = Callable[[Bucket], Bucket]
+SAME_SHAPE = ("model.layers.0.self_attn.k_proj.weight", "model.layers.1.self_attn.k_proj.weight")
+
+
+def _model(seed: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    return load_policy("builtin:tiny", seed=seed, dtype=dtype)
+
+
+class Remote(LocalSampler):
+    """A sampler with weights of its own, and a line on which `attack` sits, at first for `attacks` deliveries."""
+
+    def __init__(self, model: PreTrainedModel, attack: Attack = lambda bucket: bucket, attacks: int = 10**9) -> None:
+        super().__init__(model, TOKENIZER, max_rows=4, version=-2)
+        self.attack, self.attacks = attack, attacks
+        self.versions: list[int] = []
+
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
+        self.versions.append(version)
+        self.attacks -= 1
+        attack: Attack = self.attack if self.attacks >= 0 else lambda bucket: bucket
+        return super().update_weights((attack(bucket) for bucket in buckets), version)
+
+
+def _sync(sampler: Any, policy: LocalTrainer | None = None, **options: Any) -> WeightSync:
+    defaults: dict[str, Any] = {
+        "dtype": torch.float32,
+        "vocabulary": 261,
+        "temperature": 1.0,
+        "new_model": lambda: _model(9),
+    }
+    return WeightSync(policy or LocalTrainer(_model(0), lr=1e-3), sampler, **defaults | options)
+
+
+def _small_step(policy: LocalTrainer) -> None:
+    """Weights as after an optimizer step at a learning rate of 1e-6: too little for any probe to see."""
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+def test_a_delivery_leaves_the_sampler_with_the_policys_weights_and_scores(
+    dtype: torch.dtype, limit: float, temperature: float
+) -> None:
+    policy = LocalTrainer(_model(0, dtype), lr=1e-3, temperature=temperature)
+    sampler = Remote(_model(5, dtype))
+    sync = _sync(sampler, policy, dtype=dtype, temperature=temperature, new_model=lambda: _model(9, dtype))
+    sync.deliver(0)
+    assert sampler.version == 0
+    for mine, theirs in zip(policy.model.parameters(), sampler.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    metrics = sync.metrics()
+    assert metrics["sync/retries"] == 0
+    assert 0 <= metrics["sync/probe_mean"] <= metrics["sync/probe_max"] < limit / min(1, temperature)
+    assert metrics["time/sync_s"] > 0
+    assert sync.metrics() == {}
+
+
+def test_the_probe_is_fixed_and_scores_at_least_64_tokens_inside_the_vocabulary() -> None:
+    rows = probe_rows(261)
+    assert rows == probe_rows(261)
+    assert sum(len(row) - 1 for row in rows) >= 64
+    assert all(0 <= token < 261 for row in rows for token in row)
+
+
+def test_a_perturbed_copy_is_loaded_first_and_every_few_syncs_and_never_left_in_place() -> None:
+    sampler = Remote(_model(5))
+    sync = _sync(sampler, probe_every=2)
+    for version in range(5):
+        sync.deliver(version)
+    assert sampler.versions == [PERTURBED, 0, 1, PERTURBED, 2, 3, PERTURBED, 4]
+
+
+def test_without_probe_every_only_the_first_sync_loads_a_perturbed_copy() -> None:
+    sampler = Remote(_model(5))
+    sync = _sync(sampler, probe_every=0)
+    for version in range(3):
+        sync.deliver(version)
+    assert sampler.versions == [PERTURBED, 0, 1, 2]
+
+
+def test_the_perturbed_copy_changes_every_tensor_and_moves_the_probe_far_beyond_the_tolerance() -> None:
+    model, other = _model(0), _model(0)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            before = parameter.clone()
+            parameter.copy_(perturb(parameter))
+            assert not torch.equal(before, parameter)
+    rows = probe_rows(261)
+    assert differences(scores(other, rows, 1.0), scores(model, rows, 1.0))[0] > 0.2
+
+
+def test_scores_are_the_local_samplers() -> None:
+    model, rows = _model(0), probe_rows(261)
+    assert differences(scores(model, rows, 0.7), LocalSampler(model, TOKENIZER).logprobs(rows, 0.7))[0] < 1e-5
+
+
+def _drop(bucket: Bucket) -> Bucket:
+    return bucket[:3] + bucket[4:]
+
+
+def _corrupt(bucket: Bucket) -> Bucket:
+    name, tensor = bucket[3]
+    changed = tensor.clone()
+    changed.view(-1)[5] = torch.nextafter(changed.view(-1)[5], torch.tensor(9.0))
+    return [*bucket[:3], (name, changed), *bucket[4:]]
+
+
+def _miscast(bucket: Bucket) -> Bucket:
+    name, tensor = bucket[3]
+    return [*bucket[:3], (name, tensor.bfloat16().float()), *bucket[4:]]
+
+
+def _swap(bucket: Bucket) -> Bucket:
+    held = dict(bucket)
+    first, second = SAME_SHAPE
+    return list((held | {first: held[second], second: held[first]}).items())
+
+
+ATTACKS: Sequence[tuple[Attack, str]] = [
+    (_drop, "model.layers.0.self_attn.v_proj.weight"),
+    (_corrupt, "model.layers.0.self_attn.v_proj.weight arrived changed"),
+    (_miscast, "model.layers.0.self_attn.v_proj.weight arrived changed"),
+    (_swap, f"{SAME_SHAPE[0]} arrived with the payload of {SAME_SHAPE[1]}"),
+]
+
+
+@pytest.mark.parametrize(("attack", "says"), ATTACKS, ids=["dropped", "corrupted", "mis-cast", "swapped"])
+@pytest.mark.parametrize("from_start", [True, False])
+def test_a_tampered_payload_is_refused_twice_and_named(attack: Attack, says: str, from_start: bool) -> None:
+    policy, sampler = LocalTrainer(_model(0), lr=1e-3), Remote(_model(5), attack if from_start else lambda b: b)
+    sync = _sync(sampler, policy)
+    if not from_start:
+        sync.deliver(0)
+        sampler.attack = attack
+        _small_step(policy)
+    with pytest.raises(WeightSyncError, match="after two attempts") as caught:
+        sync.deliver(1)
+    assert str(caught.value).count(says) == 2
+
+
+def test_a_fault_that_goes_away_costs_one_counted_retry() -> None:
+    sampler = Remote(_model(5), _corrupt, attacks=1)
+    sync = _sync(sampler)
+    sync.deliver(0)
+    assert sync.metrics()["sync/retries"] == 1
+    assert sampler.version == 0
+
+
+def test_a_sampler_that_keeps_serving_its_old_version_is_refused() -> None:
+    class Late(Remote):
+        @property
+        def version(self) -> int:
+            return self.versions[0] if len(self.versions) < 4 else self.versions[-2]
+
+    sync = _sync(Late(_model(5)))
+    with pytest.raises(WeightSyncError, match="acknowledges weight version -1, not 0"):
+        sync.deliver(0)
+
+
+def test_an_output_head_left_stale_is_caught_at_the_first_sync_though_every_fingerprint_is_right() -> None:
+    sampler = Remote(_model(0))  # the policy's own weights: without the perturbed copy the head would look current
+    network = sampler.network
+    head = network.head._replace(weight=network.head.weight.detach().clone())
+    sampler.network = SimpleNamespace(backbone=network.backbone, decoder=network.decoder, head=head)  # pyright: ignore
+    with pytest.raises(WeightSyncError, match=r"weight version -1 but does not use it: the largest difference"):
+        _sync(sampler).deliver(0)
+
+
+def test_weights_that_the_sampler_acknowledges_and_does_not_use_are_caught_by_the_probe() -> None:
+    class Idle(Remote):
+        """Right names, right fingerprints, right version, nothing loaded."""
+
+        def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
+            before = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+            received = super().update_weights(buckets, version)
+            self.model.load_state_dict(before, strict=False)
+            return received
+
+    with pytest.raises(WeightSyncError, match="does not use it"):
+        _sync(Idle(_model(5))).deliver(0)
+
+
+def test_every_member_of_a_group_is_asked_by_name() -> None:
+    class Group(Remote):
+        """Delivers to all its members; one of them does not load what it is sent."""
+
+        def __init__(self, members: Mapping[str, Remote]) -> None:
+            super().__init__(_model(5))
+            self.members = members
+
+        def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
+            everything = list(buckets)
+            return [member.update_weights(everything, version) for member in self.members.values()][0]
+
+    class Deaf(Remote):
+        def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+            return [[-1.0] * len(row) for row in rows]
+
+    _sync(Group({"actor 0": Remote(_model(5)), "actor 1": Remote(_model(6))})).deliver(0)
+    with pytest.raises(WeightSyncError, match="actor 1 holds weight version -1"):
+        _sync(Group({"actor 0": Remote(_model(5)), "actor 1": Deaf(_model(6))})).deliver(0)
+
+
+def test_a_replaced_member_gets_the_weights_alone_and_proves_them_with_a_perturbed_copy() -> None:
+    policy, first, second = LocalTrainer(_model(0), lr=1e-3), Remote(_model(5)), Remote(_model(6))
+    sync = _sync(first, policy)
+    sync.deliver(3)
+    sync.deliver(3, to=second)
+    assert (first.versions, second.versions) == ([PERTURBED, 3], [PERTURBED, 3])
+
+
+def test_a_sampler_on_the_policys_own_memory_is_sent_nothing_and_asked_nothing() -> None:
+    policy = LocalTrainer(_model(0), lr=1e-3)
+    sampler = LocalSampler(policy.model, TOKENIZER)  # pyright: ignore
+    sync = _sync(sampler, policy, shared=True, new_model=lambda: pytest.fail("nothing to prove"))
+    sync.deliver(4)
+    assert sampler.version == 4
+    assert sync.metrics() == {}
