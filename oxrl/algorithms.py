@@ -35,7 +35,7 @@ class Row:
     source: str
     use: str = ""
     deviation: str = ""
-    recipe: Literal["rl", "supervised", "preference", "reward_model"] = "rl"
+    recipe: Literal["rl", "supervised", "rejection", "preference", "reward_model"] = "rl"
     # Fields of `train` that the row itself reads, beside those of its cells.
     numbers: tuple[str, ...] = ()
     advantage: str = "group_normalize"
@@ -364,6 +364,10 @@ _ROWS = (
     # --- no reinforcement learning
     Row(name="sft", recipe="supervised", summary="supervised fine-tuning", source="",
         use="Given answers to imitate; the warm start of everything else."),
+    Row(name="rft", recipe="rejection", numbers=("keep_reward", "keep_per_prompt"),
+        summary="rejection-sampling fine-tuning: sample, keep by reward, imitate what was kept",
+        source="arXiv:2308.01825, arXiv:2304.06767",
+        use="A verifier and a model that sometimes succeeds: the simplest way to learn from its own answers."),
     *(Row(name=name, recipe="preference", numbers=tuple(method.fields), defaults=method.fields,
           summary="preference loss", source=f"arXiv:{method.source}",
           use="Judged answers and no reward to sample against.")

@@ -68,12 +68,13 @@ def evaluate(
     overrides: Overrides = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Default: rollout.eval_samples.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="Default: rollout.eval_temperature.")] = None,
+    pick: Annotated[str | None, typer.Option(help="Another reward: score its favorite of each prompt's.")] = None,
     out: Out = None,
 ) -> None:
-    """Reward and pass@k on held-out data."""
+    """Reward, pass@k and best-of-k on held-out data."""
     from oxrl.recipes.evaluate import run_eval
 
-    metrics = run_eval(target, overrides or [], samples=samples, temperature=temperature, out=out)
+    metrics = run_eval(target, overrides or [], samples=samples, temperature=temperature, pick=pick, out=out)
     for name, value in metrics.items():
         typer.echo(f"{name:<24}{value:.6g}")
 

@@ -17,6 +17,7 @@ ADAPTER = "adapter_config.json"
 DATA_SUFFIXES = (".jsonl", ".parquet")
 # Loops that every rank runs alike.
 DISTRIBUTED_RECIPES = ("supervised", "reward_model")
+SAMPLING_RECIPES = ("rl", "rejection")
 
 
 def _at(cfg: Config, path: str, rule: str, *also: str) -> Problem:
@@ -184,12 +185,21 @@ def check_sampling(cfg: Config) -> Iterator[Problem]:
         )
 
 
+def check_rejection(cfg: Config) -> Iterator[Problem]:
+    """Sampling of which something different can be kept."""
+    if cfg.rollout.temperature == 0 and cfg.rollout.n_samples > 1:
+        rule = "all samples of a prompt are identical; set it above 0, or rollout.n_samples to 1"
+        yield _at(cfg, "rollout.temperature", rule, "rollout.n_samples")
+    if not isinstance(cfg.data.train, str):
+        yield _at(cfg, "data.train", "rft asks every prompt of one file; give a path without shares", "train.alg_name")
+
+
 def check_context(cfg: Config) -> Iterator[Problem]:
     """Prompt and response fit into the model's context."""
     own, limit, context = model_dims(cfg.model.name), cfg.model.max_length, context_length(cfg)
     if limit is not None and own is not None and own.context is not None and limit > own.context:
         yield _at(cfg, "model.max_length", f"exceeds the model's context {own.context}; lower it", "model.name")
-    if context is None or cfg.train.row.recipe != "rl":
+    if context is None or cfg.train.row.recipe not in SAMPLING_RECIPES:
         return
     bound = f"the model's context {context}" if limit is None else f"model.max_length {limit}"
     prompt, response, rule = cfg.data.max_prompt_tokens or 0, cfg.rollout.max_tokens, ""
@@ -242,7 +252,8 @@ def training_problems(cfg: Config) -> Iterator[Problem]:
     """Every cross-section problem of a training run."""
     rl_only = (check_reward, check_batch, check_sampling, check_anchor, check_cells, check_bounds)
     always = (check_scale, check_adapter, check_model, check_files, check_context)
-    for check in (*always, *(rl_only if cfg.train.row.recipe == "rl" else ())):
+    own = {"rl": rl_only, "rejection": (check_reward, check_rejection)}
+    for check in (*always, *own.get(cfg.train.row.recipe, ())):
         yield from check(cfg)
 
 

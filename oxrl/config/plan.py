@@ -8,6 +8,7 @@ from rich.filesize import decimal
 
 from oxrl.config.dims import ModelDims, context_length, model_dims
 from oxrl.config.schema import Config
+from oxrl.errors import ConfigError
 
 # Bytes per parameter. float32 weights are their own masters; with bfloat16 weights their own gradients exist beside the
 # float32 sums until the pass ends.
@@ -19,7 +20,8 @@ GRADIENTS = {"float32": 4, "bfloat16": 6}
 def plan_text(cfg: Config) -> str:
     """Batch equation, totals, data, memory per phase and disk of a run, one `label  text` line each."""
     row = cfg.train.row
-    batch = _rl_batch(cfg) if row.recipe == "rl" else _supervised_batch(cfg)
+    kinds = {"rl": _rl_batch, "rejection": _rejection_batch}
+    batch = kinds.get(row.recipe, _supervised_batch)(cfg)
     where = f"on {cfg.model.name}, {cfg.model.dtype}, device {cfg.run.device}, into {cfg.run.directory}"
     lines = {"run": f"{cfg.run.name}: {cfg.train.alg_name} ({row.summary}) {where}"}
     lines |= batch | _evaluation(cfg) | _memory(cfg)
@@ -50,6 +52,12 @@ def _supervised_batch(cfg: Config) -> dict[str, str]:
         "total": f"{_count(steps, 'optimizer step')} = {_count(steps * rows, 'row')}",
         "data": _passes(cfg, steps * rows, "rows"),
     }
+
+
+def _rejection_batch(cfg: Config) -> dict[str, str]:
+    prompts, samples = count_rows(cfg.data.train_files[0]), cfg.rollout.n_samples
+    asked = f"{_count(prompts, 'prompt')} x {_count(samples, 'sample')} = {prompts * samples:,} responses"
+    return _supervised_batch(cfg) | {"data": f"{cfg.data.train}: {asked}; rows are those that are kept"}
 
 
 def _evaluation(cfg: Config) -> dict[str, str]:
@@ -100,7 +108,7 @@ def memory_phases(cfg: Config, dims: ModelDims) -> dict[str, int]:
     """
     row, size, tokens, held = cfg.train.row, BYTES[cfg.model.dtype], cfg.train.micro_batch_tokens, _held(cfg, dims)
     phases: dict[str, int] = {}
-    if row.recipe == "rl":
+    if row.recipe in ("rl", "rejection"):
         if row.kl != "none" and cfg.train.kl_coeff > 0 and not cfg.lora.rank:
             held += dims.parameters * size
         context, prompt = context_length(cfg), cfg.data.max_prompt_tokens
@@ -110,7 +118,7 @@ def memory_phases(cfg: Config, dims: ModelDims) -> dict[str, int]:
         rows = cfg.data.prompts_per_step * cfg.rollout.n_samples
         cache = 2 * dims.layers * dims.kv_heads * dims.head_dim * size
         phases["rollout"] = held + min(rows, cfg.inference_engine.max_rows) * longest * cache
-        tokens = min(tokens, rows * longest)
+        tokens = min(tokens, rows * longest) if row.recipe == "rl" else tokens
     gradients = _trained(cfg, dims) * GRADIENTS[cfg.model.dtype]
     phases["update"] = held + gradients + activation_bytes(cfg, dims, tokens)
     return phases
@@ -156,6 +164,8 @@ def _count(number: int, unit: str, plural: str = "s") -> str:
 def dry_run_config(cfg: Config, directory: Path) -> Config:
     """Smallest run that takes every turn of `cfg`: one rollout or supervised step of a random tiny model."""
     train, rollout, data = cfg.train, cfg.rollout, cfg.data
+    if train.row.recipe == "rejection":
+        raise ConfigError(f"{train.alg_name} has no dry run: a random model's responses would not be kept")
     changes = {
         "run": {
             "dir": str(directory),

@@ -29,6 +29,11 @@ DEEPSPEED = frozenset(path for path in FIELDS if path.startswith("deepspeed."))
 LORA = frozenset(["lora.alpha", "lora.targets"])
 OFFLINE = frozenset(["data.rows_per_step"])
 SUPERVISED = frozenset(["data.pack_tokens"])
+REJECTION = frozenset(
+    [path for path in FIELDS if path.startswith(("reward.", "inference_engine."))]
+    + ["rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.max_tokens", "rollout.n_samples"]
+    + ["run.deadline_s", "data.prompts_per_step", "data.max_prompt_tokens"]
+)
 
 
 def row_fields(row: Row) -> frozenset[str]:
@@ -42,7 +47,8 @@ def fields_read(cfg: Config) -> frozenset[str]:
     """Dotted paths that training with `cfg` reads."""
     row = cfg.train.row
     read = ALWAYS | row_fields(row) | (RL if row.recipe == "rl" else OFFLINE)
-    read |= SUPERVISED if row.recipe == "supervised" else frozenset()
+    read |= SUPERVISED if row.recipe in ("supervised", "rejection") else frozenset()
+    read |= REJECTION if row.recipe == "rejection" else frozenset()
     if cfg.train.backend != "local":
         read |= {"run.deadline_s"} | (DEEPSPEED if cfg.train.backend == "deepspeed" else frozenset())
     if cfg.lora.rank:

@@ -248,6 +248,8 @@ class TrainConfig(Section):
     tail_coeff: float = _field(0.5, "LD-DPO: weight of tokens past the shorter completion.", ge=0, le=1)
     reference_sync_steps: int = _field(512, "TR-DPO: steps between updates of the reference.", ge=1)
     reference_sync_rate: float = _field(0.6, "TR-DPO: share of the policy in the new reference.", gt=0, le=1)
+    keep_reward: float = _field(1.0, "rft: a response is kept from this reward on.")
+    keep_per_prompt: int | None = _field(None, "rft: only so many of a prompt's best; null: all that are good.", ge=1)
     center_coeff: float = _field(0.0, "Reward model: weight of the squared sum of a pair's scores.", ge=0)
 
     @field_validator("alg_name", "advantage", "loss", "correction", "kl", "weights")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -46,3 +48,14 @@ def pass_at_k(total: Tensor, correct: Tensor, *, k: int) -> Tensor:
     j = torch.arange(1, int(total.max()) + 1, dtype=torch.float64, device=total.device)
     within = (j > (total - correct)[..., None]) & (j <= total[..., None])
     return 1 - torch.where(within, (1 - k / j).clamp(min=0.0), 1.0).prod(-1)
+
+
+def best_at_k(rewards: Tensor, *, k: int) -> Tensor:
+    """Expected largest of k draws without replacement from each row of rewards [P, n], k <= n; [P] float64.
+
+    The i-th smallest reward is the largest of the draw in C(i - 1, k - 1) of C(n, k) cases. For rewards 0 and 1 it is
+    pass@k: 1 - C(wrong, k) / C(n, k).
+    """
+    n = rewards.shape[1]
+    chances = [math.comb(i - 1, k - 1) / math.comb(n, k) for i in range(1, n + 1)]
+    return rewards.double().sort(1).values @ torch.tensor(chances, dtype=torch.float64, device=rewards.device)

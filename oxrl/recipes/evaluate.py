@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -17,7 +17,7 @@ from oxrl.data.prompts import PromptDataset
 from oxrl.engines.base import RolloutEngine, generate
 from oxrl.engines.local import LocalSampler
 from oxrl.errors import CheckpointError
-from oxrl.functional.shaping import pass_at_k
+from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.models.load import VALUE_HEAD_FILE, load_critic, load_policy, load_tokenizer
 from oxrl.models.weights import save_model
 from oxrl.recipes.build import DTYPES, Team, build_tokenizer, choose_device, load_model, max_prompt_tokens, stop_tokens
@@ -25,7 +25,7 @@ from oxrl.recipes.rollouts import make_requests, sample_record, score_groups
 from oxrl.rewards.workers import RewardPool
 from oxrl.runs.checkpoint import latest_checkpoint
 from oxrl.seeds import stable_seed
-from oxrl.types import Metrics, Prompt, Rollout, Sampling
+from oxrl.types import Metrics, Prompt, Rollout, Sampling, Score
 
 
 def evaluate(
@@ -51,7 +51,7 @@ def evaluate(
 
 
 def evaluation_metrics(rollouts: Sequence[Rollout], *, samples: int) -> Metrics:
-    """Means over scored responses, pass@k for k = 1, 2, 4 ... up to `samples` over fully scored prompts."""
+    """Means over scored responses; pass@k and best@k, k = 1, 2, 4 ... up to `samples`, over fully scored prompts."""
     values = [rollout.score.value for rollout in rollouts if rollout.score.value is not None]
     lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
     metrics: Metrics = {
@@ -62,17 +62,26 @@ def evaluation_metrics(rollouts: Sequence[Rollout], *, samples: int) -> Metrics:
         "eval/truncated_frac": sum(r.completion.finish_reason == "length" for r in rollouts) / max(len(rollouts), 1),
     }
     groups = [rollouts[start : start + samples] for start in range(0, len(rollouts), samples)]
-    correct = [
-        sum(r.score.value is not None and r.score.value > 0.5 for r in group)
-        for group in groups
-        if all(r.score.value is not None for r in group)
-    ]
+    scored = [[r.score.value for r in group] for group in groups if all(r.score.value is not None for r in group)]
     k = 1
-    while k <= samples and correct:
-        total = torch.full((len(correct),), samples)
-        metrics[f"eval/pass@{k}"] = float(pass_at_k(total, torch.tensor(correct), k=k).mean())
+    while k <= samples and scored:
+        rewards = torch.tensor(scored, dtype=torch.float64)
+        total, correct = torch.full((len(scored),), samples), (rewards > 0.5).sum(1)
+        metrics[f"eval/pass@{k}"] = float(pass_at_k(total, correct, k=k).mean())
+        metrics[f"eval/best@{k}"] = float(best_at_k(rewards, k=k).mean())
         k *= 2
     return metrics
+
+
+def picked_reward(rollouts: Sequence[Rollout], verdicts: Sequence[Score], *, samples: int) -> Metrics:
+    """Best-of-n as it would be used: per prompt the reward of the response that the verdicts put first."""
+    picks: list[float] = []
+    for start in range(0, len(rollouts), samples):
+        group = zip(rollouts[start : start + samples], verdicts[start : start + samples], strict=True)
+        known = [(verdict.value, r.score.value) for r, verdict in group if verdict.value is not None]
+        best = max(known, key=lambda pair: pair[0], default=(0.0, None))[1]
+        picks += [] if best is None else [best]
+    return {f"eval/picked@{samples}": sum(picks) / max(len(picks), 1), "eval/picked_prompts": float(len(picks))}
 
 
 def evaluate_held_out(cfg: Config, team: Team) -> Metrics:
@@ -96,12 +105,49 @@ def evaluate_held_out(cfg: Config, team: Team) -> Metrics:
     return metrics
 
 
+@contextmanager
+def sampling_from(
+    cfg: Config, path: str, limit: int | None
+) -> Generator[tuple[PromptDataset, Callable[..., list[Rollout]]]]:
+    """The prompts of `path`, and a function that samples some of them from the config's model and scores them.
+
+    The function takes (position, prompt) pairs and keywords samples, temperature, seed.
+    """
+    device, tokenizer = choose_device(cfg), build_tokenizer(cfg)
+    model = load_model(cfg, device)
+    longest = max_prompt_tokens(cfg, model)
+    prompts = PromptDataset.load(path, tokenizer, max_tokens=longest, overlong=cfg.data.overlong, limit=limit)
+    stop_token_ids, rollout = stop_tokens(tokenizer, model), cfg.rollout
+    with ExitStack() as stack:
+        sampler = LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows)
+        stack.callback(sampler.close)
+        pool = RewardPool(cfg.reward.name, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s)
+        stack.callback(pool.close)
+
+        def sample(
+            asked: Sequence[tuple[int, Prompt]], *, samples: int, temperature: float, seed: int
+        ) -> list[Rollout]:
+            sampling = Sampling(
+                temperature=temperature,
+                top_p=rollout.top_p,
+                top_k=rollout.top_k,
+                max_tokens=rollout.max_tokens,
+                stop_token_ids=stop_token_ids,
+            )
+            requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
+            completions = generate(sampler, requests, deadline_s=cfg.run.deadline_s)
+            return score_groups(pool, requests, completions, samples=samples)
+
+        yield prompts, sample
+
+
 def run_eval(
     target: Path,
     overrides: Sequence[str] = (),
     *,
     samples: int | None = None,
     temperature: float | None = None,
+    pick: str | None = None,
     out: Path | None = None,
 ) -> Metrics:
     """`oxrl eval`: score a config's model, or a run's newest checkpoint, on `data.eval` (`data.train` without one).
@@ -110,6 +156,7 @@ def run_eval(
         target: a config file or a run directory.
         overrides: `key=value`, applied to the config.
         samples, temperature: instead of `rollout.eval_samples` and `rollout.eval_temperature`.
+        pick: another reward (as `reward.name`), whose favorite of each prompt's responses is what `picked@n` scores.
         out: write one JSON line per response there.
 
     Raises:
@@ -120,36 +167,20 @@ def run_eval(
         cfg = load_evaluation_config(target / "config.yaml", [f"model.name={newest_checkpoint(target)}", *overrides])
     else:
         cfg = load_evaluation_config(target, overrides)
-    device = choose_device(cfg)
-    tokenizer = build_tokenizer(cfg)
-    model = load_model(cfg, device)
-    prompts = PromptDataset.load(
-        Path(cfg.data.eval or cfg.data.train_files[0]),
-        tokenizer,
-        max_tokens=max_prompt_tokens(cfg, model),
-        overlong=cfg.data.overlong,
-        limit=cfg.data.eval_rows,
-    )
-    with ExitStack() as stack:
-        sampler = LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows)
-        stack.callback(sampler.close)
-        pool = RewardPool(cfg.reward.name, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s)
-        stack.callback(pool.close)
-        metrics, rollouts = evaluate(
-            sampler,
-            pool,
-            prompts,
-            samples=samples or cfg.rollout.eval_samples,
-            sampling=Sampling(
-                temperature=cfg.rollout.eval_temperature if temperature is None else temperature,
-                top_p=cfg.rollout.top_p,
-                top_k=cfg.rollout.top_k,
-                max_tokens=cfg.rollout.max_tokens,
-                stop_token_ids=stop_tokens(tokenizer, model),
-            ),
+    samples = samples or cfg.rollout.eval_samples
+    with sampling_from(cfg, cfg.data.eval or cfg.data.train_files[0], cfg.data.eval_rows) as (prompts, sample):
+        rollouts = sample(
+            list(enumerate(prompts.in_order())),
+            samples=samples,
+            temperature=cfg.rollout.eval_temperature if temperature is None else temperature,
             seed=stable_seed("evaluation", cfg.run.seed),
-            deadline_s=cfg.run.deadline_s,
         )
+    metrics = evaluation_metrics(rollouts, samples=samples)
+    if pick is not None:
+        groups = [rollouts[start : start + samples] for start in range(0, len(rollouts), samples)]
+        with closing(RewardPool(pick, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s)) as pool:
+            scores = pool.score([(group[0].prompt, [rollout.completion for rollout in group]) for group in groups])
+        metrics |= picked_reward(rollouts, [score for group in scores for score in group], samples=samples)
     if out is not None:
         lines = [json.dumps(sample_record(r, step=-1, advantage=None), ensure_ascii=False) for r in rollouts]
         out.write_text("\n".join(lines) + "\n", encoding="utf-8")

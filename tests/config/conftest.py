@@ -35,7 +35,7 @@ def write(folder: Path) -> Callable[..., Path]:
 
     def write_config(name: str = "run.yaml", **sections: Mapping[str, Any]) -> Path:
         merged = {key: {**BASE.get(key, {}), **sections.get(key, {})} for key in {**BASE, **sections}}
-        if (row := ROWS.get(merged["train"]["alg_name"])) is not None and row.recipe != "rl":
+        if (row := ROWS.get(merged["train"]["alg_name"])) is not None and row.recipe not in ("rl", "rejection"):
             merged = {key: value for key, value in merged.items() if key != "reward"}
             merged["data"].pop("prompts_per_step", None)
         lines: list[str] = []

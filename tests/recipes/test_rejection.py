@@ -1,0 +1,143 @@
+"""Rejection-sampling fine-tuning: which responses survive, what is learned from them, and best-of-n evaluation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import final_files, metric_lines, rl_config, sft_config
+
+from oxrl.config import Config
+from oxrl.config.plan import dry_run_config, plan_text
+from oxrl.errors import ConfigError, DataError
+from oxrl.functional.shaping import best_at_k, pass_at_k
+from oxrl.recipes import run
+from oxrl.recipes.evaluate import evaluation_metrics, picked_reward, run_eval
+from oxrl.recipes.rejection import survivors
+from oxrl.types import Completion, Prompt, Rollout, Score, Segment
+
+SHORT = '''
+def short(prompt, completion):
+    """1 for a reply of at most two characters: a random model that stops early gets it."""
+    return float(len(completion) <= 2)
+'''
+
+
+def rft_config(folder: Path, name: str, *overrides: str, **sections: dict[str, Any]) -> Config:
+    (folder / "short.py").write_text(SHORT)
+    train = {"alg_name": "rft", "lr": 1e-2} | sections.pop("train", {})
+    sampling = {"max_tokens": 40, "n_samples": 24}
+    reward = {"name": f"{folder / 'short.py'}:short"} | sections.pop("reward", {})
+    data = {"rows_per_step": 8}
+    return rl_config(folder, name, overrides, train=train, rollout=sampling, reward=reward, data=data, **sections)
+
+
+def rollout(text: str, value: float | None, *, sample: int = 0, reason: Any = "stop") -> Rollout:
+    prompt = Prompt(uid="p", messages=({"role": "user", "content": "?"},), token_ids=(1,))
+    segment = Segment(token_ids=(1,), logprobs=(0.0,), versions=(0,))
+    score = Score(value=value, status="ok" if value is not None else "error")
+    completion = Completion(segments=(segment,), text=text, finish_reason=reason)
+    return Rollout(prompt=prompt, completion=completion, score=score, group_id=0, sample=sample, seed=0)
+
+
+def test_who_survives_is_finished_good_and_different(tmp_path: Path) -> None:
+    group = [
+        rollout("a", 1.0, sample=0),
+        rollout("worse", 0.4, sample=1),
+        rollout("a", 1.0, sample=2),  # the same text again
+        rollout("cut", 1.0, sample=3, reason="length"),
+        rollout("unscored", None, sample=4),
+        rollout("best", 3.0, sample=5),
+        rollout("b", 1.0, sample=6),
+    ]
+    cfg = rft_config(tmp_path, "all")
+    assert [r.sample for r in survivors(cfg, group)] == [5, 0, 6]
+    two = rft_config(tmp_path, "two", train={"keep_per_prompt": 2, "keep_reward": 0.3})
+    assert [r.sample for r in survivors(two, group)] == [5, 0]
+    low = rft_config(tmp_path, "low", train={"keep_reward": 0.3})
+    assert [r.sample for r in survivors(low, group)] == [5, 0, 6, 1]
+
+
+def test_a_run_learns_what_was_kept_and_equals_supervised_tuning_on_it(tmp_path: Path) -> None:
+    cfg = rft_config(tmp_path, "rft", "run.steps=8")
+    before = run_eval(tmp_path / "rft.yaml", ["model.name=builtin:tiny"], samples=8)
+    run(cfg)
+    kept = [json.loads(line) for line in (cfg.run.directory / "kept.jsonl").read_text().splitlines()]
+    assert len(kept) >= 5 and all(row["reward"] == 1.0 and len(row["completion"]) <= 2 for row in kept)
+    after = run_eval(cfg.run.directory, samples=8)
+    assert after["eval/reward"] > before["eval/reward"] + 0.3
+
+    data = {"train": str(cfg.run.directory / "kept.jsonl"), "rows_per_step": 8}
+    run(sft_config(tmp_path, "sft", ["run.steps=8"], data=data, train={"alg_name": "sft", "lr": 1e-2}))
+    assert metric_lines(tmp_path / "sft") == metric_lines(cfg.run.directory)
+    left, right = final_files(tmp_path / "sft"), final_files(cfg.run.directory)
+    assert [name for name in left if left[name] != right[name]] == []
+
+
+def test_a_resumed_run_finds_what_was_kept(tmp_path: Path) -> None:
+    cfg = rft_config(tmp_path, "rft", "run.steps=2")
+    run(cfg)
+    kept, home = (cfg.run.directory / "kept.jsonl").read_bytes(), cfg.run.directory
+    again = rft_config(tmp_path, "again", "run.steps=2")
+    run(again)
+    assert (again.run.directory / "kept.jsonl").read_bytes() == kept  # the same seeds, the same samples
+    (home / "result.json").unlink()
+    (home / "config.yaml").write_text((home / "config.yaml").read_text().replace("steps: 2", "steps: 4"))
+    (tmp_path / "short.py").write_text("def short(prompt, completion):\n    raise RuntimeError('asked again')\n")
+    run(replace_steps(cfg, 4), resume=True)
+    assert (home / "kept.jsonl").read_bytes() == kept and len(metric_lines(home)) == 4
+
+
+def replace_steps(cfg: Config, steps: int) -> Config:
+    return cfg.model_copy(update={"run": cfg.run.model_copy(update={"steps": steps})})
+
+
+def test_nothing_kept_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="lower it, raise rollout.n_samples"):
+        run(rft_config(tmp_path, "none", train={"keep_reward": 2.0}))
+
+
+def test_what_cannot_be_kept_from_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="all samples of a prompt are identical"):
+        rft_config(tmp_path, "greedy", "rollout.temperature=0")
+    shares = f"data.train={{{tmp_path / 'prompts.jsonl'}: 1.0}}"
+    with pytest.raises(ConfigError, match="a path without shares"):
+        rft_config(tmp_path, "shares", shares)
+    cfg = rft_config(tmp_path, "plan")
+    assert "24 prompts x 24 samples = 576 responses; rows are those that are kept" in plan_text(cfg)
+    with pytest.raises(ConfigError, match="has no dry run"):
+        dry_run_config(cfg, tmp_path / "dry")
+
+
+def test_best_at_k_is_the_mean_maximum_of_all_draws_and_pass_at_k_for_rewards_0_and_1() -> None:
+    rewards = torch.tensor([[0.3, -1.0, 2.0, 0.3, 0.7]])
+    for k in (1, 2, 3, 5):
+        draws = torch.combinations(rewards[0].double(), r=k)
+        torch.testing.assert_close(best_at_k(rewards, k=k)[0], draws.amax(1).mean(), rtol=1e-12, atol=1e-12)
+    binary = torch.tensor([[1.0, 0, 0, 1, 0, 0], [0.0] * 6, [1.0] * 6])
+    expected = pass_at_k(torch.full((3,), 6), binary.sum(1), k=4)
+    torch.testing.assert_close(best_at_k(binary, k=4), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_an_evaluation_reports_best_of_k_and_what_another_reward_would_pick() -> None:
+    values = [0.0, 1.0, 0.25, 0.0, 0.0, 0.0, 0.0, 0.5]
+    rollouts = [rollout(str(i), value, sample=i % 4) for i, value in enumerate(values)]
+    metrics = evaluation_metrics(rollouts, samples=4)
+    assert metrics["eval/best@1"] == metrics["eval/reward"] == pytest.approx(1.75 / 8)
+    assert metrics["eval/best@4"] == pytest.approx((1.0 + 0.5) / 2) and metrics["eval/pass@4"] == 0.5
+    scores = [Score(value=float(v)) for v in (0, 1, 2, 0, 5, 0, 0, 1)]
+    assert picked_reward(rollouts, scores, samples=4)["eval/picked@4"] == pytest.approx((0.25 + 0.0) / 2)
+    unknown = [replace(score, value=None, status="error") for score in scores[:4]] + scores[4:]
+    assert picked_reward(rollouts, unknown, samples=4) == {"eval/picked@4": 0.0, "eval/picked_prompts": 1.0}
+
+
+def test_evaluation_with_a_picking_reward_runs_from_a_config(tmp_path: Path) -> None:
+    rft_config(tmp_path, "eval")
+    metrics = run_eval(tmp_path / "eval.yaml", samples=4, pick=f"{tmp_path / 'short.py'}:short")
+    assert metrics["eval/picked@4"] == pytest.approx(metrics["eval/best@4"])  # it picks by what is measured
+    other = run_eval(tmp_path / "eval.yaml", samples=4, pick=f"{tmp_path / 'reward.py'}:digits")
+    assert other["eval/picked@4"] <= metrics["eval/best@4"]
