@@ -188,12 +188,12 @@ def algorithms(
 def algorithm_table() -> str:
     """The table as text, one row per algorithm."""
     rows: list[tuple[str, ...]] = [
-        ("algorithm", "recipe", "advantage", "ratio", "loss", "correction", "kl", "weights", "extras")
+        ("algorithm", "recipe", "advantage", "ratio", "loss", "correction", "kl", "weights", "needs")
     ]
     for row in ROWS.values():
         ratio = row.ratio if row.ratio == "none" else f"{row.ratio}/{row.denominator}"
         chain = (row.advantage, ratio, row.gate, row.correction, row.kl) if row.recipe == "rl" else ("-",) * 5
-        rows.append((row.name, row.recipe, *chain, row.weights, ", ".join(row.extras)))
+        rows.append((row.name, row.recipe, *chain, row.weights, ", ".join(row.needs)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join([*lines, "", *(f"{row.name}: {row.summary} ({row.source})" for row in ROWS.values())])
