@@ -16,7 +16,7 @@ BUILT_IN_REWARDS = ("math", "exact", "reasoning-gym")
 ADAPTER = "adapter_config.json"
 DATA_SUFFIXES = (".jsonl", ".parquet")
 # Loops that every rank runs alike.
-DISTRIBUTED_RECIPES = ("supervised", "reward_model")
+DISTRIBUTED_RECIPES = ("supervised", "preference", "reward_model")
 SAMPLING_RECIPES = ("rl", "rejection")
 
 
@@ -38,15 +38,19 @@ def check_scale(cfg: Config) -> Iterator[Problem]:
         if zero.zero_stage == 0 and cfg.model.dtype == "bfloat16":
             rule = "with model.dtype bfloat16 makes DeepSpeed's first AdamW step wrong; use 1, 2, 3 or float32"
             yield _at(cfg, "deepspeed.zero_stage", rule, "model.dtype")
-        for name, least in (("offload_optimizer", 1), ("offload_param", 3)):
-            if getattr(zero, name) and zero.zero_stage < least:
-                rule = f"needs deepspeed.zero_stage {least} or more, this is {zero.zero_stage}"
-                yield _at(cfg, f"deepspeed.{name}", rule, "deepspeed.zero_stage")
+        offloads = (
+            ("deepspeed.offload_optimizer", 1),
+            ("deepspeed.offload_param", 3),
+            ("deepspeed_ref.offload_param", 3),
+        )
+        for path, least in offloads:
+            section, _, name = path.partition(".")
+            given = getattr(cfg, section)
+            if getattr(given, name) and given.zero_stage < least:
+                rule = f"needs {section}.zero_stage {least} or more, this is {given.zero_stage}"
+                yield _at(cfg, path, rule, f"{section}.zero_stage")
     if cfg.inference_engine.name != "local":
         yield _at(cfg, "inference_engine.name", f"{later}: set it to local")
-    if cfg.deepspeed_ref is not None:
-        reason = "" if cfg.train.kl_coeff > 0 else "there is no reference model (train.kl_coeff is 0), and "
-        yield Problem("deepspeed_ref", f"{reason}DeepSpeed {later}: remove the section", also=("train.kl_coeff",))
 
 
 def check_adapter(cfg: Config) -> Iterator[Problem]:

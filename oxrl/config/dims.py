@@ -12,6 +12,18 @@ from typing import Any
 from oxrl.config.schema import Config
 from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
 
+# Published models whose files `plan` need not see, in the order of QWEN25_KEYS; context 32768.
+QWEN25 = {
+    "0.5B": (896, 4864, 24, 14, 2, 151936, True),
+    "1.5B": (1536, 8960, 28, 12, 2, 151936, True),
+    "3B": (2048, 11008, 36, 16, 2, 151936, True),
+    "7B": (3584, 18944, 28, 28, 4, 152064, False),
+}
+QWEN25_KEYS = (
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size "
+    "tie_word_embeddings"
+).split()
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDims:
@@ -27,9 +39,13 @@ class ModelDims:
 
 
 def model_dims(name: str) -> ModelDims | None:
-    """Sizes of a folder or built-in model; None when they cannot be known from what is on disk."""
+    """Sizes of a folder, a built-in or a well-known published model; None when they cannot be known offline."""
     if is_builtin(name):
         return _from_config({**BUILTIN_DIMS.get(name, {}), "model_type": "qwen3", "tie_word_embeddings": True}, None)
+    published = QWEN25.get(name.removeprefix("Qwen/Qwen2.5-").removesuffix("-Instruct"))
+    if published is not None and name.startswith("Qwen/"):
+        values = dict(zip(QWEN25_KEYS, published, strict=True))
+        return _from_config({**values, "model_type": "qwen2", "max_position_embeddings": 32768}, None)
     try:
         values = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

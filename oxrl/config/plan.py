@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from oxrl.config.dims import ModelDims, context_length, model_dims
+from oxrl.config.reads import has_reference_model
 from oxrl.config.schema import Config
 from oxrl.errors import ConfigError
 
@@ -93,24 +94,26 @@ def _memory(cfg: Config) -> dict[str, str]:
     phases = memory_phases(cfg, dims)
     shown = ", ".join(f"{phase} {decimal(size)}" for phase, size in phases.items())
     peak = f"peak in {max(phases, key=phases.__getitem__)}"
-    one, kept = _stored(cfg, dims), cfg.run.keep_checkpoints
+    one, kept, (_, offloaded) = _stored(cfg, dims), cfg.run.keep_checkpoints, _held(cfg, dims)
+    where = " per rank" if cfg.run.training_gpus > 1 else ""
+    where += f" and {decimal(offloaded)} offloaded to CPU memory" if offloaded else ""
     return {
         "model": f"{dims.parameters:,} parameters, context {context_length(cfg) or 'unknown'}",
-        "memory": f"about {shown}; {peak} (weights, moments, cache, activations; the runtime's own comes on top)",
+        "memory": f"about {shown}{where}; {peak} (weights, moments, cache, activations; the runtime's comes on top)",
         "disk": f"{decimal(one)} per checkpoint, {decimal(one * (kept + 1))} with {kept} kept and one being written",
     }
 
 
 def memory_phases(cfg: Config, dims: ModelDims) -> dict[str, int]:
-    """Bytes held in each phase of a step: states of every model, plus the cache (rollout) or gradients and activations.
+    """Bytes on each rank's device in each phase of a step: states of every model, plus the cache (rollout) or gradients
+    and activations.
 
     The critic is one more model of the policy's size, the reference one more copy of the weights.
     """
-    row, size, tokens, held = cfg.train.row, BYTES[cfg.model.dtype], cfg.train.micro_batch_tokens, _held(cfg, dims)
+    row, size, tokens = cfg.train.row, BYTES[cfg.model.dtype], cfg.train.micro_batch_tokens
+    held, _ = _held(cfg, dims)
     phases: dict[str, int] = {}
     if row.recipe in ("rl", "rejection"):
-        if row.kl != "none" and cfg.train.kl_coeff > 0 and not cfg.lora.rank:
-            held += dims.parameters * size
         context, prompt = context_length(cfg), cfg.data.max_prompt_tokens
         longest = context or cfg.rollout.max_tokens
         if context and prompt is not None:
@@ -118,8 +121,8 @@ def memory_phases(cfg: Config, dims: ModelDims) -> dict[str, int]:
         rows = cfg.data.prompts_per_step * cfg.rollout.n_samples
         cache = 2 * dims.layers * dims.kv_heads * dims.head_dim * size
         phases["rollout"] = held + min(rows, cfg.inference_engine.max_rows) * longest * cache
-        tokens = min(tokens, rows * longest) if row.recipe == "rl" else tokens
-    gradients = _trained(cfg, dims) * GRADIENTS[cfg.model.dtype]
+        tokens = min(tokens, -(-rows // cfg.run.training_gpus) * longest) if row.recipe == "rl" else tokens
+    gradients = _trained(cfg, dims) * GRADIENTS[cfg.model.dtype] // _cut(cfg, 2)
     phases["update"] = held + gradients + activation_bytes(cfg, dims, tokens)
     return phases
 
@@ -151,10 +154,33 @@ def _stored(cfg: Config, dims: ModelDims) -> int:
     return _trained(cfg, dims) * (BYTES[cfg.model.dtype] + MASTERS_AND_MOMENTS[cfg.model.dtype])
 
 
-def _held(cfg: Config, dims: ModelDims) -> int:
-    """Bytes in memory between steps: what a checkpoint holds, and frozen weights."""
-    frozen = _models(cfg) * dims.parameters * BYTES[cfg.model.dtype] if cfg.lora.rank else 0
-    return _stored(cfg, dims) + frozen
+def _cut(cfg: Config, least: int) -> int:
+    """Pieces that something is cut into which ZeRO divides from stage `least` on; FSDP divides as stage 3 does."""
+    stage = {"local": 0, "fsdp": 3, "deepspeed": cfg.deepspeed.zero_stage}[cfg.train.backend]
+    return cfg.run.training_gpus if stage >= least else 1
+
+
+def _held(cfg: Config, dims: ModelDims) -> tuple[int, int]:
+    """Bytes that a rank holds between steps, on its device and offloaded: weights, masters, moments and the reference.
+
+    Where weights are cut up, two layers and what is outside of layers are whole while they run.
+    """
+    size, deepspeed = BYTES[cfg.model.dtype], cfg.train.backend == "deepspeed"
+    adapters = _trained(cfg, dims) if cfg.lora.rank else 0
+    layer = dims.hidden * (2 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 3 * dims.intermediate)
+    gathered = (dims.parameters - (dims.layers - 2) * layer) * size
+    reference, zero = dims.parameters * size * has_reference_model(cfg), cfg.deepspeed_ref
+    reference_cut = (cfg.run.training_gpus if zero.zero_stage == 3 else 1) if deepspeed else _cut(cfg, 3)
+    parts = (
+        ((_models(cfg) * dims.parameters + adapters) * size // _cut(cfg, 3), deepspeed and cfg.deepspeed.offload_param),
+        (
+            _trained(cfg, dims) * MASTERS_AND_MOMENTS[cfg.model.dtype] // _cut(cfg, 1),
+            deepspeed and cfg.deepspeed.offload_optimizer,
+        ),
+        (reference // reference_cut, deepspeed and zero.offload_param),
+    )
+    on_device = sum(size for size, offloaded in parts if not offloaded) + (gathered if _cut(cfg, 3) > 1 else 0)
+    return on_device, sum(size for size, offloaded in parts if offloaded)
 
 
 def _count(number: int, unit: str, plural: str = "s") -> str:

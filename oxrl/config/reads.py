@@ -26,6 +26,7 @@ RL = frozenset(
     + ["train.old_logprobs", "train.entropy_coeff", *(f"train.{name}" for name in CELLS), *_RL_RUN]
 ).difference(RL_WITH_EVAL)
 DEEPSPEED = frozenset(path for path in FIELDS if path.startswith("deepspeed."))
+REFERENCE = frozenset(path for path in FIELDS if path.startswith("deepspeed_ref."))
 LORA = frozenset(["lora.alpha", "lora.targets"])
 OFFLINE = frozenset(["data.rows_per_step"])
 SUPERVISED = frozenset(["data.pack_tokens"])
@@ -43,6 +44,14 @@ def row_fields(row: Row) -> frozenset[str]:
     return frozenset(f"train.{name}" for name in (*names, *row.numbers))
 
 
+def has_reference_model(cfg: Config) -> bool:
+    """Whether a frozen or following copy of the policy is held beside it: a table or a switched-off adapter is none."""
+    row = cfg.train.row
+    if row.recipe == "preference":
+        return "reference_sync_rate" in row.numbers
+    return row.kl != "none" and cfg.train.kl_coeff > 0 and not cfg.lora.rank
+
+
 def fields_read(cfg: Config) -> frozenset[str]:
     """Dotted paths that training with `cfg` reads."""
     row = cfg.train.row
@@ -50,7 +59,9 @@ def fields_read(cfg: Config) -> frozenset[str]:
     read |= SUPERVISED if row.recipe in ("supervised", "rejection") else frozenset()
     read |= REJECTION if row.recipe == "rejection" else frozenset()
     if cfg.train.backend != "local":
-        read |= {"run.deadline_s"} | (DEEPSPEED if cfg.train.backend == "deepspeed" else frozenset())
+        read |= {"run.deadline_s"}
+    if cfg.train.backend == "deepspeed":
+        read |= DEEPSPEED | (REFERENCE if has_reference_model(cfg) else frozenset())
     if cfg.lora.rank:
         read |= LORA
     if cfg.data.eval is not None:
@@ -65,7 +76,9 @@ def why_unread(path: str, cfg: Config) -> str:
         return "has no effect without data.eval; remove it, or give held-out rows in data.eval"
     if path in LORA:
         return "is read with lora.rank above 0, the rank of the adapters; set that, or remove it"
-    if path in DEEPSPEED:
+    if path in REFERENCE and cfg.train.backend == "deepspeed":
+        return f"is read where there is a reference model; {algorithm} as configured has none: remove it"
+    if path in DEEPSPEED | REFERENCE:
         return f"is read with train.backend: deepspeed; this run's is {cfg.train.backend}: remove it"
     if path in RL | RL_WITH_EVAL:
         return f"is read by reinforcement learning; {algorithm} is not: remove it"

@@ -294,6 +294,13 @@ class DeepSpeedConfig(Section):
     offload_param: bool = _field(False, "Keep weights in CPU memory until a layer needs them; needs stage 3.")
 
 
+class ReferenceConfig(Section):
+    """How DeepSpeed divides the memory of a reference model, which only answers (`train.backend: deepspeed`)."""
+
+    zero_stage: Literal[0, 3] = _field(3, "3: weights are cut up over ranks; 0: every rank holds all of them.")
+    offload_param: bool = _field(False, "Keep weights in CPU memory until a layer needs them; needs stage 3.")
+
+
 class Config(Section):
     """A whole run. Build it with `load_config`, which also checks across sections."""
 
@@ -306,7 +313,7 @@ class Config(Section):
     train: TrainConfig
     inference_engine: EngineConfig = EngineConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
-    deepspeed_ref: dict[str, Any] | None = _field(None, "Later extra; refused while training runs locally.")
+    deepspeed_ref: ReferenceConfig = ReferenceConfig()
 
 
 SECTIONS: dict[str, type[Section]] = {

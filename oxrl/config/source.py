@@ -15,7 +15,6 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from oxrl.config.schema import FIELDS, SECTIONS, did_you_mean
 from oxrl.errors import ConfigError
 
-NESTED = ("deepspeed_ref",)
 UNSET: Any = object()
 MOST_CHARACTERS, MOST_BRACKETS = 100_000, 200
 FORM = "an override is written section.field=value"
@@ -121,9 +120,9 @@ def _entries(node: MappingNode, prefix: str, source: Source) -> Iterator[tuple[s
 
 def _read_sections(root: MappingNode, source: Source) -> None:
     for section, node, place in _entries(root, "", source):
-        if section not in SECTIONS and section not in NESTED:
+        if section not in SECTIONS:
             source.problems.append(Problem(section, _unknown_section(section), where=place))
-        elif section in NESTED or (isinstance(node, ScalarNode) and node.value in ("", "~", "null")):
+        elif isinstance(node, ScalarNode) and node.value in ("", "~", "null"):
             source.values[section] = {}
         elif isinstance(node, MappingNode):
             values = source.values[section] = {}
@@ -134,7 +133,7 @@ def _read_sections(root: MappingNode, source: Source) -> None:
 
 
 def _unknown_section(name: str) -> str:
-    return f"unknown section{homes(name) or did_you_mean(name, [*SECTIONS, *NESTED])} (sections: {', '.join(SECTIONS)})"
+    return f"unknown section{homes(name) or did_you_mean(name, SECTIONS)} (sections: {', '.join(SECTIONS)})"
 
 
 def homes(name: str) -> str:

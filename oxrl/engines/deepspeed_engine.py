@@ -13,6 +13,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, Unpack
 
 import torch
@@ -27,15 +28,17 @@ from oxrl.models.weights import buckets
 from oxrl.types import Output, TokenBatch
 
 
-def deepspeed_config(settings: Mapping[str, Any], *, dtype: torch.dtype, max_grad_norm: float) -> dict[str, Any]:
-    """DeepSpeed's own configuration for the `deepspeed:` section, a model's dtype and a clipping norm.
+def deepspeed_config(
+    settings: Mapping[str, Any], *, dtype: torch.dtype, max_grad_norm: float, trained: bool = True
+) -> dict[str, Any]:
+    """DeepSpeed's own configuration for the `deepspeed:` (or `deepspeed_ref:`) section, a dtype and a clipping norm.
 
     Raises:
         EngineError: stage 0 with bfloat16, whose first AdamW step DeepSpeed computes wrongly; offload without the
             stage that allows it.
     """
     stage = settings["zero_stage"]
-    if stage == 0 and dtype == torch.bfloat16:
+    if stage == 0 and dtype == torch.bfloat16 and trained:
         raise EngineError(
             "deepspeed.zero_stage 0 with model.dtype bfloat16: DeepSpeed runs one empty AdamW step first, so every "
             "bias correction is one step off. Use zero_stage 1, 2 or 3, or float32"
@@ -88,7 +91,7 @@ class DeepSpeedTrainer(Trainer):
     ) -> None:
         super().__init__(model, lr=lr, ranks=ranks, **options)
         dtype = next(model.parameters()).dtype
-        config = deepspeed_config(settings, dtype=dtype, max_grad_norm=self.max_grad_norm)
+        config = deepspeed_config(settings, dtype=dtype, max_grad_norm=self.max_grad_norm, trained=trained)
         self._deepspeed = _import_deepspeed(self.device)
         self._stage: int = settings["zero_stage"]
         self._reduced = False
@@ -108,6 +111,10 @@ class DeepSpeedTrainer(Trainer):
         self._flat: list[Tensor] = [] if adam is None else self._stepped()
         # Reduction at stage 0 is ours to call, so that the norm is known before DeepSpeed steps.
         self._engine.enable_backward_allreduce = self._stage > 0
+        if self._stage == 3 and trained:
+            # Weights that do not divide by the ranks are padded with whatever was in memory, which norms would count.
+            for name, whole in self._whole_weights():
+                self._set(self._named[name], None, whole.float())
 
     def _stepped(self) -> list[Tensor]:
         for held in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
@@ -116,6 +123,8 @@ class DeepSpeedTrainer(Trainer):
         return [p.detach() for p in self._named.values()]
 
     def _states(self) -> list[dict[str, Any]]:
+        if not self._flat:
+            return []
         state = self._zero.state if self._stage == 0 else self._zero.optimizer.state
         keys = self._named.values() if self._stage == 0 else self._flat
         return [state[key] for key in keys]
@@ -165,6 +174,8 @@ class DeepSpeedTrainer(Trainer):
     def _drop_gradients(self) -> None:
         """What DeepSpeed does itself when it skips a step; harmless after one."""
         zero, self._reduced = self._zero, False
+        if not self._flat:
+            return
         if self._stage == 0:
             self._engine.zero_grad()
         elif self._stage == 3:
@@ -203,7 +214,7 @@ class DeepSpeedTrainer(Trainer):
             yield name, whole
 
     def _masters_of_low_precision(self) -> Iterator[tuple[str, Tensor]]:
-        for name, p in self._named.items():
+        for name, p in self._named.items() if self._flat else ():
             if self._stored[name][1] != torch.float32:
                 yield name, self._deepspeed.utils.safe_get_full_fp32_param(p)
 
@@ -217,12 +228,18 @@ class DeepSpeedTrainer(Trainer):
 
     def _adam_steps(self) -> dict[str, int]:
         # Every weight is stepped in every step: pieces are flat, so there is one count.
-        count = int(self._states()[0].get("step", 0))
+        count = max((int(state.get("step", 0)) for state in self._states()), default=0)
         return dict.fromkeys(self._named, count) if count else {}
 
     def _restore(
         self, name: str, weight: Tensor, master: Tensor | None, moments: Mapping[str, Tensor], steps: int
     ) -> None:
+        p = self._named[name]
+        if not self._flat:
+            whole = self._deepspeed.zero.GatheredParameters([p], modifier_rank=0) if self._stage else nullcontext()
+            with whole:
+                p.copy_(weight)
+            return
         for piece, state in zip(self._flat, self._states(), strict=True):
             if state.get("step", steps) != steps and state.get("restored", False):
                 raise CheckpointError(
@@ -233,7 +250,6 @@ class DeepSpeedTrainer(Trainer):
             state["step"] = torch.tensor(float(steps), device=piece.device)
         if self._stage:
             self._zero._lazy_init_hp_params_optimizer_state() if self._stage < 3 else None
-        p = self._named[name]
         values = {None: weight.float() if master is None else master}
         values |= {moment: moments.get(moment, torch.zeros_like(values[None])) for moment in MOMENTS}
         for moment, value in values.items():
@@ -259,6 +275,8 @@ class DeepSpeedTrainer(Trainer):
 
     def _restored(self) -> None:
         """Round the float32 masters into the weights that the model computes with."""
+        if not self._flat:
+            return
         if self._stage in (1, 2):
             self._zero.update_lp_params()
         elif self._stage == 3:

@@ -46,6 +46,14 @@ class FsdpTrainer(LocalTrainer):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
 
+    def forward(self, inputs: TokenBatch, want: Want) -> Output:
+        """See Trainer."""
+        said = super().forward(inputs, want)
+        # FSDP leaves the outermost weights whole for the backward pass that follows; none does, and if the pieces
+        # changed meanwhile, the next pass would read the old ones.
+        cast(FSDPModule, self._reader).reshard()
+        return said
+
     def _read(self, inputs: TokenBatch, want: Want) -> Output:
         return Output(**self._reader(inputs, want))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +19,8 @@ from torch import Tensor
 from oxrl.errors import ConfigError, DeadlineError, EngineError
 
 T = TypeVar("T")
+# Ranks that were cut off too have answered by then.
+ROLL_CALL_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -75,33 +80,48 @@ def joined_ranks(device: torch.device, *, deadline_s: float) -> Iterator[Ranks]:
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    with naming_lost_ranks(deadline_s):
-        dist.init_process_group(backend, timeout=timedelta(seconds=deadline_s))
+    wait, store = timedelta(seconds=deadline_s), None
+    try:
+        store, rank, world = next(dist.rendezvous("env://", timeout=wait))
+        store.set_timeout(wait)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=wait)
         try:
-            yield Ranks(dist.get_rank(), dist.get_world_size())
+            yield Ranks(rank, world)
         finally:
             dist.destroy_process_group()
-
-
-@contextmanager
-def naming_lost_ranks(deadline_s: float) -> Iterator[None]:
-    """Turn what torch.distributed says of a silent or dead rank into an error that says what to look at."""
-    try:
-        yield
     except RuntimeError as error:  # DistNetworkError and DistStoreError are RuntimeErrors too
-        text = str(error)
-        where = f"rank {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')}"
+        text, where = str(error), f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
         if "imed out" in text or "imeout" in text:
             raise DeadlineError(
-                f"{where} waited run.deadline_s={deadline_s:g} s for another training rank. Look at the other ranks' "
-                f"output first; raise run.deadline_s if they were only slow. ({_first_line(text)})"
+                f"{where} waited run.deadline_s={deadline_s:g} s for {_silent_ranks(store)}. Look at its output first; "
+                f"raise run.deadline_s if it was only slow, or continue with --resume. ({_first_line(text)})"
             ) from error
         if "losed by peer" in text or "reset by peer" in text or "onnection refused" in text:
             raise EngineError(
-                f"{where}: another training rank went away. Its own output has the reason; continue with --resume. "
+                f"{where}: {_silent_ranks(store)} went away. Its own output has the reason; continue with --resume. "
                 f"({_first_line(text)})"
             ) from error
         raise
+
+
+def _silent_ranks(store: dist.Store | None) -> str:
+    """Who does not answer the roll call that every rank holds when it is cut off: the ranks that died or hang."""
+    own, silent = int(os.environ["RANK"]), set(range(int(os.environ["WORLD_SIZE"])))
+
+    def call() -> None:
+        # Losing the store says nothing more: whoever answered until then is alive.
+        with contextlib.suppress(RuntimeError):
+            while store is not None and silent:
+                store.set(f"oxrl/cut_off/{own}", "")
+                silent.difference_update([rank for rank in silent if store.check([f"oxrl/cut_off/{rank}"])])
+                time.sleep(0.1)
+
+    # In a thread: no answer ever comes from a store whose process is stopped.
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(ROLL_CALL_S)
+    names = ", ".join(map(str, sorted(silent - {own})))
+    return f"rank {names}" if names else "another training rank"
 
 
 def _first_line(text: str) -> str:

@@ -350,6 +350,13 @@ class Trainer(ABC):
         self._has_gradient = False
         self.step = content["step"]
 
+    @torch.no_grad()
+    def set_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Overwrite whole weights, the same on every rank; their optimizer state starts anew. Collective."""
+        for name, weight in named:
+            self._restore(name, weight, None, {}, 0)
+        self._restored()
+
 
 class AdapterOff:
     """The policy without its adapter, as the reference: no second model in memory."""

@@ -135,6 +135,7 @@ def build_trainer(
     lr: float,
     temperature: float,
     ranks: Ranks = ALONE,
+    trained: bool = True,
 ) -> Trainer:
     """A training engine of `train.backend` on this process's device, with the optimizer of `train.*`."""
     options = Options(
@@ -158,8 +159,14 @@ def build_trainer(
     if cfg.train.backend == "deepspeed":
         from oxrl.engines.deepspeed_engine import DeepSpeedTrainer
 
-        return DeepSpeedTrainer(model, lr=lr, ranks=ranks, settings=cfg.deepspeed.model_dump(), **options)
+        settings = (cfg.deepspeed if trained else cfg.deepspeed_ref).model_dump()
+        return DeepSpeedTrainer(model, lr=lr, ranks=ranks, settings=settings, trained=trained, **options)
     return LocalTrainer(model, lr=lr, **options)
+
+
+def build_reference(cfg: Config, model: torch.nn.Module, *, temperature: float, ranks: Ranks = ALONE) -> Trainer:
+    """An engine that only answers; with DeepSpeed as `deepspeed_ref` says."""
+    return build_trainer(cfg, model, None, lr=0.0, temperature=temperature, ranks=ranks, trained=False)
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> tuple[int, ...]:
@@ -216,7 +223,7 @@ def build_team(cfg: Config) -> Team:
     if needs_reference(cfg) and cfg.lora.rank:
         reference = AdapterOff(policy)
     elif needs_reference(cfg):
-        reference = build_trainer(cfg, load_model(cfg, device), None, lr=0.0, temperature=temperature)
+        reference = build_reference(cfg, load_model(cfg, device), temperature=temperature)
     sampler = LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows)
     return Team(
         tokenizer=tokenizer,

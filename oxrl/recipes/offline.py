@@ -46,7 +46,7 @@ def run_steps(
             with session.phase("time/eval_s"):
                 metrics |= evaluate()
             score = -metrics[best] if lower_is_better else metrics[best]
-            if cfg.run.keep_best and (progress["best"] is None or score > progress["best"]):
+            if cfg.run.keep_best and session.ranks.agree(progress["best"] is None or score > progress["best"]):
                 session.keep_best(engines["."])
                 progress["best"] = score
         session.record(progress["step"], metrics, tokens=tokens)

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +22,20 @@ from oxrl.data.mixture import open_rows
 from oxrl.data.preferences import Judged, PreferenceDataset, to_preference_batch
 from oxrl.data.rows import read_rows
 from oxrl.engines.base import Scorer, TrainEngine
-from oxrl.engines.trainer import AdapterOff
+from oxrl.engines.ranks import ALONE, Ranks
+from oxrl.engines.trainer import AdapterOff, Trainer
 from oxrl.functional import preference_losses
 from oxrl.functional import preference_statistics as statistics
 from oxrl.models.weights import fingerprint
 from oxrl.preference_methods import FIELDS, METHODS, Method
-from oxrl.recipes.build import build_tokenizer, build_trainer, choose_device, load_model, load_policy_to_train
+from oxrl.recipes.build import (
+    build_reference,
+    build_tokenizer,
+    build_trainer,
+    choose_device,
+    load_model,
+    load_policy_to_train,
+)
 from oxrl.recipes.offline import apply_step, run_steps
 from oxrl.recipes.session import Progress, Session
 from oxrl.seeds import stable_seed
@@ -86,14 +95,17 @@ class Objective:
 def train(cfg: Config, session: Session) -> None:
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one."""
     device, tokenizer, name = choose_device(cfg), build_tokenizer(cfg), cfg.train.alg_name
-    engine = build_trainer(cfg, load_policy_to_train(cfg, device), tokenizer, lr=cfg.train.lr, temperature=1.0)
+    ranks = session.ranks
+    engine = build_trainer(
+        cfg, load_policy_to_train(cfg, device), tokenizer, lr=cfg.train.lr, temperature=1.0, ranks=ranks
+    )
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
     method = METHODS[name]
     numbers = {n: getattr(cfg.train, FIELDS.get(n, n)) for n in (*method.numbers, *method.knobs)}
     objective = Objective(method, numbers)
     moving = None  # TR-DPO's reference follows the policy, so it is a model beside it; for all others a table will do
     if "reference_sync_rate" in numbers:
-        moving = build_trainer(cfg, load_model(cfg, device), None, lr=0.0, temperature=1.0)
+        moving = build_reference(cfg, load_model(cfg, device), temperature=1.0, ranks=ranks)
     digest = weights_digest(engine)
 
     def rows(path: str, *, unpaired: bool = method.unpaired, limit: int | None = None) -> PreferenceDataset:
@@ -108,7 +120,9 @@ def train(cfg: Config, session: Session) -> None:
             return data
         # Without an adapter the policy still is its own reference: nothing has been trained or restored yet.
         reference = AdapterOff(engine) if cfg.lora.rank else engine
-        return data.with_reference(reference_sums(reference, objective, data, pad_id, digest, session.run.path))
+        return data.with_reference(
+            reference_sums(reference, objective, data, pad_id, digest, cfg.run.directory, ranks=ranks)
+        )
 
     data = open_rows(cfg.data.train, rows)
     singly = cfg.data.eval is not None and "chosen" not in next(read_rows(cfg.data.eval)).fields
@@ -152,26 +166,37 @@ def weights_digest(engine: TrainEngine) -> str:
 
 
 def reference_sums(
-    reference: Scorer, objective: Objective, data: PreferenceDataset, pad_id: int, weights: str, folder: Path
+    reference: Scorer,
+    objective: Objective,
+    data: PreferenceDataset,
+    pad_id: int,
+    weights: str,
+    folder: Path,
+    *,
+    ranks: Ranks = ALONE,
 ) -> list[list[float]]:
     """The reference's log-probability of every row of every unit, from disk where the same were computed before.
 
-    The file's name is a hash of the weights, the tokens, what is trained, and how it is summed.
+    The file's name is a hash of the weights, the tokens, what is trained, and how it is summed. Rank 0 reads and
+    writes it.
     """
     units = data.in_order()
     key = hashlib.sha256(f"{weights} {objective.numbers.get('tail_coeff')}".encode())
     for example in (example for unit in units for example in unit.rows):
         key.update(np.array([len(example.token_ids), *example.token_ids, *example.trained], dtype=np.int64).tobytes())
     path = folder / f"reference_{key.hexdigest()[:16]}.safetensors"
-    if not path.is_file():
+    found = ranks.agree(load_file(path)["logprobs"] if ranks.first and path.is_file() else None)
+    if found is None:
         pieces: list[Tensor] = []
         for start in range(0, len(units), REFERENCE_ROWS):
             batch = to_preference_batch(units[start : start + REFERENCE_ROWS], pad_id)
             sums = objective.sums(reference.forward(batch.inputs, WANT), batch.inputs)[0]
             pieces.append(sums.view(-1, len(units[0].rows)))
-        save_file({"logprobs": torch.cat(pieces).float()}, partial := path.with_suffix(".partial"))
-        os.replace(partial, path)
-    return load_file(path)["logprobs"].tolist()
+        found = torch.cat(pieces).float()
+        if ranks.first:
+            save_file({"logprobs": found}, partial := path.with_suffix(".partial"))
+            os.replace(partial, path)
+    return found.tolist()
 
 
 def with_reference(reference: Scorer, objective: Objective, batch: PreferenceBatch) -> PreferenceBatch:
@@ -179,12 +204,10 @@ def with_reference(reference: Scorer, objective: Objective, batch: PreferenceBat
     return dataclasses.replace(batch, ref_logprobs=sums)
 
 
-@torch.no_grad()
-def follow(reference: TrainEngine, policy: TrainEngine, rate: float) -> None:
+def follow(reference: Trainer, policy: TrainEngine, rate: float) -> None:
     """reference = rate * policy + (1 - rate) * reference. TR-DPO, arXiv:2404.09656, Eq. 3."""
-    for old, new in zip(reference.weights(), policy.weights(), strict=True):
-        for (_, held), (_, current) in zip(old, new, strict=True):
-            held.lerp_(current.to(held.dtype), rate)
+    pairs = zip(chain.from_iterable(reference.weights()), chain.from_iterable(policy.weights()), strict=True)
+    reference.set_weights((name, held.lerp(current.to(held.dtype), rate)) for (name, held), (_, current) in pairs)
 
 
 def with_statistics(

@@ -60,11 +60,6 @@ def test_one_contradiction_is_one_problem_with_its_numbers(
         assert word in report
 
 
-def test_a_section_of_a_later_engine_is_refused_not_ignored(write: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match=r"deepspeed_ref\n.*scale-out"):
-        load_config(write(deepspeed_ref={"zero_stage": 3}))
-
-
 @pytest.mark.parametrize(
     ("overrides", "field", "words"),
     [
@@ -87,9 +82,15 @@ def test_reinforcement_learning_over_ranks_is_refused_until_it_can_sample(write:
         load_config(write(), ["train.backend=fsdp", "run.training_gpus=2"])
 
 
-def test_a_reference_section_without_a_reference_says_so(write: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match="no reference model"):
+def test_a_reference_section_is_refused_where_no_deepspeed_holds_a_reference(write: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match="read with train.backend: deepspeed"):
         load_config(write(deepspeed_ref={"zero_stage": 3}))
+    with pytest.raises(ConfigError, match="dpo as configured has none"):
+        load_config(write(train={"alg_name": "dpo", "backend": "deepspeed"}, deepspeed_ref={"zero_stage": 0}))
+    moving = write(train={"alg_name": "tr_dpo", "backend": "deepspeed"}, deepspeed_ref={"zero_stage": 0})
+    assert load_config(moving).deepspeed_ref.zero_stage == 0
+    with pytest.raises(ConfigError, match=r"deepspeed_ref.zero_stage 3 or more, this is 0"):
+        load_config(moving, ["deepspeed_ref.offload_param=true"])
 
 
 @pytest.mark.parametrize(

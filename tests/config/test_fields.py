@@ -39,6 +39,7 @@ SECOND: dict[str, Any] = {
     "rollout.temperature": 0.7,
     "model.max_length": 2000,
     "deepspeed.zero_stage": 2,
+    "deepspeed_ref.zero_stage": 0,
 }
 # Fields with a single legal value while only the local engine exists, or that only an evaluation may change.
 FIXED = ("run.training_gpus", "inference_engine.name", "rollout.max_staleness", "rollout.top_p", "rollout.top_k")
@@ -54,6 +55,8 @@ def reader(path: str) -> tuple[str, list[str]]:
     held_out = "data.eval=data/test.jsonl"
     if path == "train.backend" or path.startswith("deepspeed."):
         return "sft", [held_out, *(["train.backend=deepspeed"] if path != "train.backend" else [])]
+    if path.startswith("deepspeed_ref."):
+        return "tr_dpo", [held_out, "train.backend=deepspeed"]
     if path.startswith("lora."):
         return "sft", [held_out, "model.name=some/model", *(["lora.rank=4"] if path != "lora.rank" else [])]
     for algorithm in ROWS:

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from oxrl.engines.ranks import Ranks, joined_ranks
 from oxrl.functional.policy_losses import ppo_clip
+from oxrl.functional.preference_losses import dpo
+from oxrl.functional.preference_statistics import sequence_logprobs
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.models.load import load_critic, load_policy
-from oxrl.types import Output, SupervisedBatch
+from oxrl.types import Output, PreferenceBatch, SupervisedBatch
 
 # Seven rows on two ranks: four and three, in three and two micro-batches of 15 tokens, so one rank sits one out.
 LENGTHS = [(2, 5), (1, 9), (4, 1), (3, 0), (1, 3), (2, 7), (6, 2)]
@@ -31,6 +33,7 @@ OPTIONS: dict[str, Any] = {
     "temperature": 0.8,
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+REFERENCES = ("local", "fsdp", "zero0", "zero3", "zero3+offload")
 LOGPROBS = frozenset({"logprobs"})
 
 
@@ -59,8 +62,15 @@ def make_trainer(engine: str, model: nn.Module, ranks: Ranks, **options: Any) ->
     stage, _, offload = engine.removeprefix("zero").partition("+")
     config = {"zero_stage": int(stage)}
     if offload:
-        config |= {"offload_optimizer": True, "offload_param": int(stage) == 3}
+        config |= {"offload_optimizer": options.get("trained", True), "offload_param": int(stage) == 3}
     return DeepSpeedTrainer(model, ranks=ranks, settings=config, **options)
+
+
+def preference(output: Output, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    sums, _ = sequence_logprobs(output.logprobs, batch.inputs.response_mask)
+    refs = batch.ref_logprobs
+    lengths = batch.inputs.response_mask.sum(1)
+    return dpo(sums[0::2], sums[1::2], refs[0::2], refs[1::2], lengths[0::2], lengths[1::2], batch.loss_weights)
 
 
 def make_model(dtype: str) -> nn.Module:
@@ -110,6 +120,13 @@ def measure(engine: str, dtype: str, folder: Path, ranks: Ranks) -> tuple[dict[s
     keep_gradients("gradient_of_two_calls")
     trainer.forward_backward(policy.select(torch.tensor([5])), ppo, frozenset({"logprobs", "entropy"}))
     keep_gradients("gradient_of_one_row")
+    pairs = token_batch(LENGTHS[:6], vocabulary=vocabulary)
+    refs = torch.linspace(-9, -7, 6, dtype=field_dtype)
+    weights = torch.tensor([0.5, 0.2, 0.3], dtype=field_dtype)
+    trainer.forward_backward(
+        PreferenceBatch(inputs=pairs, ref_logprobs=refs, loss_weights=weights), preference, LOGPROBS
+    )
+    keep_gradients("gradient_of_pairs")
 
     empty = token_batch([(3, 0), (5, 0), (2, 0)], vocabulary=vocabulary)
     trainer.forward_backward(
@@ -143,6 +160,40 @@ def measure_critic(engine: str, ranks: Ranks) -> dict[str, Tensor]:
     return {"critic/values": said.values, "critic/bootstrap": said.bootstrap}
 
 
+def measure_reference(engine: str, dtype: str, folder: Path, ranks: Ranks) -> dict[str, Tensor]:
+    """What a model says that is never trained; after it took over other weights; and after a checkpoint of those."""
+    inputs = token_batch(LENGTHS, vocabulary=261)
+    model = load_policy("builtin:tiny", dtype=DTYPES[dtype], seed=0)
+    options = {"lr": 0.0, "trained": False} if engine.startswith("zero") else {"lr": 0.0}
+    trainer = make_trainer(engine, model, ranks, **options)
+    said = {"reference/first": trainer.forward(inputs, LOGPROBS).logprobs}
+    other = load_policy("builtin:tiny", dtype=DTYPES[dtype], seed=1)
+    trainer.set_weights((name, p.detach()) for name, p in other.named_parameters())
+    said["reference/other"] = trainer.forward(inputs, LOGPROBS).logprobs
+    trainer.save(folder)
+    ranks.agree("rank 0 has written")
+    trainer.set_weights((name, p.detach() * 0.5) for name, p in other.named_parameters())
+    trainer.load(folder)
+    said["reference/loaded"] = trainer.forward(inputs, LOGPROBS).logprobs
+    return said
+
+
+def measure_checkpointing(engine: str, ranks: Ranks) -> tuple[dict[str, Tensor], list[int]]:
+    """Gradients with activation checkpointing; times the first layer ran in one micro-batch without and with it."""
+    sft, gradients, runs = batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"], {}, []
+    for checkpointing in (False, True):
+        model = load_policy("builtin:tiny", seed=0)
+        calls: list[int] = []
+        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        trainer = make_trainer(engine, model, ranks, gradient_checkpointing=checkpointing, micro_batch_tokens=10**6)
+        calls.clear()  # an engine tries a new model out
+        trainer.forward_backward(sft, supervised, LOGPROBS)
+        gradients = {f"checkpointed/{name}": tensor.clone() for name, tensor in trainer.gradients()}
+        trainer.skip_step()
+        runs.append(len(calls))
+    return gradients, runs
+
+
 def resume(engine: str, dtype: str, folder: Path, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Continue from the checkpoint in `folder`, with a model of other weights, for the two steps `measure` took."""
     model = load_policy("builtin:tiny", dtype=DTYPES[dtype], seed=1)
@@ -170,6 +221,10 @@ def measure_all(engine: str, folder: Path, dtypes: list[str], resumed: Path) -> 
             results = {"measured": measure(engine, dtype, folder / f"checkpoint_{dtype}", ranks)}
             if dtype == "float32":
                 results["measured"][0].update(measure_critic(engine, ranks))
+                tensors, results["measured"][1]["layer_runs"] = measure_checkpointing(engine, ranks)
+                results["measured"][0].update(tensors)
+            if dtype != "float64" and engine in REFERENCES:
+                results["reference"] = measure_reference(engine, dtype, folder / f"reference_{dtype}", ranks), {}
             if dtype != "float64":
                 results["resumed"] = resume(engine, dtype, resumed / f"checkpoint_{dtype}", ranks)
             for name, (tensors, numbers) in results.items():

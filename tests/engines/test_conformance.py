@@ -21,6 +21,7 @@ import torch
 from rank_processes import run_ranks
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from oxrl.engines.micro_batches import micro_batches
 from oxrl.engines.ranks import ALONE
@@ -41,7 +42,13 @@ SCALE = [
     ("zero3", "float32", 3),
 ]
 CASES: list[Any] = [*CORE, *(pytest.param(*case, marks=needs_deepspeed) for case in SCALE)]
-RESUMABLE = [case for case in CASES if "float64" not in case]
+
+
+def _values(case: Any) -> tuple[str, str, int]:
+    return getattr(case, "values", case)
+
+
+RESUMABLE = [case for case in CASES if _values(case)[1] != "float64"]
 # Relative to the norm of what is compared, over all tensors of a group. bfloat16 weights that differ by one rounding
 # differ by 2^-8; a few of them do after three steps.
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-5}
@@ -60,7 +67,10 @@ def local(local_folder: Path) -> Callable[[str], Measured]:
     @cache
     def measured(dtype: str) -> Measured:
         tensors, numbers = conformance.measure("local", dtype, local_folder / f"checkpoint_{dtype}", ALONE)
-        return (tensors | conformance.measure_critic("local", ALONE) if dtype == "float32" else tensors), numbers
+        if dtype == "float32":
+            gradients, numbers["layer_runs"] = conformance.measure_checkpointing("local", ALONE)
+            tensors |= conformance.measure_critic("local", ALONE) | gradients
+        return tensors, numbers
 
     return measured
 
@@ -99,6 +109,10 @@ def differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str,
     return {group: math.sqrt(off / max(norm, 1e-300)) for group, (off, norm) in squares.items()}
 
 
+def differences_of_each(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
+    return {name: float((ours[name] - theirs[name]).norm() / theirs[name].norm()) for name in theirs}
+
+
 @pytest.mark.parametrize(("engine", "dtype", "world"), CASES)
 def test_an_engine_computes_what_the_local_one_does(
     engine: str, dtype: str, world: int, launch: Launch, local: Callable[[str], Measured]
@@ -111,7 +125,8 @@ def test_an_engine_computes_what_the_local_one_does(
         for group, difference in differences(tensors, expected).items():
             limit = WEIGHT_TOLERANCE if group.startswith("weights") else TOLERANCE
             assert difference < limit[dtype], (rank, group)
-        for name in ("ppo/loss", "gradient/norm", "gradient_of_two_calls/norm", "gradient_of_one_row/norm"):
+        assert numbers.get("layer_runs") == expected_numbers.get("layer_runs")
+        for name in (name for name in expected_numbers if name.endswith(("/loss", "/norm"))):
             assert numbers[name] == pytest.approx(expected_numbers[name], rel=TOLERANCE[dtype])
         for line, expected_line in zip(numbers["steps"], expected_numbers["steps"], strict=True):
             assert line == pytest.approx(expected_line, rel=max(1e-5, WEIGHT_TOLERANCE[dtype]))
@@ -154,6 +169,40 @@ def test_a_checkpoint_of_another_engine_resumes_on_the_local_one(
         assert line == pytest.approx(expected_line, rel=max(1e-5, WEIGHT_TOLERANCE[dtype]))
 
 
+@pytest.mark.parametrize(("engine", "dtype", "world"), RESUMABLE)
+def test_transformers_reads_a_checkpoint_without_any_conversion(
+    engine: str, dtype: str, world: int, launch: Launch
+) -> None:
+    folder = launch(engine, world)
+    expected, _ = read(folder, "measured", dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder / f"checkpoint_{dtype}", dtype="auto")
+    found = {f"weights/{name}": tensor for name, tensor in model.named_parameters()}
+    assert {name for name in expected if name.startswith("weights/")} == found.keys()
+    for name, tensor in found.items():
+        assert tensor.dtype == conformance.DTYPES[dtype]
+        assert torch.equal(tensor.float(), expected[name])
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "world"), [case for case in RESUMABLE if _values(case)[0] in conformance.REFERENCES]
+)
+def test_a_reference_says_what_the_local_one_does(
+    engine: str, dtype: str, world: int, launch: Launch, tmp_path: Path
+) -> None:
+    said, _ = read(launch(engine, world), "reference", dtype, world - 1)
+    expected = conformance.measure_reference("local", dtype, tmp_path, ALONE)
+    for name, difference in differences_of_each(said, expected).items():
+        assert difference < TOLERANCE[dtype], name
+    assert torch.equal(expected["reference/other"], expected["reference/loaded"])
+    assert not torch.equal(expected["reference/other"], expected["reference/first"])
+
+
+def test_activation_checkpointing_runs_a_layer_again(local: Callable[[str], Measured]) -> None:
+    tensors, numbers = local("float32")
+    assert numbers["layer_runs"] == [1, 2]
+    assert any(name.startswith("checkpointed/") for name in tensors)
+
+
 @pytest.mark.parametrize(
     ("two", "one"), [("fsdp", "fsdp"), pytest.param("zero3", "zero1", marks=needs_deepspeed)], ids=["fsdp", "deepspeed"]
 )
@@ -193,7 +242,7 @@ def table(capsys: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
 
 
 def test_table_of_the_largest_differences(launch: Launch, local: Callable[[str], Measured], table: list[str]) -> None:
-    groups = ("forward", "gradient", "gradient_of_two_calls", "gradient_of_one_row", "weights", "weights_at_the_end")
+    groups = ("forward", "gradient", "gradient_of_two_calls", "gradient_of_pairs", "weights", "weights_at_the_end")
     table.append(f"{'engine':<14}{'dtype':<10}ranks  " + "".join(f"{name[:22]:<24}" for name in groups))
     for engine, dtype, world in CORE if find_spec("deepspeed") is None else [*CORE, *SCALE]:
         tensors, _ = read(launch(engine, world), "measured", dtype)

@@ -123,6 +123,8 @@ ELSEWHERE = {
     "deepspeed.zero_stage": "every stage: tests/engines/test_conformance.py, tests/engines/test_deepspeed_config.py",
     "deepspeed.offload_optimizer": "the same two",
     "deepspeed.offload_param": "the same two",
+    "deepspeed_ref.zero_stage": "a reference at stage 0 and 3: the same two",
+    "deepspeed_ref.offload_param": "the same two",
     "lora.rank": "what is trained and stored: tests/recipes/test_lora.py",
     "lora.alpha": "the merged weights: the same file",
     "lora.targets": "the layers with an adapter: the same file",
