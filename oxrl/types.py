@@ -282,6 +282,15 @@ class SupervisedBatch(RowBatch):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepBatch(RowBatch):
+    """What one process-reward step reads, [B, T] float32: labels after each step, loss_weights, zero elsewhere."""
+
+    inputs: TokenBatch
+    labels: Tensor
+    loss_weights: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class PreferenceBatch(RowBatch):
     """What one preference or reward-model step reads: N units, each a pair or a single judged completion.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
@@ -108,7 +108,9 @@ def load_critic(
         decoder = cast(PreTrainedModel, policy.base_model)
     critic = ValueModel(decoder)
     if head_file.is_file():
-        critic.value_head.load_state_dict(load_file(head_file))
+        with safe_open(head_file, framework="pt") as file:
+            critic.kind = (file.metadata() or {}).get("kind", critic.kind)
+            critic.value_head.load_state_dict({name: file.get_tensor(name) for name in file.keys()})
     speed_up_linears(critic)
     return critic.to(device=device, dtype=dtype).eval()
 

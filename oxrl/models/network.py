@@ -82,6 +82,8 @@ class ValueModel(nn.Module):
         self.value_head = nn.Linear(width, 1, device=weight.device, dtype=weight.dtype)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
+        # What the head was trained on: a number per reply ("outcome"), or per step ("process"). Kept in its file.
+        self.kind = "outcome"
 
     @property
     def head(self) -> Head:

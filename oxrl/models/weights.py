@@ -88,7 +88,8 @@ def save_model(model: nn.Module, directory: Path, weights: Mapping[str, Tensor] 
             for part in VALUE_MODEL_PARTS
         )
         _save_pretrained(model.decoder, directory, decoder)
-        save_file(head, directory / VALUE_HEAD_FILE, metadata={"format": "pt"})
+        # One entry only: safetensors writes several in any order, and equal runs write equal bytes.
+        save_file(head, directory / VALUE_HEAD_FILE, metadata={"kind": model.kind})
     else:
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 

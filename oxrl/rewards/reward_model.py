@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from oxrl.data.batching import to_token_batch
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import encode_conversation
+from oxrl.data.steps import SEPARATOR, encode_steps
 from oxrl.models.load import load_critic, load_tokenizer
 from oxrl.types import Completion, Prompt
 
@@ -18,11 +19,27 @@ from oxrl.types import Completion, Prompt
 def scorer(folder: Path) -> Callable[[Prompt, Sequence[Completion]], list[float]]:
     """A function that scores completions by the head's number at their last token, on the CPU.
 
+    Of a process reward model it is the chance that the worst step (line that is not blank) is right, as
+    arXiv:2312.08935 has it; a blank reply has none: 0.
+
     The texts are rendered with the reward model's own template, as it was trained, so its tokenizer need not be the
     policy's.
     """
     tokenizer, model = load_tokenizer(str(folder)), load_critic(str(folder))
     encoder, pad_id = ChatEncoder(tokenizer), int(tokenizer.pad_token_id)  # pyright: ignore
+
+    @torch.no_grad()
+    def worst_step(prompt: Prompt, completions: Sequence[Completion]) -> list[float]:
+        worst: list[float] = []
+        for completion in completions:
+            steps = [line for line in completion.text.split(SEPARATOR) if line.strip()]
+            if not steps:
+                worst.append(0.0)
+                continue
+            token_ids, ends = encode_steps(prompt.messages, steps, encoder)
+            hidden = model.backbone(torch.tensor([token_ids]), None, None)[0, torch.tensor(ends) - 1]
+            worst.append(F.linear(hidden, model.head.weight, model.head.bias).sigmoid().min().item())
+        return worst
 
     @torch.no_grad()
     def score(prompt: Prompt, completions: Sequence[Completion]) -> list[float]:
@@ -33,4 +50,4 @@ def scorer(folder: Path) -> Callable[[Prompt, Sequence[Completion]], list[float]
         last = hidden[torch.arange(len(rows)), torch.tensor(inputs.lengths()) - 1]
         return F.linear(last, model.head.weight, model.head.bias)[:, 0].tolist()
 
-    return score
+    return worst_step if model.kind == "process" else score

@@ -1,0 +1,120 @@
+"""Process reward models: where a step is judged, what is learned, and the worst step as a reward."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import final_files, metric_lines, preference_config
+
+from oxrl.config import Config
+from oxrl.data.chat import ChatEncoder
+from oxrl.data.steps import StepDataset, encode_steps, to_step_batch
+from oxrl.engines.local import LocalTrainer
+from oxrl.errors import DataError
+from oxrl.models.load import load_critic, load_tokenizer
+from oxrl.recipes import run
+from oxrl.rewards.reward_model import scorer
+from oxrl.types import Completion, Prompt, Segment
+
+QUESTION = ({"role": "user", "content": "count"},)
+
+
+def steps_config(folder: Path, name: str, overrides: tuple[str, ...] = (), **run_section: Any) -> Config:
+    """A step of digits is right, one of letters wrong, whatever stands around it."""
+    chance = random.Random(0)
+    folder.mkdir(exist_ok=True)
+    for file, size in (("steps", 60), ("held_out", 30)):
+        rows: list[dict[str, Any]] = []
+        for _ in range(size):
+            labels = [chance.random() < 0.5 for _ in range(chance.randint(1, 4))]
+            texts = [str(chance.randint(0, 999)) if label else "abcdefg"[: chance.randint(1, 3)] for label in labels]
+            rows.append({"prompt": "count", "completions": texts, "labels": labels})
+        (folder / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"train": str(folder / "steps.jsonl"), "eval": str(folder / "held_out.jsonl"), "rows_per_step": 16}
+    train = {"alg_name": "process_reward_model", "lr": 3e-3}
+    section = {"name": name, "dir": str(folder / name), "checkpoint_every": 10, "threads": 1, "mlflow": False}
+    return preference_config(folder, name, overrides, data=data, train=train, run=section | run_section)
+
+
+def completion(text: str) -> Completion:
+    return Completion(
+        segments=(Segment(token_ids=(1,), logprobs=(0.0,), versions=(0,)),), text=text, finish_reason="stop"
+    )
+
+
+def test_a_step_is_judged_at_the_token_after_it() -> None:
+    encoder = ChatEncoder(load_tokenizer("builtin:tiny"))
+    ids, ends = encode_steps(QUESTION, ["1+1=2", "so 2"], encoder)
+    # <|user|>count<|end|><|assistant|> is 8 tokens, "1+1=2\n" 6, "so 2" 4, then <|end|>.
+    assert ends == (14, 18) and len(ids) == 19
+    whole = encoder.render([*QUESTION, {"role": "assistant", "content": "1+1=2\nso 2"}], generation_prompt=False)
+    assert list(ids) == encoder.encode(whole, {})
+
+
+def test_the_loss_reads_only_what_is_known_after_a_step(tmp_path: Path) -> None:
+    steps_config(tmp_path, "run")
+    tokenizer = load_tokenizer("builtin:tiny")
+    units = StepDataset.load(tmp_path / "steps.jsonl", tokenizer).in_order()[:5]
+    batch = to_step_batch(units, 0)
+    assert float(batch.loss_weights.sum()) == pytest.approx(1.0)
+    assert int(batch.inputs.response_mask.sum()) == sum(len(unit.ends) for unit in units)
+    assert batch.labels[batch.inputs.response_mask].tolist() == [label for unit in units for label in unit.labels]
+    critic = load_critic("builtin:tiny")
+    torch.nn.init.normal_(critic.value_head.weight, generator=torch.Generator().manual_seed(1))
+    values = LocalTrainer(critic, lr=0.0).forward(batch.inputs, frozenset({"values"})).values
+    assert values is not None
+    hidden = critic.backbone(batch.inputs.tokens[:1], None, None)[0]
+    expected = critic.value_head(hidden[torch.tensor(units[0].ends) - 1])[:, 0]
+    torch.testing.assert_close(values[0, list(units[0].ends)], expected.detach(), rtol=0, atol=1e-5)
+
+
+def test_held_out_steps_are_judged_right_and_the_checkpoint_is_a_reward(tmp_path: Path) -> None:
+    cfg = steps_config(tmp_path, "run", steps=40)
+    run(cfg)
+    lines = metric_lines(cfg.run.directory)
+    assert lines[0]["update/loss"] == pytest.approx(math.log(2), abs=1e-6)  # the head starts at zero
+    assert lines[-1]["eval/accuracy"] > 0.95 > lines[-1]["eval/majority"] + 0.2
+    folder = max((cfg.run.directory / "checkpoints").glob("step_*"))
+    assert load_critic(str(folder)).kind == "process"
+    score = scorer(folder)
+    prompt = Prompt(uid="0", messages=QUESTION, token_ids=(1,))
+    replies = ["12\n345\n6", "12\nabc\n6", "", "12", "12\n345"]
+    good, bad, blank, first, second = score(prompt, [completion(reply) for reply in replies])
+    assert good > 0.8 and bad < 0.2 and blank == 0.0
+    assert good <= second <= first  # the worst step: another step cannot raise it, and does not change those before
+
+
+def test_a_run_resumes_exactly(tmp_path: Path) -> None:
+    whole = steps_config(tmp_path, "whole", steps=8, checkpoint_every=4)
+    run(whole)
+    part = steps_config(tmp_path, "part", steps=4, checkpoint_every=4)
+    run(part)
+    (part.run.directory / "result.json").unlink()
+    written = part.run.directory / "config.yaml"
+    written.write_text(written.read_text().replace("steps: 4\n", "steps: 8\n"))
+    run(steps_config(tmp_path, "part", steps=8, checkpoint_every=4), resume=True)
+    left, right = final_files(whole.run.directory), final_files(part.run.directory)
+    assert left.keys() == right.keys() and [name for name in left if left[name] != right[name]] == []
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "p", "completions": ["a"], "labels": []}, "of equal length"),
+        ({"prompt": "p", "completions": ["a"], "labels": [2]}, "between 0 and 1"),
+        ({"prompt": "p", "completions": ["a"], "labels": ["yes"]}, "between 0 and 1"),
+        ({"completions": ["a"], "labels": [True]}, "prompt is NoneType"),
+        ({"prompt": "p", "completions": [" "], "labels": [True]}, "1 empty"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=message):
+        StepDataset.load(path, load_tokenizer("builtin:tiny"))
