@@ -116,6 +116,8 @@ class VllmEngine:
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",
             "enable_prefix_caching": True,
+            # The smallest that vLLM's CPU attention takes: only whole blocks are shared by samples of one prompt.
+            "block_size": 32 if on_cpu else 16,
             "enable_sleep_mode": not on_cpu,
             # A step returns what it sampled, so that a token's weight version is known.
             "async_scheduling": False,
@@ -125,6 +127,8 @@ class VllmEngine:
         }
         with _noise_to(log_file):
             self._engine = self._start(settings, log_file)
+            if on_cpu:
+                self._check_heads()
         self._context = int(self._engine.model_config.max_model_len)
         self._rpc("oxrl_install")
 
@@ -144,6 +148,16 @@ class VllmEngine:
             )
         except (RuntimeError, ValueError, OSError, AssertionError) as error:
             raise EngineError(f"vLLM does not start ({error}); its messages: {log_file or 'stderr'}") from error
+
+    def _check_heads(self) -> None:
+        """vLLM's CPU attention takes some sizes only, and says so at the first token, by a number."""
+        from vllm.v1.attention.backends.cpu_attn import (  # pyright: ignore[reportMissingImports]
+            CPUAttentionBackend,
+        )
+
+        size, known = self._engine.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+        if size not in known:
+            raise EngineError(f"vLLM on CPU has no attention for heads of {size} (only {known}): use another model")
 
     @property
     def version(self) -> int:
