@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from oxrl.errors import ConfigError, DeadlineError, EngineError
+from oxrl.errors import ConfigError, DeadlineError, EngineError, OxrlError
 
 T = TypeVar("T")
-# Ranks that were cut off too have answered by then.
-ROLL_CALL_S = 5.0
+# Seconds between signs of life of a rank, and without one until it counts as lost.
+BEAT_S, SILENT_S = 1.0, 5.0
+# What torch.distributed says of a rank that is late, and of one that is gone.
+WAITED, CUT_OFF = ("imed out", "imeout"), ("losed by peer", "reset by peer", "onnection refused")
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,11 @@ def joined_ranks(device: torch.device, *, deadline_s: float) -> Iterator[Ranks]:
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    wait, store = timedelta(seconds=deadline_s), None
+    wait, pulse = timedelta(seconds=deadline_s), None
     try:
         store, rank, world = next(dist.rendezvous("env://", timeout=wait))
         store.set_timeout(wait)
+        pulse = _Pulse(store, rank, world)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=wait)
         try:
             yield Ranks(rank, world)
@@ -91,37 +94,55 @@ def joined_ranks(device: torch.device, *, deadline_s: float) -> Iterator[Ranks]:
             dist.destroy_process_group()
     except RuntimeError as error:  # DistNetworkError and DistStoreError are RuntimeErrors too
         text, where = str(error), f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
-        if "imed out" in text or "imeout" in text:
+        waited, cut_off = (any(words in text for words in said) for said in (WAITED, CUT_OFF))
+        if isinstance(error, OxrlError) or not (waited or cut_off):
+            raise
+        lost = "another training rank" if pulse is None else pulse.lost()
+        if waited:
             raise DeadlineError(
-                f"{where} waited run.deadline_s={deadline_s:g} s for {_silent_ranks(store)}. Look at its output first; "
+                f"{where} waited run.deadline_s={deadline_s:g} s for {lost}. Look at its output first; "
                 f"raise run.deadline_s if it was only slow, or continue with --resume. ({_first_line(text)})"
             ) from error
-        if "losed by peer" in text or "reset by peer" in text or "onnection refused" in text:
-            raise EngineError(
-                f"{where}: {_silent_ranks(store)} went away. Its own output has the reason; continue with --resume. "
-                f"({_first_line(text)})"
-            ) from error
-        raise
+        raise EngineError(
+            f"{where}: {lost} went away. Its own output has the reason; continue with --resume. ({_first_line(text)})"
+        ) from error
+    finally:
+        if pulse is not None:
+            pulse.stop()
 
 
-def _silent_ranks(store: dist.Store | None) -> str:
-    """Who does not answer the roll call that every rank holds when it is cut off: the ranks that died or hang."""
-    own, silent = int(os.environ["RANK"]), set(range(int(os.environ["WORLD_SIZE"])))
+class _Pulse:
+    """Which ranks live: in the store where they met, each counts up every second and watches the others' counts."""
 
-    def call() -> None:
-        # Losing the store says nothing more: whoever answered until then is alive.
-        with contextlib.suppress(RuntimeError):
-            while store is not None and silent:
-                store.set(f"oxrl/cut_off/{own}", "")
-                silent.difference_update([rank for rank in silent if store.check([f"oxrl/cut_off/{rank}"])])
-                time.sleep(0.1)
+    def __init__(self, store: dist.Store, rank: int, world: int) -> None:
+        self._store, self._rank = store.clone(), rank
+        self._counts, self._changed = [-1] * world, [time.monotonic()] * world
+        self._looked = time.monotonic()
+        self._stop = threading.Event()
+        threading.Thread(target=self._beat, daemon=True).start()
 
-    # In a thread: no answer ever comes from a store whose process is stopped.
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(ROLL_CALL_S)
-    names = ", ".join(map(str, sorted(silent - {own})))
-    return f"rank {names}" if names else "another training rank"
+    def _beat(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the store went away, with the process that held it
+            while not self._stop.wait(BEAT_S):
+                for rank, seen in enumerate(self._counts):
+                    count = self._store.add(f"oxrl/pulse/{rank}", int(rank == self._rank))
+                    if count != seen:
+                        self._counts[rank], self._changed[rank] = count, time.monotonic()
+                self._looked = time.monotonic()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def lost(self) -> str:
+        """The first that fell silent: those that were cut off by it stop a moment later."""
+        deadline = time.monotonic() + SILENT_S + 2 * BEAT_S
+        while time.monotonic() < deadline:
+            if self._looked - min(self._changed) > SILENT_S:
+                first = min(self._changed) + 2 * BEAT_S
+                return "rank " + ", ".join(str(r) for r, changed in enumerate(self._changed) if changed < first)
+            time.sleep(BEAT_S / 10)
+        stale = time.monotonic() - self._looked > SILENT_S
+        return "rank 0, where all meet," if stale else "another training rank"
 
 
 def _first_line(text: str) -> str:

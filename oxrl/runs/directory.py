@@ -36,13 +36,14 @@ logger = logging.getLogger(__name__)
 MAY_CHANGE = frozenset(
     "run.name run.dir run.steps run.checkpoint_every run.keep_checkpoints run.eval_every run.record run.mlflow "
     "run.deadline_s run.device run.threads run.training_gpus reward.workers reward.timeout_s reward.max_error_rate "
-    "train.max_skipped_steps train.micro_batch_tokens model.gradient_checkpointing".split()
+    "train.max_skipped_steps train.micro_batch_tokens train.backend model.gradient_checkpointing".split()
 )
 # Of those, the ones that move the last digits of floating-point sums: the resumed run is right, not byte-identical.
 REORDER_SUMS = frozenset(
-    "run.device run.threads run.training_gpus train.micro_batch_tokens model.gradient_checkpointing".split()
+    "run.device run.threads run.training_gpus train.micro_batch_tokens train.backend "
+    "model.gradient_checkpointing".split()
 )
-ENGINE = "inference_engine."  # every field of that section belongs to both
+ENGINES = ("inference_engine.", "deepspeed.", "deepspeed_ref.")  # every field of these sections belongs to both
 ROUNDING = "; sums are added in another order, so results equal those of an uninterrupted run only to rounding"
 # What a start may leave that was killed before it wrote config.yaml.
 BEFORE_CONFIG = {"environment.json", "starts.jsonl", "rollouts", "checkpoints"}
@@ -175,7 +176,7 @@ def _allowed_changes(directory: Path, old_yaml: str, new_yaml: str) -> dict[str,
     except YAMLError as error:
         raise RunDirectoryError(f"{directory / 'config.yaml'} is not the YAML written there: {error}") from error
     refused = {
-        path: pair for path, pair in differences.items() if path not in MAY_CHANGE and not path.startswith(ENGINE)
+        path: pair for path, pair in differences.items() if path not in MAY_CHANGE and not path.startswith(ENGINES)
     }
     if "run.steps" in differences and differences["run.steps"][1] < differences["run.steps"][0]:
         refused["run.steps"] = differences["run.steps"]
@@ -188,7 +189,7 @@ def _allowed_changes(directory: Path, old_yaml: str, new_yaml: str) -> dict[str,
             f"(On resume run.steps may grow, and these may change: {', '.join(sorted(MAY_CHANGE - {'run.steps'}))}.)"
         )
     for path, (old, new) in differences.items():
-        reorders = path in REORDER_SUMS or path.startswith(ENGINE)
+        reorders = path in REORDER_SUMS or path.startswith(ENGINES)
         logger.warning("resuming with %s: %r -> %r%s", path, old, new, ROUNDING if reorders else "")
     schedule = flatten_config(new_yaml).get("train.lr_schedule", "constant")
     if "run.steps" in differences and schedule != "constant":

@@ -1,0 +1,208 @@
+"""Recipes on several ranks: the run of one process, by more hands. Each rank is a process of its own, over gloo."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rank_processes import exit_codes, run_ranks, start_ranks
+from small_runs import metric_lines, preference_config, sft_config
+
+from oxrl.config import Config
+from oxrl.errors import ConfigError
+from oxrl.recipes import run
+
+DOOR = Path(__file__).parents[2] / "main_sl.py"
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="DeepSpeed is not installed here; `make test-scale` runs this"
+)
+SLOW = {"lr": 1e-3}  # so that rounding does not grow over many steps
+BACKENDS: list[Any] = ["fsdp", pytest.param("deepspeed", marks=needs_deepspeed)]
+
+
+def configure(folder: Path, name: str, algorithm: str, world: int, backend: str, **sections: dict[str, Any]) -> Config:
+    """A small run of 6 steps; the local backend where it has one rank."""
+    # With the usual epsilon AdamW would blow up gradients that are zero but for rounding.
+    train = {"alg_name": algorithm, "lr": 1e-2, "adam_eps": 1e-3} | sections.pop("train", {})
+    train |= {"backend": backend} if backend != "local" else {}
+    data: dict[str, Any] = {}
+    if algorithm != "sft":
+        data = {"eval": str(folder / "held_out_pairs.jsonl"), "eval_rows": 10}
+    run = {"training_gpus": world, **sections.pop("run", {}), **({"deadline_s": 60} if backend != "local" else {})}
+    run |= {"keep_best": True, "eval_every": 2} if data else {}
+    build = sft_config if algorithm == "sft" else preference_config
+    return build(folder, name, data=data, run=run, train=train, **sections)
+
+
+def run_where_only_rank_0_may_write(cfg: Config, resume: bool = False) -> None:
+    """On one rank: the whole run. On every rank but the first, touching the run directory is an error."""
+    home = str(cfg.run.directory)
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        changes = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.truncate")
+        writes = event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
+        if (changes or writes) and str(arguments[0]).startswith(home):
+            raise AssertionError(f"rank {os.environ['RANK']}: {event} {arguments[0]}")
+
+    if os.environ["RANK"] != "0":
+        sys.addaudithook(watch)
+    run(cfg, resume=resume)
+
+
+def assert_same_lines(found: Path, expected: Path) -> None:
+    left, right = metric_lines(found), metric_lines(expected)
+    assert [line["step"] for line in left] == [line["step"] for line in right]
+    for ours, theirs in zip(left, right, strict=True):
+        # Counts are equal: the rows of a step do not depend on who reads them.
+        assert {k: v for k, v in ours.items() if k.startswith("data/")} == {
+            k: v for k, v in theirs.items() if k.startswith("data/")
+        }
+        # Before anything is trained all margins are zero, and the sign of zero is rounding.
+        for line in (ours, theirs) if ours["step"] == 1 else ():
+            line.pop("preference/accuracy", None)
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("algorithm", "world"),
+    [("sft", 3), ("dpo", 2), pytest.param("bco", 2, marks=pytest.mark.full), ("tr_dpo", 2), ("reward_model", 2)],
+)
+def test_ranks_do_what_one_process_does(tmp_path: Path, algorithm: str, world: int, backend: str) -> None:
+    train = {"reference_sync_steps": 2} if algorithm == "tr_dpo" else {}
+    one = configure(tmp_path, "one", algorithm, 1, "local", train=train)
+    run(one)
+    several = configure(tmp_path, "several", algorithm, world, backend, train=train)
+    run_ranks(world, run_where_only_rank_0_may_write, several)
+    assert_same_lines(several.run.directory, one.run.directory)
+
+    def files(home: Path) -> list[str]:
+        found = (str(path.relative_to(home)) for path in home.rglob("*"))
+        return sorted("reference" if path.startswith("reference_") else path for path in found)
+
+    assert files(several.run.directory) == files(one.run.directory)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_moves_from_two_ranks_to_one_and_back(tmp_path: Path, backend: str) -> None:
+    whole = configure(tmp_path, "whole", "dpo", 1, "local")
+    run(whole)
+    for steps, world, engine in ((2, 2, backend), (4, 1, "local"), (6, 2, backend)):
+        cfg = configure(tmp_path, "moved", "dpo", world, engine, run={"steps": steps})
+        if engine == "local":
+            run(cfg, resume=True)
+        else:
+            run_ranks(world, run_where_only_rank_0_may_write, cfg, True)
+    assert_same_lines(cfg.run.directory, whole.run.directory)
+
+
+def wait_for_lines(cfg: Config, count: int, ranks: list[Any]) -> None:
+    """Until the run has recorded so many steps."""
+    deadline, metrics = time.monotonic() + 120, cfg.run.directory / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline, f"{metrics} did not get {count} lines in 120 s"
+        assert all(rank.is_alive() for rank in ranks), "a rank ended early"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("world", "lost"), [(2, 1), pytest.param(2, 0, marks=pytest.mark.full), pytest.param(3, 1, marks=pytest.mark.full)]
+)
+def test_the_ranks_left_name_the_one_that_was_killed_and_resume_goes_on(
+    tmp_path: Path, world: int, lost: int, backend: str
+) -> None:
+    whole = configure(tmp_path, "whole", "sft", 1, "local", run={"steps": 30}, train=SLOW)
+    run(whole)
+    cfg = configure(tmp_path, "killed", "sft", world, backend, run={"steps": 30}, train=SLOW)
+    ranks = start_ranks(world, tmp_path / "log", run, cfg)
+    wait_for_lines(cfg, 3, ranks)
+    os.kill(ranks[lost].pid or 0, signal.SIGKILL)
+    began = time.monotonic()
+    codes = exit_codes(ranks, timeout_s=60)
+    assert time.monotonic() - began < 30  # well within run.deadline_s
+    assert codes[lost] == -signal.SIGKILL
+    for rank in set(range(world)) - {lost}:
+        assert codes[rank] == 1
+        said = (tmp_path / f"log.{rank}").read_text()
+        # Rank 0 holds the store where signs of life are left; without it there is nothing to read them from.
+        assert re.search(rf"EngineError: rank {rank} of {world}: rank {lost}(, where all meet,)? went away", said)
+    run_ranks(world, run_where_only_rank_0_may_write, cfg, True)
+    assert_same_lines(cfg.run.directory, whole.run.directory)
+
+
+@pytest.mark.full
+def test_a_rank_that_hangs_is_named_when_the_deadline_is_over(tmp_path: Path) -> None:
+    cfg = configure(tmp_path, "hung", "sft", 2, "fsdp", run={"steps": 1000})
+    cfg = cfg.model_copy(update={"run": cfg.run.model_copy(update={"deadline_s": 15.0})})
+    ranks = start_ranks(2, tmp_path / "log", run, cfg)
+    wait_for_lines(cfg, 2, ranks)
+    os.kill(ranks[1].pid or 0, signal.SIGSTOP)
+    began = time.monotonic()
+    ranks[0].join(90)
+    assert ranks[0].exitcode == 1
+    assert 14 < time.monotonic() - began < 60
+    exit_codes(ranks, timeout_s=0)
+    assert "DeadlineError: rank 0 of 2 waited run.deadline_s=15 s for rank 1" in (tmp_path / "log.0").read_text()
+
+
+def test_another_number_of_processes_than_configured_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = configure(tmp_path, "run", "sft", 2, "fsdp")
+    with pytest.raises(ConfigError, match="run.training_gpus is 2 and the launcher started 1 process"):
+        run(cfg)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ConfigError, match=r"run.training_gpus is 2 and the launcher started 3 .*torchrun"):
+        run(cfg)
+    with pytest.raises(ConfigError, match="train.backend is local"):
+        run(configure(tmp_path, "run", "sft", 1, "local"))
+    assert not cfg.run.directory.exists()
+
+
+def launcher(path: Path, log: Path, *options: str) -> subprocess.Popen[bytes]:
+    program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--redirects", "3"]
+    program += ["--log-dir", str(log), "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*program, str(DOOR), "--config", str(path), *options], env=environment)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torchrun_runs_stops_on_a_signal_and_resumes(tmp_path: Path, backend: str) -> None:
+    """torchrun hands SIGTERM on to its ranks; each saves with the others and ends with 75, torchrun itself with 1."""
+    whole = configure(tmp_path, "whole", "sft", 1, "local", run={"steps": 60}, train=SLOW)
+    run(whole)
+    cfg = configure(tmp_path, "stopped", "sft", 2, backend, run={"steps": 60}, train=SLOW)
+    path = tmp_path / "stopped.yaml"
+    assert yaml.safe_load(path.read_text())["run"]["training_gpus"] == 2
+    started = launcher(path, tmp_path / "first")
+    try:
+        deadline, metrics = time.monotonic() + 120, cfg.run.directory / "metrics.jsonl"
+        while not metrics.exists() or metrics.read_bytes().count(b"\n") < 3:
+            assert time.monotonic() < deadline and started.poll() is None
+            time.sleep(0.01)
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(60) != 0
+    finally:
+        started.kill()
+    logs = [file.read_text() for file in (tmp_path / "first").rglob("stderr.log")]
+    assert len(logs) == 2
+    for said in logs:
+        assert "stopped by SIGTERM after step" in said and "Continue with --resume" in said
+    assert len(metric_lines(cfg.run.directory)) < 60
+    resumed = launcher(path, tmp_path / "second", "--resume")
+    try:
+        assert resumed.wait(150) == 0
+    finally:
+        resumed.kill()
+    assert_same_lines(cfg.run.directory, whole.run.directory)
