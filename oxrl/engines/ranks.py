@@ -115,7 +115,7 @@ class _Pulse:
     """Which ranks live: in the store where they met, each counts up every second and watches the others' counts."""
 
     def __init__(self, store: dist.Store, rank: int, world: int) -> None:
-        self._store, self._rank = store.clone(), rank
+        self._store, self._rank = store.clone(), rank  # pyright: ignore[reportAttributeAccessIssue]  (not in its stub)
         self._counts, self._changed = [-1] * world, [time.monotonic()] * world
         self._looked = time.monotonic()
         self._stop = threading.Event()
