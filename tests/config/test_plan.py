@@ -87,6 +87,37 @@ def test_memory_counts_weights_moments_gradients_reference_and_critic(write: Cal
     assert per_parameter("model.dtype=bfloat16") == 20
 
 
+def test_ranks_stages_and_offload_divide_the_memory_of_each_rank(write: Callable[..., Path]) -> None:
+    """bfloat16, 4 ranks: 2 weights + 12 state + 6 gradients = 20 per parameter, each divided by 4 from its stage on."""
+    base = model_dims("Qwen/Qwen2.5-7B")
+    assert base is not None and base.parameters == 7_615_616_512  # "7.61B" on its card
+
+    def per_parameter(*overrides: str, algorithm: str = "sft") -> float:
+        settings = ["train.backend=deepspeed", "run.training_gpus=4", "model.dtype=bfloat16", *overrides]
+        cfg = load_config(write(train={"alg_name": algorithm}), settings)
+        whole, half = (
+            memory_phases(cfg, base.__class__(**{**vars(base), "parameters": n, "layers": 0})) for n in (8_000, 4_000)
+        )
+        return (whole["update"] - half["update"]) / 4_000
+
+    assert per_parameter("deepspeed.zero_stage=1") == 2 + 12 / 4 + 6
+    assert per_parameter("deepspeed.zero_stage=2") == 2 + 12 / 4 + 6 / 4
+    gathered = 2  # all that is outside of layers is whole while it runs, and these models have no layers
+    assert per_parameter("deepspeed.zero_stage=3") == 20 / 4 + gathered
+    assert per_parameter("train.backend=fsdp") == 20 / 4 + gathered
+    assert per_parameter("deepspeed.zero_stage=3", "deepspeed.offload_optimizer=true") == 8 / 4 + gathered
+    assert per_parameter("deepspeed.zero_stage=3", "deepspeed.offload_param=true") == 18 / 4 + gathered
+    reference = per_parameter("deepspeed_ref.zero_stage=0", algorithm="tr_dpo")
+    assert reference == 20 / 4 + gathered + 2
+    assert per_parameter("deepspeed_ref.zero_stage=3", algorithm="tr_dpo") == reference - 2 + 2 / 4
+
+
+def test_what_is_offloaded_is_told(write: Callable[..., Path]) -> None:
+    settings = ["train.backend=deepspeed", "deepspeed.offload_optimizer=true", "model.name=Qwen/Qwen2.5-0.5B"]
+    text = plan_text(load_config(write(train={"alg_name": "sft"}), settings))
+    assert "and 4.0 GB offloaded to CPU memory" in text  # 494,032,768 x 8
+
+
 def test_a_model_that_is_not_on_disk_has_unknown_memory(write: Callable[..., Path]) -> None:
     text = plan_text(load_config(write(), ["model.name=nobody/nothing-7b"]))
     assert "memory     unknown" in text
