@@ -35,6 +35,9 @@ def check_scale(cfg: Config) -> Iterator[Problem]:
     if backend != "local" and cfg.train.row.recipe not in DISTRIBUTED_RECIPES:
         yield _at(cfg, "train.backend", f"{cfg.train.row.recipe} training on several ranks {later}: set it to local")
     if backend == "deepspeed":
+        if cfg.train.weight_decay and cfg.train.decay != "all":
+            rule = "DeepSpeed steps flat pieces of all weights alike: set it to all, or train.weight_decay to 0"
+            yield _at(cfg, "train.decay", rule, "train.weight_decay")
         if zero.zero_stage == 0 and cfg.model.dtype == "bfloat16":
             rule = "with model.dtype bfloat16 makes DeepSpeed's first AdamW step wrong; use 1, 2, 3 or float32"
             yield _at(cfg, "deepspeed.zero_stage", rule, "model.dtype")

@@ -9,8 +9,9 @@ from oxrl.algorithms import PARAMETERS, ROWS, Row
 from oxrl.config.schema import CELLS, FIELDS, Config
 
 _OPTIMIZER = (
-    "train.alg_name train.backend train.lr train.lr_schedule train.warmup_steps train.weight_decay train.adam_beta1 "
-    "train.adam_beta2 train.adam_eps train.max_grad_norm train.micro_batch_tokens train.max_skipped_steps"
+    "train.alg_name train.backend train.lr train.lr_schedule train.warmup_steps train.weight_decay train.decay "
+    "train.adam_beta1 train.adam_beta2 train.adam_eps train.max_grad_norm train.micro_batch_tokens "
+    "train.max_skipped_steps"
 ).split()
 _RL_RUN = ("run.record", "run.deadline_s")
 WITH_EVAL = frozenset(["run.eval_every", "data.eval_rows"])

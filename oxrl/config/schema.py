@@ -173,6 +173,9 @@ class TrainConfig(Section):
     )
     warmup_steps: int = _field(0, "Optimizer steps of linear warm-up; 0: none.", ge=0)
     weight_decay: float = _field(0.0, "Decoupled weight decay; 0: none.", ge=0)
+    decay: Literal["matrices", "all"] = _field(
+        "matrices", "What weight_decay shrinks: matrices (not norms, biases and embeddings), or all weights."
+    )
     adam_beta1: float = _field(0.9, "Decay of the first moment.", ge=0, lt=1)
     adam_beta2: float = _field(0.999, "Decay of the second moment.", ge=0, lt=1)
     adam_eps: float = _field(1e-8, "Added to the root of the second moment.", gt=0)

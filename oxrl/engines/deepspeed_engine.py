@@ -96,6 +96,8 @@ class DeepSpeedTrainer(Trainer):
         self._stage: int = settings["zero_stage"]
         self._reduced = False
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if len(set(self._decays.values())) > 1:
+            raise EngineError("DeepSpeed steps flat pieces of all weights alike: weight decay of all or none of them")
         adam = torch.optim.AdamW(self._named.values(), fused=True, **self._adamw) if trained else None
         reader = Reader(model, self.network, self.temperature)
         buffers = [(m, key, b) for m in model.modules() for key, b in m._buffers.items()]  # pyright: ignore[reportPrivateUsage]
@@ -193,9 +195,9 @@ class DeepSpeedTrainer(Trainer):
             for held in (zero.averaged_gradients, zero.all_grad_tensors):
                 held.update(dict.fromkeys(held))
 
-    def _shards(self) -> Iterator[tuple[Tensor, Mapping[str, Any] | None]]:
+    def _shards(self) -> Iterator[tuple[Tensor, Mapping[str, Any] | None, float]]:
         for piece, state in zip(self._flat, self._states(), strict=True):
-            yield piece.detach(), state or None
+            yield piece.detach(), state or None, self._adamw["weight_decay"]
 
     def _sum_of_shards(self, squares: Tensor) -> Tensor:
         return squares if self._stage == 0 else self.ranks.sum(squares)

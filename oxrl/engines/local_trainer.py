@@ -27,7 +27,11 @@ class LocalTrainer(Trainer):
         self._shard_model()
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._masters = {name: _master_of(p) for name, p in self._parameters.items()}
-        self._adam = torch.optim.AdamW(self._masters.values(), fused=True, **self._adamw)
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, master in self._masters.items():
+            groups.setdefault(self._decays[name], []).append(master)
+        each = [{"params": masters, "weight_decay": decay} for decay, masters in groups.items()]
+        self._adam = torch.optim.AdamW(each, fused=True, **self._adamw)
 
     # FsdpTrainer replaces these five; here every tensor is whole.
 
@@ -86,7 +90,8 @@ class LocalTrainer(Trainer):
             return norm, False
         if norm > self.max_grad_norm:
             clip_grads_with_norm_(self._masters.values(), self.max_grad_norm, total_norm)
-        self._adam.param_groups[0]["lr"] = lr
+        for group in self._adam.param_groups:
+            group["lr"] = lr
         self._adam.step()
         with torch.no_grad():
             for name, master in self._masters.items():
@@ -97,11 +102,11 @@ class LocalTrainer(Trainer):
     def _drop_gradients(self) -> None:
         self._adam.zero_grad()
 
-    def _shards(self) -> Iterator[tuple[Tensor, Mapping[str, Any] | None]]:
-        for p in self._masters.values():
+    def _shards(self) -> Iterator[tuple[Tensor, Mapping[str, Any] | None, float]]:
+        for name, p in self._masters.items():
             held = self._adam.state[p] if p.grad is not None else {}
             pieces = {key: self._piece(value) for key, value in held.items()}
-            yield self._piece(p.detach()), pieces or None
+            yield self._piece(p.detach()), pieces or None, self._decays[name]
 
     def weights(self) -> Iterator[Bucket]:
         """See TrainEngine. On one rank the tensors are the model's own, not copies."""

@@ -43,6 +43,7 @@ class Options(TypedDict, total=False):
     warmup_steps: int
     total_steps: int | None
     weight_decay: float
+    decay: str
     adam_betas: tuple[float, float]
     adam_eps: float
     max_grad_norm: float
@@ -66,6 +67,12 @@ def learning_rate(step: int, *, lr: float, schedule: str, warmup_steps: int, tot
     return lr * SCHEDULES[schedule](min(1.0, progress))
 
 
+def undecayed(model: nn.Module) -> frozenset[str]:
+    """Parameters that hold no matrix product: norms, biases and embeddings, also where one is the output head too."""
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return frozenset(name for name, p in model.named_parameters() if p.ndim < 2 or id(p) in embeddings)
+
+
 class Trainer(ABC):
     """A model, its gradient and its AdamW, on one process or on several that make the same calls (SPMD).
 
@@ -77,6 +84,7 @@ class Trainer(ABC):
             the ratio of unchanged weights differ from 1.
         ranks: the training ranks; alone by default.
         lr, lr_schedule, warmup_steps, total_steps: see `learning_rate`. `total_steps` may be None for `constant`.
+        decay: which weights weight_decay shrinks: "all", or "matrices" (no norms, biases and embeddings).
         weight_decay, adam_betas, adam_eps: AdamW. bf16 and fp16 weights get float32 masters and float32 gradient sums.
         max_grad_norm: global norm the gradient is clipped to; `math.inf` turns clipping off.
         micro_batch_tokens: largest number of tokens, padding included, that go through the model at once; a unit
@@ -96,6 +104,7 @@ class Trainer(ABC):
         warmup_steps: int = 0,
         total_steps: int | None = None,
         weight_decay: float = 0.0,
+        decay: str = "all",
         adam_betas: tuple[float, float] = (0.9, 0.999),
         adam_eps: float = 1e-8,
         max_grad_norm: float = 1.0,
@@ -125,6 +134,8 @@ class Trainer(ABC):
             "total_steps": total_steps,
         }
         self._adamw: dict[str, Any] = {"lr": lr, "betas": adam_betas, "eps": adam_eps, "weight_decay": weight_decay}
+        spared = undecayed(model) if decay == "matrices" else frozenset[str]()
+        self._decays = {name: 0.0 if name in spared else weight_decay for name, _ in model.named_parameters()}
         self._pending_losses: list[float] = []
         self._has_gradient = False
         # Shape and type of each weight as it is stored, before an engine cuts it up or raises it to float32.
@@ -162,8 +173,8 @@ class Trainer(ABC):
     def _drop_gradients(self) -> None: ...
 
     @abstractmethod
-    def _shards(self) -> Iterator[tuple[Tensor, Mapping[str, Any] | None]]:
-        """(this rank's piece of float32 weights, its Adam state, None if the last step did not move it)."""
+    def _shards(self) -> Iterator[tuple[Tensor, Mapping[str, Any] | None, float]]:
+        """(this rank's piece of float32 weights, its Adam state, None if the last step did not move it, its decay)."""
 
     @abstractmethod
     def _sum_of_shards(self, squares: Tensor) -> Tensor:
@@ -260,10 +271,10 @@ class Trainer(ABC):
     def _finish_step(self, norm: float, *, skipped: bool) -> Metrics:
         lr = learning_rate(self.step, **self._schedule)
         squares = torch.zeros(2, dtype=torch.float64)
-        for weight, adam in self._shards():
+        for weight, adam, decay in self._shards():
             squares[0] += torch.linalg.vector_norm(weight, dtype=torch.float64).cpu() ** 2
             if adam and not skipped:
-                squares[1] += self._change(weight, adam, lr).cpu() ** 2
+                squares[1] += self._change(weight, adam, lr, lr * decay).cpu() ** 2
         param_norm, update_norm = self._sum_of_shards(squares).sqrt().tolist()
         self._drop_gradients()
         self._pending_losses.clear()
@@ -277,15 +288,14 @@ class Trainer(ABC):
             "update/update_norm_ratio": update_norm / max(param_norm, 1e-30),
         }
 
-    def _change(self, weight: Tensor, adam: Mapping[str, Any], lr: float) -> Tensor:
+    def _change(self, weight: Tensor, adam: Mapping[str, Any], lr: float, decay: float) -> Tensor:
         """Norm of AdamW's last change of `weight`, from the moments: no copy of the weights is kept for it."""
         beta1, beta2 = self._adamw["betas"]
         step = float(adam["step"])
         scale = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
         denominator = adam["exp_avg_sq"].sqrt().add_(self._adamw["eps"] * math.sqrt(1 - beta2**step))
         change = adam["exp_avg"] / denominator * scale
-        if self._adamw["weight_decay"]:
-            decay = lr * self._adamw["weight_decay"]
+        if decay:
             change = change + (weight + change) * (decay / (1 - decay))
         return torch.linalg.vector_norm(change, dtype=torch.float64)
 

@@ -143,6 +143,7 @@ def build_trainer(
         warmup_steps=cfg.train.warmup_steps,
         total_steps=cfg.run.steps,
         weight_decay=cfg.train.weight_decay,
+        decay=cfg.train.decay,
         adam_betas=(cfg.train.adam_beta1, cfg.train.adam_beta2),
         adam_eps=cfg.train.adam_eps,
         max_grad_norm=cfg.train.max_grad_norm,

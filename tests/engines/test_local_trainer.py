@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from oxrl.engines.base import Want
 from oxrl.engines.local import LocalTrainer, learning_rate
+from oxrl.engines.trainer import undecayed
 from oxrl.errors import CheckpointError, EngineError
 from oxrl.functional.logprobs import logprobs_from_logits
 from oxrl.functional.policy_losses import LossAndMetrics, cispo, ppo_clip
@@ -205,6 +206,28 @@ def test_a_step_is_torchs_adamw_after_a_global_clip_and_reports_its_norms() -> N
         assert metrics["update/update_norm_ratio"] == pytest.approx(ratio, rel=1e-6)
         assert metrics["update/skipped"] == 0.0
         assert metrics["update/lr"] == 1e-2
+
+
+def test_weight_decay_can_spare_norms_biases_and_embeddings() -> None:
+    """Two runs that differ in decay alone: the same matrices, and spared weights as without any decay."""
+    ended: dict[str, dict[str, Tensor]] = {}
+    batch = batches([(2, 3), (1, 5)], vocabulary=200, dtype=torch.float32)["supervised"]
+    for kind, weight_decay in (("matrices", 0.5), ("all", 0.5), ("all", 0.0)):
+        model = load_policy("builtin:tiny", seed=1)
+        spared = undecayed(model)
+        trainer = LocalTrainer(model, lr=1e-2, weight_decay=weight_decay, decay=kind)
+        before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+        metrics = _one_step(trainer, batch)
+        after = torch.cat([p.detach().flatten() for p in model.parameters()])
+        ratio = float((after - before).norm() / after.norm())
+        assert metrics["update/update_norm_ratio"] == pytest.approx(ratio, rel=1e-3)
+        ended[f"{kind} {weight_decay}"] = dict(model.named_parameters())
+    some, everything, none = ended.values()
+    assert {"model.embed_tokens.weight", "model.norm.weight", "model.layers.0.self_attn.q_norm.weight"} <= spared
+    assert not [name for name in spared if "proj" in name] and len(spared) == 2 + 2 * 4
+    for name, weight in some.items():
+        assert torch.equal(weight, (none if name in spared else everything)[name]), name
+        assert not torch.equal(everything[name], none[name]), name
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])

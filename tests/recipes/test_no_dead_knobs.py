@@ -85,6 +85,7 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "train.lr_schedule": ({"run": {"steps": 2}}, "linear"),
     "train.warmup_steps": ({"run": {"steps": 3}}, 2),
     "train.weight_decay": ({}, 0.1),
+    "train.decay": ({"train": {"alg_name": "sgrpo", "lr": 1e-3, "weight_decay": 0.1}}, "all"),
     "train.adam_beta1": ({"run": {"steps": 2}}, 0.5),
     "train.adam_beta2": ({"run": {"steps": 2}}, 0.5),
     "train.adam_eps": ({}, 1e-2),
