@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
@@ -23,7 +24,9 @@ import torch
 from oxrl.engines.base import Bucket, Finished
 from oxrl.engines.vllm_worker import payload, sampled_logprobs
 from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyncError
-from oxrl.models.load import load_tokenizer
+from oxrl.models.builtin import is_builtin
+from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.models.weights import save_model
 from oxrl.types import Completion, FinishReason, Metrics, Request, Segment
 
 ENVIRONMENT = {
@@ -60,7 +63,7 @@ class VllmEngine:
     sample on both engines up to rounding, alone or in any batch, continued or not.
 
     Args:
-        model: directory with config.json, tokenizer files and initial weights.
+        model: a directory with config.json, tokenizer files and initial weights, a hub name or `builtin:...`.
         dtype: float32 or bfloat16.
         max_rows: requests decoded at the same time.
         tensor_parallel: devices (on CPU: processes) that share one copy of the model.
@@ -103,7 +106,6 @@ class VllmEngine:
         self._scoring = itertools.count()
         kv_cache_gb = CPU_KV_CACHE_GB if on_cpu and kv_cache_gb is None else kv_cache_gb
         settings: dict[str, Any] = {
-            "model": model,
             "dtype": dtype,
             "seed": seed % 2**32,
             "max_num_seqs": max_rows,
@@ -125,8 +127,8 @@ class VllmEngine:
             "use_tqdm_on_load": False,
             "worker_extension_cls": "oxrl.engines.vllm_worker.Worker",
         }
-        with _noise_to(log_file):
-            self._engine = self._start(settings, log_file)
+        with _noise_to(log_file), _folder(model) as folder:
+            self._engine = self._start({"model": folder, **settings}, log_file)
             if on_cpu:
                 self._check_heads()
         self._context = int(self._engine.model_config.max_model_len)
@@ -273,10 +275,10 @@ class VllmEngine:
         counted = self._counted.copy()
         self._counted.clear()
         steps = max(1.0, counted["decode_steps"])
-        totals = ("tokens", "decode_steps", "prefill_tokens", "prefill_tokens_saved", "preemptions", "kv_cache_use_max")
+        totals = ("tokens", "decode_steps", "prefill_tokens", "prefill_tokens_saved", "preemptions", "kv_cache_frac")
         return {f"rollout/{name}": counted[name] for name in totals} | {
             "rollout/mean_active_rows": counted["active_rows"] / steps,
-            "rollout/prefix_hit_rate": counted["prefill_tokens_saved"] / max(1.0, counted["prompt_tokens"]),
+            "rollout/prefix_hit_frac": counted["prefill_tokens_saved"] / max(1.0, counted["prompt_tokens"]),
             "throughput/rollout_tokens_per_s": counted["tokens"] / max(counted["seconds"], 1e-9),
         }
 
@@ -340,7 +342,7 @@ class _Statistics:
             prefix = scheduler_stats.prefix_cache_stats
             counted["decode_steps"] += 1
             counted["active_rows"] += scheduler_stats.num_running_reqs
-            counted["kv_cache_use_max"] = max(counted["kv_cache_use_max"], scheduler_stats.kv_cache_usage)
+            counted["kv_cache_frac"] = max(counted["kv_cache_frac"], scheduler_stats.kv_cache_usage)
             counted["prompt_tokens"] += prefix.queries
             counted["prefill_tokens_saved"] += prefix.hits
             counted["prefill_tokens"] += prefix.queries - prefix.hits
@@ -355,6 +357,17 @@ class _Statistics:
 
     def record_sleep_state(self, is_awake: int, level: int) -> None:
         """Nothing to count."""
+
+
+@contextmanager
+def _folder(model: str) -> Iterator[str]:
+    """Where vLLM reads the model: a built-in one is written to a folder that lasts until vLLM has started."""
+    if not is_builtin(model):
+        yield model
+        return
+    with TemporaryDirectory(prefix="oxrl-") as folder:
+        save_model(load_policy(model), Path(folder))
+        yield folder
 
 
 def _log_to(log_file: str | None) -> None:

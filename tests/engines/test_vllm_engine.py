@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from test_weight_sync import ATTACKS
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from oxrl.engines.base import Bucket, generate
 from oxrl.engines.local import LocalSampler, LocalTrainer
@@ -283,8 +283,8 @@ def test_samples_of_one_prompt_share_its_cached_keys_and_values_and_the_metrics_
     metrics = engine.metrics()
     prompt_tokens = sum(len(r.prompt.token_ids) for r in requests)
     assert metrics["rollout/prefill_tokens"] + metrics["rollout/prefill_tokens_saved"] == prompt_tokens
-    assert metrics["rollout/prefix_hit_rate"] > 0.5
-    assert 0 < metrics["rollout/kv_cache_use_max"] <= 1
+    assert metrics["rollout/prefix_hit_frac"] > 0.5
+    assert 0 < metrics["rollout/kv_cache_frac"] <= 1
     assert metrics["rollout/preemptions"] == 0
     assert 0 < metrics["rollout/mean_active_rows"] <= 16
     assert metrics["rollout/tokens"] > 16
@@ -416,13 +416,55 @@ def test_in_bfloat16_the_delivery_is_proved_within_the_stated_tolerance_and_a_st
         engine.close()
 
 
-def test_a_head_size_that_vllm_cannot_run_on_a_cpu_is_refused_at_the_start(tmp_path: Path) -> None:
+def _experts(seed: int) -> Qwen3MoeForCausalLM:
+    torch.manual_seed(seed)
+    config = Qwen3MoeConfig(
+        vocab_size=261,
+        hidden_size=64,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=256,
+    )
+    model = Qwen3MoeForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(6 if parameter.ndim > 1 else 1)
+    return model
+
+
+def test_fused_experts_get_new_weights_and_are_caught_when_vllm_leaves_them_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from oxrl.engines.vllm_engine import VllmEngine
 
-    save_model(load_policy("builtin:tiny"), tmp_path)
+    save_model(_experts(0), tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
+    engine = VllmEngine(str(tmp_path), log_file=str(tmp_path / "vllm.log"))
+    policy = LocalTrainer(_experts(1), lr=0.0)
+    settings: dict[str, Any] = {"dtype": torch.float32, "vocabulary": 261, "temperature": 1.0}
+    try:
+        sync = WeightSync(policy, engine, new_model=lambda: _experts(2), **settings)
+        sync.deliver(1)
+        assert sync.metrics()["sync/probe_max"] < 1e-4
+        monkeypatch.setattr("oxrl.engines.vllm_worker._repack", lambda model: None)
+        with pytest.raises(WeightSyncError, match="weight version -1 but does not use it"):
+            WeightSync(policy, engine, new_model=lambda: _experts(2), **settings).deliver(2)
+    finally:
+        engine.close()
+
+
+def test_a_built_in_model_needs_no_folder_and_a_head_size_that_vllm_cannot_run_on_a_cpu_is_refused(
+    tmp_path: Path,
+) -> None:
+    from oxrl.engines.vllm_engine import VllmEngine
+
     with pytest.raises(EngineError, match="no attention for heads of 16"):
-        VllmEngine(str(tmp_path), max_model_len=64, log_file=str(tmp_path / "vllm.log"))
+        VllmEngine("builtin:tiny", max_model_len=64, log_file=str(tmp_path / "vllm.log"))
 
 
 def test_a_model_that_vllm_cannot_load_is_an_error_that_names_the_log(tmp_path: Path) -> None:
