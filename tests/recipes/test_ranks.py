@@ -17,9 +17,11 @@ import yaml
 from rank_processes import exit_codes, run_ranks, start_ranks
 from small_runs import metric_lines, preference_config, sft_config
 
+from oxrl.cli import door
 from oxrl.config import Config
 from oxrl.errors import ConfigError
 from oxrl.recipes import run
+from oxrl.runs.checkpoint import latest_checkpoint
 
 DOOR = Path(__file__).parents[2] / "main_sl.py"
 needs_deepspeed = pytest.mark.skipif(
@@ -138,6 +140,23 @@ def test_the_ranks_left_name_the_one_that_was_killed_and_resume_goes_on(
         assert re.search(rf"EngineError: rank {rank} of {world}: rank {lost}(, where all meet,)? went away", said)
     run_ranks(world, run_where_only_rank_0_may_write, cfg, True)
     assert_same_lines(cfg.run.directory, whole.run.directory)
+
+
+def enter(path: Path) -> None:
+    """On one rank: `python main_sl.py --config path`."""
+    sys.argv = ["main_sl.py", "--config", str(path)]
+    door("sl")
+
+
+def test_a_signal_saves_and_every_rank_ends_with_75(tmp_path: Path) -> None:
+    cfg = configure(tmp_path, "stopped", "sft", 2, "fsdp", run={"steps": 2000, "checkpoint_every": 0})
+    ranks = start_ranks(2, tmp_path / "log", enter, tmp_path / "stopped.yaml")
+    wait_for_lines(cfg, 3, ranks)
+    for rank in ranks:
+        os.kill(rank.pid or 0, signal.SIGTERM)
+    assert exit_codes(ranks, timeout_s=60) == [75, 75]
+    saved = latest_checkpoint(cfg.run.directory / "checkpoints")
+    assert saved is not None and saved.step == len(metric_lines(cfg.run.directory)) >= 3
 
 
 @pytest.mark.full
