@@ -115,6 +115,8 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     """Gain per row, one dot per seed, a bar for the mean."""
     import matplotlib.pyplot as plt
 
+    plt.rcParams["svg.fonttype"] = "none"
+    plt.rcParams["svg.hashsalt"] = "oxrl"
     gains: dict[str, list[float]] = defaultdict(list)
     for line in results:
         if "after" in line:
@@ -129,7 +131,7 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     axes.tick_params(axis="y", labelsize=7)
     axes.margins(y=0.01)
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def write_results(results: list[dict[str, Any]]) -> None:
