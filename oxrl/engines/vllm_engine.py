@@ -43,7 +43,8 @@ ENVIRONMENT = {
 # Without these, vLLM on CPU compiles its sampler at the first call (10 s) and pins threads to NUMA nodes.
 CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 CPU_KV_CACHE_GB = 0.25
-SCORING = "oxrl-score-"
+# Names of the requests that only score, and the longest wait for them.
+SCORING, SCORING_S = "oxrl-score-", 120.0
 
 
 @dataclass
@@ -188,7 +189,6 @@ class VllmEngine:
             if left < 1:
                 self._finished.append(self._ended(active, "length"))
                 continue
-            self._active[request.id] = active
             greedy = sampling.temperature == 0
             self._add(
                 request.id,
@@ -201,6 +201,7 @@ class VllmEngine:
                 logprobs=0,
                 extra_args={"seed": request.seed, "known": len(prefix.token_ids)},
             )
+            self._active[request.id] = active
 
     def _add(self, name: str, tokens: list[int], **parameters: Any) -> None:
         from vllm.sampling_params import (  # pyright: ignore[reportMissingImports]  (an extra)
@@ -266,8 +267,11 @@ class VllmEngine:
         names = [f"{SCORING}{next(self._scoring)}" for _ in rows]
         for name, row in zip(names, rows, strict=True):
             self._add(name, list(row), temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        start = time.monotonic()
         while not self._scored.keys() >= set(names):
             self._step()
+            if time.monotonic() - start > SCORING_S:
+                raise DeadlineError(f"waited {SCORING_S:g} s for vLLM to score {len(rows)} rows")
         return [self._scored.pop(name) for name in names]
 
     def metrics(self) -> Metrics:
