@@ -98,6 +98,8 @@ def check_files(cfg: Config) -> Iterator[Problem]:
             yield Problem(path, f"must end in {' or '.join(DATA_SUFFIXES)}; `oxrl prepare` writes such files", value)
         elif not Path(value).is_file():
             yield Problem(path, why_no_file(value), value)
+        elif cfg.data.stream and Path(value).suffix != ".jsonl":
+            yield Problem(path, "must end in .jsonl for data.stream, which reads rows by their place", value)
 
 
 def check_reward(cfg: Config) -> Iterator[Problem]:

@@ -28,6 +28,7 @@ RL = frozenset(
 ).difference(RL_WITH_EVAL)
 DEEPSPEED = frozenset(path for path in FIELDS if path.startswith("deepspeed."))
 REFERENCE = frozenset(path for path in FIELDS if path.startswith("deepspeed_ref."))
+STREAMED = frozenset(["data.stream"])
 LORA = frozenset(["lora.alpha", "lora.targets"])
 OFFLINE = frozenset(["data.rows_per_step"])
 SUPERVISED = frozenset(["data.pack_tokens"])
@@ -63,6 +64,7 @@ def fields_read(cfg: Config) -> frozenset[str]:
         read |= {"run.deadline_s"}
     if cfg.train.backend == "deepspeed":
         read |= DEEPSPEED | (REFERENCE if has_reference_model(cfg) else frozenset())
+    read |= frozenset() if row.recipe in ("preference", "rejection") else STREAMED
     if cfg.lora.rank:
         read |= LORA
     if cfg.data.eval is not None:
@@ -75,6 +77,8 @@ def why_unread(path: str, cfg: Config) -> str:
     name, algorithm = path.partition(".")[2], cfg.train.alg_name
     if path in WITH_EVAL | RL_WITH_EVAL | OFFLINE_WITH_EVAL and cfg.data.eval is None:
         return "has no effect without data.eval; remove it, or give held-out rows in data.eval"
+    if path in STREAMED:
+        return f"is not read by {algorithm}, which keeps something of every row in memory; remove it"
     if path in LORA:
         return "is read with lora.rank above 0, the rank of the adapters; set that, or remove it"
     if path in REFERENCE and cfg.train.backend == "deepspeed":

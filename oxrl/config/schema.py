@@ -120,6 +120,7 @@ class DataConfig(Section):
     pack_tokens: int | None = _field(None, "Pack rows of a step to so many tokens (supervised); null: pad.", ge=2)
     max_prompt_tokens: int | None = _field(None, "Longest prompt; null: what rollout.max_tokens leaves.", ge=1)
     overlong: Literal["drop", "error"] = _field("drop", "A row that is too long is dropped, or stops the run.")
+    stream: bool = _field(False, "Leave .jsonl rows on disk until they are drawn: for more than fits in memory.")
     eval_rows: int | None = _field(None, "Evaluate on the first so many rows; null: all.", ge=1)
 
     @field_validator("train", mode="wrap")

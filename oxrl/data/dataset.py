@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.order import index_at
-from oxrl.data.rows import Row, file_hash, read_rows
+from oxrl.data.rows import Row, file_hash, read_rows, row_at
 from oxrl.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,6 +30,24 @@ class Encoded(Generic[Unit]):
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
+class OnDisk(Sequence[Unit]):
+    """Units of a JSONL file, each read and encoded when it is asked for; only byte offsets are held."""
+
+    def __init__(self, path: Path, encode: Callable[[Row], Encoded[Unit] | str]) -> None:
+        self.starts = array("q")
+        self._path = path
+        self._encode = encode
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: Any) -> Any:
+        encoded = self._encode(row_at(self._path, self.starts[index]))
+        if isinstance(encoded, str):
+            raise DataError(f"{self._path} changed while it was being read: the row at byte {self.starts[index]}")
+        return encoded.units[0]
+
+
 class Dataset(ABC, Generic[Unit]):
     """Units in file order, each ready to sample from or to train on.
 
@@ -40,7 +59,7 @@ class Dataset(ABC, Generic[Unit]):
     counts: ClassVar[tuple[str, ...]]
 
     def __init__(self, units: Sequence[Unit], report: Mapping[str, int | str]) -> None:
-        self._units = list(units)
+        self._units = units
         self.report = dict(report)
 
     def __len__(self) -> int:
@@ -68,12 +87,13 @@ class Dataset(ABC, Generic[Unit]):
         max_tokens: int | None = None,
         overlong: Literal["drop", "error"] = "drop",
         limit: int | None = None,
+        stream: bool = False,
         **options: Any,
     ) -> Self:
         """The first `limit` usable rows of a .jsonl or .parquet file, encoded; `options` are those of `encoding`.
 
         Rows of more than `max_tokens` tokens (prompts with the template, all else with the replies) are dropped and
-        counted, or an error.
+        counted, or an error. With `stream` the rows of a .jsonl file, one unit each, are read again whenever drawn.
 
         Raises:
             DataError: the file cannot be read, a row is malformed, its template unusable, or no row is left; names row
@@ -81,6 +101,7 @@ class Dataset(ABC, Generic[Unit]):
         """
         encode = cls.encoding(ChatEncoder(tokenizer), **options)
         units: list[Unit] = []
+        on_disk = OnDisk(Path(path), cls.encoding(ChatEncoder(tokenizer), **options)) if stream else None
         report = dict.fromkeys(("rows", "kept", "empty", "overlong", "special_text", "longest", *cls.counts), 0)
         for row in read_rows(path):
             if limit is not None and report["kept"] >= limit:
@@ -105,10 +126,13 @@ class Dataset(ABC, Generic[Unit]):
             report["kept"] += 1
             report["special_text"] += encoded.special_text
             report["longest"] = max(report["longest"], encoded.tokens)
-            units += encoded.units
-        if not units:
+            if on_disk is None:
+                units += encoded.units
+            else:
+                on_disk.starts.append(row.start)
+        if not (units or on_disk):
             raise DataError(
                 f"{path}: no {cls.noun} is left to train on: {report['rows']} rows, {report['empty']} empty, "
                 f"{report['overlong']} longer than {max_tokens} tokens"
             )
-        return cls(units, {"path": str(path), "sha256": file_hash(path), **report})
+        return cls(on_disk or units, {"path": str(path), "sha256": file_hash(path), **report})

@@ -16,10 +16,12 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Row:
-    """One object of a data file. `place` reads "file:line" or "file row N", counted from 1."""
+    """One object of a data file. `place` reads "file:line" or "file row N", counted from 1; `start` is its byte offset
+    in a JSONL file."""
 
     place: str
     fields: Mapping[str, Any]
+    start: int = -1
 
     def fail(self, problem: str, expected: str) -> NoReturn:
         """Raise a DataError that shows the problem, what a row should look like, and what this one holds."""
@@ -76,7 +78,14 @@ def _jsonl(path: Path) -> Iterator[Row]:
                 raise DataError(
                     f"{where} (byte {start}): a line must be a JSON object, got {type(fields).__name__}: {line[:80]!r}"
                 )
-            yield Row(where, fields)
+            yield Row(where, fields, start)
+
+
+def row_at(path: Path, start: int) -> Row:
+    """The row of a JSONL file that `read_rows` found at byte `start`."""
+    with path.open("rb") as file:
+        file.seek(start)
+        return Row(f"{path} byte {start}", json.loads(file.readline().removeprefix(_BOM)), start)
 
 
 def _parquet(path: Path) -> Iterator[Row]:

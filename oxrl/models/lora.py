@@ -77,17 +77,12 @@ def save_adapter(model: PreTrainedModel, directory: Path, tensors: Mapping[str, 
     """Write the adapter's `tensors` (names of `model`) in peft's format: transformers loads them with their base."""
     config: Any = cast(Any, model).peft_config["default"]
     config.save_pretrained(directory)
-    named = {file_name(name): tensor for name, tensor in tensors.items()}
+    named = {FILE_PREFIX + name.removesuffix(IN_MODEL) + IN_FILE: tensor for name, tensor in tensors.items()}
     save_file(named, directory / ADAPTER_FILE, metadata={"format": "pt"})
 
 
-def file_name(name: str) -> str:
-    """The name in ADAPTER_FILE of an adapter's parameter `name`."""
-    return FILE_PREFIX + name.removesuffix(IN_MODEL) + IN_FILE
-
-
 def model_name(key: str) -> str:
-    """The inverse of `file_name`."""
+    """The parameter that ADAPTER_FILE holds under `key`."""
     return key.removeprefix(FILE_PREFIX).removesuffix(IN_FILE) + IN_MODEL
 
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -98,14 +99,16 @@ def save_model(model: nn.Module, directory: Path, weights: Mapping[str, Tensor] 
     named = dict(model.named_parameters()) if weights is None else weights
     kept = set(stored_names(model))
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items() if name in kept}
+    whole: Any = lambda host, directory, tensors: host.save_pretrained(directory, state_dict=tensors)  # noqa: E731
+    save = save_adapter if has_adapter(model) else whole
     if isinstance(model, PreTrainedModel):
-        _save_pretrained(model, directory, tensors)
+        save(model, directory, tensors)
     elif isinstance(model, ValueModel):
         decoder, head = (
             {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
             for part in VALUE_MODEL_PARTS
         )
-        _save_pretrained(model.decoder, directory, decoder)
+        save(model.decoder, directory, decoder)
         # One entry only: safetensors writes several in any order, and equal runs write equal bytes.
         save_file(head, directory / VALUE_HEAD_FILE, metadata={"kind": model.kind})
     else:
@@ -116,13 +119,6 @@ def stored_names(model: nn.Module) -> list[str]:
     """The parameters of `model` that its files hold: all, or with an adapter those that are trained."""
     adapted = has_adapter(model)
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad or not adapted]
-
-
-def _save_pretrained(model: PreTrainedModel, directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    if has_adapter(model):
-        save_adapter(model, directory, tensors)
-    else:
-        model.save_pretrained(directory, state_dict=dict(tensors))
 
 
 def stored_weights(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -72,6 +72,13 @@ def build_tokenizer(cfg: Config) -> PreTrainedTokenizerBase:
     return load_tokenizer(
         cfg.model.name, chat_template=cfg.model.chat_template, trust_remote_code=cfg.model.trust_remote_code
     )
+
+
+def row_options(cfg: Config, held_out: bool, max_tokens: int | None = None) -> dict[str, Any]:
+    """How the rows of a data file, or of data.eval, are read: keyword arguments of `Dataset.load`."""
+    limit = cfg.data.eval_rows if held_out else None
+    fixed = {"overlong": cfg.data.overlong, "stream": cfg.data.stream, "limit": limit}
+    return {"max_tokens": max_tokens or cfg.model.max_length, **fixed}
 
 
 def load_model(cfg: Config, device: torch.device) -> PreTrainedModel:
@@ -212,8 +219,8 @@ def build_team(cfg: Config) -> Team:
     model = load_policy_to_train(cfg, device)
     longest = max_prompt_tokens(cfg, model)
 
-    def prompts(path: str, limit: int | None) -> PromptDataset:
-        return PromptDataset.load(Path(path), tokenizer, max_tokens=longest, overlong=cfg.data.overlong, limit=limit)
+    def prompts(path: str, held_out: bool) -> PromptDataset:
+        return PromptDataset.load(path, tokenizer, **row_options(cfg, held_out, longest))
 
     temperature = cfg.rollout.temperature
     row = cfg.train.row
@@ -242,8 +249,8 @@ def build_team(cfg: Config) -> Team:
             shared=True,
         ),
         pool=pool,
-        prompts=open_rows(cfg.data.train, lambda path: prompts(path, None)),
-        held_out=prompts(cfg.data.eval, cfg.data.eval_rows) if cfg.data.eval else None,
+        prompts=open_rows(cfg.data.train, lambda path: prompts(path, False)),
+        held_out=prompts(cfg.data.eval, True) if cfg.data.eval else None,
         stop_token_ids=stop_tokens(tokenizer, model),
         pad_id=int(tokenizer.pad_token_id),  # pyright: ignore
     )

@@ -14,13 +14,22 @@ from torch import nn
 from oxrl.config import Config, load_evaluation_config
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.prompts import PromptDataset
-from oxrl.engines.base import RolloutEngine, generate
+from oxrl.engines.base import generate
 from oxrl.engines.local import LocalSampler
 from oxrl.errors import CheckpointError
 from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.models.load import VALUE_HEAD_FILE, load_critic, load_policy, load_tokenizer
 from oxrl.models.weights import save_model
-from oxrl.recipes.build import DTYPES, Team, build_tokenizer, choose_device, load_model, max_prompt_tokens, stop_tokens
+from oxrl.recipes.build import (
+    DTYPES,
+    Team,
+    build_tokenizer,
+    choose_device,
+    load_model,
+    max_prompt_tokens,
+    row_options,
+    stop_tokens,
+)
 from oxrl.recipes.rollouts import make_requests, sample_record, score_groups
 from oxrl.rewards.workers import RewardPool
 from oxrl.runs.checkpoint import latest_checkpoint
@@ -28,30 +37,8 @@ from oxrl.seeds import stable_seed
 from oxrl.types import Metrics, Prompt, Rollout, Sampling, Score
 
 
-def evaluate(
-    sampler: RolloutEngine,
-    pool: RewardPool,
-    prompts: PromptDataset,
-    *,
-    samples: int,
-    sampling: Sampling,
-    seed: int,
-    deadline_s: float,
-) -> tuple[Metrics, list[Rollout]]:
-    """Sample every prompt `samples` times and score it.
-
-    Returns:
-        `eval/...` metrics and the rollouts, `samples` in a row per prompt. Unscored responses are counted in
-        `eval/errors` and belong to no mean; a prompt with any of them is left out of pass@k.
-    """
-    requests = make_requests(list(enumerate(prompts.in_order())), samples=samples, sampling=sampling, run_seed=seed)
-    completions = generate(sampler, requests, deadline_s=deadline_s)
-    rollouts = score_groups(pool, requests, completions, samples=samples)
-    return evaluation_metrics(rollouts, samples=samples), rollouts
-
-
 def evaluation_metrics(rollouts: Sequence[Rollout], *, samples: int) -> Metrics:
-    """Means over scored responses; pass@k and best@k, k = 1, 2, 4 ... up to `samples`, over fully scored prompts."""
+    """Means over scored responses (`eval/errors` are not); pass@k and best@k for k = 1, 2, 4 ... of scored prompts."""
     values = [rollout.score.value for rollout in rollouts if rollout.score.value is not None]
     lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
     metrics: Metrics = {
@@ -61,8 +48,8 @@ def evaluation_metrics(rollouts: Sequence[Rollout], *, samples: int) -> Metrics:
         "eval/length_mean": sum(lengths) / max(len(lengths), 1),
         "eval/truncated_frac": sum(r.completion.finish_reason == "length" for r in rollouts) / max(len(rollouts), 1),
     }
-    groups = [rollouts[start : start + samples] for start in range(0, len(rollouts), samples)]
-    scored = [[r.score.value for r in group] for group in groups if all(r.score.value is not None for r in group)]
+    groups = [[r.score.value for r in rollouts[i : i + samples]] for i in range(0, len(rollouts), samples)]
+    scored = [group for group in groups if None not in group]
     k = 1
     while k <= samples and scored:
         rewards = torch.tensor(scored, dtype=torch.float64)
@@ -93,21 +80,16 @@ def evaluate_held_out(cfg: Config, team: Team) -> Metrics:
         max_tokens=cfg.rollout.max_tokens,
         stop_token_ids=team.stop_token_ids,
     )
-    metrics, _ = evaluate(
-        team.sampler,
-        team.pool,
-        team.held_out,
-        samples=cfg.rollout.eval_samples,
-        sampling=sampling,
-        seed=stable_seed("evaluation", cfg.run.seed),
-        deadline_s=cfg.run.deadline_s,
-    )
-    return metrics
+    asked, samples = list(enumerate(team.held_out.in_order())), cfg.rollout.eval_samples
+    seed = stable_seed("evaluation", cfg.run.seed)
+    requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
+    completions = generate(team.sampler, requests, deadline_s=cfg.run.deadline_s)
+    return evaluation_metrics(score_groups(team.pool, requests, completions, samples=samples), samples=samples)
 
 
 @contextmanager
 def sampling_from(
-    cfg: Config, path: str, limit: int | None
+    cfg: Config, path: str, held_out: bool
 ) -> Generator[tuple[PromptDataset, Callable[..., list[Rollout]]]]:
     """The prompts of `path`, and a function that samples some of them from the config's model and scores them.
 
@@ -115,8 +97,7 @@ def sampling_from(
     """
     device, tokenizer = choose_device(cfg), build_tokenizer(cfg)
     model = load_model(cfg, device)
-    longest = max_prompt_tokens(cfg, model)
-    prompts = PromptDataset.load(path, tokenizer, max_tokens=longest, overlong=cfg.data.overlong, limit=limit)
+    prompts = PromptDataset.load(path, tokenizer, **row_options(cfg, held_out, max_prompt_tokens(cfg, model)))
     stop_token_ids, rollout = stop_tokens(tokenizer, model), cfg.rollout
     with ExitStack() as stack:
         sampler = LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows)
@@ -168,7 +149,7 @@ def run_eval(
     else:
         cfg = load_evaluation_config(target, overrides)
     samples = samples or cfg.rollout.eval_samples
-    with sampling_from(cfg, cfg.data.eval or cfg.data.train_files[0], cfg.data.eval_rows) as (prompts, sample):
+    with sampling_from(cfg, cfg.data.eval or cfg.data.train_files[0], True) as (prompts, sample):
         rollouts = sample(
             list(enumerate(prompts.in_order())),
             samples=samples,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oxrl.config import Config
-from oxrl.data.mixture import Rows
+from oxrl.data.mixture import open_rows
 from oxrl.engines.base import TrainEngine, Want
 from oxrl.recipes.session import Progress, Session, all_finite
 from oxrl.types import LossFn, Metrics, TrainBatch
@@ -19,9 +19,9 @@ def run_steps(
     cfg: Config,
     session: Session,
     engines: Mapping[str, TrainEngine],
-    data: Rows[Any],
+    rows: Callable[..., Any],
     step_on: Callable[[list[Any], int, Progress], tuple[Metrics, float]],
-    evaluate: Callable[[], Metrics] | None,
+    evaluate: Callable[[Any], Metrics],
     *,
     best: str,
     lower_is_better: bool,
@@ -29,22 +29,25 @@ def run_steps(
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one.
 
     Args:
+        rows: (path of a data file, whether it is data.eval) -> its rows.
         step_on: (rows, number of the step, memory) -> metrics and tokens processed. The memory is a JSON object that
             the step may change and that checkpoints keep.
-        evaluate: metrics on held-out rows, None without any.
+        evaluate: metrics on the rows of data.eval, where there is one.
         best: the metric of `evaluate` that decides which weights `run.keep_best` keeps.
     """
+    data = open_rows(cfg.data.train, lambda path: rows(path, False))
+    held_out = None if cfg.data.eval is None else rows(cfg.data.eval, True)
     progress = session.restore(engines, {"step": 0, "draw": 0, "memory": {}, "best": None})
     while progress["step"] < cfg.run.steps:
         # The rows of this step are a function of the step and the seed alone.
         start, first = progress["step"], progress["draw"]
-        rows = [data.at(draw, seed=cfg.run.seed) for draw in range(first, first + cfg.data.rows_per_step)]
+        units = [data.at(draw, seed=cfg.run.seed) for draw in range(first, first + cfg.data.rows_per_step)]
         with session.phase("time/update_s"):
-            metrics, tokens = step_on(rows, start + 1, progress["memory"])
+            metrics, tokens = step_on(units, start + 1, progress["memory"])
         progress |= {"step": start + 1, "draw": first + cfg.data.rows_per_step}
-        if evaluate is not None and session.eval_due(start, progress["step"]):
+        if held_out is not None and session.eval_due(start, progress["step"]):
             with session.phase("time/eval_s"):
-                metrics |= evaluate()
+                metrics |= evaluate(held_out)
             score = -metrics[best] if lower_is_better else metrics[best]
             if cfg.run.keep_best and session.ranks.agree(progress["best"] is None or score > progress["best"]):
                 session.keep_best(engines["."])

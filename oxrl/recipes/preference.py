@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from oxrl.config import Config
-from oxrl.data.mixture import open_rows
 from oxrl.data.preferences import Judged, PreferenceDataset, to_preference_batch
 from oxrl.data.rows import read_rows
 from oxrl.engines.base import Scorer, TrainEngine
@@ -35,6 +34,7 @@ from oxrl.recipes.build import (
     choose_device,
     load_model,
     load_policy_to_train,
+    row_options,
 )
 from oxrl.recipes.offline import apply_step, run_steps
 from oxrl.recipes.session import Progress, Session
@@ -108,11 +108,11 @@ def train(cfg: Config, session: Session) -> None:
         moving = build_reference(cfg, load_model(cfg, device), temperature=1.0, ranks=ranks)
     digest = weights_digest(engine)
 
-    def rows(path: str, *, unpaired: bool = method.unpaired, limit: int | None = None) -> PreferenceDataset:
-        longest, overlong = cfg.model.max_length, cfg.data.overlong
-        data = PreferenceDataset.load(
-            path, tokenizer, unpaired=unpaired, max_tokens=longest, overlong=overlong, limit=limit
-        )
+    singly = cfg.data.eval is not None and "chosen" not in next(read_rows(cfg.data.eval)).fields
+
+    def rows(path: str, held_out: bool) -> PreferenceDataset:
+        unpaired = singly if held_out else method.unpaired
+        data = PreferenceDataset.load(path, tokenizer, unpaired=unpaired, **row_options(cfg, held_out))
         session.message(f"{path}: {data.report}")
         data = data.with_mismatched() if "kl_baseline" in method.extras and unpaired else data
         data = data.with_equal_lengths() if name == "sampo" else data
@@ -124,9 +124,6 @@ def train(cfg: Config, session: Session) -> None:
             reference_sums(reference, objective, data, pad_id, digest, cfg.run.directory, ranks=ranks)
         )
 
-    data = open_rows(cfg.data.train, rows)
-    singly = cfg.data.eval is not None and "chosen" not in next(read_rows(cfg.data.eval)).fields
-    held_out = rows(cfg.data.eval, unpaired=singly, limit=cfg.data.eval_rows) if cfg.data.eval is not None else None
     drops: list[float] = []
 
     def step_on(units: list[Judged], step: int, memory: Progress) -> tuple[Metrics, float]:
@@ -148,15 +145,13 @@ def train(cfg: Config, session: Session) -> None:
             )
         return metrics | {"data/rows": float(len(units))}, float(batch.inputs.attention_mask.sum())
 
-    def evaluate() -> Metrics:
-        assert held_out is not None
+    def evaluate(held_out: PreferenceDataset) -> Metrics:
         return evaluate_preferences(
             engine, objective, held_out, pad_id, moving, singly=singly, rows=cfg.data.rows_per_step
         )
 
     engines = {".": engine} | ({"reference": moving} if moving is not None else {})
-    chosen = evaluate if held_out is not None else None
-    run_steps(cfg, session, engines, data, step_on, chosen, best="eval/accuracy", lower_is_better=False)
+    run_steps(cfg, session, engines, rows, step_on, evaluate, best="eval/accuracy", lower_is_better=False)
 
 
 def weights_digest(engine: TrainEngine) -> str:

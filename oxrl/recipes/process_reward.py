@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from oxrl.config import Config
-from oxrl.data.mixture import open_rows
 from oxrl.data.steps import StepDataset, Steps, to_step_batch
 from oxrl.functional.reward_model_losses import process_reward
-from oxrl.recipes.build import build_tokenizer, build_trainer, choose_device, load_critic_to_train
+from oxrl.recipes.build import build_tokenizer, build_trainer, choose_device, load_critic_to_train, row_options
 from oxrl.recipes.offline import apply_step, run_steps
 from oxrl.recipes.session import Progress, Session
 from oxrl.types import Metrics, Output, StepBatch
@@ -32,9 +29,8 @@ def train(cfg: Config, session: Session) -> None:
     engine = build_trainer(cfg, model, tokenizer, lr=cfg.train.lr, temperature=1.0, ranks=session.ranks)
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
 
-    def rows(path: str, limit: int | None = None) -> StepDataset:
-        longest, overlong = cfg.model.max_length, cfg.data.overlong
-        data = StepDataset.load(Path(path), tokenizer, max_tokens=longest, overlong=overlong, limit=limit)
+    def rows(path: str, held_out: bool) -> StepDataset:
+        data = StepDataset.load(path, tokenizer, **row_options(cfg, held_out))
         session.message(f"{path}: {data.report}")
         return data
 
@@ -43,20 +39,15 @@ def train(cfg: Config, session: Session) -> None:
         metrics = apply_step(engine, session, batch, loss_fn, WANT, step=step)
         return metrics | {"data/rows": float(len(units))}, float(batch.inputs.attention_mask.sum())
 
-    def evaluate() -> Metrics:
-        assert held_out is not None
-        units, right, found = held_out.in_order(), list[Tensor](), list[Tensor]()
+    def evaluate(held_out: StepDataset) -> Metrics:
+        units, found = held_out.in_order(), list[Tensor]()
         for start in range(0, len(units), cfg.data.rows_per_step):
             batch = to_step_batch(units[start : start + cfg.data.rows_per_step], pad_id)
             values, mask = engine.forward(batch.inputs, WANT).values, batch.inputs.response_mask
             assert values is not None
-            found.append(values[mask] > 0)
-            right.append(batch.labels[mask] > 0.5)
-        labels = torch.cat(right)
-        accuracy, share = float((torch.cat(found) == labels).double().mean()), float(labels.double().mean())
+            found.append(torch.stack((values[mask] > 0, batch.labels[mask] > 0.5)))
+        judged, labels = torch.cat(found, 1)
+        accuracy, share = float((judged == labels).double().mean()), float(labels.double().mean())
         return {"eval/accuracy": accuracy, "eval/majority": max(share, 1 - share)}
 
-    data = open_rows(cfg.data.train, rows)
-    held_out = rows(cfg.data.eval, cfg.data.eval_rows) if cfg.data.eval else None
-    chosen = evaluate if held_out is not None else None
-    run_steps(cfg, session, {".": engine}, data, step_on, chosen, best="eval/accuracy", lower_is_better=False)
+    run_steps(cfg, session, {".": engine}, rows, step_on, evaluate, best="eval/accuracy", lower_is_better=False)

@@ -36,7 +36,7 @@ def sample_and_keep(cfg: Config, session: Session) -> list[dict[str, object]]:
         Interrupted: a signal asked to stop.
     """
     samples, chunk, rows = cfg.rollout.n_samples, cfg.data.prompts_per_step, list[dict[str, object]]()
-    with sampling_from(cfg, cfg.data.train_files[0], None) as (prompts, sample):
+    with sampling_from(cfg, cfg.data.train_files[0], False) as (prompts, sample):
         asked = list(enumerate(prompts.in_order()))
         for start in range(0, len(asked), chunk):
             if session.stop:

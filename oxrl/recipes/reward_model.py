@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from oxrl.config import Config
-from oxrl.data.mixture import open_rows
 from oxrl.data.preferences import Judged, PreferenceDataset, to_preference_batch
 from oxrl.functional.reward_model_losses import bradley_terry
-from oxrl.recipes.build import build_tokenizer, build_trainer, choose_device, load_critic_to_train
+from oxrl.recipes.build import build_tokenizer, build_trainer, choose_device, load_critic_to_train, row_options
 from oxrl.recipes.offline import apply_step, run_steps
 from oxrl.recipes.session import Progress, Session
 from oxrl.types import Metrics, Output, PreferenceBatch
@@ -27,9 +24,8 @@ def train(cfg: Config, session: Session) -> None:
     )
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
 
-    def rows(path: str, limit: int | None = None) -> PreferenceDataset:
-        longest, overlong = cfg.model.max_length, cfg.data.overlong
-        data = PreferenceDataset.load(Path(path), tokenizer, max_tokens=longest, overlong=overlong, limit=limit)
+    def rows(path: str, held_out: bool) -> PreferenceDataset:
+        data = PreferenceDataset.load(path, tokenizer, **row_options(cfg, held_out))
         session.message(f"{path}: {data.report}")
         return data
 
@@ -46,8 +42,7 @@ def train(cfg: Config, session: Session) -> None:
         metrics = apply_step(engine, session, batch, loss_fn, WANT, step=step)
         return metrics | {"data/rows": float(len(units))}, float(batch.inputs.attention_mask.sum())
 
-    def evaluate() -> Metrics:
-        assert held_out is not None
+    def evaluate(held_out: PreferenceDataset) -> Metrics:
         gaps: list[Tensor] = []
         units = held_out.in_order()
         for start in range(0, len(units), cfg.data.rows_per_step):
@@ -58,7 +53,4 @@ def train(cfg: Config, session: Session) -> None:
         gap = torch.cat(gaps)
         return {"eval/accuracy": float(((gap.sign() + 1) / 2).mean()), "eval/margin": float(gap.mean())}
 
-    data = open_rows(cfg.data.train, rows)
-    held_out = rows(cfg.data.eval, cfg.data.eval_rows) if cfg.data.eval else None
-    chosen = evaluate if held_out is not None else None
-    run_steps(cfg, session, {".": engine}, data, step_on, chosen, best="eval/accuracy", lower_is_better=False)
+    run_steps(cfg, session, {".": engine}, rows, step_on, evaluate, best="eval/accuracy", lower_is_better=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,11 +12,10 @@ from torch import Tensor
 from oxrl.config import Config
 from oxrl.data.batching import pad_rows, to_token_batch
 from oxrl.data.conversations import ConversationDataset, Example
-from oxrl.data.mixture import open_rows
 from oxrl.engines.base import TrainEngine
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
-from oxrl.recipes.build import build_tokenizer, build_trainer, choose_device, load_policy_to_train
+from oxrl.recipes.build import build_tokenizer, build_trainer, choose_device, load_policy_to_train, row_options
 from oxrl.recipes.offline import apply_step, run_steps
 from oxrl.recipes.session import Progress, Session
 from oxrl.types import Metrics, Output, SupervisedBatch
@@ -40,23 +38,17 @@ def train(cfg: Config, session: Session) -> None:
     )
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
 
-    def rows(path: str, limit: int | None = None) -> ConversationDataset:
-        return ConversationDataset.load(
-            Path(path), tokenizer, max_tokens=cfg.model.max_length, overlong=cfg.data.overlong, limit=limit
-        )
+    def rows(path: str, held_out: bool) -> ConversationDataset:
+        return ConversationDataset.load(path, tokenizer, **row_options(cfg, held_out))
 
     def step_on(examples: list[Example], step: int, memory: Progress) -> tuple[Metrics, float]:
         batch = to_supervised_batch(examples, pad_id, pack_tokens=cfg.data.pack_tokens)
         return update(engine, session, batch, rows=len(examples), step=step), float(batch.inputs.attention_mask.sum())
 
-    def evaluate() -> Metrics:
-        assert held_out is not None
+    def evaluate(held_out: ConversationDataset) -> Metrics:
         return evaluate_loss(engine, held_out, pad_id, rows_per_batch=cfg.data.rows_per_step)
 
-    data = open_rows(cfg.data.train, rows)
-    held_out = rows(cfg.data.eval, cfg.data.eval_rows) if cfg.data.eval else None
-    chosen = evaluate if held_out is not None else None
-    run_steps(cfg, session, {".": engine}, data, step_on, chosen, best="eval/loss", lower_is_better=True)
+    run_steps(cfg, session, {".": engine}, rows, step_on, evaluate, best="eval/loss", lower_is_better=True)
 
 
 def to_supervised_batch(examples: list[Example], pad_id: int, *, pack_tokens: int | None = None) -> SupervisedBatch:

@@ -29,17 +29,13 @@ def scorer(folder: Path) -> Callable[[Prompt, Sequence[Completion]], list[float]
     encoder, pad_id = ChatEncoder(tokenizer), int(tokenizer.pad_token_id)  # pyright: ignore
 
     @torch.no_grad()
-    def worst_step(prompt: Prompt, completions: Sequence[Completion]) -> list[float]:
-        worst: list[float] = []
-        for completion in completions:
-            steps = [line for line in completion.text.split(SEPARATOR) if line.strip()]
-            if not steps:
-                worst.append(0.0)
-                continue
-            token_ids, ends = encode_steps(prompt.messages, steps, encoder)
-            hidden = model.backbone(torch.tensor([token_ids]), None, None)[0, torch.tensor(ends) - 1]
-            worst.append(F.linear(hidden, model.head.weight, model.head.bias).sigmoid().min().item())
-        return worst
+    def worst_step(prompt: Prompt, completion: Completion) -> float:
+        steps = [line for line in completion.text.split(SEPARATOR) if line.strip()]
+        if not steps:
+            return 0.0
+        token_ids, ends = encode_steps(prompt.messages, steps, encoder)
+        hidden = model.backbone(torch.tensor([token_ids]), None, None)[0, torch.tensor(ends) - 1]
+        return F.linear(hidden, model.head.weight, model.head.bias).sigmoid().min().item()
 
     @torch.no_grad()
     def score(prompt: Prompt, completions: Sequence[Completion]) -> list[float]:
@@ -50,4 +46,6 @@ def scorer(folder: Path) -> Callable[[Prompt, Sequence[Completion]], list[float]
         last = hidden[torch.arange(len(rows)), torch.tensor(inputs.lengths()) - 1]
         return F.linear(last, model.head.weight, model.head.bias)[:, 0].tolist()
 
-    return worst_step if model.kind == "process" else score
+    if model.kind == "process":
+        return lambda prompt, completions: [worst_step(prompt, completion) for completion in completions]
+    return score

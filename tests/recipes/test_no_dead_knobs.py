@@ -126,6 +126,7 @@ ELSEWHERE = {
     "deepspeed.offload_param": "the same two",
     "deepspeed_ref.zero_stage": "a reference at stage 0 and 3: the same two",
     "deepspeed_ref.offload_param": "the same two",
+    "data.stream": "memory, never a number: tests/data/test_stream.py",
     "lora.rank": "what is trained and stored: tests/recipes/test_lora.py",
     "lora.alpha": "the merged weights: the same file",
     "lora.targets": "the layers with an adapter: the same file",
