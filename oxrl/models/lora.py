@@ -76,6 +76,7 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 def save_adapter(model: PreTrainedModel, directory: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write the adapter's `tensors` (names of `model`) in peft's format: transformers loads them with their base."""
     config: Any = cast(Any, model).peft_config["default"]
+    config.target_modules = sorted(config.target_modules)  # a set: its order differs from process to process
     config.save_pretrained(directory)
     named = {FILE_PREFIX + name.removesuffix(IN_MODEL) + IN_FILE: tensor for name, tensor in tensors.items()}
     save_file(named, directory / ADAPTER_FILE, metadata={"format": "pt"})

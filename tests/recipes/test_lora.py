@@ -71,6 +71,8 @@ def test_a_run_stores_the_adapter_alone_and_resumes_exactly(base: Path, algorith
     names = {path.name for path in newest(whole).iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json"} <= names
     assert not [name for name in names if name.startswith("model")]
+    adapted = json.loads((newest(whole) / "adapter_config.json").read_text())["target_modules"]
+    assert adapted == sorted(adapted) and len(adapted) == 7
     assert sum(len(data) for name, data in final_files(whole.run.directory).items() if "optimizer" in name) < 300_000
     assert all(line["update/grad_norm"] > 0 for line in metric_lines(whole.run.directory))
 
