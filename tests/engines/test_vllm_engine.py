@@ -416,6 +416,30 @@ def test_in_bfloat16_the_delivery_is_proved_within_the_stated_tolerance_and_a_st
         engine.close()
 
 
+def test_a_small_cache_puts_requests_back_and_changes_no_sample(tmp_path: Path, model: PreTrainedModel) -> None:
+    requests = _requests(32, max_tokens=60, stop_token_ids=())
+    engine = _start(tmp_path, kv_cache_gb=0.004)
+    try:
+        found = generate(engine, requests, deadline_s=100)
+        metrics = engine.metrics()
+    finally:
+        engine.close()
+    assert metrics["rollout/preemptions"] > 0
+    assert metrics["rollout/kv_cache_frac"] > 0.9
+    assert [c.token_ids for c in found] == [c.token_ids for c in _local(model, requests)]
+
+
+def test_two_tensor_parallel_workers_get_proved_weights_and_sample_like_one(tmp_path: Path) -> None:
+    other, requests = _lively(1), _requests(8)
+    engine = _start(tmp_path, tensor_parallel=2)
+    try:
+        _sync(engine, other).deliver(1)
+        found = generate(engine, requests, deadline_s=100)
+    finally:
+        engine.close()
+    assert [c.token_ids for c in found] == [c.token_ids for c in _local(other, requests)]
+
+
 def _experts(seed: int) -> Qwen3MoeForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3MoeConfig(
