@@ -9,6 +9,7 @@ OxrlError                    1   anything oxRL raises on purpose
     CheckpointWriteError     1   the disk refused a checkpoint; older ones are intact
   EngineError                1   a trainer or sampler broke its contract
     WeightSyncError          1   the sampler does not hold the weights that were just trained
+    LostRankError            1   a training rank died or stopped answering; start again from the checkpoint
   InvariantError             1   an always-on check failed (padding hole, wrong policy version, ...)
   NonFiniteError             1   too many optimizer steps in a row had NaN or infinite values
   RewardError                1   a reward function cannot be loaded or broke its signature
@@ -63,6 +64,10 @@ class EngineError(OxrlError, RuntimeError):
 
 class WeightSyncError(EngineError):
     """The rollout engine does not hold the weights the trainer sent."""
+
+
+class LostRankError(EngineError):
+    """A training rank died or stopped answering, and with it the whole group of ranks."""
 
 
 class InvariantError(OxrlError, AssertionError):

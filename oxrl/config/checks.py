@@ -15,8 +15,8 @@ from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
 BUILT_IN_REWARDS = ("math", "exact", "reasoning-gym")
 ADAPTER = "adapter_config.json"
 DATA_SUFFIXES = (".jsonl", ".parquet")
-# Loops that every rank runs alike.
-DISTRIBUTED_RECIPES = ("supervised", "preference", "reward_model")
+# Loops that every rank runs alike, and the one that calls its ranks as Ray actors.
+DISTRIBUTED_RECIPES = ("supervised", "preference", "reward_model", "rl")
 SAMPLING_RECIPES = ("rl", "rejection")
 
 
@@ -52,6 +52,10 @@ def check_scale(cfg: Config) -> Iterator[Problem]:
             if getattr(given, name) and given.zero_stage < least:
                 rule = f"needs {section}.zero_stage {least} or more, this is {given.zero_stage}"
                 yield _at(cfg, path, rule, f"{section}.zero_stage")
+    sampling = cfg.inference_engine
+    if sampling.placement == "colocated" and sampling.actors > cfg.run.training_gpus:
+        rule = f"each shares the device of a training actor, and run.training_gpus is {cfg.run.training_gpus}"
+        yield _at(cfg, "inference_engine.actors", rule, "run.training_gpus", "inference_engine.placement")
     if cfg.inference_engine.name != "local":
         yield _at(cfg, "inference_engine.name", f"{later}: set it to local")
 
@@ -62,6 +66,9 @@ def check_adapter(cfg: Config) -> Iterator[Problem]:
         return
     if cfg.train.backend != "local":
         yield _at(cfg, "lora.rank", "adapters train with train.backend: local; set one of the two", "train.backend")
+    if cfg.inference_engine.actors:
+        rule = "adapters are sampled in the process that trains them; set it to 0"
+        yield _at(cfg, "inference_engine.actors", rule, "lora.rank")
     if "reference_sync_rate" in cfg.train.row.numbers:
         rule = f"{cfg.train.alg_name} moves its reference by all weights, of which adapters have none: set it to 0"
         yield _at(cfg, "lora.rank", rule, "train.alg_name")

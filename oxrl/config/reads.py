@@ -14,18 +14,20 @@ _OPTIMIZER = (
     "train.max_skipped_steps"
 ).split()
 _RL_RUN = ("run.record", "run.deadline_s")
+# Read where something runs in Ray actors: anything, the training ranks, both kinds.
+RAY, RAY_TRAINING, RAY_BOTH = "run.ray_address", "run.max_restarts", "inference_engine.placement"
 WITH_EVAL = frozenset(["run.eval_every", "data.eval_rows"])
 RL_WITH_EVAL = frozenset(["rollout.eval_samples", "rollout.eval_temperature"])
 OFFLINE_WITH_EVAL = frozenset(["run.keep_best"])
 ALWAYS = frozenset(
-    [path for path in FIELDS if path.startswith(("run.", "model.")) and path not in _RL_RUN]
+    [path for path in FIELDS if path.startswith(("run.", "model.")) and path not in (*_RL_RUN, RAY, RAY_TRAINING)]
     + ["data.train", "data.eval", "data.overlong", "lora.rank", *_OPTIMIZER]
 ).difference(WITH_EVAL, OFFLINE_WITH_EVAL)
 RL = frozenset(
     [path for path in FIELDS if path.startswith(("reward.", "rollout.", "inference_engine."))]
     + ["data.prompts_per_step", "data.max_prompt_tokens", "train.epochs", "train.minibatches"]
     + ["train.old_logprobs", "train.entropy_coeff", *(f"train.{name}" for name in CELLS), *_RL_RUN]
-).difference(RL_WITH_EVAL)
+).difference(RL_WITH_EVAL, [RAY_BOTH])
 DEEPSPEED = frozenset(path for path in FIELDS if path.startswith("deepspeed."))
 REFERENCE = frozenset(path for path in FIELDS if path.startswith("deepspeed_ref."))
 STREAMED = frozenset(["data.stream"])
@@ -36,7 +38,7 @@ REJECTION = frozenset(
     [path for path in FIELDS if path.startswith(("reward.", "inference_engine."))]
     + ["rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.max_tokens", "rollout.n_samples"]
     + ["run.deadline_s", "data.prompts_per_step", "data.max_prompt_tokens"]
-)
+).difference(["inference_engine.actors", RAY_BOTH])
 
 
 def row_fields(row: Row) -> frozenset[str]:
@@ -67,6 +69,11 @@ def fields_read(cfg: Config) -> frozenset[str]:
     read |= frozenset() if row.recipe in ("preference", "rejection") else STREAMED
     if cfg.lora.rank:
         read |= LORA
+    if row.recipe == "rl":
+        training, sampling = cfg.train.backend != "local", cfg.inference_engine.actors > 0
+        read |= {RAY} if training or sampling else frozenset()
+        read |= {RAY_TRAINING} if training else frozenset()
+        read |= {RAY_BOTH} if training and sampling else frozenset()
     if cfg.data.eval is not None:
         read |= WITH_EVAL | (RL_WITH_EVAL if row.recipe == "rl" else OFFLINE_WITH_EVAL)
     return read
@@ -85,6 +92,11 @@ def why_unread(path: str, cfg: Config) -> str:
         return f"is read where there is a reference model; {algorithm} as configured has none: remove it"
     if path in DEEPSPEED | REFERENCE:
         return f"is read with train.backend: deepspeed; this run's is {cfg.train.backend}: remove it"
+    if path in (RAY, RAY_TRAINING, RAY_BOTH):
+        return (
+            "is read by reinforcement learning with Ray actors (train.backend deepspeed or fsdp: training actors; "
+            "inference_engine.actors: rollout actors; the placement needs both): remove it"
+        )
     if path in RL | RL_WITH_EVAL:
         return f"is read by reinforcement learning; {algorithm} is not: remove it"
     if path in OFFLINE | OFFLINE_WITH_EVAL:

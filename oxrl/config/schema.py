@@ -90,6 +90,8 @@ class RunConfig(Section):
     record: Literal["text", "tokens"] = _field("text", "text: samples.jsonl; tokens: also rollouts/*.safetensors.")
     mlflow: bool = _field(True, "Mirror metrics to mlflow.db in the run directory.")
     deadline_s: float = _field(600.0, "Longest wait for any engine or reward, in seconds.", gt=0)
+    ray_address: str | None = _field(None, "Ray cluster to join, host:port or auto; null: its own.", min_length=1)
+    max_restarts: int = _field(0, "Times a run whose training actors are lost goes on from its checkpoint.", ge=0)
 
     @property
     def directory(self) -> Path:
@@ -166,7 +168,8 @@ class TrainConfig(Section):
 
     alg_name: str = _field(..., "Row of the table: see `oxrl algorithms`.", json_schema_extra={"enum": [*sorted(ROWS)]})
     backend: Literal["local", "deepspeed", "fsdp"] = _field(
-        "local", "What trains: one process, or the ranks of torchrun with DeepSpeed or PyTorch's FSDP2."
+        "local",
+        "What trains: this process, or ranks (Ray actors in RL, else torchrun's) with DeepSpeed or FSDP2.",
     )
     lr: float = _field(1e-6, "Peak learning rate of AdamW; with adapters 1e-5 by default.", ge=0)
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = _field(
@@ -276,8 +279,15 @@ def compose_row(row: Row, cells: dict[str, Any]) -> Row:
 class EngineConfig(Section):
     """What samples."""
 
-    name: Literal["local", "vllm"] = _field("local", "local: in this process. vllm: a later extra.")
-    max_rows: int = _field(128, "Rows the local sampler decodes at once.", ge=1)
+    name: Literal["local", "vllm"] = _field("local", "local: oxRL's own sampler. vllm: an extra, in Ray actors.")
+    max_rows: int = _field(128, "Rows decoded at once, per actor.", ge=1)
+    actors: int = _field(0, "Ray actors that sample, each with a model of its own; 0: this process samples.", ge=0)
+    placement: Literal["separate", "colocated"] = _field(
+        "separate", "Rollout actors have devices of their own, or each shares one with a training actor."
+    )
+    tensor_parallel: int = _field(1, "vllm: devices that share one copy of the model, per actor.", ge=1)
+    gpu_memory_fraction: float = _field(0.5, "vllm: share of a GPU's memory for weights and cache.", gt=0, lt=1)
+    kv_cache_gb: float | None = _field(None, "vllm: cache in GB, instead of that share (CPU: null is 0.25).", gt=0)
 
 
 class LoraConfig(Section):

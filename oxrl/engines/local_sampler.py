@@ -129,15 +129,17 @@ class LocalSampler:
     def poll(self, deadline_s: float) -> list[Finished]:
         """See RolloutEngine."""
         start = time.monotonic()
-        if self._stale:
-            self._recompute_cache()
-        while not self._finished and (self._waiting or self._slots.requests):
-            self._admit()
-            if not self._finished:
-                self._decode_step()
-            if not self._finished and time.monotonic() - start > deadline_s:
-                raise DeadlineError(self._still_running(deadline_s))
-        self._counted["seconds"] += time.monotonic() - start
+        try:
+            if self._stale:
+                self._recompute_cache()
+            while not self._finished and (self._waiting or self._slots.requests):
+                self._admit()
+                if not self._finished:
+                    self._decode_step()
+                if not self._finished and time.monotonic() - start > deadline_s:
+                    raise DeadlineError(self._still_running(deadline_s))
+        finally:
+            self._counted["seconds"] += time.monotonic() - start
         finished, self._finished = self._finished, []
         self._ids.difference_update(item.request.id for item in finished)
         return finished

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from oxrl.errors import LostRankError
+
 if TYPE_CHECKING:
     from oxrl.config import Config
 
@@ -13,8 +15,20 @@ def run(cfg: Config, *, resume: bool = False) -> None:
     """Run the recipe of `train.alg_name` in its run directory.
 
     Raises:
-        OxrlError: anything a user can mend; `exit_code` says how the program should end.
+        OxrlError: anything a user can mend; `exit_code` says how the program should end. Lost training ranks are
+            among them only after `run.max_restarts` starts from the newest checkpoint.
     """
+    lost: LostRankError | None = None
+    for restarts_left in reversed(range(cfg.run.max_restarts + 1)):
+        try:
+            return _run(cfg, resume=resume or lost is not None, after=lost)
+        except LostRankError as error:
+            if not restarts_left:
+                raise
+            lost = error
+
+
+def _run(cfg: Config, *, resume: bool, after: LostRankError | None) -> None:
     from oxrl.recipes.build import training_ranks
     from oxrl.recipes.session import Follower, Session
 
@@ -27,4 +41,6 @@ def run(cfg: Config, *, resume: bool = False) -> None:
         if ranks.agree(session.finished):
             session.message(f"{cfg.run.directory} is already complete; nothing to do")
             return
+        if after is not None:
+            session.message(f"{after}\nStarting the whole group again from the newest checkpoint")
         loop(cfg, session)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -39,6 +41,7 @@ class Team:
     sampler: RolloutEngine
     sync: WeightSync
     pool: RewardPool
+    resources: ExitStack
     prompts: Rows[Prompt]
     held_out: PromptDataset | None
     stop_token_ids: tuple[int, ...]
@@ -49,8 +52,7 @@ class Team:
         return {".": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
 
     def close(self) -> None:
-        self.sampler.close()
-        self.pool.close()
+        self.resources.close()
 
 
 def choose_device(cfg: Config) -> torch.device:
@@ -123,6 +125,10 @@ def training_ranks(cfg: Config) -> AbstractContextManager[Ranks]:
         ConfigError: the launcher started another number of processes than the configuration says.
     """
     world, asked = launched_world(), cfg.run.training_gpus
+    if cfg.train.row.recipe == "rl":
+        if world > 1:
+            raise ConfigError("start reinforcement learning once, not with torchrun: its ranks are Ray actors")
+        return nullcontext(ALONE)
     if world != asked:
         hint = "set run.training_gpus, or start with" if cfg.train.backend != "local" else "train.backend is local:"
         raise ConfigError(
@@ -144,7 +150,10 @@ def build_trainer(
     ranks: Ranks = ALONE,
     trained: bool = True,
 ) -> Trainer:
-    """A training engine of `train.backend` on this process's device, with the optimizer of `train.*`."""
+    """A training engine of `train.backend` on this process's device, with the optimizer of `train.*`.
+
+    DeepSpeed keeps no optimizer for a model that is not `trained`, and always cuts its weights up over the ranks.
+    """
     options = Options(
         lr_schedule=cfg.train.lr_schedule,
         warmup_steps=cfg.train.warmup_steps,
@@ -175,6 +184,39 @@ def build_trainer(
 def build_reference(cfg: Config, model: torch.nn.Module, *, temperature: float, ranks: Ranks = ALONE) -> Trainer:
     """An engine that only answers; with DeepSpeed as `deepspeed_ref` says."""
     return build_trainer(cfg, model, None, lr=0.0, temperature=temperature, ranks=ranks, trained=False)
+
+
+def build_trainers(cfg: Config, ranks: Ranks = ALONE) -> dict[str, Trainer]:
+    """The models of an RL run that are trained or only read, on this process's device: policy, reference, critic."""
+    device, temperature = choose_device(cfg), cfg.rollout.temperature
+    policy, lr = load_policy_to_train(cfg, device), cfg.train.lr
+    trainers = {"policy": build_trainer(cfg, policy, build_tokenizer(cfg), lr=lr, temperature=temperature, ranks=ranks)}
+    if "critic" in cfg.train.row.needs:
+        critic, lr = load_critic_to_train(cfg, device), cfg.train.critic_lr
+        trainers["critic"] = build_trainer(cfg, critic, None, lr=lr, temperature=1.0, ranks=ranks)
+    if needs_reference(cfg) and not cfg.lora.rank:
+        reference = load_model(cfg, device)
+        trainers["reference"] = build_reference(cfg, reference, temperature=temperature, ranks=ranks)
+    return trainers
+
+
+@contextmanager
+def trainers_of_rank(cfg: Config) -> Iterator[dict[str, Trainer]]:
+    """What a training actor builds, in an environment that says which rank it is."""
+    with joined_ranks(choose_device(cfg), deadline_s=cfg.run.deadline_s) as ranks:
+        yield build_trainers(cfg, ranks)
+
+
+def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutEngine:
+    """The rollout engine of this process; on `model`, or on one of its own."""
+    own = load_policy_to_train(cfg, choose_device(cfg)) if model is None else model
+    return LocalSampler(own, build_tokenizer(cfg), max_rows=cfg.inference_engine.max_rows)
+
+
+def prompt_limits(trainer: Trainer, cfg: Config) -> tuple[int | None, tuple[int, ...]]:
+    """(longest prompt, tokens that end a response) of the policy, wherever it is."""
+    model: Any = trainer.model
+    return max_prompt_tokens(cfg, model), stop_tokens(build_tokenizer(cfg), model)
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> tuple[int, ...]:
@@ -210,50 +252,94 @@ def training_sampling(cfg: Config, stop_token_ids: tuple[int, ...]) -> Sampling:
 
 
 def build_team(cfg: Config) -> Team:
-    """Load every model once and put the engines on them. Trainer and sampler share the policy's weights."""
-    device = choose_device(cfg)
-    # Before the models: a reward that cannot be loaded should not cost the time they take.
-    pool = RewardPool(cfg.reward.name, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s)
-    pool.start()
-    tokenizer = build_tokenizer(cfg)
-    model = load_policy_to_train(cfg, device)
-    longest = max_prompt_tokens(cfg, model)
+    """Load every model once and put the engines on them. Alone, trainer and sampler share the policy's weights."""
+    with ExitStack() as stack:
+        # Before the models: a reward that cannot be loaded should not cost the time they take.
+        pool = RewardPool(cfg.reward.name, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s)
+        stack.callback(pool.close)
+        pool.start()
+        remote = _ray_engines(cfg, stack)
+        trainers, sampler, (longest, stop_token_ids) = remote or _local_engines(cfg)
+        stack.callback(sampler.close)
+        tokenizer, policy = build_tokenizer(cfg), trainers["policy"]
+        reference: Scorer | None = trainers.get("reference")
+        if needs_reference(cfg) and cfg.lora.rank and isinstance(policy, Trainer):
+            reference = AdapterOff(policy)
 
-    def prompts(path: str, held_out: bool) -> PromptDataset:
-        return PromptDataset.load(path, tokenizer, **row_options(cfg, held_out, longest))
+        def prompts(path: str, *, held_out: bool = False) -> PromptDataset:
+            return PromptDataset.load(path, tokenizer, **row_options(cfg, held_out, longest))
 
-    temperature = cfg.rollout.temperature
-    row = cfg.train.row
-    critic = reference = None
-    if "critic" in row.needs:
-        critic = build_trainer(cfg, load_critic_to_train(cfg, device), None, lr=cfg.train.critic_lr, temperature=1.0)
-    policy = build_trainer(cfg, model, tokenizer, lr=cfg.train.lr, temperature=temperature)
-    if needs_reference(cfg) and cfg.lora.rank:
-        reference = AdapterOff(policy)
-    elif needs_reference(cfg):
-        reference = build_reference(cfg, load_model(cfg, device), temperature=temperature)
-    sampler = LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows)
-    return Team(
-        tokenizer=tokenizer,
-        policy=policy,
-        reference=reference,
-        critic=critic,
-        sampler=sampler,
-        sync=WeightSync(
-            policy,
-            sampler,
-            dtype=DTYPES[cfg.model.dtype],
-            vocabulary=len(tokenizer),
-            temperature=temperature,
-            new_model=lambda: load_model(cfg, torch.device("cpu")),
-            shared=True,
-        ),
-        pool=pool,
-        prompts=open_rows(cfg.data.train, lambda path: prompts(path, False)),
-        held_out=prompts(cfg.data.eval, True) if cfg.data.eval else None,
-        stop_token_ids=stop_tokens(tokenizer, model),
-        pad_id=int(tokenizer.pad_token_id),  # pyright: ignore
+        return Team(
+            tokenizer=tokenizer,
+            policy=policy,
+            reference=reference,
+            critic=trainers.get("critic"),
+            sampler=sampler,
+            sync=WeightSync(
+                policy,
+                sampler,
+                dtype=DTYPES[cfg.model.dtype],
+                vocabulary=len(tokenizer),
+                temperature=cfg.rollout.temperature,
+                new_model=lambda: load_model(cfg, torch.device("cpu")),
+                shared=remote is None,
+            ),
+            pool=pool,
+            prompts=open_rows(cfg.data.train, prompts),
+            held_out=prompts(cfg.data.eval, held_out=True) if cfg.data.eval else None,
+            stop_token_ids=stop_token_ids,
+            pad_id=int(tokenizer.pad_token_id),  # pyright: ignore
+            resources=stack.pop_all(),
+        )
+
+
+Limits = tuple[int | None, tuple[int, ...]]
+
+
+def _local_engines(cfg: Config) -> tuple[Mapping[str, TrainEngine], RolloutEngine, Limits]:
+    trainers = build_trainers(cfg)
+    policy = trainers["policy"]
+    return trainers, build_sampler(cfg, cast(PreTrainedModel, policy.model)), prompt_limits(policy, cfg)
+
+
+def _ray_engines(cfg: Config, stack: ExitStack) -> tuple[Mapping[str, TrainEngine], RolloutEngine, Limits] | None:
+    """The engines of a run with Ray actors that train, sample or both; None for a run without."""
+    training, sampling = cfg.train.backend != "local", cfg.inference_engine
+    if not training and not sampling.actors:
+        return None
+    # Imported where it is chosen: Ray is an extra.
+    from oxrl.engines.ray_cluster import Cluster, layout
+    from oxrl.engines.ray_rollouts import RayRollouts
+    from oxrl.engines.ray_trainer import RankGroup, RayTrainer
+
+    deadline_s, colocated = cfg.run.deadline_s, sampling.placement == "colocated"
+    gpus = int(cfg.run.device != "cpu" and torch.cuda.is_available())
+    ranks = cfg.run.training_gpus if training else 0
+    bundles, trainer_places, sampler_places = layout(
+        ranks, sampling.actors, trainer_gpus=gpus, sampler_gpus=gpus, colocated=colocated
     )
+    cluster = Cluster(bundles, address=cfg.run.ray_address)
+    stack.callback(cluster.close)
+    if training:
+        group = RankGroup(cluster, trainer_places, partial(trainers_of_rank, cfg), deadline_s=deadline_s)
+        trainers = {name: RayTrainer(group, name) for name in trainer_names(cfg)}
+        limits: Limits = group.call("ask", ("policy", partial(prompt_limits, cfg=cfg)))
+    else:
+        trainers = build_trainers(cfg)
+        limits = prompt_limits(trainers["policy"], cfg)
+    if sampling.actors:
+        sampler: RolloutEngine = RayRollouts(
+            cluster, sampler_places, partial(build_sampler, cfg), deadline_s=deadline_s, sleeping=colocated
+        )
+    else:
+        sampler = build_sampler(cfg)
+    return trainers, sampler, limits
+
+
+def trainer_names(cfg: Config) -> tuple[str, ...]:
+    """The engines of `build_trainers`."""
+    critic, reference = "critic" in cfg.train.row.needs, needs_reference(cfg)
+    return ("policy", *(["critic"] if critic else []), *(["reference"] if reference else []))
 
 
 def needs_reference(cfg: Config) -> bool:

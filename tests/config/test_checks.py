@@ -77,9 +77,42 @@ def test_a_distributed_backend_is_checked_before_anything_starts(
         load_config(write(train={"alg_name": "sft"}), overrides)
 
 
-def test_reinforcement_learning_over_ranks_is_refused_until_it_can_sample(write: Callable[..., Path]) -> None:
+def test_preference_training_over_ranks_is_refused_until_it_exists(write: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match=r"train.backend = 'fsdp'\n.*scale-out"):
-        load_config(write(), ["train.backend=fsdp", "run.training_gpus=2"])
+        load_config(write(train={"alg_name": "dpo"}), ["train.backend=fsdp", "run.training_gpus=2"])
+
+
+RAY = ["train.backend=fsdp", "run.training_gpus=2", "inference_engine.actors=2"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [*RAY, "run.ray_address=auto", "run.max_restarts=3", "inference_engine.placement=colocated"],
+        ["inference_engine.actors=1", "run.ray_address=10.0.0.1:6379"],
+        ["train.backend=deepspeed", "run.max_restarts=1"],
+    ],
+)
+def test_reinforcement_learning_over_ray_actors_is_accepted(write: Callable[..., Path], overrides: list[str]) -> None:
+    load_config(write(), overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "words"),
+    [
+        (["run.ray_address=auto"], "run.ray_address", "Ray actors"),
+        (["inference_engine.actors=2", "run.max_restarts=1"], "run.max_restarts", "training actors"),
+        (["inference_engine.actors=2", "inference_engine.placement=colocated"],
+         "inference_engine.placement", "needs both"),
+        ([*RAY, "inference_engine.actors=3", "inference_engine.placement=colocated"],
+         "inference_engine.actors", "run.training_gpus is 2"),
+    ],
+)  # fmt: skip
+def test_what_nobody_would_read_of_ray_is_refused(
+    write: Callable[..., Path], overrides: list[str], field: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{field}(?s:.*){words}"):
+        load_config(write(), overrides)
 
 
 def test_a_reference_section_is_refused_where_no_deepspeed_holds_a_reference(write: Callable[..., Path]) -> None:

@@ -59,6 +59,8 @@ def reader(path: str) -> tuple[str, list[str]]:
         return "tr_dpo", [held_out, "train.backend=deepspeed"]
     if path.startswith("lora."):
         return "sft", [held_out, "model.name=some/model", *(["lora.rank=4"] if path != "lora.rank" else [])]
+    if path in ("run.ray_address", "run.max_restarts", "inference_engine.placement"):
+        return "sgrpo", [held_out, "train.backend=fsdp", "inference_engine.actors=1"]
     for algorithm in ROWS:
         if not ROWS[algorithm].unsupported and reads(algorithm, path, eval="e.jsonl"):
             return algorithm, [held_out]

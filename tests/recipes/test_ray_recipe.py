@@ -1,0 +1,192 @@
+"""Reinforcement learning with training ranks and rollout actors over Ray: the numbers of one process, whoever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_runs import final_files, metric_lines, rl_config
+
+from oxrl.errors import LostRankError
+from oxrl.recipes import run
+from oxrl.recipes.build import build_team
+from oxrl.recipes.rl import WANT, resolve
+from oxrl.recipes.session import Session
+from oxrl.types import PolicyBatch, TokenBatch
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale")
+
+from oxrl.engines import ray_cluster, ray_trainer  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+RUN = {"steps": 3, "checkpoint_every": 1, "keep_checkpoints": 9, "threads": 1, "deadline_s": 60, "record": "tokens"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def connected() -> Iterator[None]:
+    """One small Ray cluster for the whole module."""
+    ray_cluster._import_ray(loopback=True)
+    with ray_cluster._own_signals():
+        options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        ray.init(num_cpus=6, object_store_memory=200 << 20, **options)
+    yield
+    ray.shutdown()
+
+
+def config(folder: Path, name: str, backend: str, *, actors: int = 0, **sections: dict[str, Any]) -> Any:
+    if backend == "local":
+        ranks: dict[str, Any] = {}
+    else:
+        ranks = {"training_gpus": 2, "max_restarts": 0}
+    content: dict[str, Any] = {
+        "run": RUN | ranks | sections.pop("run", {}),
+        "train": {"alg_name": "sgrpo", "lr": 1e-3, "backend": backend, "micro_batch_tokens": 60}
+        | sections.pop("train", {}),
+        "inference_engine": {"actors": actors},
+    }
+    return rl_config(folder, name, **content, **sections)
+
+
+def samples(folder: Path, step: int) -> list[tuple[str, float]]:
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    return [(line["response"], line["reward"]) for line in lines if line["step"] == step]
+
+
+def recorded(path: Path) -> PolicyBatch:
+    held: dict[str, Any] = load_file(path)
+    inputs = TokenBatch(**{name: held.pop(name) for name in ("tokens", "attention_mask", "response_mask")})
+    empty = {"old_logprobs": None, "ref_logprobs": None}
+    return PolicyBatch(inputs=inputs, **(empty | held))
+
+
+def gradients(cfg: Any, batch: PolicyBatch) -> dict[str, torch.Tensor]:
+    team = build_team(cfg)
+    try:
+        policy: Any = team.policy
+        policy.forward_backward(batch, resolve(cfg).policy_loss, WANT)
+        return {name: gradient.clone() for name, gradient in policy.gradients()}
+    finally:
+        team.close()
+
+
+def test_two_zero3_ranks_and_a_rollout_actor_train_like_one_process(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make env-scale")
+    local = config(tmp_path, "local", "local")
+    scaled = config(tmp_path, "scaled", "deepspeed", actors=1)
+    run(local)
+    started = time.monotonic()
+    run(scaled)
+    print(f"3 steps with 2 ZeRO-3 ranks and a rollout actor: {time.monotonic() - started:.1f} s, start included")  # noqa: T201
+    one, other = local.run.directory, scaled.run.directory
+    assert samples(one, 0) == samples(other, 0)
+    for ours, theirs in zip(metric_lines(one), metric_lines(other), strict=True):
+        for key in ("reward/mean", "update/loss", "update/grad_norm", "data/tokens", "update/param_norm"):
+            assert theirs[key] == pytest.approx(ours[key], rel=1e-4, abs=1e-6), key
+        assert theirs["mismatch/logprob_max"] < 1e-4 if "mismatch/logprob_max" in theirs else True
+
+    batch = recorded(min((one / "rollouts").glob("*.safetensors")))
+    expected = gradients(local, batch)
+    found = gradients(scaled, batch)
+    norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+    worst = max(float((found[name] - gradient).norm() / norm) for name, gradient in expected.items())
+    assert found.keys() == expected.keys()
+    assert 0 < float(norm)
+    assert worst < 1e-5
+    print(f"largest difference of a gradient, relative to the norm: {worst:.1e}")  # noqa: T201
+
+
+class Killer:
+    """Sends a signal to training rank 1 after the given optimizer step, once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, step: int) -> None:
+        self.groups: list[ray_trainer.RankGroup] = []
+        self.at: float | None = None
+        make, record = ray_trainer.RankGroup.__init__, Session.record
+
+        def made(group: ray_trainer.RankGroup, *arguments: Any, **options: Any) -> None:
+            make(group, *arguments, **options)
+            self.groups.append(group)
+
+        def recorded(session: Session, at: int, *arguments: Any, **options: Any) -> None:
+            record(session, at, *arguments, **options)
+            if at == step and self.at is None:
+                actor = self.groups[-1]._ranks[1]
+                victim = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
+                os.kill(victim, number)
+                self.at = time.monotonic()
+
+        monkeypatch.setattr(ray_trainer.RankGroup, "__init__", made)
+        monkeypatch.setattr(Session, "record", recorded)
+
+    @property
+    def seconds(self) -> float:
+        assert self.at is not None
+        return time.monotonic() - self.at
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cfg = config(tmp_path_factory.mktemp("uninterrupted"), "run", "fsdp")
+    run(cfg)
+    return cfg.run.directory
+
+
+def test_a_killed_training_rank_ends_the_run_with_the_reason_and_a_checkpoint_to_resume_from(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = config(tmp_path, "run", "fsdp")
+    with monkeypatch.context() as patch:
+        killer = Killer(patch, signal.SIGKILL, step=2)
+        with pytest.raises(LostRankError, match=r"training rank 1 of 2 died.*the group of 2 ranks is ended"):
+            run(cfg)
+        print(f"kill -9 of a training rank: the run ended after {killer.seconds:.1f} s")  # noqa: T201
+    run(cfg, resume=True)
+    assert metric_lines(cfg.run.directory) == metric_lines(uninterrupted)
+    assert final_files(cfg.run.directory) == final_files(uninterrupted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_whole_group_starts_again_from_the_checkpoint(
+    number: signal.Signals,
+    uninterrupted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    deadline_s = 15 if number == signal.SIGSTOP else 60
+    cfg = config(tmp_path, "run", "fsdp", run={"max_restarts": 1, "deadline_s": deadline_s})
+    killer = Killer(monkeypatch, number, step=2)
+    run(cfg)
+    seconds = killer.seconds
+    assert len(killer.groups) == 2
+    assert "Starting the whole group again" in capsys.readouterr().out
+    assert metric_lines(cfg.run.directory) == metric_lines(uninterrupted)
+    assert final_files(cfg.run.directory) == final_files(uninterrupted)
+    print(f"{number.name} of a training rank: the run was complete {seconds:.1f} s later, one step repeated")  # noqa: T201
+
+
+def test_critic_and_reference_live_on_the_same_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make env-scale")
+    train = {"alg_name": "ppo", "lr": 1e-3, "critic_lr": 1e-3, "kl_coeff": 0.1}
+    one, other = (
+        config(tmp_path, backend, backend, run={"steps": 2}, train=train) for backend in ("local", "deepspeed")
+    )
+    run(one)
+    run(other)
+    assert samples(one.run.directory, 0) == samples(other.run.directory, 0)
+    for ours, theirs in zip(metric_lines(one.run.directory), metric_lines(other.run.directory), strict=True):
+        for key in ("value/loss", "update/loss", "update/grad_norm", "value/grad_norm"):
+            assert theirs[key] == pytest.approx(ours[key], rel=1e-4, abs=1e-6), key
+    assert (max((other.run.directory / "checkpoints").iterdir()) / "critic" / "config.json").is_file()
