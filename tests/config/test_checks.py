@@ -77,9 +77,9 @@ def test_a_distributed_backend_is_checked_before_anything_starts(
         load_config(write(train={"alg_name": "sft"}), overrides)
 
 
-def test_preference_training_over_ranks_is_refused_until_it_exists(write: Callable[..., Path]) -> None:
+def test_rejection_sampling_over_ranks_is_refused_until_it_exists(write: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match=r"train.backend = 'fsdp'\n.*scale-out"):
-        load_config(write(train={"alg_name": "dpo"}), ["train.backend=fsdp", "run.training_gpus=2"])
+        load_config(write(train={"alg_name": "rft"}), ["train.backend=fsdp", "run.training_gpus=2"])
 
 
 RAY = ["train.backend=fsdp", "run.training_gpus=2", "inference_engine.actors=2"]

@@ -93,12 +93,16 @@ def pid(engine: RayRollouts, number: int) -> int:
     return ray.get(engine._workers[number].actor.__ray_call__.remote(lambda actor: os.getpid()), timeout=20)
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[tuple[int, ...]]:
+def expected_samples() -> list[tuple[int, ...]]:
     """The samples of one process under the weights of seed 1."""
     local = sampler()
     local.update_weights(weights_of(1), version=3)
     return said(generate(local, requests(32), deadline_s=60))
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[tuple[int, ...]]:
+    return expected_samples()
 
 
 @pytest.mark.parametrize("actors", [1, 2])

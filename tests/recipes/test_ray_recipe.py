@@ -179,7 +179,7 @@ def test_the_whole_group_starts_again_from_the_checkpoint(
 
 def test_critic_and_reference_live_on_the_same_ranks(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make env-scale")
-    train = {"alg_name": "ppo", "lr": 1e-3, "critic_lr": 1e-3, "kl_coeff": 0.1}
+    train = {"alg_name": "ppo", "lr": 1e-3, "critic_lr": 1e-3, "kl": "loss_k3", "kl_coeff": 0.1}
     one, other = (
         config(tmp_path, backend, backend, run={"steps": 2}, train=train) for backend in ("local", "deepspeed")
     )

@@ -1,0 +1,145 @@
+"""Clusters: one of several nodes that is joined, and one of our own that nobody else can reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CLUSTER_FILES = ROOT / "experiments" / "cluster"
+
+pytestmark = pytest.mark.timeout(300)
+
+# In a process of its own: it joins the nodes by their address, as `run.ray_address` does.
+JOINS = """
+    import json
+    from test_ray_rollouts import expected_samples, requests, sampler, said, weights_of
+    from ray.cluster_utils import Cluster as Nodes
+    import ray
+    from oxrl.engines.base import generate
+    from oxrl.engines.ray_cluster import Cluster, layout
+    from oxrl.engines.ray_rollouts import RayRollouts
+    from oxrl.errors import ConfigError
+
+    if __name__ == "__main__":
+        small = {"num_cpus": 1, "object_store_memory": 80 << 20}
+        nodes = Nodes(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+        nodes.add_node(**small)
+        bundles, _, places = layout(0, 2, trainer_gpus=0, sampler_gpus=0, colocated=False)
+        cluster = Cluster(bundles, address=nodes.address)
+        engine = RayRollouts(cluster, places, sampler, deadline_s=60)
+        engine.update_weights(iter(weights_of(1)), version=3)
+        samples = said(generate(engine, requests(32), deadline_s=60))
+        homes = {
+            ray.get(w.actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()))
+            for w in engine._workers
+        }
+        try:
+            Cluster(bundles)
+            refused = ""
+        except ConfigError as error:
+            refused = str(error)
+        engine.close()
+        cluster.close()
+        nodes.shutdown()
+        print(json.dumps({"same": samples == expected_samples(), "homes": len(homes), "refused": refused}))
+"""
+
+# Every address on which a process of the cluster listens.
+LISTENS = """
+    import json, os, pathlib, signal
+    from oxrl.engines.ray_cluster import Cluster
+
+    def listening():
+        inodes = set()
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                if os.getpgid(int(process.name)) and os.getsid(int(process.name)):
+                    command = (process / "cmdline").read_bytes().decode(errors="replace")
+                    if session in command or "ray::" in command:
+                        inodes |= {os.readlink(fd) for fd in (process / "fd").iterdir()}
+            except (OSError, ProcessLookupError):
+                continue
+        found = set()
+        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+            for line in pathlib.Path(table).read_text().splitlines()[1:]:
+                field = line.split()
+                if field[3] == "0A" and f"socket:[{field[9]}]" in inodes:
+                    found.add(field[1].split(":")[0])
+        return found
+
+    if __name__ == "__main__":
+        before = signal.getsignal(signal.SIGTERM)
+        cluster = Cluster([{"CPU": 1.0}])
+        session = cluster.ray._private.worker._global_node.get_session_dir_path()
+        cluster.ray.get(cluster.ray.remote(lambda: 1).remote())
+        found = sorted(listening())
+        dashboard = cluster.ray._private.worker._global_node.webui_url
+        cluster.close()
+        kept = signal.getsignal(signal.SIGTERM) is before
+        print(json.dumps({"listening": found, "dashboard": dashboard, "kept": kept}))
+"""
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+
+
+def program(text: str, folder: Path) -> dict[str, object]:
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(text))
+    paths = [str(ROOT), str(ROOT / "tests" / "engines")]
+    result = subprocess.run(
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env=os.environ | {"RAY_worker_niceness": "0", "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_actors_on_two_nodes_of_a_joined_cluster_give_the_samples_of_one_process(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale")
+    found = program(JOINS, tmp_path)
+    assert (found["same"], found["homes"]) == (True, 2)
+    assert "Available: 0 CPU and 0 GPU of 2 CPU and 0 GPU on 2 nodes" in str(found["refused"])
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc to see who listens where")
+def test_a_cluster_of_our_own_listens_on_the_loopback_device_alone_and_leaves_signals_alone(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale")
+    found = program(LISTENS, tmp_path)
+    addresses = set(found["listening"])  # pyright: ignore
+    assert addresses
+    assert addresses <= LOOPBACK
+    assert not found["dashboard"]
+    assert found["kept"]
+
+
+def test_the_slurm_example_is_a_script_that_the_shell_accepts() -> None:
+    script = CLUSTER_FILES / "slurm.sh"
+    subprocess.run(["bash", "-n", str(script)], check=True, timeout=20)
+    options = [line.split()[1] for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
+    assert {option.split("=")[0] for option in options} >= {"--nodes", "--gpus-per-node", "--ntasks-per-node"}
+    assert "run.ray_address=" in script.read_text()
+
+
+def test_the_kuberay_example_names_what_a_rayjob_needs() -> None:
+    (job,) = yaml.safe_load_all((CLUSTER_FILES / "rayjob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    assert "run.ray_address=auto" in job["spec"]["entrypoint"]
+    cluster = job["spec"]["rayClusterSpec"]
+    assert cluster["headGroupSpec"]["rayStartParams"]["include-dashboard"] == "false"
+    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        (container,) = group["template"]["spec"]["containers"]
+        mounts = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounts <= {volume["name"] for volume in group["template"]["spec"]["volumes"]}
+        # Checkpoints are written by training actors and read by others: every node sees one file system.
+        assert "shared" in mounts
