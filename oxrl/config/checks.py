@@ -56,8 +56,14 @@ def check_scale(cfg: Config) -> Iterator[Problem]:
     if sampling.placement == "colocated" and sampling.actors > cfg.run.training_gpus:
         rule = f"each shares the device of a training actor, and run.training_gpus is {cfg.run.training_gpus}"
         yield _at(cfg, "inference_engine.actors", rule, "run.training_gpus", "inference_engine.placement")
-    if cfg.inference_engine.name != "local":
-        yield _at(cfg, "inference_engine.name", f"{later}: set it to local")
+    if sampling.name == "vllm" and not (sampling.actors and cfg.train.row.recipe == "rl"):
+        rule = (
+            "runs in Ray actors of reinforcement learning: set inference_engine.actors to 1 or more, or this to local"
+        )
+        yield _at(cfg, "inference_engine.name", rule, "inference_engine.actors")
+    if sampling.placement == "colocated" and sampling.tensor_parallel > 1:
+        rule = "needs devices of its own: set inference_engine.placement to separate, or this to 1"
+        yield _at(cfg, "inference_engine.tensor_parallel", rule, "inference_engine.placement")
 
 
 def check_adapter(cfg: Config) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 # An actor reports back at least this often while it samples, so that silence means something.
 POLL_S = 1.0
+CLOSE_S = 5.0
 # Actors that hold the same weights may say this much (nats) differently of the same row: bfloat16 rounding.
 AGREEMENT = 0.1
 
@@ -259,7 +260,9 @@ class RayRollouts:
         self._set_asleep(False)
 
     def close(self) -> None:
-        """End every actor; the cluster is its owner's to close."""
+        """End every actor, after a moment for its engine's own processes; the cluster is its owner's to close."""
+        closing = [worker.actor.call.remote("close") for worker in self._workers]
+        self._cluster.ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
         for worker in self._workers:
             self._cluster.ray.kill(worker.actor)
 

@@ -127,7 +127,10 @@ class RankGroup:
             return first
         silent = [rank_of[reference] for reference in pending]
         # The first failure is the reason, unless it only says that somebody else is gone.
-        reason = next((e for e in failures if not any(said in str(e) for said in (*WAITED, *CUT_OFF))), None)
+        reasons = [
+            e for e in failures if isinstance(e, Lost) or not any(said in str(e) for said in (*WAITED, *CUT_OFF))
+        ]
+        reason = reasons[0] if reasons else None
         if reason is not None and not isinstance(reason, Lost):
             if silent:
                 self.close()

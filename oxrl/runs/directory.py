@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 MAY_CHANGE = frozenset(
     "run.name run.dir run.steps run.checkpoint_every run.keep_checkpoints run.eval_every run.record run.mlflow "
     "run.deadline_s run.device run.threads run.training_gpus run.ray_address run.max_restarts reward.workers "
-    "reward.timeout_s reward.max_error_rate train.max_skipped_steps train.micro_batch_tokens train.backend model.gradient_checkpointing".split()
+    "reward.timeout_s reward.max_error_rate train.max_skipped_steps train.micro_batch_tokens train.backend "
+    "model.gradient_checkpointing".split()
 )
 # Of those, the ones that move the last digits of floating-point sums: the resumed run is right, not byte-identical.
 REORDER_SUMS = frozenset(

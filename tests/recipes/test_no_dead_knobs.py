@@ -74,8 +74,9 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "rollout.eval_samples": (EVAL, 2),
     "rollout.eval_temperature": (EVAL, 0.0),
     "inference_engine.max_rows": ({}, 3),
-    # One value works today; any other is an error before a model is loaded.
+    # Refused without rollout actors, before a model is loaded; with them in tests/recipes/test_ray_recipe.py.
     "inference_engine.name": ({}, "vllm"),
+    # One value works today; any other is an error before a model is loaded.
     "run.training_gpus": ({}, 2),
     "rollout.top_p": ({}, 0.9),
     "rollout.top_k": ({}, 5),
@@ -133,6 +134,9 @@ ELSEWHERE = {
     "run.ray_address": "joins a cluster: tests/engines/test_ray_cluster.py",
     "run.max_restarts": "goes on after the loss of a training actor: tests/recipes/test_ray_recipe.py",
     "inference_engine.actors": "rollout actors: tests/recipes/test_ray_recipe.py",
+    "inference_engine.tensor_parallel": "tests/engines/test_vllm_engine.py",
+    "inference_engine.gpu_memory_fraction": "a CUDA device's memory: handed to vLLM",
+    "inference_engine.kv_cache_gb": "tests/engines/test_vllm_engine.py",
     "inference_engine.placement": "who shares a device: tests/engines/test_ray_rollouts.py",
     "run.name": "the console's title and the default directory: tests/runs, tests/config",
     "run.keep_best": "the folder best/: tests/recipes/test_preference.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -190,3 +191,19 @@ def test_critic_and_reference_live_on_the_same_ranks(tmp_path: Path) -> None:
         for key in ("value/loss", "update/loss", "update/grad_norm", "value/grad_norm"):
             assert theirs[key] == pytest.approx(ours[key], rel=1e-4, abs=1e-6), key
     assert (max((other.run.directory / "checkpoints").iterdir()) / "critic" / "config.json").is_file()
+
+
+def test_vllm_in_two_actors_samples_for_the_local_trainer(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed: make env-scale")
+    # vLLM on CPU has no attention heads as small as builtin:tiny's.
+    sections = {"model": {"name": "builtin:small", "max_length": 64}, "run": {"steps": 2, "deadline_s": 120}}
+    one = config(tmp_path, "one", "local", **copy.deepcopy(sections))
+    other = config(tmp_path, "other", "local", actors=2, **copy.deepcopy(sections))
+    other = other.model_copy(update={"inference_engine": other.inference_engine.model_copy(update={"name": "vllm"})})
+    run(one)
+    run(other)
+    assert samples(one.run.directory, 0) == samples(other.run.directory, 0)
+    for line in metric_lines(other.run.directory):
+        assert line["sync/probe_max"] < 1e-4
+        assert line["rollout/replaced_actors"] == 0
+    assert list(other.run.directory.glob("vllm_*.log"))
