@@ -42,12 +42,14 @@ class RankActor:
         with socket.create_server((host, 0)) as server:
             return host, server.getsockname()[1]
 
-    def build(self, directory: str, place: Mapping[str, str], build: BuildRank) -> None:
+    def build(self, directory: str, place: Mapping[str, str], build: BuildRank) -> list[str]:
+        """Make the engines, where the driver's relative paths mean the same; returns their names."""
         os.chdir(directory)
         os.environ.update(place)
         self._first = place["RANK"] == "0"
         self._stack = ExitStack()  # held, because the process group is left when it goes
         self._engines = self._stack.enter_context(build())
+        return list(self._engines)
 
     def call(self, asked: tuple[str, str, Sequence[Any]]) -> Any:
         """(engine, method, arguments); rank 0 returns what it returned."""
@@ -82,7 +84,7 @@ class RankGroup:
         self._cluster, self._deadline_s = cluster, deadline_s
         self._ranks = [cluster.start(RankActor, place) for place in places]
         host, port = self._wait([self._ranks[0].address.remote()], "start", LOAD_S)
-        self._wait(
+        self.names: list[str] = self._wait(
             [
                 actor.build.remote(
                     os.getcwd(),

@@ -353,7 +353,7 @@ def _ray_engines(cfg: Config, stack: ExitStack) -> tuple[Mapping[str, TrainEngin
     stack.callback(cluster.close)
     if training:
         group = RankGroup(cluster, trainer_places, partial(trainers_of_rank, cfg), deadline_s=deadline_s)
-        trainers = {name: RayTrainer(group, name) for name in trainer_names(cfg)}
+        trainers = {name: RayTrainer(group, name) for name in group.names}
         limits: Limits = group.call("ask", ("policy", partial(prompt_limits, cfg=cfg)))
     else:
         trainers = build_trainers(cfg)
@@ -365,12 +365,6 @@ def _ray_engines(cfg: Config, stack: ExitStack) -> tuple[Mapping[str, TrainEngin
     else:
         sampler = build_sampler(cfg)
     return trainers, sampler, limits
-
-
-def trainer_names(cfg: Config) -> tuple[str, ...]:
-    """The engines of `build_trainers`."""
-    critic, reference = "critic" in cfg.train.row.needs, needs_reference(cfg)
-    return ("policy", *(["critic"] if critic else []), *(["reference"] if reference else []))
 
 
 def needs_reference(cfg: Config) -> bool:
