@@ -92,7 +92,7 @@ class RayRollouts:
 
     Args:
         sleeping: whether actors sleep while nothing is being sampled, because a training rank needs their memory.
-        deadline_s: longest wait for an actor's answer, loading a model included.
+        deadline_s: longest wait for an actor's answer; one that is silent for half of it while it samples is replaced.
     """
 
     def __init__(
@@ -194,8 +194,10 @@ class RayRollouts:
             WeightSyncError: actors do not hold the same tensors, or not this version.
         """
         self._set_asleep(False)
-        self._weights = [self._cluster.ray.put(pack(bucket)) for bucket in buckets]
-        self._version, self._fingerprints, self._probe = version, {}, None
+        # The old ones go first: the object store never holds two copies.
+        self._weights, self._fingerprints, self._probe = [], {}, None
+        self._weights += [self._cluster.ray.put(pack(bucket)) for bucket in buckets]
+        self._version = version
         started = [(worker, worker.actor.update_weights.remote(self._weights, version)) for worker in self._workers]
         for worker, reference in started:
             try:
