@@ -129,7 +129,7 @@ def equation(kind: str, name: str) -> Iterator[str]:
     yield f"{source(function)}" + (f", as `{function.__name__}`" if function.__name__ != name else "")
     yield ""
     yield from ("```text", *text.splitlines(), "```")
-    numbers = PARAMETERS.get((kind, name), ())
+    numbers = PARAMETERS.get((kind, name), ()) + (PARAMETERS.get(("selection", name), ()) if kind == "gate" else ())
     if numbers:
         yield f"\nReads {', '.join(f'`train.{number}`' for number in numbers)}."
     if NEEDS.get((kind, name)):

@@ -2,11 +2,12 @@
 
     rewards -> advantage -> ratio (level, denominator) -> gate -> correction -> KL -> loss weights
 
-A cell names a function in `oxrl/functional` (ADVANTAGES, RATIOS, GATES, CORRECTIONS, KLS, WEIGHTS there); a recipe
-resolves the names once, when it is built. `PARAMETERS` says which `train.*` fields each cell reads: the config refuses
-any other. `NEEDS` says what a cell cannot do without, `BUILT` which of these the recipes deliver: a row that needs more
-is listed, proved and documented, but refused by the config (`Row.unsupported`). All of that holds for rows composed by
-hand as well, because it belongs to cells.
+A cell names a function in `oxrl/functional` (ADVANTAGES, RATIOS, GATES, CORRECTIONS, KLS, WEIGHTS there, and by a
+gate's name SELECTIONS: what it reads of the whole step); a recipe resolves the names once, when it is built.
+`PARAMETERS` says which `train.*` fields each cell reads: the config refuses any other. `NEEDS` says what a cell cannot
+do without, `BUILT` which of these the recipes deliver: a row that needs more is listed, proved and documented, but
+refused by the config (`Row.unsupported`). All of that holds for rows composed by hand as well, because it belongs to
+cells.
 """
 
 from __future__ import annotations
@@ -68,14 +69,6 @@ class Row:
         missing = [f"{need} ({FEATURES[need]})" for need in self.needs if need not in BUILT]
         return f"{self.name} needs {', '.join(missing)}: not part of a recipe yet" if missing else ""
 
-    @property
-    def old_logprobs_modes(self) -> tuple[str, ...]:
-        """Allowed values of `train.old_logprobs`.
-
-        `bypass` puts the sampler's logprobs under the ratio: a correction would then count the mismatch twice.
-        """
-        return ("recompute", "current", "bypass") if self.correction == "none" else ("recompute", "current")
-
 
 # What a cell or an extra can need -> what a recipe does to deliver it.
 FEATURES: dict[str, str] = {
@@ -95,9 +88,8 @@ FEATURES: dict[str, str] = {
     "adaptive_kl": "kl_coeff steered towards a target KL",
     "reference_reset": "the reference replaced by the policy on a schedule",
     "positive_nll": "an added likelihood term on right responses",
-    "critic_pretraining": "a critic fitted to returns before the policy moves",
 }
-BUILT = frozenset({"critic", "groups", "binary_rewards", "dynamic_sampling", "overlong_penalty"})
+BUILT = frozenset(FEATURES) - {"teacher", "routing"}
 
 # fmt: off
 _NEEDED = (  # feature, cell kind, cells that need it
@@ -122,7 +114,9 @@ _READ = (  # cell kind, cells, the train fields they read: the keyword-only numb
      "group_center_whitened leave_one_out greedy_baseline length_weighted_center mean_normalize teacher_gap "
      "group_normalize_teacher", ""),
     ("gate", "ppo_clip", "clip_low clip_high clip_dual"),
-    ("gate", "gmpo rspo simko clip_cov kl_cov", "clip_low clip_high"),
+    ("gate", "gmpo rspo clip_cov", "clip_low clip_high"),
+    ("gate", "simko", "clip_low clip_high simko_alpha simko_boost"),
+    ("gate", "kl_cov", "clip_low clip_high kl_cov_coeff"),
     ("gate", "cispo", "weight_min weight_max"),
     ("gate", "sapo", "sapo_positive sapo_negative"),
     ("gate", "rgpo_like", "gate_sharpness"),
@@ -133,7 +127,9 @@ _READ = (  # cell kind, cells, the train fields they read: the keyword-only numb
     ("correction", "mask reject", "correction_level correction_min correction_max"),
     ("correction", "reject_k3", "correction_k3_max"),
     ("correction", "veto", "correction_veto"),
-    ("correction", "none drop_drifted_failures second_moment", ""),
+    ("correction", "drop_drifted_failures", "drift_max"),
+    ("correction", "second_moment", "second_moment_max"),
+    ("correction", "none", ""),
     ("kl", "loss_k2 loss_k3 loss_k3_plus loss_k3_ratio reward_k1", "kl_coeff"),
     ("kl", "none", ""),
     ("weights", "fixed_length", "weights_length"),
@@ -141,6 +137,14 @@ _READ = (  # cell kind, cells, the train fields they read: the keyword-only numb
     ("weights", "token_mean sequence_mean sequence_sum prompt_mean", ""),
     ("extra", " ".join(FEATURES), ""),
     ("extra", "critic", "critic_lr value_clip critic_warmup_steps"),
+    ("extra", "adaptive_kl", "kl_target kl_horizon"),
+    ("extra", "reference_reset", "reference_sync_steps"),
+    ("extra", "positive_nll", "nll_coeff"),
+    ("extra", "top_logprobs", "top_candidates"),
+    ("selection", "clip_cov", "cov_fraction cov_low cov_high"),
+    ("selection", "kl_cov", "cov_fraction"),
+    ("selection", "simko", "explore_quantile"),
+    ("selection", "dppo_topk_tv dppo_topk_kl", ""),
     ("extra", "dynamic_sampling", "sampling_rounds"),
     ("extra", "overlong_penalty", "overlong_buffer"),
 )
@@ -168,11 +172,11 @@ _ROWS = (
     Row(name="ppo", advantage="gae",
         summary="clipped surrogate with a critic and GAE", source="arXiv:1707.06347",
         use="Dense or delayed rewards, and memory for a second model."),
-    Row(name="ppo_rlhf", advantage="gae", kl="reward_k1", extras=("adaptive_kl",),
+    Row(name="ppo_rlhf", advantage="gae", kl="reward_k1", extras=("adaptive_kl",), defaults={"kl_coeff": 0.02},
         summary="PPO with the KL to the reference in the reward, steered to a target",
         source="arXiv:1909.08593, arXiv:2203.02155", use="A learned reward model that must not be over-optimised."),
-    Row(name="vapo", advantage="gae_length_adaptive", extras=("critic_pretraining", "positive_nll"),
-        defaults=_HIGHER,
+    Row(name="vapo", advantage="gae_length_adaptive", extras=("positive_nll",),
+        defaults={"critic_warmup_steps": 50, "nll_coeff": 0.1, **_HIGHER},
         summary="value-based PPO for long chains: length-adaptive GAE, clip-higher, likelihood on right answers",
         source="arXiv:2504.05118", use="Long reasoning with a critic that was pretrained."),
     Row(name="reinforce_plus_plus", advantage="whitened_returns", kl="reward_k1", defaults=_HIGHER,
@@ -212,7 +216,8 @@ _ROWS = (
     Row(name="dapo", extras=("dynamic_sampling", "overlong_penalty"), defaults=_HIGHER,
         summary="GRPO with clip-higher, token mean, dynamic sampling and a soft length penalty",
         source="arXiv:2503.14476", use="Long reasoning with many prompts that are all right or all wrong."),
-    Row(name="prorl", kl="loss_k3_plus", extras=("dynamic_sampling", "reference_reset"), defaults={"clip_high": 0.4},
+    Row(name="prorl", kl="loss_k3_plus", extras=("dynamic_sampling", "reference_reset"),
+        defaults={"clip_high": 0.4, "kl_coeff": 1e-3},
         summary="prolonged training: clip-higher, KL in the loss, reference and optimizer reset on a schedule",
         source="arXiv:2505.24864", use="Thousands of steps over a diverse mix.",
         deviation="k3+ for the KL term; clip_high 0.4 is from memory of the paper."),
@@ -255,10 +260,12 @@ _ROWS = (
     Row(name="dppo_kl", denominator="rollout", gate="dppo_kl", defaults={"weight_max": 20.0},
         summary="trust region on the two-bucket KL against the sampler", source="arXiv:2602.04879",
         use="As dppo_tv, stricter near probability 1."),
-    Row(name="dppo_topk_tv", denominator="rollout", gate="dppo_topk_tv", defaults={"weight_max": 20.0},
+    Row(name="dppo_topk_tv", denominator="rollout", gate="dppo_topk_tv",
+        defaults={"weight_max": 20.0, "top_candidates": 20},
         summary="as dppo_tv, over the sampler's top tokens", source="arXiv:2602.04879",
         use="To measure the divergence more finely; the authors report no gain."),
-    Row(name="dppo_topk_kl", denominator="rollout", gate="dppo_topk_kl", defaults={"weight_max": 20.0},
+    Row(name="dppo_topk_kl", denominator="rollout", gate="dppo_topk_kl",
+        defaults={"weight_max": 20.0, "top_candidates": 20},
         summary="as dppo_kl, over the sampler's top tokens", source="arXiv:2602.04879",
         use="To measure the divergence more finely; the authors report no gain."),
     Row(name="simko", gate="simko",

@@ -190,13 +190,15 @@ class TokenBatch(RowBatch):
     """What a model reads. Example in the module docstring.
 
     tokens [B, T] int64; attention_mask [B, T] bool, real tokens; response_mask [B, T] bool, sampled by the policy and
-    trained on; position_ids [B, T] int64 or None for 0..n-1; extras: pixels and the like, sliceable by row.
+    trained on; position_ids [B, T] int64 or None for 0..n-1; candidates [B, T, K] int64: ids whose logprobs
+    "top_k=<K>" returns instead of those of the most likely tokens; extras: pixels and the like, sliceable by row.
     """
 
     tokens: Tensor
     attention_mask: Tensor
     response_mask: Tensor
     position_ids: Tensor | None = None
+    candidates: Tensor | None = None
     extras: Mapping[str, Ragged] = field(default_factory=dict[str, Ragged])
 
     def __post_init__(self) -> None:
@@ -230,7 +232,7 @@ class RolloutBatch(RowBatch):
     rollout_logprobs [B, T] float32 nats, the sampler's; rewards [B] float64; token_rewards [B, T] float64, placed on
     the last response token unless a segment carries its own; group_ids [B] int64; versions [B, T] int64, -1 where
     nothing was sampled; terminated [B] bool, ended by a stop token; truncated [B] bool, cut by the token limit;
-    valid [B] bool, has a score.
+    valid [B] bool, has a score; greedy_rewards [B] float64, of the greedy response to the same prompt.
     """
 
     inputs: TokenBatch
@@ -242,6 +244,7 @@ class RolloutBatch(RowBatch):
     terminated: Tensor
     truncated: Tensor
     valid: Tensor
+    greedy_rewards: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +253,9 @@ class PolicyBatch(RowBatch):
 
     `old_logprobs` None means the current logprobs are their own anchor (`train.old_logprobs: current`);
     `ref_logprobs` None means no reference model. `loss_weights` already hold the global normalisation, so the loss is a
-    plain sum.
+    plain sum. Where the row needs them: `likelihood_weights` [B, T], the same for the likelihood of right responses;
+    `lags` [B, T] int64, optimizer steps since a token was sampled; `correction` [B, T], decided over the whole step;
+    `signals`, what the gate takes by keyword.
     """
 
     inputs: TokenBatch
@@ -261,6 +266,10 @@ class PolicyBatch(RowBatch):
     loss_weights: Tensor
     versions: Tensor
     group_ids: Tensor
+    likelihood_weights: Tensor | None = None
+    lags: Tensor | None = None
+    correction: Tensor | None = None
+    signals: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,7 +170,7 @@ def prepare(row: Row, raw: Example) -> Step:
             numbers["advantages"] = advantages
         correction = CORRECTIONS[row.correction](raw.old, raw.rollout, raw.mask, **numbers)
     if "interpolated_anchor" in row.extras:
-        reference = interpolated_anchor(raw.logprobs, raw.rollout, raw.versions, raw.mask, version=5)
+        reference = interpolated_anchor(raw.logprobs, raw.rollout, 5 - raw.versions, raw.mask)
         correction = (reference - raw.rollout).exp()
     return Step(
         logprobs=raw.logprobs,

@@ -236,6 +236,8 @@ def check_context(cfg: Config) -> Iterator[Problem]:
 def check_anchor(cfg: Config) -> Iterator[Problem]:
     """Old logprobs, correction and denominator: the sampler's mismatch may be corrected once."""
     row = cfg.train.row
+    if "interpolated_anchor" in row.needs and cfg.train.old_logprobs != "auto":
+        yield _at(cfg, "train.old_logprobs", f"{row.name} interpolates them: set it to auto", "train.alg_name")
     if row.correction == "none":
         return
     also = ("train.alg_name", "train.correction", "train.denominator")
@@ -245,6 +247,18 @@ def check_anchor(cfg: Config) -> Iterator[Problem]:
     if row.denominator == "rollout":
         rule = f"a ratio against the rollout policy and correction {row.correction} count the mismatch twice"
         yield _at(cfg, "train.correction", f"{rule}; set train.correction: none or train.denominator: old", *also)
+
+
+def check_reference(cfg: Config) -> Iterator[Problem]:
+    """Rows that steer or reset their reference have one of the kind that can be."""
+    row, also = cfg.train.row, ("train.alg_name", "train.kl", "train.kl_coeff")
+    moved = not {"adaptive_kl", "reference_reset"}.isdisjoint(row.needs)
+    if moved and (row.kl == "none" or cfg.train.kl_coeff == 0):
+        yield Problem("train.alg_name", "needs a KL term: set train.kl and train.kl_coeff", row.name, also=also)
+    if "adaptive_kl" in row.needs and row.kl.startswith("loss_"):
+        yield Problem("train.kl", f"{row.name} steers a KL in the reward: set it to reward_k1", row.kl, also=also)
+    if "reference_reset" in row.needs and cfg.lora.rank:
+        yield _at(cfg, "lora.rank", f"{row.name} resets the reference, which an adapter's base cannot be: set it to 0")
 
 
 def check_cells(cfg: Config) -> Iterator[Problem]:
@@ -272,7 +286,7 @@ def check_bounds(cfg: Config) -> Iterator[Problem]:
 
 def training_problems(cfg: Config) -> Iterator[Problem]:
     """Every cross-section problem of a training run."""
-    rl_only = (check_reward, check_batch, check_sampling, check_anchor, check_cells, check_bounds)
+    rl_only = (check_reward, check_batch, check_sampling, check_anchor, check_reference, check_cells, check_bounds)
     always = (check_scale, check_adapter, check_model, check_files, check_context)
     own = {"rl": rl_only, "rejection": (check_reward, check_rejection)}
     for check in (*always, *own.get(cfg.train.row.recipe, ())):

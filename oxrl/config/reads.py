@@ -44,7 +44,7 @@ REJECTION = frozenset(
 
 def row_fields(row: Row) -> frozenset[str]:
     """Dotted `train.*` paths that the cells and features of `row` read."""
-    cells = [*row.cells, *(("extra", extra) for extra in row.needs)]
+    cells = [*row.cells, ("selection", row.gate), *(("extra", extra) for extra in row.needs)]
     names = [name for cell in cells for name in PARAMETERS.get(cell, ())]
     return frozenset(f"train.{name}" for name in (*names, *row.numbers))
 

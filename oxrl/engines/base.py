@@ -54,6 +54,10 @@ class TrainEngine(Scorer, Protocol):
         """Refuse this step: drop the accumulated gradient; the step index is consumed. Same keys as optim_step."""
         ...
 
+    def set_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Overwrite whole weights; their optimizer state starts anew, float32 masters from these weights."""
+        ...
+
     def weights(self) -> Iterator[Bucket]:
         """Buckets of at most 512 MB of (HF name, tensor); collective across ranks."""
         ...

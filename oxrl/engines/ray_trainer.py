@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
@@ -173,6 +173,9 @@ class RayTrainer:
 
     def skip_step(self) -> Metrics:
         return self._call("skip_step")
+
+    def set_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        self._call("set_weights", list(named))
 
     def weights(self) -> Iterator[Bucket]:
         return self._stream("weights")

@@ -362,7 +362,7 @@ class Trainer(ABC):
 
     @torch.no_grad()
     def set_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Overwrite whole weights, the same on every rank; their optimizer state starts anew. Collective."""
+        """See TrainEngine. The same on every rank; collective."""
         for name, weight in named:
             self._restore(name, weight, None, {}, 0)
         self._restored()
@@ -417,6 +417,7 @@ def read_tokens(network: TokenModel, inputs: TokenBatch, want: Want, *, temperat
         temperature=temperature,
         entropy="entropy" in want,
         sum_p_squared="sum_p_squared" in want,
+        candidates=None if inputs.candidates is None else inputs.candidates.flatten(0, 1)[token_at],
         top_k=next((int(item.removeprefix("top_k=")) for item in want if item.startswith("top_k=")), 0),
     )
     placed = {

@@ -92,6 +92,7 @@ def chunked_head(
     entropy: bool = False,
     sum_p_squared: bool = False,
     top_k: int = 0,
+    candidates: Tensor | None = None,
     chunk: int | None = None,
 ) -> HeadOutput:
     """Logprobs (and more) of N positions without ever holding the N x V logits (`algorithms.md` 2.10).
@@ -107,12 +108,13 @@ def chunked_head(
         entropy: also return the full-vocabulary entropy in nats.
         sum_p_squared: also return the sum over the vocabulary of p ** 2.
         top_k: also return the ids and logprobs of the k most likely tokens, most likely first.
+        candidates: [N, k] int64, the ids to return logprobs of instead of the most likely.
         chunk: positions per chunk; None picks about 2M logits per chunk.
     """
     if chunk is None:
         chunk = max(64, min(4096, 2**21 // head.weight.shape[0]))
     options = _Options(head.softcap, head.scale, temperature, entropy, sum_p_squared, top_k, chunk)
-    return HeadOutput(*_ChunkedHead.apply(hidden, head.weight, head.bias, targets, options))
+    return HeadOutput(*_ChunkedHead.apply(hidden, head.weight, head.bias, targets, candidates, options))
 
 
 def head_logits(hidden: Tensor, head: Head) -> Tensor:
@@ -150,10 +152,18 @@ def _tempered_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, option
 class _ChunkedHead(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: _Options
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        candidates: Tensor | None,
+        options: _Options,
     ) -> tuple[Tensor | None, ...]:
         columns: list[list[Tensor]] = []
-        for h, y in zip(hidden.split(options.chunk), targets.split(options.chunk), strict=True):
+        for start in range(0, max(len(hidden), 1), options.chunk):
+            rows = slice(start, start + options.chunk)
+            h, y = hidden[rows], targets[rows]
             z, _ = _tempered_logits(h, weight, bias, options)
             lse = z.logsumexp(-1)
             column = [lse, z.gather(1, y[:, None]).squeeze(1) - lse]
@@ -162,7 +172,8 @@ class _ChunkedHead(torch.autograd.Function):
                 column += [lse - torch.linalg.vecdot(p, z)] if options.entropy else []
                 column += [torch.linalg.vecdot(p, p)] if options.sum_p_squared else []
             if options.top_k:
-                top_z, top_ids = z.topk(options.top_k, dim=-1)
+                top_ids = z.topk(options.top_k, dim=-1).indices if candidates is None else candidates[rows]
+                top_z = z.gather(1, top_ids)
                 column += [top_ids, top_z - lse[:, None]]
             columns.append(column)
         merged = [torch.cat(parts) for parts in zip(*columns, strict=True)]
@@ -223,6 +234,7 @@ class _ChunkedHead(torch.autograd.Function):
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if bias is None or grad_bias is None else grad_bias.to(bias.dtype),
+            None,
             None,
             None,
         )

@@ -69,16 +69,14 @@ RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-def interpolated_anchor(
-    logprobs: Tensor, rollout_logprobs: Tensor, versions: Tensor, mask: Tensor, *, version: int
-) -> Tensor:
+def interpolated_anchor(logprobs: Tensor, rollout_logprobs: Tensor, lags: Tensor, mask: Tensor) -> Tensor:
     """log prox = rollout + alpha * (logprobs - rollout), alpha = (lag - 1) / lag, 0 for a lag of at most one version.
 
     A proximal policy without a forward pass of its own. With r against it and the weight exp(prox - rollout), the
-    product is always the full ratio against the sampler. `versions` [B, T] are the weights that sampled each token,
-    `version` the trainer's. [B, T], detached, 0 where masked.
+    product is always the full ratio against the sampler. `lags` [B, T] count the optimizer steps between the weights
+    that sampled a token and those being updated. [B, T], detached, 0 where masked.
     Source: A-3PO, arXiv:2512.06547.
     """
-    lag = (version - versions).clamp(min=1).to(logprobs.dtype)
+    lag = lags.clamp(min=1).to(logprobs.dtype)
     rollout = fill_masked(rollout_logprobs, mask)
     return (rollout + (lag - 1) / lag * (fill_masked(logprobs, mask) - rollout)).detach()

@@ -6,6 +6,8 @@ full batch, never on a micro-batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor
 
@@ -60,3 +62,34 @@ def router_shift(router_logprobs: Tensor, old_router_logprobs: Tensor, mask: Ten
     """
     delta = (router_logprobs - old_router_logprobs).detach().abs().mean((-1, -2))
     return fill_masked((-delta).exp().clamp(min=minimum), mask, 1.0)
+
+
+# What the policy said of a whole rollout batch before the update, [B, T] or [B, T, K], by name: tokens, mask,
+# advantages, noise, logprobs and, where asked for, entropy, top_ids, top_logprobs.
+Looked = Mapping[str, Tensor]
+
+
+def _covariance(x: Looked) -> Tensor:
+    return covariance(x["logprobs"], x["advantages"], x["mask"])
+
+
+# Row.gate -> (Looked, **numbers of PARAMETERS) -> the tensors which that gate takes by keyword; the current
+# `top_logprobs`, which carry a gradient, come from the update itself.
+SELECTIONS: dict[str, Callable[..., dict[str, Tensor]]] = {
+    "clip_cov": lambda x, cov_low, cov_high, cov_fraction: {
+        "selected": select_clip_cov(
+            _covariance(x), x["noise"], x["mask"], low=cov_low, high=cov_high, fraction=cov_fraction
+        )
+    },
+    "kl_cov": lambda x, cov_fraction: {"selected": select_kl_cov(_covariance(x), x["mask"], fraction=cov_fraction)},
+    "simko": lambda x, explore_quantile: {
+        "old_top_logprobs": x["top_logprobs"],
+        "sampled_is_top": x["top_ids"][..., 0] == x["tokens"],
+        "explore": above_row_quantile(x["entropy"], x["mask"], quantile=explore_quantile),
+    },
+}
+for _gate in ("dppo_topk_tv", "dppo_topk_kl"):
+    SELECTIONS[_gate] = lambda x: {
+        "old_top_logprobs": x["top_logprobs"],
+        "sampled_in_top": (x["top_ids"] == x["tokens"][..., None]).any(-1),
+    }

@@ -16,12 +16,14 @@ from oxrl.functional.masks import fill_masked, require_same_shape
 from oxrl.functional.soft_gates import TINY, clipped_geometric_mean, divergence_gate
 
 
-def _buckets(logprobs: Tensor, top_logprobs: Tensor, sampled_in_top: Tensor, mask: Tensor) -> Tensor:
-    """Probabilities of {top K, the sampled token if not among them, the rest}: [B, T, K + 2], detached, sum 1."""
-    top = fill_masked(top_logprobs.detach(), mask[..., None], -torch.inf).exp()
-    sampled = torch.where(sampled_in_top, 0.0, logprobs.exp())[..., None]
-    known = torch.cat([top, sampled], dim=-1)
-    return torch.cat([known, (1 - known.sum(-1, keepdim=True)).clamp(min=0)], dim=-1)
+def _buckets(tokens: Tokens, top: Tensor, old_top: Tensor, sampled_in_top: Tensor) -> list[Tensor]:
+    """Probabilities of {top K, the sampled token if not among them, the rest}, [B, T, K + 2]: now and when sampled."""
+    found: list[Tensor] = []
+    for own, logprobs in ((tokens.now, top), (tokens.now - tokens.log_ratio, old_top)):
+        listed = fill_masked(logprobs.detach(), tokens.mask[..., None], -torch.inf).exp()
+        known = torch.cat([listed, torch.where(sampled_in_top, 0.0, own.exp())[..., None]], dim=-1)
+        found.append(torch.cat([known, (1 - known.sum(-1, keepdim=True)).clamp(min=0)], dim=-1))
+    return found
 
 
 @gate
@@ -39,8 +41,7 @@ def dppo_topk_tv(
 
     Source: DPPO, arXiv:2602.04879, whose authors report no gain over the two-bucket form.
     """
-    p = _buckets(tokens.now, top_logprobs, sampled_in_top, tokens.mask)
-    mu = _buckets(tokens.now - tokens.log_ratio, old_top_logprobs, sampled_in_top, tokens.mask)
+    p, mu = _buckets(tokens, top_logprobs, old_top_logprobs, sampled_in_top)
     divergence = (p - mu).abs().sum(-1) / 2
     return divergence_gate(tokens, divergence, dppo_low=dppo_low, dppo_high=dppo_high, weight_max=weight_max)
 
@@ -57,8 +58,7 @@ def dppo_topk_kl(
     weight_max: float = 20.0,
 ) -> Decision:
     """`dppo_kl` with KL(sampler || current) over the same buckets as `dppo_topk_tv`."""
-    p = _buckets(tokens.now, top_logprobs, sampled_in_top, tokens.mask)
-    mu = _buckets(tokens.now - tokens.log_ratio, old_top_logprobs, sampled_in_top, tokens.mask)
+    p, mu = _buckets(tokens, top_logprobs, old_top_logprobs, sampled_in_top)
     divergence = (mu * (mu.clamp(min=TINY) / p.clamp(min=TINY)).log()).sum(-1)
     return divergence_gate(tokens, divergence, dppo_low=dppo_low, dppo_high=dppo_high, weight_max=weight_max)
 
@@ -104,7 +104,8 @@ def clip_cov(tokens: Tokens, *, selected: Tensor, clip_low: float = 0.2, clip_hi
     Source: Clip-Cov, arXiv:2505.22617. The choice is made over the whole step (`selections.select_clip_cov`).
     """
     clip = clipped(tokens, clip_low=clip_low, clip_high=clip_high)
-    return clip._replace(weight=torch.where(selected, 0.0, clip.weight))
+    weight = torch.where(selected, 0.0, clip.weight)
+    return clip._replace(weight=weight, further={**clip.further, "update/selected_frac": selected})
 
 
 @gate
@@ -119,7 +120,8 @@ def kl_cov(
     clip = clipped(tokens, clip_low=clip_low, clip_high=clip_high)
     coeff = kl_cov_coeff * (selected & tokens.inside).to(tokens.ratio.dtype)
     slope = clip.weight * tokens.advantages - coeff * tokens.log_ratio.sign()
-    return clip._replace(value=clip.value - coeff * tokens.log_ratio.abs(), push=slope * tokens.own_push)
+    value, further = clip.value - coeff * tokens.log_ratio.abs(), {**clip.further, "update/selected_frac": selected}
+    return clip._replace(value=value, push=slope * tokens.own_push, further=further)
 
 
 @gate

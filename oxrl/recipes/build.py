@@ -43,6 +43,7 @@ class Team:
     policy: TrainEngine
     reference: Scorer | None
     critic: TrainEngine | None
+    moving_reference: TrainEngine | None  # the reference, where the run changes it
     sampler: RolloutEngine
     sync: WeightSync
     pool: RewardPool
@@ -54,7 +55,8 @@ class Team:
 
     def engines(self) -> dict[str, TrainEngine]:
         """What a checkpoint holds: subdirectory of the checkpoint -> engine. The policy is the checkpoint itself."""
-        return {".": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
+        engines = {".": self.policy, "critic": self.critic, "reference": self.moving_reference}
+        return {name: engine for name, engine in engines.items() if engine is not None}
 
     def close(self) -> None:
         self.resources.close()
@@ -302,6 +304,7 @@ def build_team(cfg: Config) -> Team:
             policy=policy,
             reference=reference,
             critic=trainers.get("critic"),
+            moving_reference=trainers.get("reference") if "reference_reset" in cfg.train.row.needs else None,
             sampler=sampler,
             sync=WeightSync(
                 policy,

@@ -23,9 +23,13 @@ from oxrl.types import Metrics, Rollout, RolloutBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Harvest:
-    """Everything one rollout step sampled, in draw order; `groups` are trained on, the next step draws from `end`."""
+    """Everything one rollout step sampled, in draw order; `groups` are trained on, the next step draws from `end`.
+
+    `greedy` holds one greedy response per prompt, for rows whose baseline is its reward.
+    """
 
     rollouts: list[Rollout]
+    greedy: list[Rollout]
     groups: tuple[int, ...]
     end: int
     rounds: int
@@ -40,7 +44,7 @@ def collect(cfg: Config, team: Team, session: Session, progress: Progress) -> Ha
     """
     dynamic, wanted = "dynamic_sampling" in cfg.train.row.needs, cfg.data.prompts_per_step
     start = end = int(progress["draw"])
-    rollouts: list[Rollout] = []
+    rollouts, greedy = list[Rollout](), list[Rollout]()
     groups: list[int] = []
     count, rounds = wanted, 0
     with session.phase("time/rollout_s"):
@@ -49,34 +53,37 @@ def collect(cfg: Config, team: Team, session: Session, progress: Progress) -> Ha
         more = sample(cfg, team, session, range(end, end + count))
         if more is None:
             return None
-        rollouts, end, rounds = rollouts + more, end + count, rounds + 1
+        rollouts, greedy, end, rounds = rollouts + more[0], greedy + more[1], end + count, rounds + 1
         groups = teaching_groups(rollouts) if dynamic else list(range(start, end))
         # As many more as should do, at the share of groups that taught something so far.
         count = min(wanted, math.ceil((wanted - len(groups)) * (end - start) / max(len(groups), 1)))
     # Where no group differs, the first ones are trained on with advantage 0, as without dynamic sampling.
     chosen = tuple(groups[:wanted] or range(start, start + wanted))
     used = chosen[-1] + 1 if len(chosen) == wanted else end
-    return Harvest(rollouts=rollouts, groups=chosen, end=used, rounds=rounds)
+    return Harvest(rollouts=rollouts, greedy=greedy, groups=chosen, end=used, rounds=rounds)
 
 
-def sample(cfg: Config, team: Team, session: Session, draws: Sequence[int]) -> list[Rollout] | None:
-    """Scored rollouts of the prompts at `draws`; None, with everything aborted, when asked to stop."""
-    requests = make_requests(
-        [(draw, team.prompts.at(draw, seed=cfg.run.seed)) for draw in draws],
-        samples=cfg.rollout.n_samples,
-        sampling=training_sampling(cfg, team.stop_token_ids),
-        run_seed=cfg.run.seed,
-    )
+def sample(
+    cfg: Config, team: Team, session: Session, draws: Sequence[int]
+) -> tuple[list[Rollout], list[Rollout]] | None:
+    """(rollouts, greedy rollouts) of the prompts at `draws`, scored; None, with all aborted, when asked to stop."""
+    samples, sampling = cfg.rollout.n_samples, training_sampling(cfg, team.stop_token_ids)
+    drawn = [(draw, team.prompts.at(draw, seed=cfg.run.seed)) for draw in draws]
+    requests = make_requests(drawn, samples=samples, sampling=sampling, run_seed=cfg.run.seed)
+    most_likely = dataclasses.replace(sampling, temperature=0.0)
+    asked = drawn if "greedy_rollout" in cfg.train.row.needs else []
+    greedy = make_requests(asked, samples=1, first=samples, sampling=most_likely, run_seed=cfg.run.seed)
     with session.phase("time/rollout_s"):
         completions = generate_unless(
-            team.sampler, requests, deadline_s=cfg.run.deadline_s, stop=lambda: bool(session.stop)
+            team.sampler, [*requests, *greedy], deadline_s=cfg.run.deadline_s, stop=lambda: bool(session.stop)
         )
     if completions is None:
         return None
     with session.phase("time/reward_s"):
-        rollouts = score_groups(team.pool, requests, completions, samples=cfg.rollout.n_samples)
-    check_error_rate([rollout.score for rollout in rollouts], cfg.reward.max_error_rate)
-    return rollouts
+        rollouts = score_groups(team.pool, requests, completions[: len(requests)], samples=samples)
+        baselines = score_groups(team.pool, greedy, completions[len(requests) :], samples=1)
+    check_error_rate([rollout.score for rollout in (*rollouts, *baselines)], cfg.reward.max_error_rate)
+    return rollouts, baselines
 
 
 def teaching_groups(rollouts: Sequence[Rollout]) -> list[int]:
@@ -115,6 +122,12 @@ def training_rows(
     drop("surplus", batch.group_ids >= harvest.end)
     drop("uninformative", ~torch.isin(batch.group_ids, torch.tensor(harvest.groups)))
     drop("unscored", ~batch.valid)
+    if harvest.greedy:
+        dropped["baseline"] = len(harvest.greedy)
+        rewards = {r.group_id: r.score.value for r in harvest.greedy if r.score.value is not None}
+        baselines = [rewards.get(group, float("nan")) for group in batch.group_ids.tolist()]
+        batch = dataclasses.replace(batch, greedy_rewards=torch.tensor(baselines, dtype=torch.float64))
+        drop("without_baseline", torch.tensor(baselines).isnan())
     if "groups" in cfg.train.row.needs:
         same_group = batch.group_ids[:, None] == batch.group_ids[None, :]
         drop("alone", (same_group & keep[None, :]).sum(1) < 2)
@@ -158,7 +171,7 @@ def account(progress: Progress, harvest: Harvest, dropped: dict[str, int], *, tr
         InvariantError: a sample was lost, or counted twice.
     """
     books: dict[str, int] = progress["samples"]
-    step = {"dispatched": len(harvest.rollouts), "trained": trained}
+    step = {"dispatched": len(harvest.rollouts) + len(harvest.greedy), "trained": trained}
     step |= {f"dropped_{reason}": count for reason, count in dropped.items()}
     for name, count in step.items():
         books[name] = books.get(name, 0) + count

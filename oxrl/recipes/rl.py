@@ -8,23 +8,20 @@ Read `train` from top to bottom: every arrow of the data flow is one call there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from oxrl.algorithms import PARAMETERS
 from oxrl.config import Config
 from oxrl.data.batching import split_by_group
+from oxrl.engines.base import TrainEngine, Want
 from oxrl.errors import InvariantError
-from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
-from oxrl.functional.corrections import CORRECTIONS
-from oxrl.functional.kl import KLS, add_kl_to_rewards
-from oxrl.functional.masks import masked_mean, weighted_sum
+from oxrl.functional.advantages import AdvantageInputs
+from oxrl.functional.kl import add_kl_to_rewards
+from oxrl.functional.masks import masked_mean, masked_sum
 from oxrl.functional.metrics import (
+    PASS_REWARD,
     advantage_metrics,
     data_metrics,
     mismatch_metrics,
@@ -32,117 +29,19 @@ from oxrl.functional.metrics import (
     staleness_metrics,
     value_metrics,
 )
-from oxrl.functional.policy_losses import GATES
-from oxrl.functional.ratios import RATIOS
-from oxrl.functional.value_losses import value_loss
-from oxrl.functional.weights import WEIGHTS, token_mean
+from oxrl.functional.shaping import adapt_kl_coeff
+from oxrl.functional.weights import token_mean
 from oxrl.recipes.build import Team, build_team
-from oxrl.recipes.collect import account, collect, harvest_metrics, penalize_overlong, training_rows
+from oxrl.recipes.collect import account, collect, harvest_metrics, training_rows
 from oxrl.recipes.evaluate import evaluate_held_out
+from oxrl.recipes.objective import Algorithm, old_logprobs, required, resolve
 from oxrl.recipes.rollouts import sample_record
-from oxrl.recipes.session import Progress, Session, all_finite
+from oxrl.recipes.session import Progress, Session, all_finite, crossed
 from oxrl.seeds import stable_seed
-from oxrl.types import LossFn, Metrics, Output, PolicyBatch, Rollout, RolloutBatch, ValueBatch
-
-WANT = frozenset({"logprobs", "entropy"})
+from oxrl.types import LossFn, Metrics, Output, PolicyBatch, Rollout, RolloutBatch, TrainBatch, ValueBatch
 
 # Old log-probabilities come from the same weights by the same code; only padding widths differ between the two passes.
 FIRST_RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Algorithm:
-    """A row of the table as functions, its numbers bound."""
-
-    advantage: Callable[[AdvantageInputs], tuple[Tensor, Tensor | None]]
-    policy_loss: LossFn
-    value_loss: LossFn
-    weights: Callable[[Tensor, Tensor], Tensor]
-    correction: Callable[[Tensor, Tensor, Tensor], Tensor] | None
-    old_logprobs: str  # recompute | current | bypass
-    shape: Callable[[RolloutBatch], RolloutBatch] | None  # of rewards, before advantages
-
-
-def resolve(cfg: Config) -> Algorithm:
-    """Look up the row's cells, once."""
-    row = cfg.train.row
-
-    def numbers(kind: str, name: str) -> dict[str, Any]:
-        return {field: getattr(cfg.train, field) for field in PARAMETERS[(kind, name)]}
-
-    weights = numbers("weights", row.weights)
-    if weights.get("weights_length", 0) is None:
-        weights["weights_length"] = cfg.rollout.max_tokens
-    correction = CORRECTIONS.get(row.correction)
-    if correction is not None:
-        correction = partial(correction, **numbers("correction", row.correction))
-    mode = cfg.train.old_logprobs
-    if mode == "auto":
-        mode = "current" if cfg.train.epochs * cfg.train.minibatches == 1 else "recompute"
-    return Algorithm(
-        advantage=partial(ADVANTAGES[row.advantage], **numbers("advantage", row.advantage)),
-        policy_loss=partial(
-            policy_loss,
-            ratio=RATIOS[row.ratio],
-            to_rollout=row.denominator == "rollout",
-            gate=partial(GATES[row.gate], **numbers("gate", row.gate)),
-            correction=correction,
-            kl=KLS[row.kl] if row.kl.startswith("loss_") else None,
-            kl_coeff=cfg.train.kl_coeff,
-            entropy_coeff=cfg.train.entropy_coeff,
-        ),
-        value_loss=partial(critic_loss, value_clip=cfg.train.value_clip),
-        weights=partial(WEIGHTS[row.weights], **weights),
-        correction=correction,
-        old_logprobs=mode,
-        shape=shape_of_rewards(cfg),
-    )
-
-
-def shape_of_rewards(cfg: Config) -> Callable[[RolloutBatch], RolloutBatch] | None:
-    """What changes the rewards before they become advantages, or None."""
-    if "overlong_penalty" not in cfg.train.row.needs:
-        return None
-    limit = cfg.rollout.max_tokens
-    buffer = cfg.train.overlong_buffer or max(1, limit // 5)
-    return partial(penalize_overlong, max_tokens=limit, buffer_tokens=buffer)
-
-
-def policy_loss(
-    output: Output,
-    batch: PolicyBatch,
-    *,
-    ratio: Callable[[Tensor, Tensor, Tensor], Tensor],
-    to_rollout: bool,
-    gate: Callable[..., tuple[Tensor, dict[str, Tensor]]],
-    correction: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
-    kl: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
-    kl_coeff: float,
-    entropy_coeff: float,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """loss = gate(ratio, advantages) * correction + kl_coeff * KL - entropy_coeff * H, all weighted by loss_weights."""
-    logprobs, mask = _required(output.logprobs), batch.inputs.response_mask
-    old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-    anchor = ratio(logprobs, batch.rollout_logprobs if to_rollout else old, mask)
-    rollout_correction = None if correction is None else correction(old, batch.rollout_logprobs, mask)
-    loss, metrics = gate(logprobs, anchor, batch.advantages, mask, batch.loss_weights, correction=rollout_correction)
-    if kl is not None and batch.ref_logprobs is not None:
-        loss = loss + kl_coeff * weighted_sum(kl(logprobs, batch.ref_logprobs, mask), mask, batch.loss_weights)
-    if entropy_coeff:
-        loss = loss - entropy_coeff * weighted_sum(_required(output.entropy), mask, batch.loss_weights)
-    return loss, metrics
-
-
-def critic_loss(output: Output, batch: ValueBatch, *, value_clip: float | None) -> tuple[Tensor, dict[str, Tensor]]:
-    mask = batch.inputs.response_mask
-    values = _required(output.values)
-    return value_loss(values, batch.old_values, batch.returns, mask, batch.loss_weights, value_clip=value_clip)
-
-
-def _required(tensor: Tensor | None) -> Tensor:
-    if tensor is None:
-        raise InvariantError("the engine did not return what the loss asked for")
-    return tensor
 
 
 def train(cfg: Config, session: Session) -> None:
@@ -150,7 +49,8 @@ def train(cfg: Config, session: Session) -> None:
     algorithm = resolve(cfg)
     team = build_team(cfg)
     session.closing(team.close)
-    progress = session.restore(team.engines(), {"step": 0, "rollout_step": 0, "draw": 0, "samples": {}})
+    fresh = {"step": 0, "rollout_step": 0, "draw": 0, "samples": {}, "kl_coeff": cfg.train.kl_coeff}
+    progress = session.restore(team.engines(), fresh)
     while progress["step"] < cfg.run.steps:
         # Sample G completions per prompt from the weights just trained, and score each group.
         start = int(progress["step"])
@@ -163,9 +63,12 @@ def train(cfg: Config, session: Session) -> None:
 
         # What every model says of the samples before the update; reward relative to the group or the critic.
         with session.phase("time/logprobs_s"):
-            policy_batch, value_batch = prepare(team, algorithm, shaped, kl_in_reward=kl_in_reward(cfg))
+            seed = stable_seed("selection", cfg.run.seed, int(progress["rollout_step"]))
+            penalty = kl_in_reward(cfg, progress)
+            policy_batch, value_batch = prepare(team, algorithm, shaped, kl_in_reward=penalty, seed=seed)
         shared = harvest_metrics(harvest) | rollout_metrics(batch, shaped, policy_batch, progress)
-        session.record_samples(sample_lines(harvest.rollouts, kept, policy_batch, step=start))
+        shared |= steer_kl(cfg, policy_batch, progress)
+        session.record_samples(sample_lines([*harvest.rollouts, *harvest.greedy], kept, policy_batch, step=start))
         if cfg.run.record == "tokens":
             session.record_rollouts(start, recorded_tensors(policy_batch))
 
@@ -184,37 +87,61 @@ def train(cfg: Config, session: Session) -> None:
                     team.sync.deliver(int(progress["step"]))
                     metrics |= evaluate_held_out(cfg, team)
             session.record(progress["step"], shared | metrics, tokens=shared["data/tokens"] / len(steps))
+        reset_reference(cfg, team, start, int(progress["step"]))
         session.boundary(team.engines(), progress)
     session.finish(progress["step"])
 
 
-def kl_in_reward(cfg: Config) -> float | None:
+def kl_in_reward(cfg: Config, progress: Progress) -> float | None:
     """The coefficient when the row subtracts a KL from the reward, else None."""
-    return cfg.train.kl_coeff if cfg.train.row.kl.startswith("reward_") and cfg.train.kl_coeff > 0 else None
+    if not cfg.train.row.kl.startswith("reward_") or cfg.train.kl_coeff == 0:
+        return None
+    return progress["kl_coeff"] if "adaptive_kl" in cfg.train.row.needs else cfg.train.kl_coeff
+
+
+def steer_kl(cfg: Config, batch: PolicyBatch, progress: Progress) -> Metrics:
+    """Move the KL coefficient of the next rollout step by how far this one's KL to the reference is off its target."""
+    if "adaptive_kl" not in cfg.train.row.needs:
+        return {}
+    sampled = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
+    per_row = masked_sum(sampled - required(batch.ref_logprobs), batch.inputs.response_mask, dim=1)
+    kl, used, rows = float(per_row.mean()), float(progress["kl_coeff"]), len(batch)
+    target, horizon = cfg.train.kl_target, cfg.train.kl_horizon
+    progress["kl_coeff"] = adapt_kl_coeff(used, kl, kl_target=target, kl_horizon=horizon, rows=rows)
+    return {"kl/coeff": used, "kl/steered": kl}
+
+
+def reset_reference(cfg: Config, team: Team, before: int, step: int) -> None:
+    """Let the reference be the policy, and the optimizer start afresh, where the schedule says so."""
+    if team.moving_reference is not None and crossed(cfg.train.reference_sync_steps, before, step):
+        for engine in (team.moving_reference, team.policy):
+            engine.set_weights(named for bucket in team.policy.weights() for named in bucket)
 
 
 def prepare(
-    team: Team, algorithm: Algorithm, batch: RolloutBatch, *, kl_in_reward: float | None
+    team: Team, algorithm: Algorithm, batch: RolloutBatch, *, kl_in_reward: float | None, seed: int
 ) -> tuple[PolicyBatch, ValueBatch | None]:
     """Everything the updates of this rollout batch read, from one forward pass per model involved."""
     inputs, mask = batch.inputs, batch.inputs.response_mask
     logprobs_only = frozenset({"logprobs"})
-    old = ref = values = bootstrap = None
-    if algorithm.old_logprobs == "recompute":
-        old = _required(team.policy.forward(inputs, logprobs_only).logprobs)
+    old = ref = values = bootstrap = looked = None
+    if algorithm.old_logprobs == "recompute" or algorithm.looks:
+        looked = team.policy.forward(inputs, logprobs_only | algorithm.looks)
+    if algorithm.old_logprobs == "recompute" and looked is not None:
+        old = required(looked.logprobs)
     elif algorithm.old_logprobs == "bypass":
         old = batch.rollout_logprobs
     if team.reference is not None:
-        ref = _required(team.reference.forward(inputs, logprobs_only).logprobs)
+        ref = required(team.reference.forward(inputs, logprobs_only).logprobs)
     if team.critic is not None:
         judged = team.critic.forward(inputs, frozenset({"values"}))
-        values, bootstrap = _required(judged.values), judged.bootstrap
+        values, bootstrap = required(judged.values), judged.bootstrap
 
     rewards, token_rewards = batch.rewards, batch.token_rewards
     if kl_in_reward is not None:
         sampled = batch.rollout_logprobs if old is None else old
         rewards, token_rewards = add_kl_to_rewards(
-            rewards, token_rewards, sampled, _required(ref), mask, kl_coeff=kl_in_reward
+            rewards, token_rewards, sampled, required(ref), mask, kl_coeff=kl_in_reward
         )
     advantages, returns = algorithm.advantage(
         AdvantageInputs(
@@ -225,8 +152,10 @@ def prepare(
             values=values,
             bootstrap=bootstrap,
             truncated=batch.truncated,
+            greedy_rewards=batch.greedy_rewards,
         )
     )
+    right = mask & (batch.rewards > PASS_REWARD)[:, None]
     policy_batch = PolicyBatch(
         inputs=inputs,
         old_logprobs=old,
@@ -236,11 +165,29 @@ def prepare(
         loss_weights=algorithm.weights(mask, batch.group_ids),
         versions=batch.versions,
         group_ids=batch.group_ids,
+        likelihood_weights=token_mean(right) if algorithm.likelihood else None,
     )
+    if algorithm.looks and looked is not None:
+        policy_batch = look_ahead(algorithm, policy_batch, looked, seed=seed)
     if values is None:
         return policy_batch, None
     weights = token_mean(mask)
-    return policy_batch, ValueBatch(inputs=inputs, old_values=values, returns=_required(returns), loss_weights=weights)
+    return policy_batch, ValueBatch(inputs=inputs, old_values=values, returns=required(returns), loss_weights=weights)
+
+
+def look_ahead(algorithm: Algorithm, batch: PolicyBatch, looked: Output, *, seed: int) -> PolicyBatch:
+    """The batch with what is decided about its tokens before the update, over all of them together."""
+    inputs, logprobs = batch.inputs, required(looked.logprobs)
+    if algorithm.step_correction is not None:
+        weights = algorithm.step_correction(logprobs, batch.rollout_logprobs, inputs.response_mask)
+        batch = dataclasses.replace(batch, correction=weights)
+    if algorithm.select is None:
+        return batch
+    noise = torch.rand(inputs.tokens.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    given = {"tokens": inputs.tokens, "mask": inputs.response_mask, "advantages": batch.advantages, "noise": noise}
+    signals = algorithm.select(given | {name: value for name, value in vars(looked).items() if value is not None})
+    # The update asks for the logprobs of the same candidates, whatever is most likely by then.
+    return dataclasses.replace(batch, signals=signals, inputs=dataclasses.replace(inputs, candidates=looked.top_ids))
 
 
 def minibatches(cfg: Config, batch: PolicyBatch, *, rollout_step: int) -> list[Tensor]:
@@ -271,9 +218,8 @@ def update(
     no trained token is not taken either: a zero gradient would still move Adam's momentum.
     """
     step = int(progress["step"]) + 1
-    mask = policy_batch.inputs.response_mask[rows]
-    weights = algorithm.weights(mask, policy_batch.group_ids[rows])
-    batch = dataclasses.replace(policy_batch.select(rows), loss_weights=weights)
+    batch = minibatch(algorithm, policy_batch, rows, version=step - 1)
+    mask = batch.inputs.response_mask
     if not mask.any():
         skipped = skip(team)
         return skipped | {"data/empty_steps": 1.0}
@@ -281,10 +227,11 @@ def update(
     # Gradients of every engine first, then all of them step or none does.
     tolerance = FIRST_RATIO_TOLERANCE[cfg.model.dtype] if first and algorithm.old_logprobs == "recompute" else None
     metrics = policy_gradients(team, algorithm, batch, tolerance)
-    if metrics is not None and value_batch is not None:
+    if metrics is not None and value_batch is not None and team.critic is not None:
         judged = dataclasses.replace(value_batch.select(rows), loss_weights=token_mean(mask))
-        critic = critic_gradients(team, algorithm, judged)
-        metrics = None if critic is None else metrics | critic
+        found = gradients(team.critic, judged, algorithm.value_loss, frozenset({"values"}))
+        about = value_metrics(judged.old_values, judged.returns, mask)
+        metrics = None if found is None else metrics | critics(found[1]) | about
     if metrics is None:
         session.dump(step, recorded_tensors(batch))
         return skip(team) | {"data/empty_steps": 0.0}
@@ -292,10 +239,27 @@ def update(
     stepped = team.policy.skip_step() | {"update/skipped": 0.0} if warming_up else team.policy.optim_step()
     if team.critic is not None:
         critic_step = team.critic.skip_step() if stepped["update/skipped"] else team.critic.optim_step()
-        stepped |= {"value/" + name.removeprefix("update/"): value for name, value in critic_step.items()}
+        stepped |= critics(critic_step)
     if stepped["update/skipped"]:
         session.dump(step, recorded_tensors(batch))
     return metrics | stepped | {"data/empty_steps": 0.0}
+
+
+def minibatch(algorithm: Algorithm, batch: PolicyBatch, rows: Tensor, *, version: int) -> PolicyBatch:
+    """`rows` of the rollout batch, their weights normalised over themselves, as weights of `version` will read them."""
+    part = batch.select(rows)
+    mask, right = part.inputs.response_mask, part.likelihood_weights
+    return dataclasses.replace(
+        part,
+        loss_weights=algorithm.weights(mask, part.group_ids),
+        likelihood_weights=None if right is None else token_mean(mask & (right > 0)),
+        lags=version - part.versions if algorithm.old_logprobs == "interpolated" else None,
+    )
+
+
+def critics(metrics: Metrics) -> Metrics:
+    """The same metrics as the critic's."""
+    return {name.replace("update/", "value/"): value for name, value in metrics.items()}
 
 
 def skip(team: Team) -> Metrics:
@@ -306,47 +270,34 @@ def skip(team: Team) -> Metrics:
     return metrics
 
 
+def gradients(engine: TrainEngine, batch: TrainBatch, loss_fn: LossFn, want: Want) -> tuple[Output, Metrics] | None:
+    """Add the gradient of one engine; what it said and the loss's metrics, or None when something is not finite."""
+    mask, given = batch.inputs.response_mask, (value for value in vars(batch).values() if isinstance(value, Tensor))
+    if not all_finite(*(x for x in given if x.shape == mask.shape and x.is_floating_point()), mask=mask):
+        return None
+    output = engine.forward_backward(batch, loss_fn, want)
+    with torch.no_grad():
+        loss, metrics = loss_fn(output, batch)
+    if not all_finite(output.logprobs, output.entropy, output.values, mask=mask) or not loss.isfinite():
+        return None
+    return output, {"update/loss": float(loss)} | {name: float(value) for name, value in metrics.items()}
+
+
 def policy_gradients(
     team: Team, algorithm: Algorithm, batch: PolicyBatch, first_ratio_tolerance: float | None
 ) -> Metrics | None:
     """Add the policy's gradient; metrics over the whole minibatch, or None when something is not finite."""
-    mask = batch.inputs.response_mask
-    if not all_finite(batch.advantages, batch.rollout_logprobs, batch.old_logprobs, batch.ref_logprobs, mask=mask):
+    found = gradients(team.policy, batch, algorithm.policy_loss, algorithm.want)
+    if found is None:
         return None
-    output = team.policy.forward_backward(batch, algorithm.policy_loss, WANT)
-    logprobs = _required(output.logprobs)
-    with torch.no_grad():
-        loss, metrics = algorithm.policy_loss(output, batch)
-    if not all_finite(logprobs, output.entropy, mask=mask) or not loss.isfinite():
-        return None
-    old = logprobs if batch.old_logprobs is None else batch.old_logprobs
-    correct = algorithm.correction
-    corrected = None if correct is None else correct(old, batch.rollout_logprobs, mask)
+    (output, metrics), mask = found, batch.inputs.response_mask
+    logprobs = required(output.logprobs)
+    old = old_logprobs(logprobs, batch)
+    corrected = batch.correction if algorithm.correction is None else algorithm.correction(old, batch)
     if first_ratio_tolerance is not None:
         check_first_ratio(logprobs, old, mask, first_ratio_tolerance)
-    return (
-        {"update/loss": float(loss)}
-        | {name: float(value) for name, value in metrics.items()}
-        | policy_metrics(logprobs, old, mask, ref_logprobs=batch.ref_logprobs, entropy=output.entropy)
-        | mismatch_metrics(old, batch.rollout_logprobs, mask, corrected)
-    )
-
-
-def critic_gradients(team: Team, algorithm: Algorithm, batch: ValueBatch) -> Metrics | None:
-    """Add the critic's gradient; metrics over the whole minibatch, or None when something is not finite."""
-    mask = batch.inputs.response_mask
-    if team.critic is None or not all_finite(batch.old_values, batch.returns, mask=mask):
-        return None
-    output = team.critic.forward_backward(batch, algorithm.value_loss, frozenset({"values"}))
-    with torch.no_grad():
-        loss, metrics = algorithm.value_loss(output, batch)
-    if not all_finite(output.values, mask=mask) or not loss.isfinite():
-        return None
-    return (
-        {"value/loss": float(loss)}
-        | {name: float(value) for name, value in metrics.items()}
-        | value_metrics(batch.old_values, batch.returns, mask)
-    )
+    about = policy_metrics(logprobs, old, mask, ref_logprobs=batch.ref_logprobs, entropy=output.entropy)
+    return metrics | about | mismatch_metrics(old, batch.rollout_logprobs, mask, corrected)
 
 
 def check_first_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, tolerance: float) -> None:

@@ -11,9 +11,9 @@ from oxrl.types import Completion, Prompt, Request, Rollout, Sampling, Score
 
 
 def make_requests(
-    draws: Sequence[tuple[int, Prompt]], *, samples: int, sampling: Sampling, run_seed: int
+    draws: Sequence[tuple[int, Prompt]], *, samples: int, sampling: Sampling, run_seed: int, first: int = 0
 ) -> list[Request]:
-    """`samples` requests for every (draw, prompt), each with a seed that depends on nothing but what it is for."""
+    """`samples` requests for every (draw, prompt), numbered from `first`, with seeds that depend on nothing else."""
     return [
         Request(
             id=f"{draw}/{sample}",
@@ -24,7 +24,7 @@ def make_requests(
             seed=sample_seed(run_seed, draw, sample),
         )
         for draw, prompt in draws
-        for sample in range(samples)
+        for sample in range(first, first + samples)
     ]
 
 

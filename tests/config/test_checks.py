@@ -45,6 +45,12 @@ from oxrl.errors import ConfigError
         (["train.alg_name=reinforce", "train.denominator=old"], "train.denominator", ["has no effect"]),
         (["train.alg_name=cispo", "train.weight_min=6"], "train.weight_min", ["below train.weight_max=5.0"]),
         (["train.correction=mask", "train.correction_min=3"], "train.correction_min", ["train.correction_max=2.0"]),
+        (["train.alg_name=ppo_rlhf", "train.kl_coeff=0"], "train.alg_name", ["needs a KL term"]),
+        (["train.alg_name=prorl", "train.kl=none"], "train.alg_name", ["needs a KL term"]),
+        (["train.alg_name=ppo_rlhf", "train.kl=loss_k2"], "train.kl", ["reward_k1"]),
+        (["train.alg_name=prorl", "lora.rank=4", "model.name=Qwen/Qwen2.5-0.5B"], "lora.rank", ["cannot be"]),
+        (["train.alg_name=a3po", "train.old_logprobs=bypass"], "train.old_logprobs", ["interpolates", "auto"]),
+        (["train.alg_name=dapo", "train.advantage=batch_center", "rollout.n_samples=1"], "rollout.n_samples", ["dapo"]),
         (["train.alg_name=pkpo", "train.pass_k=9"], "train.pass_k", ["rollout.n_samples 8"]),
     ],
 )  # fmt: skip
@@ -148,7 +154,7 @@ def test_what_fits_together_loads(write: Callable[..., Path], overrides: list[st
 
 @pytest.mark.parametrize("algorithm", [name for name, row in ROWS.items() if not row.unsupported])
 def test_every_row_of_the_table_loads_with_its_own_defaults(write: Callable[..., Path], algorithm: str) -> None:
-    cfg = load_config(write(train={"alg_name": algorithm}), ["run.steps=48"])
+    cfg = load_config(write(train={"alg_name": algorithm}), ["run.steps=96"])
     assert cfg.train.row == ROWS[algorithm]
 
 
@@ -157,7 +163,7 @@ def test_a_row_that_no_recipe_can_run_is_refused_with_what_is_missing(
     write: Callable[..., Path], algorithm: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"{algorithm} needs .* not part of a recipe yet"):
-        load_config(write(train={"alg_name": algorithm}), ["run.steps=48"])
+        load_config(write(train={"alg_name": algorithm}), ["run.steps=96"])
 
 
 def test_a_reward_file_must_define_the_function(write: Callable[..., Path]) -> None:

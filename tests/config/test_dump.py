@@ -15,7 +15,7 @@ from oxrl.config import config_diff, config_schema, dump_config, load_config
 
 @pytest.mark.parametrize("algorithm", [name for name, row in ROWS.items() if not row.unsupported])
 def test_a_dump_loads_to_an_equal_object(write: Callable[..., Path], algorithm: str) -> None:
-    cfg = load_config(write(train={"alg_name": algorithm}), ["run.steps=48", "train.lr=3e-7", "run.seed=5"])
+    cfg = load_config(write(train={"alg_name": algorithm}), ["run.steps=96", "train.lr=3e-7", "run.seed=5"])
     Path("dump.yaml").write_text(dump_config(cfg))
     again = load_config("dump.yaml")
     assert again == cfg

@@ -21,7 +21,7 @@ CELL_CHOICES = {
     f"train.{parameter}": f"train.{next(name for name, found in CELLS.items() if found == kind)}={cell}"
     for (kind, cell), parameters in PARAMETERS.items()
     for parameter in parameters
-    if kind != "extra"
+    if kind not in ("extra", "selection")
 }
 # A second valid value, where it cannot be derived from the type.
 SECOND: dict[str, Any] = {
@@ -97,7 +97,7 @@ def test_every_field_is_read_by_some_run_and_its_value_shows_in_the_resolved_con
         return
     Path("template.jinja").write_text("")
     algorithm, overrides = reader(path)
-    config, steps = write(train={"alg_name": algorithm}), ["run.steps=48"]
+    config, steps = write(train={"alg_name": algorithm}), ["run.steps=96"]
     base = load_config(config, [*steps, *overrides])
     assert path in fields_read(base)
     if path in FIXED:
@@ -124,7 +124,7 @@ def test_a_field_that_is_not_read_is_refused_with_who_reads_it(write: Callable[.
             continue
         config = write(train={"alg_name": algorithm})
         with pytest.raises(ConfigError) as caught:
-            load_config(config, ["run.steps=48", f"{path}={text}"])
+            load_config(config, ["run.steps=96", f"{path}={text}"])
         report = str(caught.value)
         assert f"override '{path}={text}': {path}" in report
         assert "remove it" in report

@@ -18,7 +18,7 @@ def test_every_row_and_every_cell_has_its_place_on_the_page() -> None:
     for name, row in ROWS.items():
         assert row.recipe != "rl" or f"\n### {name}\n" in page
     for kind, name in PARAMETERS:
-        assert kind == "extra" or name == "none" or f"\n### {kind} {name}\n" in page
+        assert kind in ("extra", "selection") or name == "none" or f"\n### {kind} {name}\n" in page
 
 
 def test_the_comparison_page_holds_the_numbers_that_the_functions_return() -> None:

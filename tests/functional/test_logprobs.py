@@ -119,6 +119,18 @@ def test_the_chunked_head_equals_full_logits_in_value_and_gradient(
         assert torch.allclose(ours, reference, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("chunk", [2, POSITIONS])
+def test_given_candidates_get_their_logprobs_and_gradients_instead_of_the_most_likely(chunk: int) -> None:
+    hidden, weight, bias, targets = _problem()
+    ids = torch.arange(POSITIONS)[:, None] % 3 + torch.arange(2)
+    out = chunked_head(hidden, Head(weight, bias), targets, top_k=2, candidates=ids, chunk=chunk)
+    expected = torch.nn.functional.linear(hidden, weight, bias).log_softmax(-1).gather(1, ids)
+    torch.testing.assert_close(out.top_logprobs, expected)
+    pull = torch.linspace(-1, 2, 2 * POSITIONS, dtype=torch.float64).view(-1, 2)
+    found, right = (torch.autograd.grad((x * pull).sum(), (hidden, weight, bias)) for x in (out.top_logprobs, expected))
+    torch.testing.assert_close(found, right)
+
+
 def test_the_chunk_size_does_not_change_values_or_gradients_in_float32() -> None:
     results = []
     for chunk in (1, 7, POSITIONS):

@@ -14,6 +14,7 @@ from oxrl.functional.gates import LossAndMetrics
 from oxrl.functional.kl import KLS
 from oxrl.functional.policy_losses import GATES
 from oxrl.functional.ratios import RATIOS
+from oxrl.functional.selections import SELECTIONS
 from oxrl.functional.weights import WEIGHTS
 from oxrl_proofs.identities import LIMITS, WORKED
 from oxrl_proofs.rows import ROW_PROOFS, proofs_of, prove, two_rank_errors
@@ -65,14 +66,22 @@ def test_a_broken_gate_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "effective_weight" in report.failed and "worked numbers of ppo_clip" in report.failed
 
 
-REGISTRIES = {"advantage": ADVANTAGES, "gate": GATES, "correction": CORRECTIONS, "kl": KLS, "weights": WEIGHTS}
+REGISTRIES = {
+    "advantage": ADVANTAGES,
+    "gate": GATES,
+    "correction": CORRECTIONS,
+    "kl": KLS,
+    "weights": WEIGHTS,
+    "selection": SELECTIONS,
+}
 
 
 @pytest.mark.parametrize("kind", REGISTRIES)
 def test_the_table_and_the_functions_name_the_same_cells(kind: str) -> None:
     listed = {name for found, name in PARAMETERS if found == kind} - {"none"}
     assert listed == set(REGISTRIES[kind])
-    assert {getattr(row, kind) for row in RL.values()} - {"none"} <= listed
+    if kind != "selection":
+        assert {getattr(row, kind) for row in RL.values()} - {"none"} <= listed
 
 
 def test_every_ratio_level_and_every_need_is_known() -> None:
@@ -90,8 +99,3 @@ def test_limits_and_worked_numbers_belong_to_cells_of_the_table() -> None:
 def test_a_row_that_needs_an_unbuilt_feature_says_what_is_missing() -> None:
     assert ROWS["sgrpo"].unsupported == ""
     assert ROWS["rspo"].unsupported.startswith("rspo needs routing (the router's choices")
-
-
-def test_bypass_is_not_allowed_where_a_correction_would_count_the_mismatch_twice() -> None:
-    assert "bypass" not in ROWS["tis"].old_logprobs_modes
-    assert "bypass" in ROWS["dppo_tv"].old_logprobs_modes

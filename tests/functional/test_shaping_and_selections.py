@@ -164,11 +164,11 @@ def test_the_interpolated_anchor_keeps_the_full_ratio_as_a_product() -> None:
     """E9: lag 2, alpha .5: r = c = [1.161834, .818731, 1.568312]; lags 1, 2, 3, 4 give alpha 0, 1/2, 2/3, 3/4."""
     rollout, logprobs = f64([[-1.2, -0.7, -2]]), f64([[-0.9, -1.1, -1.1]])
     mask, versions = torch.ones(1, 3, dtype=torch.bool), torch.tensor([[3, 3, 3]])
-    anchor = interpolated_anchor(logprobs, rollout, versions, mask, version=5)
+    anchor = interpolated_anchor(logprobs, rollout, 5 - versions, mask)
     assert (logprobs - anchor).exp().tolist()[0] == pytest.approx([1.161834, 0.818731, 1.568312], abs=1e-6)
     assert (anchor - rollout).exp().tolist()[0] == pytest.approx([1.161834, 0.818731, 1.568312], abs=1e-6)
     ones = torch.ones(1, 3, dtype=torch.bool)
-    lags = interpolated_anchor(f64([[1.0] * 3]), f64([[0.0] * 3]), torch.tensor([[4, 2, 1]]), ones, version=5)
+    lags = interpolated_anchor(f64([[1.0] * 3]), f64([[0.0] * 3]), torch.tensor([[1, 3, 4]]), ones)
     assert lags.tolist()[0] == pytest.approx([0, 2 / 3, 3 / 4])
 
 

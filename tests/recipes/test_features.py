@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small_runs import final_files, metric_lines, rl_config
+from torch import Tensor
 
 from oxrl.config import Config
 from oxrl.errors import InvariantError
 from oxrl.recipes import run
 from oxrl.recipes.collect import Harvest, account
+from oxrl.recipes.objective import resolve
+from oxrl.recipes.rl import look_ahead
 from oxrl.recipes.session import Session
+from oxrl.types import Output, PolicyBatch, TokenBatch
 
 # 0 or 1, and mostly 0 for a random model: some groups teach nothing.
 SPARSE = "def sparse(prompt, completion):\n    return float(sum(c.isdigit() for c in completion) >= 2)\n"
+SHARE = "def share(prompt, completion):\n    return sum(c.isdigit() for c in completion) / 6\n"
 NEVER = "def never(prompt, completion):\n    return 0.0\n"
 
 
@@ -42,7 +49,21 @@ def samples_of(run_directory: Path) -> list[dict[str, Any]]:
 
 
 # Every row with state or choices of its own, and numbers that make the feature act within six small steps.
-RESUMED: dict[str, dict[str, Any]] = {"dapo": {}}
+RESUMED: dict[str, dict[str, Any]] = {
+    "dapo": {},
+    "prorl": {"reference_sync_steps": 3, "kl_coeff": 0.1},
+    "ppo_rlhf": {"kl_target": 1e-3, "kl_horizon": 50, "critic_lr": 1e-3},
+    "remax": {},
+    "vapo": {"critic_warmup_steps": 3, "critic_lr": 1e-3},
+    "a3po": {"epochs": 3},
+    "clip_cov": {"cov_fraction": 0.2, "cov_low": 0.0, "epochs": 2},
+    "kl_cov": {"cov_fraction": 0.2, "epochs": 2},
+    "opsm": {"drift_max": 0.0, "epochs": 2},
+    "m2po": {"second_moment_max": 1e-12, "epochs": 2},
+    "simko": {"epochs": 2},
+    "dppo_topk_tv": {"epochs": 2},
+    "dppo_topk_kl": {"epochs": 2},
+}
 
 
 @pytest.mark.parametrize("algorithm", RESUMED)
@@ -97,7 +118,7 @@ def test_every_sample_is_trained_on_or_dropped_for_a_reason(tmp_path: Path) -> N
     fates = Counter(sample["advantage"] is not None for sample in samples)
     assert books["trained"] == fates[True] == 6 * 16
     assert books["dropped_uninformative"] > 0
-    harvest = Harvest(rollouts=[], groups=(), end=0, rounds=1)
+    harvest = Harvest(rollouts=[], greedy=[], groups=(), end=0, rounds=1)
     with pytest.raises(InvariantError, match="0 samples were dispatched but 1 are accounted for"):
         account({"samples": {}}, harvest, {"uninformative": 1}, trained=0)
 
@@ -126,3 +147,155 @@ def test_the_length_penalty_shapes_advantages_and_never_the_choice_of_groups(tmp
     for sample, penalty in zip(samples, penalties, strict=True):
         group = [other for s, other in zip(samples, penalties, strict=True) if s["draw"] == sample["draw"]]
         assert (sample["advantage"] > 0) == (penalty > sum(group) / len(group) + 1e-9)
+
+
+def test_the_kl_coefficient_follows_zieglers_controller(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "ppo_rlhf", kl_target=1e-3, kl_horizon=50, kl_coeff=0.5, critic_lr=1e-3)
+    run(cfg)
+    lines = metric_lines(cfg.run.directory)
+    coefficient = 0.5
+    for line in lines:
+        assert line["kl/coeff"] == pytest.approx(coefficient)
+        error = max(-0.2, min(0.2, line["kl/steered"] / 1e-3 - 1))
+        coefficient *= 1 + error * line["data/rows"] / 50
+    # Nothing to hold back at first, too far from the reference later.
+    assert lines[1]["kl/coeff"] == pytest.approx(0.5 * (1 - 0.2 * 16 / 50)) and coefficient > lines[1]["kl/coeff"]
+
+
+def test_the_reference_and_the_optimizer_start_afresh_on_schedule(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "prorl", reference_sync_steps=3, kl_coeff=0.1)
+    run(cfg)
+    far = [abs(line["kl/ref_k1"]) for line in metric_lines(cfg.run.directory)]
+    assert far[0] == far[3] == 0.0 and min(far[1], far[2], far[4], far[5]) > 1e-5
+    states = {
+        path.name: json.loads((path / "trainer_state.json").read_text())
+        for path in (cfg.run.directory / "checkpoints").iterdir()
+    }
+    assert set(states["step_00000004"]["adam_steps"].values()) == {1}
+    assert states["step_00000006"]["adam_steps"] == {} and states["step_00000006"]["step"] == 6
+    newest = cfg.run.directory / "checkpoints" / "step_00000006"
+    assert (newest / "model.safetensors").read_bytes() == (newest / "reference" / "model.safetensors").read_bytes()
+
+
+def test_the_greedy_response_is_a_baseline_and_is_never_trained_on(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "remax", reward=SHARE)
+    run(cfg)
+    samples = [sample for sample in samples_of(cfg.run.directory) if sample["step"] == 5]
+    greedy = {sample["draw"]: sample for sample in samples if sample["sample"] == 4}
+    assert len(samples) == 20 and len(greedy) == 4
+    assert all(sample["advantage"] is None for sample in greedy.values())
+    for sample in samples:
+        if sample["sample"] < 4:
+            assert sample["advantage"] == pytest.approx(sample["reward"] - greedy[sample["draw"]]["reward"], abs=1e-6)
+    line = metric_lines(cfg.run.directory)[-1]
+    assert (line["samples/dropped_baseline"], line["samples/trained"], line["data/rows"]) == (24.0, 96.0, 16.0)
+
+
+def test_a_critic_is_fitted_before_the_policy_moves(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "vapo", critic_warmup_steps=3, critic_lr=1e-2)
+    run(cfg)
+    lines = metric_lines(cfg.run.directory)
+    assert [line["update/update_norm_ratio"] > 0 for line in lines] == [False] * 3 + [True] * 3
+    assert all(line["value/update_norm_ratio"] > 0 for line in lines)
+    assert max(line["update/nll"] for line in lines) > 1
+
+
+def policy_batch(rewards: Tensor, **fields: Any) -> PolicyBatch:
+    """Two rows of three and two trained tokens; the sampler's logprobs are -1."""
+    mask = torch.tensor([[False, True, True, True], [False, True, True, False]])
+    tokens = TokenBatch(tokens=mask.long(), attention_mask=mask | ~mask, response_mask=mask)
+    given: dict[str, Any] = {"advantages": rewards[:, None].expand(2, 4) * mask, "versions": mask.long() * 0}
+    return PolicyBatch(
+        inputs=tokens,
+        old_logprobs=None,
+        rollout_logprobs=torch.where(mask, -1.0, torch.nan).double(),
+        ref_logprobs=None,
+        loss_weights=mask.double() / 5,
+        group_ids=torch.tensor([0, 0]),
+        **(given | fields),
+    )
+
+
+def gradient(cfg: Config, batch: PolicyBatch, logprobs: Tensor) -> Tensor:
+    leaf = logprobs.clone().requires_grad_()
+    loss, _ = resolve(cfg).policy_loss(Output(logprobs=leaf), batch)
+    return torch.autograd.grad(loss, leaf)[0]
+
+
+def test_right_responses_add_their_mean_likelihood(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "vapo", nll_coeff=0.3, critic_warmup_steps=0)
+    rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    weights = torch.tensor([[0, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.float64) / 3
+    batch = policy_batch(rewards * 0, likelihood_weights=weights)
+    found = gradient(cfg, batch, torch.full((2, 4), -2.0, dtype=torch.float64))
+    torch.testing.assert_close(found, -0.3 * weights)
+
+
+def test_an_interpolated_anchor_gives_the_full_ratio_to_the_sampler_whatever_the_lag(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "a3po", epochs=3)
+    rewards = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    logprobs = torch.full((2, 4), -0.95, dtype=torch.float64)
+    for lag in (0, 1, 2, 7):
+        batch = policy_batch(rewards, lags=torch.full((2, 4), lag))
+        expected = -batch.advantages * batch.loss_weights * math.exp(0.05)
+        torch.testing.assert_close(gradient(cfg, batch, logprobs), expected)
+    # Around an anchor that follows the policy, a token three times as likely is not clipped; around the sampler it is.
+    far = logprobs + 1
+    assert gradient(cfg, policy_batch(rewards, lags=torch.full((2, 4), 20)), far)[0].any()
+    assert not gradient(cfg, policy_batch(rewards, lags=torch.full((2, 4), 1)), far)[0].any()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "train", "key", "shares"),
+    [
+        ("clip_cov", {"cov_fraction": 0.1, "cov_low": 0.0}, "update/selected_frac", (0.02, 0.2)),
+        ("kl_cov", {"cov_fraction": 0.1}, "update/selected_frac", (0.05, 0.15)),
+        ("simko", {"explore_quantile": 0.5}, "update/simko_frac", (0.05, 0.6)),
+        ("opsm", {"drift_max": -9.0}, "mismatch/reject_frac_row", (0.3, 0.9)),
+    ],
+)
+def test_what_is_decided_over_the_whole_step_does_not_depend_on_micro_batches(
+    algorithm: str, train: dict[str, Any], key: str, shares: tuple[float, float], tmp_path: Path
+) -> None:
+    runs = [
+        config(tmp_path / str(tokens), algorithm, reward=SHARE, micro_batch_tokens=tokens, epochs=2, **train)
+        for tokens in (40, 16384)
+    ]
+    for cfg in runs:
+        run(cfg)
+    small, large = (metric_lines(cfg.run.directory) for cfg in runs)
+    assert shares[0] <= small[0][key] <= shares[1]
+    for one, other in zip(small[:2], large[:2], strict=True):
+        assert one[key] == pytest.approx(other[key], abs=0.02)
+        assert one["update/grad_norm"] == pytest.approx(other["update/grad_norm"], rel=2e-2)
+
+
+def test_the_second_moment_is_bounded_over_the_whole_step_not_per_row(tmp_path: Path) -> None:
+    algorithm = resolve(cfg := config(tmp_path, "m2po", second_moment_max=0.02))
+    batch = policy_batch(torch.tensor([1.0, -1.0], dtype=torch.float64))
+    shift = torch.tensor([[0, 0.01, 0.02, 0.4], [0, 0.3, 0.3, 0]], dtype=torch.float64)
+    looked = Output(logprobs=batch.rollout_logprobs.nan_to_num() + shift)
+    ahead = look_ahead(algorithm, batch, looked, seed=0)
+    # Squares 0.0001, 0.0004, 0.09, 0.09, 0.16: the mean of the first three is above 0.02. Row 1 alone would keep one.
+    assert ahead.correction is not None
+    assert ahead.correction.tolist() == [[0, 1, 1, 0], [0, 0, 0, 0]]
+    whole = gradient(cfg, ahead, torch.full((2, 4), -1.0, dtype=torch.float64))
+    assert (whole != 0).tolist() == [[False, True, True, False], [False] * 4]
+    second = gradient(cfg, ahead.select(torch.tensor([1])), torch.full((1, 4), -1.0, dtype=torch.float64))
+    torch.testing.assert_close(second, whole[1:])
+
+
+def test_a_failed_response_the_policy_still_gives_is_kept(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "opsm", reward=SHARE, epochs=2)
+    run(cfg)
+    assert {line["mismatch/reject_frac_row"] for line in metric_lines(cfg.run.directory)} == {0.0}
+
+
+@pytest.mark.parametrize("algorithm", ["dppo_topk_tv", "dppo_topk_kl"])
+def test_the_divergence_over_top_tokens_is_zero_before_the_update_and_bounds_it_after(
+    algorithm: str, tmp_path: Path
+) -> None:
+    cfg = config(tmp_path, algorithm, reward=SHARE, dppo_low=1e-4, dppo_high=1e-4, epochs=2, lr=1e-2)
+    run(cfg)
+    first, second = metric_lines(cfg.run.directory)[:2]
+    assert first["update/weight_zero_frac"] == 0.0 and second["update/weight_zero_frac"] > 0.05

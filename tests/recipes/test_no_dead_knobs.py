@@ -38,10 +38,16 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>Q {{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+FLAKY = {"name": "{folder}/rewards.py:flaky", "max_error_rate": 1.0}
 EVAL: Sections = {"data": {"eval": "{folder}/held_out.jsonl"}}
 PPO: Sections = {"train": {"alg_name": "ppo", "lr": 1e-3, "critic_lr": 1e-3}}
 # Two updates on the same samples move the ratio away from 1, so that gates and corrections have something to do.
 MOVED: Sections = {"train": {"alg_name": "sgrpo", "lr": 0.02, "epochs": 3}, "run": {"steps": 3}}
+
+
+def _moved(algorithm: str, **train: Any) -> Sections:
+    return {"train": {"alg_name": algorithm, "lr": 0.02, "epochs": 3, **train}, "run": {"steps": 3}}
+
 
 # field -> what the base run needs, and the other value. "{folder}" is the test's own.
 CHANGES: dict[str, tuple[Sections, Any]] = {
@@ -66,7 +72,7 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "data.overlong": ({"data": {"train": "{folder}/held_out.jsonl", "max_prompt_tokens": 8}}, "error"),
     "data.eval_rows": (EVAL, 2),
     "reward.name": ({}, "exact"),
-    "reward.max_error_rate": ({"reward": {"name": "{folder}/rewards.py:flaky", "max_error_rate": 1.0}}, 0.0),
+    "reward.max_error_rate": ({"reward": FLAKY}, 0.0),
     "reward.timeout_s": ({"reward": {"name": "{folder}/rewards.py:slow", "max_error_rate": 1.0}}, 0.05),
     "rollout.temperature": ({}, 0.5),
     "rollout.max_tokens": ({}, 5),
@@ -114,6 +120,23 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "train.critic_lr": (PPO, 1e-2),
     "train.whiten": (PPO, False),
     "train.critic_warmup_steps": ({**PPO, "run": {"steps": 2}}, 1),
+    "train.kl_target": ({"train": {"alg_name": "ppo_rlhf", "kl_horizon": 10}, "run": {"steps": 3}}, 1e-6),
+    "train.kl_horizon": ({"train": {"alg_name": "ppo_rlhf"}, "run": {"steps": 2}}, 100),
+    "train.reference_sync_steps": ({"train": {"alg_name": "prorl", "lr": 1e-3}, "run": {"steps": 3}}, 1),
+    "train.nll_coeff": ({"train": {"alg_name": "vapo", "critic_warmup_steps": 0}, "reward": FLAKY}, 1.0),
+    "train.drift_max": (_moved("opsm"), -9.0),
+    "train.second_moment_max": (_moved("m2po"), 1e-30),
+    "train.simko_alpha": (_moved("simko"), 0.5),
+    "train.simko_boost": (
+        _moved("simko", explore_quantile=0.0) | {"reward": FLAKY, "rollout": {"temperature": 0.08}},
+        2.0,
+    ),
+    "train.top_candidates": (_moved("simko"), 1),
+    "train.explore_quantile": (_moved("simko"), 0.0),
+    "train.cov_fraction": (_moved("kl_cov"), 0.5),
+    "train.cov_low": (_moved("clip_cov", cov_fraction=0.5, cov_high=9.0), 0.0),
+    "train.cov_high": (_moved("clip_cov", cov_fraction=0.5, cov_low=-9.0), 0.0),
+    "train.kl_cov_coeff": (_moved("kl_cov", cov_fraction=0.5), 5.0),
     "train.sampling_rounds": ({"train": {"alg_name": "dapo"}, "rollout": {"n_samples": 2, "max_tokens": 2}}, 1),
     "train.overlong_buffer": ({"train": {"alg_name": "dapo"}, "rollout": {"max_tokens": 60}}, 50),
 }
