@@ -20,8 +20,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
 from oxrl.config import load_config
 from oxrl.data.prepare import PREPARERS
+from oxrl.models.builtin import BUILTIN_DIMS, builtin_tokenizer
+from oxrl.models.weights import save_model
 from oxrl.recipes import run
 
 HERE = Path(__file__).parent
@@ -46,12 +51,23 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+def write_model(folder: Path, seed: int) -> None:
+    """The quickstart's model with heads of 32 instead of 16, which vLLM's CPU attention does not have."""
+    dims = dict(BUILTIN_DIMS["builtin:tiny"]) | {"head_dim": 32}
+    torch.manual_seed(seed)
+    config = Qwen3Config(**dims, tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, bos_token_id=None)
+    save_model(Qwen3ForCausalLM(config), folder)
+    builtin_tokenizer().save_pretrained(folder)
+
+
 def warm_start(folder: Path, seed: int) -> Path:
     """The quickstart's data and supervised warm start; made once per seed."""
     if not (folder / "warm.done").exists():
         shutil.rmtree(folder / "warm", ignore_errors=True)
         PREPARERS["arithmetic"](None, folder / "data", seed=seed, **TASK)
+        write_model(folder / "model", seed)
         given = [f"run.seed={seed}", f"run.dir={folder / 'warm'}", f"data.train={folder / 'data/sft.jsonl'}"]
+        given.append(f"model.name={folder / 'model'}")
         run(load_config(QUICKSTART / "sft.yaml", given))
         (folder / "warm.done").touch()
     return max((folder / "warm/checkpoints").glob("step_*"))

@@ -14,8 +14,9 @@ _OPTIMIZER = (
     "train.max_skipped_steps"
 ).split()
 _RL_RUN = ("run.record", "run.deadline_s")
-# Read where something runs in Ray actors: anything, the training ranks, both kinds.
+# Read where something runs in Ray actors: anything, the training ranks, both kinds, the sampler.
 RAY, RAY_TRAINING, RAY_BOTH = "run.ray_address", "run.max_restarts", "inference_engine.placement"
+RAY_SAMPLING = "inference_engine.probe_every"
 VLLM = frozenset(f"inference_engine.{name}" for name in ("tensor_parallel", "gpu_memory_fraction", "kv_cache_gb"))
 WITH_EVAL = frozenset(["run.eval_every", "data.eval_rows"])
 RL_WITH_EVAL = frozenset(["rollout.eval_samples", "rollout.eval_temperature"])
@@ -28,7 +29,7 @@ RL = frozenset(
     [path for path in FIELDS if path.startswith(("reward.", "rollout.", "inference_engine."))]
     + ["data.prompts_per_step", "data.max_prompt_tokens", "train.epochs", "train.minibatches"]
     + ["train.old_logprobs", "train.entropy_coeff", *(f"train.{name}" for name in CELLS), *_RL_RUN]
-).difference(RL_WITH_EVAL, [RAY_BOTH], VLLM)
+).difference(RL_WITH_EVAL, [RAY_BOTH, RAY_SAMPLING], VLLM)
 DEEPSPEED = frozenset(path for path in FIELDS if path.startswith("deepspeed."))
 REFERENCE = frozenset(path for path in FIELDS if path.startswith("deepspeed_ref."))
 STREAMED = frozenset(["data.stream"])
@@ -39,7 +40,7 @@ REJECTION = frozenset(
     [path for path in FIELDS if path.startswith(("reward.", "inference_engine."))]
     + ["rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.max_tokens", "rollout.n_samples"]
     + ["run.deadline_s", "data.prompts_per_step", "data.max_prompt_tokens"]
-).difference(["inference_engine.actors", RAY_BOTH], VLLM)
+).difference(["inference_engine.actors", RAY_BOTH, RAY_SAMPLING], VLLM)
 
 
 def row_fields(row: Row) -> frozenset[str]:
@@ -75,6 +76,7 @@ def fields_read(cfg: Config) -> frozenset[str]:
         read |= {RAY} if training or sampling else frozenset()
         read |= {RAY_TRAINING} if training else frozenset()
         read |= {RAY_BOTH} if training and sampling else frozenset()
+        read |= {RAY_SAMPLING} if sampling else frozenset()
         read |= VLLM if cfg.inference_engine.name == "vllm" else frozenset()
     if cfg.data.eval is not None:
         read |= WITH_EVAL | (RL_WITH_EVAL if row.recipe == "rl" else OFFLINE_WITH_EVAL)
@@ -94,7 +96,7 @@ def why_unread(path: str, cfg: Config) -> str:
         return f"is read where there is a reference model; {algorithm} as configured has none: remove it"
     if path in DEEPSPEED | REFERENCE:
         return f"is read with train.backend: deepspeed; this run's is {cfg.train.backend}: remove it"
-    if path in (RAY, RAY_TRAINING, RAY_BOTH):
+    if path in (RAY, RAY_TRAINING, RAY_BOTH, RAY_SAMPLING):
         return (
             "is read by reinforcement learning with Ray actors (train.backend deepspeed or fsdp: training actors; "
             "inference_engine.actors: rollout actors; the placement needs both): remove it"

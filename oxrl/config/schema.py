@@ -297,6 +297,9 @@ class EngineConfig(Section):
     placement: Literal["separate", "colocated"] = _field(
         "separate", "Rollout actors have devices of their own, or each shares one with a training actor."
     )
+    probe_every: int = _field(
+        50, "Weight deliveries to actors between two proofs with a perturbed copy; 0: only the first has one.", ge=0
+    )
     tensor_parallel: int = _field(1, "vllm: devices that share one copy of the model, per actor.", ge=1)
     gpu_memory_fraction: float = _field(0.5, "vllm: share of a GPU's memory for weights and cache.", gt=0, lt=1)
     kv_cache_gb: float | None = _field(None, "vllm: cache in GB, instead of that share (CPU: null is 0.25).", gt=0)

@@ -111,6 +111,8 @@ class VllmEngine:
             "seed": seed % 2**32,
             "max_num_seqs": max_rows,
             "tensor_parallel_size": tensor_parallel,
+            # In a Ray actor vLLM would ask Ray for its workers, which has no room for them (and cannot on CPU).
+            "distributed_executor_backend": "mp" if tensor_parallel > 1 else None,
             "gpu_memory_utilization": gpu_memory_fraction,
             "kv_cache_memory_bytes": None if kv_cache_gb is None else int(kv_cache_gb * 2**30),
             "max_model_len": max_model_len,

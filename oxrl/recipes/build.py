@@ -219,7 +219,7 @@ def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutE
     if cfg.inference_engine.name == "vllm":
         from oxrl.engines.vllm_engine import VllmEngine
 
-        settings = cfg.inference_engine.model_dump(exclude={"name", "actors", "placement"})
+        settings = cfg.inference_engine.model_dump(exclude={"name", "actors", "placement", "probe_every"})
         return VllmEngine(
             model_folder(cfg),
             dtype=cfg.model.dtype,
@@ -313,6 +313,7 @@ def build_team(cfg: Config) -> Team:
                 vocabulary=len(tokenizer),
                 temperature=cfg.rollout.temperature,
                 new_model=lambda: load_model(cfg, torch.device("cpu")),
+                probe_every=cfg.inference_engine.probe_every,
                 shared=remote is None,
             ),
             pool=pool,

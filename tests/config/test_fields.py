@@ -61,7 +61,7 @@ def reader(path: str) -> tuple[str, list[str]]:
         return "sft", [held_out, "model.name=some/model", *(["lora.rank=4"] if path != "lora.rank" else [])]
     if path.removeprefix("inference_engine.") in ("tensor_parallel", "gpu_memory_fraction", "kv_cache_gb"):
         return "sgrpo", [held_out, "inference_engine.actors=1", "inference_engine.name=vllm"]
-    if path in ("run.ray_address", "run.max_restarts", "inference_engine.placement"):
+    if path in ("inference_engine.probe_every", "run.ray_address", "run.max_restarts", "inference_engine.placement"):
         return "sgrpo", [held_out, "train.backend=fsdp", "inference_engine.actors=1"]
     for algorithm in ROWS:
         if not ROWS[algorithm].unsupported and reads(algorithm, path, eval="e.jsonl"):
