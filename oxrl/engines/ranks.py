@@ -135,14 +135,18 @@ class _Pulse:
 
     def lost(self) -> str:
         """The first that fell silent: those that were cut off by it stop a moment later."""
-        deadline = time.monotonic() + SILENT_S + 2 * BEAT_S
-        while time.monotonic() < deadline:
-            if self._looked - min(self._changed) > SILENT_S:
-                first = min(self._changed) + 2 * BEAT_S
-                return "rank " + ", ".join(str(r) for r, changed in enumerate(self._changed) if changed < first)
+        deadline, enough = time.monotonic() + SILENT_S + 2 * BEAT_S, SILENT_S
+        while self._looked - min(self._changed) <= enough:
+            if time.monotonic() > deadline:
+                return "another training rank"
+            if time.monotonic() - self._looked > SILENT_S:
+                # Rank 0, which holds the store, is gone: because it was cut off, or it is what cut us off.
+                if enough < SILENT_S:
+                    return "rank 0, where all meet,"
+                enough = 2 * BEAT_S
             time.sleep(BEAT_S / 10)
-        stale = time.monotonic() - self._looked > SILENT_S
-        return "rank 0, where all meet," if stale else "another training rank"
+        first = min(self._changed) + BEAT_S
+        return "rank " + ", ".join(str(rank) for rank, changed in enumerate(self._changed) if changed < first)
 
 
 def _first_line(text: str) -> str:
