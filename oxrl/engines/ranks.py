@@ -118,7 +118,7 @@ class _Pulse:
         self._store, self._rank = store.clone(), rank  # pyright: ignore[reportAttributeAccessIssue]  (not in its stub)
         self._counts, self._changed = [-1] * world, [time.monotonic()] * world
         self._looked = time.monotonic()
-        self._stop = threading.Event()
+        self._stop, self._store_gone = threading.Event(), False
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _beat(self) -> None:
@@ -129,21 +129,22 @@ class _Pulse:
                     if count != seen:
                         self._counts[rank], self._changed[rank] = count, time.monotonic()
                 self._looked = time.monotonic()
+        self._store_gone = not self._stop.is_set()
 
     def stop(self) -> None:
         self._stop.set()
 
     def lost(self) -> str:
         """The first that fell silent: those that were cut off by it stop a moment later."""
-        deadline, enough = time.monotonic() + SILENT_S + 2 * BEAT_S, SILENT_S
-        while self._looked - min(self._changed) <= enough:
+        deadline = time.monotonic() + SILENT_S + 2 * BEAT_S
+        while (silent := self._looked - min(self._changed)) <= SILENT_S:
+            # Rank 0, which holds the store, is gone too: because it was cut off, or it is what cut us off.
+            if self._store_gone or time.monotonic() - self._looked > SILENT_S:
+                if silent > 2 * BEAT_S:
+                    break
+                return "rank 0, where all meet,"
             if time.monotonic() > deadline:
                 return "another training rank"
-            if time.monotonic() - self._looked > SILENT_S:
-                # Rank 0, which holds the store, is gone: because it was cut off, or it is what cut us off.
-                if enough < SILENT_S:
-                    return "rank 0, where all meet,"
-                enough = 2 * BEAT_S
             time.sleep(BEAT_S / 10)
         first = min(self._changed) + BEAT_S
         return "rank " + ", ".join(str(rank) for rank, changed in enumerate(self._changed) if changed < first)
