@@ -99,8 +99,7 @@ def save_model(model: nn.Module, directory: Path, weights: Mapping[str, Tensor] 
     named = dict(model.named_parameters()) if weights is None else weights
     kept = set(stored_names(model))
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items() if name in kept}
-    whole: Any = lambda host, directory, tensors: host.save_pretrained(directory, state_dict=tensors)  # noqa: E731
-    save = save_adapter if has_adapter(model) else whole
+    save = save_adapter if has_adapter(model) else _save_whole
     if isinstance(model, PreTrainedModel):
         save(model, directory, tensors)
     elif isinstance(model, ValueModel):
@@ -113,6 +112,14 @@ def save_model(model: nn.Module, directory: Path, weights: Mapping[str, Tensor] 
         save_file(head, directory / VALUE_HEAD_FILE, metadata={"kind": model.kind})
     else:
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _save_whole(host: Any, directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    dtype = next(iter(tensors.values())).dtype
+    host.save_pretrained(directory, state_dict=tensors)
+    # That describes the parameters in memory, which FSDP holds in float32 whatever is stored.
+    host.config.dtype = dtype
+    host.config.save_pretrained(directory)
 
 
 def stored_names(model: nn.Module) -> list[str]:
