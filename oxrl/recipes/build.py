@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -23,11 +21,9 @@ from oxrl.engines.ranks import ALONE, Ranks, joined_ranks, launched_world
 from oxrl.engines.trainer import AdapterOff, Options, Trainer
 from oxrl.engines.weight_sync import WeightSync
 from oxrl.errors import ConfigError
-from oxrl.models.builtin import is_builtin
 from oxrl.models.load import load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import add_adapter
 from oxrl.models.network import ValueModel
-from oxrl.models.weights import save_model
 from oxrl.rewards.workers import RewardPool
 from oxrl.seeds import stable_seed
 from oxrl.types import Prompt, Sampling
@@ -221,7 +217,7 @@ def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutE
 
         settings = cfg.inference_engine.model_dump(exclude={"name", "actors", "placement", "probe_every"})
         return VllmEngine(
-            model_folder(cfg),
+            cfg.model.name,
             dtype=cfg.model.dtype,
             seed=cfg.run.seed,
             max_model_len=cfg.model.max_length,
@@ -231,16 +227,6 @@ def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutE
         )
     own = load_policy_to_train(cfg, choose_device(cfg)) if model is None else model
     return LocalSampler(own, build_tokenizer(cfg), max_rows=cfg.inference_engine.max_rows)
-
-
-def model_folder(cfg: Config) -> str:
-    """`model.name`, or a temporary folder with the files of a built-in model."""
-    if not is_builtin(cfg.model.name):
-        return cfg.model.name
-    folder = Path(tempfile.mkdtemp(prefix="oxrl-model-"))
-    save_model(load_model(cfg, torch.device("cpu")), folder)
-    build_tokenizer(cfg).save_pretrained(folder)
-    return str(folder)
 
 
 def prompt_limits(trainer: Trainer, cfg: Config) -> tuple[int | None, tuple[int, ...]]:

@@ -47,7 +47,7 @@ def test_a_run_on_vllm_samples_and_learns_what_a_local_run_does(trained: Callabl
         assert theirs["mismatch/abs_logdiff_max"] < 1e-4
         assert theirs["sync/probe_max"] < 1e-4
         assert theirs["sync/retries"] == 0
-        assert 0 < theirs["rollout/kv_cache_use_max"] <= 1
+        assert 0 < theirs["rollout/kv_cache_frac"] <= 1
 
 
 def test_what_vllm_says_is_in_a_file_of_the_run(trained: Callable[..., Config]) -> None:
