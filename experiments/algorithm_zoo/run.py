@@ -34,6 +34,8 @@ GAIN = 5.0
 # What a row cannot do without, or what its source asks for, beyond the shared settings.
 EXTRA: dict[str, list[str]] = {
     "pkpo": ["train.pass_k=4"],
+    "vapo": ["train.critic_warmup_steps=10"],
+    "prorl": ["train.reference_sync_steps=20"],
 }
 CRITIC = ["train.critic_lr=1e-3"]
 
