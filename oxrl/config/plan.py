@@ -118,9 +118,13 @@ def memory_phases(cfg: Config, dims: ModelDims) -> dict[str, int]:
         longest = context or cfg.rollout.max_tokens
         if context and prompt is not None:
             longest = min(context, prompt + cfg.rollout.max_tokens)
-        rows = cfg.data.prompts_per_step * cfg.rollout.n_samples
+        rows, engine = cfg.data.prompts_per_step * cfg.rollout.n_samples, cfg.inference_engine
         cache = 2 * dims.layers * dims.kv_heads * dims.head_dim * size
-        phases["rollout"] = held + min(rows, cfg.inference_engine.max_rows) * longest * cache
+        sampler = min(-(-rows // max(engine.actors, 1)), engine.max_rows) * longest * cache
+        if engine.actors:  # weights of its own, on a device of its own or beside a training rank
+            sampler = (sampler + dims.parameters * size) // engine.tensor_parallel
+        alone = engine.actors > 0 and engine.placement == "separate"
+        phases["rollout"] = sampler + (0 if alone else held)
         tokens = min(tokens, -(-rows // cfg.run.training_gpus) * longest) if row.recipe == "rl" else tokens
     gradients = _trained(cfg, dims) * GRADIENTS[cfg.model.dtype] // _cut(cfg, 2)
     phases["update"] = held + gradients + activation_bytes(cfg, dims, tokens)

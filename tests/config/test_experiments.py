@@ -34,6 +34,11 @@ def test_there_is_a_file_for_each_model_and_number_of_gpus() -> None:
     assert asked >= {("0.5B", 1), ("1.5B", 2), ("7B", 8)}
 
 
+def on_gpus(file: Path, gpus: int) -> list[str]:
+    """Overrides for another number of GPUs; every GPU has a training rank and, in RL, a rollout actor."""
+    return [f"run.training_gpus={gpus}", *([f"inference_engine.actors={gpus}"] if file.stem.startswith("rl") else [])]
+
+
 def load_from_name(file: Path) -> tuple[str, int]:
     size, gpus = file.stem.split("_")[1:]
     return size.upper(), int(gpus.removesuffix("s").removesuffix("gpu"))
@@ -43,7 +48,7 @@ def load_from_name(file: Path) -> tuple[str, int]:
 @pytest.mark.parametrize("gpus", [1, 2, 8])
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_plan_accepts_the_file_on_any_number_of_gpus(file: Path, gpus: int) -> None:
-    shown = CliRunner().invoke(app, ["plan", str(file), f"run.training_gpus={gpus}"])
+    shown = CliRunner().invoke(app, ["plan", str(file), *on_gpus(file, gpus)])
     assert shown.exit_code == 0, shown.output
     assert "memory     about" in shown.output
     assert ("per rank" in shown.output) == (gpus > 1)
@@ -58,7 +63,7 @@ def test_the_memory_of_a_rank_fits_and_falls_with_more_ranks(file: Path) -> None
     assert dims is not None
 
     def peak(ranks: int) -> int:
-        return max(memory_phases(load_config(file, [f"run.training_gpus={ranks}"]), dims).values())
+        return max(memory_phases(load_config(file, on_gpus(file, ranks)), dims).values())
 
     assert peak(gpus) < DEVICE
     assert peak(8) < peak(2) < peak(1)
