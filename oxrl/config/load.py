@@ -79,6 +79,7 @@ def _validate(source: Source) -> tuple[Config, list[Problem]]:
     values = {section: dict(source.values.get(section, {})) for section in (*SECTIONS, *source.values)}
     values["train"] = {
         **_row_defaults(values["train"]),
+        **(_correction_default(values["train"]) if values["inference_engine"].get("name") == "vllm" else {}),
         **(ADAPTER_RATES if values["lora"].get("rank") else {}),
         **values["train"],
     }
@@ -108,6 +109,16 @@ def _row_defaults(train: dict[str, Any]) -> dict[str, Any]:
     read = row_fields(compose_row(row, {kind: train.get(name) for name, kind in CELLS.items()}))
     parameters = {name for names in PARAMETERS.values() for name in names}
     return {name: value for name, value in row.defaults.items() if f"train.{name}" in read or name not in parameters}
+
+
+def _correction_default(train: dict[str, Any]) -> dict[str, Any]:
+    """Another engine samples with other kernels: a row whose ratio does not know the sampler gets the capped weight."""
+    row = ROWS.get(str(train.get("alg_name")))
+    if row is None or row.recipe != "rl" or train.get("old_logprobs") == "bypass":
+        return {}
+    row = compose_row(row, {kind: train.get(name) for name, kind in CELLS.items()})
+    sampler_known = row.correction != "none" or row.denominator == "rollout" or "interpolated_anchor" in row.needs
+    return {} if sampler_known else {"correction": "truncate"}
 
 
 def _field_problem(detail: ErrorDetails) -> Problem:

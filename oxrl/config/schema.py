@@ -291,7 +291,9 @@ def compose_row(row: Row, cells: dict[str, Any]) -> Row:
 class EngineConfig(Section):
     """What samples."""
 
-    name: Literal["local", "vllm"] = _field("local", "local: oxRL's own sampler. vllm: an extra, in Ray actors.")
+    name: Literal["local", "vllm"] = _field(
+        "local", "local: oxRL's sampler. vllm: an extra, in Ray actors; makes train.correction truncate by default."
+    )
     max_rows: int = _field(128, "Rows decoded at once, per actor.", ge=1)
     actors: int = _field(0, "Ray actors that sample, each with a model of its own; 0: this process samples.", ge=0)
     placement: Literal["separate", "colocated"] = _field(

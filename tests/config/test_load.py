@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oxrl.config import load_config, load_evaluation_config
+from oxrl.config import dump_config, load_config, load_evaluation_config
 from oxrl.errors import ConfigError
 
 # The block of the architecture notes, unchanged, and the lines that go with it.
@@ -243,3 +243,25 @@ def test_a_supervised_run_can_be_evaluated_once_a_reward_is_named(write: Callabl
         load_evaluation_config(path)
     cfg = load_evaluation_config(path, ["reward.name=exact", "rollout.max_tokens=32"])
     assert (cfg.reward.name, cfg.rollout.max_tokens) == ("exact", 32)
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        (["train.alg_name=sgrpo"], "truncate"),
+        (["train.alg_name=sgrpo", "train.correction=none"], "none"),
+        (["train.alg_name=icepop"], "mask"),
+        (["train.alg_name=dppo_tv"], "none"),
+        (["train.alg_name=a3po"], "none"),
+        (["train.alg_name=sgrpo", "train.old_logprobs=bypass"], "none"),
+    ],
+)
+def test_samples_of_another_engine_are_corrected_unless_the_ratio_does_it(
+    write: Callable[..., Path], folder: Path, train: list[str], expected: str
+) -> None:
+    vllm = ["inference_engine.name=vllm", "inference_engine.actors=1"]
+    cfg = load_config(write(), [*vllm, *train])
+    assert cfg.train.row.correction == expected
+    (folder / "resolved.yaml").write_text(dump_config(cfg))
+    assert load_config("resolved.yaml") == cfg
+    assert load_config(write(), ["train.alg_name=sgrpo"]).train.row.correction == "none"
