@@ -261,6 +261,13 @@ def check_reference(cfg: Config) -> Iterator[Problem]:
         yield _at(cfg, "lora.rank", f"{row.name} resets the reference, which an adapter's base cannot be: set it to 0")
 
 
+def check_truncated(cfg: Config) -> Iterator[Problem]:
+    """A row that is not trained on cannot be taught by a penalty; its penalty would only move the others' baseline."""
+    if cfg.train.mask_truncated and "overlong_penalty" in cfg.train.row.needs:
+        rule = f"{cfg.train.row.name} punishes the responses that this leaves out: set it to false"
+        yield _at(cfg, "train.mask_truncated", rule, "train.alg_name")
+
+
 def check_cells(cfg: Config) -> Iterator[Problem]:
     """Cells chosen by hand that do not fit together."""
     row, chosen = cfg.train.row, ("train.alg_name", "train.loss")
@@ -286,7 +293,16 @@ def check_bounds(cfg: Config) -> Iterator[Problem]:
 
 def training_problems(cfg: Config) -> Iterator[Problem]:
     """Every cross-section problem of a training run."""
-    rl_only = (check_reward, check_batch, check_sampling, check_anchor, check_reference, check_cells, check_bounds)
+    rl_only = (
+        check_reward,
+        check_batch,
+        check_sampling,
+        check_anchor,
+        check_reference,
+        check_truncated,
+        check_cells,
+        check_bounds,
+    )
     always = (check_scale, check_adapter, check_model, check_files, check_context)
     own = {"rl": rl_only, "rejection": (check_reward, check_rejection)}
     for check in (*always, *own.get(cfg.train.row.recipe, ())):

@@ -28,7 +28,13 @@ ALWAYS = frozenset(
 RL = frozenset(
     [path for path in FIELDS if path.startswith(("reward.", "rollout.", "inference_engine."))]
     + ["data.prompts_per_step", "data.max_prompt_tokens", "train.epochs", "train.minibatches"]
-    + ["train.old_logprobs", "train.entropy_coeff", *(f"train.{name}" for name in CELLS), *_RL_RUN]
+    + [
+        "train.old_logprobs",
+        "train.entropy_coeff",
+        "train.mask_truncated",
+        *(f"train.{name}" for name in CELLS),
+        *_RL_RUN,
+    ]
 ).difference(RL_WITH_EVAL, [RAY_BOTH, RAY_SAMPLING], VLLM)
 DEEPSPEED = frozenset(path for path in FIELDS if path.startswith("deepspeed."))
 REFERENCE = frozenset(path for path in FIELDS if path.startswith("deepspeed_ref."))

@@ -194,6 +194,9 @@ class TrainConfig(Section):
     )
     max_skipped_steps: int = _field(3, "Non-finite steps in a row that are tolerated.", ge=0)
     entropy_coeff: float = _field(0.0, "Weight of the entropy bonus; 0: none.", ge=0)
+    mask_truncated: bool = _field(
+        False, "Responses cut at rollout.max_tokens are not trained on; their rewards stay in the group's statistics."
+    )
 
     advantage: str | None = _cell("advantage", "Advantage estimator; null: the algorithm's.")
     ratio: Ratio | None = _field(None, "Level of the importance ratio; null: the algorithm's.")

@@ -65,7 +65,9 @@ def train(cfg: Config, session: Session) -> None:
         with session.phase("time/logprobs_s"):
             seed = stable_seed("selection", cfg.run.seed, int(progress["rollout_step"]))
             penalty = kl_in_reward(cfg, progress)
-            policy_batch, value_batch = prepare(team, algorithm, shaped, kl_in_reward=penalty, seed=seed)
+            policy_batch, value_batch = prepare(
+                team, algorithm, shaped, kl_in_reward=penalty, seed=seed, mask_truncated=cfg.train.mask_truncated
+            )
         shared = harvest_metrics(harvest) | rollout_metrics(batch, shaped, policy_batch, progress)
         shared |= steer_kl(cfg, policy_batch, progress)
         session.record_samples(sample_lines([*harvest.rollouts, *harvest.greedy], kept, policy_batch, step=start))
@@ -119,7 +121,13 @@ def reset_reference(cfg: Config, team: Team, before: int, step: int) -> None:
 
 
 def prepare(
-    team: Team, algorithm: Algorithm, batch: RolloutBatch, *, kl_in_reward: float | None, seed: int
+    team: Team,
+    algorithm: Algorithm,
+    batch: RolloutBatch,
+    *,
+    kl_in_reward: float | None,
+    seed: int,
+    mask_truncated: bool,
 ) -> tuple[PolicyBatch, ValueBatch | None]:
     """Everything the updates of this rollout batch read, from one forward pass per model involved."""
     inputs, mask = batch.inputs, batch.inputs.response_mask
@@ -155,6 +163,9 @@ def prepare(
             greedy_rewards=batch.greedy_rewards,
         )
     )
+    if mask_truncated:  # overlong filtering, arXiv:2503.14476: cut rows were part of the baseline and are no more
+        mask = mask & ~batch.truncated[:, None]
+        inputs = dataclasses.replace(inputs, response_mask=mask)
     right = mask & (batch.rewards > PASS_REWARD)[:, None]
     policy_batch = PolicyBatch(
         inputs=inputs,

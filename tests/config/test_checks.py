@@ -23,6 +23,7 @@ from oxrl.errors import ConfigError
         (["rollout.temperature=0"], "rollout.temperature", ["identical", "every advantage is 0"]),
         (["rollout.n_samples=1"], "rollout.n_samples", ["group_normalize", "2 or more"]),
         (["rollout.top_p=0.9"], "rollout.top_p", ["training needs 1"]),
+        (["train.alg_name=dapo", "train.mask_truncated=true"], "train.mask_truncated", ["dapo punishes"]),
         (["rollout.top_k=50"], "rollout.top_k", ["training needs 0"]),
         (["rollout.max_staleness=1"], "rollout.max_staleness", ["set it to 0"]),
         (["rollout.max_tokens=1500", "data.max_prompt_tokens=549"], "rollout.max_tokens", ["1500", "2049", "2048"]),

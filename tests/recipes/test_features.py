@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, rl_config
 from torch import Tensor
 
@@ -147,6 +148,23 @@ def test_the_length_penalty_shapes_advantages_and_never_the_choice_of_groups(tmp
     for sample, penalty in zip(samples, penalties, strict=True):
         group = [other for s, other in zip(samples, penalties, strict=True) if s["draw"] == sample["draw"]]
         assert (sample["advantage"] > 0) == (penalty > sum(group) / len(group) + 1e-9)
+
+
+def test_cut_responses_are_baseline_only_where_they_are_masked(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "sgrpo", reward=SHARE, max_tokens=120, mask_truncated=True)
+    run(cfg.model_copy(update={"run": cfg.run.model_copy(update={"record": "tokens", "steps": 1})}))
+    tensors = load_file(next((cfg.run.directory / "rollouts").glob("*.safetensors")))
+    samples = samples_of(cfg.run.directory)
+    cut = torch.tensor([sample["finish_reason"] == "length" for sample in samples])
+    assert cut.any() and not cut.all()
+    assert not tensors["response_mask"][cut].any()
+    assert tensors["response_mask"][~cut].any(1).all()
+    assert not tensors["loss_weights"][cut].any()
+    plain = config(tmp_path / "plain", "sgrpo", reward=SHARE, max_tokens=120)
+    run(plain.model_copy(update={"run": plain.run.model_copy(update={"steps": 1})}))
+    # The advantage of a row that ended is the same: the cut ones are still in its group's mean and deviation.
+    for masked, whole in zip(samples, samples_of(plain.run.directory), strict=True):
+        assert masked["advantage"] == (0.0 if masked["finish_reason"] == "length" else whole["advantage"])
 
 
 def test_the_kl_coefficient_follows_zieglers_controller(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "train.minibatches": ({"run": {"steps": 2}}, 2),
     "train.micro_batch_tokens": ({}, 30),
     "train.entropy_coeff": ({}, 0.1),
+    "train.mask_truncated": ({}, True),
     "train.old_logprobs": (MOVED, "bypass"),
     "train.max_skipped_steps": ({"run": {"steps": 2}, "train": {"lr": 1e30, "alg_name": "sgrpo"}}, 0),
     "train.advantage": ({}, "group_center"),
