@@ -91,7 +91,7 @@ def _assert_same(killed: Path, whole: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_reinforcement_run_killed_ten_times_equals_the_uninterrupted_one(tmp_path: Path) -> None:
-    sections = {"run": {"steps": 40, "checkpoint_every": 3}, "train": {"alg_name": "sgrpo", "lr": 1e-3, "epochs": 2}}
+    sections = {"run": {"steps": 160, "checkpoint_every": 3}, "train": {"alg_name": "sgrpo", "lr": 1e-3, "epochs": 2}}
     whole, killed = (
         rl_config(tmp_path, name, run=sections["run"] | {"name": name}, train=sections["train"])
         for name in ("whole", "killed")
