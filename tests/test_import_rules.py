@@ -139,6 +139,11 @@ def test_the_package_can_be_read_in_a_day() -> None:
     assert sum(lines_of_code(path.read_text()) for path in MODULES.values()) < 12_000
 
 
+def test_the_package_does_not_grow_beyond_what_it_owes() -> None:
+    """The budget is 12,000 lines, all counted. It is exceeded: this number may only be lowered."""
+    assert sum(len(path.read_text().splitlines()) for path in MODULES.values()) <= 16_101
+
+
 def test_nothing_loads_code_or_pickles_from_files_it_is_given() -> None:
     """Checkpoints are safetensors and JSON; `trust_remote_code` is a user's explicit choice, never ours."""
     found: list[str] = []

@@ -113,7 +113,7 @@ def _to_score(value: Any) -> Score:
         raise TypeError(f"{_show(given)}, need a number")
     try:
         number, parts = float(given), {key: float(part) for key, part in score.parts.items()}
-    except Exception as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: tensors of several numbers
         raise TypeError(f"{_show(value)}, which is no single number: {error}") from error
     if not math.isfinite(number):
         raise ValueError(f"{number}, need a finite number")
