@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
-from oxrl.data.mixture import Rows, open_rows
+from oxrl.data.order import Rows, open_rows
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.base import RolloutEngine, Scorer, TrainEngine
 from oxrl.engines.local import LocalSampler, LocalTrainer

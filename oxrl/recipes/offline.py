@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oxrl.config import Config
-from oxrl.data.mixture import open_rows
+from oxrl.data.order import open_rows
 from oxrl.engines.base import TrainEngine, Want
 from oxrl.recipes.session import Progress, Session, all_finite
 from oxrl.types import LossFn, Metrics, TrainBatch
