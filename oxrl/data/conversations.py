@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oxrl.data.chat import EXPECTED_MESSAGES, ChatEncoder, Message, TemplateError, read_messages
-from oxrl.data.dataset import Dataset, Encoded
-from oxrl.data.prompts import content_uid
-from oxrl.data.rows import Row
+from oxrl.data.dataset import Dataset, Encode, Encoded
+from oxrl.data.rows import Row, content_uid
 
 EXPECTED = f'{{"messages": {EXPECTED_MESSAGES}}} or {{"prompt": text or messages, "completion": text}}'
 
@@ -35,19 +34,14 @@ class ConversationDataset(Dataset[Example]):
     counts = ("trained_tokens",)
 
     @classmethod
-    def encoding(cls, encoder: ChatEncoder) -> Callable[[Row], Encoded[Example] | str]:
-
+    def encoding(cls, encoder: ChatEncoder) -> Encode[Example]:
         def encode(row: Row) -> Encoded[Example] | str:
             messages = _messages(row)
             if has_blank_reply(messages):
                 return "empty"
             example = encode_conversation(messages, encoder)
-            return Encoded(
-                units=[example],
-                tokens=len(example.token_ids),
-                special_text=encoder.has_special_text(messages),
-                counts={"trained_tokens": sum(example.trained)},
-            )
+            counts = {"trained_tokens": sum(example.trained)}
+            return Encoded([example], len(example.token_ids), encoder.has_special_text(messages), counts)
 
         return encode
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.order import index_at
@@ -17,35 +17,44 @@ from oxrl.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
 Unit = TypeVar("Unit")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Encoded(Generic[Unit]):
+class Encoded(NamedTuple, Generic[Unit]):
     """What a row became; `tokens` counts its longest unit, `counts` goes into the dataset's report."""
 
     units: Sequence[Unit]
     tokens: int
     special_text: bool
-    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    counts: Mapping[str, int]
+
+
+# From a row to its units, or to the count under which it is dropped. It sees rows in file order.
+Encode = Callable[[Row], Encoded[Unit] | str]
 
 
 class OnDisk(Sequence[Unit]):
     """Units of a JSONL file, each read and encoded when it is asked for; only byte offsets are held."""
 
-    def __init__(self, path: Path, encode: Callable[[Row], Encoded[Unit] | str]) -> None:
+    def __init__(self, path: Path, encode: Encode[Unit]) -> None:
         self.starts = array("q")
-        self._path = path
-        self._encode = encode
+        self._path, self._encode, self._written = path, encode, _written(path)
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __getitem__(self, index: Any) -> Any:
-        encoded = self._encode(row_at(self._path, self.starts[index]))
+        encoded = self._encode(row_at(self._path, self.starts[index])) if _written(self._path) == self._written else ""
         if isinstance(encoded, str):
             raise DataError(f"{self._path} changed while it was being read: the row at byte {self.starts[index]}")
         return encoded.units[0]
+
+
+def _written(path: Path) -> tuple[int, ...]:
+    """What tells that a file is no longer the one it was; nothing where there is none."""
+    found = path.stat() if path.is_file() else None
+    return () if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 class Dataset(ABC, Generic[Unit]):
@@ -75,8 +84,7 @@ class Dataset(ABC, Generic[Unit]):
 
     @classmethod
     @abstractmethod
-    def encoding(cls, encoder: ChatEncoder) -> Callable[[Row], Encoded[Unit] | str]:
-        """A function from a row to its units, or to the count under which it is dropped. It sees rows in file order."""
+    def encoding(cls, encoder: ChatEncoder) -> Encode[Unit]: ...
 
     @classmethod
     def load(
@@ -94,6 +102,7 @@ class Dataset(ABC, Generic[Unit]):
 
         Rows of more than `max_tokens` tokens (prompts with the template, all else with the replies) are dropped and
         counted, or an error. With `stream` the rows of a .jsonl file, one unit each, are read again whenever drawn.
+        The report is logged, as a warning where rows were dropped.
 
         Raises:
             DataError: the file cannot be read, a row is malformed, its template unusable, or no row is left; names row
@@ -131,8 +140,9 @@ class Dataset(ABC, Generic[Unit]):
             else:
                 on_disk.starts.append(row.start)
         if not (units or on_disk):
-            raise DataError(
-                f"{path}: no {cls.noun} is left to train on: {report['rows']} rows, {report['empty']} empty, "
-                f"{report['overlong']} longer than {max_tokens} tokens"
-            )
+            dropped = f"{report['empty']} empty, {report['overlong']} longer than {max_tokens} tokens"
+            same = f", {report['identical']} identical pairs" if report.get("identical") else ""
+            raise DataError(f"{path}: no {cls.noun} is left to train on: {report['rows']} rows, {dropped}{same}")
+        level = logging.WARNING if report["kept"] < report["rows"] else logging.INFO
+        log.log(level, "%s: %d of %d rows are used: %s", path, report["kept"], report["rows"], report)
         return cls(on_disk or units, {"path": str(path), "sha256": file_hash(path), **report})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
 
@@ -13,7 +13,7 @@ import torch
 from oxrl.data.batching import to_token_batch
 from oxrl.data.chat import ChatEncoder, Message, read_messages
 from oxrl.data.conversations import Example, encode_conversation, has_blank_reply
-from oxrl.data.dataset import Dataset, Encoded
+from oxrl.data.dataset import Dataset, Encode, Encoded
 from oxrl.data.rows import Row
 from oxrl.seeds import stable_seed
 from oxrl.types import PreferenceBatch
@@ -52,8 +52,7 @@ class PreferenceDataset(Dataset[Judged]):
     counts = ("identical", "chosen_longer", "desirable")
 
     @classmethod
-    def encoding(cls, encoder: ChatEncoder, *, unpaired: bool = False) -> Callable[[Row], Encoded[Judged] | str]:
-
+    def encoding(cls, encoder: ChatEncoder, *, unpaired: bool = False) -> Encode[Judged]:
         def encode(row: Row) -> Encoded[Judged] | str:
             context, replies, labels = _parse(row, unpaired)
             if any(map(has_blank_reply, replies)):
@@ -67,22 +66,16 @@ class PreferenceDataset(Dataset[Judged]):
             if unpaired:
                 units = [Judged(uid=uid, rows=(e,), desirable=label) for e, label in zip(rows, labels, strict=True)]
             lengths = [len(example.token_ids) for example in rows]
-            return Encoded(
-                units=units,
-                tokens=max(lengths),
-                special_text=any(encoder.has_special_text((*context, *reply)) for reply in replies),
-                counts={"chosen_longer": lengths[0] > lengths[-1], "desirable": sum(labels)},
-            )
+            counts = {"chosen_longer": lengths[0] > lengths[-1], "desirable": sum(labels)}
+            special = any(encoder.has_special_text((*context, *reply)) for reply in replies)
+            return Encoded(units, max(lengths), special, counts)
 
         return encode
 
     def with_reference(self, sums: Sequence[Sequence[float]]) -> PreferenceDataset:
         """The same units with the reference's log-probabilities, one sequence per unit."""
-        known = [
-            dataclasses.replace(unit, ref_logprobs=tuple(values))
-            for unit, values in zip(self._units, sums, strict=True)
-        ]
-        return PreferenceDataset(known, self.report)
+        pairs = zip(self._units, sums, strict=True)
+        return PreferenceDataset([dataclasses.replace(u, ref_logprobs=tuple(v)) for u, v in pairs], self.report)
 
     def with_mismatched(self) -> PreferenceDataset:
         """Each completion followed by the next one to another prompt, put behind this prompt: KTO's baseline."""

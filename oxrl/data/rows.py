@@ -55,12 +55,21 @@ def file_hash(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def content_uid(*parts: Any) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of `parts` as canonical JSON: the same row, the same uid.
+
+    Raises:
+        TypeError, ValueError: a part is not JSON.
+    """
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def _jsonl(path: Path) -> Iterator[Row]:
     offset = 0
     with path.open("rb") as file:  # a binary file iterates over \n only
         for number, line in enumerate(file, start=1):
-            where = f"{path}:{number}"
-            start, offset = offset, offset + len(line)
+            where, start, offset = f"{path}:{number}", offset, offset + len(line)
             line = line.removeprefix(_BOM) if number == 1 else line
             if not line.strip():
                 continue
@@ -75,9 +84,8 @@ def _jsonl(path: Path) -> Iterator[Row]:
             except RecursionError as error:
                 raise DataError(f"{where} (byte {start}): JSON is nested too deeply") from error
             if not isinstance(fields, dict):
-                raise DataError(
-                    f"{where} (byte {start}): a line must be a JSON object, got {type(fields).__name__}: {line[:80]!r}"
-                )
+                got = f"{type(fields).__name__}: {line[:80]!r}"
+                raise DataError(f"{where} (byte {start}): a line must be a JSON object, got {got}")
             yield Row(where, fields, start)
 
 
@@ -94,11 +102,8 @@ def _parquet(path: Path) -> Iterator[Row]:
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches():
-                for fields in batch.to_pylist():
-                    number += 1
-                    yield Row(f"{path} row {number}", fields)
+            rows = (fields for batch in file.iter_batches() for fields in batch.to_pylist())
+            yield from (Row(f"{path} row {number}", fields) for number, fields in enumerate(rows, start=1))
     except (pyarrow.ArrowException, OSError) as error:
         size = path.stat().st_size
         raise DataError(f"{path} ({size} bytes): not a readable Parquet file: {error}") from error

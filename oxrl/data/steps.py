@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from oxrl.data.batching import pad_rows, to_token_batch
 from oxrl.data.chat import ChatEncoder, Message, TemplateError, read_messages
-from oxrl.data.dataset import Dataset, Encoded
-from oxrl.data.prompts import content_uid
-from oxrl.data.rows import Row
+from oxrl.data.dataset import Dataset, Encode, Encoded
+from oxrl.data.rows import Row, content_uid
 from oxrl.types import StepBatch
 
 EXPECTED = '{"prompt": text or messages, "completions": [a text per step], "labels": [true, false or 0 to 1 per step]}'
@@ -36,8 +35,7 @@ class StepDataset(Dataset[Steps]):
     counts = ("steps", "right")
 
     @classmethod
-    def encoding(cls, encoder: ChatEncoder) -> Callable[[Row], Encoded[Steps] | str]:
-
+    def encoding(cls, encoder: ChatEncoder) -> Encode[Steps]:
         def encode(row: Row) -> Encoded[Steps] | str:
             texts, labels = row.fields.get("completions"), row.fields.get("labels")
             if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
@@ -50,12 +48,9 @@ class StepDataset(Dataset[Steps]):
                 return "empty"
             token_ids, ends = encode_steps(prompt, [reply["content"] for reply in replies], encoder)
             uid = str(row.fields.get("uid") or content_uid([dict(message) for message in (*prompt, *replies)]))
-            return Encoded(
-                units=[Steps(uid=uid, token_ids=token_ids, ends=ends, labels=tuple(map(float, labels)))],
-                tokens=len(token_ids),
-                special_text=encoder.has_special_text((*prompt, *replies)),
-                counts={"steps": len(labels), "right": sum(label > 0.5 for label in labels)},
-            )
+            unit = Steps(uid=uid, token_ids=token_ids, ends=ends, labels=tuple(map(float, labels)))
+            counts = {"steps": len(labels), "right": sum(label > 0.5 for label in labels)}
+            return Encoded([unit], len(token_ids), encoder.has_special_text((*prompt, *replies)), counts)
 
         return encode
 

@@ -30,9 +30,7 @@ def train(cfg: Config, session: Session) -> None:
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
 
     def rows(path: str, held_out: bool) -> StepDataset:
-        data = StepDataset.load(path, tokenizer, **row_options(cfg, held_out))
-        session.message(f"{path}: {data.report}")
-        return data
+        return StepDataset.load(path, tokenizer, **row_options(cfg, held_out))
 
     def step_on(units: list[Steps], step: int, memory: Progress) -> tuple[Metrics, float]:
         batch = to_step_batch(units, pad_id)

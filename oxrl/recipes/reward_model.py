@@ -25,9 +25,7 @@ def train(cfg: Config, session: Session) -> None:
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
 
     def rows(path: str, held_out: bool) -> PreferenceDataset:
-        data = PreferenceDataset.load(path, tokenizer, **row_options(cfg, held_out))
-        session.message(f"{path}: {data.report}")
-        return data
+        return PreferenceDataset.load(path, tokenizer, **row_options(cfg, held_out))
 
     def loss_fn(output: Output, batch: PreferenceBatch) -> tuple[Tensor, dict[str, Tensor]]:
         if output.bootstrap is None:

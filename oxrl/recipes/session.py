@@ -224,6 +224,7 @@ class Follower(Session):
     def __enter__(self) -> Self:
         # A signal reaches all ranks; rank 0 decides where the run stops.
         self.stop = self._stack.enter_context(StopRequest())
+        logging.getLogger("oxrl").addHandler(logging.NullHandler())  # else warnings go to stderr, once per rank
         return self
 
     @property

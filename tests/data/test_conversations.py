@@ -156,6 +156,16 @@ def test_long_and_empty_rows_are_dropped_and_counted(write_rows: WriteRows, toke
         ConversationDataset.load(write_rows(*rows), tokenizer, max_tokens=2)
 
 
+def test_dropped_rows_are_warned_of(
+    write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_rows(*[{"prompt": "x", "completion": reply} for reply in ("1", " ", "2")])
+    ConversationDataset.load(path, tokenizer)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and f"{path}: 2 of 3 rows are used" in record.getMessage()
+    assert "'empty': 1" in record.getMessage()
+
+
 def test_every_example_comes_once_per_epoch(write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast) -> None:
     dataset = ConversationDataset.load(
         write_rows(*[{"prompt": str(i), "completion": "x"} for i in range(9)]), tokenizer

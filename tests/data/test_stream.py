@@ -59,9 +59,10 @@ def test_a_streamed_run_is_the_same_run(tmp_path: Path) -> None:
 def test_a_file_that_changes_meanwhile_and_what_cannot_be_streamed_are_errors(tmp_path: Path) -> None:
     path = write(tmp_path / "chats.jsonl", [{"prompt": "a", "completion": "b"}])
     data = ConversationDataset.load(path, load_tokenizer("builtin:tiny"), stream=True)
-    write(path, [{"prompt": "a", "completion": " "}])
-    with pytest.raises(DataError, match="changed while it was being read"):
-        data.at(0, seed=0)
+    for completion in ("c", " "):  # one that could be learned, and of the same length, is as wrong
+        write(path, [{"prompt": "a", "completion": completion}])
+        with pytest.raises(DataError, match="changed while it was being read"):
+            data.at(0, seed=0)
     sft_config(tmp_path, "run")
     (tmp_path / "rows.parquet").touch()
     with pytest.raises(ConfigError, match=r"must end in \.jsonl for data\.stream"):
