@@ -8,8 +8,7 @@ from typing import Any
 
 from oxrl.config.reads import fields_read
 from oxrl.config.schema import CELLS, SECTIONS, Config
-
-NOT_READ = "(not read)"
+from oxrl.runs.directory import differences
 
 
 def read_values(cfg: Config) -> dict[str, Any]:
@@ -55,9 +54,4 @@ def config_schema() -> dict[str, Any]:
 
 def config_diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     """Dotted path -> (value in `a`, value in `b`) where they differ; `(not read)` where only one reads the field."""
-    left, right = read_values(a), read_values(b)
-    return {
-        path: (left.get(path, NOT_READ), right.get(path, NOT_READ))
-        for path in {**left, **right}
-        if left.get(path, NOT_READ) != right.get(path, NOT_READ)
-    }
+    return differences(read_values(a), read_values(b), absent="(not read)")

@@ -22,10 +22,9 @@ from oxrl.engines.base import TrainEngine
 from oxrl.engines.ranks import ALONE, Ranks
 from oxrl.errors import CheckpointWriteError, Interrupted, NonFiniteError
 from oxrl.runs.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
-from oxrl.runs.console import Console
+from oxrl.runs.console import Console, run_logging
 from oxrl.runs.directory import open_run
-from oxrl.runs.jsonl import read_records
-from oxrl.runs.logs import run_logging
+from oxrl.runs.files import read_records
 from oxrl.runs.recorder import Recorder
 from oxrl.runs.stop import StopRequest
 from oxrl.runs.tracker import MLflowTracker

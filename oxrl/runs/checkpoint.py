@@ -63,10 +63,10 @@ def save_checkpoint(
         root: the run's `checkpoints` directory; made if missing, inside a directory that exists.
         step: optimizer steps applied. A checkpoint of this step that is there already was found damaged: it goes.
         write: called with an empty directory, writes the engine's files there.
-        state: the recipe's own state, JSON values only; becomes state.json.
+        state: the recipe's own state, JSON values only.
         offsets: `Recorder.offsets()`, taken after everything up to `step` was recorded.
-        keep: newest checkpoints to keep, this one included; at least 1. Checkpoints of later steps (left by a run
-            that went back to an earlier one) are removed too.
+        keep: newest checkpoints to keep, this one included; at least 1. Those of later steps, left by a run that went
+            back to an earlier one, are removed too.
 
     Raises:
         CheckpointWriteError: the disk refused (full, quota, gone). What was written is removed and every older
@@ -97,9 +97,9 @@ def save_checkpoint(
                 "Free space on that disk, or move the run directory to another and resume there."
             ) from error
         raise
-    past = [path for number, path in list_checkpoints(root) if number <= step]
-    future = [path for number, path in list_checkpoints(root) if number > step]
-    for path in [*past[:-keep], *future]:
+    found = list_checkpoints(root)
+    kept = [path for number, path in found if number <= step][-keep:]
+    for path in [path for _, path in found if path not in kept]:
         try:
             _remove(path)
         except OSError as error:

@@ -1,17 +1,20 @@
-"""Live progress: a line that updates in place on a terminal, one plain line per step anywhere else.
+"""What a run says while it runs: its progress, and its log messages.
 
-Watching never breaks what is watched: a closed pipe or a terminal without the right letters costs output, not the run.
+Progress is a line that updates in place on a terminal, one plain line per step anywhere else. Watching never breaks
+what is watched: a closed pipe or a terminal without the right letters costs output, not the run.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console as RichConsole
@@ -37,21 +40,18 @@ class Console(AbstractContextManager["Console"]):
         self._stream = sys.stdout if stream is None else stream
         if isinstance(self._stream, io.TextIOWrapper):
             self._stream.reconfigure(errors="replace")
-        self._total, self._title = total_steps, title
+        self._total = total_steps
         self._times: deque[float] = deque([time.monotonic()], maxlen=ETA_WINDOW + 1)
         console = RichConsole(file=self._stream, highlight=False)
         # NO_COLOR asks for plain text, see no-color.org.
-        self._progress = self._start(console) if console.is_interactive and not console.no_color else None
+        live = console.is_interactive and not console.no_color
+        self._progress = _live_line(console, total_steps, title) if live else None
 
     def step(self, step: int, metrics: Metrics) -> None:
         """Show one optimizer step."""
         self._times.append(time.monotonic())
-        shown = [
-            f"{label} {metrics[key]:{form}}"
-            for label, keys, form in COLUMNS
-            for key in [next((key for key in keys if key in metrics), None)]
-            if key is not None
-        ]
+        found = [(label, [metrics[key] for key in keys if key in metrics], form) for label, keys, form in COLUMNS]
+        shown = [f"{label} {values[0]:{form}}" for label, values, form in found if values]
         per_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
         text = "  ".join([*shown, f"ETA {format_duration(max(0, self._total - step) * per_step)}"])
         if self._progress is None:
@@ -76,16 +76,6 @@ class Console(AbstractContextManager["Console"]):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _start(self, console: RichConsole) -> Progress:
-        # In 80 columns the numbers matter more than a bar.
-        wide = [TextColumn("{task.description}"), BarColumn(bar_width=20)] if console.width >= 110 else []
-        counts = [TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[values]}")]
-        # No refresh thread: the line changes when a step ends, and nothing runs beside the training.
-        progress = Progress(*wide, *counts, console=console, auto_refresh=False)
-        progress.add_task(self._title, total=self._total, values="starting")
-        progress.start()
-        return progress
-
     def _line(self, text: str) -> None:
         with self._or_give_up():
             if self._progress is not None:
@@ -108,9 +98,47 @@ class Console(AbstractContextManager["Console"]):
                 os.dup2(null.fileno(), self._stream.fileno())
 
 
+def _live_line(console: RichConsole, total_steps: int, title: str) -> Progress:
+    # In 80 columns the numbers matter more than a bar.
+    wide = [TextColumn("{task.description}"), BarColumn(bar_width=20)] if console.width >= 110 else []
+    counts = [TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[values]}")]
+    # No refresh thread: the line changes when a step ends, and nothing runs beside the training.
+    progress = Progress(*wide, *counts, console=console, auto_refresh=False)
+    progress.add_task(title, total=total_steps, values="starting")
+    progress.start()
+    return progress
+
+
 def format_duration(seconds: float) -> str:
     """`9s`, `2m05s`, `3h07m`."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
     return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+class _Terminal(logging.Handler):
+    """Writes to whatever sys.stderr is at that moment: a live progress line replaces it while it is on screen."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(self.format(record) + "\n")
+
+
+@contextmanager
+def run_logging(file: Path) -> Iterator[None]:
+    """While open, the `oxrl` loggers write to `file` (appending, from INFO up) and to stderr (from WARNING up)."""
+    logger = logging.getLogger("oxrl")
+    handlers = (logging.FileHandler(file, encoding="utf-8", errors="backslashreplace"), _Terminal(logging.WARNING))
+    for handler, form in zip(handlers, ("%(asctime)s %(levelname)s %(name)s: ", "%(levelname)s: "), strict=True):
+        handler.setFormatter(logging.Formatter(form + "%(message)s"))
+        logger.addHandler(handler)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()

@@ -26,23 +26,21 @@ from ruamel.yaml.error import YAMLError
 from oxrl.errors import RunDirectoryError
 from oxrl.runs.checkpoint import remove_leftovers
 from oxrl.runs.environment import command_line, environment
-from oxrl.runs.files import pretty_json, write_atomically
-from oxrl.runs.jsonl import encode_line, json_safe
+from oxrl.runs.files import encode_line, json_safe, pretty_json, write_atomically
 
 logger = logging.getLogger(__name__)
 
-# What may differ from config.yaml when a run is resumed: how it is carried out and watched, not what it computes.
-# `run.steps` may only grow. Everything else names another run.
-MAY_CHANGE = frozenset(
-    "run.name run.dir run.steps run.checkpoint_every run.keep_checkpoints run.eval_every run.record run.mlflow "
-    "run.deadline_s run.device run.threads run.training_gpus run.ray_address run.max_restarts reward.workers "
-    "reward.timeout_s reward.max_error_rate train.max_skipped_steps train.micro_batch_tokens train.backend "
-    "model.gradient_checkpointing".split()
-)
-# Of those, the ones that move the last digits of floating-point sums: the resumed run is right, not byte-identical.
+# What moves the last digits of floating-point sums: a run resumed with a change here is right, not byte-identical.
 REORDER_SUMS = frozenset(
     "run.device run.threads run.training_gpus train.micro_batch_tokens train.backend "
     "model.gradient_checkpointing".split()
+)
+# What may differ from config.yaml when a run is resumed: how it is carried out and watched, not what it computes.
+# `run.steps` may only grow. Everything else names another run.
+MAY_CHANGE = REORDER_SUMS | frozenset(
+    "run.name run.dir run.steps run.checkpoint_every run.keep_checkpoints run.eval_every run.record run.mlflow "
+    "run.deadline_s run.ray_address run.max_restarts reward.workers reward.timeout_s reward.max_error_rate "
+    "train.max_skipped_steps".split()
 )
 ENGINES = ("inference_engine.", "deepspeed.", "deepspeed_ref.")  # every field of these sections belongs to both
 ROUNDING = "; sums are added in another order, so results equal those of an uninterrupted run only to rounding"
@@ -83,13 +81,13 @@ def open_run(directory: Path, config_yaml: str, *, resume: bool) -> RunDirectory
             the config is another run's. Always says what to do.
     """
     directory = Path(directory).absolute()
-    if directory.is_dir() and not resume and _entries(directory):
-        raise RunDirectoryError(
-            f"{directory} is not empty. To continue the run in it:\n  {command_line(['--resume'])}\n"
-            "To start a new one, choose another directory: add run.dir=PATH (or another run.name)."
-        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if not resume and _entries(directory):
+            raise RunDirectoryError(
+                f"{directory} is not empty. To continue the run in it:\n  {command_line(['--resume'])}\n"
+                "To start a new one, choose another directory: add run.dir=PATH (or another run.name)."
+            )
         lock = _lock(directory)
         try:
             return _open_locked(directory, config_yaml, lock)
@@ -164,38 +162,39 @@ def flatten_config(config_yaml: str) -> dict[str, Any]:
     return {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
 
 
-def config_differences(old_yaml: str, new_yaml: str) -> dict[str, tuple[Any, Any]]:
-    """Dotted path -> (old value, new value) wherever two resolved configs differ; None where a field is absent."""
-    old, new = flatten_config(old_yaml), flatten_config(new_yaml)
-    paths = sorted(old.keys() | new.keys())
-    return {path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)}
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], absent: Any = None) -> dict[str, tuple[Any, Any]]:
+    """Dotted path -> (old value, new value) wherever two flat configs differ; `absent` where one has no such field."""
+
+    def ordered(value: Any) -> Any:  # the files of data.train draw by their place among them
+        return list(value.items()) if isinstance(value, Mapping) else value
+
+    pairs = {path: (old.get(path, absent), new.get(path, absent)) for path in {**old, **new}}
+    return {path: (left, right) for path, (left, right) in pairs.items() if ordered(left) != ordered(right)}
 
 
 def _allowed_changes(directory: Path, old_yaml: str, new_yaml: str) -> dict[str, Any]:
+    new = flatten_config(new_yaml)
     try:
-        differences = config_differences(old_yaml, new_yaml)
-    except YAMLError as error:
+        changed = differences(flatten_config(old_yaml), new)
+    except (YAMLError, AttributeError) as error:
         raise RunDirectoryError(f"{directory / 'config.yaml'} is not the YAML written there: {error}") from error
     refused = {
-        path: pair for path, pair in differences.items() if path not in MAY_CHANGE and not path.startswith(ENGINES)
+        path: (before, now)
+        for path, (before, now) in changed.items()
+        if not (path in MAY_CHANGE or path.startswith(ENGINES)) or (path == "run.steps" and now < before)
     }
-    if "run.steps" in differences and differences["run.steps"][1] < differences["run.steps"][0]:
-        refused["run.steps"] = differences["run.steps"]
     if refused:
-        lines = [f"  {path}: {old!r} in config.yaml, {new!r} now" for path, (old, new) in refused.items()]
+        lines = [f"  {path}: {before!r} in config.yaml, {now!r} now\n" for path, (before, now) in refused.items()]
         raise RunDirectoryError(
             f"the config is not the one that {directory} was started with; resuming would mix two runs:\n"
-            + "\n".join(lines)
-            + "\nSet these back to resume, or start a new run: add run.dir=PATH and leave --resume out.\n"
+            f"{''.join(lines)}Set these back to resume, or start a new run: add run.dir=PATH and leave --resume out.\n"
             f"(On resume run.steps may grow, and these may change: {', '.join(sorted(MAY_CHANGE - {'run.steps'}))}.)"
         )
-    for path, (old, new) in differences.items():
+    for path, (before, now) in changed.items():
         reorders = path in REORDER_SUMS or path.startswith(ENGINES)
-        logger.warning("resuming with %s: %r -> %r%s", path, old, new, ROUNDING if reorders else "")
-    schedule = flatten_config(new_yaml).get("train.lr_schedule", "constant")
-    if "run.steps" in differences and schedule != "constant":
-        logger.warning(
-            "run.steps grew and train.lr_schedule is %s: the learning rate jumps to where the longer schedule would be",
-            schedule,
-        )
-    return {path: [old, new] for path, (old, new) in differences.items()}
+        logger.warning("resuming with %s: %r -> %r%s", path, before, now, ROUNDING if reorders else "")
+    schedule = new.get("train.lr_schedule", "constant")
+    if "run.steps" in changed and schedule != "constant":
+        jump = "the learning rate jumps to where the longer schedule would be"
+        logger.warning("run.steps grew and train.lr_schedule is %s: %s", schedule, jump)
+    return {path: list(pair) for path, pair in changed.items()}

@@ -28,14 +28,15 @@ SECRET = re.compile(r"^(.*(?:^|[._-])(?:key|token|secret|password|passwd|credent
 
 
 def environment() -> dict[str, Any]:
-    """Versions, hardware, git state and command line of this process, as JSON values.
-
-    Never imports torch: GPUs and torch settings are listed only if torch is already there.
-    """
+    """Versions, hardware, git state and command line of this process, as JSON values."""
     versions: dict[str, str] = {}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
+    torch_facts: dict[str, Any] | None = None
+    if (torch := sys.modules.get("torch")) is not None:  # never imported for this: it takes seconds
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        torch_facts = {"threads": torch.get_num_threads(), "cuda": torch.version.cuda, "gpus": names}
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -43,19 +44,11 @@ def environment() -> dict[str, Any]:
         "host": platform.node(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "packages": versions,
-        "torch": _torch_facts(),
+        "torch": torch_facts,
         "git": git_state(Path(__file__).resolve().parent),
         "command": command_line(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
-
-
-def _torch_facts() -> dict[str, Any] | None:
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return None
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {"threads": torch.get_num_threads(), "cuda": torch.version.cuda, "gpus": gpus}
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:
@@ -72,12 +65,10 @@ def git_state(directory: Path) -> dict[str, Any] | None:
 
 
 def command_line(extra: Sequence[str] = ()) -> str:
-    """How this program was called, ready for a shell, with `extra` arguments not yet there added.
-
-    The value of any `...key=`, `...token=`, `...secret=` or `...password=` argument is left out.
+    """How this program was called, ready for a shell, with `extra` arguments not yet there added; values that SECRET
+    finds are left out.
     """
     program, *arguments = sys.argv
-    name = Path(program).name
-    start = ["python", program] if name.endswith(".py") else [name]
-    arguments = [*arguments, *(argument for argument in extra if argument not in arguments)]
+    start = ["python", program] if program.endswith(".py") else [Path(program).name]
+    arguments += [argument for argument in extra if argument not in arguments]
     return shlex.join([*start, *(SECRET.sub(r"\1=<redacted>", argument) for argument in arguments)])

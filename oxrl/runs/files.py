@@ -1,9 +1,15 @@
-"""Writing that survives a crash: what is renamed into place was on the disk first."""
+"""How records are written and read: files that survive a crash, and one JSON object per line.
+
+In records a number that is not finite is written as the string "nan", "inf" or "-inf": every line stays valid JSON, and
+what happened stays visible (null would hide it, a bare NaN would break other readers). `float()` reads it back.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +34,62 @@ def write_atomically(path: Path, text: str) -> None:
 
 def pretty_json(value: Any) -> str:
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def json_safe(value: Any) -> Any:
+    """`value` with every float that JSON cannot hold replaced by its name; tuples become lists.
+
+    Raises:
+        TypeError: `value` holds something JSON has no word for; names the type.
+    """
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(item) for key, item in value.items()}  # pyright: ignore
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]  # pyright: ignore
+    raise TypeError(f"a record holds numbers, strings, lists and mappings, got {type(value).__name__}: {value!r:.80}")
+
+
+def encode_line(record: Mapping[str, Any]) -> bytes:
+    """One line of UTF-8, keys in the order given."""
+    value = json_safe(record)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except UnicodeEncodeError:  # a lone surrogate has no UTF-8, but it has a JSON escape
+        return json.dumps(value, allow_nan=False).encode() + b"\n"
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Every complete line of the file, none if it is missing; a last line cut by a crash is left out.
+
+    Raises:
+        ValueError: a complete line is not a JSON object; names file and byte.
+    """
+    return (record for record, _ in read_records_from(path, 0))
+
+
+def read_records_from(path: Path, offset: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """Like `read_records`, from byte `offset` on; each record comes with the offset after it."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, byte {offset}: not a JSON object: {error}") from error
+            offset += len(line)
+            yield record, offset
+
+
+def line_starts_at(path: Path, offset: int) -> bool:
+    """Whether `offset` is the start of the file or follows a newline."""
+    with path.open("rb") as file:
+        file.seek(max(0, offset - 1))
+        return offset == 0 or file.read(1) == b"\n"

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from oxrl.errors import OxrlError, RunDirectoryError
 from oxrl.runs.directory import RunDirectory
-from oxrl.runs.files import fsync
-from oxrl.runs.jsonl import encode_line, line_starts_at
+from oxrl.runs.files import encode_line, fsync, line_starts_at
 from oxrl.types import Metrics
 
 logger = logging.getLogger(__name__)
@@ -37,9 +36,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._rollouts = run.rollouts
         self._rollouts.mkdir(exist_ok=True)
         # Unbuffered: one write call per record, so another process reads whole lines.
-        self._files: dict[str, IO[bytes]] = {
-            path.name: path.open("ab", buffering=0) for path in (run.metrics, run.samples)
-        }
+        self._files: dict[str, IO[bytes]] = {p.name: p.open("ab", buffering=0) for p in (run.metrics, run.samples)}
         self._last_rollout = -1
 
     def record_step(self, step: int, metrics: Metrics) -> None:
@@ -98,7 +95,7 @@ class Recorder(AbstractContextManager["Recorder"]):
                 offset = path.read_bytes()[:offset].rfind(b"\n") + 1
             file.truncate(offset)
         self._last_rollout = offsets.get(ROLLOUTS, -1)
-        for path in [*self._rollouts.glob(".tmp-*"), *self._rollouts.glob("step_*.safetensors")]:
+        for path in self._rollouts.iterdir():
             match = ROLLOUT_NAME.fullmatch(path.name)
             if path.name.startswith(".tmp-") or (match and int(match[1]) > self._last_rollout):
                 path.unlink()

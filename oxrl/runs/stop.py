@@ -38,15 +38,13 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if self.requested:
-            _say(f"oxrl: second signal ({name}), exiting at once; the last checkpoint is intact\n")
+        name, again = signal.Signals(number).name, self.requested is not None
+        text = f"{name}: stopping after this piece of work and saving; again to exit at once"
+        if again:
+            text = f"second signal ({name}), exiting at once; the last checkpoint is intact"
+        # A handler may run in the middle of any print or log call; only a bare write is safe there.
+        with contextlib.suppress(OSError):
+            os.write(2, f"oxrl: {text}\n".encode())
+        if again:
             os._exit(Interrupted.exit_code)
         self.requested = name
-        _say(f"oxrl: {name}: stopping after this piece of work and saving; again to exit at once\n")
-
-
-def _say(text: str) -> None:
-    # A handler may run in the middle of any print or log call; only a bare write is safe there.
-    with contextlib.suppress(OSError):
-        os.write(2, text.encode())

@@ -20,25 +20,20 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from oxrl.errors import Interrupted
 from oxrl.runs.directory import RunDirectory, flatten_config
-from oxrl.runs.files import pretty_json, write_atomically
-from oxrl.runs.jsonl import line_starts_at, read_records_from
+from oxrl.runs.files import line_starts_at, pretty_json, read_records_from, write_atomically
 
 logger = logging.getLogger(__name__)
 
-STATE, LOG, DATABASE = "mlflow.json", "mlflow.log", "mlflow.db"
 POLL_S = 5.0
-PARENT = os.getppid()
 EXPERIMENT = "oxrl"
 PARAM_LIMIT = 6000  # characters of one value, MLflow's own limit
 BATCH_LIMIT = 1000  # metrics in one call, MLflow's own limit
-OUTCOMES = ("FINISHED", "FAILED", "KILLED")
 
 
 class MLflowTracker(AbstractContextManager["MLflowTracker"]):
@@ -48,18 +43,15 @@ class MLflowTracker(AbstractContextManager["MLflowTracker"]):
     """
 
     def __init__(self, run: RunDirectory) -> None:
-        self._log = run.path / LOG
+        self._log = run.path / "mlflow.log"
         self._process: subprocess.Popen[bytes] | None = None
-        quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "OMP_NUM_THREADS": "1"}
+        quiet = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "oxrl.runs.tracker", str(run.path), str(os.getpid())]
         try:
             with self._log.open("ab") as log:
+                # A session of its own: Ctrl-C in the terminal is for the run, which then closes the mirror.
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "oxrl.runs.tracker", str(run.path)],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    env={**os.environ, **quiet},
-                    start_new_session=True,  # Ctrl-C in the terminal is for the run, which then closes the mirror
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=quiet, start_new_session=True
                 )
         except OSError as error:
             logger.warning("MLflow will not see this run: its process did not start: %s", error)
@@ -67,16 +59,13 @@ class MLflowTracker(AbstractContextManager["MLflowTracker"]):
     def check(self) -> None:
         """Warn, once, if the mirror died. Costs microseconds."""
         if self._process is not None and self._process.poll() is not None:
-            process, self._process = self._process, None
-            process.communicate()  # closes the pipe
-            self._report(process.returncode)
+            self.close()
 
     def close(self, outcome: str = "FINISHED", *, timeout_s: float | None = None) -> None:
-        """Let the mirror catch up, tell MLflow how the run ended (one of OUTCOMES), wait at most `timeout_s`, end it.
+        """Let the mirror catch up, tell MLflow how the run ended (its own word), wait at most `timeout_s`, end it.
 
         The default is 20 s for a finished run, 2 s for one that is stopping: its next start catches up.
         """
-        self.check()
         process, self._process = self._process, None
         if process is None:
             return
@@ -87,67 +76,63 @@ class MLflowTracker(AbstractContextManager["MLflowTracker"]):
             process.kill()
             process.communicate()
             logger.warning("MLflow was not done after %.0f s; metrics.jsonl is complete", timeout_s)
-        else:
-            self._report(process.returncode)
+            return
+        if process.returncode != 0:
+            said = self._log.read_text(encoding="utf-8", errors="replace").strip() if self._log.exists() else ""
+            why = (said or "it said nothing").rpartition("\n")[2]
+            text = "MLflow stopped seeing this run (metrics.jsonl is complete): %s (all of it in %s)"
+            logger.warning(text, why, self._log)
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         stopped = kind is not None and issubclass(kind, Interrupted | KeyboardInterrupt)
         self.close("FINISHED" if kind is None else "KILLED" if stopped else "FAILED")
 
-    def _report(self, returncode: int) -> None:
-        if returncode != 0:
-            said = self._log.read_text(encoding="utf-8", errors="replace").split("\n") if self._log.exists() else []
-            last = next((line for line in reversed(said) if line.strip()), "it said nothing")
-            logger.warning(
-                "MLflow stopped seeing this run (metrics.jsonl is complete): %s (all of it in %s)", last, self._log
-            )
 
-
-def mirror(directory: Path) -> None:
+def mirror(directory: Path, run_pid: int) -> None:
     """The mirror's whole life: follow metrics.jsonl of the run in `directory` until standard input closes."""
-    with (directory / f".{STATE}.lock").open("w") as lock:
+    from mlflow.entities import Metric  # slow to import, and only this process needs it
+
+    with (directory / ".mlflow.json.lock").open("w") as lock:
         # The mirror of a killed run may still be catching up when the resumed run starts its own.
         fcntl.lockf(lock, fcntl.LOCK_EX)
         client, run_id, logged = _open(directory)
-        offset = 0
-        outcome = None
-        while outcome is None:
-            outcome = _said_within(POLL_S)
+        offset, closed, orphaned = 0, False, False
+        while not (closed or orphaned):
+            closed = bool(select.select([sys.stdin], [], [], POLL_S)[0])
+            # Workers that the run forked may hold the pipe open after the run itself was killed.
+            orphaned = os.getppid() != run_pid
             records, offset = read_new_steps(directory / "metrics.jsonl", offset, logged)
-            _log(client, run_id, records)
-            logged = records[-1]["step"] if records else logged
-        client.set_terminated(run_id, status=outcome)
-
-
-def _said_within(seconds: float) -> str | None:
-    """The outcome once standard input has closed ("KILLED" if nobody said one), None while the run goes on."""
-    if not select.select([sys.stdin], [], [], seconds)[0]:
-        # Workers that the run forked may hold the pipe open after the run itself was killed.
-        return None if os.getppid() == PARENT else "KILLED"
-    said = sys.stdin.read().strip()
-    return said if said in OUTCOMES else "KILLED"
+            logged, now = records[-1]["step"] if records else logged, int(time.time() * 1000)
+            # "step" last: its latest value is where a later mirror of the run goes on.
+            metrics = [
+                Metric(mlflow_name(key), float(value), now, record["step"])
+                for record in records
+                for key, value in sorted(record.items(), key=lambda item: item[0] == "step")
+            ]
+            for start in range(0, len(metrics), BATCH_LIMIT):
+                client.log_batch(run_id, metrics=metrics[start : start + BATCH_LIMIT])
+        said = sys.stdin.read().strip() if closed else ""
+        client.set_terminated(run_id, status=said or "KILLED")
 
 
 def _open(directory: Path) -> tuple[Any, str, int]:
     """(client, MLflow run id, last step that is there): a new run, or the one that an earlier start made."""
-    from mlflow import MlflowClient  # slow to import, and only this process needs it
+    from mlflow import MlflowClient
     from mlflow.entities import Param, RunTag
 
-    client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{directory / DATABASE}")
+    client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{directory / 'mlflow.db'}")
     environment = json.loads((directory / "environment.json").read_bytes())
     params = flatten_config((directory / "config.yaml").read_text(encoding="utf-8"))
-    state = directory / STATE
+    state = directory / "mlflow.json"
     if state.exists():
-        run_id: str = json.loads(state.read_bytes())["run_id"]
-        run = client.get_run(run_id)
-        client.update_run(run_id, status="RUNNING")
+        run = client.get_run(json.loads(state.read_bytes())["run_id"])
+        client.update_run(run.info.run_id, status="RUNNING")
     else:
         found = client.get_experiment_by_name(EXPERIMENT)
         artifacts = (directory / "artifacts").as_uri()
         experiment = found.experiment_id if found else client.create_experiment(EXPERIMENT, artifact_location=artifacts)
         run = client.create_run(experiment, run_name=str(params.get("run.name", directory.name)))
-        run_id = run.info.run_id
-        write_atomically(state, pretty_json({"run_id": run_id, "experiment_id": experiment}))
+        write_atomically(state, pretty_json({"run_id": run.info.run_id, "experiment_id": experiment}))
     # A param cannot be changed in MLflow; what a resume changed (run.steps for one) becomes a tag.
     texts, known = {key: str(value)[:PARAM_LIMIT] for key, value in params.items()}, run.data.params
     tags = {f"resumed.{key}": text for key, text in texts.items() if known.get(key, text) != text}
@@ -155,11 +140,11 @@ def _open(directory: Path) -> tuple[Any, str, int]:
     git = environment.get("git") or {}
     tags |= {"mlflow.source.git.commit": git.get("commit"), "git.dirty": git.get("dirty")}
     client.log_batch(
-        run_id,
+        run.info.run_id,
         params=[Param(key, text) for key, text in texts.items() if key not in known],
         tags=[RunTag(key, str(value)) for key, value in tags.items() if value is not None],
     )
-    return client, run_id, int(run.data.metrics.get("step", -1))
+    return client, run.info.run_id, int(run.data.metrics.get("step", -1))
 
 
 def read_new_steps(metrics: Path, offset: int, logged: int) -> tuple[list[dict[str, Any]], int]:
@@ -171,22 +156,7 @@ def read_new_steps(metrics: Path, offset: int, logged: int) -> tuple[list[dict[s
         offset = end
         if record["step"] > logged:
             records.append(record)
-            logged = record["step"]
     return records, offset
-
-
-def _log(client: Any, run_id: str, records: Sequence[Mapping[str, Any]]) -> None:
-    """Log each record's numbers, "step" last: its latest value is where a later mirror of the run goes on."""
-    from mlflow.entities import Metric
-
-    now = int(time.time() * 1000)
-    logged = [
-        Metric(mlflow_name(key), float(value), now, record["step"])
-        for record in records
-        for key, value in sorted(record.items(), key=lambda item: item[0] == "step")
-    ]
-    for start in range(0, len(logged), BATCH_LIMIT):
-        client.log_batch(run_id, metrics=logged[start : start + BATCH_LIMIT])
 
 
 def mlflow_name(key: str) -> str:
@@ -196,4 +166,4 @@ def mlflow_name(key: str) -> str:
 
 if __name__ == "__main__":
     os.nice(10)  # training goes first
-    mirror(Path(sys.argv[1]))
+    mirror(Path(sys.argv[1]), int(sys.argv[2]))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import pty
 import select
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from oxrl.runs.console import Console, format_duration
+from oxrl.runs.console import Console, format_duration, run_logging
 
 METRICS = {
     "reward/mean": 0.4123,
@@ -128,3 +130,17 @@ def test_a_reader_that_goes_away_does_not_fail_the_run() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0s"), (59, "59s"), (125, "2m05s"), (11_225, "3h07m")])
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+def test_everything_is_kept_and_only_warnings_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("oxrl.somewhere")
+    for text in ("first start", "second start"):
+        with run_logging(tmp_path / "run.log"):
+            logger.info("%s: detail \ud800", text)
+            logger.warning("%s: attention", text)
+    logger.warning("after the run")
+    kept = (tmp_path / "run.log").read_text(encoding="utf-8")
+    assert kept.count("detail") == 2 and kept.count("attention") == 2 and "after" not in kept
+    shown = capsys.readouterr().err
+    assert "detail" not in shown and shown.count("WARNING: ") == 2
+    assert logging.getLogger("oxrl").handlers == []

@@ -17,7 +17,7 @@ import pytest
 
 from oxrl.config import Config
 from oxrl.errors import RunDirectoryError
-from oxrl.runs.directory import MAY_CHANGE, REORDER_SUMS, config_differences, open_run
+from oxrl.runs.directory import MAY_CHANGE, REORDER_SUMS, differences, flatten_config, open_run
 from oxrl.runs.environment import command_line, environment
 
 CONFIG = """\
@@ -142,9 +142,30 @@ def test_what_changes_rounding_is_allowed_to_change() -> None:
     assert REORDER_SUMS <= MAY_CHANGE
 
 
+def compared(old: str, new: str) -> dict[str, tuple[object, object]]:
+    return differences(flatten_config(old), flatten_config(new))
+
+
 def test_differences_compare_values_not_spelling() -> None:
-    assert config_differences("a: {b: 1e-06, c: [1, 2]}", "a:\n  c: [1, 2]\n  b: 0.000001\n") == {}
-    assert config_differences("a: {b: 1}", "a: {b: [1]}\nd: {e: 2}") == {"a.b": (1, [1]), "d.e": (None, 2)}
+    assert compared("a: {b: 1e-06, c: [1, 2]}", "a:\n  c: [1, 2]\n  b: 0.000001\n") == {}
+    assert compared("a: {b: 1}", "a: {b: [1]}\nd: {e: 2}") == {"a.b": (1, [1]), "d.e": (None, 2)}
+
+
+def test_the_order_of_several_data_files_is_part_of_the_run(tmp_path: Path) -> None:
+    """A mixture draws ties and seeds by a file's place in the list: another order is another order of the data."""
+    mixed = CONFIG + "data: {train: {a.jsonl: 0.5, b.jsonl: 0.5}}\n"
+    start(tmp_path, mixed)
+    with pytest.raises(RunDirectoryError, match="data.train"):
+        open_run(tmp_path, mixed.replace("a.jsonl: 0.5, b.jsonl: 0.5", "b.jsonl: 0.5, a.jsonl: 0.5"), resume=True)
+    open_run(tmp_path, mixed, resume=True).close()
+
+
+def test_a_config_that_was_edited_into_something_else_is_named(tmp_path: Path) -> None:
+    start(tmp_path)
+    for text in ("run: [1", "run: 5\n"):
+        (tmp_path / "config.yaml").write_text(text)
+        with pytest.raises(RunDirectoryError, match=r"config.yaml is not the YAML written there"):
+            open_run(tmp_path, CONFIG, resume=True)
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:

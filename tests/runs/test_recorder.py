@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from oxrl.errors import OxrlError, RunDirectoryError
 from oxrl.runs.directory import RunDirectory, open_run
-from oxrl.runs.jsonl import read_records
+from oxrl.runs.files import read_records
 from oxrl.runs.recorder import Recorder
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from oxrl.errors import Interrupted
 from oxrl.runs.directory import RunDirectory, open_run
-from oxrl.runs.jsonl import read_records
+from oxrl.runs.files import read_records
 from oxrl.runs.recorder import Recorder
 from oxrl.runs.tracker import MLflowTracker, mlflow_name, read_new_steps
 
