@@ -50,12 +50,7 @@ def logprobs_from_logits(logits: Tensor, tokens: Tensor, *, temperature: float =
     """
     scaled = _raised(logits[:, :-1]) / temperature
     picked = scaled.gather(-1, tokens[:, 1:, None]).squeeze(-1)
-    return align(torch.nn.functional.pad(picked - scaled.logsumexp(-1), (0, 1)))
-
-
-def align(predictions: Tensor) -> Tensor:
-    """Shift [B, T] from prediction-aligned (entry t is about token t + 1) to token-aligned; position 0 becomes 0.0."""
-    return torch.nn.functional.pad(predictions[:, :-1], (1, 0))
+    return torch.nn.functional.pad(picked - scaled.logsumexp(-1), (1, 0))
 
 
 def predicted_positions(mask: Tensor) -> tuple[Tensor, Tensor]:

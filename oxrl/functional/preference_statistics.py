@@ -34,15 +34,6 @@ def length_desensitized_logprobs(
     return torch.where(position <= shared_lengths[:, None], filled, tail_coeff * filled).sum(1)
 
 
-def subsampled_mask(response_mask: Tensor, noise: Tensor, counts: Tensor) -> Tensor:
-    """SamPO's mask [B, T]: the `counts` [B] trained tokens of each row with the least noise [B, T]. arXiv:2406.10957.
-
-    counts is the smaller length of the row's pair; use one mask for policy and reference.
-    """
-    rank = noise.masked_fill(~response_mask, torch.inf).argsort(1).argsort(1)
-    return response_mask & (rank < counts[:, None])
-
-
 @torch.no_grad()
 def wpo_weights(logprobs: Tensor, sum_p_squared: Tensor, response_mask: Tensor) -> Tensor:
     """WPO's weight [B], how on-policy a row is: exp(mean_t(logprobs - log sum_v p_v**2)). arXiv:2406.11827, Eq. 2.

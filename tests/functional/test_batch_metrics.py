@@ -11,6 +11,7 @@ from oxrl.functional.metrics import (
     data_metrics,
     mismatch_metrics,
     policy_metrics,
+    quantile,
     reward_metrics,
     staleness_metrics,
     value_metrics,
@@ -83,6 +84,20 @@ def test_equal_policies_show_no_mismatch_and_unit_ratios() -> None:
     assert all(metrics[f"update/ratio_{kind}"] == 1.0 for kind in ("mean", "min", "max", "p01", "p99"))
     assert metrics["kl/old_k3"] == metrics["kl/ref_k1"] == metrics["kl/ref_k3"] == metrics["kl/ref_row_sum"] == 0.0
     assert metrics["policy/entropy"] == 1.5
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.01, 0.5, 0.95, 1.0])
+def test_a_quantile_lies_between_neighbors_as_in_torch(fraction: float) -> None:
+    x = torch.randn(37, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert quantile(x, fraction) == pytest.approx(float(x.quantile(fraction)), abs=1e-14)
+    assert quantile(x[:1], fraction) == float(x[0])
+
+
+def test_a_step_may_have_more_tokens_than_the_quantile_of_torch_takes() -> None:
+    tokens = 2**24 + 1
+    with pytest.raises(RuntimeError, match="too large"):
+        torch.zeros(tokens).quantile(0.5)
+    assert quantile(torch.linspace(0, 1, tokens, dtype=torch.float64), 0.25) == pytest.approx(0.25)
 
 
 def test_reference_kls_are_per_token_and_per_row() -> None:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from oxrl.functional.logprobs import (
     Head,
-    align,
     bootstrap_positions,
     chunked_head,
     logprobs_from_logits,
@@ -71,8 +70,7 @@ def test_low_precision_logits_are_scored_in_float32_and_float64_stays() -> None:
     assert logprobs_from_logits(torch.zeros(1, 2, 4, dtype=torch.float64), tokens).dtype == torch.float64
 
 
-def test_align_shifts_by_one_and_spread_puts_values_back() -> None:
-    assert align(torch.tensor([[1.0, 2.0, 3.0]])).tolist() == [[0.0, 1.0, 2.0]]
+def test_spread_puts_the_values_of_predicted_tokens_back() -> None:
     mask = torch.tensor([[False, True, True], [True, False, True]])
     tokens_at, hidden_at = predicted_positions(mask)
     assert tokens_at.tolist() == [1, 2, 5]

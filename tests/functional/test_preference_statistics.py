@@ -42,13 +42,6 @@ def test_length_desensitized_sums_count_trained_tokens_not_positions_across_a_to
     torch.testing.assert_close(sums, f64(-5))
 
 
-def test_a_subsample_takes_the_least_noise_among_trained_tokens() -> None:
-    noise = torch.tensor([[0.0, 0.9, 0.2, 0.5, 0.0], [0.0, 0.4, 0.3, 0.2, 0.1]])
-    picked = statistics.subsampled_mask(MASK, noise, torch.tensor([3, 3]))
-    assert picked.int().tolist() == [[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
-    assert statistics.subsampled_mask(MASK, noise, torch.tensor([1, 0])).int().tolist() == [[0, 0, 1, 0, 0], [0] * 5]
-
-
 def test_wpo_weights_are_one_where_the_policy_is_uniform() -> None:
     """Uniform over 4: log p = -log 4 and log sum p**2 = -log 4. Elsewhere exp(mean(-1 - log .5, -2 - log .25))."""
     logprobs = torch.tensor([[NAN, -math.log(4), -math.log(4)], [NAN, -1.0, -2.0]], dtype=torch.float64)
