@@ -110,3 +110,32 @@ def test_a_tree_gives_the_best_ranked_way_to_each_last_reply(tmp_path: Path) -> 
     PREPARERS["oasst-pairs"](raw, tmp_path / "pairs")
     (pair,) = read(tmp_path / "pairs" / "raw.jsonl")
     assert (pair["chosen"], pair["rejected"], len(pair["prompt"])) == ("yes", "no", 1)
+
+
+def test_a_deleted_or_unranked_reply_never_hides_the_best_one(tmp_path: Path) -> None:
+    def message(role: str, text: str, *replies: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        return {"role": role, "text": text, "replies": list(replies), **fields}
+
+    gone = message("assistant", "spam", rank=None, deleted=True)
+    unread = message("assistant", "?", rank=None)
+    cut = message("prompter", "and?", message("assistant", "spam", deleted=True))
+    best = message("assistant", "yes", cut, rank=0)
+    raw = tmp_path / "raw.jsonl"
+    raw.write_text(json.dumps({"prompt": message("prompter", "hi", gone, unread, best)}) + "\n")
+    PREPARERS["oasst-chats"](raw, tmp_path / "out")
+    (row,) = read(tmp_path / "out" / "raw.jsonl")
+    assert [m["content"] for m in row["messages"]] == ["hi", "yes"]
+
+
+def test_a_row_that_no_line_of_json_can_hold_is_rejected(tmp_path: Path) -> None:
+    raw = tmp_path / "raw.jsonl"
+    raw.write_text('{"prompt": "a\\ud800", "completion": "b"}\n{"prompt": "a", "completion": "b"}\n')
+    report = PREPARERS["prompt-response"](raw, tmp_path / "out")
+    assert report["written"] == {"raw.jsonl": 1} and "surrogates not allowed" in report["rejects"][0]["reason"]
+
+
+def test_two_files_of_one_name_are_not_chosen_from(tmp_path: Path) -> None:
+    for name in ("raw.jsonl", "raw.parquet"):
+        (tmp_path / name).write_text('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(DataError, match=r"holds raw\.parquet beside raw\.jsonl; pass one of them"):
+        PREPARERS["prompt-response"](tmp_path, tmp_path / "out")

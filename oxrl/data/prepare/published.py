@@ -5,11 +5,12 @@ A function returns the rows it makes of one raw row, or raises ValueError with t
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NoReturn
 
 from oxrl.rewards.math import closing_brace
 
@@ -23,11 +24,10 @@ def gsm8k(fields: Fields, *, instruction: str = _FINAL_NUMBER, calculator: bool 
     solution, marker, last = fields["answer"].rpartition("####")
     gold = last.strip().replace(",", "")
     if not marker or not re.fullmatch(r"-?\d+(\.\d+)?", gold):
-        raise ValueError(f"the answer does not end in '#### N' but in {fields['answer'][-40:]!r}")
-    if not fields["question"].strip():
-        raise ValueError("the question is empty")
+        _no(f"the answer does not end in '#### N' but in {fields['answer'][-40:]!r}")
     solution = solution if calculator else re.sub(r"<<[^<>]*>>", "", solution)
-    prompt = f"{fields['question'].strip()}\n{instruction}".strip()
+    question = fields["question"].strip() or _no("the question is empty")
+    prompt = f"{question}\n{instruction}".strip()
     return [{"prompt": prompt, "answer": gold, "completion": f"{solution.strip()}\n#### {gold}"}]
 
 
@@ -52,7 +52,7 @@ def aqua(fields: Fields) -> Rows:
     """Multiple choice: the letter is the answer."""
     letters = [option[0] for option in fields["options"]]
     if fields["correct"] not in letters:
-        raise ValueError(f"the right letter {fields['correct']!r} is no option")
+        _no(f"the right letter {fields['correct']!r} is no option")
     options = "\n".join(option.replace(")", ") ", 1) for option in fields["options"])
     prompt = f'{fields["question"]}\n{options}\nThink step by step, then write the letter as "#### X" on the last line.'
     completion = f"{fields['rationale']}\n#### {fields['correct']}"
@@ -92,7 +92,7 @@ def pandalm(fields: Fields) -> Rows:
     """The reply that more annotators preferred; `margin` is by how many votes, of three."""
     votes = Counter(fields[f"annotator{number}"] for number in (1, 2, 3))
     if votes[1] == votes[2]:
-        raise ValueError("no reply has more votes")
+        _no("no reply has more votes")
     best, worst = (1, 2) if votes[1] > votes[2] else (2, 1)
     replies = {"chosen": fields[f"response{best}"], "rejected": fields[f"response{worst}"]}
     return [{"prompt": _instruction(fields), **_pair(**replies), "margin": (votes[best] - votes[worst]) / 3}]
@@ -100,16 +100,16 @@ def pandalm(fields: Fields) -> Rows:
 
 def ranked(fields: Fields) -> Rows:
     """`output` lists replies, best first: every pair of them; `history` holds the turns before."""
-    prompt = [*_history(fields), {"role": "user", "content": _instruction(fields)}]
+    prompt = _messages([*(fields.get("history") or ()), (_instruction(fields),)])
     return [{"prompt": prompt, "chosen": a, "rejected": b} for a, b in combinations(fields["output"], 2)]
 
 
 def instructions(fields: Fields) -> Rows:
     """instruction, input, output, history: one conversation to learn."""
     if not fields["output"].strip():
-        raise ValueError("the output is empty")
-    turns = [("user", _instruction(fields)), ("assistant", fields["output"])]
-    return [{"messages": _history(fields) + [{"role": role, "content": text} for role, text in turns]}]
+        _no("the output is empty")
+    turns = [*(fields.get("history") or ()), (_instruction(fields), fields["output"])]
+    return [{"messages": _messages(turns)}]
 
 
 def oasst_pairs(fields: Fields) -> Rows:
@@ -125,12 +125,10 @@ def oasst_pairs(fields: Fields) -> Rows:
 
 def oasst_chats(fields: Fields) -> Rows:
     """Every way from the first message to a last reply of the assistant, along replies that are ranked best."""
-    paths = [
-        path
-        for path, node in _walk(fields["prompt"], [], best_only=True)
-        if node["role"] == "assistant" and not any(reply.get("replies") for reply in node.get("replies", ()))
-    ]
-    return [{"messages": path} for path in paths] if paths else _no("nobody answered")
+    paths = [path for path, node in _walk(fields["prompt"], [], best_only=True) if node["role"] == "assistant"]
+    # What continues a path stands right behind it.
+    last = [path for path, after in zip(paths, [*paths[1:], []], strict=True) if after[: len(path)] != path]
+    return [{"messages": path} for path in last] if last else _no("nobody answered")
 
 
 def prompt_response(fields: Fields, *, prompt: str = "prompt", response: str = "completion") -> Rows:
@@ -153,14 +151,15 @@ CONVERTERS: dict[str, Callable[..., Rows]] = {
 
 
 def checked(row: dict[str, Any]) -> dict[str, Any]:
-    """`row`, or a ValueError if what should be text is not."""
+    """`row`, or a ValueError or TypeError if what should be text is not, or a line of JSON cannot hold it."""
+    json.dumps(row, ensure_ascii=False).encode()
     for name in ("prompt", "completion", "chosen", "rejected"):
         if name in row and not isinstance(row[name], str | list):
             raise ValueError(f"{name} is {type(row[name]).__name__}, not text")
     return row
 
 
-def _no(reason: str) -> Any:
+def _no(reason: str) -> NoReturn:
     raise ValueError(reason)
 
 
@@ -172,21 +171,25 @@ def _instruction(fields: Fields) -> str:
     return fields["instruction"] + (f"\n\n{fields['input']}" if fields.get("input") else "")
 
 
-def _history(fields: Fields) -> list[dict[str, str]]:
-    turns = [text for turn in fields.get("history") or () for text in turn]
-    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)]
+def _messages(turns: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """Turns of [user, assistant] as messages."""
+    texts = [text for turn in turns for text in turn]
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
 def _walk(
     node: Fields, before: list[dict[str, str]], *, best_only: bool = False
 ) -> Iterator[tuple[list[dict[str, str]], Fields]]:
-    """(messages up to and with a node, the node) of every node of an OpenAssistant tree that was not deleted."""
+    """(messages up to and with a node, the node) of every node of an OpenAssistant tree that was not deleted.
+
+    With `best_only` one answer to each message: the best ranked, an unranked one only where there is no other.
+    """
     if node.get("deleted"):
         return
     path = [*before, {"role": "user" if node["role"] == "prompter" else "assistant", "content": node["text"]}]
     yield path, node
-    replies = node.get("replies", ())
+    replies = [reply for reply in node.get("replies", ()) if not reply.get("deleted")]
     if best_only and node["role"] == "prompter":
-        replies = sorted(replies, key=lambda reply: reply.get("rank") or 0)[:1]
+        replies = sorted(replies, key=lambda r: float("inf") if r.get("rank") is None else r["rank"])[:1]
     for reply in replies:
         yield from _walk(reply, path, best_only=best_only)
