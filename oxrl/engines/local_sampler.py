@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -17,11 +16,12 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from oxrl.engines.base import Bucket, Finished
 from oxrl.engines.local_cache import RowCache, decoding_attention
 from oxrl.engines.local_draw import draw, noise_keys, restrict
-from oxrl.errors import DeadlineError, EngineError, WeightSyncError
+from oxrl.engines.sampler import Sampler
+from oxrl.errors import EngineError, WeightSyncError
 from oxrl.functional.logprobs import chunked_head, head_logits, predicted_positions, spread
 from oxrl.models.network import CausalNetwork
 from oxrl.models.weights import fingerprint
-from oxrl.types import Completion, FinishReason, Metrics, Request, Segment
+from oxrl.types import FinishReason, Prefix, Request
 
 # Prompts are prefilled, and rows scored, at most this many tokens at a time, padding included.
 PREFILL_TOKENS = 16384
@@ -54,7 +54,7 @@ class _Slots:
             self.integers = pad(self.integers, (0, STOPS + stops - self.integers.shape[1]), value=-1)
 
 
-class LocalSampler:
+class LocalSampler(Sampler):
     """Samples with continuous batching: prompts prefilled once for all their samples, finished rows replaced at once.
 
     Args:
@@ -73,16 +73,13 @@ class LocalSampler:
             raise EngineError(
                 f"the local sampler needs full attention in every layer; {type(model).__name__} has {layer_types}"
             )
+        context = int(getattr(config, "max_position_embeddings", 0) or 2**31)
+        super().__init__(tokenizer, context=context, version=version)
         self.model = model
         self.network = CausalNetwork(model)
-        self.tokenizer = tokenizer
         self.max_rows = max_rows
-        self._context = int(getattr(config, "max_position_embeddings", 0) or 2**31)
-        self._version = version
         self._waiting: deque[Request] = deque()
         self._waiting_keys: Counter[PrefillKey] = Counter()
-        self._ids: set[str] = set()
-        self._finished: list[Finished] = []
         # Keys and values [layers, 2, 1, heads, T, d] of a prompt and the logits [V] after it.
         self._prefilled: dict[PrefillKey, tuple[Tensor, Tensor]] = {}
         self._cache: RowCache | None = None
@@ -90,7 +87,6 @@ class LocalSampler:
         # Whether any active row is greedy, or draws from a part of the vocabulary only.
         self._greedy = False
         self._restricted = False
-        self._counted: defaultdict[str, float] = defaultdict(float)
         self._slots = _Slots(
             integers=torch.full((max_rows, STOPS), -1, dtype=torch.int64, device=model.device),
             floats=torch.zeros(max_rows, 3, device=model.device),
@@ -98,63 +94,25 @@ class LocalSampler:
             logprobs=torch.zeros(max_rows, 0, dtype=torch.float32, device=model.device),
         )
 
-    @property
-    def version(self) -> int:
-        """See RolloutEngine."""
-        return self._version
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        """See RolloutEngine.
-
-        Raises:
-            EngineError: an id that is already here, an empty prompt, or a request longer than the context.
-        """
-        for request in requests:
-            needed = len(request.prompt.token_ids) + request.sampling.max_tokens
-            if request.id in self._ids:
-                raise EngineError(f"request id {request.id!r} is already being sampled")
-            if not request.prompt.token_ids or request.sampling.max_tokens < 1:
-                raise EngineError(f"request {request.id!r} has an empty prompt or max_tokens < 1")
-            if needed > self._context:
-                raise EngineError(
-                    f"request {request.id!r} needs {needed} tokens (prompt {len(request.prompt.token_ids)} + "
-                    f"max_tokens {request.sampling.max_tokens}), the model's context is {self._context}; "
-                    "lower rollout.max_tokens or data.max_prompt_tokens"
-                )
-            self._ids.add(request.id)
-            self._waiting.append(request)
-            self._waiting_keys[_key(request)] += 1
+    def _accept(self, request: Request) -> None:
+        self._waiting.append(request)
+        self._waiting_keys[_key(request)] += 1
 
     @torch.inference_mode()
-    def poll(self, deadline_s: float) -> list[Finished]:
-        """See RolloutEngine."""
-        start = time.monotonic()
-        try:
-            if self._stale:
-                self._recompute_cache()
-            while not self._finished and (self._waiting or self._slots.requests):
-                self._admit()
-                if not self._finished:
-                    self._decode_step()
-                if not self._finished and time.monotonic() - start > deadline_s:
-                    raise DeadlineError(self._still_running(deadline_s))
-        finally:
-            self._counted["seconds"] += time.monotonic() - start
-        finished, self._finished = self._finished, []
-        self._ids.difference_update(item.request.id for item in finished)
-        return finished
+    def _work(self) -> None:
+        if self._stale:
+            self._recompute_cache()
+        self._admit()
+        if not self._finished:
+            self._decode_step()
 
     @torch.inference_mode()
-    def abort(self, ids: Sequence[str]) -> list[Finished]:
-        """See RolloutEngine. Ids that are not here any more are ignored."""
-        wanted = set(ids)
-        aborted = [self._ended(request, "abort") for request in self._waiting if request.id in wanted]
-        self._waiting = deque(request for request in self._waiting if request.id not in wanted)
-        for item in aborted:
+    def _stop(self, ids: set[str]) -> list[Finished]:
+        stopped = [self._ended(request, "abort", request.prefix) for request in self._waiting if request.id in ids]
+        self._waiting = deque(request for request in self._waiting if request.id not in ids)
+        for item in stopped:
             self._forget_prefill(_key(item.request))
-        aborted += self._release([i for i, request in enumerate(self._slots.requests) if request.id in wanted], "abort")
-        self._ids.difference_update(item.request.id for item in aborted)
-        return aborted
+        return stopped + self._release([i for i, r in enumerate(self._slots.requests) if r.id in ids], "abort")
 
     @torch.no_grad()
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
@@ -198,15 +156,6 @@ class LocalSampler:
             results += [row[: len(ids)] for row, ids in zip(aligned, batch, strict=True)]
         return results
 
-    def metrics(self) -> Metrics:
-        """See RolloutEngine."""
-        counted, self._counted = self._counted, defaultdict(float)
-        totals = ("tokens", "decode_steps", "prefill_tokens", "prefill_tokens_saved")
-        return {f"rollout/{name}": counted[name] for name in totals} | {
-            "rollout/mean_active_rows": counted["active_rows"] / max(1, counted["decode_steps"]),
-            "throughput/rollout_tokens_per_s": counted["tokens"] / max(counted["seconds"], 1e-9),
-        }
-
     def sleep(self) -> None:
         """Free the keys and values; active rows recompute theirs when they go on."""
         self._cache = None
@@ -219,7 +168,7 @@ class LocalSampler:
     def close(self) -> None:
         """Drop every request and free the keys and values."""
         slots = self._slots
-        for held in (self._waiting, self._waiting_keys, slots.requests, slots.versions, self._finished, self._ids):
+        for held in (self._waiting, self._waiting_keys, slots.requests, slots.versions, self._finished, self._here):
             held.clear()
         self.sleep()
 
@@ -233,14 +182,9 @@ class LocalSampler:
             if free < min(len(self._waiting), max(1, self.max_rows // 16)):
                 return
             requests = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
-            kept = [r for r in requests if len(r.prefix.token_ids) < r.sampling.max_tokens]
-            self._finished += [
-                self._ended(r, "length") for r in requests if len(r.prefix.token_ids) >= r.sampling.max_tokens
-            ]
-            if kept:
-                self._prefill(kept)
-                first = len(self._slots.requests)
-                self._advance(first, self._occupy(kept))
+            self._prefill(requests)
+            first = len(self._slots.requests)
+            self._advance(first, self._occupy(requests))
             for request in requests:
                 self._forget_prefill(_key(request))
 
@@ -351,17 +295,24 @@ class LocalSampler:
         for slot, count, ids, values in zip(ended, counts, tokens, logprobs, strict=True):
             request = slots.requests[slot]
             why: FinishReason = reason or ("stop" if ids[count - 1] in request.sampling.stop_token_ids else "length")
-            finished.append(self._ended(request, why, ids[:count], values, self._versions(slot, count)))
+            # A prefix has the log-probabilities it came with: float32 state would round them.
+            known = request.prefix.logprobs
+            sampled = Prefix(
+                token_ids=tuple(ids[:count]),
+                logprobs=(*known, *values[len(known) : count]),
+                versions=self._versions(slot, count),
+            )
+            finished.append(self._ended(request, why, sampled))
         left = len(slots.requests) - len(ended)
         gone = set(ended)
         targets = [slot for slot in ended if slot < left]
         sources = [slot for slot in range(left, len(slots.requests)) if slot not in gone]
         if targets:
-            assert self._cache is not None
             source, target = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
             for tensor in (slots.integers, slots.floats, slots.tokens, slots.logprobs):
                 tensor[target] = tensor[source]
-            self._cache.move(source, target, int(slots.integers[source, LENGTH].max()))
+            if self._cache is not None:  # asleep, it is gone, and made anew from the slots
+                self._cache.move(source, target, int(slots.integers[source, LENGTH].max()))
             for source, target in zip(sources, targets, strict=True):
                 slots.requests[target], slots.versions[target] = slots.requests[source], slots.versions[source]
         del slots.requests[left:], slots.versions[left:]
@@ -373,24 +324,6 @@ class LocalSampler:
         """Weight version of each of the first `count` response tokens."""
         known = self._slots.versions[slot]
         return known + (self._version,) * (count - len(known))
-
-    def _ended(
-        self,
-        request: Request,
-        reason: FinishReason,
-        ids: Sequence[int] = (),
-        logprobs: Sequence[float] = (),
-        versions: tuple[int, ...] = (),
-    ) -> Finished:
-        """`ids` and the rest hold the prefix too; an unstarted request has nothing but its prefix."""
-        prefix = request.prefix
-        segment = Segment(
-            token_ids=tuple(ids) or prefix.token_ids,
-            logprobs=prefix.logprobs + tuple(logprobs[len(prefix.logprobs) : len(ids)]),
-            versions=versions or prefix.versions,
-        )
-        text = self.tokenizer.decode(list(segment.token_ids), skip_special_tokens=True)
-        return Finished(request, Completion(segments=(segment,), text=cast(str, text), finish_reason=reason))
 
     def _recompute_cache(self) -> None:
         """After a change of weights: run what every active row has read so far once more."""
@@ -420,13 +353,12 @@ class LocalSampler:
         tokens = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in batch], device=device)
         return tokens, torch.tensor([len(ids) for ids in batch], device=device)
 
-    def _still_running(self, deadline_s: float) -> str:
+    def _progress(self) -> str:
         active = len(self._slots.requests)
         longest, limit = self._slots.integers[:active, [COUNT, LIMIT]].amax(0).tolist() if active else (0, 0)
         return (
-            f"waited {deadline_s:g} s for a sampled response: {active} rows are being decoded, the longest has "
-            f"{longest} of at most {limit} tokens, and {len(self._waiting)} requests wait. "
-            "Raise run.deadline_s or lower rollout.max_tokens"
+            f"{active} rows are being decoded, the longest has {longest} of at most {limit} tokens, and "
+            f"{len(self._waiting)} requests wait"
         )
 
 

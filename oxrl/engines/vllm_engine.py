@@ -11,23 +11,24 @@ import logging
 import os
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from oxrl.engines.base import Bucket, Finished
-from oxrl.engines.vllm_worker import payload, sampled_logprobs
+from oxrl.engines.sampler import Sampler
+from oxrl.engines.vllm_worker import payload, sampled_logprobs, vllm_module
 from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyncError
 from oxrl.models.builtin import is_builtin
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.weights import save_model
-from oxrl.types import Completion, FinishReason, Metrics, Request, Segment
+from oxrl.types import Metrics, Prefix, Request
 
 ENVIRONMENT = {
     # The engine core in this process: no start-up of a second one, and weights are handed over by reference.
@@ -56,8 +57,12 @@ class _Active:
     logprobs: list[float]
     versions: list[int]
 
+    @property
+    def sampled(self) -> Prefix:
+        return Prefix(token_ids=tuple(self.tokens), logprobs=tuple(self.logprobs), versions=tuple(self.versions))
 
-class VllmEngine:
+
+class VllmEngine(Sampler):
     """Samples with vLLM, one vLLM request per sample; samples of one prompt share its cached keys and values.
 
     Tokens are drawn with the local sampler's noise, a function of (seed, position): the same request gives the same
@@ -80,6 +85,8 @@ class VllmEngine:
         EngineError: vLLM does not start; names the log file.
     """
 
+    TOTALS = (*Sampler.TOTALS, "preemptions", "kv_cache_frac")
+
     def __init__(
         self,
         model: str,
@@ -97,13 +104,11 @@ class VllmEngine:
     ) -> None:
         on_cpu = not torch.cuda.is_available()
         os.environ.update(ENVIRONMENT | (CPU_ENVIRONMENT if on_cpu else {}))
-        self.tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
-        self._version = version
+        tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
+        super().__init__(tokenizer, context=0, version=version)  # vLLM says below how long it is
         self._on_cpu, self._several = on_cpu, tensor_parallel > 1
         self._active: dict[str, _Active] = {}
-        self._finished: list[Finished] = []
         self._scored: dict[str, list[float]] = {}
-        self._counted: defaultdict[str, float] = defaultdict(float)
         self._scoring = itertools.count()
         kv_cache_gb = CPU_KV_CACHE_GB if on_cpu and kv_cache_gb is None else kv_cache_gb
         settings: dict[str, Any] = {
@@ -139,103 +144,61 @@ class VllmEngine:
 
     def _start(self, settings: Mapping[str, Any], log_file: str | None) -> Any:
         _log_to(log_file)
+        names = ("log", "log_engine_initialized", "record_sleep_state")
+        stat_logger = SimpleNamespace(record=self._count, **dict.fromkeys(names, _ignore))
         try:
-            from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]  (an extra)
-            from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
+            start: Any = vllm_module("v1.engine.llm_engine").LLMEngine.from_engine_args
+            arguments = vllm_module("engine.arg_utils").EngineArgs
         except ImportError as error:
             raise MissingExtraError(
                 f"inference_engine.name is vllm and importing vLLM fails ({error}); install it: `make env-scale` on a "
                 'CPU machine, `pip install "oxrl[vllm]"` for CUDA'
             ) from error
         try:
-            return LLMEngine.from_engine_args(
-                EngineArgs(**settings), stat_loggers=[lambda config, index: _Statistics(self._counted)]
-            )
+            return start(arguments(**settings), stat_loggers=[lambda config, index: stat_logger])
         except (RuntimeError, ValueError, OSError, AssertionError) as error:
             raise EngineError(f"vLLM does not start ({error}); its messages: {log_file or 'stderr'}") from error
 
     def _check_heads(self) -> None:
         """vLLM's CPU attention takes some sizes only, and says so at the first token, by a number."""
-        from vllm.v1.attention.backends.cpu_attn import (  # pyright: ignore[reportMissingImports]
-            CPUAttentionBackend,
-        )
-
-        size, known = self._engine.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+        known = vllm_module("v1.attention.backends.cpu_attn").CPUAttentionBackend.get_supported_head_sizes()
+        size = self._engine.model_config.get_head_size()
         if size not in known:
             raise EngineError(f"vLLM on CPU has no attention for heads of {size} (only {known}): use another model")
 
-    @property
-    def version(self) -> int:
-        """See RolloutEngine."""
-        return self._version
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        """See RolloutEngine.
-
-        Raises:
-            EngineError: an id that is already here, an empty prompt, or a request longer than the context.
-        """
-        for request in requests:
-            prompt, prefix, sampling = request.prompt.token_ids, request.prefix, request.sampling
-            needed = len(prompt) + sampling.max_tokens
-            if request.id in self._active:
-                raise EngineError(f"request id {request.id!r} is already being sampled")
-            if not prompt or sampling.max_tokens < 1 or needed > self._context:
-                raise EngineError(
-                    f"request {request.id!r} has {len(prompt)} prompt tokens and max_tokens {sampling.max_tokens}; "
-                    f"both must be at least 1 and together at most the context of {self._context}: lower "
-                    "rollout.max_tokens or data.max_prompt_tokens"
-                )
-            active = _Active(request, list(prefix.token_ids), list(prefix.logprobs), list(prefix.versions))
-            left = sampling.max_tokens - len(prefix.token_ids)
-            if left < 1:
-                self._finished.append(self._ended(active, "length"))
-                continue
-            greedy = sampling.temperature == 0
-            self._add(
-                request.id,
-                [*prompt, *prefix.token_ids],
-                temperature=sampling.temperature,
-                top_p=1.0 if greedy else sampling.top_p,
-                top_k=0 if greedy else sampling.top_k,
-                max_tokens=left,
-                stop_token_ids=list(sampling.stop_token_ids),
-                logprobs=0,
-                extra_args={"seed": request.seed, "known": len(prefix.token_ids)},
-            )
-            self._active[request.id] = active
-
-    def _add(self, name: str, tokens: list[int], **parameters: Any) -> None:
-        from vllm.sampling_params import (  # pyright: ignore[reportMissingImports]  (an extra)
-            RequestOutputKind,
-            SamplingParams,
+    def _accept(self, request: Request) -> None:
+        prompt, prefix, sampling = request.prompt.token_ids, request.prefix, request.sampling
+        greedy = sampling.temperature == 0
+        self._add(
+            request.id,
+            [*prompt, *prefix.token_ids],
+            temperature=sampling.temperature,
+            top_p=1.0 if greedy else sampling.top_p,
+            top_k=0 if greedy else sampling.top_k,
+            max_tokens=sampling.max_tokens - len(prefix.token_ids),
+            stop_token_ids=list(sampling.stop_token_ids),
+            logprobs=0,
+            extra_args={"seed": request.seed, "known": len(prefix.token_ids)},
+        )
+        self._active[request.id] = _Active(
+            request, list(prefix.token_ids), list(prefix.logprobs), list(prefix.versions)
         )
 
+    def _add(self, name: str, tokens: list[int], **parameters: Any) -> None:
+        sampling: Any = vllm_module("sampling_params")
         # A request's own stop tokens are all that stop it; each step returns only what is new.
-        options: dict[str, Any] = {"ignore_eos": True, "detokenize": False, "flat_logprobs": True}
-        params = SamplingParams(output_kind=RequestOutputKind.DELTA, **options, **parameters)
+        fixed = {"ignore_eos": True, "detokenize": False, "flat_logprobs": True}
+        params = sampling.SamplingParams(output_kind=sampling.RequestOutputKind.DELTA, **fixed, **parameters)
         self._engine.add_request(name, {"prompt_token_ids": tokens}, params)
 
-    def poll(self, deadline_s: float) -> list[Finished]:
-        """See RolloutEngine."""
-        start = time.monotonic()
-        while not self._finished and self._active:
-            self._step()
-            if not self._finished and time.monotonic() - start > deadline_s:
-                longest = max(len(active.tokens) for active in self._active.values())
-                raise DeadlineError(
-                    f"waited {deadline_s:g} s for vLLM to finish a response: {len(self._active)} requests are there, "
-                    f"the longest has {longest} tokens. Raise run.deadline_s or lower rollout.max_tokens"
-                )
-        self._counted["seconds"] += time.monotonic() - start
-        finished, self._finished = self._finished, []
-        return finished
+    def _stop(self, ids: set[str]) -> list[Finished]:
+        stopped = [self._active.pop(name) for name in list(self._active) if name in ids]
+        self._engine.abort_request([active.request.id for active in stopped])
+        return [self._ended(active.request, "abort", active.sampled) for active in stopped]
 
-    def abort(self, ids: Sequence[str]) -> list[Finished]:
-        """See RolloutEngine. Ids that are not here any more are ignored."""
-        found = [self._active.pop(name) for name in ids if name in self._active]
-        self._engine.abort_request([active.request.id for active in found])
-        return [self._ended(active, "abort") for active in found]
+    def _progress(self) -> str:
+        longest = max((len(active.tokens) for active in self._active.values()), default=0)
+        return f"{len(self._active)} requests are in vLLM, the longest has {longest} tokens"
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
         """See RolloutEngine. Running requests keep their tokens; their keys and values are computed again.
@@ -247,12 +210,15 @@ class VllmEngine:
         self._rpc("oxrl_begin_load")
         try:
             for bucket in buckets:
-                self._rpc("oxrl_load", payload(bucket, other_processes=self._several))
-        except (RuntimeError, ValueError, KeyError, AssertionError, AttributeError) as error:
-            failure = error
-        # Also after a failure: it puts vLLM's model back together.
-        reports = self._rpc("oxrl_finish_load")
-        self._engine.reset_prefix_cache(reset_running_requests=True)
+                try:
+                    self._rpc("oxrl_load", payload(bucket, other_processes=self._several))
+                except (RuntimeError, ValueError, KeyError, AssertionError, AttributeError) as error:
+                    failure = error
+                    break
+        finally:
+            # Also after a failure, of vLLM or of whoever sends: it puts vLLM's model back together.
+            reports = self._rpc("oxrl_finish_load")
+            self._engine.reset_prefix_cache(reset_running_requests=True)
         received, unloaded = reports[0]
         if failure is not None:
             raise WeightSyncError(f"vLLM cannot load the weights: {type(failure).__name__}: {failure}") from failure
@@ -271,22 +237,16 @@ class VllmEngine:
             self._add(name, list(row), temperature=0.0, max_tokens=1, prompt_logprobs=0)
         start = time.monotonic()
         while not self._scored.keys() >= set(names):
-            self._step()
+            self._work()
             if time.monotonic() - start > SCORING_S:
                 raise DeadlineError(f"waited {SCORING_S:g} s for vLLM to score {len(rows)} rows")
         return [self._scored.pop(name) for name in names]
 
     def metrics(self) -> Metrics:
         """See RolloutEngine."""
-        counted = self._counted.copy()
-        self._counted.clear()
-        steps = max(1.0, counted["decode_steps"])
-        totals = ("tokens", "decode_steps", "prefill_tokens", "prefill_tokens_saved", "preemptions", "kv_cache_frac")
-        return {f"rollout/{name}": counted[name] for name in totals} | {
-            "rollout/mean_active_rows": counted["active_rows"] / steps,
-            "rollout/prefix_hit_frac": counted["prefill_tokens_saved"] / max(1.0, counted["prompt_tokens"]),
-            "throughput/rollout_tokens_per_s": counted["tokens"] / max(counted["seconds"], 1e-9),
-        }
+        said = super().metrics()
+        saved = said["rollout/prefill_tokens_saved"]
+        return said | {"rollout/prefix_hit_frac": saved / max(1.0, saved + said["rollout/prefill_tokens"])}
 
     def sleep(self) -> None:
         """Give GPU memory back: weights move to the CPU, keys and values are dropped. Nothing to give on a CPU."""
@@ -308,7 +268,7 @@ class VllmEngine:
         """Call a method of `vllm_worker.Worker` on every worker; their answers."""
         return self._engine.collective_rpc(method, args=inputs)
 
-    def _step(self) -> None:
+    def _work(self) -> None:
         """One forward pass of vLLM's batch, and what it sampled."""
         for output in self._engine.step():
             name, sample = output.request_id, output.outputs[0]
@@ -324,45 +284,25 @@ class VllmEngine:
             if output.finished:
                 # Whatever else ends a request left it incomplete.
                 reason = sample.finish_reason if sample.finish_reason in ("stop", "length") else "abort"
-                self._finished.append(self._ended(self._active.pop(name), reason))
+                del self._active[name]
+                self._finished.append(self._ended(active.request, reason, active.sampled))
 
-    def _ended(self, active: _Active, reason: FinishReason) -> Finished:
-        segment = Segment(
-            token_ids=tuple(active.tokens), logprobs=tuple(active.logprobs), versions=tuple(active.versions)
-        )
-        text = self.tokenizer.decode(active.tokens, skip_special_tokens=True)
-        return Finished(active.request, Completion(segments=(segment,), text=cast(str, text), finish_reason=reason))
-
-
-class _Statistics:
-    """What vLLM reports after every step, added up in `counted`; its StatLogger interface."""
-
-    def __init__(self, counted: defaultdict[str, float]) -> None:
-        self._counted = counted
-
-    def record(
-        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
-    ) -> None:
+    def _count(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+        """What vLLM reports after every step, added up."""
         counted = self._counted
         if scheduler_stats is not None:
             prefix = scheduler_stats.prefix_cache_stats
             counted["decode_steps"] += 1
             counted["active_rows"] += scheduler_stats.num_running_reqs
             counted["kv_cache_frac"] = max(counted["kv_cache_frac"], scheduler_stats.kv_cache_usage)
-            counted["prompt_tokens"] += prefix.queries
             counted["prefill_tokens_saved"] += prefix.hits
             counted["prefill_tokens"] += prefix.queries - prefix.hits
         if iteration_stats is not None:
             counted["preemptions"] += iteration_stats.num_preempted_reqs
 
-    def log_engine_initialized(self) -> None:
-        """Nothing to tell."""
 
-    def log(self) -> None:
-        """`metrics` tells."""
-
-    def record_sleep_state(self, is_awake: int, level: int) -> None:
-        """Nothing to count."""
+def _ignore(*_: Any) -> None:
+    """What vLLM tells a StatLogger besides."""
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,6 +19,12 @@ from oxrl.models.weights import fingerprint
 
 # (name, how to get the tensor): its arguments are handles when the tensor lies in another process's GPU memory.
 Payload = list[tuple[str, Callable[..., Tensor], tuple[Any, ...]]]
+RELOAD = "model_executor.model_loader.reload"
+
+
+def vllm_module(name: str) -> Any:
+    """A module of vLLM, an extra: imported where it is used."""
+    return import_module(f"vllm.{name}")
 
 
 class Worker:
@@ -47,14 +54,10 @@ class Worker:
             del sampler.compute_logprobs
 
     def oxrl_begin_load(self) -> None:
-        from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportMissingImports]
-            initialize_layerwise_reload,
-        )
-
         model = self.model_runner.get_model()
         self.oxrl_unloaded = {name for name, _ in model.named_parameters()}
         self.oxrl_received: dict[str, str] = {}
-        initialize_layerwise_reload(model)
+        vllm_module(RELOAD).initialize_layerwise_reload(model)
 
     def oxrl_load(self, payload: Payload) -> None:
         """Load a bucket; the fingerprints are those of what is loaded, cast and on this worker's device."""
@@ -65,12 +68,8 @@ class Worker:
 
     def oxrl_finish_load(self) -> tuple[dict[str, str], list[str]]:
         """(fingerprint of every tensor received, vLLM's own parameters that none of them reached)."""
-        from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportMissingImports]
-            finalize_layerwise_reload,
-        )
-
         runner = self.model_runner
-        finalize_layerwise_reload(runner.get_model(), runner.model_config)
+        vllm_module(RELOAD).finalize_layerwise_reload(runner.get_model(), runner.model_config)
         if self.device.type == "cpu":
             _repack(runner.get_model())
         runner.reset_encoder_cache()
@@ -97,16 +96,12 @@ def _repack(model: Any) -> None:
 
     Its reload renews those of linear layers only: a tied output head and fused experts would keep the old weights.
     """
-    from vllm.model_executor.layers.utils import (  # pyright: ignore[reportMissingImports]
-        dispatch_cpu_unquantized_gemm,
-    )
-    from vllm.model_executor.layers.vocab_parallel_embedding import (  # pyright: ignore[reportMissingImports]
-        VocabParallelEmbedding,
-    )
-
+    layers = "model_executor.layers"
+    pack = vllm_module(f"{layers}.utils").dispatch_cpu_unquantized_gemm
+    embedding = vllm_module(f"{layers}.vocab_parallel_embedding").VocabParallelEmbedding
     for module in model.modules():
-        if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
-            dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+        if isinstance(module, embedding) and hasattr(module, "cpu_linear"):
+            pack(module, remove_weight=False)
         kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
         if kernel is not None:
             kernel.fused_experts.process_weights_after_loading(module)

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
 from test_weight_sync import ATTACKS
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from oxrl.engines.base import Bucket, generate
 from oxrl.engines.local import LocalSampler, LocalTrainer
-from oxrl.engines.weight_sync import WeightSync, differences, probe_rows
-from oxrl.errors import DeadlineError, EngineError, WeightSyncError
-from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.engines.weight_sync import WeightSync
+from oxrl.errors import EngineError, WeightSyncError
+from oxrl.models.load import load_policy
 from oxrl.models.weights import buckets, save_model
-from oxrl.seeds import sample_seed
-from oxrl.types import Completion, Prefix, Prompt, Request, Sampling, TokenBatch
+from oxrl.types import Completion, Request
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: `make env-scale`"),
@@ -28,24 +28,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.timeout(300),
 ]
-TOKENIZER = load_tokenizer("builtin:tiny")
-END = int(TOKENIZER.eos_token_id)  # pyright: ignore
-
-
-def _lively(seed: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A random model, neither uniform nor certain about a token. vLLM on CPU has no heads as small as tiny's."""
-    policy = load_policy("builtin:small", seed=seed, dtype=dtype)
-    with torch.no_grad():
-        for name, parameter in policy.named_parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(5 if "embed_tokens" in name else 6)
-    return policy
 
 
 def _start(folder: Path, **settings: Any) -> Any:
     from oxrl.engines.vllm_engine import VllmEngine
 
-    save_model(_lively(0), folder)
+    save_model(lively(), folder)
     TOKENIZER.save_pretrained(folder)
     return VllmEngine(str(folder), max_model_len=256, log_file=str(folder / "vllm.log"), **settings)
 
@@ -64,7 +52,7 @@ def shared(log: Path) -> Generator[Any]:
 
 @pytest.fixture
 def model() -> PreTrainedModel:
-    return _lively(0)
+    return lively()
 
 
 @pytest.fixture
@@ -75,56 +63,12 @@ def engine(shared: Any, model: PreTrainedModel) -> Any:
     return shared
 
 
-def _requests(prompts: int, samples: int = 1, *, words: int = 1, **sampling: Any) -> list[Request]:
-    options = Sampling(**{"max_tokens": 12, "stop_token_ids": (END,), **sampling})
-    return [
-        Request(
-            id=f"{draw}/{sample}",
-            prompt=Prompt(
-                uid=str(draw), messages=(), token_ids=tuple(TOKENIZER(f"{draw} + {draw * 37} =" * words)["input_ids"])
-            ),
-            draw=draw,
-            sample=sample,
-            sampling=options,
-            seed=sample_seed(7, draw, sample),
-        )
-        for draw in range(prompts)
-        for sample in range(samples)
-    ]
-
-
 def _local(model: PreTrainedModel, requests: list[Request]) -> list[Completion]:
     return generate(LocalSampler(model, TOKENIZER), requests, deadline_s=60)
 
 
-def _trainer_logprobs(
-    model: PreTrainedModel, requests: list[Request], done: list[Completion], temperature: float
-) -> list[list[float]]:
-    """What the trainer says of the sampled tokens."""
-    rows = [[*r.prompt.token_ids, *c.token_ids] for r, c in zip(requests, done, strict=True)]
-    width = max(map(len, rows))
-    tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-    column = torch.arange(width)
-    mask = column < torch.tensor([len(row) for row in rows])[:, None]
-    starts = [len(r.prompt.token_ids) for r in requests]
-    batch = TokenBatch(
-        tokens=tokens, attention_mask=mask, response_mask=mask & (column >= torch.tensor(starts)[:, None])
-    )
-    logprobs = LocalTrainer(model, lr=0.0, temperature=temperature).forward(batch, frozenset({"logprobs"})).logprobs
-    assert logprobs is not None
-    return [row[start : len(ids)].tolist() for row, start, ids in zip(logprobs, starts, rows, strict=True)]
-
-
-def _largest(found: list[Completion], expected: list[list[float]]) -> float:
-    return max(
-        abs(a - b)
-        for c, row in zip(found, expected, strict=True)
-        for a, b in zip(c.segments[0].logprobs, row, strict=True)
-    )
-
-
 def test_greedy_tokens_agree_with_the_local_sampler_on_at_least_99_percent(engine: Any, model: PreTrainedModel) -> None:
-    requests = _requests(128, max_tokens=24, temperature=0.0)
+    requests = make_requests(128, max_tokens=24, temperature=0.0)
     found, expected = generate(engine, requests, deadline_s=60), _local(model, requests)
     pairs = [
         (a, b) for c, d in zip(found, expected, strict=True) for a, b in zip(c.token_ids, d.token_ids, strict=False)
@@ -138,147 +82,36 @@ def test_greedy_tokens_agree_with_the_local_sampler_on_at_least_99_percent(engin
 def test_samples_are_the_local_samplers_and_their_logprobs_the_trainers(
     engine: Any, model: PreTrainedModel, temperature: float
 ) -> None:
-    requests = _requests(16, 4, temperature=temperature)
+    requests = make_requests(16, 4, temperature=temperature)
     found = generate(engine, requests, deadline_s=60)
     assert sum(a.token_ids == b.token_ids for a, b in zip(found, _local(model, requests), strict=True)) >= 63
-    assert _largest(found, _trainer_logprobs(model, requests, found, temperature)) < 1e-4
+    assert largest(found, trainer_logprobs(model, requests, found, temperature)) < 1e-4
 
 
 def test_greedy_tokens_carry_logprobs_of_temperature_1_also_in_a_batch_with_sampled_ones(
     engine: Any, model: PreTrainedModel
 ) -> None:
-    greedy = _requests(4, temperature=0.0)
-    others = [dataclasses.replace(r, id="s" + r.id) for r in _requests(4, temperature=0.5)]
+    greedy = make_requests(4, temperature=0.0)
+    others = [dataclasses.replace(r, id="s" + r.id) for r in make_requests(4, temperature=0.5)]
     alone, mixed = generate(engine, greedy, deadline_s=60), generate(engine, greedy + others, deadline_s=60)
     assert [c.token_ids for c in alone] == [c.token_ids for c in mixed[:4]]
     for found in (alone, mixed[:4]):
-        assert _largest(found, _trainer_logprobs(model, greedy, found, 1.0)) < 1e-4
-    assert _largest(mixed[4:], _trainer_logprobs(model, others, mixed[4:], 0.5)) < 1e-4
+        assert largest(found, trainer_logprobs(model, greedy, found, 1.0)) < 1e-4
+    assert largest(mixed[4:], trainer_logprobs(model, others, mixed[4:], 0.5)) < 1e-4
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 5}, {"top_p": 0.6}, {"top_k": 20, "top_p": 0.7}])
 def test_a_cut_distribution_is_drawn_and_recorded_like_the_local_samplers(
     engine: Any, model: PreTrainedModel, cut: dict[str, Any]
 ) -> None:
-    requests = _requests(8, 2, temperature=0.8, **cut)
+    requests = make_requests(8, 2, temperature=0.8, **cut)
     found, expected = generate(engine, requests, deadline_s=60), _local(model, requests)
     assert [c.token_ids for c in found] == [c.token_ids for c in expected]
-    assert _largest(found, [list(c.segments[0].logprobs) for c in expected]) < 1e-4
-
-
-def test_a_request_gives_the_same_tokens_alone_in_a_batch_and_in_another_order(engine: Any) -> None:
-    requests = _requests(8, 2)
-    together = [c.token_ids for c in generate(engine, requests, deadline_s=60)]
-    assert [c.token_ids for r in requests for c in generate(engine, [r], deadline_s=60)] == together
-    assert [c.token_ids for c in generate(engine, requests[::-1], deadline_s=60)][::-1] == together
-    assert len(set(together)) == 16
-
-
-def test_a_stop_token_is_the_last_token_and_responses_without_one_end_at_the_limit(engine: Any) -> None:
-    requests = _requests(16, temperature=1.5, max_tokens=40, stop_token_ids=tuple(range(100, 112)))
-    found = generate(engine, requests, deadline_s=60)
-    assert {c.finish_reason for c in found} == {"stop", "length"}
-    for completion in found:
-        assert not set(completion.token_ids[:-1]) & set(range(100, 112))
-        if completion.finish_reason == "stop":
-            assert completion.token_ids[-1] in range(100, 112)
-        else:
-            assert len(completion.token_ids) == 40
-        assert completion.text == TOKENIZER.decode(list(completion.token_ids), skip_special_tokens=True)
-
-
-def _partly(engine: Any, requests: list[Request], short: Request) -> None:
-    """Submit, and return when `short` is done and the rest are on the way."""
-    engine.submit([short, *requests])
-    assert [item.request.id for item in engine.poll(60)] == [short.id]
-
-
-def _short(tokens: int = 5) -> Request:
-    return dataclasses.replace(_requests(1, max_tokens=tokens, stop_token_ids=())[0], id="short")
-
-
-def test_aborted_requests_come_back_as_aborted_with_what_they_had_and_continue_as_if_never_stopped(
-    engine: Any, model: PreTrainedModel
-) -> None:
-    requests = _requests(3, max_tokens=30, stop_token_ids=())
-    whole = [c.token_ids for c in generate(engine, requests, deadline_s=60)]
-    _partly(engine, requests, _short())
-    parts = engine.abort([r.id for r in requests] + ["unknown"])
-    assert [item.completion.finish_reason for item in parts] == ["abort"] * 3
-    resumed: list[Request] = []
-    for request, item, tokens in zip(requests, parts, whole, strict=True):
-        segment = item.completion.segments[0]
-        assert 1 <= len(segment.token_ids) < 30
-        assert segment.token_ids == tokens[: len(segment.token_ids)]
-        assert len(segment.logprobs) == len(segment.versions) == len(segment.token_ids)
-        prefix = Prefix(token_ids=segment.token_ids, logprobs=segment.logprobs, versions=segment.versions)
-        resumed.append(dataclasses.replace(request, prefix=prefix))
-    assert engine.poll(60) == []
-    done = generate(engine, resumed, deadline_s=60)
-    assert [c.token_ids for c in done] == whole
-    assert _largest(done, _trainer_logprobs(model, requests, done, 1.0)) < 1e-4
-
-
-def test_a_prefix_that_fills_the_limit_is_returned_at_once(engine: Any) -> None:
-    prefix = Prefix(token_ids=(5, 6), logprobs=(-1.0, -2.0), versions=(0, 0))
-    request = dataclasses.replace(_requests(1, max_tokens=2)[0], prefix=prefix)
-    [done] = generate(engine, [request], deadline_s=60)
-    assert (done.token_ids, done.finish_reason) == ((5, 6), "length")
-
-
-def test_new_weights_are_used_from_the_next_token_on_and_nothing_old_stays_cached(
-    engine: Any, model: PreTrainedModel
-) -> None:
-    requests = _requests(3, words=6, max_tokens=20, stop_token_ids=())
-    _partly(engine, requests, _short(8))
-    other = _lively(1)
-    engine.update_weights(buckets(other.named_parameters()), 4)
-    assert engine.version == 4
-    done: dict[str, Completion] = {}
-    while len(done) < 3:
-        done |= {item.request.id: item.completion for item in engine.poll(60)}
-    found = [done[r.id] for r in requests]
-    before, after = (_trainer_logprobs(m, requests, found, 1.0) for m in (model, other))
-    for completion, old, new in zip(found, before, after, strict=True):
-        segment = completion.segments[0]
-        assert set(segment.versions) == {0, 4}
-        for logprob, version, a, b in zip(segment.logprobs, segment.versions, old, new, strict=True):
-            assert logprob == pytest.approx(a if version == 0 else b, abs=1e-4)
-    # The same prompts again: a cached prefix of the old weights would be off by nats.
-    assert _largest(generate(engine, requests, deadline_s=60), after) > 1e-3
-    assert [c.token_ids for c in generate(engine, requests, deadline_s=60)] == [
-        c.token_ids for c in _local(other, requests)
-    ]
-
-
-def test_going_there_and_back_again_restores_every_score(engine: Any, model: PreTrainedModel) -> None:
-    rows, other = probe_rows(261), _lively(1)
-    first = engine.logprobs(rows)
-    engine.update_weights(buckets(other.named_parameters()), 1)
-    assert differences(engine.logprobs(rows), first)[0] > 0.5
-    engine.update_weights(buckets(model.named_parameters()), 2)
-    assert engine.logprobs(rows) == first
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
-def test_scores_are_the_local_samplers_also_while_requests_are_sampled(
-    engine: Any, model: PreTrainedModel, temperature: float
-) -> None:
-    requests, rows = _requests(3, max_tokens=30, stop_token_ids=()), [[7, 8, 9], *probe_rows(261)]
-    _partly(engine, requests, _short())
-    scored = engine.logprobs(rows, temperature)
-    expected = LocalSampler(model, TOKENIZER).logprobs(rows, temperature)
-    assert [len(row) for row in scored] == [len(row) for row in rows]
-    assert max(abs(a - b) for x, y in zip(scored, expected, strict=True) for a, b in zip(x, y, strict=True)) < 1e-4
-    done: dict[str, Completion] = {}
-    while len(done) < 3:
-        done |= {item.request.id: item.completion for item in engine.poll(60)}
-    found = [done[r.id] for r in requests]
-    assert _largest(found, _trainer_logprobs(model, requests, found, 1.0)) < 1e-4
+    assert largest(found, [list(c.segments[0].logprobs) for c in expected]) < 1e-4
 
 
 def test_samples_of_one_prompt_share_its_cached_keys_and_values_and_the_metrics_say_so(engine: Any) -> None:
-    requests = _requests(2, 8, words=20)
+    requests = make_requests(2, 8, words=20)
     generate(engine, requests, deadline_s=60)
     metrics = engine.metrics()
     prompt_tokens = sum(len(r.prompt.token_ids) for r in requests)
@@ -292,38 +125,10 @@ def test_samples_of_one_prompt_share_its_cached_keys_and_values_and_the_metrics_
     assert set(engine.metrics().values()) == {0.0}
 
 
-def test_sleeping_drops_what_is_cached_and_sampling_goes_on_as_before(engine: Any) -> None:
-    requests = _requests(3, max_tokens=20, stop_token_ids=())
-    whole = [c.token_ids for c in generate(engine, requests, deadline_s=60)]
-    _partly(engine, requests, _short())
-    engine.sleep()
-    engine.wake()
-    done: dict[str, Completion] = {}
-    while len(done) < 3:
-        done |= {item.request.id: item.completion for item in engine.poll(60)}
-    assert [done[r.id].token_ids for r in requests] == whole
-
-
-def test_what_cannot_be_sampled_is_refused_with_the_fields_to_change(engine: Any) -> None:
-    for request, says in (
-        (_requests(1, max_tokens=255)[0], "context of 256: lower rollout.max_tokens"),
-        (_requests(1, max_tokens=0)[0], "must be at least 1"),
-    ):
-        with pytest.raises(EngineError, match=says):
-            engine.submit([request])
-    request = _requests(1, max_tokens=200, stop_token_ids=())[0]
-    engine.submit([request])
-    with pytest.raises(EngineError, match="already being sampled"):
-        engine.submit([request])
-    with pytest.raises(DeadlineError, match="waited 0 s for vLLM to finish a response: 1 requests"):
-        engine.poll(0.0)
-    engine.abort([request.id])
-
-
 def test_vllm_writes_to_its_log_file_and_to_nothing_else(
     engine: Any, log: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    generate(engine, _requests(2), deadline_s=60)
+    generate(engine, make_requests(2), deadline_s=60)
     assert capfd.readouterr() == ("", "")
     assert "vllm" in log.read_text()
 
@@ -344,18 +149,18 @@ class Line:
 def _sync(engine: Any, model: PreTrainedModel, dtype: torch.dtype = torch.float32, **options: Any) -> WeightSync:
     policy = LocalTrainer(model, lr=1e-3, temperature=options.get("temperature", 1.0))
     settings = {"vocabulary": 261, "temperature": 1.0, **options}
-    return WeightSync(policy, engine, dtype=dtype, new_model=lambda: _lively(3, dtype), **settings)
+    return WeightSync(policy, engine, dtype=dtype, new_model=lambda: lively(seed=3, dtype=dtype), **settings)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_a_delivery_is_proved_and_the_next_samples_are_of_the_new_weights(engine: Any, temperature: float) -> None:
-    other = _lively(1)
+    other = lively(seed=1)
     sync = _sync(engine, other, temperature=temperature)
     sync.deliver(5)
     metrics = sync.metrics()
     assert metrics["sync/probe_max"] < 1e-4
     assert metrics["sync/retries"] == 0
-    requests = _requests(4)
+    requests = make_requests(4)
     found = generate(engine, requests, deadline_s=60)
     assert [c.token_ids for c in found] == [c.token_ids for c in _local(other, requests)]
     assert {version for c in found for version in c.segments[0].versions} == {5}
@@ -417,7 +222,7 @@ def test_in_bfloat16_the_delivery_is_proved_within_the_stated_tolerance_and_a_st
 
 
 def test_a_small_cache_puts_requests_back_and_changes_no_sample(tmp_path: Path, model: PreTrainedModel) -> None:
-    requests = _requests(32, max_tokens=60, stop_token_ids=())
+    requests = make_requests(32, max_tokens=60, stop_token_ids=())
     engine = _start(tmp_path, kv_cache_gb=0.004)
     try:
         found = generate(engine, requests, deadline_s=100)
@@ -430,7 +235,7 @@ def test_a_small_cache_puts_requests_back_and_changes_no_sample(tmp_path: Path, 
 
 
 def test_two_tensor_parallel_workers_get_proved_weights_and_sample_like_one(tmp_path: Path) -> None:
-    other, requests = _lively(1), _requests(8)
+    other, requests = lively(seed=1), make_requests(8)
     engine = _start(tmp_path, tensor_parallel=2)
     try:
         _sync(engine, other).deliver(1)
