@@ -14,7 +14,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from torch.nn.utils import get_total_norm
 
 from oxrl.engines.base import Bucket, Want
 from oxrl.engines.ranks import Ranks
-from oxrl.engines.trainer import MOMENTS, Options, Reader, Trainer
+from oxrl.engines.trainer import LOW, MOMENTS, Reader, Trainer
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.weights import buckets
 from oxrl.types import Output, TokenBatch
@@ -80,26 +80,20 @@ class DeepSpeedTrainer(Trainer):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        lr: float,
-        ranks: Ranks,
-        settings: Mapping[str, Any],
-        trained: bool = True,
-        **options: Unpack[Options],
+        self, model: nn.Module, *, ranks: Ranks, settings: Mapping[str, Any], trained: bool = True, **options: Any
     ) -> None:
-        super().__init__(model, lr=lr, ranks=ranks, **options)
+        super().__init__(model, ranks=ranks, **options)
         dtype = next(model.parameters()).dtype
-        config = deepspeed_config(settings, dtype=dtype, max_grad_norm=self.max_grad_norm, trained=trained)
+        config = deepspeed_config(settings, dtype=dtype, max_grad_norm=self.options.max_grad_norm, trained=trained)
         self._deepspeed = _import_deepspeed(self.device)
         self._stage: int = settings["zero_stage"]
         self._reduced = False
+        self._restored_steps: set[int] = set()
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if len(set(self._decays.values())) > 1:
             raise EngineError("DeepSpeed steps flat pieces of all weights alike: weight decay of all or none of them")
-        adam = torch.optim.AdamW(self._named.values(), fused=True, **self._adamw) if trained else None
-        reader = Reader(model, self.network, self.temperature)
+        adam = torch.optim.AdamW(self._named.values(), fused=True, **self.options.adamw()) if trained else None
+        reader = Reader(self)
         buffers = [(m, key, b) for m in model.modules() for key, b in m._buffers.items()]  # pyright: ignore[reportPrivateUsage]
         self._engine: Any = self._deepspeed.initialize(model=reader, optimizer=adam, config=config)[0]
         for module, key, buffer in buffers:
@@ -197,7 +191,7 @@ class DeepSpeedTrainer(Trainer):
 
     def _shards(self) -> Iterator[tuple[Tensor, Mapping[str, Any] | None, float]]:
         for piece, state in zip(self._flat, self._states(), strict=True):
-            yield piece.detach(), state or None, self._adamw["weight_decay"]
+            yield piece.detach(), state or None, self.options.weight_decay
 
     def _sum_of_shards(self, squares: Tensor) -> Tensor:
         return squares if self._stage == 0 else self.ranks.sum(squares)
@@ -215,18 +209,16 @@ class DeepSpeedTrainer(Trainer):
                 whole = p.detach().clone()
             yield name, whole
 
-    def _masters_of_low_precision(self) -> Iterator[tuple[str, Tensor]]:
-        for name, p in self._named.items() if self._flat else ():
-            if self._stored[name][1] != torch.float32:
-                yield name, self._deepspeed.utils.safe_get_full_fp32_param(p)
-
-    def _moments(self, moment: str) -> Iterator[tuple[str, Tensor]]:
+    def _state(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        utils = self._deepspeed.utils
+        if kind == "master":
+            for name, p in self._named.items() if self._flat else ():
+                if self._stored[name][1] in LOW:
+                    yield name, utils.safe_get_full_fp32_param(p)
+            return
         for name in self._adam_steps():
             p = self._named[name]
-            if self._stage == 0:
-                yield name, self._zero.state[p][moment]
-            else:
-                yield name, self._deepspeed.utils.safe_get_full_optimizer_state(p, moment)
+            yield name, self._zero.state[p][kind] if self._stage == 0 else utils.safe_get_full_optimizer_state(p, kind)
 
     def _adam_steps(self) -> dict[str, int]:
         # Every weight is stepped in every step: pieces are flat, so there is one count.
@@ -242,16 +234,13 @@ class DeepSpeedTrainer(Trainer):
             with whole:
                 p.copy_(weight)
             return
+        self._restored_steps.add(steps)
         for piece, state in zip(self._flat, self._states(), strict=True):
-            if state.get("step", steps) != steps and state.get("restored", False):
-                raise CheckpointError(
-                    f"{name!r} was stepped {steps} times and other weights {int(state['step'])} times"
-                )
             for moment in MOMENTS:
                 state.setdefault(moment, torch.zeros_like(piece))
             state["step"] = torch.tensor(float(steps), device=piece.device)
-        if self._stage:
-            self._zero._lazy_init_hp_params_optimizer_state() if self._stage < 3 else None
+        if self._stage in (1, 2):
+            self._zero._lazy_init_hp_params_optimizer_state()
         values = {None: weight.float() if master is None else master}
         values |= {moment: moments.get(moment, torch.zeros_like(values[None])) for moment in MOMENTS}
         for moment, value in values.items():
@@ -279,6 +268,12 @@ class DeepSpeedTrainer(Trainer):
         """Round the float32 masters into the weights that the model computes with."""
         if not self._flat:
             return
+        counts, self._restored_steps = sorted(self._restored_steps), set()
+        if len(counts) > 1:
+            raise CheckpointError(
+                f"the checkpoint's weights were stepped {counts} times, some less often than others; DeepSpeed steps "
+                "all alike: resume with train.backend local or fsdp"
+            )
         if self._stage in (1, 2):
             self._zero.update_lp_params()
         elif self._stage == 3:

@@ -16,15 +16,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from oxrl.engines.base import Want
 from oxrl.engines.local_trainer import LocalTrainer
-from oxrl.engines.trainer import Reader
-from oxrl.types import Output, TokenBatch
+from oxrl.engines.trainer import LOW, Reader
+from oxrl.types import LossFn, Output, TokenBatch, TrainBatch
 
 
 class FsdpTrainer(LocalTrainer):
     """Arguments as for `Trainer`; `ranks` as `joined_ranks` gives them, each with the same model on its device."""
 
     def _shard_model(self) -> None:
-        low = next((p.dtype for p in self.model.parameters() if p.dtype in (torch.bfloat16, torch.float16)), None)
+        low = next((p.dtype for p in self.model.parameters() if p.dtype in LOW), None)
         # The pieces are the float32 masters; the weights a layer computes with are cast when it gathers them, and
         # gradients are cast up before they are summed over ranks and micro-batches.
         for parameter in self.model.parameters():
@@ -36,7 +36,7 @@ class FsdpTrainer(LocalTrainer):
             cast_forward_inputs=False,
         )
         mesh = init_device_mesh(self.device.type, (self.ranks.world,))
-        self._reader = Reader(self.model, self.network, self.temperature)
+        self._reader = Reader(self)
         for layer in _layers(self.model):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(self._reader, mesh=mesh, mp_policy=policy)
@@ -46,11 +46,18 @@ class FsdpTrainer(LocalTrainer):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
 
+    # FSDP leaves the outermost weights whole for the backward pass that follows. After a `forward`, or where nothing is
+    # trained, none does; if the pieces change meanwhile, the next pass would read the old ones.
+
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
         """See Trainer."""
         said = super().forward(inputs, want)
-        # FSDP leaves the outermost weights whole for the backward pass that follows; none does, and if the pieces
-        # changed meanwhile, the next pass would read the old ones.
+        cast(FSDPModule, self._reader).reshard()
+        return said
+
+    def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
+        """See Trainer."""
+        said = super().forward_backward(batch, loss_fn, want)
         cast(FSDPModule, self._reader).reshard()
         return said
 

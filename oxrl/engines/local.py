@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from oxrl.engines.local_sampler import LocalSampler
-from oxrl.engines.local_trainer import LocalTrainer, learning_rate
+from oxrl.engines.local_trainer import LocalTrainer
 
-__all__ = ["LocalSampler", "LocalTrainer", "learning_rate"]
+__all__ = ["LocalSampler", "LocalTrainer"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,18 +12,16 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from oxrl.engines.base import Bucket, Want
 from oxrl.engines.ranks import ALONE, Ranks
-from oxrl.engines.trainer import Options, Trainer, learning_rate, read_tokens
+from oxrl.engines.trainer import LOW, Trainer, read_tokens
 from oxrl.models.weights import buckets
 from oxrl.types import Output, TokenBatch
-
-__all__ = ["LocalTrainer", "learning_rate"]
 
 
 class LocalTrainer(Trainer):
     """A model, its gradient and its AdamW in this process. Arguments as for `Trainer`."""
 
-    def __init__(self, model: nn.Module, *, lr: float, ranks: Ranks = ALONE, **options: Unpack[Options]) -> None:
-        super().__init__(model, lr=lr, ranks=ranks, **options)
+    def __init__(self, model: nn.Module, *, ranks: Ranks = ALONE, **options: Any) -> None:
+        super().__init__(model, ranks=ranks, **options)
         self._shard_model()
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._masters = {name: _master_of(p) for name, p in self._parameters.items()}
@@ -31,7 +29,7 @@ class LocalTrainer(Trainer):
         for name, master in self._masters.items():
             groups.setdefault(self._decays[name], []).append(master)
         each = [{"params": masters, "weight_decay": decay} for decay, masters in groups.items()]
-        self._adam = torch.optim.AdamW(each, fused=True, **self._adamw)
+        self._adam = torch.optim.AdamW(each, fused=True, **self.options.adamw())
 
     # FsdpTrainer replaces these five; here every tensor is whole.
 
@@ -54,7 +52,7 @@ class LocalTrainer(Trainer):
         return squares
 
     def _read(self, inputs: TokenBatch, want: Want) -> Output:
-        return read_tokens(self.network, inputs, want, temperature=self.temperature)
+        return read_tokens(self.network, inputs, want, temperature=self.options.temperature)
 
     def _backward(self, loss: Tensor) -> None:
         loss.backward()
@@ -88,8 +86,8 @@ class LocalTrainer(Trainer):
         norm = self._whole(total_norm).item()
         if not math.isfinite(norm):
             return norm, False
-        if norm > self.max_grad_norm:
-            clip_grads_with_norm_(self._masters.values(), self.max_grad_norm, total_norm)
+        if norm > self.options.max_grad_norm:
+            clip_grads_with_norm_(self._masters.values(), self.options.max_grad_norm, total_norm)
         for group in self._adam.param_groups:
             group["lr"] = lr
         self._adam.step()
@@ -114,15 +112,13 @@ class LocalTrainer(Trainer):
             (name, self._whole(p.detach()).to(self._stored[name][1])) for name, p in self.model.named_parameters()
         )
 
-    def _masters_of_low_precision(self) -> Iterator[tuple[str, Tensor]]:
+    def _state(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         for name, master in self._masters.items():
-            if self._stored[name][1] != master.dtype:
-                yield name, self._whole(master.detach())
-
-    def _moments(self, moment: str) -> Iterator[tuple[str, Tensor]]:
-        for name, master in self._masters.items():
-            if self._adam.state[master]:
-                yield name, self._whole(self._adam.state[master][moment])
+            held: dict[str, Tensor] = dict(self._adam.state[master])
+            if self._stored[name][1] in LOW:
+                held["master"] = master.detach()
+            if kind in held:
+                yield name, self._whole(held[kind])
 
     def _adam_steps(self) -> dict[str, int]:
         states = {name: self._adam.state[master] for name, master in self._masters.items()}
@@ -136,7 +132,7 @@ class LocalTrainer(Trainer):
         if name not in self._masters:
             return
         held = self._masters[name]
-        if self._stored[name][1] != held.dtype:
+        if self._stored[name][1] in LOW:
             whole = weight.to(held.dtype) if master is None else master
             held.copy_(self._cut_like(whole, held))
         self._adam.state.pop(held, None)
@@ -151,7 +147,5 @@ class LocalTrainer(Trainer):
 
 
 def _master_of(parameter: nn.Parameter) -> nn.Parameter:
-    """The parameter itself in float32 and float64, else a float32 copy that the optimizer steps instead."""
-    if parameter.dtype in (torch.float32, torch.float64):
-        return parameter
-    return nn.Parameter(parameter.detach().float())
+    """The parameter itself, or the float32 copy that the optimizer steps instead."""
+    return nn.Parameter(parameter.detach().float()) if parameter.dtype in LOW else parameter

@@ -6,8 +6,10 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -21,12 +23,14 @@ from oxrl.errors import CheckpointError, EngineError
 from oxrl.functional.logprobs import bootstrap_positions, chunked_head, predicted_positions, spread
 from oxrl.models.lora import adapter_off
 from oxrl.models.network import TokenModel, token_model
-from oxrl.models.weights import save_model, sharded_tensors, stored_names, stored_weights, write_sharded
+from oxrl.models.weights import save_model, sharded_tensors, stored_weights, write_sharded
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
 
 STATE_FILE = "trainer_state.json"
 STATE_FORMAT = 1
 MOMENTS = ("exp_avg", "exp_avg_sq")
+# Weights of these types are stepped as float32 copies, their masters.
+LOW = (torch.bfloat16, torch.float16)
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
     "linear": lambda progress: 1.0 - progress,
@@ -36,35 +40,57 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-class Options(TypedDict, total=False):
-    """Keyword arguments that every engine takes; see `Trainer`."""
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What every engine is given beside its model, as keyword arguments.
 
-    lr_schedule: str
-    warmup_steps: int
-    total_steps: int | None
-    weight_decay: float
-    decay: str
-    adam_betas: tuple[float, float]
-    adam_eps: float
-    max_grad_norm: float
-    micro_batch_tokens: int
-    temperature: float
-    gradient_checkpointing: bool
-    tokenizer: PreTrainedTokenizerBase | None
-
-
-def learning_rate(step: int, *, lr: float, schedule: str, warmup_steps: int, total_steps: int | None) -> float:
-    """Learning rate of optimizer step `step` (the first is 0): linear warm-up, then the schedule down to 0 at the end.
-
-    A pure function of the step, so a resumed or skipped step cannot shift it. Step `warmup_steps - 1` already has the
-    full rate; `linear` and `cosine` reach 0 only at step `total_steps`, which is never run.
+    lr, lr_schedule, warmup_steps, total_steps: see `learning_rate`; only a constant rate goes without `total_steps`.
+    decay: which weights `weight_decay` shrinks: "all", or "matrices" (no norms, biases and embeddings).
+    weight_decay, adam_betas, adam_eps: AdamW. bf16 and fp16 weights get float32 masters and float32 gradient sums.
+    max_grad_norm: global norm the gradient is clipped to; `math.inf` turns clipping off.
+    micro_batch_tokens: largest number of tokens, padding included, that go through the model at once; a unit (row, or
+        all rows of a pair) longer than that goes alone.
+    temperature: logprobs, entropy and the rest are those of logits / temperature.
+    gradient_checkpointing: recompute each layer in backward instead of storing its activations.
+    tokenizer: saved beside the weights, so that the checkpoint is complete.
     """
-    if step < warmup_steps:
-        return lr * (step + 1) / warmup_steps
-    if schedule == "constant" or total_steps is None:
-        return lr
-    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-    return lr * SCHEDULES[schedule](min(1.0, progress))
+
+    lr: float
+    lr_schedule: str = "constant"
+    warmup_steps: int = 0
+    total_steps: int | None = None
+    weight_decay: float = 0.0
+    decay: str = "all"
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_eps: float = 1e-8
+    max_grad_norm: float = 1.0
+    micro_batch_tokens: int = 16384
+    temperature: float = 1.0
+    gradient_checkpointing: bool = False
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    def __post_init__(self) -> None:
+        if self.lr_schedule not in SCHEDULES:
+            raise EngineError(f"lr_schedule {self.lr_schedule!r} is none of {', '.join(SCHEDULES)}")
+        if self.lr_schedule != "constant" and self.total_steps is None:
+            raise EngineError(f"lr_schedule {self.lr_schedule!r} needs total_steps")
+
+    def learning_rate(self, step: int) -> float:
+        """Of optimizer step `step` (the first is 0): linear warm-up, then the schedule down to 0 at the end.
+
+        A pure function of the step, so a resumed or skipped step cannot shift it. Step `warmup_steps - 1` already has
+        the full rate; `linear` and `cosine` reach 0 only at step `total_steps`, which is never run.
+        """
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        if self.total_steps is None:
+            return self.lr
+        progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        return self.lr * SCHEDULES[self.lr_schedule](min(1.0, progress))
+
+    def adamw(self) -> dict[str, Any]:
+        """Keyword arguments of torch's AdamW."""
+        return {"lr": self.lr, "betas": self.adam_betas, "eps": self.adam_eps, "weight_decay": self.weight_decay}
 
 
 def undecayed(model: nn.Module) -> frozenset[str]:
@@ -83,65 +109,25 @@ class Trainer(ABC):
         model: a Hugging Face causal LM, a ValueModel, or any TokenModel module. Kept in eval mode: dropout would make
             the ratio of unchanged weights differ from 1.
         ranks: the training ranks; alone by default.
-        lr, lr_schedule, warmup_steps, total_steps: see `learning_rate`. `total_steps` may be None for `constant`.
-        decay: which weights weight_decay shrinks: "all", or "matrices" (no norms, biases and embeddings).
-        weight_decay, adam_betas, adam_eps: AdamW. bf16 and fp16 weights get float32 masters and float32 gradient sums.
-        max_grad_norm: global norm the gradient is clipped to; `math.inf` turns clipping off.
-        micro_batch_tokens: largest number of tokens, padding included, that go through the model at once; a unit
-            (row, or all rows of a pair) longer than that goes alone.
-        temperature: logprobs, entropy and the rest are those of logits / temperature.
-        gradient_checkpointing: recompute each layer in backward instead of storing its activations.
-        tokenizer: saved beside the weights, so that the checkpoint is complete.
+        options: the fields of `Options`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        lr: float,
-        ranks: Ranks = ALONE,
-        lr_schedule: str = "constant",
-        warmup_steps: int = 0,
-        total_steps: int | None = None,
-        weight_decay: float = 0.0,
-        decay: str = "all",
-        adam_betas: tuple[float, float] = (0.9, 0.999),
-        adam_eps: float = 1e-8,
-        max_grad_norm: float = 1.0,
-        micro_batch_tokens: int = 16384,
-        temperature: float = 1.0,
-        gradient_checkpointing: bool = False,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-    ) -> None:
-        if lr_schedule not in SCHEDULES:
-            raise EngineError(f"lr_schedule {lr_schedule!r} is none of {', '.join(SCHEDULES)}")
-        if lr_schedule != "constant" and total_steps is None:
-            raise EngineError(f"lr_schedule {lr_schedule!r} needs total_steps")
+    def __init__(self, model: nn.Module, *, ranks: Ranks = ALONE, **options: Any) -> None:
+        self.options = Options(**options)
         self.model = model.eval()
         self.network: TokenModel = token_model(model)
         self.ranks = ranks
         self.device = next(model.parameters()).device
-        self.tokenizer = tokenizer
-        self.temperature = temperature
-        self.max_grad_norm = max_grad_norm
-        self.micro_batch_tokens = micro_batch_tokens
-        self.step = 0
-        self.last_loss = 0.0
-        self._schedule: dict[str, Any] = {
-            "lr": lr,
-            "schedule": lr_schedule,
-            "warmup_steps": warmup_steps,
-            "total_steps": total_steps,
+        self.step, self.last_loss = 0, 0.0
+        spared = undecayed(model) if self.options.decay == "matrices" else frozenset[str]()
+        self._decays = {
+            name: 0.0 if name in spared else self.options.weight_decay for name, _ in model.named_parameters()
         }
-        self._adamw: dict[str, Any] = {"lr": lr, "betas": adam_betas, "eps": adam_eps, "weight_decay": weight_decay}
-        spared = undecayed(model) if decay == "matrices" else frozenset[str]()
-        self._decays = {name: 0.0 if name in spared else weight_decay for name, _ in model.named_parameters()}
         self._pending_losses: list[float] = []
         self._has_gradient = False
         # Shape and type of each weight as it is stored, before an engine cuts it up or raises it to float32.
         self._stored = {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
-        self._checkpointing = gradient_checkpointing
-        if gradient_checkpointing:
+        if self.options.gradient_checkpointing:
             _enable_gradient_checkpointing(model)
 
     # What an engine does in its own way.
@@ -181,12 +167,8 @@ class Trainer(ABC):
         """Sum over the ranks that hold different pieces."""
 
     @abstractmethod
-    def _masters_of_low_precision(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole float32 master) of every weight that is stored with fewer bits; collective."""
-
-    @abstractmethod
-    def _moments(self, moment: str) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole moment) of every weight that was ever stepped; collective."""
+    def _state(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole tensor) of every weight that has a moment `kind`, or "master": a float32 copy; collective."""
 
     @abstractmethod
     def _adam_steps(self) -> dict[str, int]: ...
@@ -224,7 +206,7 @@ class Trainer(ABC):
         # momentum. Every rank sees the whole batch, so all of them decide alike.
         trained = bool(batch.inputs.response_mask[:, 1:].any())
         self._has_gradient |= trained
-        if self._checkpointing:
+        if self.options.gradient_checkpointing:
             self.model.train()
         for micro in self._share(batch):
             units, part = self._rows_of(batch, micro)
@@ -238,7 +220,7 @@ class Trainer(ABC):
             if trained:
                 self._backward(_nothing(output) if loss is None else loss)
             merged.add((units[:, None] * rows_per_unit + torch.arange(rows_per_unit)).flatten(), output)
-        if self._checkpointing:
+        if self.options.gradient_checkpointing:
             self.model.eval()
         self.last_loss = self.ranks.sum(torch.stack(losses).double().sum()).item()
         self._pending_losses.append(self.last_loss)
@@ -246,7 +228,7 @@ class Trainer(ABC):
 
     def _share(self, batch: TrainBatch) -> list[MicroBatch | None]:
         """This rank's micro-batches, and None for each that another rank has more: every rank runs as many."""
-        shares = micro_batches(batch, budget=self.micro_batch_tokens, ranks=self.ranks.world)
+        shares = micro_batches(batch, budget=self.options.micro_batch_tokens, ranks=self.ranks.world)
         mine = shares[self.ranks.rank]
         return [*mine, *[None] * (max(map(len, shares)) - len(mine))]
 
@@ -260,7 +242,7 @@ class Trainer(ABC):
         """See TrainEngine. Without any gradient (nothing was masked in) the step is skipped too."""
         if not self._has_gradient or not all(map(math.isfinite, self._pending_losses)):
             return self.skip_step()
-        norm, applied = self._clip_and_step(learning_rate(self.step, **self._schedule))
+        norm, applied = self._clip_and_step(self.options.learning_rate(self.step))
         return self._finish_step(norm, skipped=not applied)
 
     def skip_step(self) -> Metrics:
@@ -269,7 +251,7 @@ class Trainer(ABC):
 
     @torch.no_grad()
     def _finish_step(self, norm: float, *, skipped: bool) -> Metrics:
-        lr = learning_rate(self.step, **self._schedule)
+        lr = self.options.learning_rate(self.step)
         squares = torch.zeros(2, dtype=torch.float64)
         for weight, adam, decay in self._shards():
             squares[0] += torch.linalg.vector_norm(weight, dtype=torch.float64).cpu() ** 2
@@ -290,10 +272,10 @@ class Trainer(ABC):
 
     def _change(self, weight: Tensor, adam: Mapping[str, Any], lr: float, decay: float) -> Tensor:
         """Norm of AdamW's last change of `weight`, from the moments: no copy of the weights is kept for it."""
-        beta1, beta2 = self._adamw["betas"]
+        beta1, beta2 = self.options.adam_betas
         step = float(adam["step"])
         scale = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
-        denominator = adam["exp_avg_sq"].sqrt().add_(self._adamw["eps"] * math.sqrt(1 - beta2**step))
+        denominator = adam["exp_avg_sq"].sqrt().add_(self.options.adam_eps * math.sqrt(1 - beta2**step))
         change = adam["exp_avg"] / denominator * scale
         if decay:
             change = change + (weight + change) * (decay / (1 - decay))
@@ -304,15 +286,12 @@ class Trainer(ABC):
 
         Collective; rank 0 writes. It takes part in every gather even when the disk refuses, so that nobody waits.
         """
-        kept = set(stored_names(self.model))
-        weights = ((name, tensor.cpu()) for bucket in self.weights() for name, tensor in bucket if name in kept)
+        # Generators: nothing is gathered before it is written.
+        weights = (named for bucket in self.weights() for named in bucket)
         parts: list[tuple[Callable[[Iterator[tuple[str, Tensor]]], None], Iterator[tuple[str, Tensor]]]] = [
-            (lambda named: save_model(self.model, directory, dict(named)), weights),
-            (lambda named: write_sharded(directory, "optimizer_master", named), self._masters_of_low_precision()),
+            (partial(save_model, self.model, directory), weights),
+            *((partial(write_sharded, directory, f"optimizer_{k}"), self._state(k)) for k in ("master", *MOMENTS)),
         ]
-        for moment in MOMENTS:
-            stem = f"optimizer_{moment}"
-            parts.append((lambda named, stem=stem: write_sharded(directory, stem, named), self._moments(moment)))
         refused: OSError | SafetensorError | None = None
         for write, named in parts:
             if self.ranks.first and refused is None:
@@ -326,8 +305,8 @@ class Trainer(ABC):
         if refused is not None:
             raise refused
         if self.ranks.first:
-            if self.tokenizer is not None:
-                self.tokenizer.save_pretrained(directory)
+            if self.options.tokenizer is not None:
+                self.options.tokenizer.save_pretrained(directory)
             content = {"format": STATE_FORMAT, "step": self.step, "adam_steps": steps}
             (directory / STATE_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -347,7 +326,9 @@ class Trainer(ABC):
         masters = sharded_tensors(directory, "optimizer_master")
         moments = {moment: sharded_tensors(directory, f"optimizer_{moment}") for moment in MOMENTS}
         for name in steps:
-            if name not in self._stored or any(name not in tensors for tensors in moments.values()):
+            dtype = self._stored[name][1] if name in self._stored else None
+            lacks = (dtype in LOW and name not in masters) or any(name not in tensors for tensors in moments.values())
+            if dtype is None or lacks:
                 raise CheckpointError(f"{directory} has an incomplete optimizer state for {name!r}")
         with torch.no_grad():
             for name, weight in stored_weights(self.model, directory, self._stored):
@@ -383,15 +364,15 @@ class AdapterOff:
 class Reader(nn.Module):
     """The whole of a micro-batch's forward pass as one module: what sharding libraries hook to gather weights."""
 
-    def __init__(self, model: nn.Module, network: TokenModel, temperature: float) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         super().__init__()
-        self.model = model
-        self._network = (network,)  # in a tuple, so that a network that is the model is not registered twice
-        self._temperature = temperature
+        self.model = trainer.model
+        self._trainer = (trainer,)  # in a tuple, so that nothing of it is registered here
 
     def forward(self, inputs: TokenBatch, want: Want) -> dict[str, Tensor]:
         """The fields of Output that were asked for; a dict, because hooks look for tensors in plain containers."""
-        output = read_tokens(self._network[0], inputs, want, temperature=self._temperature)
+        [trainer] = self._trainer
+        output = read_tokens(trainer.network, inputs, want, temperature=trainer.options.temperature)
         # Cloned, because hooks that gather weights for backward do not survive on views.
         return {name: value.clone() for name, value in vars(output).items() if value is not None}
 
@@ -438,9 +419,8 @@ def _enable_gradient_checkpointing(model: nn.Module) -> None:
     if not hasattr(host, "gradient_checkpointing_enable"):
         raise EngineError(f"{type(model).__name__} does not support gradient checkpointing; set it to false")
     cast(Any, host).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    # Checkpointed layers recompute only in train mode, which must not switch dropout on.
+    # Checkpointed layers recompute only in train mode, which must not switch dropout on, whatever a model calls it.
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            cast(Any, module).attention_dropout = 0.0
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and ("drop" in name or isinstance(module, nn.Dropout)):
+                setattr(module, name, 0.0)

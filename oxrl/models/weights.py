@@ -84,7 +84,7 @@ def _read_tensor(path: Path, name: str) -> Tensor:
         return file.get_tensor(name)
 
 
-def save_model(model: nn.Module, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+def save_model(model: nn.Module, directory: Path, weights: Iterable[tuple[str, Tensor]] | None = None) -> None:
     """Write `model` so that `load_policy`, `load_critic` or `from_pretrained` reads it from `directory`.
 
     Of a model with an adapter, what is trained is written and where the rest can be loaded from.
@@ -92,13 +92,13 @@ def save_model(model: nn.Module, directory: Path, weights: Mapping[str, Tensor] 
     Args:
         model: a Hugging Face model, a ValueModel, or any module.
         directory: made if missing.
-        weights: whole tensors to write under the names of `model.named_parameters()`; None: the model's own.
+        weights: (name in `model.named_parameters()`, whole tensor); None: the model's own.
     """
     directory.mkdir(parents=True, exist_ok=True)
     disable_progress_bar()
-    named = dict(model.named_parameters()) if weights is None else weights
+    named = model.named_parameters() if weights is None else weights
     kept = set(stored_names(model))
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items() if name in kept}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named if name in kept}
     save = save_adapter if has_adapter(model) else _save_whole
     if isinstance(model, PreTrainedModel):
         save(model, directory, tensors)

@@ -18,7 +18,7 @@ from oxrl.data.prompts import PromptDataset
 from oxrl.engines.base import RolloutEngine, Scorer, TrainEngine
 from oxrl.engines.local import LocalSampler, LocalTrainer
 from oxrl.engines.ranks import ALONE, Ranks, joined_ranks, launched_world
-from oxrl.engines.trainer import AdapterOff, Options, Trainer
+from oxrl.engines.trainer import AdapterOff, Trainer
 from oxrl.engines.weight_sync import WeightSync
 from oxrl.errors import ConfigError
 from oxrl.models.load import load_critic, load_policy, load_tokenizer
@@ -157,31 +157,28 @@ def build_trainer(
 
     DeepSpeed keeps no optimizer for a model that is not `trained`, and always cuts its weights up over the ranks.
     """
-    options = Options(
-        lr_schedule=cfg.train.lr_schedule,
-        warmup_steps=cfg.train.warmup_steps,
-        total_steps=cfg.run.steps,
-        weight_decay=cfg.train.weight_decay,
-        decay=cfg.train.decay,
-        adam_betas=(cfg.train.adam_beta1, cfg.train.adam_beta2),
-        adam_eps=cfg.train.adam_eps,
-        max_grad_norm=cfg.train.max_grad_norm,
-        micro_batch_tokens=cfg.train.micro_batch_tokens,
-        temperature=temperature,
-        gradient_checkpointing=cfg.model.gradient_checkpointing,
-        tokenizer=tokenizer,
-    )
+    train = cfg.train
+    options: dict[str, Any] = {
+        "lr": lr,
+        "total_steps": cfg.run.steps,
+        "adam_betas": (train.adam_beta1, train.adam_beta2),
+        "temperature": temperature,
+        "gradient_checkpointing": cfg.model.gradient_checkpointing,
+        "tokenizer": tokenizer,
+    }
+    same = "lr_schedule warmup_steps weight_decay decay adam_eps max_grad_norm micro_batch_tokens"
+    options |= {name: getattr(train, name) for name in same.split()}
     # Imported where they are chosen: PyTorch's sharding takes a second, DeepSpeed is an extra.
     if cfg.train.backend == "fsdp":
         from oxrl.engines.fsdp_engine import FsdpTrainer
 
-        return FsdpTrainer(model, lr=lr, ranks=ranks, **options)
+        return FsdpTrainer(model, ranks=ranks, **options)
     if cfg.train.backend == "deepspeed":
         from oxrl.engines.deepspeed_engine import DeepSpeedTrainer
 
         settings = (cfg.deepspeed if trained else cfg.deepspeed_ref).model_dump()
-        return DeepSpeedTrainer(model, lr=lr, ranks=ranks, settings=settings, trained=trained, **options)
-    return LocalTrainer(model, lr=lr, **options)
+        return DeepSpeedTrainer(model, ranks=ranks, settings=settings, trained=trained, **options)
+    return LocalTrainer(model, **options)
 
 
 def build_reference(cfg: Config, model: torch.nn.Module, *, temperature: float, ranks: Ranks = ALONE) -> Trainer:

@@ -13,6 +13,7 @@ from tiny import AttentionModel, batches, token_batch
 from torch import Tensor, nn
 
 from oxrl.engines.ranks import Ranks, joined_ranks
+from oxrl.errors import CheckpointError
 from oxrl.functional.policy_losses import ppo_clip
 from oxrl.functional.preference_losses import dpo
 from oxrl.functional.preference_statistics import sequence_logprobs
@@ -129,9 +130,8 @@ def measure(engine: str, dtype: str, folder: Path, ranks: Ranks) -> tuple[dict[s
     keep_gradients("gradient_of_pairs")
 
     empty = token_batch([(3, 0), (5, 0), (2, 0)], vocabulary=vocabulary)
-    trainer.forward_backward(
-        SupervisedBatch(inputs=empty, loss_weights=torch.full(empty.tokens.shape, math.nan)), supervised, LOGPROBS
-    )
+    untrained = SupervisedBatch(inputs=empty, loss_weights=torch.full(empty.tokens.shape, math.nan))
+    trainer.forward_backward(untrained, supervised, LOGPROBS)
     numbers["empty"] = trainer.optim_step()
 
     numbers["steps"] = steps(trainer, sft, 3)
@@ -141,14 +141,26 @@ def measure(engine: str, dtype: str, folder: Path, ranks: Ranks) -> tuple[dict[s
         loss, metrics = supervised(output, batch)
         return (loss * math.inf if batch.inputs.attention_mask.sum(1).max() == 10 else loss), metrics
 
-    trainer.forward_backward(sft, poisoned, LOGPROBS)
-    numbers["poisoned"] = trainer.optim_step()
-    keep("weights_after_poison", whole_weights(trainer))
+    def steep(output: Output, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = supervised(output, batch)
+        nothing = (output.logprobs.sum() * 0).abs().sqrt()  # 0, with a gradient of NaN
+        return (loss + nothing if batch.inputs.attention_mask.sum(1).max() == 10 else loss), metrics
+
+    for name, broken in (("poisoned", poisoned), ("steep", steep)):
+        trainer.forward_backward(sft, broken, LOGPROBS)
+        numbers[name] = trainer.optim_step()
+        keep(f"weights_after_{name}", whole_weights(trainer))
 
     if dtype != "float64":
         trainer.save(folder)
         numbers["steps_after_save"] = steps(trainer, sft, 2)
         keep("weights_at_the_end", whole_weights(trainer))
+
+    # The pass without a backward comes last: what it gathered must not be what the next one reads.
+    trainer.forward_backward(sft, supervised, LOGPROBS)
+    trainer.forward_backward(untrained, supervised, LOGPROBS)
+    trainer.optim_step()
+    keep("weights_as_read", {"logprobs": trainer.forward(policy.inputs, LOGPROBS).logprobs})
     return tensors, numbers
 
 
@@ -212,6 +224,15 @@ def take_over(engine: str, source: Path, target: Path) -> None:
         trainer.load(source)
         steps(trainer, batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"], 1)
         trainer.save(target)
+
+
+def refuse(engine: str, source: Path, target: Path) -> None:
+    """On one rank: what loading the checkpoint in `source` ends with, into the file `target`."""
+    with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
+        try:
+            make_trainer(engine, load_policy("builtin:tiny", seed=1), ranks).load(source)
+        except CheckpointError as error:
+            target.write_text(str(error))
 
 
 def measure_all(engine: str, folder: Path, dtypes: list[str], resumed: Path) -> None:

@@ -130,20 +130,27 @@ def test_an_engine_computes_what_the_local_one_does(
             assert numbers[name] == pytest.approx(expected_numbers[name], rel=TOLERANCE[dtype])
         for line, expected_line in zip(numbers["steps"], expected_numbers["steps"], strict=True):
             assert line == pytest.approx(expected_line, rel=max(1e-5, WEIGHT_TOLERANCE[dtype]))
-        # No trained token, or infinity in the loss of one rank's row: no rank steps, no weight moves.
-        for name in ("empty", "poisoned"):
+        # No trained token, or infinity in the loss or NaN in the gradient of one rank's row: no rank steps.
+        for name in ("empty", "poisoned", "steep"):
             assert numbers[name]["update/skipped"] == 1.0
         for name in tensors:
             if name.startswith("weights/"):
-                assert torch.equal(tensors[name], tensors[name.replace("weights/", "weights_after_poison/")])
+                for broken in ("poisoned", "steep"):
+                    assert torch.equal(tensors[name], tensors[name.replace("weights/", f"weights_after_{broken}/")])
 
 
 @pytest.mark.parametrize(("engine", "dtype", "world"), RESUMABLE)
-def test_a_checkpoint_of_the_local_engine_resumes_on_another(
-    engine: str, dtype: str, world: int, launch: Launch, local: Callable[[str], Measured]
+@pytest.mark.parametrize("onto", ["another", "local"])
+def test_a_checkpoint_resumes_on_another_engine_and_on_the_local_one(
+    engine: str, dtype: str, world: int, onto: str, launch: Launch, local: Callable[[str], Measured]
 ) -> None:
-    expected, expected_numbers = local(dtype)
-    tensors, numbers = read(launch(engine, world), "resumed", dtype)
+    folder = launch(engine, world)
+    if onto == "another":
+        expected, expected_numbers = local(dtype)
+        tensors, numbers = read(folder, "resumed", dtype)
+    else:
+        expected, expected_numbers = read(folder, "measured", dtype)
+        tensors, numbers = conformance.resume("local", dtype, folder / f"checkpoint_{dtype}", ALONE)
     loaded = {name: tensor for name, tensor in tensors.items() if name.startswith("weights_loaded/")}
     for name, tensor in loaded.items():
         assert torch.equal(tensor, expected[name.replace("weights_loaded", "weights")])
@@ -153,20 +160,17 @@ def test_a_checkpoint_of_the_local_engine_resumes_on_another(
         assert line == pytest.approx(expected_line, rel=max(1e-5, WEIGHT_TOLERANCE[dtype]))
 
 
-@pytest.mark.parametrize(("engine", "dtype", "world"), RESUMABLE)
-def test_a_checkpoint_of_another_engine_resumes_on_the_local_one(
-    engine: str, dtype: str, world: int, launch: Launch
-) -> None:
-    folder = launch(engine, world)
-    expected, expected_numbers = read(folder, "measured", dtype)
-    tensors, numbers = conformance.resume("local", dtype, folder / f"checkpoint_{dtype}", ALONE)
-    for name, tensor in tensors.items():
-        if name.startswith("weights_loaded/"):
-            assert torch.equal(tensor, expected[name.replace("weights_loaded", "weights")])
-    end = {name: tensor for name, tensor in tensors.items() if name.startswith("weights_at_the_end/")}
-    assert differences(end, expected)["weights_at_the_end"] < WEIGHT_TOLERANCE[dtype]
-    for line, expected_line in zip(numbers["steps_after_save"], expected_numbers["steps_after_save"], strict=True):
-        assert line == pytest.approx(expected_line, rel=max(1e-5, WEIGHT_TOLERANCE[dtype]))
+@needs_deepspeed
+def test_deepspeed_refuses_a_checkpoint_whose_weights_were_stepped_unequally_often(tmp_path: Path) -> None:
+    trainer = conformance.make_trainer("local", conformance.make_model("float32"), ALONE)
+    trainer.model.model.norm.weight.requires_grad_(False)
+    batch = conformance.batches(conformance.LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"]
+    conformance.steps(trainer, batch, 1)
+    trainer.model.model.norm.weight.requires_grad_(True)
+    conformance.steps(trainer, batch, 1)
+    trainer.save(tmp_path / "saved")
+    run_ranks(1, conformance.refuse, "zero2", tmp_path / "saved", tmp_path / "refused")
+    assert "weights were stepped [1, 2] times" in (tmp_path / "refused").read_text()
 
 
 @pytest.mark.parametrize(("engine", "dtype", "world"), RESUMABLE)

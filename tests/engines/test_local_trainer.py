@@ -10,10 +10,11 @@ import pytest
 import torch
 from tiny import AttentionModel, batches, token_batch
 from torch import Tensor, nn
+from transformers import OPTConfig, OPTForCausalLM
 
 from oxrl.engines.base import Want
-from oxrl.engines.local import LocalTrainer, learning_rate
-from oxrl.engines.trainer import undecayed
+from oxrl.engines.local import LocalTrainer
+from oxrl.engines.trainer import Options, undecayed
 from oxrl.errors import CheckpointError, EngineError
 from oxrl.functional.logprobs import logprobs_from_logits
 from oxrl.functional.policy_losses import LossAndMetrics, cispo, ppo_clip
@@ -273,8 +274,8 @@ def test_a_batch_without_any_trained_token_has_zero_loss_and_makes_no_step() -> 
 
 def test_the_learning_rate_is_a_function_of_the_step() -> None:
     def rates(schedule: str) -> list[float]:
-        options = {"lr": 1.0, "schedule": schedule, "warmup_steps": 2, "total_steps": 6}
-        return [learning_rate(step, **options) for step in range(6)]
+        options = Options(lr=1.0, lr_schedule=schedule, warmup_steps=2, total_steps=6)
+        return [options.learning_rate(step) for step in range(6)]
 
     assert rates("constant") == [0.5, 1, 1, 1, 1, 1]
     assert rates("linear") == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25])
@@ -360,6 +361,15 @@ def test_a_directory_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         other.load(tmp_path)
 
 
+def test_a_checkpoint_that_lost_its_masters_is_refused(tmp_path: Path) -> None:
+    trainer = _hf_trainer(torch.bfloat16)
+    _one_step(trainer, batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"])
+    trainer.save(tmp_path)
+    (tmp_path / "optimizer_master-00000.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="incomplete optimizer state for 'model.embed_tokens.weight'"):
+        _hf_trainer(torch.bfloat16).load(tmp_path)
+
+
 def test_weights_come_in_buckets_under_hugging_face_names() -> None:
     trainer = _hf_trainer()
     named = dict(pair for bucket in trainer.weights() for pair in bucket)
@@ -376,6 +386,19 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
         trainer.forward_backward(batch, _supervised, frozenset({"logprobs"}))
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
         assert not model.training
+    assert torch.allclose(*gradients, rtol=0, atol=1e-7)
+
+
+def test_gradient_checkpointing_switches_no_dropout_on_whatever_a_model_calls_it() -> None:
+    sizes = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 32, "num_hidden_layers": 2, "vocab_size": 13}
+    config = OPTConfig(**sizes, num_attention_heads=2, dropout=0.5, layerdrop=0.5, attention_dropout=0.5)
+    batch = batches(LENGTHS, dtype=torch.float32)["supervised"]
+    gradients = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        trainer = LocalTrainer(OPTForCausalLM(config), lr=1e-3, gradient_checkpointing=checkpointing)
+        trainer.forward_backward(batch, _supervised, frozenset({"logprobs"}))
+        gradients.append(torch.cat([gradient.flatten() for _, gradient in trainer.gradients()]))
     assert torch.allclose(*gradients, rtol=0, atol=1e-7)
 
 

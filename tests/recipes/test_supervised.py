@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oxrl.data.conversations import Example
 from oxrl.engines.local import LocalTrainer
-from oxrl.engines.trainer import learning_rate
+from oxrl.engines.trainer import Options
 from oxrl.models.load import load_policy
 from oxrl.recipes import run
 from oxrl.recipes.supervised import loss_fn, pack, to_supervised_batch
@@ -70,7 +70,7 @@ def test_a_packed_run_equals_an_unpacked_one(tmp_path: Path) -> None:
 
 def test_warmup_stable_decay_is_flat_and_then_falls_to_zero() -> None:
     def at(step: int) -> float:
-        return learning_rate(step, lr=2.0, schedule="wsd", warmup_steps=10, total_steps=110)
+        return Options(lr=2.0, lr_schedule="wsd", warmup_steps=10, total_steps=110).learning_rate(step)
 
     assert [at(4), at(10), at(50), at(89)] == pytest.approx([1.0, 2.0, 2.0, 2.0])
     assert at(100) == pytest.approx(1.0)
