@@ -202,9 +202,26 @@ def check_sampling(cfg: Config) -> Iterator[Problem]:
         rule = f"cannot exceed rollout.n_samples {rollout.n_samples}: lower it, or sample more"
         yield _at(cfg, "train.pass_k", rule, "rollout.n_samples")
     if rollout.max_staleness > 0:
-        yield _at(
-            cfg, "rollout.max_staleness", "sampling while training arrives with the scale-out engines; set it to 0"
+        yield from _check_staleness(cfg)
+
+
+def _check_staleness(cfg: Config) -> Iterator[Problem]:
+    """What sampling ahead of the update takes."""
+    least, path = cfg.train.updates, "rollout.max_staleness"
+    if cfg.rollout.max_staleness < least:
+        rule = f"a batch sampled while another trains lags train.epochs x train.minibatches = {least} versions: " + (
+            f"set it to {least} or more, or to 0"
         )
+        yield _at(cfg, path, rule, "train.epochs", "train.minibatches")
+    if cfg.rollout.force_strict_on_policy:
+        rule = "refuses every sample of earlier weights, which rollout.max_staleness asks for: set it to false"
+        yield _at(cfg, "rollout.force_strict_on_policy", rule, path)
+    if "dynamic_sampling" in cfg.train.row.needs and cfg.wave > 1:
+        rule = f"dynamic sampling decides batch by batch what to draw next: at most {3 * least - 1}"
+        yield _at(cfg, path, rule, "train.alg_name")
+    if cfg.inference_engine.placement == "colocated":
+        rule = "takes turns on one device, and cannot sample while training: set it to separate"
+        yield _at(cfg, "inference_engine.placement", rule, path)
 
 
 def check_rejection(cfg: Config) -> Iterator[Problem]:

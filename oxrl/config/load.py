@@ -79,7 +79,7 @@ def _validate(source: Source) -> tuple[Config, list[Problem]]:
     values = {section: dict(source.values.get(section, {})) for section in (*SECTIONS, *source.values)}
     values["train"] = {
         **_row_defaults(values["train"]),
-        **(_correction_default(values["train"]) if values["inference_engine"].get("name") == "vllm" else {}),
+        **(_correction_default(values["train"]) if _sampled_elsewhere(values) else {}),
         **(ADAPTER_RATES if values["lora"].get("rank") else {}),
         **values["train"],
     }
@@ -111,8 +111,13 @@ def _row_defaults(train: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.defaults.items() if f"train.{name}" in read or name not in parameters}
 
 
+def _sampled_elsewhere(values: dict[str, dict[str, Any]]) -> bool:
+    """Whether samples come from other kernels or earlier weights than the ones that are trained."""
+    return values["inference_engine"].get("name") == "vllm" or values["rollout"].get("max_staleness", 0) not in (0, "0")
+
+
 def _correction_default(train: dict[str, Any]) -> dict[str, Any]:
-    """Another engine samples with other kernels: a row whose ratio does not know the sampler gets the capped weight."""
+    """What a row whose ratio does not know the sampler needs where it is another one: the capped weight."""
     row = ROWS.get(str(train.get("alg_name")))
     if row is None or row.recipe != "rl" or train.get("old_logprobs") == "bypass":
         return {}

@@ -32,14 +32,16 @@ def plan_text(cfg: Config) -> str:
 def _rl_batch(cfg: Config) -> dict[str, str]:
     prompts, samples, longest = cfg.data.prompts_per_step, cfg.rollout.n_samples, cfg.rollout.max_tokens
     epochs, minibatches, steps = cfg.train.epochs, cfg.train.minibatches, cfg.run.steps
-    rows, updates = prompts * samples, epochs * minibatches
+    rows, updates = prompts * samples, cfg.train.updates
     rollouts = steps // updates
     group = f"{_count(prompts, 'prompt')} x {_count(samples, 'sample')} = {_count(rows, 'row')}"
     share = f"{_count(minibatches, 'minibatch', 'es')} of {_count(rows // minibatches, 'row')}"
     passes = f"{share}, {_count(epochs, 'epoch')} = {_count(updates, 'optimizer step')}"
+    lag = f"; {_count(cfg.wave, 'rollout step')} at a time, while earlier ones train, at most "
+    lag += f"{(2 * cfg.wave - 1) * updates} weight versions old"
     drawn = f"{_count(steps, 'optimizer step')} = {_count(rollouts, 'rollout step')} = {rollouts * rows:,} responses"
     return {
-        "rollout": f"{group} per rollout step, up to {longest:,} response tokens each",
+        "rollout": f"{group} per rollout step, up to {longest:,} response tokens each{lag if cfg.wave else ''}",
         "update": f"{_count(rows, 'row')} in {passes} per rollout step",
         "total": f"{drawn}, at most {rollouts * rows * longest:,} tokens",
         "data": _passes(cfg, rollouts * prompts, "prompts"),
@@ -199,7 +201,7 @@ def dry_run_config(cfg: Config, directory: Path) -> Config:
     changes = {
         "run": {
             "dir": str(directory),
-            "steps": train.epochs * train.minibatches if train.row.recipe == "rl" else 1,
+            "steps": train.updates if train.row.recipe == "rl" else 1,
             "mlflow": False,
             "checkpoint_every": 0,
             "eval_every": 0,

@@ -158,7 +158,12 @@ class RolloutConfig(Section):
     max_tokens: int = _field(512, "Longest response in tokens.", ge=1)
     n_samples: int = _field(8, "Responses per prompt: the group of group-relative advantages.", ge=1)
     force_strict_on_policy: bool = _field(True, "Refuse any token not sampled by the current weights.")
-    max_staleness: int = _field(0, "Weight versions a sample may lag behind; 0: rollout, then train.", ge=0)
+    max_staleness: int = _field(
+        0,
+        "Weight versions a sample may lag behind. 0: rollout, then train. Above: the next rollout batches are sampled "
+        "while one trains (with inference_engine.actors at the same time), then they lag epochs x minibatches or more.",
+        ge=0,
+    )
     eval_samples: int = _field(1, "Responses per held-out prompt.", ge=1)
     eval_temperature: float = _field(1.0, "Evaluation temperature; 0 is greedy.", ge=0, le=100)
 
@@ -281,6 +286,11 @@ class TrainConfig(Section):
         return value if value is None else known(value, ROWS if name == "alg_name" else cell_names(CELLS[name]))
 
     @property
+    def updates(self) -> int:
+        """Optimizer steps per rollout step."""
+        return self.epochs * self.minibatches
+
+    @property
     def row(self) -> Row:
         """Row of `alg_name` with the overridden cells put in."""
         return compose_row(ROWS[self.alg_name], {cell: getattr(self, name) for name, cell in CELLS.items()})
@@ -348,6 +358,11 @@ class Config(Section):
     inference_engine: EngineConfig = EngineConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     deepspeed_ref: ReferenceConfig = ReferenceConfig()
+
+    @property
+    def wave(self) -> int:
+        """Rollout batches sampled by the same weights while earlier ones train; 0: a batch trains, then the next."""
+        return (self.rollout.max_staleness // self.train.updates + 1) // 2
 
 
 SECTIONS: dict[str, type[Section]] = {

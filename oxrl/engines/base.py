@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,7 +33,19 @@ class Scorer(Protocol):
         ...
 
 
-class TrainEngine(Scorer, Protocol):
+class Saved(Protocol):
+    """What a checkpoint holds."""
+
+    def save(self, directory: Path) -> None:
+        """Write everything that `load` needs into `directory`; engines write HF-loadable weights too."""
+        ...
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote, exactly."""
+        ...
+
+
+class TrainEngine(Scorer, Saved, Protocol):
     def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
         """Add the gradient of the plain sum of `loss_fn` over all rows of all ranks; gradients accumulate.
 
@@ -60,14 +72,6 @@ class TrainEngine(Scorer, Protocol):
 
     def weights(self) -> Iterator[Bucket]:
         """Buckets of at most 512 MB of (HF name, tensor); collective across ranks."""
-        ...
-
-    def save(self, directory: Path) -> None:
-        """Write HF-loadable weights, float32 masters, optimizer moments and step into `directory`."""
-        ...
-
-    def load(self, directory: Path) -> None:
-        """Restore what `save` wrote, exactly."""
         ...
 
 
@@ -107,24 +111,13 @@ class RolloutEngine(Protocol):
     def close(self) -> None: ...
 
 
-def generate_unless(
-    engine: RolloutEngine, requests: Sequence[Request], *, deadline_s: float, stop: Callable[[], bool]
-) -> list[Completion] | None:
-    """Completions in the order of `requests`; None, with everything aborted, as soon as `stop` says so."""
+def generate(engine: RolloutEngine, requests: Sequence[Request], *, deadline_s: float) -> list[Completion]:
+    """Submit, poll until all are done, and return completions in the order of `requests`."""
     engine.submit(requests)
     done: dict[str, Completion] = {}
-    while len(done) < len(requests):
-        missing = [request.id for request in requests if request.id not in done]
-        if stop():
-            engine.abort(missing)
-            return None
+    while missing := [request.id for request in requests if request.id not in done]:
         finished = engine.poll(deadline_s)
         if not finished:
             raise DeadlineError(f"the rollout engine is idle but {len(missing)} requests never finished: {missing[:5]}")
         done.update((item.request.id, item.completion) for item in finished)
     return [done[request.id] for request in requests]
-
-
-def generate(engine: RolloutEngine, requests: Sequence[Request], *, deadline_s: float) -> list[Completion]:
-    """Submit, poll until all are done, and return completions in the order of `requests`."""
-    return generate_unless(engine, requests, deadline_s=deadline_s, stop=lambda: False) or []

@@ -1,4 +1,4 @@
-"""The first half of a policy-gradient step: sample, score, choose what to train on, and account for every sample."""
+"""The first half of a policy-gradient step: sample, score, and choose what to train on."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import torch
 
 from oxrl.config import Config
 from oxrl.data.batching import check_rollout_batch, to_rollout_batch
-from oxrl.engines.base import generate_unless
-from oxrl.errors import InvariantError
 from oxrl.functional.metrics import reward_metrics
 from oxrl.functional.shaping import informative_groups, overlong_penalty
 from oxrl.recipes.build import Team, training_sampling
+from oxrl.recipes.replay import ReplayBuffer
 from oxrl.recipes.rollouts import check_error_rate, make_requests, score_groups
 from oxrl.recipes.session import Progress, Session
-from oxrl.types import Metrics, Rollout, RolloutBatch
+from oxrl.types import Metrics, Request, Rollout, RolloutBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,55 +34,96 @@ class Harvest:
     rounds: int
 
 
-def collect(cfg: Config, team: Team, session: Session, progress: Progress) -> Harvest | None:
+def replay_buffer(cfg: Config, team: Team) -> ReplayBuffer:
+    """An empty buffer for as many samples as `rollout.max_staleness` lets be in flight."""
+    samples = cfg.rollout.n_samples
+    sampling = training_sampling(cfg, team.stop_token_ids)
+    greedy = "greedy_rollout" in cfg.train.row.needs
+    rounds = cfg.train.sampling_rounds if "dynamic_sampling" in cfg.train.row.needs else 1
+
+    def ask(draws: Sequence[int]) -> list[Request]:
+        drawn = [(draw, team.prompts.at(draw, seed=cfg.run.seed)) for draw in draws]
+        requests = make_requests(drawn, samples=samples, sampling=sampling, run_seed=cfg.run.seed)
+        most_likely = dataclasses.replace(sampling, temperature=0.0)
+        asked = drawn if greedy else []
+        return requests + make_requests(asked, samples=1, first=samples, sampling=most_likely, run_seed=cfg.run.seed)
+
+    return ReplayBuffer(
+        team.sampler,
+        ask,
+        capacity=(2 * cfg.wave or 1) * rounds * cfg.data.prompts_per_step * (samples + greedy),
+        deadline_s=cfg.run.deadline_s,
+        background=cfg.inference_engine.actors > 0,
+    )
+
+
+def collect(cfg: Config, team: Team, session: Session, progress: Progress, buffer: ReplayBuffer) -> Harvest | None:
     """Scored rollouts of the next `data.prompts_per_step` prompts, G in a row per prompt; None when asked to stop.
+
+    At the start of a wave, with the sampler idle, it gets the newest weights and the next wave to sample.
+    """
+    step, rollout_step = int(progress["step"]), int(progress["rollout_step"])
+    total = cfg.run.steps // cfg.train.updates
+    first, due = not buffer.batches, cfg.wave > 0 and rollout_step % cfg.wave == 0
+
+    def dispatch(batches: int, start: int) -> None:
+        for _ in range(batches):
+            buffer.dispatch(start, cfg.data.prompts_per_step)
+            start += cfg.data.prompts_per_step
+        if cfg.wave:
+            buffer.work()
+
+    with session.phase("time/rollout_s"):
+        if first:  # sampling and training take turns, or the run begins
+            team.sync.deliver(step)
+            dispatch(max(1, min(cfg.wave, total - rollout_step)), int(progress["draw"]))
+    harvest = finish_batch(cfg, team, session, buffer)
+    with session.phase("time/rollout_s"):
+        if harvest is None or (due and not buffer.settle(lambda: session.stop)):
+            if not cfg.wave:
+                buffer.forget()
+            return None
+        buffer.take()
+        if due:
+            waiting = buffer.batches
+            if not first:
+                team.sync.deliver(step)
+            start = waiting[-1].end if waiting else harvest.end
+            dispatch(min(cfg.wave, total - rollout_step - 1 - len(waiting)), start)
+    return harvest
+
+
+def finish_batch(cfg: Config, team: Team, session: Session, buffer: ReplayBuffer) -> Harvest | None:
+    """The buffer's oldest batch, sampled and scored; None when asked to stop.
 
     With dynamic sampling, a group whose rewards are all equal does not count: prompts are drawn, in at most
     `train.sampling_rounds` rounds, until enough groups differ. Groups past the last one needed are not trained on:
     their prompts are drawn again in the next step. The choice depends on the data order, never on who finished first.
     """
     dynamic, wanted = "dynamic_sampling" in cfg.train.row.needs, cfg.data.prompts_per_step
-    start = end = int(progress["draw"])
+    batch, samples = buffer.batches[0], cfg.rollout.n_samples
     rollouts, greedy = list[Rollout](), list[Rollout]()
     groups: list[int] = []
-    count, rounds = wanted, 0
-    with session.phase("time/rollout_s"):
-        team.sync.deliver(int(progress["step"]))
-    while len(groups) < wanted and rounds < (cfg.train.sampling_rounds if dynamic else 1):
-        more = sample(cfg, team, session, range(end, end + count))
-        if more is None:
-            return None
-        rollouts, greedy, end, rounds = rollouts + more[0], greedy + more[1], end + count, rounds + 1
-        groups = teaching_groups(rollouts) if dynamic else list(range(start, end))
-        # As many more as should do, at the share of groups that taught something so far.
-        count = min(wanted, math.ceil((wanted - len(groups)) * (end - start) / max(len(groups), 1)))
+    seen = batch.start
+    while seen < batch.end:
+        with session.phase("time/rollout_s"):
+            while (found := buffer.sampled(seen, batch.end)) is None:
+                if not buffer.settle(lambda: session.stop):
+                    return None
+        with session.phase("time/reward_s"):
+            more = score_groups(team.pool, [pair for pair in found if pair[0].sample < samples], samples=samples)
+            baselines = score_groups(team.pool, [pair for pair in found if pair[0].sample >= samples], samples=1)
+        check_error_rate([rollout.score for rollout in (*more, *baselines)], cfg.reward.max_error_rate)
+        rollouts, greedy, seen = rollouts + more, greedy + baselines, batch.end
+        groups = teaching_groups(rollouts) if dynamic else list(range(batch.start, batch.end))
+        if len(groups) < wanted and batch.rounds < cfg.train.sampling_rounds:
+            # As many more as should do, at the share of groups that taught something so far.
+            count = min(wanted, math.ceil((wanted - len(groups)) * (seen - batch.start) / max(len(groups), 1)))
+            buffer.dispatch(batch.end, count, batch=batch)
     # Where no group differs, the first ones are trained on with advantage 0, as without dynamic sampling.
-    chosen = tuple(groups[:wanted] or range(start, start + wanted))
-    used = chosen[-1] + 1 if len(chosen) == wanted else end
-    return Harvest(rollouts=rollouts, greedy=greedy, groups=chosen, end=used, rounds=rounds)
-
-
-def sample(
-    cfg: Config, team: Team, session: Session, draws: Sequence[int]
-) -> tuple[list[Rollout], list[Rollout]] | None:
-    """(rollouts, greedy rollouts) of the prompts at `draws`, scored; None, with all aborted, when asked to stop."""
-    samples, sampling = cfg.rollout.n_samples, training_sampling(cfg, team.stop_token_ids)
-    drawn = [(draw, team.prompts.at(draw, seed=cfg.run.seed)) for draw in draws]
-    requests = make_requests(drawn, samples=samples, sampling=sampling, run_seed=cfg.run.seed)
-    most_likely = dataclasses.replace(sampling, temperature=0.0)
-    asked = drawn if "greedy_rollout" in cfg.train.row.needs else []
-    greedy = make_requests(asked, samples=1, first=samples, sampling=most_likely, run_seed=cfg.run.seed)
-    with session.phase("time/rollout_s"):
-        completions = generate_unless(
-            team.sampler, [*requests, *greedy], deadline_s=cfg.run.deadline_s, stop=lambda: bool(session.stop)
-        )
-    if completions is None:
-        return None
-    with session.phase("time/reward_s"):
-        rollouts = score_groups(team.pool, requests, completions[: len(requests)], samples=samples)
-        baselines = score_groups(team.pool, greedy, completions[len(requests) :], samples=1)
-    check_error_rate([rollout.score for rollout in (*rollouts, *baselines)], cfg.reward.max_error_rate)
-    return rollouts, baselines
+    chosen = tuple(groups[:wanted] or range(batch.start, batch.start + wanted))
+    used = chosen[-1] + 1 if len(chosen) == wanted else batch.end
+    return Harvest(rollouts=rollouts, greedy=greedy, groups=chosen, end=used, rounds=batch.rounds)
 
 
 def teaching_groups(rollouts: Sequence[Rollout]) -> list[int]:
@@ -122,6 +162,8 @@ def training_rows(
     drop("surplus", batch.group_ids >= harvest.end)
     drop("uninformative", ~torch.isin(batch.group_ids, torch.tensor(harvest.groups)))
     drop("unscored", ~batch.valid)
+    lags = (version - batch.versions).masked_fill(~batch.inputs.response_mask, 0)
+    drop("stale", (lags > cfg.rollout.max_staleness).any(1))
     if harvest.greedy:
         dropped["baseline"] = len(harvest.greedy)
         rewards = {r.group_id: r.score.value for r in harvest.greedy if r.score.value is not None}
@@ -159,24 +201,3 @@ def harvest_metrics(harvest: Harvest) -> Metrics:
         | {f"reward/{status}": float(failed.count(status)) for status in ("timeout", "error", "invalid")}
         | {"sampling/rounds": float(harvest.rounds), "sampling/groups": float(len({r.group_id for r in rollouts}))}
     )
-
-
-def account(progress: Progress, harvest: Harvest, dropped: dict[str, int], *, trained: int) -> Metrics:
-    """Add this step to the run's books: dispatched = trained + dropped for a reason, and nothing else.
-
-    Between two rollout steps no sample is in flight. A step that a signal cuts short is sampled again after the
-    resume, so neither books it.
-
-    Raises:
-        InvariantError: a sample was lost, or counted twice.
-    """
-    books: dict[str, int] = progress["samples"]
-    step = {"dispatched": len(harvest.rollouts) + len(harvest.greedy), "trained": trained}
-    step |= {f"dropped_{reason}": count for reason, count in dropped.items()}
-    for name, count in step.items():
-        books[name] = books.get(name, 0) + count
-    ended = sum(books.values()) - books["dispatched"]
-    if ended != books["dispatched"]:
-        raise InvariantError(f"{books['dispatched']} samples were dispatched but {ended} are accounted for: {books}")
-    metrics = {f"samples/{name}": float(count) for name, count in books.items()}
-    return metrics | {"data/dropped_rows": float(sum(dropped.values()))}

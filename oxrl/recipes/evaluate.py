@@ -84,7 +84,8 @@ def evaluate_held_out(cfg: Config, team: Team) -> Metrics:
     seed = stable_seed("evaluation", cfg.run.seed)
     requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
     completions = generate(team.sampler, requests, deadline_s=cfg.run.deadline_s)
-    return evaluation_metrics(score_groups(team.pool, requests, completions, samples=samples), samples=samples)
+    sampled = list(zip(requests, completions, strict=True))
+    return evaluation_metrics(score_groups(team.pool, sampled, samples=samples), samples=samples)
 
 
 @contextmanager
@@ -117,7 +118,7 @@ def sampling_from(
             )
             requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
             completions = generate(sampler, requests, deadline_s=cfg.run.deadline_s)
-            return score_groups(pool, requests, completions, samples=samples)
+            return score_groups(pool, list(zip(requests, completions, strict=True)), samples=samples)
 
         yield prompts, sample
 

@@ -60,7 +60,7 @@ def resolve(cfg: Config) -> Algorithm:
     if "interpolated_anchor" in needs:
         mode = "interpolated"
     elif mode == "auto":
-        mode = "current" if cfg.train.epochs * cfg.train.minibatches == 1 else "recompute"
+        mode = "current" if cfg.train.updates == 1 else "recompute"
     # The proximal policy's weight against the sampler belongs to the interpolation.
     correction: Correction | None = importance_ratio if mode == "interpolated" else None
     if row.correction != "none":

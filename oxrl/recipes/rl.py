@@ -32,7 +32,7 @@ from oxrl.functional.metrics import (
 from oxrl.functional.shaping import adapt_kl_coeff
 from oxrl.functional.weights import token_mean
 from oxrl.recipes.build import Team, build_team
-from oxrl.recipes.collect import account, collect, harvest_metrics, training_rows
+from oxrl.recipes.collect import collect, harvest_metrics, replay_buffer, training_rows
 from oxrl.recipes.evaluate import evaluate_held_out
 from oxrl.recipes.objective import Algorithm, old_logprobs, required, resolve
 from oxrl.recipes.rollouts import sample_record
@@ -49,14 +49,18 @@ def train(cfg: Config, session: Session) -> None:
     algorithm = resolve(cfg)
     team = build_team(cfg)
     session.closing(team.close)
+    buffer = replay_buffer(cfg, team)
+    session.closing(buffer.close)
+    saved = team.engines() | ({"samples": buffer} if cfg.wave else {})
     fresh = {"step": 0, "rollout_step": 0, "draw": 0, "samples": {}, "kl_coeff": cfg.train.kl_coeff}
-    progress = session.restore(team.engines(), fresh)
+    progress = session.restore(saved, fresh)
+    buffer.books = progress["samples"]
     while progress["step"] < cfg.run.steps:
         # Sample G completions per prompt from the weights just trained, and score each group.
         start = int(progress["step"])
-        harvest = collect(cfg, team, session, progress)
+        harvest = collect(cfg, team, session, progress, buffer)
         if harvest is None:  # a signal: the weights are still those of the last boundary
-            session.boundary(team.engines(), progress)
+            session.boundary(saved, progress)
             return
         batch, kept, dropped = training_rows(cfg, team, harvest, version=start)
         shaped = batch if algorithm.shape is None else algorithm.shape(batch)
@@ -76,8 +80,8 @@ def train(cfg: Config, session: Session) -> None:
 
         # One optimizer step per minibatch; loss weights are normalised over each minibatch.
         steps = minibatches(cfg, policy_batch, rollout_step=int(progress["rollout_step"]))
-        shared |= account(progress, harvest, dropped, trained=len(torch.cat(steps).unique()))
-        shared |= team.sampler.metrics() | team.sync.metrics()
+        shared |= buffer.account(trained=len(torch.cat(steps).unique()), dropped=dropped) | team.sync.metrics()
+        shared["data/dropped_rows"] = float(sum(dropped.values()))
         progress["rollout_step"] += 1
         progress["draw"] = harvest.end
         for index, rows in enumerate(steps):
@@ -86,11 +90,12 @@ def train(cfg: Config, session: Session) -> None:
             progress["step"] += 1
             if index == len(steps) - 1 and team.held_out and session.eval_due(start, progress["step"]):
                 with session.phase("time/eval_s"):
+                    buffer.settle()
                     team.sync.deliver(int(progress["step"]))
                     metrics |= evaluate_held_out(cfg, team)
             session.record(progress["step"], shared | metrics, tokens=shared["data/tokens"] / len(steps))
         reset_reference(cfg, team, start, int(progress["step"]))
-        session.boundary(team.engines(), progress)
+        session.boundary(saved, progress)
     session.finish(progress["step"])
 
 

@@ -28,13 +28,11 @@ def make_requests(
     ]
 
 
-def score_groups(
-    pool: RewardPool, requests: Sequence[Request], completions: Sequence[Completion], *, samples: int
-) -> list[Rollout]:
-    """Score each prompt's completions together; rollouts come back in the order of `requests`."""
+def score_groups(pool: RewardPool, sampled: Sequence[tuple[Request, Completion]], *, samples: int) -> list[Rollout]:
+    """Score the `samples` completions of each prompt together; rollouts come back in the order given."""
     groups = [
-        (requests[start].prompt, list(completions[start : start + samples]))
-        for start in range(0, len(requests), samples)
+        (sampled[start][0].prompt, [completion for _, completion in sampled[start : start + samples]])
+        for start in range(0, len(sampled), samples)
     ]
     scores = [score for group in pool.score(groups) for score in group]
     return [
@@ -46,7 +44,7 @@ def score_groups(
             sample=request.sample,
             seed=request.seed,
         )
-        for request, completion, score in zip(requests, completions, scores, strict=True)
+        for (request, completion), score in zip(sampled, scores, strict=True)
     ]
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from oxrl.config import Config, dump_config
-from oxrl.engines.base import TrainEngine
+from oxrl.engines.base import Saved, TrainEngine
 from oxrl.engines.ranks import ALONE, Ranks
 from oxrl.errors import CheckpointWriteError, Interrupted, NonFiniteError
 from oxrl.runs.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
@@ -81,7 +81,7 @@ class Session:
     def message(self, text: str) -> None:
         self._console.message(text)
 
-    def restore(self, engines: Mapping[str, TrainEngine], fresh: Progress) -> Progress:
+    def restore(self, engines: Mapping[str, Saved], fresh: Progress) -> Progress:
         """Where to go on: the newest whole checkpoint's progress, engines loaded and records cut back to it.
 
         Without one, `fresh`, after writing it as the first checkpoint. `engines` maps a subdirectory to its engine.
@@ -166,7 +166,7 @@ class Session:
         """Whether an evaluation belongs between `before` and `step` (exclusive, inclusive) optimizer steps."""
         return step >= self._cfg.run.steps or crossed(self._cfg.run.eval_every, before, step)
 
-    def boundary(self, engines: Mapping[str, TrainEngine], progress: Progress) -> None:
+    def boundary(self, engines: Mapping[str, Saved], progress: Progress) -> None:
         """Save if it is time, the run is complete, or a signal asked to stop.
 
         Raises:
@@ -193,7 +193,7 @@ class Session:
         self.run.finish(step, dict(last[0]) if last else {})
         self.message(f"done: {step} steps, everything is in {self.run.path}")
 
-    def _save(self, engines: Mapping[str, TrainEngine], progress: Progress) -> None:
+    def _save(self, engines: Mapping[str, Saved], progress: Progress) -> None:
         def write(directory: Path) -> None:
             writing.append(self.ranks.agree(True))
             for name, engine in engines.items():
@@ -240,7 +240,7 @@ class Follower(Session):
     def keep_best(self, engine: TrainEngine) -> None:
         engine.save(self._cfg.run.directory)
 
-    def _save(self, engines: Mapping[str, TrainEngine], progress: Progress) -> None:
+    def _save(self, engines: Mapping[str, Saved], progress: Progress) -> None:
         if self.ranks.agree(False):
             for engine in engines.values():
                 engine.save(self._cfg.run.directory)

@@ -12,6 +12,9 @@ from oxrl.config import load_config
 from oxrl.errors import ConfigError
 
 
+LOOSE = "rollout.force_strict_on_policy=false"
+
+
 @pytest.mark.parametrize(
     ("overrides", "field", "words"),
     [
@@ -25,7 +28,9 @@ from oxrl.errors import ConfigError
         (["rollout.top_p=0.9"], "rollout.top_p", ["training needs 1"]),
         (["train.alg_name=dapo", "train.mask_truncated=true"], "train.mask_truncated", ["dapo punishes"]),
         (["rollout.top_k=50"], "rollout.top_k", ["training needs 0"]),
-        (["rollout.max_staleness=1"], "rollout.max_staleness", ["set it to 0"]),
+        (["rollout.max_staleness=1"], "rollout.force_strict_on_policy", ["rollout.max_staleness", "false"]),
+        (["rollout.max_staleness=1", "train.epochs=2"], "rollout.max_staleness", ["lags", "= 2 versions", "or to 0"]),
+        (["rollout.max_staleness=3", LOOSE, "train.alg_name=dapo"], "rollout.max_staleness", ["at most 2"]),
         (["rollout.max_tokens=1500", "data.max_prompt_tokens=549"], "rollout.max_tokens", ["1500", "2049", "2048"]),
         (["rollout.max_tokens=2048"], "rollout.max_tokens", ["no room for a prompt", "2048"]),
         (["model.max_length=256"], "rollout.max_tokens", ["model.max_length 256"]),

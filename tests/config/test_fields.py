@@ -42,7 +42,7 @@ SECOND: dict[str, Any] = {
     "deepspeed_ref.zero_stage": 0,
 }
 # Fields with a single legal value while only the local engine exists, or that only an evaluation may change.
-FIXED = ("run.training_gpus", "inference_engine.name", "rollout.max_staleness", "rollout.top_p", "rollout.top_k")
+FIXED = ("run.training_gpus", "inference_engine.name", "rollout.top_p", "rollout.top_k")
 
 
 def reads(algorithm: str, path: str, **data: str) -> bool:
@@ -63,6 +63,8 @@ def reader(path: str) -> tuple[str, list[str]]:
         return "sgrpo", [held_out, "inference_engine.actors=1", "inference_engine.name=vllm"]
     if path in ("inference_engine.probe_every", "run.ray_address", "run.max_restarts", "inference_engine.placement"):
         return "sgrpo", [held_out, "train.backend=fsdp", "inference_engine.actors=1"]
+    if path == "rollout.max_staleness":
+        return "sgrpo", [held_out, "rollout.force_strict_on_policy=false"]
     for algorithm in ROWS:
         if not ROWS[algorithm].unsupported and reads(algorithm, path, eval="e.jsonl"):
             return algorithm, [held_out]

@@ -103,6 +103,18 @@ def test_a_reinforcement_run_killed_ten_times_equals_the_uninterrupted_one(tmp_p
 
 
 @pytest.mark.timeout(600)
+def test_a_run_that_samples_ahead_resumes_exactly(tmp_path: Path) -> None:
+    rollout = {"max_tokens": 6, "n_samples": 4, "max_staleness": 3, "force_strict_on_policy": False}
+    whole, killed = (
+        rl_config(tmp_path, name, run={"name": name, "steps": 40, "checkpoint_every": 3}, rollout=rollout)
+        for name in ("whole", "killed")
+    )
+    _uninterrupted(whole)
+    assert _killed_until_done(killed, kills=3, seed=4)
+    _assert_same(killed.run.directory, whole.run.directory)
+
+
+@pytest.mark.timeout(600)
 def test_a_run_with_a_critic_and_a_reference_resumes_exactly(tmp_path: Path) -> None:
     train = {"alg_name": "ppo", "lr": 1e-3, "critic_lr": 1e-3, "kl": "loss_k3_plus", "kl_coeff": 0.1, "minibatches": 2}
     whole, killed = (

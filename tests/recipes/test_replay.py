@@ -1,0 +1,160 @@
+"""Sampling ahead of the update: who samples with which weights, the books, and what a resume keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import final_files, metric_lines, rl_config
+
+from oxrl.config import Config
+from oxrl.engines.local import LocalSampler
+from oxrl.errors import InvariantError
+from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.recipes import run
+from oxrl.recipes.replay import ReplayBuffer
+from oxrl.recipes.rollouts import make_requests
+from oxrl.types import Prompt, Request, Sampling
+
+ROOT = Path(__file__).parents[2]
+
+
+def config(folder: Path, name: str, staleness: int, **sections: dict[str, Any]) -> Config:
+    rollout = {"max_tokens": 6, "n_samples": 4, "max_staleness": staleness, "force_strict_on_policy": staleness == 0}
+    return rl_config(folder, name, **{"rollout": rollout, **sections})
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "samples.jsonl").read_text().split("\n") if line]
+
+
+def test_each_batch_is_sampled_whole_by_the_weights_its_wave_began_with(tmp_path: Path) -> None:
+    one = {"alg_name": "sgrpo", "lr": 1e-3}
+    two = one | {"minibatches": 2}
+    # (bound, optimizer steps per rollout step) -> weight version of every rollout step's samples
+    expected = {
+        (0, 1): [0, 1, 2, 3, 4, 5],
+        (1, 1): [0, 0, 1, 2, 3, 4],
+        (2, 1): [0, 0, 1, 2, 3, 4],
+        (3, 1): [0, 0, 0, 0, 2, 2],
+        (5, 1): [0, 0, 0, 0, 0, 0],
+        (2, 2): [0, 0, 2],
+    }
+    for (bound, updates), versions in expected.items():
+        cfg = config(tmp_path, f"run_{bound}_{updates}", bound, train=one if updates == 1 else two)
+        run(cfg)
+        samples, metrics = lines_of(cfg.run.directory), metric_lines(cfg.run.directory)
+        found = [
+            {span[0] for sample in samples if sample["step"] == step for span in sample["versions"]}
+            for step in range(0, 6, updates)
+        ]
+        assert found == [{version} for version in versions], (bound, updates)
+        assert [line["data/staleness_max"] for line in metrics[::updates]] == [
+            index * updates - version for index, version in enumerate(versions)
+        ]
+        assert max(line["data/staleness_max"] for line in metrics) <= bound
+        # The data order is the same, however far ahead it is sampled.
+        assert [sample["draw"] for sample in samples] == [draw for draw in range(4 * len(versions)) for _ in range(4)]
+        assert metrics[-1]["samples/in_flight"] == 0 and metrics[-1]["samples/dispatched"] == len(samples)
+        in_flight = [line["samples/in_flight"] for line in metrics[::updates]]
+        assert in_flight[0] == {0: 0, 1: 16, 2: 16, 3: 48, 5: 80}[bound]
+
+
+def test_stale_samples_are_corrected_by_default_and_the_ratio_to_the_sampler_shows(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "run", 1, train={"alg_name": "sgrpo", "lr": 1e-2})
+    run(cfg)
+    assert cfg.train.correction == "truncate"
+    lines = metric_lines(cfg.run.directory)
+    assert lines[0]["mismatch/abs_logdiff_max"] < 1e-4 < 1e-2 < lines[1]["mismatch/abs_logdiff_max"]
+    assert abs(lines[0]["mismatch/weight_mean"] - 1) < 1e-5 < 1e-4 < abs(lines[1]["mismatch/weight_mean"] - 1)
+
+
+def test_dynamic_sampling_goes_on_where_the_batch_before_stopped(tmp_path: Path) -> None:
+    train = {"alg_name": "dapo", "lr": 1e-3, "overlong_buffer": 2}
+    cfg = config(tmp_path, "run", 1, train=train)
+    run(cfg)
+    samples, lines = lines_of(cfg.run.directory), metric_lines(cfg.run.directory)
+    start = 0
+    for line in lines:
+        mine = [sample for sample in samples if sample["step"] == line["step"] - 1]
+        assert min(sample["draw"] for sample in mine) == start
+        start = max(sample["draw"] for sample in mine if sample["advantage"] is not None) + 1
+        assert {span[0] for sample in mine for span in sample["versions"]} == {max(0, line["step"] - 2)}
+    books = {key: value for key, value in lines[-1].items() if key.startswith("samples/")}
+    assert books["samples/dispatched"] == len(samples) == sum(books.values()) - books["samples/dispatched"]
+
+
+def test_a_signal_in_the_middle_saves_what_is_in_flight_and_resume_completes_the_same_run(tmp_path: Path) -> None:
+    sections = {"run": {"steps": 30, "checkpoint_every": 0}}
+    whole, cfg = (config(tmp_path / name, "run", 3, **sections) for name in ("whole", "stopped"))
+    run(whole)
+    command = [sys.executable, str(ROOT / "main_rl.py"), "--config", str(tmp_path / "stopped" / "run.yaml")]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    metrics = cfg.run.directory / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 3):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 75
+    newest = max((cfg.run.directory / "checkpoints").glob("step_*"))
+    kept = json.loads((newest / "samples" / "samples.json").read_text())
+    assert len(kept["completions"]) == 16 * len(kept["batches"]) > 0
+    run(cfg, resume=True)
+    assert metric_lines(cfg.run.directory) == metric_lines(whole.run.directory)
+    assert (cfg.run.directory / "samples.jsonl").read_bytes() == (whole.run.directory / "samples.jsonl").read_bytes()
+    assert final_files(cfg.run.directory) == final_files(whole.run.directory)
+
+
+@pytest.fixture(scope="module")
+def sampler() -> LocalSampler:
+    return LocalSampler(load_policy("builtin:tiny"), load_tokenizer("builtin:tiny"))
+
+
+def buffer_of(sampler: LocalSampler, capacity: int, *, background: bool = False) -> ReplayBuffer:
+    prompts = [
+        Prompt(uid=str(i), messages=(), token_ids=(5 + i, 7, 9), answer=None, source="", images=()) for i in range(8)
+    ]
+
+    def ask(draws: Sequence[int]) -> list[Request]:
+        sampling = Sampling(max_tokens=5, stop_token_ids=())
+        return make_requests([(draw, prompts[draw]) for draw in draws], samples=2, sampling=sampling, run_seed=1)
+
+    return ReplayBuffer(sampler, ask, capacity=capacity, deadline_s=60, background=background)
+
+
+def test_the_buffer_refuses_more_than_it_holds_and_samples_that_nobody_accounts_for(sampler: LocalSampler) -> None:
+    buffer = buffer_of(sampler, 8)
+    buffer.dispatch(0, 2)
+    buffer.dispatch(2, 2)
+    with pytest.raises(InvariantError, match="2 samples are dispatched while 8 are in flight, and the buffer holds 8"):
+        buffer.dispatch(4, 1)
+    assert buffer.sampled(0, 2) is None and buffer.settle()
+    assert [request.draw for request, _ in buffer.sampled(0, 2) or []] == [0, 0, 1, 1]
+    buffer.take()
+    assert buffer.account(trained=3, dropped={"unscored": 1})["samples/in_flight"] == 4
+    buffer.take()
+    with pytest.raises(InvariantError, match="8 samples were dispatched but 7 are accounted for"):
+        buffer.account(trained=3, dropped={})
+
+
+def test_background_and_saved_samples_are_those_sampled_while_waiting(sampler: LocalSampler, tmp_path: Path) -> None:
+    patient, busy, restored = (buffer_of(sampler, 16, background=flag) for flag in (False, True, False))
+    for buffer in (patient, busy):
+        buffer.dispatch(0, 3)
+        buffer.work()
+        buffer.save(tmp_path)
+    restored.load(tmp_path)
+    busy.close()
+    sampled = patient.sampled(0, 3)
+    assert sampled is not None and len(sampled) == 6
+    assert sampled == busy.sampled(0, 3) == restored.sampled(0, 3)
+    assert restored.batches == patient.batches
