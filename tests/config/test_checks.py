@@ -11,7 +11,6 @@ from oxrl.algorithms import ROWS
 from oxrl.config import load_config
 from oxrl.errors import ConfigError
 
-
 LOOSE = "rollout.force_strict_on_policy=false"
 
 
