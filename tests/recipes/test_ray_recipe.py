@@ -108,6 +108,22 @@ def test_two_zero3_ranks_and_a_rollout_actor_train_like_one_process(tmp_path: Pa
     print(f"largest difference of a gradient, relative to the norm: {worst:.1e}")  # noqa: T201
 
 
+def test_sampling_ahead_in_an_actor_trains_like_sampling_ahead_in_one_process(tmp_path: Path) -> None:
+    ahead = {"max_tokens": 6, "n_samples": 4, "max_staleness": 3, "force_strict_on_policy": False}
+    sections: dict[str, Any] = {"run": {"steps": 8, "checkpoint_every": 3}, "rollout": ahead}
+    one, other = (
+        config(tmp_path, f"actors_{actors}", "local", actors=actors, **copy.deepcopy(sections)) for actors in (0, 2)
+    )
+    for cfg in (one, other):
+        run(cfg)
+    ours, theirs = one.run.directory, other.run.directory
+    for step in range(8):
+        assert samples(ours, step) == samples(theirs, step)
+    for key in ("reward/mean", "data/staleness_max", "samples/in_flight", "update/loss", "update/param_norm"):
+        assert [line[key] for line in metric_lines(ours)] == [line[key] for line in metric_lines(theirs)], key
+    assert max(line["data/staleness_max"] for line in metric_lines(theirs)) == 3
+
+
 class Killer:
     """Sends a signal to training rank 1 after the given optimizer step, once."""
 
