@@ -3,8 +3,8 @@
 Nothing here imports torch; recipes take a `Config`, and nothing below recipes sees one.
 """
 
-from oxrl.config.dump import config_diff, config_schema, dump_config
 from oxrl.config.load import load_config, load_evaluation_config
-from oxrl.config.schema import Config
+from oxrl.config.reads import config_diff, dump_config
+from oxrl.config.schema import Config, config_schema
 
 __all__ = ["Config", "config_diff", "config_schema", "dump_config", "load_config", "load_evaluation_config"]

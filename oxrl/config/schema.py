@@ -371,3 +371,8 @@ SECTIONS: dict[str, type[Section]] = {
     if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
 }
 FIELDS = tuple(f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields)
+
+
+def config_schema() -> dict[str, Any]:
+    """JSON schema of the YAML file, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
