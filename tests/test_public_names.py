@@ -12,6 +12,15 @@ import torch
 
 from oxrl.functional import metrics
 
+PAIRS = (
+    "chosen_logprobs",
+    "rejected_logprobs",
+    "ref_chosen_logprobs",
+    "ref_rejected_logprobs",
+    "chosen_lengths",
+    "rejected_lengths",
+    "loss_weights",
+)
 # Name -> its positional arguments, all tensors, in order; everything else the function takes is keyword-only.
 FUNCTIONAL: dict[str, tuple[str, ...]] = {
     "logprobs_from_logits": ("logits", "tokens"),
@@ -30,10 +39,17 @@ FUNCTIONAL: dict[str, tuple[str, ...]] = {
     "fixed_length": ("response_mask",),
     "prompt_mean": ("response_mask", "group_ids"),
     "ppo_clip": ("logprobs", "old_logprobs", "advantages", "mask", "loss_weights"),
+    "gspo": ("logprobs", "old_logprobs", "advantages", "mask", "loss_weights"),
+    "sapo": ("logprobs", "old_logprobs", "advantages", "mask", "loss_weights"),
+    "dppo_tv": ("logprobs", "old_logprobs", "advantages", "mask", "loss_weights"),
     "cispo": ("logprobs", "old_logprobs", "advantages", "mask", "loss_weights"),
     "truncate_weights": ("old_logprobs", "rollout_logprobs", "mask"),
     "mask_weights": ("old_logprobs", "rollout_logprobs", "mask"),
     "value_loss": ("values", "old_values", "returns", "mask", "loss_weights"),
+    "dpo": PAIRS,
+    "ipo": PAIRS,
+    "simpo": PAIRS,
+    "kto": ("logprobs", "ref_logprobs", "desirable", "loss_weights", "kl_baseline"),
     "supervised_loss": ("logprobs", "mask", "loss_weights"),
 }
 

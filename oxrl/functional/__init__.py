@@ -3,7 +3,7 @@
 A formula belongs here when it has an equation; whatever needs a model, a file or a setting does not.
 """
 
-# ruff: noqa: F401 - what is imported here is what programs outside this repository rely on
+# ruff: noqa: F401, F403 - what is imported here is what programs outside this repository rely on
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ from oxrl.functional.group_advantages import (
 from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_ratio
 from oxrl.functional.logprobs import logprobs_from_logits
 from oxrl.functional.masks import masked_mean, masked_sum, require_same_shape, weighted_sum
-from oxrl.functional.policy_losses import GATES, cispo, gspo, policy_gradient, ppo_clip
+from oxrl.functional.policy_losses import *  # every gate
+from oxrl.functional.preference_losses import *  # every preference loss
 from oxrl.functional.ratios import RATIOS
 from oxrl.functional.shaping import adapt_kl_coeff, informative_groups, overlong_penalty, pass_at_k
-from oxrl.functional.soft_gates import dppo_kl, dppo_tv, gmpo, proximal, rgpo_like, sapo, vespo
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.value_losses import value_loss
-from oxrl.functional.vocabulary_gates import clip_cov, dppo_topk_kl, dppo_topk_tv, kl_cov, rspo, simko
 from oxrl.functional.weights import (
     WEIGHTS,
     fixed_length,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oxrl.functional.masks import fill_masked, masked_mean, require_same_shape
-from oxrl.functional.preference_pairs import Loss, weighted_loss
+from oxrl.functional.preference_losses import Loss, weighted_loss
 
 
 def bradley_terry(
