@@ -77,7 +77,7 @@ def collect(cfg: Config, team: Team, session: Session, progress: Progress, buffe
         if first:  # sampling and training take turns, or the run begins
             team.sync.deliver(step)
             dispatch(max(1, min(cfg.wave, total - rollout_step)), int(progress["draw"]))
-    harvest = finish_batch(cfg, team, session, buffer)
+    harvest = finish_batch(cfg, team, session, buffer, version=step)
     with session.phase("time/rollout_s"):
         if harvest is None or (due and not buffer.settle(lambda: session.stop)):
             if not cfg.wave:
@@ -93,7 +93,7 @@ def collect(cfg: Config, team: Team, session: Session, progress: Progress, buffe
     return harvest
 
 
-def finish_batch(cfg: Config, team: Team, session: Session, buffer: ReplayBuffer) -> Harvest | None:
+def finish_batch(cfg: Config, team: Team, session: Session, buffer: ReplayBuffer, *, version: int) -> Harvest | None:
     """The buffer's oldest batch, sampled and scored; None when asked to stop.
 
     With dynamic sampling, a group whose rewards are all equal does not count: prompts are drawn, in at most
@@ -119,6 +119,8 @@ def finish_batch(cfg: Config, team: Team, session: Session, buffer: ReplayBuffer
         if len(groups) < wanted and batch.rounds < cfg.train.sampling_rounds:
             # As many more as should do, at the share of groups that taught something so far.
             count = min(wanted, math.ceil((wanted - len(groups)) * (seen - batch.start) / max(len(groups), 1)))
+            if team.sampler.version != version:  # an evaluation may have been in between, and must not matter
+                team.sync.deliver(version)
             buffer.dispatch(batch.end, count, batch=batch)
     # Where no group differs, the first ones are trained on with advantage 0, as without dynamic sampling.
     chosen = tuple(groups[:wanted] or range(batch.start, batch.start + wanted))

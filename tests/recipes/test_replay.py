@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from small_runs import final_files, metric_lines, rl_config
 
-from oxrl.config import Config
+from oxrl.config import Config, load_config
 from oxrl.engines.local import LocalSampler
 from oxrl.errors import InvariantError
 from oxrl.models.load import load_policy, load_tokenizer
@@ -87,9 +87,28 @@ def test_dynamic_sampling_goes_on_where_the_batch_before_stopped(tmp_path: Path)
         mine = [sample for sample in samples if sample["step"] == line["step"] - 1]
         assert min(sample["draw"] for sample in mine) == start
         start = max(sample["draw"] for sample in mine if sample["advantage"] is not None) + 1
-        assert {span[0] for sample in mine for span in sample["versions"]} == {max(0, line["step"] - 2)}
+        # More prompts, where the first ones do not suffice, are sampled by the newest weights.
+        now = line["step"] - 1
+        expected = [max(0, now - 1) if sample["draw"] < mine[0]["draw"] + 4 else now for sample in mine]
+        assert [span[0] for sample in mine for span in sample["versions"]] == expected
     books = {key: value for key, value in lines[-1].items() if key.startswith("samples/")}
     assert books["samples/dispatched"] == len(samples) == sum(books.values()) - books["samples/dispatched"]
+
+
+@pytest.mark.parametrize("algorithm", ["sgrpo", "dapo"])
+def test_evaluating_changes_no_sample(algorithm: str, tmp_path: Path) -> None:
+    sections: dict[str, Any] = {"train": {"alg_name": algorithm, "lr": 1e-3}}
+    for name, every in (("seldom", 0), ("often", 1)):
+        data = {
+            "train": str(tmp_path / "prompts.jsonl"),
+            "prompts_per_step": 4,
+            "eval": str(tmp_path / "prompts.jsonl"),
+        }
+        cfg = config(tmp_path, name, 1, **sections, data=data)
+        run(load_config(tmp_path / f"{name}.yaml", [f"run.eval_every={every}"]))
+    assert (tmp_path / "seldom/samples.jsonl").read_bytes() == (tmp_path / "often/samples.jsonl").read_bytes()
+    evaluated = ["eval/reward" in line for line in metric_lines(cfg.run.directory)]
+    assert evaluated == [True] * 6
 
 
 def test_a_signal_in_the_middle_saves_what_is_in_flight_and_resume_completes_the_same_run(tmp_path: Path) -> None:
