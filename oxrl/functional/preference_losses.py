@@ -429,7 +429,8 @@ def kto(
 
     Keep c_D n_D / (c_U n_U) within 1 to 4/3. With z = 0 this is the unpaired form of APO-zero.
     """
-    reward, metrics = _single(logprobs, ref_logprobs, desirable, loss_weights, beta * at_least_float32(kl_baseline), beta)
+    shift = beta * at_least_float32(kl_baseline)
+    reward, metrics = _single(logprobs, ref_logprobs, desirable, loss_weights, shift, beta)
     losses = (-reward).sigmoid()
     losses = torch.where(desirable, desirable_coeff * losses, undesirable_coeff * losses)
     return weighted_loss(losses, loss_weights), metrics
