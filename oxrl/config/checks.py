@@ -330,6 +330,8 @@ def evaluation_problems(cfg: Config) -> Iterator[Problem]:
     """Problems that matter when a configuration is only evaluated."""
     for check in (check_scale, check_model, check_reward):
         yield from check(cfg)
+    if cfg.data.eval is None and len(cfg.data.train_files) > 1:
+        yield _at(cfg, "data.eval", "is needed: data.train is several files; name the one to evaluate on", "data.train")
     evaluated = "data.train" if cfg.data.eval is None else "data.eval"
     yield from (problem for problem in check_files(cfg) if problem.path == evaluated)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -13,7 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
-from oxrl.data.order import Rows, open_rows
+from oxrl.data.order import open_rows
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.base import RolloutEngine, Scorer, TrainEngine
 from oxrl.engines.local import LocalSampler, LocalTrainer
@@ -26,36 +25,11 @@ from oxrl.models.lora import add_adapter
 from oxrl.models.network import ValueModel
 from oxrl.rewards.workers import RewardPool
 from oxrl.seeds import stable_seed
-from oxrl.types import Prompt, Sampling
+from oxrl.types import Sampling
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Team:
-    """Everybody in an RL run. `reference` and `critic` are None when the algorithm has no use for them."""
-
-    tokenizer: PreTrainedTokenizerBase
-    policy: TrainEngine
-    reference: Scorer | None
-    critic: TrainEngine | None
-    moving_reference: TrainEngine | None  # the reference, where the run changes it
-    sampler: RolloutEngine
-    sync: WeightSync
-    pool: RewardPool
-    resources: ExitStack
-    prompts: Rows[Prompt]
-    held_out: PromptDataset | None
-    stop_token_ids: tuple[int, ...]
-    pad_id: int
-
-    def engines(self) -> dict[str, TrainEngine]:
-        """What a checkpoint holds: subdirectory of the checkpoint -> engine. The policy is the checkpoint itself."""
-        engines = {".": self.policy, "critic": self.critic, "reference": self.moving_reference}
-        return {name: engine for name, engine in engines.items() if engine is not None}
-
-    def close(self) -> None:
-        self.resources.close()
+# (longest prompt or None, tokens that end a response)
+Limits = tuple[int | None, tuple[int, ...]]
 
 
 def choose_device(cfg: Config) -> torch.device:
@@ -86,39 +60,35 @@ def row_options(cfg: Config, held_out: bool, max_tokens: int | None = None) -> d
     return {"max_tokens": max_tokens or cfg.model.max_length, **fixed}
 
 
-def load_model(cfg: Config, device: torch.device) -> PreTrainedModel:
-    return load_policy(
+def load_model(
+    cfg: Config, device: torch.device | None = None, load: Callable[..., Any] = load_policy
+) -> PreTrainedModel:
+    """The model as it is on disk, or with random weights of `run.seed`; on the run's device, or on another."""
+    return load(
         cfg.model.name,
         dtype=DTYPES[cfg.model.dtype],
-        device=device,
+        device=choose_device(cfg) if device is None else device,
         seed=stable_seed("model", cfg.run.seed),
         trust_remote_code=cfg.model.trust_remote_code,
     )
 
 
-def load_policy_to_train(cfg: Config, device: torch.device) -> PreTrainedModel:
+def load_policy_to_train(cfg: Config, device: torch.device | None = None) -> PreTrainedModel:
     """The policy, with the adapter that `lora` asks for."""
-    policy = load_model(cfg, device)
-    _adapt(cfg, policy)
-    return policy
+    return _adapted(cfg, load_model(cfg, device))
 
 
-def load_critic_to_train(cfg: Config, device: torch.device) -> ValueModel:
+def load_critic_to_train(cfg: Config, device: torch.device | None = None) -> ValueModel:
     """A value model on the policy's backbone, with the adapter that `lora` asks for."""
-    critic = load_critic(
-        cfg.model.name,
-        dtype=DTYPES[cfg.model.dtype],
-        device=device,
-        seed=stable_seed("model", cfg.run.seed),
-        trust_remote_code=cfg.model.trust_remote_code,
-    )
-    _adapt(cfg, critic.decoder)
+    critic: Any = load_model(cfg, device, load_critic)
+    _adapted(cfg, critic.decoder)
     return critic
 
 
-def _adapt(cfg: Config, model: PreTrainedModel) -> None:
+def _adapted(cfg: Config, model: PreTrainedModel) -> PreTrainedModel:
     if cfg.lora.rank:
         add_adapter(model, base=cfg.model.name, seed=stable_seed("adapter", cfg.run.seed), **cfg.lora.model_dump())
+    return model
 
 
 def training_ranks(cfg: Config) -> AbstractContextManager[Ranks]:
@@ -146,34 +116,37 @@ def training_ranks(cfg: Config) -> AbstractContextManager[Ranks]:
 def build_trainer(
     cfg: Config,
     model: torch.nn.Module,
-    tokenizer: PreTrainedTokenizerBase | None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     *,
-    lr: float,
-    temperature: float,
+    lr: float | None = None,
+    temperature: float = 1.0,
     ranks: Ranks = ALONE,
     trained: bool = True,
 ) -> Trainer:
     """A training engine of `train.backend` on this process's device, with the optimizer of `train.*`.
 
     DeepSpeed keeps no optimizer for a model that is not `trained`, and always cuts its weights up over the ranks.
+
+    Args:
+        tokenizer: saved beside the weights, if there is one.
+        lr: instead of `train.lr`.
     """
     train = cfg.train
-    options: dict[str, Any] = {
-        "lr": lr,
+    same = "lr_schedule warmup_steps weight_decay decay adam_eps max_grad_norm micro_batch_tokens"
+    options: dict[str, Any] = {name: getattr(train, name) for name in same.split()} | {
+        "lr": train.lr if lr is None else lr,
         "total_steps": cfg.run.steps,
         "adam_betas": (train.adam_beta1, train.adam_beta2),
         "temperature": temperature,
         "gradient_checkpointing": cfg.model.gradient_checkpointing,
         "tokenizer": tokenizer,
     }
-    same = "lr_schedule warmup_steps weight_decay decay adam_eps max_grad_norm micro_batch_tokens"
-    options |= {name: getattr(train, name) for name in same.split()}
     # Imported where they are chosen: PyTorch's sharding takes a second, DeepSpeed is an extra.
-    if cfg.train.backend == "fsdp":
+    if train.backend == "fsdp":
         from oxrl.engines.fsdp_engine import FsdpTrainer
 
         return FsdpTrainer(model, ranks=ranks, **options)
-    if cfg.train.backend == "deepspeed":
+    if train.backend == "deepspeed":
         from oxrl.engines.deepspeed_engine import DeepSpeedTrainer
 
         settings = (cfg.deepspeed if trained else cfg.deepspeed_ref).model_dump()
@@ -181,22 +154,19 @@ def build_trainer(
     return LocalTrainer(model, **options)
 
 
-def build_reference(cfg: Config, model: torch.nn.Module, *, temperature: float, ranks: Ranks = ALONE) -> Trainer:
+def build_reference(cfg: Config, *, temperature: float = 1.0, ranks: Ranks = ALONE) -> Trainer:
     """An engine that only answers; with DeepSpeed as `deepspeed_ref` says."""
-    return build_trainer(cfg, model, None, lr=0.0, temperature=temperature, ranks=ranks, trained=False)
+    return build_trainer(cfg, load_model(cfg), lr=0.0, temperature=temperature, ranks=ranks, trained=False)
 
 
 def build_trainers(cfg: Config, ranks: Ranks = ALONE) -> dict[str, Trainer]:
     """The models of an RL run that are trained or only read, on this process's device: policy, reference, critic."""
-    device, temperature = choose_device(cfg), cfg.rollout.temperature
-    policy, lr = load_policy_to_train(cfg, device), cfg.train.lr
-    trainers = {"policy": build_trainer(cfg, policy, build_tokenizer(cfg), lr=lr, temperature=temperature, ranks=ranks)}
+    shared: dict[str, Any] = {"temperature": cfg.rollout.temperature, "ranks": ranks}
+    trainers = {"policy": build_trainer(cfg, load_policy_to_train(cfg), build_tokenizer(cfg), **shared)}
     if "critic" in cfg.train.row.needs:
-        critic, lr = load_critic_to_train(cfg, device), cfg.train.critic_lr
-        trainers["critic"] = build_trainer(cfg, critic, None, lr=lr, temperature=1.0, ranks=ranks)
+        trainers["critic"] = build_trainer(cfg, load_critic_to_train(cfg), lr=cfg.train.critic_lr, ranks=ranks)
     if needs_reference(cfg) and not cfg.lora.rank:
-        reference = load_model(cfg, device)
-        trainers["reference"] = build_reference(cfg, reference, temperature=temperature, ranks=ranks)
+        trainers["reference"] = build_reference(cfg, **shared)
     return trainers
 
 
@@ -222,14 +192,18 @@ def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutE
             log_file=str(cfg.run.directory / f"vllm_{os.getpid()}.log"),
             **settings,
         )
-    own = load_policy_to_train(cfg, choose_device(cfg)) if model is None else model
+    own = load_policy_to_train(cfg) if model is None else model
     return LocalSampler(own, build_tokenizer(cfg), max_rows=cfg.inference_engine.max_rows)
 
 
-def prompt_limits(trainer: Trainer, cfg: Config) -> tuple[int | None, tuple[int, ...]]:
-    """(longest prompt, tokens that end a response) of the policy, wherever it is."""
-    model: Any = trainer.model
-    return max_prompt_tokens(cfg, model), stop_tokens(build_tokenizer(cfg), model)
+def build_rewards(cfg: Config, name: str | None = None) -> RewardPool:
+    """The pool of `reward.name`, or of another reward under the same limits."""
+    return RewardPool(name or cfg.reward.name, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s)
+
+
+def limits_of(trainer: Trainer, cfg: Config) -> Limits:
+    """`prompt_limits` of a trainer's model, wherever it is."""
+    return prompt_limits(cfg, cast(PreTrainedModel, trainer.model), build_tokenizer(cfg))
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> tuple[int, ...]:
@@ -239,119 +213,122 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> t
     return tuple(sorted({int(tokenizer.eos_token_id), *(int(token) for token in extra)}))  # pyright: ignore
 
 
-def max_prompt_tokens(cfg: Config, model: PreTrainedModel) -> int | None:
-    """`data.max_prompt_tokens`, or what `rollout.max_tokens` leaves of the model's context.
+def prompt_limits(cfg: Config, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Limits:
+    """`data.max_prompt_tokens`, or what `rollout.max_tokens` leaves of the model's context; and the stop tokens.
 
     Raises:
         ConfigError: the two together do not fit the model.
     """
     context = cfg.model.max_length or getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    asked, stop_token_ids = cfg.data.max_prompt_tokens, stop_tokens(tokenizer, model)
     if context is None:
-        return cfg.data.max_prompt_tokens
+        return asked, stop_token_ids
     room = context - cfg.rollout.max_tokens
-    asked = cfg.data.max_prompt_tokens
     if room < 1 or (asked is not None and asked > room):
         raise ConfigError(
             f"rollout.max_tokens={cfg.rollout.max_tokens} plus data.max_prompt_tokens={asked} do not fit the model's "
             f"context of {context} tokens; lower one of them"
         )
-    return asked if asked is not None else room
+    return room if asked is None else asked, stop_token_ids
 
 
-def training_sampling(cfg: Config, stop_token_ids: tuple[int, ...]) -> Sampling:
+def training_sampling(cfg: Config, stop_token_ids: tuple[int, ...], temperature: float | None = None) -> Sampling:
+    """What `rollout` says, at another temperature if there is one; training has no top_p or top_k (see the checks)."""
+    rollout = cfg.rollout
     return Sampling(
-        temperature=cfg.rollout.temperature, max_tokens=cfg.rollout.max_tokens, stop_token_ids=stop_token_ids
+        temperature=rollout.temperature if temperature is None else temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        max_tokens=rollout.max_tokens,
+        stop_token_ids=stop_token_ids,
     )
 
 
-def build_team(cfg: Config) -> Team:
-    """Load every model once and put the engines on them. Alone, trainer and sampler share the policy's weights."""
-    with ExitStack() as stack:
-        # Before the models: a reward that cannot be loaded should not cost the time they take.
-        pool = RewardPool(cfg.reward.name, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s)
-        stack.callback(pool.close)
-        pool.start()
-        remote = _ray_engines(cfg, stack)
-        trainers, sampler, (longest, stop_token_ids) = remote or _local_engines(cfg)
-        stack.callback(sampler.close)
-        tokenizer, policy = build_tokenizer(cfg), trainers["policy"]
-        reference: Scorer | None = trainers.get("reference")
-        if needs_reference(cfg) and cfg.lora.rank and isinstance(policy, Trainer):
-            reference = AdapterOff(policy)
+class Team:
+    """Everybody in an RL run, every model loaded once. Alone, trainer and sampler share the policy's weights.
 
-        def prompts(path: str, *, held_out: bool = False) -> PromptDataset:
-            return PromptDataset.load(path, tokenizer, **row_options(cfg, held_out, longest))
+    `reference` and `critic` are None when the algorithm has no use for them, `moving_reference` when it stays as it is.
+    """
 
-        return Team(
-            tokenizer=tokenizer,
-            policy=policy,
-            reference=reference,
-            critic=trainers.get("critic"),
-            moving_reference=trainers.get("reference") if "reference_reset" in cfg.train.row.needs else None,
-            sampler=sampler,
-            sync=WeightSync(
-                policy,
-                sampler,
+    def __init__(self, cfg: Config) -> None:
+        tokenizer = build_tokenizer(cfg)
+        with ExitStack() as stack:
+            # Before the models: a reward that cannot be loaded should not cost the time they take.
+            self.pool = build_rewards(cfg)
+            stack.callback(self.pool.close)
+            self.pool.start()
+            alone = cfg.train.backend == "local" and not cfg.inference_engine.actors
+            trainers, self.sampler, limits = _local_engines(cfg) if alone else _ray_engines(cfg, stack)
+            stack.callback(self.sampler.close)
+            self.policy = trainers["policy"]
+            self.critic = trainers.get("critic")
+            self.reference: Scorer | None = trainers.get("reference")
+            self.moving_reference = trainers.get("reference") if "reference_reset" in cfg.train.row.needs else None
+            if needs_reference(cfg) and cfg.lora.rank:
+                self.reference = AdapterOff(cast(Trainer, self.policy))  # the checks keep adapters in this process
+            self.sync = WeightSync(
+                self.policy,
+                self.sampler,
                 dtype=DTYPES[cfg.model.dtype],
                 vocabulary=len(tokenizer),
                 temperature=cfg.rollout.temperature,
                 new_model=lambda: load_model(cfg, torch.device("cpu")),
                 probe_every=cfg.inference_engine.probe_every,
-                shared=remote is None,
-            ),
-            pool=pool,
-            prompts=open_rows(cfg.data.train, prompts),
-            held_out=prompts(cfg.data.eval, held_out=True) if cfg.data.eval else None,
-            stop_token_ids=stop_token_ids,
-            pad_id=int(tokenizer.pad_token_id),  # pyright: ignore
-            resources=stack.pop_all(),
-        )
+                shared=alone,
+            )
+            longest, self.stop_token_ids = limits
+            self.pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
+            self.prompts = open_rows(cfg.data.train, partial(load_prompts, cfg, tokenizer, longest, False))
+            self.held_out = load_prompts(cfg, tokenizer, longest, True, cfg.data.eval) if cfg.data.eval else None
+            self._resources = stack.pop_all()
+
+    def engines(self) -> dict[str, TrainEngine]:
+        """What a checkpoint holds: subdirectory of the checkpoint -> engine. The policy is the checkpoint itself."""
+        engines = {".": self.policy, "critic": self.critic, "reference": self.moving_reference}
+        return {name: engine for name, engine in engines.items() if engine is not None}
+
+    def close(self) -> None:
+        self._resources.close()
 
 
-Limits = tuple[int | None, tuple[int, ...]]
+def load_prompts(
+    cfg: Config, tokenizer: PreTrainedTokenizerBase, longest: int | None, held_out: bool, path: str
+) -> PromptDataset:
+    return PromptDataset.load(path, tokenizer, **row_options(cfg, held_out, longest))
 
 
 def _local_engines(cfg: Config) -> tuple[Mapping[str, TrainEngine], RolloutEngine, Limits]:
     trainers = build_trainers(cfg)
     policy = trainers["policy"]
-    return trainers, build_sampler(cfg, cast(PreTrainedModel, policy.model)), prompt_limits(policy, cfg)
+    return trainers, build_sampler(cfg, cast(PreTrainedModel, policy.model)), limits_of(policy, cfg)
 
 
-def _ray_engines(cfg: Config, stack: ExitStack) -> tuple[Mapping[str, TrainEngine], RolloutEngine, Limits] | None:
-    """The engines of a run with Ray actors that train, sample or both; None for a run without."""
-    training, sampling = cfg.train.backend != "local", cfg.inference_engine
-    if not training and not sampling.actors:
-        return None
+def _ray_engines(cfg: Config, stack: ExitStack) -> tuple[Mapping[str, TrainEngine], RolloutEngine, Limits]:
+    """The engines of a run with Ray actors that train, sample or both."""
     # Imported where it is chosen: Ray is an extra.
     from oxrl.engines.ray_cluster import Cluster, layout
     from oxrl.engines.ray_rollouts import RayRollouts
     from oxrl.engines.ray_trainer import RankGroup, RayTrainer
 
-    deadline_s, colocated = cfg.run.deadline_s, sampling.placement == "colocated"
+    sampling, deadline_s = cfg.inference_engine, cfg.run.deadline_s
+    training, colocated = cfg.train.backend != "local", sampling.placement == "colocated"
     gpus = int(cfg.run.device != "cpu" and torch.cuda.is_available())
+    devices = {"trainer_gpus": gpus, "sampler_gpus": gpus * sampling.tensor_parallel}
     ranks = cfg.run.training_gpus if training else 0
-    bundles, trainer_places, sampler_places = layout(
-        *(ranks, sampling.actors),
-        trainer_gpus=gpus,
-        sampler_gpus=gpus * sampling.tensor_parallel,
-        colocated=colocated,
-    )
+    bundles, trainer_places, sampler_places = layout(ranks, sampling.actors, colocated=colocated, **devices)
     cluster = Cluster(bundles, address=cfg.run.ray_address)
     stack.callback(cluster.close)
     if training:
         group = RankGroup(cluster, trainer_places, partial(trainers_of_rank, cfg), deadline_s=deadline_s)
         trainers = {name: RayTrainer(group, name) for name in group.names}
-        limits: Limits = group.call("ask", ("policy", partial(prompt_limits, cfg=cfg)))
+        limits: Limits = group.call("ask", ("policy", partial(limits_of, cfg=cfg)))
     else:
         trainers = build_trainers(cfg)
-        limits = prompt_limits(trainers["policy"], cfg)
-    if sampling.actors:
-        sampler: RolloutEngine = RayRollouts(
-            cluster, sampler_places, partial(build_sampler, cfg), deadline_s=deadline_s, sleeping=colocated
-        )
-    else:
-        sampler = build_sampler(cfg)
-    return trainers, sampler, limits
+        limits = limits_of(trainers["policy"], cfg)
+    if not sampling.actors:
+        return trainers, build_sampler(cfg), limits
+    build = partial(build_sampler, cfg)
+    return trainers, RayRollouts(cluster, sampler_places, build, deadline_s=deadline_s, sleeping=colocated), limits
 
 
 def needs_reference(cfg: Config) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +15,7 @@ from torch import nn
 from oxrl.config import Config, load_evaluation_config
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.prompts import PromptDataset
-from oxrl.engines.base import generate
+from oxrl.engines.base import RolloutEngine, generate
 from oxrl.engines.local import LocalSampler
 from oxrl.errors import CheckpointError
 from oxrl.functional.shaping import best_at_k, pass_at_k
@@ -23,26 +24,29 @@ from oxrl.models.weights import save_model
 from oxrl.recipes.build import (
     DTYPES,
     Team,
+    build_rewards,
     build_tokenizer,
-    choose_device,
     load_model,
-    max_prompt_tokens,
-    row_options,
+    load_prompts,
+    prompt_limits,
     stop_tokens,
+    training_sampling,
 )
 from oxrl.recipes.rollouts import make_requests, sample_record, score_groups
 from oxrl.rewards.workers import RewardPool
 from oxrl.runs.checkpoint import latest_checkpoint
+from oxrl.runs.files import encode_line
 from oxrl.seeds import stable_seed
 from oxrl.types import Metrics, Prompt, Rollout, Sampling, Score
 
 
 def evaluation_metrics(rollouts: Sequence[Rollout], *, samples: int) -> Metrics:
-    """Means over scored responses (`eval/errors` are not); pass@k and best@k for k = 1, 2, 4 ... of scored prompts."""
+    """Means over scored responses (`eval/errors` are not; NaN where none is); pass@k and best@k for k = 1, 2, 4 ... of
+    scored prompts."""
     values = [rollout.score.value for rollout in rollouts if rollout.score.value is not None]
     lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
     metrics: Metrics = {
-        "eval/reward": sum(values) / max(len(values), 1),
+        "eval/reward": sum(values) / len(values) if values else math.nan,
         "eval/responses": float(len(rollouts)),
         "eval/errors": float(len(rollouts) - len(values)),
         "eval/length_mean": sum(lengths) / max(len(lengths), 1),
@@ -68,59 +72,53 @@ def picked_reward(rollouts: Sequence[Rollout], verdicts: Sequence[Score], *, sam
         known = [(verdict.value, r.score.value) for r, verdict in group if verdict.value is not None]
         best = max(known, key=lambda pair: pair[0], default=(0.0, None))[1]
         picks += [] if best is None else [best]
-    return {f"eval/picked@{samples}": sum(picks) / max(len(picks), 1), "eval/picked_prompts": float(len(picks))}
+    mean = sum(picks) / len(picks) if picks else math.nan
+    return {f"eval/picked@{samples}": mean, "eval/picked_prompts": float(len(picks))}
+
+
+def sample_and_score(
+    cfg: Config,
+    sampler: RolloutEngine,
+    pool: RewardPool,
+    stop_token_ids: tuple[int, ...],
+    asked: Sequence[tuple[int, Prompt]],
+    *,
+    samples: int,
+    temperature: float,
+    seed: int,
+) -> list[Rollout]:
+    """`samples` scored responses in a row for every (position, prompt) of `asked`."""
+    sampling = training_sampling(cfg, stop_token_ids, temperature)
+    requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
+    completions = generate(sampler, requests, deadline_s=cfg.run.deadline_s)
+    return score_groups(pool, list(zip(requests, completions, strict=True)), samples=samples)
 
 
 def evaluate_held_out(cfg: Config, team: Team) -> Metrics:
     """The evaluation inside a training run: `data.eval` under `rollout.eval_*`, the same seeds every time."""
     if team.held_out is None:
         return {}
-    sampling = Sampling(
-        temperature=cfg.rollout.eval_temperature,
-        max_tokens=cfg.rollout.max_tokens,
-        stop_token_ids=team.stop_token_ids,
-    )
-    asked, samples = list(enumerate(team.held_out.in_order())), cfg.rollout.eval_samples
-    seed = stable_seed("evaluation", cfg.run.seed)
-    requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
-    completions = generate(team.sampler, requests, deadline_s=cfg.run.deadline_s)
-    sampled = list(zip(requests, completions, strict=True))
-    return evaluation_metrics(score_groups(team.pool, sampled, samples=samples), samples=samples)
+    asked, samples, seed = enumerate(team.held_out.in_order()), cfg.rollout.eval_samples, evaluation_seed(cfg)
+    sample = partial(sample_and_score, cfg, team.sampler, team.pool, team.stop_token_ids)
+    rollouts = sample(list(asked), samples=samples, temperature=cfg.rollout.eval_temperature, seed=seed)
+    return evaluation_metrics(rollouts, samples=samples)
+
+
+def evaluation_seed(cfg: Config) -> int:
+    return stable_seed("evaluation", cfg.run.seed)
 
 
 @contextmanager
 def sampling_from(
     cfg: Config, path: str, held_out: bool
 ) -> Generator[tuple[PromptDataset, Callable[..., list[Rollout]]]]:
-    """The prompts of `path`, and a function that samples some of them from the config's model and scores them.
-
-    The function takes (position, prompt) pairs and keywords samples, temperature, seed.
-    """
-    device, tokenizer = choose_device(cfg), build_tokenizer(cfg)
-    model = load_model(cfg, device)
-    prompts = PromptDataset.load(path, tokenizer, **row_options(cfg, held_out, max_prompt_tokens(cfg, model)))
-    stop_token_ids, rollout = stop_tokens(tokenizer, model), cfg.rollout
-    with ExitStack() as stack:
-        sampler = LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows)
-        stack.callback(sampler.close)
-        pool = RewardPool(cfg.reward.name, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s)
-        stack.callback(pool.close)
-
-        def sample(
-            asked: Sequence[tuple[int, Prompt]], *, samples: int, temperature: float, seed: int
-        ) -> list[Rollout]:
-            sampling = Sampling(
-                temperature=temperature,
-                top_p=rollout.top_p,
-                top_k=rollout.top_k,
-                max_tokens=rollout.max_tokens,
-                stop_token_ids=stop_token_ids,
-            )
-            requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
-            completions = generate(sampler, requests, deadline_s=cfg.run.deadline_s)
-            return score_groups(pool, list(zip(requests, completions, strict=True)), samples=samples)
-
-        yield prompts, sample
+    """The prompts of `path`, and `sample_and_score` on the config's model, to be called with the arguments left."""
+    tokenizer, model = build_tokenizer(cfg), load_model(cfg)
+    longest, stop_token_ids = prompt_limits(cfg, model, tokenizer)
+    prompts = load_prompts(cfg, tokenizer, longest, held_out, path)
+    sampler = LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows)
+    with closing(sampler), closing(build_rewards(cfg)) as pool:
+        yield prompts, partial(sample_and_score, cfg, sampler, pool, stop_token_ids)
 
 
 def run_eval(
@@ -155,17 +153,16 @@ def run_eval(
             list(enumerate(prompts.in_order())),
             samples=samples,
             temperature=cfg.rollout.eval_temperature if temperature is None else temperature,
-            seed=stable_seed("evaluation", cfg.run.seed),
+            seed=evaluation_seed(cfg),
         )
     metrics = evaluation_metrics(rollouts, samples=samples)
     if pick is not None:
         groups = [rollouts[start : start + samples] for start in range(0, len(rollouts), samples)]
-        with closing(RewardPool(pick, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s)) as pool:
+        with closing(build_rewards(cfg, pick)) as pool:
             scores = pool.score([(group[0].prompt, [rollout.completion for rollout in group]) for group in groups])
         metrics |= picked_reward(rollouts, [score for group in scores for score in group], samples=samples)
     if out is not None:
-        lines = [json.dumps(sample_record(r, step=-1, advantage=None), ensure_ascii=False) for r in rollouts]
-        out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        out.write_bytes(b"".join(encode_line(sample_record(r, step=-1, advantage=None)) for r in rollouts))
     return metrics
 
 
@@ -211,25 +208,17 @@ def run_generate(
         One record per response, `samples` in a row per prompt: prompt, sample, response, finish_reason, tokens.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = load_tokenizer(model)
-    policy = load_policy(model, device=device, seed=seed)
-    encoder = ChatEncoder(tokenizer)
-    messages = [({"role": "user", "content": text},) for text in prompts]
-    asked = [
-        Prompt(uid=str(index), messages=message, token_ids=tuple(encoder.encode_prompt(message)))
-        for index, message in enumerate(messages)
-    ]
-    sampling = Sampling(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        max_tokens=max_tokens,
-        stop_token_ids=stop_tokens(tokenizer, policy),
-    )
-    requests = make_requests(list(enumerate(asked)), samples=samples, sampling=sampling, run_seed=seed)
-    sampler = LocalSampler(policy, tokenizer, max_rows=max_rows)
-    completions = generate(sampler, requests, deadline_s=deadline_s)
-    sampler.close()
+    tokenizer, policy = load_tokenizer(model), load_policy(model, device=device, seed=seed)
+    encoder, asked = ChatEncoder(tokenizer), list[tuple[int, Prompt]]()
+    for index, text in enumerate(prompts):
+        messages = ({"role": "user", "content": text},)
+        prompt = Prompt(uid=str(index), messages=messages, token_ids=tuple(encoder.encode_prompt(messages)))
+        asked.append((index, prompt))
+    stop_token_ids, cut = stop_tokens(tokenizer, policy), {"top_p": top_p, "top_k": top_k}
+    sampling = Sampling(temperature=temperature, **cut, max_tokens=max_tokens, stop_token_ids=stop_token_ids)
+    requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
+    with closing(LocalSampler(policy, tokenizer, max_rows=max_rows)) as sampler:
+        completions = generate(sampler, requests, deadline_s=deadline_s)
     return [
         {
             "prompt": prompts[request.draw],

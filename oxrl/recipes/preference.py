@@ -27,15 +27,7 @@ from oxrl.functional import preference_losses
 from oxrl.functional import preference_statistics as statistics
 from oxrl.models.weights import fingerprint
 from oxrl.preference_methods import FIELDS, METHODS, Method
-from oxrl.recipes.build import (
-    build_reference,
-    build_tokenizer,
-    build_trainer,
-    choose_device,
-    load_model,
-    load_policy_to_train,
-    row_options,
-)
+from oxrl.recipes.build import build_reference, build_tokenizer, build_trainer, load_policy_to_train, row_options
 from oxrl.recipes.offline import apply_step, run_steps
 from oxrl.recipes.session import Progress, Session
 from oxrl.seeds import stable_seed
@@ -94,18 +86,15 @@ class Objective:
 
 def train(cfg: Config, session: Session) -> None:
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one."""
-    device, tokenizer, name = choose_device(cfg), build_tokenizer(cfg), cfg.train.alg_name
-    ranks = session.ranks
-    engine = build_trainer(
-        cfg, load_policy_to_train(cfg, device), tokenizer, lr=cfg.train.lr, temperature=1.0, ranks=ranks
-    )
+    tokenizer, name, ranks = build_tokenizer(cfg), cfg.train.alg_name, session.ranks
+    engine = build_trainer(cfg, load_policy_to_train(cfg), tokenizer, ranks=ranks)
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
     method = METHODS[name]
     numbers = {n: getattr(cfg.train, FIELDS.get(n, n)) for n in (*method.numbers, *method.knobs)}
     objective = Objective(method, numbers)
     moving = None  # TR-DPO's reference follows the policy, so it is a model beside it; for all others a table will do
     if "reference_sync_rate" in numbers:
-        moving = build_reference(cfg, load_model(cfg, device), temperature=1.0, ranks=ranks)
+        moving = build_reference(cfg, ranks=ranks)
     digest = weights_digest(engine)
 
     singly = cfg.data.eval is not None and "chosen" not in next(read_rows(cfg.data.eval)).fields

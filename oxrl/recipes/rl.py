@@ -31,7 +31,7 @@ from oxrl.functional.metrics import (
 )
 from oxrl.functional.shaping import adapt_kl_coeff
 from oxrl.functional.weights import token_mean
-from oxrl.recipes.build import Team, build_team
+from oxrl.recipes.build import Team
 from oxrl.recipes.collect import collect, harvest_metrics, replay_buffer, training_rows
 from oxrl.recipes.evaluate import evaluate_held_out
 from oxrl.recipes.objective import Algorithm, old_logprobs, required, resolve
@@ -47,7 +47,7 @@ FIRST_RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 def train(cfg: Config, session: Session) -> None:
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one."""
     algorithm = resolve(cfg)
-    team = build_team(cfg)
+    team = Team(cfg)
     session.closing(team.close)
     buffer = replay_buffer(cfg, team)
     session.closing(buffer.close)

@@ -15,7 +15,7 @@ from oxrl.data.conversations import ConversationDataset, Example
 from oxrl.engines.base import TrainEngine
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
-from oxrl.recipes.build import build_tokenizer, build_trainer, choose_device, load_policy_to_train, row_options
+from oxrl.recipes.build import build_tokenizer, build_trainer, load_policy_to_train, row_options
 from oxrl.recipes.offline import apply_step, run_steps
 from oxrl.recipes.session import Progress, Session
 from oxrl.types import Metrics, Output, SupervisedBatch
@@ -31,11 +31,8 @@ def loss_fn(output: Output, batch: SupervisedBatch) -> tuple[Tensor, dict[str, T
 
 def train(cfg: Config, session: Session) -> None:
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one."""
-    device = choose_device(cfg)
     tokenizer = build_tokenizer(cfg)
-    engine = build_trainer(
-        cfg, load_policy_to_train(cfg, device), tokenizer, lr=cfg.train.lr, temperature=1.0, ranks=session.ranks
-    )
+    engine = build_trainer(cfg, load_policy_to_train(cfg), tokenizer, ranks=session.ranks)
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
 
     def rows(path: str, held_out: bool) -> ConversationDataset:

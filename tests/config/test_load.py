@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Callable
@@ -235,6 +236,15 @@ def test_an_evaluation_may_cut_the_distribution_and_needs_no_training_data(write
     path = write(data={"eval": "data/test.jsonl", "train": "data/gone.jsonl"})
     cfg = load_evaluation_config(path, ["rollout.top_p=0.9", "rollout.top_k=20", "rollout.n_samples=1"])
     assert (cfg.rollout.top_p, cfg.rollout.top_k) == (0.9, 20)
+
+
+def test_one_of_several_training_files_is_never_chosen_for_an_evaluation(write: Callable[..., Path]) -> None:
+    path = write()
+    two = json.dumps(dict.fromkeys((load_config(path).data.train, str(path.parent / "other.jsonl")), 1.0))
+    (path.parent / "other.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    with pytest.raises(ConfigError, match="data.train is several files; name the one to evaluate on"):
+        load_evaluation_config(path, [f"data.train={two}"])
+    load_evaluation_config(path, [f"data.train={two}", f"data.eval={path.parent / 'other.jsonl'}"])
 
 
 def test_a_supervised_run_can_be_evaluated_once_a_reward_is_named(write: Callable[..., Path]) -> None:

@@ -23,7 +23,7 @@ from oxrl.models.load import load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import adapter_off, add_adapter
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
-from oxrl.recipes.build import build_team
+from oxrl.recipes.build import Team
 from oxrl.recipes.evaluate import run_export
 from oxrl.rewards.reward_model import scorer
 from oxrl.types import Completion, Prompt, Segment, TokenBatch
@@ -103,7 +103,7 @@ def test_only_the_adapter_is_trained_and_it_starts_as_nothing(base: Path) -> Non
 
 def test_the_adapter_switched_off_is_the_base_and_the_sampler_sees_it_switched_on(base: Path) -> None:
     cfg = config(base, "run", "sgrpo")
-    team = build_team(cfg)
+    team = Team(cfg)
     try:
         trainer, sampler = team.policy, team.sampler
         assert isinstance(trainer, LocalTrainer) and isinstance(sampler, LocalSampler)
@@ -129,7 +129,7 @@ def test_the_adapter_switched_off_is_the_base_and_the_sampler_sees_it_switched_o
 
 def test_training_on_its_own_samples_meets_no_mismatch_and_a_reference_without_a_second_model(base: Path) -> None:
     cfg = config(base, "run", "sgrpo", train={"kl": "loss_k3", "kl_coeff": 0.1})
-    team = build_team(cfg)
+    team = Team(cfg)
     assert isinstance(team.reference, AdapterOff)
     team.close()
     run(cfg)

@@ -18,7 +18,7 @@ from small_runs import final_files, metric_lines, rl_config
 
 from oxrl.errors import LostRankError
 from oxrl.recipes import run
-from oxrl.recipes.build import build_team
+from oxrl.recipes.build import Team
 from oxrl.recipes.objective import resolve
 from oxrl.recipes.session import Session
 from oxrl.types import PolicyBatch, TokenBatch
@@ -73,7 +73,7 @@ def recorded(path: Path) -> PolicyBatch:
 
 
 def gradients(cfg: Any, batch: PolicyBatch) -> dict[str, torch.Tensor]:
-    team = build_team(cfg)
+    team = Team(cfg)
     try:
         policy: Any = team.policy
         policy.forward_backward(batch, resolve(cfg).policy_loss, frozenset({"logprobs", "entropy"}))

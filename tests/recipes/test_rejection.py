@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,14 @@ def test_an_evaluation_reports_best_of_k_and_what_another_reward_would_pick() ->
     assert picked_reward(rollouts, scores, samples=4)["eval/picked@4"] == pytest.approx((0.25 + 0.0) / 2)
     unknown = [replace(score, value=None, status="error") for score in scores[:4]] + scores[4:]
     assert picked_reward(rollouts, unknown, samples=4) == {"eval/picked@4": 0.0, "eval/picked_prompts": 1.0}
+
+
+def test_an_evaluation_whose_every_reward_failed_is_not_a_number() -> None:
+    metrics = evaluation_metrics([rollout("a", None), rollout("b", None, sample=1)], samples=2)
+    assert math.isnan(metrics["eval/reward"]) and metrics["eval/errors"] == 2.0
+    failed = [Score(value=None, status="error")] * 2
+    picked = picked_reward([rollout("a", 1.0), rollout("b", 1.0, sample=1)], failed, samples=2)
+    assert math.isnan(picked["eval/picked@2"]) and picked["eval/picked_prompts"] == 0.0
 
 
 def test_evaluation_with_a_picking_reward_runs_from_a_config(tmp_path: Path) -> None:
