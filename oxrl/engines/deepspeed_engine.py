@@ -12,17 +12,16 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 from oxrl.engines.base import Bucket, Want
 from oxrl.engines.ranks import Ranks
-from oxrl.engines.trainer import LOW, MOMENTS, Reader, Trainer
+from oxrl.engines.trainer import LOW, MOMENTS, Reader, Stored, Trainer
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.weights import buckets
 from oxrl.types import Output, TokenBatch
@@ -87,8 +86,8 @@ class DeepSpeedTrainer(Trainer):
         config = deepspeed_config(settings, dtype=dtype, max_grad_norm=self.options.max_grad_norm, trained=trained)
         self._deepspeed = _import_deepspeed(self.device)
         self._stage: int = settings["zero_stage"]
+        self._cut_up = self._stage > 0
         self._reduced = False
-        self._restored_steps: set[int] = set()
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if len(set(self._decays.values())) > 1:
             raise EngineError("DeepSpeed steps flat pieces of all weights alike: weight decay of all or none of them")
@@ -116,14 +115,10 @@ class DeepSpeedTrainer(Trainer):
         for held in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
             if hasattr(self._zero, held):
                 return list(getattr(self._zero, held))
-        return [p.detach() for p in self._named.values()]
+        return list(self._named.values())
 
     def _states(self) -> list[dict[str, Any]]:
-        if not self._flat:
-            return []
-        state = self._zero.state if self._stage == 0 else self._zero.optimizer.state
-        keys = self._named.values() if self._stage == 0 else self._flat
-        return [state[key] for key in keys]
+        return [(self._zero if self._stage == 0 else self._zero.optimizer).state[piece] for piece in self._flat]
 
     def _read(self, inputs: TokenBatch, want: Want) -> Output:
         return Output(**self._engine(inputs, want))
@@ -147,13 +142,9 @@ class DeepSpeedTrainer(Trainer):
             self._zero.reduce_gradients()
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """See Trainer."""
         self._reduce()
         read = self._deepspeed.utils.safe_get_full_grad
         return ((name, read(p)) for name, p in self._named.items())
-
-    def _gradient_norm(self) -> float:
-        return get_total_norm([gradient.float() for _, gradient in self.gradients()]).item()
 
     def _clip_and_step(self, lr: float) -> tuple[float, bool]:
         norm = None
@@ -193,9 +184,6 @@ class DeepSpeedTrainer(Trainer):
         for piece, state in zip(self._flat, self._states(), strict=True):
             yield piece.detach(), state or None, self.options.weight_decay
 
-    def _sum_of_shards(self, squares: Tensor) -> Tensor:
-        return squares if self._stage == 0 else self.ranks.sum(squares)
-
     def weights(self) -> Iterator[Bucket]:
         """See TrainEngine. At stage 3 each weight is gathered in turn and copied."""
         return buckets(self._whole_weights())
@@ -216,35 +204,54 @@ class DeepSpeedTrainer(Trainer):
                 if self._stored[name][1] in LOW:
                     yield name, utils.safe_get_full_fp32_param(p)
             return
-        for name in self._adam_steps():
-            p = self._named[name]
-            yield name, self._zero.state[p][kind] if self._stage == 0 else utils.safe_get_full_optimizer_state(p, kind)
-
-    def _adam_steps(self) -> dict[str, int]:
         # Every weight is stepped in every step: pieces are flat, so there is one count.
         count = max((int(state.get("step", 0)) for state in self._states()), default=0)
-        return dict.fromkeys(self._named, count) if count else {}
+        for name, p in self._named.items() if count else ():
+            if kind == "step":
+                yield name, torch.tensor(count)
+            elif self._stage == 0:
+                yield name, self._zero.state[p][kind]
+            else:
+                yield name, utils.safe_get_full_optimizer_state(p, kind)
 
-    def _restore(
-        self, name: str, weight: Tensor, master: Tensor | None, moments: Mapping[str, Tensor], steps: int
-    ) -> None:
-        p = self._named[name]
+    def _restore(self, weights: Iterable[Stored]) -> None:
+        counts: set[int] = set()
+        for stored in weights:
+            self._restore_one(stored)
+            counts.add(stored.steps)
+        if len(counts) > 1:
+            raise CheckpointError(
+                f"the checkpoint's weights were stepped {sorted(counts)} times, some less often than others; DeepSpeed "
+                "steps all alike: resume with train.backend local or fsdp"
+            )
+        if not self._flat:
+            return
+        # Round the float32 masters into the weights that the model computes with.
+        if self._stage in (1, 2):
+            self._zero.update_lp_params()
+        elif self._stage == 3:
+            for index in range(len(self._flat)):
+                self._zero._reassign_or_swap_out_partitioned_parameters(index)
+            if self._zero.persistent_parameters:
+                self._zero.persistent_parameters[0].all_gather(self._zero.persistent_parameters)
+
+    def _restore_one(self, stored: Stored) -> None:
+        p = self._named[stored.name]
         if not self._flat:
             whole = self._deepspeed.zero.GatheredParameters([p], modifier_rank=0) if self._stage else nullcontext()
             with whole:
-                p.copy_(weight)
+                p.copy_(stored.weight)
             return
-        self._restored_steps.add(steps)
         for piece, state in zip(self._flat, self._states(), strict=True):
             for moment in MOMENTS:
                 state.setdefault(moment, torch.zeros_like(piece))
-            state["step"] = torch.tensor(float(steps), device=piece.device)
+            state["step"] = torch.tensor(float(stored.steps), device=piece.device)
         if self._stage in (1, 2):
             self._zero._lazy_init_hp_params_optimizer_state()
-        values = {None: weight.float() if master is None else master}
-        values |= {moment: moments.get(moment, torch.zeros_like(values[None])) for moment in MOMENTS}
-        for moment, value in values.items():
-            self._set(p, moment, value.to(self.device))
+        weight = stored.weight.float() if stored.master is None else stored.master
+        self._set(p, None, weight.to(self.device))
+        for moment in MOMENTS:
+            self._set(p, moment, stored.moments.get(moment, torch.zeros_like(weight)).to(self.device))
 
     def _set(self, p: nn.Parameter, moment: str | None, value: Tensor) -> None:
         """Overwrite this rank's part of a float32 weight (`moment` None) or of one of its moments."""
@@ -263,24 +270,6 @@ class DeepSpeedTrainer(Trainer):
                 utils.safe_set_local_fp32_param(p, piece)
             else:
                 utils.safe_set_local_optimizer_state(p, piece, moment)
-
-    def _restored(self) -> None:
-        """Round the float32 masters into the weights that the model computes with."""
-        if not self._flat:
-            return
-        counts, self._restored_steps = sorted(self._restored_steps), set()
-        if len(counts) > 1:
-            raise CheckpointError(
-                f"the checkpoint's weights were stepped {counts} times, some less often than others; DeepSpeed steps "
-                "all alike: resume with train.backend local or fsdp"
-            )
-        if self._stage in (1, 2):
-            self._zero.update_lp_params()
-        elif self._stage == 3:
-            for index in range(len(self._flat)):
-                self._zero._reassign_or_swap_out_partitioned_parameters(index)
-            if self._zero.persistent_parameters:
-                self._zero.persistent_parameters[0].all_gather(self._zero.persistent_parameters)
 
 
 def _import_deepspeed(device: torch.device) -> Any:

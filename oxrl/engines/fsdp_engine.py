@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from oxrl.engines.base import Want
-from oxrl.engines.local_trainer import LocalTrainer
+from oxrl.engines.local import LocalTrainer
 from oxrl.engines.trainer import LOW, Reader
 from oxrl.types import LossFn, Output, TokenBatch, TrainBatch
 
@@ -50,13 +50,11 @@ class FsdpTrainer(LocalTrainer):
     # trained, none does; if the pieces change meanwhile, the next pass would read the old ones.
 
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
-        """See Trainer."""
         said = super().forward(inputs, want)
         cast(FSDPModule, self._reader).reshard()
         return said
 
     def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
-        """See Trainer."""
         said = super().forward_backward(batch, loss_fn, want)
         cast(FSDPModule, self._reader).reshard()
         return said
@@ -74,9 +72,6 @@ class FsdpTrainer(LocalTrainer):
         layout = cast(DTensor, like)
         whole = whole.to(like.device, like.dtype)
         return distribute_tensor(whole, layout.device_mesh, layout.placements, src_data_rank=None)
-
-    def _sum_of_shards(self, squares: Tensor) -> Tensor:
-        return self.ranks.sum(squares)
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:

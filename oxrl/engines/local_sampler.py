@@ -144,7 +144,6 @@ class LocalSampler(Sampler):
 
     @torch.inference_mode()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        """See RolloutEngine."""
         results: list[list[float]] = []
         for batch in _token_batches(rows):
             tokens, lengths = self._padded(batch)

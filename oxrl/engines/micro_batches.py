@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -38,10 +40,22 @@ def _cut(units: Tensor, lengths: list[int], rows_per_unit: int, budget: int) -> 
     return cut
 
 
-def padding_micro_batch() -> TokenBatch:
-    """What a rank runs while others still have rows: two tokens of nobody's data, none of them trained."""
-    tokens = torch.zeros(1, 2, dtype=torch.int64)
-    return TokenBatch(tokens=tokens, attention_mask=tokens == 0, response_mask=tokens != 0)
+def own_share(
+    batch: TrainBatch, *, budget: int, ranks: Ranks, device: torch.device
+) -> Iterator[tuple[Tensor, TrainBatch]]:
+    """(unit indices, that part of the batch on `device`) of each micro-batch of this rank.
+
+    Every rank gets as many, so that all call collectives alike: one that has fewer sits the last ones out, without
+    units, on two tokens of nobody's data, none of them trained.
+    """
+    shares = micro_batches(batch, budget=budget, ranks=ranks.world)
+    mine = shares[ranks.rank]
+    for units, length in mine:
+        yield units, batch.select(units, length).to(device)
+    nothing = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    padding = TokenBatch(tokens=nothing, attention_mask=nothing == 0, response_mask=nothing != 0)
+    for _ in range(max(map(len, shares)) - len(mine)):
+        yield torch.zeros(0, dtype=torch.int64), padding
 
 
 class Merged:

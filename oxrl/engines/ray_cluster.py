@@ -46,17 +46,11 @@ def layout(
 
     Colocated, rank i and rollout actor i share a bundle and half its GPU each; separate, everybody has a bundle.
     """
-    if not colocated:
-        bundles = [_bundle(1, trainer_gpus)] * trainers + [_bundle(1, sampler_gpus)] * samplers
-        return (
-            bundles,
-            [Place(i, trainer_gpus) for i in range(trainers)],
-            [Place(trainers + i, sampler_gpus) for i in range(samplers)],
-        )
-    shared = max(trainers, samplers)
-    half = trainer_gpus / 2
-    places = [Place(i, half) for i in range(shared)]
-    return [_bundle(2, trainer_gpus)] * shared, places[:trainers], places[:samplers]
+    if colocated:
+        places = [Place(i, trainer_gpus / 2) for i in range(max(trainers, samplers))]
+        return [_bundle(2, trainer_gpus)] * len(places), places[:trainers], places[:samplers]
+    places = [Place(i, trainer_gpus if i < trainers else sampler_gpus) for i in range(trainers + samplers)]
+    return [_bundle(1, place.gpus) for place in places], places[:trainers], places[trainers:]
 
 
 def _bundle(cpus: float, gpus: float) -> Bundle:

@@ -11,8 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from oxrl.engines.base import Bucket, Finished, RolloutEngine
@@ -56,36 +54,43 @@ class SamplerActor:
         return self._engine.update_weights((unpack(ray.get(reference)) for reference in references), version)
 
 
-@dataclass
 class _Worker:
-    """An actor as the driver sees it: what it owes, and the poll that it is working on."""
+    """An actor as the driver sees it: what it owes, and the poll that it is working on. `call` raises Lost."""
 
-    number: int
-    place: Place
-    actor: Any = None
-    owed: dict[str, Request] = field(default_factory=dict[str, Request])
-    poll: Any = None
-    asked: float = 0.0
+    def __init__(self, group: RayRollouts, number: int, place: Place) -> None:
+        self.name, self._group, self._place = f"rollout actor {number}", group, place
+        self.owed: dict[str, Request] = {}
+        self.start()
 
-    @property
-    def tokens_owed(self) -> int:
-        return sum(request.sampling.max_tokens for request in self.owed.values())
+    def start(self) -> None:
+        """A new actor, which begins to load its model."""
+        self.actor = self._group.cluster.start(SamplerActor, self._place)
+        self.poll, self.asked = None, 0.0
+        self._loading = self.actor.build.remote(os.getcwd(), self._group.build)
 
+    def loaded(self) -> int:
+        """The weight version that a new actor starts with."""
+        return self.answer(self._loading, "load its model", LOAD_S)
 
-@dataclass(frozen=True)
-class _Member:
-    """One actor of an engine, as the delivery proof asks it."""
+    def answer(self, reference: Any, asked: str, at_least_s: float = 0.0) -> Any:
+        what, deadline_s = f"{self.name}, asked to {asked},", max(at_least_s, self._group.deadline_s)
+        return answer(self._group.cluster.ray, reference, what, deadline_s=deadline_s)
 
-    ask_version: Callable[[], int]
-    logprobs: Callable[[Sequence[Sequence[int]], float], list[list[float]]]
+    def call(self, method: str, *arguments: Any) -> Any:
+        """A method of the actor's engine."""
+        return self.answer(self.actor.call.remote(method, *arguments), method)
 
     @property
     def version(self) -> int:
-        return self.ask_version()
+        """Of the weights that the actor itself says it samples with."""
+        return self.answer(self.actor.version.remote(), "version")
+
+    def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        return self._group.scores(self, rows, temperature)
 
 
 class RayRollouts:
-    """Arguments: a cluster, the place of each actor, and the picklable function that builds an actor's engine there.
+    """RolloutEngine over a cluster: the place of each actor, and the picklable function that builds its engine there.
 
     An actor that dies or hangs is replaced: the new one gets the current weights, has to prove that it holds them, and
     samples again what the old one still owed. A request that loses a second actor ends the run.
@@ -104,8 +109,8 @@ class RayRollouts:
         deadline_s: float,
         sleeping: bool = False,
     ) -> None:
-        self._cluster, self._build, self._deadline_s, self._sleeping = cluster, build, deadline_s, sleeping
-        self._workers = [_Worker(number, place) for number, place in enumerate(places)]
+        self.cluster, self.build, self.deadline_s, self._sleeping = cluster, build, deadline_s, sleeping
+        self._workers = [_Worker(self, number, place) for number, place in enumerate(places)]
         self._retried: set[str] = set()
         self._asleep = False
         self._replaced = 0
@@ -114,12 +119,10 @@ class RayRollouts:
         self._fingerprints: Mapping[str, str] = {}
         # What was last scored with them: (rows, temperature, logprobs).
         self._probe: tuple[Sequence[Sequence[int]], float, list[list[float]]] | None = None
-        started = [(worker, self._start(worker)) for worker in self._workers]
-        self._version = max(self._loaded(worker, reference) for worker, reference in started)
+        self._version = max(worker.loaded() for worker in self._workers)
 
     @property
     def version(self) -> int:
-        """See RolloutEngine."""
         return self._version
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -130,12 +133,11 @@ class RayRollouts:
             raise EngineError(f"request id {twice!r} is already being sampled")
         self._set_asleep(False)
         for _, group in itertools.groupby(requests, key=lambda request: request.prompt.token_ids):
-            chosen, worker = list(group), min(self._workers, key=lambda worker: worker.tokens_owed)
+            chosen, worker = list(group), min(self._workers, key=_tokens_owed)
             self._ask(worker, "submit", chosen)
             worker.owed.update((request.id, request) for request in chosen)
 
     def poll(self, deadline_s: float) -> list[Finished]:
-        """See RolloutEngine."""
         end = time.monotonic() + deadline_s
         finished: list[Finished] = []
         while not finished and (busy := [worker for worker in self._workers if worker.owed]):
@@ -143,13 +145,13 @@ class RayRollouts:
                 if worker.poll is None:
                     worker.poll, worker.asked = worker.actor.poll.remote(min(POLL_S, deadline_s)), time.monotonic()
             polls = [worker.poll for worker in busy]
-            self._cluster.ray.wait(polls, timeout=POLL_S)
-            ready, _ = self._cluster.ray.wait(polls, num_returns=len(polls), timeout=0)
+            self.cluster.ray.wait(polls, timeout=POLL_S)
+            ready, _ = self.cluster.ray.wait(polls, num_returns=len(polls), timeout=0)
             for worker in busy:
                 if worker.poll in ready:
                     finished += self._collect(worker)
-                elif (silent := time.monotonic() - worker.asked) > self._deadline_s / 2:
-                    self._replace(worker, Lost(f"rollout actor {worker.number} has not answered for {silent:.1f} s"))
+                elif (silent := time.monotonic() - worker.asked) > self.deadline_s / 2:
+                    self._replace(worker, Lost(f"{worker.name} has not answered for {silent:.1f} s"))
                     end = time.monotonic() + deadline_s
             # Somebody who is silent is waited for: either it answers or it is replaced.
             answering = all(worker.poll is None or worker.poll in ready for worker in busy)
@@ -167,24 +169,24 @@ class RayRollouts:
         """What a finished poll brought; nothing if the actor died over it and was replaced."""
         reference, worker.poll = worker.poll, None
         try:
-            found: list[Finished] = self._answer(worker, reference, "poll")
+            found: list[Finished] = worker.answer(reference, "poll")
         except Lost as lost:
             self._replace(worker, lost)
             return []
         for item in found:
             if worker.owed.pop(item.request.id, None) is None:
-                raise EngineError(f"rollout actor {worker.number} returned {item.request.id!r}, which it does not owe")
+                raise EngineError(f"{worker.name} returned {item.request.id!r}, which it does not owe")
             self._retried.discard(item.request.id)
         return found
 
     def abort(self, ids: Sequence[str]) -> list[Finished]:
-        """See RolloutEngine."""
         aborted: list[Finished] = []
         for worker in self._workers:
             wanted = [id for id in ids if id in worker.owed]
             aborted += self._ask(worker, "abort", wanted) if wanted else []
             for item in aborted:
                 worker.owed.pop(item.request.id, None)
+        self._retried.difference_update(item.request.id for item in aborted)
         return aborted
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
@@ -196,12 +198,12 @@ class RayRollouts:
         self._set_asleep(False)
         # The old ones go first: the object store never holds two copies.
         self._weights, self._fingerprints, self._probe = [], {}, None
-        self._weights += [self._cluster.ray.put(pack(bucket)) for bucket in buckets]
+        self._weights += [self.cluster.ray.put(pack(bucket)) for bucket in buckets]
         self._version = version
         started = [(worker, worker.actor.update_weights.remote(self._weights, version)) for worker in self._workers]
         for worker, reference in started:
             try:
-                self._prove(worker, self._answer(worker, reference, "update_weights"))
+                self._prove(worker, worker.answer(reference, "update_weights"))
             except Lost as lost:
                 self._replace(worker, lost)
         return self._fingerprints
@@ -209,37 +211,33 @@ class RayRollouts:
     def _prove(self, worker: _Worker, fingerprints: Mapping[str, str]) -> None:
         """`worker` acknowledges the version, holds the tensors that every actor holds, and scores what they scored."""
         self._fingerprints = self._fingerprints or fingerprints
-        version = self._call(worker, "version")
+        version = worker.version
         if version != self._version:
-            raise WeightSyncError(f"rollout actor {worker.number} serves version {version}, not {self._version}")
+            raise WeightSyncError(f"{worker.name} serves version {version}, not {self._version}")
         wrong = [name for name, value in self._fingerprints.items() if fingerprints.get(name) != value]
         if wrong or len(fingerprints) != len(self._fingerprints):
             raise WeightSyncError(
-                f"rollout actor {worker.number} holds other weights of version {version} than the others: "
-                f"{len(wrong)} tensors differ, such as {wrong[:1]}"
+                f"{worker.name} holds other weights of version {version} than the others: {len(wrong)} tensors differ, "
+                f"such as {wrong[:1]}"
             )
         if self._probe is not None:
             rows, temperature, expected = self._probe
-            found = self._call(worker, "call", "logprobs", rows, temperature)
+            found = worker.call("logprobs", rows, temperature)
             pairs = zip(itertools.chain(*found), itertools.chain(*expected), strict=True)
             if not (worst := max(abs(a - b) for a, b in pairs)) <= AGREEMENT:
-                raise WeightSyncError(f"rollout actor {worker.number} scores the last probe up to {worst:.3g} nats off")
+                raise WeightSyncError(f"{worker.name} scores the last probe up to {worst:.3g} nats off")
 
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """See RolloutEngine. Actor 0 answers; `members` are asked one by one."""
-        return self._scores(self._workers[0], rows, temperature)
+        return self.scores(self._workers[0], rows, temperature)
 
     @property
-    def members(self) -> Mapping[str, _Member]:
+    def members(self) -> Mapping[str, _Worker]:
         """Every actor by name, for what has to be asked of each."""
-        return {
-            f"rollout actor {worker.number}": _Member(
-                partial(self._call, worker, "version"), partial(self._scores, worker)
-            )
-            for worker in self._workers
-        }
+        return {worker.name: worker for worker in self._workers}
 
-    def _scores(self, worker: _Worker, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+    def scores(self, worker: _Worker, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+        """What one actor says of `rows`; kept, for replacements to be compared with."""
         self._set_asleep(False)
         scores: list[list[float]] = self._ask(worker, "logprobs", rows, temperature)
         self._probe = rows, temperature, scores
@@ -254,19 +252,17 @@ class RayRollouts:
         return merged | {"rollout/replaced_actors": float(replaced)}
 
     def sleep(self) -> None:
-        """See RolloutEngine."""
         self._set_asleep(True)
 
     def wake(self) -> None:
-        """See RolloutEngine."""
         self._set_asleep(False)
 
     def close(self) -> None:
         """End every actor, after a moment for its engine's own processes; the cluster is its owner's to close."""
         closing = [worker.actor.call.remote("close") for worker in self._workers]
-        self._cluster.ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
+        self.cluster.ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
         for worker in self._workers:
-            self._cluster.ray.kill(worker.actor)
+            self.cluster.ray.kill(worker.actor)
 
     def _set_asleep(self, asleep: bool) -> None:
         if asleep != self._asleep:
@@ -277,26 +273,10 @@ class RayRollouts:
     def _ask(self, worker: _Worker, method: str, *arguments: Any) -> Any:
         """A call to an actor's engine; an actor that is lost over it is replaced and asked once more."""
         try:
-            return self._call(worker, "call", method, *arguments)
+            return worker.call(method, *arguments)
         except Lost as lost:
             self._replace(worker, lost)
-            return self._call(worker, "call", method, *arguments)
-
-    def _call(self, worker: _Worker, method: str, *arguments: Any) -> Any:
-        asked = arguments[0] if method == "call" else method
-        return self._answer(worker, getattr(worker.actor, method).remote(*arguments), asked)
-
-    def _answer(self, worker: _Worker, reference: Any, asked: str, deadline_s: float | None = None) -> Any:
-        what = f"rollout actor {worker.number}, asked to {asked},"
-        return answer(self._cluster.ray, reference, what, deadline_s=deadline_s or self._deadline_s)
-
-    def _loaded(self, worker: _Worker, reference: Any) -> int:
-        """The weight version that a new actor starts with."""
-        return self._answer(worker, reference, "load its model", max(LOAD_S, self._deadline_s))
-
-    def _start(self, worker: _Worker) -> Any:
-        worker.actor, worker.poll = self._cluster.start(SamplerActor, worker.place), None
-        return worker.actor.build.remote(os.getcwd(), self._build)
+            return worker.call(method, *arguments)
 
     def _replace(self, worker: _Worker, lost: Lost) -> None:
         """A new actor in the place of a lost one, with the current weights and what the old one still owed."""
@@ -304,15 +284,23 @@ class RayRollouts:
         if twice:
             raise EngineError(f"{lost}; {len(twice)} requests lost their second actor over it, such as {twice[0]!r}")
         started = time.monotonic()
-        self._cluster.ray.kill(worker.actor)
-        self._loaded(worker, self._start(worker))
+        self.cluster.ray.kill(worker.actor)
+        worker.start()
+        worker.loaded()
         if self._weights:
-            self._prove(worker, self._call(worker, "update_weights", self._weights, self._version))
+            update = worker.actor.update_weights.remote(self._weights, self._version)
+            self._prove(worker, worker.answer(update, "update_weights"))
         if worker.owed:
-            self._call(worker, "call", "submit", list(worker.owed.values()))
+            worker.call("submit", list(worker.owed.values()))
             self._retried |= worker.owed.keys()
+        if self._asleep:
+            worker.call("sleep")
         self._replaced += 1
         log.warning(
             "%s; replaced within %.1f s, with weights of version %d; %d requests are sampled again",
             *(lost, time.monotonic() - started, self._version, len(worker.owed)),
         )
+
+
+def _tokens_owed(worker: _Worker) -> int:
+    return sum(request.sampling.max_tokens for request in worker.owed.values())

@@ -84,24 +84,11 @@ class RankGroup:
         self._cluster, self._deadline_s = cluster, deadline_s
         self._ranks = [cluster.start(RankActor, place) for place in places]
         host, port = self._wait([self._ranks[0].address.remote()], "start", LOAD_S)
-        self.names: list[str] = self._wait(
-            [
-                actor.build.remote(
-                    os.getcwd(),
-                    {
-                        "RANK": str(rank),
-                        "WORLD_SIZE": str(len(places)),
-                        "LOCAL_RANK": "0",  # Ray shows every actor its own device as the first
-                        "MASTER_ADDR": host,
-                        "MASTER_PORT": str(port),
-                    },
-                    build,
-                )
-                for rank, actor in enumerate(self._ranks)
-            ],
-            "build its engines",
-            max(LOAD_S, deadline_s),
-        )
+        shared = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+        shared["LOCAL_RANK"] = "0"  # Ray shows every actor its own device as the first
+        ranks = [{"RANK": str(rank)} | shared for rank in range(len(places))]
+        building = [a.build.remote(os.getcwd(), rank, build) for a, rank in zip(self._ranks, ranks, strict=True)]
+        self.names: list[str] = self._wait(building, "build its engines", max(LOAD_S, deadline_s))
 
     def call(self, method: str, asked: tuple[Any, ...]) -> Any:
         """Call a method of RankActor on every rank; the arguments enter the object store once."""
@@ -129,10 +116,8 @@ class RankGroup:
             return first
         silent = [rank_of[reference] for reference in pending]
         # The first failure is the reason, unless it only says that somebody else is gone.
-        reasons = [
-            e for e in failures if isinstance(e, Lost) or not any(said in str(e) for said in (*WAITED, *CUT_OFF))
-        ]
-        reason = reasons[0] if reasons else None
+        echoes = (*WAITED, *CUT_OFF)
+        reason = next((e for e in failures if isinstance(e, Lost) or not any(said in str(e) for said in echoes)), None)
         if reason is not None and not isinstance(reason, Lost):
             if silent:
                 self.close()
@@ -181,7 +166,6 @@ class RayTrainer:
         return self._stream("weights")
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """See Trainer."""
         return (named for bucket in self._stream("gradients") for named in bucket)
 
     def save(self, directory: Path) -> None:

@@ -16,7 +16,7 @@ from oxrl.types import Completion, FinishReason, Metrics, Prefix, Request, Segme
 
 
 class Sampler(ABC):
-    """Requests go in, every one comes back once: from `poll` when it ends, or from `abort`.
+    """RolloutEngine: requests go in, every one comes back once, from `poll` when it ends or from `abort`.
 
     Args:
         context: most tokens of a prompt and its response.
@@ -51,7 +51,6 @@ class Sampler(ABC):
 
     @property
     def version(self) -> int:
-        """See RolloutEngine."""
         return self._version
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -77,7 +76,6 @@ class Sampler(ABC):
                 self._finished.append(self._ended(request, "length", request.prefix))
 
     def poll(self, deadline_s: float) -> list[Finished]:
-        """See RolloutEngine."""
         start = time.monotonic()
         try:
             while not self._finished and self._here:
@@ -102,7 +100,6 @@ class Sampler(ABC):
         return aborted + self._stop(wanted)
 
     def metrics(self) -> Metrics:
-        """See RolloutEngine."""
         counted = self._counted.copy()
         self._counted.clear()
         return {f"rollout/{name}": counted[name] for name in self.TOTALS} | {

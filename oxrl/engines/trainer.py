@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors import SafetensorError
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from oxrl.engines.base import Bucket, Want
-from oxrl.engines.micro_batches import Merged, MicroBatch, micro_batches, padding_micro_batch
+from oxrl.engines.micro_batches import Merged, own_share
 from oxrl.engines.ranks import ALONE, Ranks
 from oxrl.errors import CheckpointError, EngineError
 from oxrl.functional.logprobs import bootstrap_positions, chunked_head, predicted_positions, spread
@@ -93,6 +94,16 @@ class Options:
         return {"lr": self.lr, "betas": self.adam_betas, "eps": self.adam_eps, "weight_decay": self.weight_decay}
 
 
+class Stored(NamedTuple):
+    """A whole weight and its optimizer state; without `moments` it was never stepped."""
+
+    name: str
+    weight: Tensor
+    master: Tensor | None = None
+    moments: Mapping[str, Tensor] = MappingProxyType({})
+    steps: int = 0
+
+
 def undecayed(model: nn.Module) -> frozenset[str]:
     """Parameters that hold no matrix product: norms, biases and embeddings, also where one is the output head too."""
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -100,7 +111,7 @@ def undecayed(model: nn.Module) -> frozenset[str]:
 
 
 class Trainer(ABC):
-    """A model, its gradient and its AdamW, on one process or on several that make the same calls (SPMD).
+    """TrainEngine: a model, its gradient and its AdamW, in one process or in several that make the same calls (SPMD).
 
     Every rank is given the whole batch, reads its own share of the rows (`micro_batches`) and returns the whole
     output; the gradient is that of the plain sum of the loss over all rows, whatever the number of ranks.
@@ -125,6 +136,7 @@ class Trainer(ABC):
         }
         self._pending_losses: list[float] = []
         self._has_gradient = False
+        self._cut_up = True  # over the ranks; alone, this rank has all pieces
         # Shape and type of each weight as it is stored, before an engine cuts it up or raises it to float32.
         self._stored = {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
         if self.options.gradient_checkpointing:
@@ -145,11 +157,7 @@ class Trainer(ABC):
         """(name, whole gradient accumulated so far) on every rank; collective. Only `skip_step` may follow."""
 
     @abstractmethod
-    def weights(self) -> Iterator[Bucket]:
-        """See TrainEngine."""
-
-    @abstractmethod
-    def _gradient_norm(self) -> float: ...
+    def weights(self) -> Iterator[Bucket]: ...
 
     @abstractmethod
     def _clip_and_step(self, lr: float) -> tuple[float, bool]:
@@ -163,25 +171,15 @@ class Trainer(ABC):
         """(this rank's piece of float32 weights, its Adam state, None if the last step did not move it, its decay)."""
 
     @abstractmethod
-    def _sum_of_shards(self, squares: Tensor) -> Tensor:
-        """Sum over the ranks that hold different pieces."""
-
-    @abstractmethod
     def _state(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole tensor) of every weight that has a moment `kind`, or "master": a float32 copy; collective."""
+        """(name, whole tensor) of every weight that has one; collective.
+
+        Kinds: "exp_avg", "exp_avg_sq" and "step", AdamW's; "master", the float32 copy of a weight of lower precision.
+        """
 
     @abstractmethod
-    def _adam_steps(self) -> dict[str, int]: ...
-
-    @abstractmethod
-    def _restore(
-        self, name: str, weight: Tensor, master: Tensor | None, moments: Mapping[str, Tensor], steps: int
-    ) -> None:
-        """Take over one whole weight and its optimizer state; `steps` is 0 and `moments` empty if never stepped."""
-
-    @abstractmethod
-    def _restored(self) -> None:
-        """Called once after every weight was restored."""
+    def _restore(self, weights: Iterable[Stored]) -> None:
+        """Take over whole weights and their optimizer state; on every rank alike."""
 
     # What all engines have in common.
 
@@ -189,9 +187,8 @@ class Trainer(ABC):
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
         """See TrainEngine. Token fields are 0.0 wherever `response_mask` is False: the head runs nowhere else."""
         merged = Merged(inputs)
-        for micro in self._share(inputs):
-            rows, part = self._rows_of(inputs, micro)
-            merged.add(rows, self._read(part, want))
+        for rows, part in self._share(inputs):
+            merged.add(rows, self._read(part.inputs, want))
         return merged.output(self.ranks)
 
     def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
@@ -208,11 +205,10 @@ class Trainer(ABC):
         self._has_gradient |= trained
         if self.options.gradient_checkpointing:
             self.model.train()
-        for micro in self._share(batch):
-            units, part = self._rows_of(batch, micro)
+        for units, part in self._share(batch):
             output = self._read(part.inputs, want)
             loss: Tensor | None = None
-            if micro is not None:
+            if len(units):
                 found, _ = loss_fn(output, part)
                 losses.append(found.detach().double().cpu())
                 if found.requires_grad and bool(part.inputs.response_mask[:, 1:].any()):
@@ -226,17 +222,9 @@ class Trainer(ABC):
         self._pending_losses.append(self.last_loss)
         return merged.output(self.ranks)
 
-    def _share(self, batch: TrainBatch) -> list[MicroBatch | None]:
-        """This rank's micro-batches, and None for each that another rank has more: every rank runs as many."""
-        shares = micro_batches(batch, budget=self.options.micro_batch_tokens, ranks=self.ranks.world)
-        mine = shares[self.ranks.rank]
-        return [*mine, *[None] * (max(map(len, shares)) - len(mine))]
-
-    def _rows_of(self, batch: Any, micro: MicroBatch | None) -> tuple[Tensor, Any]:
-        if micro is None:
-            return torch.zeros(0, dtype=torch.int64), padding_micro_batch().to(self.device)
-        units, length = micro
-        return units, batch.select(units, length).to(self.device)
+    def _share(self, batch: TrainBatch) -> Iterator[tuple[Tensor, TrainBatch]]:
+        budget = self.options.micro_batch_tokens
+        return own_share(batch, budget=budget, ranks=self.ranks, device=self.device)
 
     def optim_step(self) -> Metrics:
         """See TrainEngine. Without any gradient (nothing was masked in) the step is skipped too."""
@@ -246,8 +234,11 @@ class Trainer(ABC):
         return self._finish_step(norm, skipped=not applied)
 
     def skip_step(self) -> Metrics:
-        """See TrainEngine."""
         return self._finish_step(self._gradient_norm() if self._has_gradient else 0.0, skipped=True)
+
+    def _gradient_norm(self) -> float:
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for _, gradient in self.gradients()]
+        return torch.linalg.vector_norm(torch.stack(norms)).item()
 
     @torch.no_grad()
     def _finish_step(self, norm: float, *, skipped: bool) -> Metrics:
@@ -257,7 +248,8 @@ class Trainer(ABC):
             squares[0] += torch.linalg.vector_norm(weight, dtype=torch.float64).cpu() ** 2
             if adam and not skipped:
                 squares[1] += self._change(weight, adam, lr, lr * decay).cpu() ** 2
-        param_norm, update_norm = self._sum_of_shards(squares).sqrt().tolist()
+        squares = self.ranks.sum(squares) if self._cut_up else squares
+        param_norm, update_norm = squares.sqrt().tolist()
         self._drop_gradients()
         self._pending_losses.clear()
         self._has_gradient = False
@@ -301,7 +293,7 @@ class Trainer(ABC):
                     refused = error
             for _ in named:
                 pass
-        steps = self._adam_steps()
+        steps = {name: int(step) for name, step in self._state("step")}
         if refused is not None:
             raise refused
         if self.ranks.first:
@@ -330,12 +322,14 @@ class Trainer(ABC):
             lacks = (dtype in LOW and name not in masters) or any(name not in tensors for tensors in moments.values())
             if dtype is None or lacks:
                 raise CheckpointError(f"{directory} has an incomplete optimizer state for {name!r}")
-        with torch.no_grad():
+
+        def stored() -> Iterator[Stored]:
             for name, weight in stored_weights(self.model, directory, self._stored):
-                master = masters[name]() if name in masters else None
-                held = {moment: tensors[name]() for moment, tensors in moments.items()} if name in steps else {}
-                self._restore(name, weight, master, held, steps.get(name, 0))
-            self._restored()
+                held = {moment: tensors[name]() for moment, tensors in moments.items() if name in steps}
+                yield Stored(name, weight, masters[name]() if name in masters else None, held, steps.get(name, 0))
+
+        with torch.no_grad():
+            self._restore(stored())
         self._drop_gradients()
         self._pending_losses.clear()
         self._has_gradient = False
@@ -344,9 +338,7 @@ class Trainer(ABC):
     @torch.no_grad()
     def set_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """See TrainEngine. The same on every rank; collective."""
-        for name, weight in named:
-            self._restore(name, weight, None, {}, 0)
-        self._restored()
+        self._restore(Stored(name, weight) for name, weight in named)
 
 
 class AdapterOff:
@@ -356,7 +348,6 @@ class AdapterOff:
         self._policy = policy
 
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
-        """See Scorer."""
         with adapter_off(self._policy.model):
             return self._policy.forward(inputs, want)
 

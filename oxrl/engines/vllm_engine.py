@@ -243,7 +243,6 @@ class VllmEngine(Sampler):
         return [self._scored.pop(name) for name in names]
 
     def metrics(self) -> Metrics:
-        """See RolloutEngine."""
         said = super().metrics()
         saved = said["rollout/prefill_tokens_saved"]
         return said | {"rollout/prefix_hit_frac": saved / max(1.0, saved + said["rollout/prefill_tokens"])}
@@ -332,19 +331,18 @@ def _noise_to(log_file: str | None) -> Iterator[None]:
         yield
         return
     Path(log_file).parent.mkdir(parents=True, exist_ok=True)
-    _flush()
-    kept = [os.dup(1), os.dup(2)]
-    target = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    try:
-        for standard in (1, 2):
-            os.dup2(target, standard)
-        yield
-    finally:
+    with open(log_file, "ab") as target:
         _flush()
-        for standard, before in zip((1, 2), kept, strict=True):
-            os.dup2(before, standard)
-        for descriptor in (*kept, target):
-            os.close(descriptor)
+        kept = {standard: os.dup(standard) for standard in (1, 2)}
+        try:
+            for standard in kept:
+                os.dup2(target.fileno(), standard)
+            yield
+        finally:
+            _flush()
+            for standard, before in kept.items():
+                os.dup2(before, standard)
+                os.close(before)
 
 
 def _flush() -> None:

@@ -9,8 +9,9 @@ first: the probe must move to where that copy's own forward pass puts it, then t
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -33,19 +34,12 @@ PERTURBED = -1
 PERTURBED_TOLERANCE = 0.05
 
 
-class Group(Protocol):
-    """A RolloutEngine made of several: versions and probes are asked of each, by name."""
-
-    @property
-    def members(self) -> Mapping[str, RolloutEngine]: ...
-
-
 class WeightSync:
     """Hands the policy's weights to the sampler and does not return before the delivery is proved.
 
     Args:
         policy: whose weights are sent.
-        sampler: who gets them; an engine of several has `members` (see Group).
+        sampler: who gets them. An engine of several has `members`, by name: each is asked for its version and probe.
         dtype: what the sampler computes in: tensors are cast to it, then fingerprinted, then sent.
         vocabulary: the probe's token ids are below it.
         temperature: of the policy's log-probabilities.
@@ -76,25 +70,24 @@ class WeightSync:
         self._syncs = 0
         self._metrics: Metrics = {}
 
-    def deliver(self, version: int, to: RolloutEngine | None = None) -> None:
-        """Load the policy's weights, now `version`, into the sampler (or into `to`, a member that was replaced).
+    def deliver(self, version: int) -> None:
+        """Load the policy's weights, now `version`, into the sampler.
 
         Raises:
             WeightSyncError: two attempts failed; names what did.
         """
-        engine = self.sampler if to is None else to
         if self._shared:
-            engine.update_weights(self.policy.weights(), version)
+            self.sampler.update_weights(self.policy.weights(), version)
             return
         start = time.monotonic()
-        perturb = to is not None or self._syncs == 0 or (self._probe_every and self._syncs % self._probe_every == 0)
+        perturb = self._syncs == 0 or (self._probe_every and self._syncs % self._probe_every == 0)
         expected = self._policy_scores()
         failures: list[WeightSyncError] = []
         while len(failures) < 2:
             try:
                 if perturb:
-                    self._prove_perturbed(engine, expected)
-                probe = self._send(engine, self.policy.weights(), version, expected, self._limits)
+                    self._prove_perturbed(expected)
+                probe = self._send(self.policy.weights(), version, expected, self._limits)
                 break
             except WeightSyncError as error:
                 failures.append(error)
@@ -103,7 +96,7 @@ class WeightSync:
                 f"the sampler does not hold weight version {version}, after two attempts: {failures[0]}; "
                 f"then: {failures[1]}"
             )
-        self._syncs += to is None
+        self._syncs += 1
         self._note(probe, retries=len(failures), seconds=time.monotonic() - start)
 
     def metrics(self) -> Metrics:
@@ -112,14 +105,15 @@ class WeightSync:
         return metrics
 
     def _send(
-        self, engine: RolloutEngine, weights: Iterator[Bucket], version: int, expected: Scores, limits: Sequence[float]
+        self, weights: Iterator[Bucket], version: int, expected: Scores, limits: Sequence[float]
     ) -> tuple[float, float]:
         """Load and prove; returns (largest, mean) difference of the probe."""
         sent: dict[str, str] = {}
-        received = engine.update_weights(self._outgoing(weights, sent), version)
+        received = self.sampler.update_weights(self._outgoing(weights, sent), version)
         check_received(sent, received)
         worst = (0.0, 0.0)
-        for name, member in _members(engine).items():
+        members: Mapping[str, RolloutEngine] = getattr(self.sampler, "members", {"the sampler": self.sampler})
+        for name, member in members.items():
             if member.version != version:
                 raise WeightSyncError(f"{name} acknowledges weight version {member.version}, not {version}")
             found = differences(member.logprobs(self.rows, self._temperature), expected)
@@ -138,7 +132,7 @@ class WeightSync:
             sent.update((name, fingerprint(tensor)) for name, tensor in cast_bucket)
             yield cast_bucket
 
-    def _prove_perturbed(self, engine: RolloutEngine, expected: Scores) -> None:
+    def _prove_perturbed(self, expected: Scores) -> None:
         """The sampler must follow a copy whose scores differ from the policy's by far more than the tolerance."""
         model = self._new_model()
         with torch.no_grad():
@@ -153,7 +147,7 @@ class WeightSync:
                 "Report this model; rollouts cannot be trusted"
             )
         limits = [max(limit, PERTURBED_TOLERANCE * far) for limit, far in zip(self._tolerances, moved, strict=True)]
-        rounding = self._send(engine, buckets(model.named_parameters()), PERTURBED, reference, limits)
+        rounding = self._send(buckets(model.named_parameters()), PERTURBED, reference, limits)
         if self._dtype != torch.float32:
             # Some models round more than others; what they differ by here is known to be nothing but that.
             self._limits = [max(limit, 2 * found) for limit, found in zip(self._tolerances, rounding, strict=True)]
@@ -166,11 +160,12 @@ class WeightSync:
         return cast(Tensor, self.policy.forward(batch, frozenset({"logprobs"})).logprobs).tolist()
 
     def _note(self, probe: tuple[float, float], *, retries: int, seconds: float) -> None:
-        new = {"sync/probe_max": probe[0], "sync/probe_mean": probe[1]}
-        kept = self._metrics
-        self._metrics = {name: max(value, kept.get(name, 0.0)) for name, value in new.items()} | {
-            "sync/retries": kept.get("sync/retries", 0.0) + retries,
-            "time/sync_s": kept.get("time/sync_s", 0.0) + seconds,
+        kept = defaultdict[str, float](float, self._metrics)
+        self._metrics = {
+            "sync/probe_max": max(kept["sync/probe_max"], probe[0]),
+            "sync/probe_mean": max(kept["sync/probe_mean"], probe[1]),
+            "sync/retries": kept["sync/retries"] + retries,
+            "time/sync_s": kept["time/sync_s"] + seconds,
         }
 
 
@@ -215,7 +210,3 @@ def check_received(sent: Mapping[str, str], received: Mapping[str, str]) -> None
     if problems:
         more = f" ({len(wrong)} tensors differ in all)" if len(wrong) > 3 else ""
         raise WeightSyncError("; ".join(problems) + more)
-
-
-def _members(engine: RolloutEngine) -> Mapping[str, RolloutEngine]:
-    return cast(Group, engine).members if hasattr(engine, "members") else {"the sampler": engine}

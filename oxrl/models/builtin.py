@@ -16,31 +16,18 @@ CHAT_TEMPLATE = (
 )
 VOCABULARY = len(SPECIAL_TOKENS) + 256
 
+_COMMON = {"vocab_size": VOCABULARY, "max_position_embeddings": 2048, "num_key_value_heads": 4}
 # Keyword arguments of Qwen3Config, so that memory can be estimated without importing torch.
 BUILTIN_DIMS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         # 0.15M parameters: what the quickstart trains in minutes on two CPU cores.
-        "builtin:tiny": {
-            "vocab_size": VOCABULARY,
-            "hidden_size": 64,
-            "intermediate_size": 256,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "head_dim": 16,
-            "max_position_embeddings": 2048,
-        },
+        "builtin:tiny": _COMMON
+        | {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2}
+        | {"num_attention_heads": 4, "head_dim": 16},
         # 3.3M parameters: the shape of the speed benchmarks.
-        "builtin:small": {
-            "vocab_size": VOCABULARY,
-            "hidden_size": 256,
-            "intermediate_size": 800,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 32,
-            "max_position_embeddings": 2048,
-        },
+        "builtin:small": _COMMON
+        | {"hidden_size": 256, "intermediate_size": 800, "num_hidden_layers": 4}
+        | {"num_attention_heads": 8, "head_dim": 32},
     }
 )
 

@@ -50,10 +50,7 @@ class CausalNetwork:
         return Head(cast(Tensor, self._output.weight), cast("Tensor | None", bias), self._softcap, self._scale)
 
     def backbone(self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
-        output: Any = self.decoder(
-            input_ids=tokens, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
-        )
-        return output.last_hidden_state
+        return _last_hidden(self.decoder, tokens, attention_mask, position_ids)
 
     @torch.no_grad()
     def _check_head(self) -> None:
@@ -91,10 +88,12 @@ class ValueModel(nn.Module):
 
     def backbone(self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
         """Hidden states [B, T, H]."""
-        output: Any = self.decoder(
-            input_ids=tokens, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
-        )
-        return output.last_hidden_state
+        return _last_hidden(self.decoder, tokens, attention_mask, position_ids)
+
+
+def _last_hidden(decoder: nn.Module, tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
+    output: Any = decoder(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)
+    return output.last_hidden_state
 
 
 def token_model(model: nn.Module) -> TokenModel:

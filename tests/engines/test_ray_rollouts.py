@@ -190,7 +190,7 @@ def test_a_request_that_kills_every_actor_ends_the_run(rollouts: Any) -> None:
 
 def test_errors_inside_an_actor_reach_the_caller_as_they_are(rollouts: Any) -> None:
     engine = rollouts(1)
-    with pytest.raises(EngineError, match="the model's context is"):
+    with pytest.raises(EngineError, match="the model's context of"):
         engine.submit(requests(1, tokens=100_000))
     wrong = [[("no.such.tensor", torch.zeros(3))]]
     with pytest.raises(WeightSyncError, match="no such tensor"):
@@ -246,6 +246,33 @@ def test_colocated_actors_sleep_whenever_nothing_is_sampled(rollouts: Any) -> No
     assert not engine._asleep
     generate(engine, requests(8), deadline_s=60)
     assert engine._asleep
+    assert len(generate(engine, requests(8), deadline_s=60)) == 8
+
+
+class Drowsy(LocalSampler):
+    """Knows whether it sleeps."""
+
+    asleep = False
+
+    def sleep(self) -> None:
+        super().sleep()
+        self.asleep = True
+
+    def wake(self) -> None:
+        self.asleep = False
+
+
+def drowsy() -> LocalSampler:
+    return Drowsy(load_policy("builtin:tiny"), load_tokenizer("builtin:tiny"), max_rows=8)
+
+
+def test_an_actor_that_is_lost_while_all_sleep_is_replaced_by_one_that_sleeps(rollouts: Any) -> None:
+    engine = rollouts(2, sleeping=True, build=drowsy)
+    generate(engine, requests(8), deadline_s=60)
+    os.kill(pid(engine, 1), signal.SIGKILL)
+    assert engine.metrics()["rollout/replaced_actors"] == 1
+    actors = [worker.actor for worker in engine._workers]
+    assert ray.get([a.__ray_call__.remote(lambda a: a._engine.asleep) for a in actors], timeout=20) == [True, True]
     assert len(generate(engine, requests(8), deadline_s=60)) == 8
 
 

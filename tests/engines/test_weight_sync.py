@@ -220,14 +220,6 @@ def test_every_member_of_a_group_is_asked_by_name() -> None:
         _sync(Group({"actor 0": Remote(_model(5)), "actor 1": Deaf(_model(6))})).deliver(0)
 
 
-def test_a_replaced_member_gets_the_weights_alone_and_proves_them_with_a_perturbed_copy() -> None:
-    policy, first, second = LocalTrainer(_model(0), lr=1e-3), Remote(_model(5)), Remote(_model(6))
-    sync = _sync(first, policy)
-    sync.deliver(3)
-    sync.deliver(3, to=second)
-    assert (first.versions, second.versions) == ([PERTURBED, 3], [PERTURBED, 3])
-
-
 def test_a_sampler_on_the_policys_own_memory_is_sent_nothing_and_asked_nothing() -> None:
     policy = LocalTrainer(_model(0), lr=1e-3)
     sampler = LocalSampler(policy.model, TOKENIZER)  # pyright: ignore
