@@ -17,11 +17,12 @@ from oxrl.engines.base import Bucket, Finished
 from oxrl.engines.local_cache import RowCache, decoding_attention
 from oxrl.engines.local_draw import draw, noise_keys, restrict
 from oxrl.engines.sampler import Sampler
+from oxrl.engines.trainer import read_tokens
 from oxrl.errors import EngineError, WeightSyncError
-from oxrl.functional.logprobs import chunked_head, head_logits, predicted_positions, spread
+from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import CausalNetwork
 from oxrl.models.weights import fingerprint
-from oxrl.types import FinishReason, Prefix, Request
+from oxrl.types import FinishReason, Prefix, Request, TokenBatch
 
 # Prompts are prefilled, and rows scored, at most this many tokens at a time, padding included.
 PREFILL_TOKENS = 16384
@@ -147,11 +148,10 @@ class LocalSampler(Sampler):
         results: list[list[float]] = []
         for batch in _token_batches(rows):
             tokens, lengths = self._padded(batch)
-            mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-            token_at, hidden_at = predicted_positions(mask)
-            hidden = self.network.backbone(tokens, None, None).flatten(0, 1)[hidden_at]
-            scored = chunked_head(hidden, self.network.head, tokens.flatten()[token_at], temperature=temperature)
-            aligned = spread(scored.logprobs, token_at, tokens).tolist()
+            real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+            inputs = TokenBatch(tokens=tokens, attention_mask=real, response_mask=real)
+            scored = read_tokens(self.network, inputs, frozenset({"logprobs"}), temperature=temperature)
+            aligned = cast(Tensor, scored.logprobs).tolist()
             results += [row[: len(ids)] for row, ids in zip(aligned, batch, strict=True)]
         return results
 

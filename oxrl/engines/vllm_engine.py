@@ -76,9 +76,7 @@ class VllmEngine(Sampler):
         gpu_memory_fraction: share of the GPU's memory for weights and keys and values; unused on CPU.
         kv_cache_gb: memory of the keys and values in GB per device, instead of that share; on CPU None is 0.25 GB.
         max_model_len: longest prompt plus response; None: the model's context.
-        log_file: where vLLM's messages go, and what this process prints while vLLM starts; None: only its errors, to
-            stderr.
-        version: weight version of the initial weights.
+        log_file: where vLLM's messages go, and what this process prints while vLLM starts.
 
     Raises:
         MissingExtraError: vLLM is not installed.
@@ -91,21 +89,19 @@ class VllmEngine(Sampler):
         self,
         model: str,
         *,
+        log_file: str,
         dtype: str = "float32",
-        seed: int = 0,
         max_rows: int = 128,
         tensor_parallel: int = 1,
         gpu_memory_fraction: float = 0.5,
         kv_cache_gb: float | None = None,
         max_model_len: int | None = None,
         trust_remote_code: bool = False,
-        log_file: str | None = None,
-        version: int = 0,
     ) -> None:
         on_cpu = not torch.cuda.is_available()
         os.environ.update(ENVIRONMENT | (CPU_ENVIRONMENT if on_cpu else {}))
         tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
-        super().__init__(tokenizer, context=0, version=version)  # vLLM says below how long it is
+        super().__init__(tokenizer, context=0, version=0)  # vLLM says below how long it is
         self._on_cpu, self._several = on_cpu, tensor_parallel > 1
         self._active: dict[str, _Active] = {}
         self._scored: dict[str, list[float]] = {}
@@ -113,7 +109,6 @@ class VllmEngine(Sampler):
         kv_cache_gb = CPU_KV_CACHE_GB if on_cpu and kv_cache_gb is None else kv_cache_gb
         settings: dict[str, Any] = {
             "dtype": dtype,
-            "seed": seed % 2**32,
             "max_num_seqs": max_rows,
             "tensor_parallel_size": tensor_parallel,
             # In a Ray actor vLLM would ask Ray for its workers, which has no room for them (and cannot on CPU).
@@ -142,8 +137,7 @@ class VllmEngine(Sampler):
         self._context = int(self._engine.model_config.max_model_len)
         self._rpc("oxrl_install")
 
-    def _start(self, settings: Mapping[str, Any], log_file: str | None) -> Any:
-        _log_to(log_file)
+    def _start(self, settings: Mapping[str, Any], log_file: str) -> Any:
         names = ("log", "log_engine_initialized", "record_sleep_state")
         stat_logger = SimpleNamespace(record=self._count, **dict.fromkeys(names, _ignore))
         try:
@@ -157,7 +151,7 @@ class VllmEngine(Sampler):
         try:
             return start(arguments(**settings), stat_loggers=[lambda config, index: stat_logger])
         except (RuntimeError, ValueError, OSError, AssertionError) as error:
-            raise EngineError(f"vLLM does not start ({error}); its messages: {log_file or 'stderr'}") from error
+            raise EngineError(f"vLLM does not start ({error}); its messages: {log_file}") from error
 
     def _check_heads(self) -> None:
         """vLLM's CPU attention takes some sizes only, and says so at the first token, by a number."""
@@ -315,22 +309,15 @@ def _folder(model: str) -> Iterator[str]:
         yield folder
 
 
-def _log_to(log_file: str | None) -> None:
-    """vLLM's messages into the file, or its errors to stderr."""
-    logger = logging.getLogger("vllm")
-    handler = logging.StreamHandler() if log_file is None else logging.FileHandler(log_file, encoding="utf-8")
+@contextmanager
+def _noise_to(log_file: str) -> Iterator[None]:
+    """vLLM's messages go to the file; inside the block, so does what this process and its children print."""
+    Path(log_file).parent.mkdir(parents=True, exist_ok=True)
+    logger, handler = logging.getLogger("vllm"), logging.FileHandler(log_file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(logging.ERROR if log_file is None else logging.INFO)
-
-
-@contextmanager
-def _noise_to(log_file: str | None) -> Iterator[None]:
-    """Send to the file what this process, its compiled code and its children write to stdout and stderr."""
-    if log_file is None:
-        yield
-        return
-    Path(log_file).parent.mkdir(parents=True, exist_ok=True)
+    logger.setLevel(logging.INFO)
+    # By descriptor, because compiled code prints too.
     with open(log_file, "ab") as target:
         _flush()
         kept = {standard: os.dup(standard) for standard in (1, 2)}

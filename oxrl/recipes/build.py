@@ -186,7 +186,6 @@ def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutE
         return VllmEngine(
             cfg.model.name,
             dtype=cfg.model.dtype,
-            seed=cfg.run.seed,
             max_model_len=cfg.model.max_length,
             trust_remote_code=cfg.model.trust_remote_code,
             log_file=str(cfg.run.directory / f"vllm_{os.getpid()}.log"),
