@@ -95,7 +95,10 @@ class RolloutEngine(Protocol):
         ...
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
-        """Load weights between polls, drop every cached key and value; returns a fingerprint per tensor name."""
+        """Load weights between polls, drop every cached key and value.
+
+        Returns the fingerprint of each tensor that was copied, where it arrived, by name.
+        """
         ...
 
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:

@@ -117,25 +117,23 @@ class LocalSampler(Sampler):
 
     @torch.no_grad()
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
-        """See RolloutEngine. Tensors that already are this model's memory are not copied.
+        """See RolloutEngine. Tensors that already are this model's memory are not copied, and get no fingerprint.
 
         Raises:
             WeightSyncError: a tensor is unknown, of another shape, or missing.
         """
-        held = dict(self.model.named_parameters())
+        missing = dict(self.model.named_parameters())
         fingerprints: dict[str, str] = {}
-        for bucket in buckets:
-            for name, tensor in bucket:
-                parameter = held.get(name)
-                if parameter is None or parameter.shape != tensor.shape:
-                    has = "no such tensor" if parameter is None else f"shape {tuple(parameter.shape)}"
-                    raise WeightSyncError(f"got {name!r} of shape {tuple(tensor.shape)}; the sampler has {has}")
-                if parameter.data_ptr() != tensor.data_ptr():
-                    parameter.copy_(tensor)
+        for name, tensor in (named for bucket in buckets for named in bucket):
+            parameter = missing.pop(name, None)
+            if parameter is None or parameter.shape != tensor.shape:
+                has = "no such tensor" if parameter is None else f"shape {tuple(parameter.shape)}"
+                raise WeightSyncError(f"got {name!r} of shape {tuple(tensor.shape)}; the sampler has {has}")
+            if parameter.data_ptr() != tensor.data_ptr():
+                parameter.copy_(tensor)
                 fingerprints[name] = fingerprint(parameter)
-        missing = held.keys() - fingerprints.keys()
         if missing:
-            raise WeightSyncError(f"{len(missing)} tensors were not sent, such as {sorted(missing)[0]!r}")
+            raise WeightSyncError(f"{len(missing)} tensors were not sent, such as {min(missing)!r}")
         counts = self._slots.integers[:, COUNT].tolist()
         self._slots.versions = [self._versions(slot, counts[slot]) for slot in range(len(self._slots.requests))]
         self._version = version

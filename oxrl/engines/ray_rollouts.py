@@ -36,11 +36,10 @@ class SamplerActor:
         self._engine = build()
         return self._engine.version
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        return getattr(self._engine, method)(*arguments)
-
-    def version(self) -> int:
-        return self._engine.version
+    def call(self, name: str, *arguments: Any) -> Any:
+        """A method or a property of the engine."""
+        found = getattr(self._engine, name)
+        return found(*arguments) if callable(found) else found
 
     def poll(self, seconds: float) -> list[Finished]:
         try:
@@ -76,14 +75,15 @@ class _Worker:
         what, deadline_s = f"{self.name}, asked to {asked},", max(at_least_s, self._group.deadline_s)
         return answer(self._group.cluster.ray, reference, what, deadline_s=deadline_s)
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """A method of the actor's engine."""
-        return self.answer(self.actor.call.remote(method, *arguments), method)
+    def call(self, name: str, *arguments: Any) -> Any:
+        """A method or a property of the actor's engine."""
+        return self.answer(self.actor.call.remote(name, *arguments), name)
+
+    # What the delivery proof asks of each; whoever is lost over it is replaced, as anywhere else.
 
     @property
     def version(self) -> int:
-        """Of the weights that the actor itself says it samples with."""
-        return self.answer(self.actor.version.remote(), "version")
+        return self._group.ask(self, "version")
 
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         return self._group.scores(self, rows, temperature)
@@ -134,7 +134,7 @@ class RayRollouts:
         self._set_asleep(False)
         for _, group in itertools.groupby(requests, key=lambda request: request.prompt.token_ids):
             chosen, worker = list(group), min(self._workers, key=_tokens_owed)
-            self._ask(worker, "submit", chosen)
+            self.ask(worker, "submit", chosen)
             worker.owed.update((request.id, request) for request in chosen)
 
     def poll(self, deadline_s: float) -> list[Finished]:
@@ -161,8 +161,7 @@ class RayRollouts:
                     f"{[len(worker.owed) for worker in self._workers]} responses each. Raise run.deadline_s or lower "
                     "rollout.max_tokens"
                 )
-        if self._sleeping and not any(worker.owed for worker in self._workers):
-            self._set_asleep(True)
+        self._sleep_if_idle()
         return finished
 
     def _collect(self, worker: _Worker) -> list[Finished]:
@@ -183,10 +182,11 @@ class RayRollouts:
         aborted: list[Finished] = []
         for worker in self._workers:
             wanted = [id for id in ids if id in worker.owed]
-            aborted += self._ask(worker, "abort", wanted) if wanted else []
+            aborted += self.ask(worker, "abort", wanted) if wanted else []
             for item in aborted:
                 worker.owed.pop(item.request.id, None)
         self._retried.difference_update(item.request.id for item in aborted)
+        self._sleep_if_idle()
         return aborted
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
@@ -211,11 +211,12 @@ class RayRollouts:
     def _prove(self, worker: _Worker, fingerprints: Mapping[str, str]) -> None:
         """`worker` acknowledges the version, holds the tensors that every actor holds, and scores what they scored."""
         self._fingerprints = self._fingerprints or fingerprints
-        version = worker.version
+        version = worker.call("version")
         if version != self._version:
             raise WeightSyncError(f"{worker.name} serves version {version}, not {self._version}")
-        wrong = [name for name, value in self._fingerprints.items() if fingerprints.get(name) != value]
-        if wrong or len(fingerprints) != len(self._fingerprints):
+        names = self._fingerprints.keys() | fingerprints.keys()
+        wrong = sorted(name for name in names if fingerprints.get(name) != self._fingerprints.get(name))
+        if wrong:
             raise WeightSyncError(
                 f"{worker.name} holds other weights of version {version} than the others: {len(wrong)} tensors differ, "
                 f"such as {wrong[:1]}"
@@ -239,13 +240,13 @@ class RayRollouts:
     def scores(self, worker: _Worker, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """What one actor says of `rows`; kept, for replacements to be compared with."""
         self._set_asleep(False)
-        scores: list[list[float]] = self._ask(worker, "logprobs", rows, temperature)
+        scores: list[list[float]] = self.ask(worker, "logprobs", rows, temperature)
         self._probe = rows, temperature, scores
         return scores
 
     def metrics(self) -> Metrics:
         """See RolloutEngine: counts and rates are summed over actors, means averaged."""
-        parts: list[Metrics] = [self._ask(worker, "metrics") for worker in self._workers]
+        parts: list[Metrics] = [self.ask(worker, "metrics") for worker in self._workers]
         merged = {name: sum(part[name] for part in parts) for name in parts[0]}
         merged |= {name: value / len(parts) for name, value in merged.items() if "mean" in name or "frac" in name}
         replaced, self._replaced = self._replaced, 0
@@ -264,13 +265,17 @@ class RayRollouts:
         for worker in self._workers:
             self.cluster.ray.kill(worker.actor)
 
+    def _sleep_if_idle(self) -> None:
+        if self._sleeping and not any(worker.owed for worker in self._workers):
+            self._set_asleep(True)
+
     def _set_asleep(self, asleep: bool) -> None:
         if asleep != self._asleep:
             for worker in self._workers:
-                self._ask(worker, "sleep" if asleep else "wake")
+                self.ask(worker, "sleep" if asleep else "wake")
             self._asleep = asleep
 
-    def _ask(self, worker: _Worker, method: str, *arguments: Any) -> Any:
+    def ask(self, worker: _Worker, method: str, *arguments: Any) -> Any:
         """A call to an actor's engine; an actor that is lost over it is replaced and asked once more."""
         try:
             return worker.call(method, *arguments)

@@ -113,12 +113,7 @@ def _draw(
     """Replaces vLLM's random sampler: noise is a function of (seed, position), so samples are those of LocalSampler.
 
     vLLM's own draws depend on how often a generator was asked; a continued prefix would not go on where it stopped.
-
-    Args:
-        runner: vLLM's model runner; row i of the logits belongs to its request i.
-        logits: [n, V] float32, divided by the temperature already.
-        generators: vLLM's, unused.
-        top_k, top_p: [n] or None.
+    Row i of `logits` [n, V], float32 and divided by the temperature already, belongs to the runner's request i.
 
     Returns:
         (token ids [n], logprobs [n, V] of the distribution drawn from).

@@ -86,6 +86,14 @@ def test_finished_rows_are_replaced_and_cost_nothing(model: PreTrainedModel) -> 
     assert [c.token_ids for c in done] == [c.token_ids for c in _sample(model, requests)]
 
 
+def test_weights_that_are_the_samplers_own_memory_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = load_policy("builtin:tiny", seed=0)
+    sampler = LocalSampler(policy, TOKENIZER)
+    monkeypatch.setattr("oxrl.engines.local_sampler.fingerprint", lambda tensor: pytest.fail("read a whole tensor"))
+    assert sampler.update_weights(LocalTrainer(policy, lr=1.0).weights(), version=1) == {}
+    assert sampler.version == 1
+
+
 def test_weights_that_do_not_fit_are_refused(model: PreTrainedModel) -> None:
     sampler = LocalSampler(model, TOKENIZER)
     with pytest.raises(WeightSyncError, match="no such tensor"):

@@ -247,6 +247,18 @@ def test_colocated_actors_sleep_whenever_nothing_is_sampled(rollouts: Any) -> No
     generate(engine, requests(8), deadline_s=60)
     assert engine._asleep
     assert len(generate(engine, requests(8), deadline_s=60)) == 8
+    engine.submit(requests(8))
+    assert not engine._asleep
+    engine.abort([request.id for request in requests(8)])
+    assert engine._asleep
+
+
+def test_a_member_that_is_lost_before_it_is_asked_is_replaced_with_the_weights_it_had(rollouts: Any) -> None:
+    engine = rollouts(2)
+    engine.update_weights(weights_of(1), version=3)
+    os.kill(pid(engine, 1), signal.SIGKILL)
+    assert [member.version for member in engine.members.values()] == [3, 3]
+    assert engine.metrics()["rollout/replaced_actors"] == 1
 
 
 class Drowsy(LocalSampler):
