@@ -15,8 +15,7 @@ import typer
 from oxrl.algorithms import ROWS
 from oxrl.config import Config, config_diff, config_schema, dump_config, load_config
 from oxrl.config.plan import dry_run_config, plan_text
-from oxrl.config.schema import known
-from oxrl.errors import ConfigError, DataError, OxrlError
+from oxrl.errors import ConfigError, DataError, OxrlError, known
 
 app = typer.Typer(
     name="oxrl",

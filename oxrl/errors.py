@@ -1,4 +1,4 @@
-"""Errors a user can trigger, and the exit code each one ends the program with.
+"""Errors a user can trigger, the exit code each one ends the program with, and the hints in their messages.
 
 OxrlError                    1   anything oxRL raises on purpose
   ConfigError (ValueError)   2   the YAML or an override is wrong; lists every problem at once
@@ -18,6 +18,35 @@ OxrlError                    1   anything oxRL raises on purpose
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the closest option, or nothing when none is close."""
+    close = get_close_matches(name, list(options), n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def known(value: str, options: Iterable[str]) -> str:
+    """Return `value` if it is one of `options`; raise ValueError that lists them and names the closest."""
+    options = sorted(options)
+    if value not in options:
+        listed = ", ".join(options) if len(options) <= 30 else f"{len(options)} names, see `oxrl algorithms`"
+        raise ValueError(f"must be one of {listed}{did_you_mean(value, options)}")
+    return value
+
+
+def why_no_file(path: Path | str) -> str:
+    """Explain why `path` is no file, with the closest name in its folder."""
+    path = Path(path)
+    if path.is_dir():
+        return "is a folder; give a file"
+    if not path.parent.is_dir():
+        return f"no such file: the folder {path.parent} does not exist (relative paths start at {Path.cwd()})"
+    return f"no such file{did_you_mean(path.name, [item.name for item in path.parent.iterdir()])}"
 
 
 class OxrlError(Exception):

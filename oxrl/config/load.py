@@ -14,9 +14,9 @@ from pydantic_core import ErrorDetails
 from oxrl.algorithms import PARAMETERS, ROWS
 from oxrl.config.checks import evaluation_problems, notices, training_problems
 from oxrl.config.reads import fields_read, row_fields, why_unread
-from oxrl.config.schema import CELLS, FIELDS, SECTIONS, Config, compose_row, did_you_mean
+from oxrl.config.schema import CELLS, FIELDS, SECTIONS, Config, compose_row
 from oxrl.config.source import UNSET, Problem, Source, homes, read_source
-from oxrl.errors import ConfigError
+from oxrl.errors import ConfigError, did_you_mean
 
 # Stand in for required fields that are missing or wrong, so that the other checks can still run.
 _PLACEHOLDERS: dict[str, Any] = {

@@ -6,8 +6,7 @@ Which fields a run reads depends on the algorithm (`reads.py`); checks across se
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -15,6 +14,7 @@ from annotated_types import Gt, Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from oxrl.algorithms import PARAMETERS, ROWS, Row
+from oxrl.errors import known
 
 Level = Literal["token", "sequence", "geometric"]
 Ratio = Literal["none", Level]
@@ -25,24 +25,9 @@ Magnitude = Annotated[float, AfterValidator(abs)]  # `load_config` warns where i
 CELLS = {name: name for name in ("advantage", "ratio", "denominator", "correction", "kl", "weights")} | {"loss": "gate"}
 
 
-def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the closest option, or nothing when none is close."""
-    close = get_close_matches(name, list(options), n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
-
-
 def cell_names(kind: str) -> tuple[str, ...]:
     """Names that a cell of this kind may hold."""
     return tuple(name for found, name in PARAMETERS if found == kind)
-
-
-def known(value: str, options: Iterable[str]) -> str:
-    """Return `value` if it is one of `options`; raise ValueError that lists them and names the closest."""
-    options = sorted(options)
-    if value not in options:
-        listed = ", ".join(options) if len(options) <= 30 else f"{len(options)} names, see `oxrl algorithms`"
-        raise ValueError(f"must be one of {listed}{did_you_mean(value, options)}")
-    return value
 
 
 def _field(default: Any, meaning: str, **bounds: Any) -> Any:

@@ -12,8 +12,8 @@ from ruamel.yaml.constructor import ConstructorError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-from oxrl.config.schema import FIELDS, SECTIONS, did_you_mean
-from oxrl.errors import ConfigError
+from oxrl.config.schema import FIELDS, SECTIONS
+from oxrl.errors import ConfigError, did_you_mean, why_no_file
 
 UNSET: Any = object()
 MOST_CHARACTERS, MOST_BRACKETS = 100_000, 200
@@ -62,16 +62,6 @@ def read_source(path: Path | str, overrides: Sequence[str]) -> Source:
     for override in overrides:
         _apply_override(override, source)
     return source
-
-
-def why_no_file(path: Path | str) -> str:
-    """Explain why `path` is no file, with the closest name in its folder."""
-    path = Path(path)
-    if path.is_dir():
-        return "is a folder; give a file"
-    if not path.parent.is_dir():
-        return f"no such file: the folder {path.parent} does not exist (relative paths start at {Path.cwd()})"
-    return f"no such file{did_you_mean(path.name, [item.name for item in path.parent.iterdir()])}"
 
 
 def _read_text(path: Path) -> str:

@@ -1,6 +1,6 @@
 """Functions that score completions, and the killable workers they run in. Imports no torch: workers start fast."""
 
-from oxrl.rewards.exact import exact_reward
+from oxrl.rewards.builtin import exact_reward
 from oxrl.rewards.math import math_reward
 
 __all__ = ["exact_reward", "math_reward"]

@@ -13,9 +13,8 @@ exception becomes status "error", a value that is no finite number status "inval
 
 from __future__ import annotations
 
-import asyncio
+import ast
 import dataclasses
-import difflib
 import importlib.util
 import inspect
 import math
@@ -25,10 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, SupportsFloat
 
-from oxrl.errors import RewardError
-from oxrl.rewards.exact import exact_reward
-from oxrl.rewards.math import math_reward
-from oxrl.rewards.procedural import reasoning_gym_reward
+from oxrl.errors import RewardError, did_you_mean, why_no_file
+from oxrl.rewards.builtin import BUILTINS
 from oxrl.types import Completion, Prompt, Score, ScoreStatus, Segment
 
 
@@ -38,20 +35,9 @@ class Reward(Protocol):
     ) -> Sequence[Score] | Awaitable[Sequence[Score]]: ...
 
 
-BUILTINS: dict[str, Callable[[Prompt, str], Score | float]] = {
-    "math": lambda prompt, text: math_reward(text, prompt.answer),
-    "exact": lambda prompt, text: exact_reward(text, prompt.answer),
-    "reasoning-gym": reasoning_gym_reward,
-}
-# Linear-time comparisons that cannot hang: they run in the caller's process. Everything else gets a worker.
-INLINE = frozenset({"exact"})
-
-_DRY_PROMPT = Prompt(
-    uid="dry-call", messages=({"role": "user", "content": "What is 1 + 1?"},), token_ids=(1, 2), answer="2"
-)
-_DRY_COMPLETION = Completion(
-    segments=(Segment(token_ids=(3,), logprobs=(0.0,), versions=(0,)),), text="2", finish_reason="stop"
-)
+_DRY_PROMPT = Prompt(uid="dry-call", messages=({"role": "user", "content": "1 + 1?"},), token_ids=(1, 2), answer="2")
+_DRY_SEGMENT = Segment(token_ids=(3,), logprobs=(0.0,), versions=(0,))
+_DRY_COMPLETION = Completion(segments=(_DRY_SEGMENT,), text="#### 2", finish_reason="stop")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +57,14 @@ class LoadedReward:
     def call(self, prompt: Prompt, argument: Any) -> Any:
         """What the user's function returns, awaited if it is async; a list if it is given the group."""
         value = self.function(prompt, argument)
-        return asyncio.run(_wait(value)) if inspect.isawaitable(value) else value
+        if not inspect.isawaitable(value):
+            return value
+        import asyncio  # a third of this module's import time
+
+        async def wait() -> Any:
+            return await value
+
+        return asyncio.run(wait())
 
     def problem(self, value: Any, count: int) -> str:
         """Why `value` is not what the function must return for `count` completions; empty if it is."""
@@ -95,7 +88,7 @@ class LoadedReward:
         for index, value in enumerate([values] if self.per_sample else values, start=first):
             try:
                 scores.append(_to_score(value))
-            except Exception as error:  # noqa: BLE001 - the value's own __float__ may raise anything
+            except ValueError as error:
                 scores.append(failed("invalid", which(index, 1), f"returned {error}"))
         return scores
 
@@ -110,11 +103,11 @@ def _to_score(value: Any) -> Score:
     if score.value is None:
         return score
     if not isinstance(given, SupportsFloat):
-        raise TypeError(f"{_show(given)}, need a number")
+        raise ValueError(f"{_show(given)}, need a number")
     try:
         number, parts = float(given), {key: float(part) for key, part in score.parts.items()}
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: tensors of several numbers
-        raise TypeError(f"{_show(value)}, which is no single number: {error}") from error
+    except Exception as error:  # any: `__float__` and `parts` are the user's, or a library's
+        raise ValueError(f"{_show(value)}, which is no single number: {error}") from error
     if not math.isfinite(number):
         raise ValueError(f"{number}, need a finite number")
     return dataclasses.replace(score, value=number, parts=parts)
@@ -136,36 +129,56 @@ def load_reward(name: str) -> LoadedReward:
         from oxrl.rewards.reward_model import scorer  # torch, which other rewards do without
 
         return _dry_called(LoadedReward(name, scorer(path), per_sample=False))
-    module = _run_module(path, name)
-    function = getattr(module, function_name, None)
-    if function is None:
-        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        close = difflib.get_close_matches(function_name, public, n=1)
-        hint = f"; did you mean {close[0]!r}" if close else f"; it has {', '.join(public) or 'no function'}"
-        raise RewardError(f"reward.name={name}: {path} has no {function_name!r}{hint}")
+    function: Any = getattr(_run_module(path, name), function_name, None)
     return _dry_called(LoadedReward(name, function, per_sample=_takes_one_sample(name, function)))
 
 
 def locate(name: str) -> tuple[Path, str]:
-    """Split "path.py:function" without running anything; a reward model's folder comes back with no function.
+    """Split "path.py:function" without running anything; built-ins and a reward model's folder have no function.
 
     Raises:
-        RewardError: not a built-in name nor of that form, or there is no such file.
+        RewardError: neither a built-in name nor of that form, or the file is not there, no Python, or surely without
+            such a function.
     """
-    if (Path(name) / "value_head.safetensors").is_file():
+    if name in BUILTINS or (Path(name) / "value_head.safetensors").is_file():
         return Path(name).resolve(), ""
-    file, separator, function_name = name.rpartition(":")
-    if not separator or not file.endswith(".py") or not function_name.isidentifier():
-        close = difflib.get_close_matches(name, BUILTINS, n=1)
-        hint = f"; did you mean {close[0]!r}" if close else ""
-        raise RewardError(
-            f"reward.name={name}: not a reward; use {', '.join(BUILTINS)} or path.py:function, such as "
-            f"my_reward.py:score{hint}"
-        )
+    file, separator, function = name.rpartition(":")
     path = Path(file)
-    if not path.is_file():
-        raise RewardError(f"reward.name={name}: there is no file {str(path)!r} under {Path.cwd()}")
-    return path.resolve(), function_name
+    if not separator or path.suffix != ".py" or not function.isidentifier():
+        forms = "path.py:function (such as my_reward.py:score) or a reward model's folder"
+        problem = f"must be {', '.join(BUILTINS)}, {forms}{did_you_mean(name, BUILTINS)}"
+    elif not path.is_file():
+        problem = f"{file}: {why_no_file(path)}"
+    else:
+        problem = _why_no_function(path, function)
+    if problem:
+        raise RewardError(f"reward.name={name}: {problem}")
+    return path.resolve(), function
+
+
+def _why_no_function(path: Path, function: str) -> str:
+    """Why the file at `path` does not define `function`; empty where it may."""
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        return f"{path}{f':{line}' if line else ''} is not Python: {error.args[0]}"
+    # Names that are imported or assigned count too: only a name found nowhere is surely wrong.
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.alias(name=name, asname=other):
+                names.add(other or name)
+            case _:
+                pass
+    if function in names or "*" in names:
+        return ""
+    hint = did_you_mean(function, names) or f"; it has {', '.join(sorted(names)) or 'nothing'}"
+    return f"{path} defines no '{function}'{hint}"
 
 
 def _run_module(path: Path, name: str) -> ModuleType:
@@ -197,13 +210,15 @@ def _takes_one_sample(name: str, function: Any) -> bool:
 
 
 def _dry_called(reward: LoadedReward) -> LoadedReward:
-    called = f"reward.name={reward.name}: a dry call with prompt.answer='2' and completion '2'"
+    text = _DRY_COMPLETION.text
+    called = f"reward.name={reward.name}: a dry call with prompt.answer='2' and completion {text!r}"
     try:
-        value = reward.call(_DRY_PROMPT, _DRY_COMPLETION.text if reward.per_sample else [_DRY_COMPLETION])
-    except Exception as error:
-        # A missing attribute counts against the function only if it is missing from what oxRL passes.
-        ours = isinstance(error, AttributeError) and isinstance(error.obj, Prompt | Completion | str)
-        if ours or isinstance(error, NameError | ImportError):
+        value = reward.call(_DRY_PROMPT, text if reward.per_sample else [_DRY_COMPLETION])
+    except Exception as error:  # any: it is the user's code
+        # A missing attribute counts against the function only if it is missing from what oxRL always passes: the real
+        # answers may be mappings, so `prompt.answer.get` may be right.
+        passed = isinstance(error, AttributeError) and (error.obj is text or isinstance(error.obj, Prompt | Completion))
+        if passed or isinstance(error, NameError | ImportError):
             raise RewardError(f"{called} raised {type(error).__name__}: {error}") from error
         return reward
     if problem := reward.problem(value, 1):
@@ -213,7 +228,3 @@ def _dry_called(reward: LoadedReward) -> LoadedReward:
 
 def _show(value: Any) -> str:
     return f"{repr(value)[:80]} ({type(value).__name__})"
-
-
-async def _wait(value: Awaitable[Any]) -> Any:
-    return await value

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from oxrl.errors import RewardError
-from oxrl.rewards.base import BUILTINS, INLINE, load_reward, locate, which
+from oxrl.rewards.base import load_reward, locate, which
+from oxrl.rewards.builtin import INLINE
 from oxrl.rewards.worker import decode_scores, encode_task
 from oxrl.types import Completion, Prompt, Score
 
@@ -96,8 +97,7 @@ class RewardPool:
     def __init__(self, name: str, *, workers: int = 1, timeout_s: float = 10.0) -> None:
         if workers < 1 or timeout_s <= 0:
             raise ValueError(f"RewardPool needs workers >= 1 and timeout_s > 0, got {workers} and {timeout_s}")
-        if name not in BUILTINS:
-            locate(name)
+        locate(name)
         self.name = name
         self._inline = load_reward(name) if name in INLINE else None
         self._size = workers

@@ -10,6 +10,7 @@ import pytest
 from oxrl.algorithms import ROWS
 from oxrl.config import load_config
 from oxrl.errors import ConfigError
+from oxrl.rewards.builtin import BUILTINS
 
 LOOSE = "rollout.force_strict_on_policy=false"
 
@@ -179,3 +180,10 @@ def test_a_reward_file_must_define_the_function(write: Callable[..., Path]) -> N
     Path("reward.py").write_text("def score(prompt, completion)\n    return 1.0\n")
     with pytest.raises(ConfigError, match=r"reward.py:1 is not Python"):
         load_config(write(), ["reward.name=reward.py:score"])
+    Path("reward.py").write_text("from somewhere import *\n")
+    assert load_config(write(), ["reward.name=reward.py:score"]).reward.name == "reward.py:score"
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+def test_every_built_in_reward_is_a_valid_name(write: Callable[..., Path], name: str) -> None:
+    assert load_config(write(), [f"reward.name={name}"]).reward.name == name

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from oxrl.config.checks import BUILT_IN_REWARDS
 from oxrl.errors import RewardError
-from oxrl.rewards.base import BUILTINS, LoadedReward, load_reward
+from oxrl.rewards.base import LoadedReward, load_reward
 from oxrl.types import Completion, Prompt, Score, Segment
 
 PROMPT = Prompt(uid="p7", messages=({"role": "user", "content": "2+2"},), token_ids=(1,), answer="4")
@@ -40,10 +39,6 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
 def test_builtin_names_score_text_against_the_answer() -> None:
     assert [score.value for score in load_reward("math")(PROMPT, GROUP)] == [1.0, 0.0]
     assert [score.value for score in load_reward("exact")(PROMPT, GROUP)] == [1.0, 0.0]
-
-
-def test_the_config_knows_every_builtin_reward() -> None:
-    assert set(BUILT_IN_REWARDS) == set(BUILTINS)
 
 
 def test_reasoning_gym_tasks_are_scored_by_their_own_verifier() -> None:
@@ -137,10 +132,10 @@ def test_an_exception_is_an_error_with_its_text(load: Load) -> None:
     ("name", "message"),
     [
         ("maths", "did you mean 'math'"),
-        ("nowhere.py:score", r"there is no file 'nowhere\.py'"),
-        ("mine.py", r"use math, exact, reasoning-gym or path\.py:function"),
-        ("mine.py:scor", "has no 'scor'; did you mean 'score'"),
-        ("mine.py:other", "has no 'other'; it has score"),
+        ("nowhere.py:score", r"nowhere\.py: no such file"),
+        ("mine.py", r"must be math, exact, reasoning-gym, path\.py:function"),
+        ("mine.py:scor", "defines no 'scor'; did you mean 'score'"),
+        ("mine.py:other", "defines no 'other'; it has score"),
     ],
 )
 def test_a_name_that_leads_nowhere_teaches(load: Load, name: str, message: str) -> None:
@@ -155,9 +150,9 @@ def test_a_name_that_leads_nowhere_teaches(load: Load, name: str, message: str) 
         ("def score(text): return 0", "too many positional arguments; need "),
         ("class score: pass", "type is not a function"),
         ("score = 3", "int is not a function"),
-        ("def score(prompt, completion) return 0", "raised SyntaxError"),
-        ("import no_such_library", "raised ModuleNotFoundError: No module named 'no_such_library'"),
-        ("import sys; sys.exit(3)", "raised SystemExit: 3"),
+        ("def score(prompt, completion) return 0", r"mine\.py:1 is not Python: expected ':'"),
+        ("import no_such_library as score", "raised ModuleNotFoundError: No module named 'no_such_library'"),
+        ("import sys; score = sys.exit(3)", "raised SystemExit: 3"),
         ("def score(prompt, completion): return nmae", "a dry call .* raised NameError"),
         ("def score(prompt, completion): import no_such_library", "a dry call .* raised ModuleNotFoundError"),
         ("def score(prompt, completion): return prompt.gold", "a dry call .* no attribute 'gold'"),
@@ -172,6 +167,6 @@ def test_a_reward_that_cannot_work_is_refused_when_it_is_loaded(load: Load, sour
 
 
 def test_a_failure_that_the_made_up_sample_may_explain_is_left_to_the_run(load: Load) -> None:
-    reward = load("def score(prompt, completion): return prompt.answer['value']")
     prompt = Prompt(uid="q", messages=(), token_ids=(), answer={"value": 2})
-    assert reward(prompt, GROUP[:1]) == [Score(value=2.0)]
+    for read in ("prompt.answer['value']", "prompt.answer.get('value')"):
+        assert load(f"def score(prompt, completion): return {read}")(prompt, GROUP[:1]) == [Score(value=2.0)]
