@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from oxrl.config.dims import context_length, model_dims
@@ -16,7 +17,6 @@ ADAPTER = "adapter_config.json"
 DATA_SUFFIXES = (".jsonl", ".parquet")
 # Loops that every rank runs alike, and the one that calls its ranks as Ray actors.
 DISTRIBUTED_RECIPES = ("supervised", "preference", "reward_model", "rl")
-SAMPLING_RECIPES = ("rl", "rejection")
 
 
 def _at(cfg: Config, path: str, rule: str, *also: str) -> Problem:
@@ -32,7 +32,8 @@ def check_scale(cfg: Config) -> Iterator[Problem]:
         rule = "the local engine is one process: set it to 1, or train.backend to deepspeed or fsdp"
         yield _at(cfg, "run.training_gpus", rule, "train.backend")
     if backend != "local" and cfg.train.row.recipe not in DISTRIBUTED_RECIPES:
-        yield _at(cfg, "train.backend", f"{cfg.train.row.recipe} training on several ranks {later}: set it to local")
+        rule = f"{cfg.train.row.recipe} training on several ranks {later}: set it to local"
+        yield _at(cfg, "train.backend", rule, "train.alg_name")
     if backend == "deepspeed":
         if cfg.train.weight_decay and cfg.train.decay != "all":
             rule = "DeepSpeed steps flat pieces of all weights alike: set it to all, or train.weight_decay to 0"
@@ -40,12 +41,8 @@ def check_scale(cfg: Config) -> Iterator[Problem]:
         if zero.zero_stage == 0 and cfg.model.dtype == "bfloat16":
             rule = "with model.dtype bfloat16 makes DeepSpeed's first AdamW step wrong; use 1, 2, 3 or float32"
             yield _at(cfg, "deepspeed.zero_stage", rule, "model.dtype")
-        offloads = (
-            ("deepspeed.offload_optimizer", 1),
-            ("deepspeed.offload_param", 3),
-            ("deepspeed_ref.offload_param", 3),
-        )
-        for path, least in offloads:
+        needs = {"deepspeed.offload_optimizer": 1, "deepspeed.offload_param": 3, "deepspeed_ref.offload_param": 3}
+        for path, least in needs.items():
             section, _, name = path.partition(".")
             given = getattr(cfg, section)
             if getattr(given, name) and given.zero_stage < least:
@@ -56,10 +53,8 @@ def check_scale(cfg: Config) -> Iterator[Problem]:
         rule = f"each shares the device of a training actor, and run.training_gpus is {cfg.run.training_gpus}"
         yield _at(cfg, "inference_engine.actors", rule, "run.training_gpus", "inference_engine.placement")
     if sampling.name == "vllm" and not (sampling.actors and cfg.train.row.recipe == "rl"):
-        rule = (
-            "runs in Ray actors of reinforcement learning: set inference_engine.actors to 1 or more, or this to local"
-        )
-        yield _at(cfg, "inference_engine.name", rule, "inference_engine.actors")
+        rule = "runs in Ray actors of reinforcement learning: set inference_engine.actors to 1 or more, or it to local"
+        yield _at(cfg, "inference_engine.name", rule, "inference_engine.actors", "train.alg_name")
     if sampling.placement == "colocated" and sampling.tensor_parallel > 1:
         rule = "needs devices of its own: set inference_engine.placement to separate, or this to 1"
         yield _at(cfg, "inference_engine.tensor_parallel", rule, "inference_engine.placement")
@@ -99,6 +94,9 @@ def check_model(cfg: Config) -> Iterator[Problem]:
         yield Problem("model.name", rule, name)
     if template is not None and not Path(template).is_file():
         yield Problem("model.chat_template", why_no_file(template), template)
+    limit, dims = cfg.model.max_length, model_dims(name)
+    if limit is not None and dims is not None and dims.context is not None and limit > dims.context:
+        yield _at(cfg, "model.max_length", f"exceeds the model's context {dims.context}; lower it", "model.name")
 
 
 def check_files(cfg: Config) -> Iterator[Problem]:
@@ -158,13 +156,13 @@ def _nearest(candidates: list[int], value: int) -> str:
 
 def check_sampling(cfg: Config) -> Iterator[Problem]:
     """Sampling that training can learn from."""
-    rollout, row, cells = cfg.rollout, cfg.train.row, ("train.alg_name", "train.advantage")
+    rollout, row = cfg.rollout, cfg.train.row
     grouped = not {"groups", "dynamic_sampling"}.isdisjoint(row.needs)
     cut = ": a cut distribution is not the policy that is trained; `oxrl eval` may cut"
     if rollout.temperature == 0:
         same = ": all samples of a prompt are identical and every advantage is 0" if grouped else ""
         rule = f"training cannot sample greedily{same}; set it above 0 (rollout.eval_temperature may be 0)"
-        yield _at(cfg, "rollout.temperature", rule, *cells)
+        yield _at(cfg, "rollout.temperature", rule, "train.advantage")
     if rollout.top_p < 1:
         yield _at(cfg, "rollout.top_p", "training needs 1" + cut)
     if rollout.top_k > 0:
@@ -172,28 +170,30 @@ def check_sampling(cfg: Config) -> Iterator[Problem]:
     if grouped and rollout.n_samples < 2:
         who = row.advantage if "groups" in row.needs else row.name
         rule = f"{who} compares the samples of one prompt: set it to 2 or more"
-        yield _at(cfg, "rollout.n_samples", rule, *cells)
+        yield _at(cfg, "rollout.n_samples", rule, "train.advantage")
     if row.advantage == "pass_at_k" and cfg.train.pass_k > rollout.n_samples:
         rule = f"cannot exceed rollout.n_samples {rollout.n_samples}: lower it, or sample more"
         yield _at(cfg, "train.pass_k", rule, "rollout.n_samples")
-    if rollout.max_staleness > 0:
-        yield from _check_staleness(cfg)
+    if cfg.train.mask_truncated and "overlong_penalty" in row.needs:
+        # A row that is not trained on cannot be taught; its penalty would only move the baseline of the others.
+        rule = f"{row.name} punishes the responses that this leaves out: set it to false"
+        yield _at(cfg, "train.mask_truncated", rule)
 
 
-def _check_staleness(cfg: Config) -> Iterator[Problem]:
+def check_staleness(cfg: Config) -> Iterator[Problem]:
     """What sampling ahead of the update takes."""
     least, path = cfg.train.updates, "rollout.max_staleness"
+    if cfg.rollout.max_staleness == 0:
+        return
     if cfg.rollout.max_staleness < least:
-        rule = f"a batch sampled while another trains lags train.epochs x train.minibatches = {least} versions: " + (
-            f"set it to {least} or more, or to 0"
-        )
-        yield _at(cfg, path, rule, "train.epochs", "train.minibatches")
+        rule = f"a batch sampled while another trains lags train.epochs x train.minibatches = {least} versions"
+        yield _at(cfg, path, f"{rule}: set it to {least} or more, or to 0", "train.epochs", "train.minibatches")
     if cfg.rollout.force_strict_on_policy:
         rule = "refuses every sample of earlier weights, which rollout.max_staleness asks for: set it to false"
         yield _at(cfg, "rollout.force_strict_on_policy", rule, path)
     if "dynamic_sampling" in cfg.train.row.needs and cfg.wave > 1:
         rule = f"dynamic sampling decides batch by batch what to draw next: at most {3 * least - 1}"
-        yield _at(cfg, path, rule, "train.alg_name")
+        yield _at(cfg, path, rule)
     if cfg.inference_engine.placement == "colocated":
         rule = "takes turns on one device, and cannot sample while training: set it to separate"
         yield _at(cfg, "inference_engine.placement", rule, path)
@@ -205,15 +205,13 @@ def check_rejection(cfg: Config) -> Iterator[Problem]:
         rule = "all samples of a prompt are identical; set it above 0, or rollout.n_samples to 1"
         yield _at(cfg, "rollout.temperature", rule, "rollout.n_samples")
     if not isinstance(cfg.data.train, str):
-        yield _at(cfg, "data.train", "rft asks every prompt of one file; give a path without shares", "train.alg_name")
+        yield _at(cfg, "data.train", "rft asks every prompt of one file; give a path without shares")
 
 
 def check_context(cfg: Config) -> Iterator[Problem]:
     """Prompt and response fit into the model's context."""
-    own, limit, context = model_dims(cfg.model.name), cfg.model.max_length, context_length(cfg)
-    if limit is not None and own is not None and own.context is not None and limit > own.context:
-        yield _at(cfg, "model.max_length", f"exceeds the model's context {own.context}; lower it", "model.name")
-    if context is None or cfg.train.row.recipe not in SAMPLING_RECIPES:
+    limit, context = cfg.model.max_length, context_length(cfg)
+    if context is None:
         return
     bound = f"the model's context {context}" if limit is None else f"model.max_length {limit}"
     prompt, response, rule = cfg.data.max_prompt_tokens or 0, cfg.rollout.max_tokens, ""
@@ -229,10 +227,10 @@ def check_anchor(cfg: Config) -> Iterator[Problem]:
     """Old logprobs, correction and denominator: the sampler's mismatch may be corrected once."""
     row = cfg.train.row
     if "interpolated_anchor" in row.needs and cfg.train.old_logprobs != "auto":
-        yield _at(cfg, "train.old_logprobs", f"{row.name} interpolates them: set it to auto", "train.alg_name")
+        yield _at(cfg, "train.old_logprobs", f"{row.name} interpolates them: set it to auto")
     if row.correction == "none":
         return
-    also = ("train.alg_name", "train.correction", "train.denominator")
+    also = ("train.correction", "train.denominator")
     if cfg.train.old_logprobs == "bypass":
         rule = f"puts the sampler's logprobs into the ratio, and correction {row.correction} would count them twice"
         yield _at(cfg, "train.old_logprobs", f"{rule}; set train.correction: none or recompute", *also)
@@ -243,7 +241,7 @@ def check_anchor(cfg: Config) -> Iterator[Problem]:
 
 def check_reference(cfg: Config) -> Iterator[Problem]:
     """Rows that steer or reset their reference have one of the kind that can be."""
-    row, also = cfg.train.row, ("train.alg_name", "train.kl", "train.kl_coeff")
+    row, also = cfg.train.row, ("train.kl", "train.kl_coeff")
     moved = not {"adaptive_kl", "reference_reset"}.isdisjoint(row.needs)
     if moved and (row.kl == "none" or cfg.train.kl_coeff == 0):
         yield Problem("train.alg_name", "needs a KL term: set train.kl and train.kl_coeff", row.name, also=also)
@@ -253,52 +251,35 @@ def check_reference(cfg: Config) -> Iterator[Problem]:
         yield _at(cfg, "lora.rank", f"{row.name} resets the reference, which an adapter's base cannot be: set it to 0")
 
 
-def check_truncated(cfg: Config) -> Iterator[Problem]:
-    """A row that is not trained on cannot be taught by a penalty; its penalty would only move the others' baseline."""
-    if cfg.train.mask_truncated and "overlong_penalty" in cfg.train.row.needs:
-        rule = f"{cfg.train.row.name} punishes the responses that this leaves out: set it to false"
-        yield _at(cfg, "train.mask_truncated", rule, "train.alg_name")
-
-
 def check_cells(cfg: Config) -> Iterator[Problem]:
-    """Cells chosen by hand that do not fit together."""
-    row, chosen = cfg.train.row, ("train.alg_name", "train.loss")
+    """Cells and numbers that do not fit together."""
+    row, read = cfg.train.row, row_fields(cfg.train.row)
     if row.unsupported:
         yield _at(cfg, "train.alg_name", row.unsupported, *(f"train.{name}" for name in CELLS))
     if row.ratio == "none" and row.gate != "policy_gradient":
         rule = f"{row.gate} needs an importance ratio: set train.ratio, or train.loss: policy_gradient"
-        yield Problem("train.ratio", rule, row.ratio, also=chosen)
+        yield Problem("train.ratio", rule, row.ratio, also=("train.loss",))
     for name in ("ratio", "denominator") if row.gate == "policy_gradient" else ():
         if getattr(cfg.train, name) not in (None, "none"):
             rule = f"has no effect: {row.gate} reads no importance ratio; remove it, or set train.loss"
-            yield _at(cfg, f"train.{name}", rule, *chosen)
-
-
-def check_bounds(cfg: Config) -> Iterator[Problem]:
-    """Pairs of numbers that only make sense in order, where the algorithm reads both."""
-    read = row_fields(cfg.train.row)
+            yield _at(cfg, f"train.{name}", rule, "train.loss")
     for low, high in (("weight_min", "weight_max"), ("correction_min", "correction_max")):
         lower, upper = getattr(cfg.train, low), getattr(cfg.train, high)
         if {f"train.{low}", f"train.{high}"} <= read and lower >= upper:
             yield _at(cfg, f"train.{low}", f"must be below train.{high}={upper}", f"train.{high}")
 
 
+OF_RL = (check_reward, check_batch, check_sampling, check_staleness, check_anchor, check_reference, check_cells)
+OF_RECIPE = {"rl": (*OF_RL, check_context), "rejection": (check_reward, check_rejection, check_context)}
+
+
 def training_problems(cfg: Config) -> Iterator[Problem]:
     """Every cross-section problem of a training run."""
-    rl_only = (
-        check_reward,
-        check_batch,
-        check_sampling,
-        check_anchor,
-        check_reference,
-        check_truncated,
-        check_cells,
-        check_bounds,
-    )
-    always = (check_scale, check_adapter, check_model, check_files, check_context)
-    own = {"rl": rl_only, "rejection": (check_reward, check_rejection)}
-    for check in (*always, *own.get(cfg.train.row.recipe, ())):
+    for check in (check_scale, check_adapter, check_model, check_files):
         yield from check(cfg)
+    for check in OF_RECIPE.get(cfg.train.row.recipe, ()):
+        # While the algorithm is in doubt, so is what it asks for.
+        yield from (replace(problem, also=(*problem.also, "train.alg_name")) for problem in check(cfg))
 
 
 def evaluation_problems(cfg: Config) -> Iterator[Problem]:

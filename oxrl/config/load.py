@@ -76,23 +76,15 @@ def _load(
 
 def _validate(source: Source) -> tuple[Config, list[Problem]]:
     """Check every field on its own. Wrong fields are replaced by defaults in the Config that comes back."""
-    values = {section: dict(source.values.get(section, {})) for section in (*SECTIONS, *source.values)}
-    values["train"] = {
-        **_row_defaults(values["train"]),
-        **(_correction_default(values["train"]) if _sampled_elsewhere(values) else {}),
-        **(ADAPTER_RATES if values["lora"].get("rank") else {}),
-        **values["train"],
-    }
+    values = {section: dict(source.values.get(section, {})) for section in SECTIONS}
+    values["train"] = {**_train_defaults(values), **values["train"]}
     problems = list(source.problems)
     try:
         return Config.model_validate(values), problems
     except ValidationError as error:
         details = error.errors(include_url=False)
     problems += [_field_problem(detail) for detail in details if detail["type"] != "missing"]
-    # A required field that is there, misspelt or unreadable, has its problem already: it is not missing too.
-    meant = {_meant(problem.path) for problem in problems}
-    missing = [_field_problem(detail) for detail in details if detail["type"] == "missing"]
-    problems += [p for p in _new(missing, problems) if meant.isdisjoint((p.path, p.path.partition(".")[0]))]
+    problems += _new((_field_problem(detail) for detail in details if detail["type"] == "missing"), problems)
     for detail in details:
         section, name = (str(part) for part in detail["loc"][:2])
         values[section].pop(name, None)
@@ -101,29 +93,21 @@ def _validate(source: Source) -> tuple[Config, list[Problem]]:
     return Config.model_validate(values), problems
 
 
-def _row_defaults(train: dict[str, Any]) -> dict[str, Any]:
-    """Defaults of the chosen row, as far as the row with its overridden cells still reads them."""
+def _train_defaults(values: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Train fields that the algorithm and what surrounds it set, unless they are written down."""
+    train, found = values["train"], dict[str, Any]()
     row = ROWS.get(str(train.get("alg_name")))
-    if row is None:
-        return {}
-    read = row_fields(compose_row(row, {kind: train.get(name) for name, kind in CELLS.items()}))
-    parameters = {name for names in PARAMETERS.values() for name in names}
-    return {name: value for name, value in row.defaults.items() if f"train.{name}" in read or name not in parameters}
-
-
-def _sampled_elsewhere(values: dict[str, dict[str, Any]]) -> bool:
-    """Whether samples come from other kernels or earlier weights than the ones that are trained."""
-    return values["inference_engine"].get("name") == "vllm" or values["rollout"].get("max_staleness", 0) not in (0, "0")
-
-
-def _correction_default(train: dict[str, Any]) -> dict[str, Any]:
-    """What a row whose ratio does not know the sampler needs where it is another one: the capped weight."""
-    row = ROWS.get(str(train.get("alg_name")))
-    if row is None or row.recipe != "rl" or train.get("old_logprobs") == "bypass":
-        return {}
-    row = compose_row(row, {kind: train.get(name) for name, kind in CELLS.items()})
-    sampler_known = row.correction != "none" or row.denominator == "rollout" or "interpolated_anchor" in row.needs
-    return {} if sampler_known else {"correction": "truncate"}
+    if row is not None:
+        row = compose_row(row, {kind: train.get(name) for name, kind in CELLS.items()})
+        unread = {name for names in PARAMETERS.values() for name in names if f"train.{name}" not in row_fields(row)}
+        found = {name: value for name, value in row.defaults.items() if name not in unread}
+        # Samples of other kernels or earlier weights: a row whose ratio does not know the sampler gets capped weights.
+        elsewhere = values["rollout"].get("max_staleness", 0) not in (0, "0")
+        elsewhere |= values["inference_engine"].get("name") == "vllm"
+        knows = row.correction != "none" or row.denominator == "rollout" or "interpolated_anchor" in row.needs
+        if elsewhere and row.recipe == "rl" and not knows and train.get("old_logprobs") != "bypass":
+            found["correction"] = "truncate"
+    return found | (ADAPTER_RATES if values["lora"].get("rank") else {})
 
 
 def _field_problem(detail: ErrorDetails) -> Problem:
@@ -138,7 +122,7 @@ def _field_problem(detail: ErrorDetails) -> Problem:
         return Problem(path, str(context["error"]), value)
     meaning = SECTIONS[section].model_fields[name].description or ""
     if detail["type"] == "missing":
-        return Problem(path, f"is required: {meaning[0].lower()}{meaning[1:]}")
+        return Problem(path, f"is required: {meaning[0].lower()}{meaning[1:]}", also=(section,))
     if value is None:
         return Problem(path, "is empty; write a value or remove the line", value)
     rule = detail["msg"].replace("Input should be", "must be").replace("String should", "must")
@@ -169,8 +153,8 @@ def _unread(cfg: Config, source: Source) -> Iterator[Problem]:
 
 
 def _new(found: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]:
-    """Drop problems that only follow from fields which already have one."""
-    wrong = {problem.path for problem in known}
+    """Drop problems that only follow from fields which already have one, under their own name or misspelt."""
+    wrong = {path for problem in known for path in (problem.path, _meant(problem.path))}
     kept: list[Problem] = []
     for problem in found:
         if wrong.isdisjoint((problem.path, *problem.also)):

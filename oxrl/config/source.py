@@ -17,7 +17,6 @@ from oxrl.errors import ConfigError, did_you_mean, why_no_file
 
 UNSET: Any = object()
 MOST_CHARACTERS, MOST_BRACKETS = 100_000, 200
-FORM = "an override is written section.field=value"
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,9 @@ class Source:
     def written(self, path: str) -> bool:
         section, _, name = path.partition(".")
         return name in self.values.get(section, {})
+
+    def wrong(self, path: str, rule: str, place: str) -> None:
+        self.problems.append(Problem(path, rule, where=place))
 
 
 def read_source(path: Path | str, overrides: Sequence[str]) -> Source:
@@ -99,10 +101,9 @@ def _entries(node: MappingNode, prefix: str, source: Source) -> Iterator[tuple[s
     for key, value in node.value:
         place = f"{source.file}:{key.start_mark.line + 1}"
         if not isinstance(key, ScalarNode):
-            source.problems.append(Problem(prefix.rstrip("."), "a field name must be a word", where=place))
+            source.wrong(prefix.rstrip("."), "a field name must be a word", place)
         elif (path := prefix + key.value) in first:
-            rule = f"written twice, first at {first[path]}; keep one of them"
-            source.problems.append(Problem(path, rule, where=place))
+            source.wrong(path, f"written twice, first at {first[path]}; keep one of them", place)
         else:
             first[path] = source.where[path] = place
             yield path, value, place
@@ -111,15 +112,12 @@ def _entries(node: MappingNode, prefix: str, source: Source) -> Iterator[tuple[s
 def _read_sections(root: MappingNode, source: Source) -> None:
     for section, node, place in _entries(root, "", source):
         if section not in SECTIONS:
-            source.problems.append(Problem(section, _unknown_section(section), where=place))
-        elif isinstance(node, ScalarNode) and node.value in ("", "~", "null"):
-            source.values[section] = {}
+            source.wrong(section, _unknown_section(section), place)
         elif isinstance(node, MappingNode):
-            values = source.values[section] = {}
             for path, value, at in _entries(node, f"{section}.", source):
-                _store(path, value, at, source, values)
-        else:
-            source.problems.append(Problem(section, "is a section and holds fields, not a value", where=place))
+                _store(path, value, at, source)
+        elif not (isinstance(node, ScalarNode) and node.value in ("", "~", "null")):
+            source.wrong(section, "is a section and holds fields, not a value", place)
 
 
 def _unknown_section(name: str) -> str:
@@ -132,8 +130,9 @@ def homes(name: str) -> str:
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
-def _store(path: str, node: Node, place: str, source: Source, values: dict[str, Any]) -> None:
-    name = path.partition(".")[2]
+def _store(path: str, node: Node, place: str, source: Source) -> None:
+    section, _, name = path.partition(".")
+    values = source.values.setdefault(section, {})
     try:
         if isinstance(node, ScalarNode):
             values[name] = _scalar(node)
@@ -143,7 +142,7 @@ def _store(path: str, node: Node, place: str, source: Source, values: dict[str, 
         else:
             raise ValueError("takes a single value, not a list or nested fields")
     except ValueError as error:
-        source.problems.append(Problem(path, str(error), where=place))
+        source.wrong(path, str(error), place)
 
 
 def _scalar(node: Node) -> Any:
@@ -161,22 +160,19 @@ def _apply_override(override: str, source: Source) -> None:
     key, equals, text = override.partition("=")
     path = key.strip().removeprefix("~")
     section, dot, name = path.partition(".")
-    place, rule = f"override '{override}'", ""
+    place = f"override '{override}'"
     if override.startswith("~"):
-        if not equals and source.written(path):
-            del source.values[section][name]
-        else:
+        if equals or not source.written(path):
             rule = "takes back a field that the file sets: write ~section.field, naming one that is there"
+            return source.wrong(path, rule, place)
+        del source.values[section][name]
     elif not equals or (section in SECTIONS and not dot):
-        rule = FORM
+        source.wrong(path, "an override is written section.field=value", place)
     elif section not in SECTIONS:
-        rule = _unknown_section(section)
+        source.wrong(path, _unknown_section(section), place)
     else:
         source.where[path] = place
         try:
-            node = _compose(text, "") or ScalarNode("tag:yaml.org,2002:null", "")
-            _store(path, node, place, source, source.values.setdefault(section, {}))
+            _store(path, _compose(text, "") or ScalarNode("tag:yaml.org,2002:null", ""), place, source)
         except ConfigError as error:
-            rule = f"{str(error).lstrip(':1 ')}; quote the value if it is text"
-    if rule:
-        source.problems.append(Problem(path, rule, where=place))
+            source.wrong(path, f"{str(error).lstrip(':1 ')}; quote the value if it is text", place)

@@ -201,6 +201,15 @@ def test_a_misspelt_required_name_is_one_problem_not_two(folder: Path) -> None:
     assert "did you mean 'model'?" in report
 
 
+@pytest.mark.parametrize("field", ["alg_name: sfft", "alg_nam: sft"])
+def test_a_misspelt_algorithm_brings_no_problems_of_another_one(folder: Path, field: str) -> None:
+    """What a run must and must not say depends on its algorithm: nothing about sgrpo is told to who means sft."""
+    start = "run: {name: x, steps: 1}\nmodel: {name: 'builtin:tiny', max_length: 99}\n"
+    report = problems(text(folder, f"{start}data: {{train: data/none.jsonl, rows_per_step: 4}}\ntrain: {{{field}}}\n"))
+    assert count(report) == 2
+    assert "text.yaml:3: data.train" in report and "text.yaml:4: train.alg_nam" in report and "did you mean" in report
+
+
 def test_later_overrides_win_and_a_tilde_takes_a_field_back(write: Callable[..., Path]) -> None:
     path = write(train={"clip_low": 0.1})
     assert load_config(path, ["train.lr=1e-5", "train.lr=2e-5"]).train.lr == 2e-5
