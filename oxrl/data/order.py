@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 
 from oxrl.seeds import stable_seed
 
+log = logging.getLogger(__name__)
 Unit = TypeVar("Unit", covariant=True)
 
 
@@ -38,9 +40,13 @@ class Rows(Protocol[Unit]):
     def at(self, draw: int, *, seed: int) -> Unit: ...
 
 
-def open_rows(train: str | Mapping[str, float], load: Callable[[str], Rows[Unit]]) -> Rows[Unit]:
-    """`data.train`: one file, or several with the share of each."""
-    return load(train) if isinstance(train, str) else Mixture([load(path) for path in train], list(train.values()))
+def open_rows(train: str | Mapping[str, float], load: Callable[[str], Rows[Unit]], *, per_step: int = 1) -> Rows[Unit]:
+    """`data.train`: one file, or several with the share of each; warns where a step of `per_step` must repeat rows."""
+    one = isinstance(train, str)
+    rows = load(train) if one else Mixture([load(path) for path in train], list(train.values()))
+    if len(rows) < per_step:
+        log.warning("%s: only %d rows for steps of %d: a step learns some of them again", train, len(rows), per_step)
+    return rows
 
 
 class Mixture(Generic[Unit]):

@@ -277,7 +277,8 @@ class Team:
             )
             longest, self.stop_token_ids = limits
             self.pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
-            self.prompts = open_rows(cfg.data.train, partial(load_prompts, cfg, tokenizer, longest, False))
+            prompts = partial(load_prompts, cfg, tokenizer, longest, False)
+            self.prompts = open_rows(cfg.data.train, prompts, per_step=cfg.data.prompts_per_step)
             self.held_out = load_prompts(cfg, tokenizer, longest, True, cfg.data.eval) if cfg.data.eval else None
             self._resources = stack.pop_all()
 

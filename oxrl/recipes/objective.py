@@ -56,6 +56,7 @@ def resolve(cfg: Config) -> Algorithm:
         return partial(function, **(read | numbers))
 
     length = cfg.train.weights_length or cfg.rollout.max_tokens
+    fixed_length = {"weights_length": length} if row.weights == "fixed_length" else {}
     mode = cfg.train.old_logprobs
     if "interpolated_anchor" in needs:
         mode = "interpolated"
@@ -86,12 +87,7 @@ def resolve(cfg: Config) -> Algorithm:
             nll_coeff=cfg.train.nll_coeff,
         ),
         value_loss=partial(critic_loss, value_clip=cfg.train.value_clip),
-        weights=bound(
-            WEIGHTS[row.weights],
-            "weights",
-            row.weights,
-            **({"weights_length": length} if row.weights == "fixed_length" else {}),
-        ),
+        weights=bound(WEIGHTS[row.weights], "weights", row.weights, **fixed_length),
         old_logprobs=mode,
         correction=per_batch,
         step_correction=correction if per_batch is None else None,
@@ -124,9 +120,8 @@ def policy_loss(
     old = old_logprobs(logprobs, batch)
     anchor = ratio(logprobs, batch.rollout_logprobs if to_rollout else old, mask)
     weights = batch.correction if correction is None else correction(old, batch)
-    signals = (
-        dict(batch.signals) if output.top_logprobs is None else {**batch.signals, "top_logprobs": output.top_logprobs}
-    )
+    top = {} if output.top_logprobs is None else {"top_logprobs": output.top_logprobs}
+    signals = {**batch.signals, **top}
     loss, metrics = gate(logprobs, anchor, batch.advantages, mask, batch.loss_weights, correction=weights, **signals)
     if kl is not None and batch.ref_logprobs is not None:
         loss = loss + kl_coeff * weighted_sum(kl(logprobs, batch.ref_logprobs, mask), mask, batch.loss_weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,7 +36,7 @@ def run_steps(
         evaluate: metrics on the rows of data.eval, where there is one.
         best: the metric of `evaluate` that decides which weights `run.keep_best` keeps.
     """
-    data = open_rows(cfg.data.train, lambda path: rows(path, False))
+    data = open_rows(cfg.data.train, lambda path: rows(path, False), per_step=cfg.data.rows_per_step)
     held_out = None if cfg.data.eval is None else rows(cfg.data.eval, True)
     progress = session.restore(engines, {"step": 0, "draw": 0, "memory": {}, "best": None})
     while progress["step"] < cfg.run.steps:
@@ -49,7 +50,9 @@ def run_steps(
             with session.phase("time/eval_s"):
                 metrics |= evaluate(held_out)
             score = -metrics[best] if lower_is_better else metrics[best]
-            if cfg.run.keep_best and session.ranks.agree(progress["best"] is None or score > progress["best"]):
+            # A score that is not a number is no better than none, and never stays the one to beat.
+            to_beat = -math.inf if progress["best"] is None else progress["best"]
+            if cfg.run.keep_best and session.ranks.agree(score > to_beat):
                 session.keep_best(engines["."])
                 progress["best"] = score
         session.record(progress["step"], metrics, tokens=tokens)

@@ -74,9 +74,10 @@ def train(cfg: Config, session: Session) -> None:
             )
         shared = harvest_metrics(harvest) | rollout_metrics(batch, shaped, policy_batch, progress)
         shared |= steer_kl(cfg, policy_batch, progress)
-        session.record_samples(sample_lines([*harvest.rollouts, *harvest.greedy], kept, policy_batch, step=start))
+        lines = sample_lines([*harvest.rollouts, *harvest.greedy], kept, policy_batch, step=start)
+        session.recorder.record_samples(lines)
         if cfg.run.record == "tokens":
-            session.record_rollouts(start, recorded_tensors(policy_batch))
+            session.recorder.record_rollouts(start, recorded_tensors(policy_batch))
 
         # One optimizer step per minibatch; loss weights are normalised over each minibatch.
         steps = minibatches(cfg, policy_batch, rollout_step=int(progress["rollout_step"]))

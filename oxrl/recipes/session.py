@@ -7,10 +7,9 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -42,12 +41,9 @@ class Session:
     """
 
     def __init__(self, cfg: Config, *, resume: bool, ranks: Ranks = ALONE) -> None:
-        self._cfg = cfg
-        self.ranks = ranks
-        self._resume = resume
+        self.ranks, self._cfg, self._resume = ranks, cfg, resume
         self._stack = ExitStack()
-        self._skipped_in_a_row = 0
-        self._saved_step = -1
+        self._skipped_in_a_row, self._saved_step = 0, -1
         self._clock: Metrics = {}
         self._step_started = time.monotonic()
 
@@ -57,17 +53,15 @@ class Session:
             self.run = stack.enter_context(open_run(cfg.run.directory, dump_config(cfg), resume=self._resume))
             stack.enter_context(run_logging(self.run.path / "run.log"))
             self.stop = stack.enter_context(StopRequest())
-            self._recorder = stack.enter_context(Recorder(self.run))
+            self.recorder = stack.enter_context(Recorder(self.run))
             self._console = stack.enter_context(Console(cfg.run.steps, cfg.run.name))
             mirrored = cfg.run.mlflow and not self.run.finished
             self._tracker = stack.enter_context(MLflowTracker(self.run)) if mirrored else None
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
     @property
     def finished(self) -> bool:
@@ -102,7 +96,7 @@ class Session:
         return progress
 
     def _cut_records(self, offsets: dict[str, int]) -> None:
-        self._recorder.truncate(offsets)
+        self.recorder.truncate(offsets)
 
     def _newest(self) -> Checkpoint | None:
         return latest_checkpoint(self.run.checkpoints) if self.run.resuming else None
@@ -116,12 +110,6 @@ class Session:
         finally:
             self._clock[key] = self._clock.get(key, 0.0) + time.monotonic() - start
 
-    def record_samples(self, samples: Sequence[Mapping[str, Any]]) -> None:
-        self._recorder.record_samples(samples)
-
-    def record_rollouts(self, step: int, tensors: Mapping[str, Tensor]) -> None:
-        self._recorder.record_rollouts(step, tensors)
-
     def record(self, step: int, metrics: Metrics, *, tokens: float) -> None:
         """Write the line of optimizer step `step`. `tokens` were processed for it, for the throughput.
 
@@ -133,16 +121,18 @@ class Session:
         timed = self._clock | {"time/step_s": seconds, "throughput/tokens_per_s": tokens / max(seconds, 1e-9)}
         timed["system/rss_mb"] = resident_mb()
         self._clock = {}
-        self._recorder.record_step(step, metrics | timed)
+        self.recorder.record_step(step, metrics | timed)
         self._console.step(step, metrics | timed)
         if self._tracker is not None:
             self._tracker.check()
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if metrics.get("update/skipped") else 0
         if self._skipped_in_a_row > self._cfg.train.max_skipped_steps:
+            why = f"NaN or infinite values, batches in {self.run.path / 'dumps'}. Lower train.lr or train.max_grad_norm"
+            if metrics.get("data/empty_steps"):
+                why = "no token to train on (data/empty_steps). Look at the data and at the rewards that failed"
             raise NonFiniteError(
-                f"{self._skipped_in_a_row} optimizer steps in a row had NaN or infinite values and were refused, more "
-                f"than train.max_skipped_steps={self._cfg.train.max_skipped_steps}; the batches are in "
-                f"{self.run.path / 'dumps'}. Lower train.lr or train.max_grad_norm, or look at what the reward returns"
+                f"{self._skipped_in_a_row} optimizer steps in a row were refused, more than train.max_skipped_steps="
+                f"{self._cfg.train.max_skipped_steps}: {why}"
             )
 
     def dump(self, step: int, tensors: Mapping[str, Tensor]) -> None:
@@ -156,10 +146,10 @@ class Session:
     def keep_best(self, engine: TrainEngine) -> None:
         """Write the weights as they are to `best/`, which appears whole or not at all."""
         partial, best = self.run.path / ".best.partial", self.run.path / "best"
-        for leftover in (partial, best):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         engine.save(partial)
+        shutil.rmtree(best, ignore_errors=True)  # not before the next one is written: there should always be one
         partial.rename(best)
 
     def eval_due(self, before: int, step: int) -> bool:
@@ -208,7 +198,7 @@ class Session:
                 step,
                 write,
                 state={**progress, "skipped_in_a_row": self._skipped_in_a_row},
-                offsets=self._recorder.offsets(),
+                offsets=self.recorder.offsets(),
                 keep=self._cfg.run.keep_checkpoints,
             )
         finally:

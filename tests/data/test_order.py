@@ -112,3 +112,10 @@ def test_a_mixture_of_many_sources_keeps_every_order_at_hand() -> None:
     for draw in range(400):
         mixture.at(draw, seed=0)
     assert _permutation.cache_info().misses == 40
+
+
+def test_a_step_that_must_repeat_rows_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    open_rows("7", lambda path: Numbers(int(path), 3), per_step=3)
+    assert not caplog.records
+    open_rows("7", lambda path: Numbers(int(path), 3), per_step=4)
+    assert "7: only 3 rows for steps of 4" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ import torch
 from small_runs import metric_lines, sft_config
 from torch import Tensor
 
-from oxrl.data.conversations import Example
+from oxrl.data.conversations import ConversationDataset, Example
 from oxrl.engines.local import LocalTrainer
 from oxrl.engines.trainer import Options
+from oxrl.errors import NonFiniteError
 from oxrl.models.load import load_policy
-from oxrl.recipes import run
+from oxrl.recipes import run, supervised
 from oxrl.recipes.supervised import loss_fn, pack, to_supervised_batch
 
 WANT = frozenset({"logprobs"})
@@ -87,3 +89,41 @@ def test_a_mixture_of_files_runs_in_its_ratio_and_resumes(tmp_path: Path) -> Non
     assert metric_lines(tmp_path / "whole") == metric_lines(tmp_path / "resumed")
     written = (tmp_path / "whole" / "config.yaml").read_text()
     assert "0.75" in written and "other.jsonl" in written
+
+
+def test_an_evaluation_that_is_no_number_neither_counts_as_best_nor_hides_what_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([math.nan, 2.0, 3.0])
+    monkeypatch.setattr(supervised, "evaluate_loss", lambda *_, **__: {"eval/loss": next(losses)})
+    overrides = ["run.keep_best=true", "run.eval_every=2", "run.keep_checkpoints=9"]
+    run(sft_config(tmp_path, "run", overrides, data={"eval": str(tmp_path / "chats.jsonl")}))
+    name = "model.safetensors"
+    kept, fourth = tmp_path / "run/best" / name, tmp_path / "run/checkpoints/step_00000004" / name
+    assert kept.read_bytes() == fourth.read_bytes()
+
+
+def test_the_best_weights_are_there_until_better_ones_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = iter([2.0, 1.0])
+    monkeypatch.setattr(supervised, "evaluate_loss", lambda *_, **__: {"eval/loss": next(losses)})
+    save, written = LocalTrainer.save, list[Path]()
+
+    def killed(engine: LocalTrainer, directory: Path) -> None:
+        if directory.name == ".best.partial" and (written.append(directory) or len(written) == 2):
+            raise KeyboardInterrupt
+        save(engine, directory)
+
+    monkeypatch.setattr(LocalTrainer, "save", killed)
+    overrides = ["run.keep_best=true", "run.eval_every=2"]
+    with pytest.raises(KeyboardInterrupt):
+        run(sft_config(tmp_path, "run", overrides, data={"eval": str(tmp_path / "chats.jsonl")}))
+    assert (tmp_path / "run/best/model.safetensors").is_file()
+
+
+def test_steps_without_anything_to_train_on_are_not_called_infinite(tmp_path: Path) -> None:
+    cfg = sft_config(tmp_path, "run", ["train.max_skipped_steps=1"], data={"rows_per_step": 1})
+    # A reply that the first token of a row would be: nothing before it to be predicted from.
+    empty = Example(uid="e", token_ids=(3,), trained=(True,))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(NonFiniteError, match="no token to train on"):
+        patch.setattr(ConversationDataset, "at", lambda *_, **__: empty)
+        run(cfg)
