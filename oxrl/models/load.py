@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from safetensors import safe_open
@@ -20,6 +20,7 @@ from oxrl.models.network import ValueModel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+M = TypeVar("M", bound=nn.Module)
 # Beside the backbone's Hugging Face files in a critic's directory.
 VALUE_HEAD_FILE = "value_head.safetensors"
 
@@ -78,9 +79,7 @@ def load_policy(
         model: PreTrainedModel = builtin_policy(name, seed=seed)
     else:
         model = _load_weights(AutoModelForCausalLM, name, dtype=dtype, trust_remote_code=trust_remote_code)
-    model = cast(PreTrainedModel, cast(nn.Module, model).to(device=device, dtype=dtype).eval())
-    speed_up_linears(model)
-    return model
+    return _placed(model, device, dtype)
 
 
 def load_critic(
@@ -111,8 +110,16 @@ def load_critic(
         with safe_open(head_file, framework="pt") as file:
             critic.kind = (file.metadata() or {}).get("kind", critic.kind)
             critic.value_head.load_state_dict({name: file.get_tensor(name) for name in file.keys()})
-    speed_up_linears(critic)
-    return critic.to(device=device, dtype=dtype).eval()
+    return _placed(critic, device, dtype)
+
+
+def _placed(model: M, device: torch.device | str, dtype: torch.dtype) -> M:
+    """In eval mode on its device. Only weights are cast: rounded rotary frequencies would misplace every token."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(device=device, dtype=dtype)
+    speed_up_linears(model)
+    cast(nn.Module, model).to(device=device)
+    return model.eval()
 
 
 def _load_weights(auto_class: type[Any], name: str, *, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from oxrl.errors import DataError
 from oxrl.models.builtin import BUILTIN_DIMS
@@ -50,6 +51,20 @@ def test_a_saved_policy_and_tokenizer_load_from_their_directory(tmp_path: Path) 
     again = load_policy(str(tmp_path), dtype=torch.bfloat16)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
     assert load_tokenizer(str(tmp_path)).decode([69, 70]) == load_tokenizer("builtin:tiny").decode([69, 70])
+
+
+def test_in_bfloat16_a_token_far_from_the_start_is_where_transformers_puts_it(tmp_path: Path) -> None:
+    save_model(load_policy("builtin:tiny", seed=2, dtype=torch.bfloat16), tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    tokens = torch.randint(5, 261, (1, 1500), generator=torch.Generator().manual_seed(0))
+    for name in (str(tmp_path), "builtin:tiny"):
+        ours = load_policy(name, seed=2, dtype=torch.bfloat16)
+        assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
+        with torch.no_grad():
+            assert torch.equal(ours(input_ids=tokens).logits, theirs(input_ids=tokens).logits)
+        critic = load_critic(name, seed=2, dtype=torch.bfloat16)
+        for found, expected in zip(critic.decoder.buffers(), theirs.buffers(), strict=True):
+            assert found.dtype == torch.float32 and torch.equal(found, expected)
 
 
 def test_a_policy_is_not_made_of_a_checkpoint_that_lacks_weights(tmp_path: Path) -> None:
