@@ -59,6 +59,7 @@ class ReplayBuffer:
         self._requests: dict[str, Request] = {}
         self._done: dict[str, Completion] = {}
         self._counters: Metrics = {}
+        self._counted = True
         self._thread = ThreadPoolExecutor(1, "sampling") if background else None
         self._working: Future[bool] | None = None
         self._leaving = False
@@ -101,8 +102,6 @@ class ReplayBuffer:
                 if stop():
                     return False
             settled, self._working = self._working.result(), None
-        if settled:
-            self._counters |= self._sampler.metrics()
         return settled
 
     def _poll(self, stop: Callable[[], object]) -> bool:
@@ -113,7 +112,13 @@ class ReplayBuffer:
             if not finished:
                 raise DeadlineError(f"the sampler is idle but {len(missing)} requests never finished: {missing[:5]}")
             self._done.update((item.request.id, item.completion) for item in finished)
+            self._counted = False
         return True
+
+    def _count(self) -> None:
+        """Take over the sampler's counters, where it is idle and did something."""
+        if self._working is None and not self._counted:
+            self._counters, self._counted = self._sampler.metrics(), True
 
     def sampled(self, start: int, end: int) -> list[tuple[Request, Completion]] | None:
         """The samples of these positions, in the order dispatched; None while some are missing."""
@@ -123,6 +128,7 @@ class ReplayBuffer:
 
     def take(self) -> None:
         """The oldest batch leaves: its samples are the caller's to `account` for."""
+        self._count()
         batch = self.batches.pop(0)
         for id in [id for id, request in self._requests.items() if batch.start <= request.draw < batch.end]:
             del self._requests[id], self._done[id]
@@ -148,12 +154,13 @@ class ReplayBuffer:
             raise InvariantError(
                 f"{books['dispatched']} samples were dispatched but {ended} are accounted for: {books}"
             )
-        counters, self._counters = self._counters, {}
+        counters, self._counters = self._counters, dict.fromkeys(self._counters, 0.0)
         return counters | {f"samples/{name}": float(count) for name, count in books.items()}
 
     def save(self, directory: Path) -> None:
         """Finish what is in flight, by the weights that began it, and write it into the checkpoint."""
         self.settle()
+        self._count()
         completions = {id: dataclasses.asdict(completion) for id, completion in self._done.items()}
         batches = [dataclasses.asdict(batch) for batch in self.batches]
         content = {"batches": batches, "completions": completions, "counters": self._counters}

@@ -20,6 +20,7 @@ from oxrl.errors import LostRankError
 from oxrl.recipes import run
 from oxrl.recipes.build import Team
 from oxrl.recipes.objective import resolve
+from oxrl.recipes.replay import ReplayBuffer
 from oxrl.recipes.session import Session
 from oxrl.types import PolicyBatch, TokenBatch
 
@@ -108,20 +109,34 @@ def test_two_zero3_ranks_and_a_rollout_actor_train_like_one_process(tmp_path: Pa
     print(f"largest difference of a gradient, relative to the norm: {worst:.1e}")  # noqa: T201
 
 
-def test_sampling_ahead_in_an_actor_trains_like_sampling_ahead_in_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_sampling_ahead_in_actors_trains_like_sampling_ahead_in_one_process(
+    killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ahead = {"max_tokens": 6, "n_samples": 4, "max_staleness": 3, "force_strict_on_policy": False}
     sections: dict[str, Any] = {"run": {"steps": 8, "checkpoint_every": 3}, "rollout": ahead}
     one, other = (
         config(tmp_path, f"actors_{actors}", "local", actors=actors, **copy.deepcopy(sections)) for actors in (0, 2)
     )
-    for cfg in (one, other):
-        run(cfg)
+    run(one)
+    if killed:  # as soon as there is something to sample in the background
+        work = ReplayBuffer.work
+
+        def working(buffer: Any) -> None:
+            work(buffer)
+            if buffer.books["dispatched"] == 6 * 16:
+                actor = buffer._sampler._workers[0].actor
+                os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60), signal.SIGKILL)
+
+        monkeypatch.setattr(ReplayBuffer, "work", working)
+    run(other)
     ours, theirs = one.run.directory, other.run.directory
     for step in range(8):
         assert samples(ours, step) == samples(theirs, step)
     for key in ("reward/mean", "data/staleness_max", "samples/in_flight", "update/loss", "update/param_norm"):
         assert [line[key] for line in metric_lines(ours)] == [line[key] for line in metric_lines(theirs)], key
     assert max(line["data/staleness_max"] for line in metric_lines(theirs)) == 3
+    assert max(line["rollout/replaced_actors"] for line in metric_lines(theirs)) == killed
 
 
 class Killer:
