@@ -67,7 +67,7 @@ def gae(
     gamma: float = 1.0,
     gae_lambda: float | Tensor = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimation over the trained tokens k = 1..n of each row.
+    """Generalized advantage estimation over the trained tokens k = 1..n of each row: advantages and returns, [B, T].
 
     delta_k = R_k + gamma * V_{k+1} - V_k
     A_k     = delta_k + gamma * lambda * A_{k+1},   A_{n+1} = 0
@@ -79,14 +79,9 @@ def gae(
     Source: Schulman et al. 2016, arXiv:1506.02438, Eq. 16. Skipping instead of zeroing: the masked values of a tool
     call would otherwise enter as spurious jumps (0.4125 instead of 0.4605 in the worked example of the tests).
 
-    Args:
-        token_rewards: [B, T]; zero or NaN where there is none.
-        values: [B, T], values[b, t] = V(tokens[b, :t]); read at masked-in positions only.
-        mask: [B, T] bool.
-        bootstrap: [B] value after the last token, 0 for rows that ended; None for all 0.
-        gamma, gae_lambda: in [0, 1], else ValueError; a tensor [B] of lambdas gives every row its own.
-
-    Returns: advantages [B, T] and returns [B, T].
+    Args: token_rewards [B, T], zero or NaN where there is none; values [B, T], values[b, t] = V(tokens[b, :t]);
+    bootstrap [B], 0 for rows that ended, None for all 0; gamma and gae_lambda in [0, 1], else ValueError, where a
+    tensor [B] of lambdas gives every row its own.
     """
     require_same_shape(token_rewards=token_rewards, values=values, mask=mask)
     decays = torch.as_tensor(gae_lambda, dtype=torch.float64, device=values.device).reshape(-1)
@@ -94,26 +89,22 @@ def gae(
         raise ValueError(f"gamma and gae_lambda must lie in [0, 1], got gamma={gamma}, gae_lambda={gae_lambda}")
     order = torch.argsort((~mask).to(torch.int8), dim=1, stable=True)  # [B, T], masked-in tokens to the front
     filled = mask.gather(1, order)  # [B, T], the slots they fill
-    counts = mask.sum(1)  # [B]
 
-    rewards = token_rewards.detach().double().nan_to_num(nan=0.0)
     action = mask.long().cumsum(1) - 1  # index of the trained token at or before each position, -1 before the first
-    rewards = torch.where(action >= 0, rewards, 0.0)
+    rewards = torch.where(action >= 0, token_rewards.detach().double().nan_to_num(nan=0.0), 0.0)
     rewards = torch.zeros_like(rewards).scatter_add_(1, action.clamp(min=0), rewards)  # [B, T], compressed
 
     value = torch.where(filled, values.detach().double().gather(1, order), 0.0)  # [B, T], compressed
     following = torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], dim=1)
     if bootstrap is not None:
-        last = (torch.arange(mask.shape[1], device=mask.device) == counts[:, None] - 1) & filled
+        last = filled & (filled.sum(1, keepdim=True) == filled.cumsum(1))
         following = torch.where(last, bootstrap.detach().double()[:, None], following)
     delta = torch.where(filled, rewards + gamma * following - value, 0.0)
     compressed = suffix_scan(delta, gamma * decays)
 
     dtype = at_least_float32(values).dtype
-    advantages = torch.zeros_like(compressed).scatter_(1, order, compressed)
-    advantages = fill_masked(advantages, mask)
-    returns = fill_masked(advantages + values.detach(), mask)
-    return advantages.to(dtype), returns.to(dtype)
+    advantages = fill_masked(torch.zeros_like(compressed).scatter_(1, order, compressed), mask)
+    return advantages.to(dtype), fill_masked(advantages + values.detach(), mask).to(dtype)
 
 
 def length_adaptive_lambda(mask: Tensor, *, length_alpha: float = 0.05) -> Tensor:

@@ -44,6 +44,11 @@ class Groups:
         """Rows in the group, per row. [B] float64."""
         return self.count[self.index]
 
+    def std(self, x: Tensor) -> Tensor:
+        """Unbiased, 0 for a group of one. [B] float64."""
+        squares = self.sum((x.double() - self.mean(x)).square())
+        return (squares / (self.size - 1).clamp(min=1)).sqrt()
+
     def flat(self, x: Tensor) -> Tensor:
         """[B] bool: the group's values are equal up to rounding (1e-6 of the mean), or there is only one.
 
@@ -80,9 +85,7 @@ def group_normalize(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-8) ->
     Source: GRPO, arXiv:2402.03300, section 4.1.2. Deviations: groups of equal rewards give exactly 0 (see
     `Groups.flat`); a group of one gives 0, because it has nothing to be compared with.
     """
-    centered = group_center(rewards.double(), group_ids)
-    groups = Groups.of(group_ids)
-    std = (groups.sum(centered.square()) / (groups.size - 1).clamp(min=1)).sqrt()
+    centered, std = group_center(rewards.double(), group_ids), Groups.of(group_ids).std(rewards)
     return (centered / (std + eps)).to(at_least_float32(rewards).dtype)
 
 
@@ -191,12 +194,10 @@ def top_gap(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> Tensor:
 
     Source: pass@k training, arXiv:2503.19595; verl `grpo_passk`.
     """
+    _check_rewards(rewards, group_ids)
     groups = Groups.of(group_ids)
-    best = groups.extreme(rewards, "amax")
-    is_best = rewards.double() == best
+    is_best = rewards.double() == groups.extreme(rewards, "amax")
     second = groups.extreme(torch.where(is_best, -torch.inf, rewards.double()), "amax")
     alone = is_best & (groups.sum(is_best) == 1) & ~groups.flat(rewards)
-    # z-scores differ by (best - second) / (std + eps)
-    normalized = group_normalize(rewards.double(), group_ids, eps=eps)
-    below = groups.extreme(torch.where(rewards.double() == second, normalized, -torch.inf), "amax")
-    return torch.where(alone, normalized - below, 0.0).to(at_least_float32(rewards).dtype)
+    gap = (rewards.double() - second) / (groups.std(rewards) + eps)
+    return torch.where(alone, gap, 0.0).to(at_least_float32(rewards).dtype)

@@ -11,11 +11,14 @@ With z = logits / temperature, lse = logsumexp(z), p = softmax(z) (`algorithms.m
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from oxrl.functional.masks import at_least_float32
 
 
 class HeadOutput(NamedTuple):
@@ -38,26 +41,20 @@ class Head(NamedTuple):
 
 
 def logprobs_from_logits(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Log-probability of each token given the tokens before it, in nats.
+    """Log-probability, in nats, of each token given the tokens before it, after dividing logits by the temperature.
 
-    Args:
-        logits: [B, T, V], entry t predicts token t + 1.
-        tokens: [B, T] int64.
-        temperature: logits are divided by it first.
-
-    Returns:
-        [B, T] token-aligned, position 0 is 0.0; float32, or float64 where the logits are.
+    logits [B, T, V], entry t predicts token t + 1; tokens [B, T] int64. Returns [B, T] token-aligned, position 0 is
+    0.0; float32, or float64 where the logits are.
     """
-    scaled = _raised(logits[:, :-1]) / temperature
+    scaled = at_least_float32(logits[:, :-1]) / temperature
     picked = scaled.gather(-1, tokens[:, 1:, None]).squeeze(-1)
     return torch.nn.functional.pad(picked - scaled.logsumexp(-1), (1, 0))
 
 
 def predicted_positions(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Flat indices into [B * T] of the masked-in tokens and of the hidden states that predict them.
+    """Flat indices into [B * T], [N] each, of the masked-in tokens and of the hidden states that predict them.
 
-    Returns:
-        (token indices [N], hidden indices [N]), row-major. A token at position 0 has no predictor and is left out.
+    Row-major. A token at position 0 has no predictor and is left out.
     """
     predictable = mask.clone()
     predictable[:, 0] = False
@@ -127,14 +124,9 @@ class _Options(NamedTuple):
     chunk: int = 1
 
 
-def _raised(tensor: Tensor) -> Tensor:
-    """bf16 and fp16 to float32; float32 and float64 as they are."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-
-
 def _tempered_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Options) -> tuple[Tensor, Tensor]:
     """(logits / temperature, tanh of the softcap or an empty tensor), both in softmax precision; [n, V]."""
-    z = _raised(torch.nn.functional.linear(hidden, weight, bias))
+    z = at_least_float32(torch.nn.functional.linear(hidden, weight, bias))
     if options.scale != 1.0:
         z = z * options.scale
     tanh = z.new_empty(0)
@@ -155,34 +147,29 @@ class _ChunkedHead(torch.autograd.Function):
         candidates: Tensor | None,
         options: _Options,
     ) -> tuple[Tensor | None, ...]:
-        columns: list[list[Tensor]] = []
+        found: defaultdict[str, list[Tensor]] = defaultdict(list)
         for start in range(0, max(len(hidden), 1), options.chunk):
             rows = slice(start, start + options.chunk)
-            h, y = hidden[rows], targets[rows]
-            z, _ = _tempered_logits(h, weight, bias, options)
+            z, _ = _tempered_logits(hidden[rows], weight, bias, options)
             lse = z.logsumexp(-1)
-            column = [lse, z.gather(1, y[:, None]).squeeze(1) - lse]
-            if options.entropy or options.sum_p_squared:
-                p = torch.exp(z - lse[:, None])
-                column += [lse - torch.linalg.vecdot(p, z)] if options.entropy else []
-                column += [torch.linalg.vecdot(p, p)] if options.sum_p_squared else []
+            found["lse"].append(lse)
+            found["logprobs"].append(z.gather(1, targets[rows, None]).squeeze(1) - lse)
+            p = torch.exp(z - lse[:, None]) if options.entropy or options.sum_p_squared else z
+            if options.entropy:
+                found["entropy"].append(lse - torch.linalg.vecdot(p, z))
+            if options.sum_p_squared:
+                found["sum_p_squared"].append(torch.linalg.vecdot(p, p))
             if options.top_k:
                 top_ids = z.topk(options.top_k, dim=-1).indices if candidates is None else candidates[rows]
-                top_z = z.gather(1, top_ids)
-                column += [top_ids, top_z - lse[:, None]]
-            columns.append(column)
-        merged = [torch.cat(parts) for parts in zip(*columns, strict=True)]
-        lse, logprobs = merged[0], merged[1]
-        rest = iter(merged[2:])
-        entropy = next(rest) if options.entropy else None
-        sum_p_squared = next(rest) if options.sum_p_squared else None
-        top_ids = next(rest) if options.top_k else None
-        top_logprobs = next(rest) if options.top_k else None
-        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy, top_ids)
+                found["top_ids"].append(top_ids)
+                found["top_logprobs"].append(z.gather(1, top_ids) - lse[:, None])
+        merged = {name: torch.cat(parts) for name, parts in found.items()}
+        kept = (merged["lse"], merged.get("entropy"), merged.get("top_ids"))
+        ctx.save_for_backward(hidden, weight, bias, targets, *kept)
         ctx.options = options
-        ctx.mark_non_differentiable(*(t for t in (sum_p_squared, top_ids) if t is not None))
+        ctx.mark_non_differentiable(*(merged[name] for name in ("sum_p_squared", "top_ids") if name in merged))
         ctx.set_materialize_grads(False)
-        return logprobs, entropy, sum_p_squared, top_ids, top_logprobs
+        return tuple(merged.get(name) for name in HeadOutput._fields)
 
     @staticmethod
     @once_differentiable
@@ -191,8 +178,8 @@ class _ChunkedHead(torch.autograd.Function):
         hidden, weight, bias, targets, lse, entropy, top_ids = ctx.saved_tensors
         options: _Options = ctx.options
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=_raised(weight).dtype) if ctx.needs_input_grad[1] else None
-        grad_bias = torch.zeros_like(bias, dtype=_raised(bias).dtype) if bias is not None else None
+        grad_weight = torch.zeros_like(weight, dtype=lse.dtype) if ctx.needs_input_grad[1] else None
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=lse.dtype)
         for start in range(0, len(hidden), options.chunk):
             rows = slice(start, start + options.chunk)
             z, tanh = _tempered_logits(hidden[rows], weight, bias, options)
@@ -225,11 +212,5 @@ class _ChunkedHead(torch.autograd.Function):
                     grad_weight += low.t() @ hidden[rows]
             if grad_bias is not None:
                 grad_bias += dz.sum(0)
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if bias is None or grad_bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-            None,
-        )
+        weights = (None if x is None else x.to(weight.dtype) for x in (grad_weight, grad_bias))
+        return grad_hidden, *weights, None, None, None

@@ -8,6 +8,7 @@ and group_ids are [B], everything else [B, T].
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,23 +21,32 @@ from oxrl.functional.ratios import MAX_LOG_RATIO
 PASS_REWARD = 0.5  # a reward above this counts as solved; verifiers give 0 or 1
 
 
-def _mean(x: Tensor) -> float:
-    return float(x.double().mean()) if x.numel() else 0.0
-
-
-def _std(x: Tensor) -> float:
-    return float(x.double().std()) if x.numel() > 1 else 0.0
-
-
-def _max(x: Tensor) -> float:
-    return float(x.max()) if x.numel() else 0.0
-
-
 def quantile(x: Tensor, fraction: float) -> float:
     """Linear between neighbors. torch.quantile refuses more than 2**24 values, and a large step has more tokens."""
     place = fraction * (len(x) - 1)
     below, above = (float(x.kthvalue(rank(place) + 1).values) for rank in (math.floor, math.ceil))
     return below + (above - below) * (place % 1)
+
+
+def _mean(x: Tensor) -> float:
+    return float(x.double().mean()) if x.numel() else 0.0
+
+
+_STATISTICS: dict[str, Callable[[Tensor], float]] = {
+    "mean": _mean,
+    "std": lambda x: float(x.double().std()) if len(x) > 1 else 0.0,
+    "min": lambda x: float(x.min()),
+    "max": lambda x: float(x.max()),
+    "abs_max": lambda x: float(x.abs().max()),
+    "p01": lambda x: quantile(x, 0.01),
+    "p95": lambda x: quantile(x, 0.95),
+    "p99": lambda x: quantile(x, 0.99),
+}
+
+
+def _summary(prefix: str, x: Tensor, names: str) -> dict[str, float]:
+    """These statistics of the values x, 0 where there are none."""
+    return {f"{prefix}{name}": _STATISTICS[name](x) if len(x) else 0.0 for name in names.split()}
 
 
 def _log_ratio(logprobs: Tensor, other: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,11 +65,7 @@ def reward_metrics(rewards: Tensor, group_ids: Tensor) -> dict[str, float]:
     first = groups.extreme(rows, "amin") == rows  # one row speaks for each group
     variance = groups.mean(rewards.double().square()) - groups.mean(rewards).square()
     passed = rewards > PASS_REWARD
-    return {
-        "reward/mean": _mean(rewards),
-        "reward/std": _std(rewards),
-        "reward/min": float(rewards.min()),
-        "reward/max": _max(rewards),
+    return _summary("reward/", rewards, "mean std min max") | {
         "reward/pass_rate": _mean(passed),
         "reward/zero_variance_groups": _mean(groups.flat(rewards)[first]),
         "reward/all_pass_groups": _mean((groups.mean(passed) == 1)[first]),
@@ -70,38 +76,30 @@ def reward_metrics(rewards: Tensor, group_ids: Tensor) -> dict[str, float]:
 
 def data_metrics(response_mask: Tensor, truncated: Tensor, rewards: Tensor) -> dict[str, float]:
     """`data/...`: trained tokens, lengths, rows cut by the token limit, and whether long answers are the wrong ones."""
-    lengths = response_mask.sum(1).double()
-    if not lengths.numel():
-        return {"data/tokens": 0.0, "data/rows": 0.0, "data/empty_rows": 0.0}
-    passed = rewards > PASS_REWARD
-    return {
+    lengths, passed = response_mask.sum(1).double(), rewards > PASS_REWARD
+    metrics = {
         "data/tokens": float(lengths.sum()),
         "data/rows": float((lengths > 0).sum()),
         "data/empty_rows": float((lengths == 0).sum()),
-        "data/length_mean": _mean(lengths),
-        "data/length_p95": quantile(lengths, 0.95),
-        "data/length_max": _max(lengths),
-        "data/length_correct": _mean(lengths[passed]),
-        "data/length_wrong": _mean(lengths[~passed]),
-        "data/truncated_frac": _mean(truncated),
     }
+    if len(lengths):
+        metrics |= _summary("data/length_", lengths, "mean p95 max") | {
+            "data/length_correct": _mean(lengths[passed]),
+            "data/length_wrong": _mean(lengths[~passed]),
+            "data/truncated_frac": _mean(truncated),
+        }
+    return metrics
 
 
 def staleness_metrics(versions: Tensor, response_mask: Tensor, *, version: int) -> dict[str, float]:
     """`data/staleness_...`: how many weight versions lie between sampling a token and training on it."""
-    age = (version - versions)[response_mask].double()
-    return {"data/staleness_mean": _mean(age), "data/staleness_max": _max(age)}
+    return _summary("data/staleness_", (version - versions)[response_mask].double(), "mean max")
 
 
 def advantage_metrics(advantages: Tensor, response_mask: Tensor) -> dict[str, float]:
     """`advantage/...` over the trained tokens."""
     values = masked_values(advantages, response_mask)
-    return {
-        "advantage/mean": _mean(values),
-        "advantage/std": _std(values),
-        "advantage/abs_max": _max(values.abs()),
-        "advantage/positive_frac": _mean(values > 0),
-    }
+    return _summary("advantage/", values, "mean std abs_max") | {"advantage/positive_frac": _mean(values > 0)}
 
 
 def policy_metrics(
@@ -121,13 +119,7 @@ def policy_metrics(
     metrics = {"policy/logprob_mean": _mean(masked_values(logprobs, response_mask))}
     if raw.numel():
         ratio = log_ratio.exp()
-        metrics |= {
-            "update/ratio_mean": _mean(ratio),
-            "update/ratio_std": _std(ratio),
-            "update/ratio_min": float(ratio.min()),
-            "update/ratio_max": _max(ratio),
-            "update/ratio_p01": quantile(ratio, 0.01),
-            "update/ratio_p99": quantile(ratio, 0.99),
+        metrics |= _summary("update/ratio_", ratio, "mean std min max p01 p99") | {
             "update/ratio_clamped_frac": _mean(raw != log_ratio),
             "kl/old_k3": _mean(ratio - 1 - log_ratio),
         }
@@ -163,14 +155,12 @@ def mismatch_metrics(
         return {}
     raw, bounded = _log_ratio(old_logprobs, rollout_logprobs, mask)
     log_rho, row_sum = bounded[mask], raw.sum(1)[rows]
-    rho, size = log_rho.exp(), raw[mask].abs()
-    probabilities = [masked_values(x, mask).exp() for x in (old_logprobs, rollout_logprobs)]
-    metrics = {
+    rho = log_rho.exp()
+    moved = masked_values(old_logprobs, mask).exp() - masked_values(rollout_logprobs, mask).exp()
+    metrics = _summary("mismatch/abs_logdiff_", raw[mask].abs(), "mean max") | {
         "mismatch/kl_k1": _mean(-log_rho),
         "mismatch/kl_k3": _mean(rho - 1 - log_rho),
-        "mismatch/abs_logdiff_mean": _mean(size),
-        "mismatch/abs_logdiff_max": _max(size),
-        "mismatch/prob_diff_max": _max((probabilities[0] - probabilities[1]).abs()),
+        "mismatch/prob_diff_max": float(moved.abs().max()),
         "mismatch/ppl_ratio": float((-row_sum / mask.sum(1)[rows]).mean().exp()),
         "mismatch/chi2_token": _mean(rho.square()) - 1,
         "mismatch/chi2_seq": _mean((2 * row_sum.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)).exp()) - 1,

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from oxrl.functional.gates import Decision, LossAndMetrics, Tokens, gate
-from oxrl.functional.masks import fill_masked, masked_mean, require_same_shape
-from oxrl.functional.ratios import geometric_anchor
+from oxrl.functional.masks import fill_masked, require_same_shape
+from oxrl.functional.ratios import geometric_level
 
 MIN_LOG_PRODUCT = math.log(1e-8)
 TINY = 1e-8
@@ -58,27 +57,16 @@ def ppo_clip(
     return _clipped(tokens, clip_low, clip_high, clip_dual)
 
 
-def gspo(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    loss_weights: Tensor,
-    *,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
-    correction: Tensor | None = None,
-) -> LossAndMetrics:
+@gate
+def gspo(tokens: Tokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Decision:
     """Group sequence policy optimization: `ppo_clip` on the row's geometric-mean ratio.
 
     s = exp(mean over the row of (logprobs - old_logprobs)), carried by every token of the row with its own gradient;
     a row is clipped as a whole. With one advantage per row and `sequence_mean` weights this is GSPO's gradient.
     Source: arXiv:2507.18071, Eq. 5 and 14. The bounds are two orders of magnitude smaller than PPO's.
     """
-    require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
-    numbers: dict[str, Any] = {"correction": correction, "clip_low": clip_low, "clip_high": clip_high}
-    anchor = geometric_anchor(logprobs, old_logprobs, mask)
-    return ppo_clip(logprobs, anchor, advantages, mask, loss_weights, **numbers)
+    mean = geometric_level(tokens.log_ratio, tokens.mask)
+    return _clipped(tokens._replace(log_ratio=mean, ratio=mean.exp(), inside=tokens.mask), clip_low, clip_high)
 
 
 @gate
@@ -231,8 +219,7 @@ def _clipped_geometric_mean(tokens: Tokens, clip_low: float, clip_high: float) -
     high = (tokens.advantages > 0) & (tokens.log_ratio > clip_high)
     low = (tokens.advantages < 0) & (tokens.log_ratio < -clip_low)
     kept = torch.where(high, clip_high, torch.where(low, -clip_low, tokens.log_ratio))
-    mean = masked_mean(kept, tokens.mask, dim=1)[:, None].expand_as(tokens.mask)
-    ratio = fill_masked(mean, tokens.mask).exp()
+    ratio = geometric_level(kept, tokens.mask).exp()
     weight = torch.where(high | low | ~tokens.inside, 0.0, ratio)
     return Decision(ratio * tokens.advantages, weight, high, low)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from oxrl.functional.masks import fill_masked, masked_mean, masked_sum
@@ -17,24 +18,19 @@ from oxrl.functional.masks import fill_masked, masked_mean, masked_sum
 MAX_LOG_RATIO = 20.0
 
 
-def token_level(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """Each token's own log-ratio, 0 where masked. [B, T]."""
-    return fill_masked(log_ratio, mask)
-
-
 def sequence_level(log_ratio: Tensor, mask: Tensor) -> Tensor:
     """Sum over the row: the log-ratio of the whole response; unbiased, and explodes with length. [B, T]."""
-    return fill_masked(masked_sum(log_ratio, mask, dim=1)[:, None].expand_as(mask), mask)
+    return torch.where(mask, masked_sum(log_ratio, mask, dim=1)[:, None], 0.0)
 
 
 def geometric_level(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the row: the length-normalised log-ratio of GSPO; 0 for an empty row. [B, T]."""
-    return fill_masked(masked_mean(log_ratio, mask, dim=1)[:, None].expand_as(mask), mask)
+    """Mean over the row: the length-normalized log-ratio of GSPO; 0 for an empty row. [B, T]."""
+    return torch.where(mask, masked_mean(log_ratio, mask, dim=1)[:, None], 0.0)
 
 
 # level -> (log_ratio [B, T], mask [B, T]) -> log_ratio [B, T] at that level, zero where masked.
 LEVELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "token": token_level,
+    "token": fill_masked,
     "sequence": sequence_level,
     "geometric": geometric_level,
 }

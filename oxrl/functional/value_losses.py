@@ -25,12 +25,9 @@ def value_loss(
     moving on would not be seen by the loss.
     Source: PPO's reference implementation; arXiv:2005.12729, section 3.
 
-    Args: [B, T] each, else ValueError; only `values` carries a gradient.
-        returns: targets, advantages + old values, never whitened.
-        loss_weights: usually `token_mean`.
-        value_clip: c > 0 in units of the value, or None for no clip.
-
-    Returns: scalar loss, and `value/clip_frac`, the fraction without a gradient.
+    All [B, T], else ValueError; only `values` carries a gradient. `returns` are advantages + old values, never
+    whitened; loss weights usually `token_mean`; value_clip c > 0 in units of the value, or None for no clip. Returns a
+    scalar, and `value/clip_frac`, the fraction without a gradient.
     """
     require_same_shape(values=values, old_values=old_values, returns=returns, mask=mask, loss_weights=loss_weights)
     values = fill_masked(values, mask)
