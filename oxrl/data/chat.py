@@ -52,7 +52,7 @@ class ChatEncoder:
 
     The text of a special token inside a message ("<|im_end|>" typed by a user) is encoded as the plain text that it is:
     it is hidden behind a placeholder while the template renders, and encoded apart. Messages without such text get
-    exactly the ids of `tokenizer.apply_chat_template`.
+    exactly the ids of `tokenizer.apply_chat_template`. `hidden` counts the texts that were hidden so far.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -61,7 +61,7 @@ class ChatEncoder:
                 f"the tokenizer {tokenizer.name_or_path!r} has no chat template; use an instruction-tuned model, "
                 "or set model.chat_template to a Jinja file"
             )
-        self._tokenizer = tokenizer
+        self._tokenizer, self.hidden = tokenizer, 0
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         special |= set(tokenizer.all_special_tokens)
         control = sorted(special - {str(tokenizer.unk_token)})  # the unknown token stands for ordinary text
@@ -70,12 +70,9 @@ class ChatEncoder:
         longest_first = sorted(special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
-    def has_special_text(self, messages: Sequence[Message]) -> bool:
-        return any(self._special.search(message["content"]) for message in messages)
-
     def hide(self, messages: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
         """Messages with special-token text replaced by placeholders, and what each placeholder stands for."""
-        if not self.has_special_text(messages):
+        if not any(self._special.search(message["content"]) for message in messages):
             return list(messages), {}
         number = 0
         # Private-use characters: no template strips or splits them. The number avoids what the text already holds.
@@ -86,6 +83,7 @@ class ChatEncoder:
         def placeholder(match: re.Match[str]) -> str:
             key = f"\ue000{number}:{len(hidden)}\ue001"
             hidden[key] = match.group()
+            self.hidden += 1
             return key
 
         return [{**m, "content": self._special.sub(placeholder, m["content"])} for m in messages], hidden

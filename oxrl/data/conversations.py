@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from oxrl.data.chat import EXPECTED_MESSAGES, ChatEncoder, Message, TemplateError, read_messages
-from oxrl.data.dataset import Dataset, Encode, Encoded
+from oxrl.data.dataset import Dataset
 from oxrl.data.rows import Row, content_uid
 
 EXPECTED = f'{{"messages": {EXPECTED_MESSAGES}}} or {{"prompt": text or messages, "completion": text}}'
@@ -34,16 +34,13 @@ class ConversationDataset(Dataset[Example]):
     counts = ("trained_tokens",)
 
     @classmethod
-    def encoding(cls, encoder: ChatEncoder) -> Encode[Example]:
-        def encode(row: Row) -> Encoded[Example] | str:
-            messages = _messages(row)
-            if has_blank_reply(messages):
-                return "empty"
-            example = encode_conversation(messages, encoder)
-            counts = {"trained_tokens": sum(example.trained)}
-            return Encoded([example], len(example.token_ids), encoder.has_special_text(messages), counts)
+    def encode(cls, row: Row, encoder: ChatEncoder) -> list[Example] | str:
+        messages = _messages(row)
+        return "empty" if has_blank_reply(messages) else [encode_conversation(messages, encoder)]
 
-        return encode
+    @classmethod
+    def measure(cls, units: Sequence[Example]) -> tuple[int, Mapping[str, int]]:
+        return len(units[0].token_ids), {"trained_tokens": sum(units[0].trained)}
 
 
 def has_blank_reply(messages: Sequence[Message]) -> bool:

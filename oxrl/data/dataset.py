@@ -6,8 +6,9 @@ import logging
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.order import index_at
@@ -21,23 +22,10 @@ log = logging.getLogger(__name__)
 Unit = TypeVar("Unit")
 
 
-class Encoded(NamedTuple, Generic[Unit]):
-    """What a row became; `tokens` counts its longest unit, `counts` goes into the dataset's report."""
-
-    units: Sequence[Unit]
-    tokens: int
-    special_text: bool
-    counts: Mapping[str, int]
-
-
-# From a row to its units, or to the count under which it is dropped. It sees rows in file order.
-Encode = Callable[[Row], Encoded[Unit] | str]
-
-
 class OnDisk(Sequence[Unit]):
     """Units of a JSONL file, each read and encoded when it is asked for; only byte offsets are held."""
 
-    def __init__(self, path: Path, encode: Encode[Unit]) -> None:
+    def __init__(self, path: Path, encode: Callable[[Row], list[Unit] | str]) -> None:
         self.starts = array("q")
         self._path, self._encode, self._written = path, encode, _written(path)
 
@@ -45,10 +33,10 @@ class OnDisk(Sequence[Unit]):
         return len(self.starts)
 
     def __getitem__(self, index: Any) -> Any:
-        encoded = self._encode(row_at(self._path, self.starts[index])) if _written(self._path) == self._written else ""
-        if isinstance(encoded, str):
-            raise DataError(f"{self._path} changed while it was being read: the row at byte {self.starts[index]}")
-        return encoded.units[0]
+        start = self.starts[index]
+        if _written(self._path) != self._written:
+            raise DataError(f"{self._path} changed while it was being read: the row at byte {start}")
+        return self._encode(row_at(self._path, start))[0]
 
 
 def _written(path: Path) -> tuple[int, ...]:
@@ -84,7 +72,17 @@ class Dataset(ABC, Generic[Unit]):
 
     @classmethod
     @abstractmethod
-    def encoding(cls, encoder: ChatEncoder) -> Encode[Unit]: ...
+    def encode(cls, row: Row, encoder: ChatEncoder) -> list[Unit] | str:
+        """The units of a row, or the count under which it is dropped."""
+
+    @classmethod
+    @abstractmethod
+    def measure(cls, units: Sequence[Unit]) -> tuple[int, Mapping[str, int]]:
+        """Tokens of the longest of a row's units, and what they add to `counts`."""
+
+    @classmethod
+    def check(cls, row: Row, first: Row) -> None:
+        """Refuse a row that is unlike the first one of its file."""
 
     @classmethod
     def load(
@@ -98,7 +96,7 @@ class Dataset(ABC, Generic[Unit]):
         stream: bool = False,
         **options: Any,
     ) -> Self:
-        """The first `limit` usable rows of a .jsonl or .parquet file, encoded; `options` are those of `encoding`.
+        """The first `limit` usable rows of a .jsonl or .parquet file, encoded; `options` are those of `encode`.
 
         Rows of more than `max_tokens` tokens (prompts with the template, all else with the replies) are dropped and
         counted, or an error. With `stream` the rows of a .jsonl file, one unit each, are read again whenever drawn.
@@ -108,35 +106,42 @@ class Dataset(ABC, Generic[Unit]):
             DataError: the file cannot be read, a row is malformed, its template unusable, or no row is left; names row
                 or counts.
         """
-        encode = cls.encoding(ChatEncoder(tokenizer), **options)
-        units: list[Unit] = []
-        on_disk = OnDisk(Path(path), cls.encoding(ChatEncoder(tokenizer), **options)) if stream else None
+        encoder, first = ChatEncoder(tokenizer), None
+        encode = partial(cls.encode, encoder=encoder, **options)
+        units, uids = list[Unit](), set[str]()
+        on_disk = OnDisk(Path(path), encode) if stream else None
         report = dict.fromkeys(("rows", "kept", "empty", "overlong", "special_text", "longest", *cls.counts), 0)
         for row in read_rows(path):
             if limit is not None and report["kept"] >= limit:
                 break
             report["rows"] += 1
+            first, hidden = first or row, encoder.hidden
+            cls.check(row, first)
             try:
-                encoded = encode(row)
+                made: list[Any] | str = encode(row)
             except TemplateError as error:
                 raise DataError(f"{row.place}: {error}") from error
-            if isinstance(encoded, str):
-                report[encoded] += 1
+            if isinstance(made, str):
+                report[made] += 1
                 continue
-            if max_tokens is not None and encoded.tokens > max_tokens:
+            tokens, counts = cls.measure(made)
+            if max_tokens is not None and tokens > max_tokens:
                 if overlong == "error":
                     row.fail(
-                        f"the {cls.noun} has {encoded.tokens} tokens, more than {max_tokens}",
+                        f"the {cls.noun} has {tokens} tokens, more than {max_tokens}",
                         "shorter ones, a larger data.max_prompt_tokens or model.max_length, or data.overlong: drop",
                     )
                 report["overlong"] += 1
                 continue
-            report |= {name: report[name] + count for name, count in encoded.counts.items()}
+            if "duplicate_uids" in report:
+                report["duplicate_uids"] += made[0].uid in uids
+                uids.add(made[0].uid)
+            report |= {name: report[name] + count for name, count in counts.items()}
             report["kept"] += 1
-            report["special_text"] += encoded.special_text
-            report["longest"] = max(report["longest"], encoded.tokens)
+            report["special_text"] += encoder.hidden > hidden
+            report["longest"] = max(report["longest"], tokens)
             if on_disk is None:
-                units += encoded.units
+                units += made
             else:
                 on_disk.starts.append(row.start)
         if not (units or on_disk):

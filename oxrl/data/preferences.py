@@ -13,7 +13,7 @@ import torch
 from oxrl.data.batching import to_token_batch
 from oxrl.data.chat import ChatEncoder, Message, read_messages
 from oxrl.data.conversations import Example, encode_conversation, has_blank_reply
-from oxrl.data.dataset import Dataset, Encode, Encoded
+from oxrl.data.dataset import Dataset
 from oxrl.data.rows import Row
 from oxrl.seeds import stable_seed
 from oxrl.types import PreferenceBatch
@@ -52,25 +52,26 @@ class PreferenceDataset(Dataset[Judged]):
     counts = ("identical", "chosen_longer", "desirable")
 
     @classmethod
-    def encoding(cls, encoder: ChatEncoder, *, unpaired: bool = False) -> Encode[Judged]:
-        def encode(row: Row) -> Encoded[Judged] | str:
-            context, replies, labels = _parse(row, unpaired)
-            if any(map(has_blank_reply, replies)):
-                return "empty"
-            if len(replies) == 2 and replies[0] == replies[1]:
-                return "identical"
-            rows = tuple(encode_conversation((*context, *r), encoder, context=len(context)) for r in replies)
-            uid = str(row.fields.get("uid") or rows[0].uid)
-            columns = {name: float(row.fields[name]) for name in COLUMNS if row.fields.get(name) is not None}
-            units = [Judged(uid=uid, rows=rows, columns=columns)]
-            if unpaired:
-                units = [Judged(uid=uid, rows=(e,), desirable=label) for e, label in zip(rows, labels, strict=True)]
-            lengths = [len(example.token_ids) for example in rows]
-            counts = {"chosen_longer": lengths[0] > lengths[-1], "desirable": sum(labels)}
-            special = any(encoder.has_special_text((*context, *reply)) for reply in replies)
-            return Encoded(units, max(lengths), special, counts)
+    def encode(cls, row: Row, encoder: ChatEncoder, *, unpaired: bool = False) -> list[Judged] | str:
+        context, replies, labels = _parse(row, unpaired)
+        if any(map(has_blank_reply, replies)):
+            return "empty"
+        if len(replies) == 2 and replies[0] == replies[1]:
+            return "identical"
+        rows = tuple(encode_conversation((*context, *r), encoder, context=len(context)) for r in replies)
+        uid = str(row.fields.get("uid") or rows[0].uid)
+        if unpaired:
+            return [Judged(uid=uid, rows=(e,), desirable=label) for e, label in zip(rows, labels, strict=True)]
+        columns = {name: row.fields[name] for name in COLUMNS if row.fields.get(name) is not None}
+        if not all(isinstance(value, int | float) for value in columns.values()):
+            row.fail(f"{' or '.join(columns)} is no number", EXPECTED)
+        return [Judged(uid=uid, rows=rows, columns=columns)]
 
-        return encode
+    @classmethod
+    def measure(cls, units: Sequence[Judged]) -> tuple[int, Mapping[str, int]]:
+        lengths = [len(example.token_ids) for unit in units for example in unit.rows]
+        desirable = sum(unit.desirable for unit in units)
+        return max(lengths), {"chosen_longer": lengths[0] > lengths[-1], "desirable": desirable}
 
     def with_reference(self, sums: Sequence[Sequence[float]]) -> PreferenceDataset:
         """The same units with the reference's log-probabilities, one sequence per unit."""

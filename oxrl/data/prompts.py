@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 
 from oxrl.data.chat import EXPECTED_MESSAGES, ChatEncoder, Message, read_messages
-from oxrl.data.dataset import Dataset, Encode, Encoded
+from oxrl.data.dataset import Dataset
 from oxrl.data.rows import Row, content_uid
 from oxrl.types import Prompt
 
@@ -22,36 +23,28 @@ class PromptDataset(Dataset[Prompt]):
     counts = ("duplicate_uids",)
 
     @classmethod
-    def encoding(cls, encoder: ChatEncoder) -> Encode[Prompt]:
-        first: Row | None = None
-        seen: set[str] = set()
+    def check(cls, row: Row, first: Row) -> None:
+        """A file of mixed layouts is a mistake in its making: say so rather than guess."""
+        for key in ("prompt", "answer"):
+            if (key in row.fields) != (key in first.fields):
+                row.fail(f"no {key!r}" if key in first.fields else f"{key!r}, which {first.place} has not", EXPECTED)
+        if isinstance(row.fields.get("prompt"), str) != isinstance(first.fields.get("prompt"), str):
+            row.fail(f"its prompt is {type(row.fields.get('prompt')).__name__}, unlike that of {first.place}", EXPECTED)
 
-        def encode(row: Row) -> Encoded[Prompt] | str:
-            nonlocal first
-            first = first or row
-            _check_like_first(row, first)
-            if "prompt" not in row.fields:
-                row.fail("no 'prompt'", EXPECTED)
-            messages = read_messages(row, row.fields["prompt"], what="prompt")
-            if messages and messages[-1]["role"] == "assistant":
-                row.fail("the prompt ends with an assistant message", "a prompt that ends where the assistant answers")
-            if not any(message["content"].strip() for message in messages if message["role"] != "system"):
-                return "empty"
-            prompt = _to_prompt(row, messages, tuple(encoder.encode_prompt(messages)))
-            again = {"duplicate_uids": prompt.uid in seen}
-            seen.add(prompt.uid)
-            return Encoded([prompt], len(prompt.token_ids), encoder.has_special_text(messages), again)
+    @classmethod
+    def encode(cls, row: Row, encoder: ChatEncoder) -> list[Prompt] | str:
+        if "prompt" not in row.fields:
+            row.fail("no 'prompt'", EXPECTED)
+        messages = read_messages(row, row.fields["prompt"], what="prompt")
+        if messages and messages[-1]["role"] == "assistant":
+            row.fail("the prompt ends with an assistant message", "a prompt that ends where the assistant answers")
+        if not any(message["content"].strip() for message in messages if message["role"] != "system"):
+            return "empty"
+        return [_to_prompt(row, messages, tuple(encoder.encode_prompt(messages)))]
 
-        return encode
-
-
-def _check_like_first(row: Row, first: Row) -> None:
-    """A file of mixed layouts is a mistake in its making: say so rather than guess."""
-    for key in ("prompt", "answer"):
-        if (key in row.fields) != (key in first.fields):
-            row.fail(f"no {key!r}" if key in first.fields else f"{key!r}, which {first.place} has not", EXPECTED)
-    if isinstance(row.fields.get("prompt"), str) != isinstance(first.fields.get("prompt"), str):
-        row.fail(f"its prompt is {type(row.fields.get('prompt')).__name__}, unlike that of {first.place}", EXPECTED)
+    @classmethod
+    def measure(cls, units: Sequence[Prompt]) -> tuple[int, Mapping[str, int]]:
+        return len(units[0].token_ids), {}
 
 
 def _to_prompt(row: Row, messages: tuple[Message, ...], token_ids: tuple[int, ...]) -> Prompt:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from oxrl.data.batching import pad_rows, to_token_batch
 from oxrl.data.chat import ChatEncoder, Message, TemplateError, read_messages
-from oxrl.data.dataset import Dataset, Encode, Encoded
+from oxrl.data.dataset import Dataset
 from oxrl.data.rows import Row, content_uid
 from oxrl.types import StepBatch
 
@@ -35,24 +35,24 @@ class StepDataset(Dataset[Steps]):
     counts = ("steps", "right")
 
     @classmethod
-    def encoding(cls, encoder: ChatEncoder) -> Encode[Steps]:
-        def encode(row: Row) -> Encoded[Steps] | str:
-            texts, labels = row.fields.get("completions"), row.fields.get("labels")
-            if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
-                row.fail("no 'completions' and 'labels' of equal length", EXPECTED)
-            if not all(isinstance(label, bool | int | float) and 0 <= label <= 1 for label in labels):
-                row.fail("a label that is neither true nor false nor between 0 and 1", EXPECTED)
-            prompt = read_messages(row, row.fields.get("prompt"), what="prompt")
-            replies = [read_messages(row, text, what="completions", role="assistant")[0] for text in texts]
-            if not replies or not all(reply["content"].strip() for reply in replies):
-                return "empty"
-            token_ids, ends = encode_steps(prompt, [reply["content"] for reply in replies], encoder)
-            uid = str(row.fields.get("uid") or content_uid([dict(message) for message in (*prompt, *replies)]))
-            unit = Steps(uid=uid, token_ids=token_ids, ends=ends, labels=tuple(map(float, labels)))
-            counts = {"steps": len(labels), "right": sum(label > 0.5 for label in labels)}
-            return Encoded([unit], len(token_ids), encoder.has_special_text((*prompt, *replies)), counts)
+    def encode(cls, row: Row, encoder: ChatEncoder) -> list[Steps] | str:
+        texts, labels = row.fields.get("completions"), row.fields.get("labels")
+        if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
+            row.fail("no 'completions' and 'labels' of equal length", EXPECTED)
+        if not all(isinstance(label, bool | int | float) and 0 <= label <= 1 for label in labels):
+            row.fail("a label that is neither true nor false nor between 0 and 1", EXPECTED)
+        prompt = read_messages(row, row.fields.get("prompt"), what="prompt")
+        replies = [read_messages(row, text, what="completions", role="assistant")[0] for text in texts]
+        if not replies or not all(reply["content"].strip() for reply in replies):
+            return "empty"
+        token_ids, ends = encode_steps(prompt, [reply["content"] for reply in replies], encoder)
+        uid = str(row.fields.get("uid") or content_uid([dict(message) for message in (*prompt, *replies)]))
+        return [Steps(uid=uid, token_ids=token_ids, ends=ends, labels=tuple(map(float, labels)))]
 
-        return encode
+    @classmethod
+    def measure(cls, units: Sequence[Steps]) -> tuple[int, Mapping[str, int]]:
+        (unit,) = units
+        return len(unit.token_ids), {"steps": len(unit.ends), "right": sum(label > 0.5 for label in unit.labels)}
 
 
 def encode_steps(

@@ -69,6 +69,7 @@ def test_useless_pairs_are_counted_and_dropped(write_rows: WriteRows, tokenizer:
     [
         ({"prompt": "a", "chosen": "b"}, "only the unpaired methods"),
         (PAIR | {"rejected": 3}, "rejected is int"),
+        (PAIR | {"margin": "big"}, "margin is no number"),
         ({"prompt": "a", "completion": "b", "label": True}, "only the unpaired methods"),
         (PAIR | {"prompt": [{"role": "assistant", "content": "hm"}]}, "ends where the assistant answers"),
         ({"chosen": "b", "rejected": "c"}, "ends where the assistant answers"),
