@@ -25,7 +25,7 @@ QWEN25_KEYS = (
 ).split()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ModelDims:
     """A decoder-only transformer. `parameters` counts tied embeddings once."""
 
@@ -63,26 +63,16 @@ def _from_config(values: Mapping[str, Any], stored: int | None) -> ModelDims | N
         return None
     kv_heads, head_dim = values.get("num_key_value_heads") or heads, values.get("head_dim") or hidden // heads
     family = values.get("model_type", "")
-    parameters = stored or 0
-    if stored is None:
-        if family not in ("llama", "mistral", "qwen2", "qwen3"):
-            return None
-        attention = 2 * hidden * (heads + kv_heads) * head_dim
-        if family == "qwen2" or values.get("attention_bias"):
-            attention += (heads + 2 * kv_heads) * head_dim
-        if family == "qwen3":
-            attention += 2 * head_dim
-        embeddings = vocab * hidden * (1 if values.get("tie_word_embeddings", False) else 2)
-        parameters = layers * (attention + 3 * hidden * inner + 2 * hidden) + hidden + embeddings
-    return ModelDims(
-        parameters=parameters,
-        layers=layers,
-        hidden=hidden,
-        intermediate=inner,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        context=values.get("max_position_embeddings"),
-    )
+    if stored is None and family not in ("llama", "mistral", "qwen2", "qwen3"):
+        return None
+    attention = 2 * hidden * (heads + kv_heads) * head_dim
+    if family == "qwen2" or values.get("attention_bias"):
+        attention += (heads + 2 * kv_heads) * head_dim
+    if family == "qwen3":
+        attention += 2 * head_dim
+    embeddings = vocab * hidden * (1 if values.get("tie_word_embeddings", False) else 2)
+    parameters = stored or layers * (attention + 3 * hidden * inner + 2 * hidden) + hidden + embeddings
+    return ModelDims(parameters, layers, hidden, inner, kv_heads, head_dim, values.get("max_position_embeddings"))
 
 
 def stored_parameters(folder: Path) -> int | None:

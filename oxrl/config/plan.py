@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.filesize import decimal
 
@@ -11,18 +12,23 @@ from oxrl.config.reads import has_reference_model
 from oxrl.config.schema import Config
 from oxrl.errors import ConfigError
 
-# Bytes per parameter. float32 weights are their own masters; with bfloat16 weights their own gradients exist beside the
-# float32 sums until the pass ends.
-BYTES = {"float32": 4, "bfloat16": 2}
-MASTERS_AND_MOMENTS = {"float32": 8, "bfloat16": 12}
-GRADIENTS = {"float32": 4, "bfloat16": 6}
+# Bytes per parameter of weights, masters and moments, gradients. float32 weights are their own masters; with bfloat16
+# weights their own gradients exist beside the float32 sums until the pass ends.
+BYTES = {"float32": (4, 8, 4), "bfloat16": (2, 12, 6)}
+
+
+class Memory(NamedTuple):
+    """Bytes: on each rank's device by phase of a step, offloaded to a rank's CPU memory, and of a checkpoint."""
+
+    phases: dict[str, int]
+    offloaded: int
+    stored: int
 
 
 def plan_text(cfg: Config) -> str:
     """Batch equation, totals, data, memory per phase and disk of a run, one `label  text` line each."""
     row = cfg.train.row
-    kinds = {"rl": _rl_batch, "rejection": _rejection_batch}
-    batch = kinds.get(row.recipe, _supervised_batch)(cfg)
+    batch = {"rl": _rl_batch, "rejection": _rejection_batch}.get(row.recipe, _supervised_batch)(cfg)
     where = f"on {cfg.model.name}, {cfg.model.dtype}, device {cfg.run.device}, into {cfg.run.directory}"
     lines = {"run": f"{cfg.run.name}: {cfg.train.alg_name} ({row.summary}) {where}"}
     lines |= batch | _evaluation(cfg) | _memory(cfg)
@@ -93,10 +99,9 @@ def _memory(cfg: Config) -> dict[str, str]:
     dims = model_dims(cfg.model.name)
     if dims is None:
         return {"memory": f"unknown: {cfg.model.name} is not on disk, or has no sizes this reads", "disk": "unknown"}
-    phases = memory_phases(cfg, dims)
+    phases, offloaded, one = memory(cfg, dims)
     shown = ", ".join(f"{phase} {decimal(size)}" for phase, size in phases.items())
-    peak = f"peak in {max(phases, key=phases.__getitem__)}"
-    one, kept, (_, offloaded) = _stored(cfg, dims), cfg.run.keep_checkpoints, _held(cfg, dims)
+    peak, kept = f"peak in {max(phases, key=phases.__getitem__)}", cfg.run.keep_checkpoints
     where = " per rank" if cfg.run.training_gpus > 1 else ""
     where += f" and {decimal(offloaded)} offloaded to CPU memory" if offloaded else ""
     return {
@@ -106,31 +111,51 @@ def _memory(cfg: Config) -> dict[str, str]:
     }
 
 
-def memory_phases(cfg: Config, dims: ModelDims) -> dict[str, int]:
-    """Bytes on each rank's device in each phase of a step: states of every model, plus the cache (rollout) or gradients
-    and activations.
+def memory(cfg: Config, dims: ModelDims) -> Memory:
+    """States of every model, plus a cache while sampling, plus gradients and activations while updating.
 
     The critic is one more model of the policy's size, the reference one more copy of the weights.
     """
-    row, size, tokens = cfg.train.row, BYTES[cfg.model.dtype], cfg.train.micro_batch_tokens
-    held, _ = _held(cfg, dims)
-    phases: dict[str, int] = {}
+    size, states, gradient = BYTES[cfg.model.dtype]
+    ranks, backend, row, engine = cfg.run.training_gpus, cfg.train.backend, cfg.train.row, cfg.inference_engine
+    models = 2 if "critic" in row.needs else 1
+    weights = trained = models * dims.parameters
+    if cfg.lora.rank:  # adapters on every linear layer, at hidden = heads x head_dim
+        linears = 9 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 3 * dims.intermediate
+        trained = models * cfg.lora.rank * dims.layers * linears
+        weights += trained
+
+    # ZeRO cuts a thing into pieces from a stage on; FSDP cuts as stage 3 does.
+    stage = {"local": 0, "fsdp": 3, "deepspeed": cfg.deepspeed.zero_stage}[backend]
+    cut = [ranks if stage >= least else 1 for least in range(4)]
+    reference = dims.parameters * size * has_reference_model(cfg)
+    reference_stage = cfg.deepspeed_ref.zero_stage if backend == "deepspeed" else stage
+    parts = (
+        (weights * size // cut[3], cfg.deepspeed.offload_param),
+        (trained * states // cut[1], cfg.deepspeed.offload_optimizer),
+        (reference // (ranks if reference_stage == 3 else 1), cfg.deepspeed_ref.offload_param),
+    )
+    offloaded = sum(part for part, away in parts if away)
+    held = sum(part for part, away in parts if not away)
+    if cut[3] > 1:  # two layers, and what is outside of layers, are whole while they run
+        layer = dims.hidden * (2 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 3 * dims.intermediate)
+        held += (dims.parameters - (dims.layers - 2) * layer) * size
+
+    phases, tokens = dict[str, int](), cfg.train.micro_batch_tokens
     if row.recipe in ("rl", "rejection"):
         context, prompt = context_length(cfg), cfg.data.max_prompt_tokens
         longest = context or cfg.rollout.max_tokens
         if context and prompt is not None:
             longest = min(context, prompt + cfg.rollout.max_tokens)
-        rows, engine = cfg.data.prompts_per_step * cfg.rollout.n_samples, cfg.inference_engine
+        rows = cfg.data.prompts_per_step * cfg.rollout.n_samples
         cache = 2 * dims.layers * dims.kv_heads * dims.head_dim * size
         sampler = min(-(-rows // max(engine.actors, 1)), engine.max_rows) * longest * cache
         if engine.actors:  # weights of its own, on a device of its own or beside a training rank
             sampler = (sampler + dims.parameters * size) // engine.tensor_parallel
-        alone = engine.actors > 0 and engine.placement == "separate"
-        phases["rollout"] = sampler + (0 if alone else held)
-        tokens = min(tokens, -(-rows // cfg.run.training_gpus) * longest) if row.recipe == "rl" else tokens
-    gradients = _trained(cfg, dims) * GRADIENTS[cfg.model.dtype] // _cut(cfg, 2)
-    phases["update"] = held + gradients + activation_bytes(cfg, dims, tokens)
-    return phases
+        phases["rollout"] = sampler + (0 if engine.actors and engine.placement == "separate" else held)
+        tokens = min(tokens, -(-rows // ranks) * longest) if row.recipe == "rl" else tokens
+    phases["update"] = held + trained * gradient // cut[2] + activation_bytes(cfg, dims, tokens)
+    return Memory(phases, offloaded, trained * (size + states))
 
 
 def activation_bytes(cfg: Config, dims: ModelDims, tokens: int) -> int:
@@ -142,51 +167,7 @@ def activation_bytes(cfg: Config, dims: ModelDims, tokens: int) -> int:
     """
     layer = 12 * dims.hidden + 4 * dims.intermediate + 4 * dims.kv_heads * dims.head_dim
     numbers = dims.layers * dims.hidden + layer if cfg.model.gradient_checkpointing else dims.layers * layer
-    return tokens * numbers * BYTES[cfg.model.dtype]
-
-
-def _models(cfg: Config) -> int:
-    return 2 if "critic" in cfg.train.row.needs else 1
-
-
-def _trained(cfg: Config, dims: ModelDims) -> int:
-    """Parameters that are trained: all, or those of adapters on every linear layer (at hidden = heads x head_dim)."""
-    linears = 9 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 3 * dims.intermediate
-    return _models(cfg) * (cfg.lora.rank * dims.layers * linears if cfg.lora.rank else dims.parameters)
-
-
-def _stored(cfg: Config, dims: ModelDims) -> int:
-    """Bytes of a checkpoint: weights, masters and moments of what is trained."""
-    return _trained(cfg, dims) * (BYTES[cfg.model.dtype] + MASTERS_AND_MOMENTS[cfg.model.dtype])
-
-
-def _cut(cfg: Config, least: int) -> int:
-    """Pieces that something is cut into which ZeRO divides from stage `least` on; FSDP divides as stage 3 does."""
-    stage = {"local": 0, "fsdp": 3, "deepspeed": cfg.deepspeed.zero_stage}[cfg.train.backend]
-    return cfg.run.training_gpus if stage >= least else 1
-
-
-def _held(cfg: Config, dims: ModelDims) -> tuple[int, int]:
-    """Bytes that a rank holds between steps, on its device and offloaded: weights, masters, moments and the reference.
-
-    Where weights are cut up, two layers and what is outside of layers are whole while they run.
-    """
-    size, deepspeed = BYTES[cfg.model.dtype], cfg.train.backend == "deepspeed"
-    adapters = _trained(cfg, dims) if cfg.lora.rank else 0
-    layer = dims.hidden * (2 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 3 * dims.intermediate)
-    gathered = (dims.parameters - (dims.layers - 2) * layer) * size
-    reference, zero = dims.parameters * size * has_reference_model(cfg), cfg.deepspeed_ref
-    reference_cut = (cfg.run.training_gpus if zero.zero_stage == 3 else 1) if deepspeed else _cut(cfg, 3)
-    parts = (
-        ((_models(cfg) * dims.parameters + adapters) * size // _cut(cfg, 3), deepspeed and cfg.deepspeed.offload_param),
-        (
-            _trained(cfg, dims) * MASTERS_AND_MOMENTS[cfg.model.dtype] // _cut(cfg, 1),
-            deepspeed and cfg.deepspeed.offload_optimizer,
-        ),
-        (reference // reference_cut, deepspeed and zero.offload_param),
-    )
-    on_device = sum(size for size, offloaded in parts if not offloaded) + (gathered if _cut(cfg, 3) > 1 else 0)
-    return on_device, sum(size for size, offloaded in parts if offloaded)
+    return tokens * numbers * BYTES[cfg.model.dtype][0]
 
 
 def _count(number: int, unit: str, plural: str = "s") -> str:
@@ -198,19 +179,14 @@ def dry_run_config(cfg: Config, directory: Path) -> Config:
     train, rollout, data = cfg.train, cfg.rollout, cfg.data
     if train.row.recipe == "rejection":
         raise ConfigError(f"{train.alg_name} has no dry run: a random model's responses would not be kept")
+    steps = train.updates if train.row.recipe == "rl" else 1
     changes = {
-        "run": {
-            "dir": str(directory),
-            "steps": train.updates if train.row.recipe == "rl" else 1,
-            "mlflow": False,
-            "checkpoint_every": 0,
-            "eval_every": 0,
-        },
+        "run": {"dir": str(directory), "steps": steps, "mlflow": False, "checkpoint_every": 0, "eval_every": 0},
         "model": {"name": "builtin:tiny", "dtype": "float32", "max_length": None, "chat_template": None},
         "data": {
             "prompts_per_step": train.minibatches,
             "rows_per_step": min(data.rows_per_step, 4),
-            "eval_rows": 2 if data.eval is not None else None,
+            "eval_rows": 2,
             "max_prompt_tokens": None,
             "overlong": "drop",
         },

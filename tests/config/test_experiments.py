@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from oxrl.cli import app
 from oxrl.config import load_config
 from oxrl.config.dims import model_dims
-from oxrl.config.plan import memory_phases
+from oxrl.config.plan import memory
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "experiments" / "gsm8k_scale").glob("*.yaml"))
@@ -63,7 +63,7 @@ def test_the_memory_of_a_rank_fits_and_falls_with_more_ranks(file: Path) -> None
     assert dims is not None
 
     def peak(ranks: int) -> int:
-        return max(memory_phases(load_config(file, on_gpus(file, ranks)), dims).values())
+        return max(memory(load_config(file, on_gpus(file, ranks)), dims).phases.values())
 
     assert peak(gpus) < DEVICE
     assert peak(8) < peak(2) < peak(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 
 from oxrl.config import load_config
 from oxrl.config.dims import model_dims, stored_parameters
-from oxrl.config.plan import dry_run_config, memory_phases, plan_text
+from oxrl.config.plan import dry_run_config, memory, plan_text
 from oxrl.models.builtin import BUILTIN_DIMS
 from oxrl.models.load import load_policy
 
@@ -77,8 +78,8 @@ def test_memory_counts_weights_moments_gradients_reference_and_critic(write: Cal
     assert dims is not None
 
     def per_parameter(*overrides: str) -> float:
-        phases = memory_phases(load_config(write(), overrides), dims)
-        smaller = memory_phases(load_config(write(), overrides), dims.__class__(**{**vars(dims), "parameters": 0}))
+        phases = memory(load_config(write(), overrides), dims).phases
+        smaller = memory(load_config(write(), overrides), dataclasses.replace(dims, parameters=0)).phases
         return (phases["update"] - smaller["update"]) / dims.parameters
 
     assert per_parameter() == 16
@@ -95,9 +96,7 @@ def test_ranks_stages_and_offload_divide_the_memory_of_each_rank(write: Callable
     def per_parameter(*overrides: str, algorithm: str = "sft") -> float:
         settings = ["train.backend=deepspeed", "run.training_gpus=4", "model.dtype=bfloat16", *overrides]
         cfg = load_config(write(train={"alg_name": algorithm}), settings)
-        whole, half = (
-            memory_phases(cfg, base.__class__(**{**vars(base), "parameters": n, "layers": 0})) for n in (8_000, 4_000)
-        )
+        whole, half = (memory(cfg, dataclasses.replace(base, parameters=n, layers=0)).phases for n in (8_000, 4_000))
         return (whole["update"] - half["update"]) / 4_000
 
     assert per_parameter("deepspeed.zero_stage=1") == 2 + 12 / 4 + 6
