@@ -15,7 +15,8 @@ import typer
 from oxrl.algorithms import ROWS
 from oxrl.config import Config, config_diff, config_schema, dump_config, load_config
 from oxrl.config.plan import dry_run_config, plan_text
-from oxrl.errors import ConfigError, DataError, OxrlError, known
+from oxrl.errors import ConfigError, DataError, OxrlError, known, why_no_file
+from oxrl.runs.files import encode_line
 
 app = typer.Typer(
     name="oxrl",
@@ -35,7 +36,17 @@ Overrides = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint; start if there is none.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Run one step on a random tiny model in a temporary folder.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Write every response there, one JSON object per line.")]
+
+
+def _writable(out: Path | None) -> Path | None:
+    """Refuse before the work is done what could not be written after it."""
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise typer.BadParameter(f"{out}: {why_no_file(out)}")
+    return out
+
+
+_OUT_HELP = "Write every response there, one JSON object per line."
+Out = Annotated[Path | None, typer.Option("--out", callback=_writable, help=_OUT_HELP)]
 
 
 @app.command()
@@ -105,25 +116,23 @@ def generate(
         end = f"[{record['finish_reason']}, {record['tokens']} tokens]"
         typer.echo(f"> {record['prompt']}\n{record['response']}\n{end}\n")
     if out is not None:
-        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
-        out.write_text("".join(lines), encoding="utf-8")
+        out.write_bytes(b"".join(map(encode_line, records)))
 
 
 def _read_prompts(path: Path) -> list[str]:
     from oxrl.data.rows import read_rows
 
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--prompts-file {path}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
     if path.suffix != ".jsonl":
-        return [line for line in lines if line.strip()]
-    prompts: list[str] = []
-    for row in read_rows(path):
-        if not isinstance(prompt := row.fields.get("prompt"), str):
+        return [line for line in text.split("\n") if line.strip()]  # other line separators may stand in a prompt
+    rows = list(read_rows(path))
+    for row in rows:
+        if not isinstance(row.fields.get("prompt"), str):
             row.fail('no text under "prompt"', '{"prompt": "a question"}')
-        prompts.append(prompt)
-    return prompts
+    return [row.fields["prompt"] for row in rows]
 
 
 @app.command()
@@ -170,8 +179,7 @@ def algorithms(
 ) -> None:
     """Print the table of algorithms; with --check, run every row's proofs."""
     if not check:
-        typer.echo(algorithm_table())
-        return
+        return typer.echo(algorithm_table())
     from oxrl_proofs.rows import check_all
 
     reports = check_all()

@@ -1,20 +1,8 @@
 """Errors a user can trigger, the exit code each one ends the program with, and the hints in their messages.
 
-OxrlError                    1   anything oxRL raises on purpose
-  ConfigError (ValueError)   2   the YAML or an override is wrong; lists every problem at once
-  DataError (ValueError)     2   an input file is missing, malformed or empty; names file and line
-  MissingExtraError          2   an optional dependency is needed; names the pip command
-  RunDirectoryError          2   the run directory is in the wrong state for what was asked
-  CheckpointError            1   no usable checkpoint, or one that does not fit this run
-    CheckpointWriteError     1   the disk refused a checkpoint; older ones are intact
-  EngineError                1   a trainer or sampler broke its contract
-    WeightSyncError          1   the sampler does not hold the weights that were just trained
-    LostRankError            1   a training rank died or stopped answering; start again from the checkpoint
-  InvariantError             1   an always-on check failed (padding hole, wrong policy version, ...)
-  NonFiniteError             1   too many optimizer steps in a row had NaN or infinite values
-  RewardError                1   a reward function cannot be loaded or broke its signature
-  DeadlineError (TimeoutError) 1 a wait ran out; says what it waited for
-  Interrupted                75  a signal stopped the run after it saved; start again with --resume
+OxrlError 1: ConfigError 2, DataError 2, MissingExtraError 2, RunDirectoryError 2,
+    CheckpointError 1 (CheckpointWriteError), EngineError 1 (WeightSyncError, LostRankError),
+    InvariantError 1, NonFiniteError 1, RewardError 1, DeadlineError 1, Interrupted 75
 """
 
 from __future__ import annotations

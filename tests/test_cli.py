@@ -103,6 +103,8 @@ def test_help_answers_within_a_second_and_lists_every_command(folder: Path) -> N
         (["generate", "builtin:tiny"], 2, "--prompt"),
         (["generate", "builtin:tiny", "--prompt", "x", "--top-p", "0"], 2, "above 0"),
         (["generate", "builtin:tiny", "--prompts-file", "none.txt"], 2, "No such file"),
+        (["generate", "builtin:tiny", "--prompt", "x", "--out", "none/a.jsonl"], 2, "folder none does not exist"),
+        (["eval", "run.yaml", "--out", "."], 2, "is a folder"),
         (["generate", "builtin:tiny", "--prompts-file", "run.yaml.jsonl"], 2, "No such file"),
     ],
 )

@@ -14,6 +14,7 @@ from oxrl.errors import RewardError, did_you_mean, why_no_file
 from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
 
 ADAPTER = "adapter_config.json"
+MODEL_FILES = ("config.json", ADAPTER)
 DATA_SUFFIXES = (".jsonl", ".parquet")
 # Loops that every rank runs alike, and the one that calls its ranks as Ray actors.
 DISTRIBUTED_RECIPES = ("supervised", "preference", "reward_model", "rl")
@@ -86,9 +87,7 @@ def check_model(cfg: Config) -> Iterator[Problem]:
         if name not in BUILTIN_DIMS:
             rule = f"must be one of {', '.join(sorted(BUILTIN_DIMS))}{did_you_mean(name, BUILTIN_DIMS)}"
             yield Problem("model.name", rule, name)
-    elif name.startswith((".", "/", "~")) and not any(
-        (Path(name) / file).is_file() for file in ("config.json", ADAPTER)
-    ):
+    elif name.startswith((".", "/", "~")) and not any((Path(name) / file).is_file() for file in MODEL_FILES):
         state = "has no config.json" if Path(name).is_dir() else "is no folder"
         rule = f"{state}; give a folder in Hugging Face format, a hub name or builtin:tiny"
         yield Problem("model.name", rule, name)
@@ -101,9 +100,9 @@ def check_model(cfg: Config) -> Iterator[Problem]:
 
 def check_files(cfg: Config) -> Iterator[Problem]:
     """Data files exist and have a format that can be read."""
-    for path, value in (*(("data.train", file) for file in cfg.data.train_files), ("data.eval", cfg.data.eval)):
-        if value is None:
-            continue
+    train = cfg.data.train
+    paths = {"data.train": train} if isinstance(train, str) else {f"data.train.{file}": file for file in train}
+    for path, value in {**paths, **({"data.eval": cfg.data.eval} if cfg.data.eval is not None else {})}.items():
         if Path(value).suffix not in DATA_SUFFIXES:
             yield Problem(path, f"must end in {' or '.join(DATA_SUFFIXES)}; `oxrl prepare` writes such files", value)
         elif not Path(value).is_file():
@@ -225,12 +224,11 @@ def check_context(cfg: Config) -> Iterator[Problem]:
 
 def check_anchor(cfg: Config) -> Iterator[Problem]:
     """Old logprobs, correction and denominator: the sampler's mismatch may be corrected once."""
-    row = cfg.train.row
+    row, also = cfg.train.row, ("train.correction", "train.denominator")
     if "interpolated_anchor" in row.needs and cfg.train.old_logprobs != "auto":
         yield _at(cfg, "train.old_logprobs", f"{row.name} interpolates them: set it to auto")
     if row.correction == "none":
         return
-    also = ("train.correction", "train.denominator")
     if cfg.train.old_logprobs == "bypass":
         rule = f"puts the sampler's logprobs into the ratio, and correction {row.correction} would count them twice"
         yield _at(cfg, "train.old_logprobs", f"{rule}; set train.correction: none or recompute", *also)
@@ -289,7 +287,7 @@ def evaluation_problems(cfg: Config) -> Iterator[Problem]:
     if cfg.data.eval is None and len(cfg.data.train_files) > 1:
         yield _at(cfg, "data.eval", "is needed: data.train is several files; name the one to evaluate on", "data.train")
     evaluated = "data.train" if cfg.data.eval is None else "data.eval"
-    yield from (problem for problem in check_files(cfg) if problem.path == evaluated)
+    yield from (problem for problem in check_files(cfg) if problem.path.startswith(evaluated))
 
 
 def notices(cfg: Config) -> Iterator[str]:

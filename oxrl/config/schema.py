@@ -64,9 +64,7 @@ class RunConfig(Section):
     dir: str | None = _field(None, "Run directory; null: runs/<run.name>.", min_length=1)
     steps: int = _field(..., "Optimizer steps in total.", ge=1)
     device: Literal["auto", "cpu", "cuda"] = _field("auto", "Where models live; auto: cuda if there is one.")
-    training_gpus: int = _field(
-        1, "Training ranks: processes, one device each. The local engine has exactly one.", ge=1
-    )
+    training_gpus: int = _field(1, "Training ranks: processes, one device each; the local engine has one.", ge=1)
     threads: int | None = _field(None, "CPU threads of PyTorch; null: PyTorch's choice.", ge=1)
     checkpoint_every: int = _field(50, "Optimizer steps between checkpoints; 0: only the first and the last.", ge=0)
     keep_checkpoints: int = _field(2, "Newest checkpoints kept on disk; older ones are deleted.", ge=1)
@@ -158,8 +156,7 @@ class TrainConfig(Section):
 
     alg_name: str = _field(..., "Row of the table: see `oxrl algorithms`.", json_schema_extra={"enum": [*sorted(ROWS)]})
     backend: Literal["local", "deepspeed", "fsdp"] = _field(
-        "local",
-        "What trains: this process, or ranks (Ray actors in RL, else torchrun's) with DeepSpeed or FSDP2.",
+        "local", "What trains: this process, or ranks (Ray actors in RL, else torchrun's) with DeepSpeed or FSDP2."
     )
     lr: float = _field(1e-6, "Peak learning rate of AdamW; with adapters 1e-5 by default.", ge=0)
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = _field(

@@ -95,11 +95,11 @@ def _compose(text: str, name: str) -> Node | None:
         raise ConfigError(f"{name}: not a configuration: nested far too deep") from None
 
 
-def _entries(node: MappingNode, prefix: str, source: Source) -> Iterator[tuple[str, Node, str]]:
+def _entries(node: MappingNode, prefix: str, source: Source, override: str = "") -> Iterator[tuple[str, Node, str]]:
     """Yield (dotted path, value node, place) of each key; a key that is no text or comes twice is a problem."""
     first: dict[str, str] = {}
     for key, value in node.value:
-        place = f"{source.file}:{key.start_mark.line + 1}"
+        place = override or f"{source.file}:{key.start_mark.line + 1}"
         if not isinstance(key, ScalarNode):
             source.wrong(prefix.rstrip("."), "a field name must be a word", place)
         elif (path := prefix + key.value) in first:
@@ -137,7 +137,7 @@ def _store(path: str, node: Node, place: str, source: Source) -> None:
         if isinstance(node, ScalarNode):
             values[name] = _scalar(node)
         elif path == "data.train" and isinstance(node, MappingNode):
-            shares = _entries(node, "data.train.", source)
+            shares = _entries(node, "data.train.", source, place if place.startswith("override") else "")
             values[name] = {key.removeprefix("data.train."): _scalar(share) for key, share, _ in shares}
         else:
             raise ValueError("takes a single value, not a list or nested fields")

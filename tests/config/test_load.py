@@ -201,6 +201,16 @@ def test_a_misspelt_required_name_is_one_problem_not_two(folder: Path) -> None:
     assert "did you mean 'model'?" in report
 
 
+def test_each_of_several_files_has_a_problem_of_its_own_at_its_own_line(write: Callable[..., Path]) -> None:
+    path = write(data={"train": ...})
+    path.write_text(path.read_text().replace("data:", "data:\n  train:\n    none.jsonl: 0.5\n    data/a.txt: 0.5"))
+    report = problems(path)
+    assert count(report) == 2
+    assert "run.yaml:8: data.train.none.jsonl" in report and "run.yaml:9: data.train.data/a.txt" in report
+    override = "data.train={none.jsonl: 1, data/test.jsonl: 1}"
+    assert f"override '{override}': data.train.none.jsonl" in problems(path, (override,))
+
+
 @pytest.mark.parametrize("field", ["alg_name: sfft", "alg_nam: sft"])
 def test_a_misspelt_algorithm_brings_no_problems_of_another_one(folder: Path, field: str) -> None:
     """What a run must and must not say depends on its algorithm: nothing about sgrpo is told to who means sft."""
