@@ -143,12 +143,12 @@ def mismatch_metrics(
     response_mask: Tensor,
     correction: Tensor | None = None,
     *,
-    correction_level: Level = "token",
+    correction_level: Level | None = "token",
 ) -> dict[str, float]:
     """`mismatch/...`: trainer against sampler, before any bound, and what the correction did about it.
 
     rho = exp(old - rollout). Healthy dense models in bfloat16 have `kl_k3` below 1e-3; a lasting 1e-2 ends in collapse.
-    `correction` are the weights [B, T], computed at `correction_level`, or None for none.
+    `correction`, the weights [B, T], are bounded ratios at `correction_level`, or only 0 and 1 where that is None.
     """
     mask, rows = response_mask, response_mask.any(1)
     if not rows.any():
@@ -166,9 +166,11 @@ def mismatch_metrics(
         "mismatch/chi2_seq": _mean((2 * row_sum.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)).exp()) - 1,
     }
     if correction is not None:
-        weights = masked_values(correction, mask)
-        level_rho = importance_ratio(old_logprobs, rollout_logprobs, mask, correction_level=correction_level)
-        ratio, squares = masked_values(level_rho, mask), float(weights.square().sum())
+        weights = ratio = masked_values(correction, mask)
+        if correction_level is not None:
+            rho = importance_ratio(old_logprobs, rollout_logprobs, mask, correction_level=correction_level)
+            ratio = masked_values(rho, mask)
+        squares = float(weights.square().sum())
         metrics |= {
             "mismatch/weight_mean": _mean(weights),
             "mismatch/ess": float(weights.sum().square()) / (len(weights) * squares) if squares else 0.0,

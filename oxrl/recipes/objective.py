@@ -14,7 +14,7 @@ from oxrl.config import Config
 from oxrl.engines.base import Want
 from oxrl.errors import InvariantError
 from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
-from oxrl.functional.corrections import CORRECTIONS, importance_ratio
+from oxrl.functional.corrections import CORRECTIONS, Level, importance_ratio
 from oxrl.functional.kl import KLS
 from oxrl.functional.masks import weighted_sum
 from oxrl.functional.policy_losses import GATES
@@ -40,6 +40,7 @@ class Algorithm:
     old_logprobs: str  # recompute | current | bypass | interpolated
     correction: Callable[[Tensor, PolicyBatch], Tensor] | None  # inside the loss
     step_correction: Correction | None  # over the whole rollout batch, before the update
+    correction_level: Level | None  # of the ratios that the correction's weights are; None where they are 0 or 1
     shape: Callable[[RolloutBatch], RolloutBatch] | None  # of rewards, before advantages
     looks: Want  # what the policy is asked before the update, beside old_logprobs; empty where nothing is
     select: Callable[[Looked], dict[str, Tensor]] | None  # what the gate reads beside logprobs, from that look
@@ -69,6 +70,8 @@ def resolve(cfg: Config) -> Algorithm:
     per_batch = None
     if correction is not None and "full_batch_correction" not in needs:
         per_batch = partial(corrected, correction=correction, graded="advantages_in_correction" in needs)
+    level = cfg.train.correction_level
+    levels: dict[str, Level] = {"none": "token", "truncate": level, "mask": level}
     limit, buffer = cfg.rollout.max_tokens, cfg.train.overlong_buffer
     shape = partial(penalize_overlong, max_tokens=limit, buffer_tokens=buffer or max(1, limit // 5))
     top = frozenset({f"top_k={cfg.train.top_candidates}"} if "top_logprobs" in needs else ())
@@ -91,6 +94,7 @@ def resolve(cfg: Config) -> Algorithm:
         old_logprobs=mode,
         correction=per_batch,
         step_correction=correction if per_batch is None else None,
+        correction_level=levels.get(row.correction),
         shape=shape if "overlong_penalty" in needs else None,
         looks=top | {"entropy"} if top else frozenset({"logprobs"} if looked else ()),
         select=bound(SELECTIONS[row.gate], "selection", row.gate) if row.gate in SELECTIONS else None,

@@ -314,7 +314,8 @@ def policy_gradients(
     if first_ratio_tolerance is not None:
         check_first_ratio(logprobs, old, mask, first_ratio_tolerance)
     about = policy_metrics(logprobs, old, mask, ref_logprobs=batch.ref_logprobs, entropy=output.entropy)
-    return metrics | about | mismatch_metrics(old, batch.rollout_logprobs, mask, corrected)
+    level = algorithm.correction_level
+    return metrics | about | mismatch_metrics(old, batch.rollout_logprobs, mask, corrected, correction_level=level)
 
 
 def check_first_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, tolerance: float) -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from oxrl.functional.corrections import mask_weights, truncate_weights
+from oxrl.functional.corrections import mask_weights, second_moment_mask, truncate_weights
 from oxrl.functional.metrics import (
     advantage_metrics,
     data_metrics,
@@ -75,6 +75,17 @@ def test_rejected_tokens_and_rows_are_counted() -> None:
     metrics = mismatch_metrics(old, ROLLOUT, MASK, correction, correction_level="geometric")
     assert metrics["mismatch/reject_frac_token"] == pytest.approx(4 / 7)
     assert metrics["mismatch/reject_frac_row"] == 0.5
+
+
+def test_a_correction_that_only_keeps_or_drops_cuts_no_weight() -> None:
+    old = ROLLOUT + LOG_RHO
+    correction = second_moment_mask(old, ROLLOUT, MASK)
+    metrics = mismatch_metrics(old, ROLLOUT, MASK, correction, correction_level=None)
+    assert metrics["mismatch/trunc_frac_hi"] == metrics["mismatch/trunc_frac_lo"] == 0
+    assert metrics["mismatch/reject_frac_token"] == pytest.approx(1 / 7)
+    row_weights = truncate_weights(old, ROLLOUT, MASK, correction_level="sequence", correction_max=2.0)
+    metrics = mismatch_metrics(old, ROLLOUT, MASK, row_weights, correction_level="sequence")
+    assert metrics["mismatch/trunc_frac_hi"] == pytest.approx(4 / 7) and metrics["mismatch/trunc_frac_lo"] == 0
 
 
 def test_equal_policies_show_no_mismatch_and_unit_ratios() -> None:

@@ -283,6 +283,15 @@ def test_what_is_decided_over_the_whole_step_does_not_depend_on_micro_batches(
         assert one["update/grad_norm"] == pytest.approx(other["update/grad_norm"], rel=2e-2)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "level"),
+    [("sgrpo", "token"), ("tis", "token"), ("mis", "sequence"), ("a3po", "token"), ("geometric_rejection", None),
+     ("k3_rejection", None), ("veto", None), ("opsm", None), ("m2po", None)],
+)  # fmt: skip
+def test_weights_are_compared_with_the_ratios_they_come_from(algorithm: str, level: str | None, tmp_path: Path) -> None:
+    assert resolve(config(tmp_path, algorithm)).correction_level == level
+
+
 def test_the_second_moment_is_bounded_over_the_whole_step_not_per_row(tmp_path: Path) -> None:
     algorithm = resolve(cfg := config(tmp_path, "m2po", second_moment_max=0.02))
     batch = policy_batch(torch.tensor([1.0, -1.0], dtype=torch.float64))
