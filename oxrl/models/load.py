@@ -78,7 +78,7 @@ def load_policy(
         _require_known(name)
         model: PreTrainedModel = builtin_policy(name, seed=seed)
     else:
-        model = _load_weights(AutoModelForCausalLM, name, dtype=dtype, trust_remote_code=trust_remote_code)
+        model = read_weights(AutoModelForCausalLM, name, dtype=dtype, trust_remote_code=trust_remote_code)
     return _placed(model, device, dtype)
 
 
@@ -101,7 +101,7 @@ def load_critic(
         below = load_critic(base, dtype=dtype, seed=seed, trust_remote_code=trust_remote_code)
         decoder = merge_adapter(below.decoder, name)
     elif head_file.is_file():
-        decoder = _load_weights(AutoModel, name, dtype=dtype, trust_remote_code=trust_remote_code)
+        decoder = read_weights(AutoModel, name, dtype=dtype, trust_remote_code=trust_remote_code)
     else:
         policy = load_policy(name, dtype=dtype, device="cpu", seed=seed, trust_remote_code=trust_remote_code)
         decoder = cast(PreTrainedModel, policy.base_model)
@@ -122,10 +122,12 @@ def _placed(model: M, device: torch.device | str, dtype: torch.dtype) -> M:
     return model.eval()
 
 
-def _load_weights(auto_class: type[Any], name: str, *, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+def read_weights(
+    model_class: type[Any], name: str, *, dtype: torch.dtype | str, trust_remote_code: bool = False
+) -> PreTrainedModel:
     """`from_pretrained` that refuses weights it would have to invent."""
     model, info = _from_disk_or_hub(
-        auto_class.from_pretrained,
+        model_class.from_pretrained,
         "model",
         name,
         dtype=dtype,

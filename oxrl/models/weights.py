@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from oxrl.errors import CheckpointError
-from oxrl.models.load import VALUE_HEAD_FILE
+from oxrl.errors import CheckpointError, DataError
+from oxrl.models.load import VALUE_HEAD_FILE, read_weights
 from oxrl.models.lora import ADAPTER_FILE, has_adapter, model_name, save_adapter
 from oxrl.models.network import ValueModel
 
@@ -137,24 +137,40 @@ def stored_weights(
         CheckpointError: a weight is missing, unknown, or of another shape or dtype than `expected`.
     """
     missing = {name: expected[name] for name in stored_names(model)}
-    adapted = has_adapter(model)
-    files = [(path, "") for path in sorted(directory.glob(ADAPTER_FILE if adapted else "model*.safetensors"))]
+    files = ADAPTER_FILE if has_adapter(model) else "model*.safetensors"
+    parts: list[tuple[str, nn.Module, str]] = [("", model, files)]
     if isinstance(model, ValueModel):
         decoder, head = VALUE_MODEL_PARTS
-        files = [*((path, decoder) for path, _ in files), (directory / VALUE_HEAD_FILE, head)]
-    for path, part in files:
-        if not path.is_file():
-            raise CheckpointError(f"no file {path}")
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():
-                tensor = file.get_tensor(key)
-                name = part + (model_name(key) if path.name == ADAPTER_FILE else key)
-                shape, dtype = missing.pop(name, (None, None))
-                if shape != tensor.shape or dtype != tensor.dtype:
-                    held = "no such weight" if shape is None else f"{dtype} {tuple(shape)}"
-                    raise CheckpointError(
-                        f"{path.name} holds {key!r} as {tensor.dtype} {tuple(tensor.shape)}, the model has {held}"
-                    )
-                yield name, tensor
+        parts = [(decoder, model.decoder, files), (head, model.value_head, VALUE_HEAD_FILE)]
+    for part, host, pattern in parts:
+        for key, tensor in _stored_part(host, directory, pattern):
+            shape, dtype = missing.pop(part + key, (None, None))
+            if shape != tensor.shape or dtype != tensor.dtype:
+                held = "no such weight" if shape is None else f"{dtype} {tuple(shape)}"
+                raise CheckpointError(
+                    f"{directory} holds {key!r} as {tensor.dtype} {tuple(tensor.shape)}, the model has {held}"
+                )
+            yield part + key, tensor
     if missing:
         raise CheckpointError(f"{directory} lacks {len(missing)} weights of the model, such as {next(iter(missing))!r}")
+
+
+def _stored_part(host: nn.Module, directory: Path, pattern: str) -> Iterator[tuple[str, Tensor]]:
+    """(name in `host`, tensor) of everything in the files of `pattern`."""
+    names: dict[str, Path] = {}
+    for path in sorted(directory.glob(pattern)):
+        with safe_open(path, framework="pt") as file:
+            names |= dict.fromkeys(file.keys(), path)
+    if not names:
+        raise CheckpointError(f"no file {directory / pattern}")
+    adapted, own = pattern == ADAPTER_FILE, {name for name, _ in host.named_parameters()}
+    if adapted or not isinstance(host, PreTrainedModel) or names.keys() == own:
+        yield from ((model_name(key) if adapted else key, _read_tensor(path, key)) for key, path in names.items())
+        return
+    # Transformers stores some models otherwise than it computes with them (experts one by one, and fused). It knows how
+    # to read that: all at once.
+    try:
+        read = read_weights(type(host), str(directory), dtype="auto")
+    except DataError as error:
+        raise CheckpointError(f"{directory} holds no {type(host).__name__}: {error}") from error
+    yield from ((name, parameter.detach()) for name, parameter in read.named_parameters())

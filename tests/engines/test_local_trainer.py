@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from tiny import AttentionModel, batches, token_batch
 from torch import Tensor, nn
-from transformers import OPTConfig, OPTForCausalLM
+from transformers import OPTConfig, OPTForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from oxrl.engines.base import Want
 from oxrl.engines.local import LocalTrainer
@@ -22,6 +23,7 @@ from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.value_losses import value_loss
 from oxrl.models.builtin import BUILTIN_DIMS
 from oxrl.models.load import load_critic, load_policy, load_tokenizer
+from oxrl.models.network import ValueModel
 from oxrl.types import LossFn, Output, SupervisedBatch
 
 LENGTHS = [(2, 5), (1, 9), (4, 1), (3, 0), (1, 3), (2, 7), (6, 2)]
@@ -311,6 +313,41 @@ def test_resuming_from_a_checkpoint_is_bit_exact(tmp_path: Path, dtype: torch.dt
         second.model.named_parameters(), straight.model.named_parameters(), strict=True
     ):
         assert torch.equal(ours, theirs), name
+
+
+def _experts(seed: int, dtype: torch.dtype) -> Qwen3MoeForCausalLM:
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 2, "head_dim": 16, "num_experts": 4}
+    config = Qwen3MoeConfig(
+        **sizes, vocab_size=261, num_attention_heads=2, num_key_value_heads=2, num_experts_per_tok=2
+    )
+    return Qwen3MoeForCausalLM(config).to(dtype).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("critic", [False, True])
+def test_experts_that_are_fused_in_memory_and_apart_in_the_checkpoint_resume_too(
+    tmp_path: Path, critic: bool, dtype: torch.dtype
+) -> None:
+    kind, loss_fn, want = LOSSES["value_loss" if critic else "supervised_loss"]
+    batch = batches(LENGTHS, dtype=torch.float32, vocabulary=261)[kind]
+
+    def step(trainer: LocalTrainer) -> dict[str, float]:
+        trainer.forward_backward(batch, loss_fn, want)
+        return trainer.optim_step()
+
+    first, second = (
+        LocalTrainer(ValueModel(model.base_model) if critic else model, lr=1e-2)
+        for model in (_experts(0, dtype), _experts(1, dtype))
+    )
+    step(first)
+    first.save(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        assert any("experts.3.down_proj" in name for name in file.keys())
+    second.load(tmp_path)
+    assert step(second) == step(first)
+    for ours, theirs in zip(second.model.parameters(), first.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_a_checkpoint_is_a_hugging_face_directory_without_pickle(tmp_path: Path) -> None:
