@@ -87,11 +87,10 @@ class Segment:
     reward: float | None = None
 
     def __post_init__(self) -> None:
-        if not len(self.token_ids) == len(self.logprobs) == len(self.versions):
-            raise ValueError(
-                f"a segment needs one logprob and one version per token, got {len(self.token_ids)} tokens, "
-                f"{len(self.logprobs)} logprobs, {len(self.versions)} versions"
-            )
+        tokens, logprobs, versions = len(self.token_ids), len(self.logprobs), len(self.versions)
+        if not tokens == logprobs == versions:
+            found = f"{tokens} tokens, {logprobs} logprobs, {versions} versions"
+            raise ValueError(f"a segment needs one logprob and one version per token, got {found}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,10 +206,8 @@ class TokenBatch(RowBatch):
         for name in ("attention_mask", "response_mask"):
             mask = getattr(self, name)
             if mask.shape != self.tokens.shape or mask.dtype != torch.bool:
-                raise ValueError(
-                    f"TokenBatch.{name} must be bool of shape {tuple(self.tokens.shape)}, "
-                    f"got {mask.dtype} of shape {tuple(mask.shape)}"
-                )
+                found = f"{mask.dtype} of shape {tuple(mask.shape)}"
+                raise ValueError(f"TokenBatch.{name} must be bool of shape {tuple(self.tokens.shape)}, got {found}")
 
     def __len__(self) -> int:
         return self.tokens.shape[0]

@@ -164,8 +164,12 @@ class AdvantageInputs:
 Estimator = Callable[..., tuple[Tensor, Tensor | None]]
 
 
+def _of_rows(estimate: Callable[..., Tensor]) -> Estimator:
+    return lambda x, **numbers: (broadcast(estimate(x, **numbers), x.response_mask), None)
+
+
 def _from_rows(estimate: Callable[..., Tensor]) -> Estimator:
-    return lambda x, **numbers: (broadcast(estimate(x.rewards, x.group_ids, **numbers), x.response_mask), None)
+    return _of_rows(lambda x, **numbers: estimate(x.rewards, x.group_ids, **numbers))
 
 
 def _whitened(estimate: Estimator) -> Estimator:
@@ -198,18 +202,9 @@ def _returns(x: AdvantageInputs, *, gamma: float) -> tuple[Tensor, None]:
     return gae(x.token_rewards, torch.zeros_like(x.token_rewards), x.response_mask, gamma=gamma)[0], None
 
 
-def _batch_center(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    return groups.group_center(rewards, torch.zeros_like(group_ids))
-
-
 def _greedy_baseline(x: AdvantageInputs) -> tuple[Tensor, None]:
     """A_i = R_i - R(greedy response to the same prompt, under the same weights). Source: ReMax, arXiv:2310.10505."""
     return broadcast(x.rewards - x.need("greedy_rewards"), x.response_mask), None
-
-
-def _length_weighted(x: AdvantageInputs) -> tuple[Tensor, None]:
-    lengths = x.response_mask.sum(1)
-    return broadcast(groups.length_weighted_center(x.rewards, x.group_ids, lengths), x.response_mask), None
 
 
 def _teacher_gap(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> tuple[Tensor, None]:
@@ -226,7 +221,7 @@ def _reward_and_teacher(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> tu
 ADVANTAGES: dict[str, Estimator] = {
     "returns": _returns,
     "whitened_returns": _whitened(_returns),
-    "batch_center": _from_rows(_batch_center),
+    "batch_center": _of_rows(lambda x: groups.group_center(x.rewards, torch.zeros_like(x.group_ids))),
     "gae": _gae,
     "gae_length_adaptive": _gae,
     "group_normalize": _from_rows(groups.group_normalize),
@@ -236,7 +231,9 @@ ADVANTAGES: dict[str, Estimator] = {
     "group_center_whitened": _whitened(_from_rows(groups.group_center)),
     "leave_one_out": _from_rows(groups.leave_one_out),
     "greedy_baseline": _greedy_baseline,
-    "length_weighted_center": _length_weighted,
+    "length_weighted_center": _of_rows(
+        lambda x: groups.length_weighted_center(x.rewards, x.group_ids, x.response_mask.sum(1))
+    ),
     "mean_normalize": _from_rows(groups.mean_normalize),
     "pass_at_k": _from_rows(groups.pass_at_k_advantage),
     "top_gap": _from_rows(groups.top_gap),

@@ -94,8 +94,8 @@ def length_preference(lengths: Tensor, group_ids: Tensor, length_power: Tensor |
     rows = groups.sum(real).clamp(min=1)
     centered = (lengths.double() - groups.sum(lengths) / rows) * real
     std = (groups.sum(centered.square()) / rows).sqrt()
-    score = 1 + (centered / std.clamp(min=1e-8) / 9).clamp(-0.9, 0.9)
-    share = (score**length_power).exp() * real
+    score = (1 + (centered / std.clamp(min=1e-8) / 9).clamp(-0.9, 0.9)) ** length_power
+    share = (score - groups.extreme(score.detach(), "amax")).exp() * real  # a softmax that large powers do not overflow
     return rows * share / groups.sum(share).clamp(min=1e-300)
 
 

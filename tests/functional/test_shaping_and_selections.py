@@ -117,6 +117,12 @@ def test_the_length_preference_sums_to_the_group_size_and_can_be_learned() -> No
     assert slope > 0
 
 
+def test_a_large_power_prefers_the_longest_row_and_does_not_overflow() -> None:
+    """h = 1.4166 for the long row of sixteen: 1.4166 ** 20 = 1060, and exp(1060) is no float64."""
+    preference = length_preference(f64([*[1] * 15, 9]), torch.zeros(16, dtype=torch.int64), 20.0)
+    assert preference.tolist() == [*[0.0] * 15, 16.0]
+
+
 # --- selections ---
 
 MASK = torch.tensor([[True, True, True, True, False], [True, True, True, True, True]])
