@@ -85,7 +85,8 @@ def test_a_mixture_of_files_runs_in_its_ratio_and_resumes(tmp_path: Path) -> Non
     (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     train = {str(config.data.train): 0.75, str(tmp_path / "other.jsonl"): 0.25}
     run(sft_config(tmp_path, "whole", data={"train": train}))
-    run(sft_config(tmp_path, "resumed", data={"train": train}, run={"name": "resumed", "steps": 6}))
+    run(sft_config(tmp_path, "resumed", ["run.steps=3"], data={"train": train}))
+    run(sft_config(tmp_path, "resumed", data={"train": train}), resume=True)
     assert metric_lines(tmp_path / "whole") == metric_lines(tmp_path / "resumed")
     written = (tmp_path / "whole" / "config.yaml").read_text()
     assert "0.75" in written and "other.jsonl" in written
