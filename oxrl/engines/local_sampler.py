@@ -69,12 +69,14 @@ class LocalSampler(Sampler):
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_rows: int = 128, version: int = 0
     ) -> None:
         config = model.config.get_text_config()
-        layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if layer_types != {"full_attention"}:
+        layers = getattr(config, "layer_types", None)
+        if layers and set(layers) != {"full_attention"}:
             raise EngineError(
-                f"the local sampler needs full attention in every layer; {type(model).__name__} has {layer_types}"
+                f"the local sampler needs full attention in every layer; {type(model).__name__} has {set(layers)}"
             )
-        context = int(getattr(config, "max_position_embeddings", 0) or 2**31)
+        # What fits into the window that all layers of a Mistral have, if any, sees all of itself.
+        window = None if layers else getattr(config, "sliding_window", None)
+        context = min(getattr(config, "max_position_embeddings", None) or 2**31, window or 2**31)
         super().__init__(tokenizer, context=context, version=version)
         self.model = model
         self.network = CausalNetwork(model)

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 from samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from oxrl.engines.base import generate
 from oxrl.engines.local import LocalSampler, LocalTrainer
-from oxrl.errors import DeadlineError, WeightSyncError
+from oxrl.errors import DeadlineError, EngineError, WeightSyncError
 from oxrl.models.load import load_policy
 from oxrl.types import Completion, Request, TokenBatch
 
@@ -136,6 +136,19 @@ def test_another_architecture_samples_what_it_would_score() -> None:
     done = _sample(llama, requests, max_rows=5)
     for completion, row in zip(done, trainer_logprobs(llama, requests, done, 1.0), strict=True):
         assert completion.segments[0].logprobs == pytest.approx(row, abs=1e-4)
+
+
+def test_a_model_with_a_sliding_window_samples_what_fits_into_it() -> None:
+    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 261}
+    config = MistralConfig(**sizes, num_attention_heads=4, num_key_value_heads=1, sliding_window=24)
+    torch.manual_seed(0)
+    mistral = MistralForCausalLM(config).eval()
+    requests = make_requests(4, max_tokens=12, stop_token_ids=())
+    done = _sample(mistral, requests, max_rows=5)
+    assert largest(done, trainer_logprobs(mistral, requests, done, 1.0)) < 1e-4
+    # A token more would forget the first ones, which only training would.
+    with pytest.raises(EngineError, match="the model's context of 24: lower rollout.max_tokens"):
+        _sample(mistral, make_requests(4, max_tokens=20))
 
 
 def test_sampling_and_training_take_turns_on_one_model(model: PreTrainedModel) -> None:
