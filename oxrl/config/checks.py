@@ -207,6 +207,14 @@ def check_rejection(cfg: Config) -> Iterator[Problem]:
         yield _at(cfg, "data.train", "rft asks every prompt of one file; give a path without shares")
 
 
+def check_preference(cfg: Config) -> Iterator[Problem]:
+    """Numbers at which a formula has no value."""
+    if cfg.train.alg_name == "exo" and cfg.train.label_noise == 0:
+        yield _at(cfg, "train.label_noise", "exo takes its logarithm: set it above 0; 0.001 is usual")
+    if cfg.train.alg_name == "f_dpo_alpha" and cfg.train.preference_alpha == 1:
+        yield _at(cfg, "train.preference_alpha", "at 1 the alpha divergence is the reverse KL: use dpo")
+
+
 def check_context(cfg: Config) -> Iterator[Problem]:
     """Prompt and response fit into the model's context."""
     limit, context = cfg.model.max_length, context_length(cfg)
@@ -268,7 +276,11 @@ def check_cells(cfg: Config) -> Iterator[Problem]:
 
 
 OF_RL = (check_reward, check_batch, check_sampling, check_staleness, check_anchor, check_reference, check_cells)
-OF_RECIPE = {"rl": (*OF_RL, check_context), "rejection": (check_reward, check_rejection, check_context)}
+OF_RECIPE = {
+    "rl": (*OF_RL, check_context),
+    "rejection": (check_reward, check_rejection, check_context),
+    "preference": (check_preference,),
+}
 
 
 def training_problems(cfg: Config) -> Iterator[Problem]:

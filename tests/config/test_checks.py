@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,21 @@ def test_a_distributed_backend_is_checked_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"^1 problem in run.yaml\n\n.*: {field}(?s:.*){words}"):
         load_config(write(train={"alg_name": "sft"}), overrides)
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        ({"alg_name": "exo", "label_noise": 0}, "exo takes its logarithm"),
+        ({"alg_name": "f_dpo_alpha", "preference_alpha": 1}, "use dpo"),
+    ],
+)
+def test_a_number_at_which_a_preference_loss_has_no_value_is_refused(
+    write: Callable[..., Path], train: dict[str, Any], words: str
+) -> None:
+    (number,) = set(train) - {"alg_name"}
+    with pytest.raises(ConfigError, match=rf"train\.{number}.*(\n.*)*{words}"):
+        load_config(write(train=train))
 
 
 def test_rejection_sampling_over_ranks_is_refused_until_it_exists(write: Callable[..., Path]) -> None:
