@@ -36,7 +36,7 @@ class Row:
     source: str
     use: str = ""
     deviation: str = ""
-    recipe: Literal["rl", "supervised", "rejection", "preference", "reward_model", "process_reward"] = "rl"
+    recipe: Literal["rl", "supervised", "rejection", "preference", "reward_model"] = "rl"
     # Fields of `train` that the row itself reads, beside those of its cells.
     numbers: tuple[str, ...] = ()
     advantage: str = "group_normalize"
@@ -382,7 +382,7 @@ _ROWS = (
     Row(name="reward_model", recipe="reward_model", numbers=("center_coeff",),
         summary="Bradley-Terry reward model", source="arXiv:2203.02155",
         use="Pairs to learn a reward from, for reinforcement learning by path."),
-    Row(name="process_reward_model", recipe="process_reward",
+    Row(name="process_reward_model", recipe="reward_model",
         summary="reward model of steps: is each step of a solution right", source="arXiv:2305.20050, arXiv:2211.14275",
         use="Judged steps; as a reward, a response is worth its worst step."),
 )

@@ -10,14 +10,12 @@ from oxrl.config.dims import context_length, model_dims
 from oxrl.config.reads import row_fields
 from oxrl.config.schema import CELLS, Config
 from oxrl.config.source import Problem
-from oxrl.errors import RewardError, did_you_mean, why_no_file
+from oxrl.data.hub import SCHEME, SUFFIXES, locate
+from oxrl.errors import DataError, RewardError, did_you_mean, why_no_file
 from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
 
 ADAPTER = "adapter_config.json"
 MODEL_FILES = ("config.json", ADAPTER)
-DATA_SUFFIXES = (".jsonl", ".parquet")
-# Loops that every rank runs alike, and the one that calls its ranks as Ray actors.
-DISTRIBUTED_RECIPES = ("supervised", "preference", "reward_model", "rl")
 
 
 def _at(cfg: Config, path: str, rule: str, *also: str) -> Problem:
@@ -27,13 +25,12 @@ def _at(cfg: Config, path: str, rule: str, *also: str) -> Problem:
 
 def check_scale(cfg: Config) -> Iterator[Problem]:
     """Engines of the scale-out extras, which the local engine cannot stand in for."""
-    later = "arrives with the scale-out engines; this version trains and samples with the local engine"
     backend, zero = cfg.train.backend, cfg.deepspeed
     if cfg.run.training_gpus > 1 and backend == "local":
         rule = "the local engine is one process: set it to 1, or train.backend to deepspeed or fsdp"
         yield _at(cfg, "run.training_gpus", rule, "train.backend")
-    if backend != "local" and cfg.train.row.recipe not in DISTRIBUTED_RECIPES:
-        rule = f"{cfg.train.row.recipe} training on several ranks {later}: set it to local"
+    if backend != "local" and cfg.train.row.recipe == "rejection":
+        rule = "rft samples in one process: set it to local, or train sft on the kept.jsonl of a run that did"
         yield _at(cfg, "train.backend", rule, "train.alg_name")
     if backend == "deepspeed":
         if cfg.train.weight_decay and cfg.train.decay != "all":
@@ -99,15 +96,20 @@ def check_model(cfg: Config) -> Iterator[Problem]:
 
 
 def check_files(cfg: Config) -> Iterator[Problem]:
-    """Data files exist and have a format that can be read."""
+    """Data files exist, here or on the hub, and have a format that can be read."""
     train = cfg.data.train
     paths = {"data.train": train} if isinstance(train, str) else {f"data.train.{file}": file for file in train}
     for path, value in {**paths, **({"data.eval": cfg.data.eval} if cfg.data.eval is not None else {})}.items():
-        if Path(value).suffix not in DATA_SUFFIXES:
-            yield Problem(path, f"must end in {' or '.join(DATA_SUFFIXES)}; `oxrl prepare` writes such files", value)
+        if value.startswith(SCHEME):
+            try:
+                locate(value, fetch=False)
+            except DataError as error:
+                yield Problem(path, str(error), value)
+        elif Path(value).suffix not in SUFFIXES:
+            yield Problem(path, f"must end in {' or '.join(SUFFIXES)}; `oxrl prepare` writes such files", value)
         elif not Path(value).is_file():
             yield Problem(path, why_no_file(value), value)
-        elif cfg.data.stream and Path(value).suffix != ".jsonl":
+        if cfg.data.stream and value.endswith(".parquet"):
             yield Problem(path, "must end in .jsonl for data.stream, which reads rows by their place", value)
 
 

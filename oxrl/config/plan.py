@@ -10,6 +10,7 @@ from rich.filesize import decimal
 from oxrl.config.dims import ModelDims, context_length, model_dims
 from oxrl.config.reads import has_reference_model
 from oxrl.config.schema import Config
+from oxrl.data.hub import locate
 from oxrl.errors import ConfigError
 
 # Bytes per parameter of weights, masters and moments, gradients. float32 weights are their own masters; with bfloat16
@@ -85,7 +86,8 @@ def _passes(cfg: Config, drawn: int, unit: str) -> str:
 
 
 def count_rows(path: str) -> int:
-    """Rows of a JSONL (lines that are not blank) or Parquet file."""
+    """Rows of a JSONL (lines that are not blank) or Parquet file; one on the hub is fetched, as the run will."""
+    path = str(locate(path))
     if path.endswith(".parquet"):
         # Imported here: pyarrow is heavy, and only Parquet files need it.
         import pyarrow.parquet

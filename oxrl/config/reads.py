@@ -47,8 +47,6 @@ def _unread(cfg: Config) -> dict[str, str]:
     if cfg.data.eval is None:
         why = "has no effect without data.eval; remove it, or give held-out rows in data.eval"
         skip("run.eval_every run.keep_best data.eval_rows rollout.eval_samples rollout.eval_temperature", why)
-    if recipe in ("preference", "rejection"):
-        skip("data.stream", f"is not read by {algorithm}, which keeps something of every row in memory; remove it")
     if not cfg.lora.rank:
         why = "is read with lora.rank above 0, the rank of the adapters; set that, or remove it"
         skip("lora.alpha lora.targets", why)

@@ -97,9 +97,9 @@ class DataConfig(Section):
     """What is read from disk. Relative paths are relative to the current directory."""
 
     train: Annotated[str, Len(1)] | Annotated[dict[str, Annotated[float, Gt(0)]], Len(1)] = _field(
-        ..., "Training rows, .jsonl or .parquet; several files: {path: share, ...}."
+        ..., "Training rows, .jsonl or .parquet, a path or hf://datasets/OWNER/NAME/FILE; several: {path: share, ...}."
     )
-    eval: str | None = _field(None, "Held-out rows; null: no evaluation.", min_length=1)
+    eval: str | None = _field(None, "Held-out rows, as for train; null: no evaluation.", min_length=1)
     prompts_per_step: int = _field(16, "Prompts per rollout step (reinforcement learning).", ge=1)
     rows_per_step: int = _field(64, "Rows per optimizer step (not in reinforcement learning).", ge=1)
     pack_tokens: int | None = _field(None, "Pack rows of a step to so many tokens (supervised); null: pad.", ge=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
@@ -22,21 +22,17 @@ log = logging.getLogger(__name__)
 Unit = TypeVar("Unit")
 
 
-class OnDisk(Sequence[Unit]):
-    """Units of a JSONL file, each read and encoded when it is asked for; only byte offsets are held."""
+class Lazy(Sequence[Unit]):
+    """So many units, each made when it is asked for."""
 
-    def __init__(self, path: Path, encode: Callable[[Row], list[Unit] | str]) -> None:
-        self.starts = array("q")
-        self._path, self._encode, self._written = path, encode, _written(path)
+    def __init__(self, size: int, make: Callable[[int], Unit]) -> None:
+        self._size, self._make = size, make
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return self._size
 
     def __getitem__(self, index: Any) -> Any:
-        start = self.starts[index]
-        if _written(self._path) != self._written:
-            raise DataError(f"{self._path} changed while it was being read: the row at byte {start}")
-        return self._encode(row_at(self._path, start))[0]
+        return self._make(range(self._size)[index])
 
 
 def _written(path: Path) -> tuple[int, ...]:
@@ -70,6 +66,11 @@ class Dataset(ABC, Generic[Unit]):
         """Every unit once, in file order."""
         return list(self._units)
 
+    def batches(self, size: int) -> Iterator[list[Unit]]:
+        """The same, at most `size` at a time."""
+        for start in range(0, len(self), size):
+            yield [self._units[index] for index in range(start, min(start + size, len(self)))]
+
     @classmethod
     @abstractmethod
     def encode(cls, row: Row, encoder: ChatEncoder) -> list[Unit] | str:
@@ -99,7 +100,7 @@ class Dataset(ABC, Generic[Unit]):
         """The first `limit` usable rows of a .jsonl or .parquet file, encoded; `options` are those of `encode`.
 
         Rows of more than `max_tokens` tokens (prompts with the template, all else with the replies) are dropped and
-        counted, or an error. With `stream` the rows of a .jsonl file, one unit each, are read again whenever drawn.
+        counted, or an error. With `stream` the rows of a .jsonl file are read again whenever drawn.
         The report is logged, as a warning where rows were dropped.
 
         Raises:
@@ -109,7 +110,8 @@ class Dataset(ABC, Generic[Unit]):
         encoder, first = ChatEncoder(tokenizer), None
         encode = partial(cls.encode, encoder=encoder, **options)
         units, uids = list[Unit](), set[str]()
-        on_disk = OnDisk(Path(path), encode) if stream else None
+        # Of each unit on disk, where its row begins and which of the row's units it is.
+        places, written = array("q"), _written(Path(path))
         report = dict.fromkeys(("rows", "kept", "empty", "overlong", "special_text", "longest", *cls.counts), 0)
         for row in read_rows(path):
             if limit is not None and report["kept"] >= limit:
@@ -140,14 +142,22 @@ class Dataset(ABC, Generic[Unit]):
             report["kept"] += 1
             report["special_text"] += encoder.hidden > hidden
             report["longest"] = max(report["longest"], tokens)
-            if on_disk is None:
-                units += made
+            if stream:
+                places.extend(number for part in range(len(made)) for number in (row.start, part))
             else:
-                on_disk.starts.append(row.start)
-        if not (units or on_disk):
+                units += made
+        if not (units or places):
             dropped = f"{report['empty']} empty, {report['overlong']} longer than {max_tokens} tokens"
             same = f", {report['identical']} identical pairs" if report.get("identical") else ""
             raise DataError(f"{path}: no {cls.noun} is left to train on: {report['rows']} rows, {dropped}{same}")
         level = logging.WARNING if report["kept"] < report["rows"] else logging.INFO
         log.log(level, "%s: %d of %d rows are used: %s", path, report["kept"], report["rows"], report)
-        return cls(on_disk or units, {"path": str(path), "sha256": file_hash(path), **report})
+
+        def again(index: int) -> Unit:
+            start, part = places[2 * index : 2 * index + 2]
+            if _written(Path(path)) != written:
+                raise DataError(f"{path} changed while it was being read: the row at byte {start}")
+            return encode(row_at(Path(path), start))[part]  # pyright: ignore[reportReturnType]
+
+        held = Lazy(len(places) // 2, again) if stream else units
+        return cls(held, {"path": str(path), "sha256": file_hash(path), **report})

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
 
 import torch
+from torch import Tensor
 
 from oxrl.data.batching import to_token_batch
 from oxrl.data.chat import ChatEncoder, Message, read_messages
 from oxrl.data.conversations import Example, encode_conversation, has_blank_reply
-from oxrl.data.dataset import Dataset
+from oxrl.data.dataset import Dataset, Lazy
 from oxrl.data.rows import Row
 from oxrl.seeds import stable_seed
 from oxrl.types import PreferenceBatch
@@ -73,40 +74,44 @@ class PreferenceDataset(Dataset[Judged]):
         desirable = sum(unit.desirable for unit in units)
         return max(lengths), {"chosen_longer": lengths[0] > lengths[-1], "desirable": desirable}
 
-    def with_reference(self, sums: Sequence[Sequence[float]]) -> PreferenceDataset:
-        """The same units with the reference's log-probabilities, one sequence per unit."""
-        pairs = zip(self._units, sums, strict=True)
-        return PreferenceDataset([dataclasses.replace(u, ref_logprobs=tuple(v)) for u, v in pairs], self.report)
+    def with_reference(self, sums: Tensor) -> PreferenceDataset:
+        """The same units with the reference's log-probabilities, [units, rows of a unit]."""
+        return self._changed(lambda i, unit: dataclasses.replace(unit, ref_logprobs=tuple(sums[i].tolist())))
 
     def with_mismatched(self) -> PreferenceDataset:
         """Each completion followed by the next one to another prompt, put behind this prompt: KTO's baseline."""
-        prompts = [_prompt_tokens(unit.rows[0]) for unit in self._units]
-        units: list[Judged] = []
-        for index, unit in enumerate(self._units):
-            others = chain(range(index + 1, len(prompts)), range(index))
-            other = self._units[next((o for o in others if prompts[o] != prompts[index]), index)].rows[0]
+
+        def followed(index: int, unit: Judged) -> Judged:
+            prompt = _prompt_tokens(unit.rows[0])
+            rows = (self._units[o].rows[0] for o in chain(range(index + 1, len(self)), range(index)))
+            other = next((row for row in rows if _prompt_tokens(row) != prompt), unit.rows[0])
             start = len(_prompt_tokens(other))
             mismatched = Example(
                 uid=f"{unit.uid}/{other.uid}",
-                token_ids=prompts[index] + other.token_ids[start:],
-                trained=(False,) * len(prompts[index]) + other.trained[start:],
+                token_ids=prompt + other.token_ids[start:],
+                trained=(False,) * len(prompt) + other.trained[start:],
             )
-            units.append(dataclasses.replace(unit, rows=(*unit.rows, mismatched)))
-        return PreferenceDataset(units, self.report)
+            return dataclasses.replace(unit, rows=(*unit.rows, mismatched))
+
+        return self._changed(followed)
 
     def with_equal_lengths(self) -> PreferenceDataset:
         """SamPO: per pair, as many trained tokens of the longer completion as the shorter one has, drawn by its uid."""
 
-        def thinned(example: Example, count: int) -> Example:
-            positions = [position for position, trained in enumerate(example.trained) if trained]
-            kept = set(random.Random(stable_seed("sampo", example.uid)).sample(positions, count))
-            trained = tuple(position in kept for position in range(len(example.trained)))
-            return dataclasses.replace(example, trained=trained)
+        def evened(index: int, unit: Judged) -> Judged:
+            count, rows = min(sum(row.trained) for row in unit.rows), list[Example]()
+            for row in unit.rows:
+                positions = [position for position, trained in enumerate(row.trained) if trained]
+                kept = set(random.Random(stable_seed("sampo", row.uid)).sample(positions, count))
+                trained = tuple(position in kept for position in range(len(row.trained)))
+                rows.append(dataclasses.replace(row, trained=trained))
+            return dataclasses.replace(unit, rows=tuple(rows))
 
-        counts = [min(sum(row.trained) for row in unit.rows) for unit in self._units]
-        pairs = zip(self._units, counts, strict=True)
-        units = [dataclasses.replace(u, rows=tuple(thinned(row, count) for row in u.rows)) for u, count in pairs]
-        return PreferenceDataset(units, self.report)
+        return self._changed(evened)
+
+    def _changed(self, change: Callable[[int, Judged], Judged]) -> PreferenceDataset:
+        """The same units, each changed when it is drawn, so that those on disk stay there."""
+        return PreferenceDataset(Lazy(len(self), lambda i: change(i, self._units[i])), self.report)
 
 
 def to_preference_batch(units: Sequence[Judged], pad_id: int, *, rows: int = 2) -> PreferenceBatch:

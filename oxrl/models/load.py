@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 
 import torch
 from safetensors import safe_open
@@ -20,7 +20,8 @@ from oxrl.models.network import ValueModel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-M = TypeVar("M", bound=nn.Module)
+BUILTINS = ", ".join(BUILTIN_DIMS)
+Model = TypeVar("Model", bound=nn.Module)
 # Beside the backbone's Hugging Face files in a critic's directory.
 VALUE_HEAD_FILE = "value_head.safetensors"
 
@@ -56,84 +57,68 @@ def load_tokenizer(
     return tokenizer
 
 
-def load_policy(
-    name: str,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    seed: int = 0,
-    trust_remote_code: bool = False,
-) -> PreTrainedModel:
-    """A causal language model in eval mode. `seed` matters for `builtin:` names only: other weights are read.
+class Options(TypedDict, total=False):
+    """How a model is loaded; `seed` matters for `builtin:` names only: other weights are read."""
+
+    dtype: torch.dtype
+    device: torch.device | str
+    seed: int
+    trust_remote_code: bool
+
+
+def load_policy(name: str, **options: Unpack[Options]) -> PreTrainedModel:
+    """A causal language model in eval mode, in float32 on the CPU unless `options` say otherwise.
 
     The folder of an adapter gives its base with the adapter merged into it.
 
     Raises:
         DataError: nothing loadable under that name, or its files lack some weights.
     """
-    options: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, "trust_remote_code": trust_remote_code}
     if (base := adapter_base(name)) is not None:
         return merge_adapter(load_policy(base, **options), name).eval()
     if is_builtin(name):
         _require_known(name)
-        model: PreTrainedModel = builtin_policy(name, seed=seed)
+        model: PreTrainedModel = builtin_policy(name, seed=options.get("seed", 0))
     else:
-        model = read_weights(AutoModelForCausalLM, name, dtype=dtype, trust_remote_code=trust_remote_code)
-    return _placed(model, device, dtype)
+        model = read_weights(AutoModelForCausalLM, name, **options)
+    return _placed(model, options)
 
 
-def load_critic(
-    name: str,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    seed: int = 0,
-    trust_remote_code: bool = False,
-) -> ValueModel:
+def load_critic(name: str, **options: Unpack[Options]) -> ValueModel:
     """A value model: the backbone of policy `name` with a zero head, or a critic that was saved before.
 
     Raises:
         DataError: nothing loadable under that name, or its files lack some weights.
     """
     head_file = Path(name) / VALUE_HEAD_FILE
-    base = adapter_base(name) if head_file.is_file() else None
-    if base is not None:
-        below = load_critic(base, dtype=dtype, seed=seed, trust_remote_code=trust_remote_code)
-        decoder = merge_adapter(below.decoder, name)
+    if head_file.is_file() and (base := adapter_base(name)) is not None:
+        decoder = merge_adapter(load_critic(base, **options).decoder, name)
     elif head_file.is_file():
-        decoder = read_weights(AutoModel, name, dtype=dtype, trust_remote_code=trust_remote_code)
+        decoder = read_weights(AutoModel, name, **options)
     else:
-        policy = load_policy(name, dtype=dtype, device="cpu", seed=seed, trust_remote_code=trust_remote_code)
-        decoder = cast(PreTrainedModel, policy.base_model)
+        decoder = cast(PreTrainedModel, load_policy(name, **options).base_model)
     critic = ValueModel(decoder)
     if head_file.is_file():
         with safe_open(head_file, framework="pt") as file:
             critic.kind = (file.metadata() or {}).get("kind", critic.kind)
             critic.value_head.load_state_dict({name: file.get_tensor(name) for name in file.keys()})
-    return _placed(critic, device, dtype)
+    return _placed(critic, options)
 
 
-def _placed(model: M, device: torch.device | str, dtype: torch.dtype) -> M:
+def _placed(model: Model, options: Options) -> Model:
     """In eval mode on its device. Only weights are cast: rounded rotary frequencies would misplace every token."""
+    device, dtype = options.get("device", "cpu"), options.get("dtype", torch.float32)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(device=device, dtype=dtype)
     speed_up_linears(model)
-    cast(nn.Module, model).to(device=device)
-    return model.eval()
+    return cast(nn.Module, model).to(device=device).eval()  # pyright: ignore[reportReturnType]
 
 
-def read_weights(
-    model_class: type[Any], name: str, *, dtype: torch.dtype | str, trust_remote_code: bool = False
-) -> PreTrainedModel:
-    """`from_pretrained` that refuses weights it would have to invent."""
-    model, info = _from_disk_or_hub(
-        model_class.from_pretrained,
-        "model",
-        name,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-        output_loading_info=True,
-    )
+def read_weights(model_class: type[Any], name: str, **options: Any) -> PreTrainedModel:
+    """`from_pretrained` that refuses weights it would have to invent; of the `Options`, it takes dtype and trust."""
+    read = {"dtype": torch.float32, "trust_remote_code": False}
+    read |= {key: value for key, value in options.items() if key in read}
+    model, info = _from_disk_or_hub(model_class.from_pretrained, "model", name, output_loading_info=True, **read)
     missing = sorted(info["missing_keys"])
     if missing:
         raise DataError(
@@ -148,21 +133,17 @@ def _from_disk_or_hub(load: Callable[..., Any], what: str, name: str, **options:
     path = Path(name)
     looks_local = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
     if looks_local and not path.is_dir():
-        raise DataError(f"model.name: no directory {name!r}. Give a directory, a hub name or one of {_builtins()}")
+        raise DataError(f"model.name: no directory {name!r}. Give a directory, a hub name or one of {BUILTINS}")
     try:
         return load(name, **options)
     except (OSError, ValueError) as error:
         where = "in that directory" if path.is_dir() else "on disk, and the hub has none or cannot be reached"
         raise DataError(
             f"model.name: no {what} {name!r} {where} ({type(error).__name__}: {str(error).splitlines()[0]}). "
-            f"Without a network use a local directory or one of {_builtins()}"
+            f"Without a network use a local directory or one of {BUILTINS}"
         ) from error
 
 
 def _require_known(name: str) -> None:
     if name not in BUILTIN_DIMS:
-        raise DataError(f"model.name: no built-in model {name!r}; there are {_builtins()}")
-
-
-def _builtins() -> str:
-    return ", ".join(BUILTIN_DIMS)
+        raise DataError(f"model.name: no built-in model {name!r}; there are {BUILTINS}")

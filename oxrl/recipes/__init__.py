@@ -38,9 +38,9 @@ def _run(cfg: Config, *, resume: bool, after: LostRankError | None) -> None:
         training_ranks(cfg) as ranks,
         (Session if ranks.first else Follower)(cfg, resume=resume, ranks=ranks) as session,
     ):
-        if ranks.agree(session.finished):
+        if ranks.agree(ranks.first and session.run.finished):
             session.message(f"{cfg.run.directory} is already complete; nothing to do")
             return
         if after is not None:
             session.message(f"{after}\nStarting the whole group again from the newest checkpoint")
-        loop(cfg, session)
+        loop(session.with_data(), session)

@@ -14,6 +14,7 @@ from torch import nn
 
 from oxrl.config import Config, load_evaluation_config
 from oxrl.data.chat import ChatEncoder
+from oxrl.data.hub import locate
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.base import RolloutEngine, generate
 from oxrl.engines.local import LocalSampler
@@ -21,18 +22,9 @@ from oxrl.errors import CheckpointError
 from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.models.load import VALUE_HEAD_FILE, load_critic, load_policy, load_tokenizer
 from oxrl.models.weights import save_model
-from oxrl.recipes.build import (
-    DTYPES,
-    Team,
-    build_rewards,
-    build_tokenizer,
-    load_model,
-    load_prompts,
-    prompt_limits,
-    stop_tokens,
-    training_sampling,
-)
+from oxrl.recipes import build
 from oxrl.recipes.rollouts import make_requests, sample_record, score_groups
+from oxrl.recipes.session import read_pins
 from oxrl.rewards.workers import RewardPool
 from oxrl.runs.checkpoint import latest_checkpoint
 from oxrl.runs.files import encode_line
@@ -88,13 +80,13 @@ def sample_and_score(
     seed: int,
 ) -> list[Rollout]:
     """`samples` scored responses in a row for every (position, prompt) of `asked`."""
-    sampling = training_sampling(cfg, stop_token_ids, temperature)
+    sampling = build.training_sampling(cfg, stop_token_ids, temperature)
     requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
     completions = generate(sampler, requests, deadline_s=cfg.run.deadline_s)
     return score_groups(pool, list(zip(requests, completions, strict=True)), samples=samples)
 
 
-def evaluate_held_out(cfg: Config, team: Team) -> Metrics:
+def evaluate_held_out(cfg: Config, team: build.Team) -> Metrics:
     """The evaluation inside a training run: `data.eval` under `rollout.eval_*`, the same seeds every time."""
     if team.held_out is None:
         return {}
@@ -113,11 +105,11 @@ def sampling_from(
     cfg: Config, path: str, held_out: bool
 ) -> Generator[tuple[PromptDataset, Callable[..., list[Rollout]]]]:
     """The prompts of `path`, and `sample_and_score` on the config's model, to be called with the arguments left."""
-    tokenizer, model = build_tokenizer(cfg), load_model(cfg)
-    longest, stop_token_ids = prompt_limits(cfg, model, tokenizer)
-    prompts = load_prompts(cfg, tokenizer, longest, held_out, path)
+    tokenizer, model = build.build_tokenizer(cfg), build.load_model(cfg)
+    longest, stop_token_ids = build.prompt_limits(cfg, model, tokenizer)
+    prompts = build.load_prompts(cfg, tokenizer, longest, held_out, path)
     sampler = LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows)
-    with closing(sampler), closing(build_rewards(cfg)) as pool:
+    with closing(sampler), closing(build.build_rewards(cfg)) as pool:
         yield prompts, partial(sample_and_score, cfg, sampler, pool, stop_token_ids)
 
 
@@ -134,7 +126,6 @@ def run_eval(
 
     Args:
         target: a config file or a run directory.
-        overrides: `key=value`, applied to the config.
         samples, temperature: instead of `rollout.eval_samples` and `rollout.eval_temperature`.
         pick: another reward (as `reward.name`), whose favorite of each prompt's responses is what `picked@n` scores.
         out: write one JSON line per response there.
@@ -148,7 +139,9 @@ def run_eval(
     else:
         cfg = load_evaluation_config(target, overrides)
     samples = samples or cfg.rollout.eval_samples
-    with sampling_from(cfg, cfg.data.eval or cfg.data.train_files[0], True) as (prompts, sample):
+    path = cfg.data.eval or cfg.data.train_files[0]
+    path = str(locate(path, read_pins(target).get(path)))
+    with sampling_from(cfg, path, True) as (prompts, sample):
         rollouts = sample(
             list(enumerate(prompts.in_order())),
             samples=samples,
@@ -158,7 +151,7 @@ def run_eval(
     metrics = evaluation_metrics(rollouts, samples=samples)
     if pick is not None:
         groups = [rollouts[start : start + samples] for start in range(0, len(rollouts), samples)]
-        with closing(build_rewards(cfg, pick)) as pool:
+        with closing(build.build_rewards(cfg, pick)) as pool:
             scores = pool.score([(group[0].prompt, [rollout.completion for rollout in group]) for group in groups])
         metrics |= picked_reward(rollouts, [score for group in scores for score in group], samples=samples)
     if out is not None:
@@ -177,7 +170,7 @@ def run_export(source: Path, out: Path, *, dtype: str = "float32") -> Path:
     """
     folder = str(newest_checkpoint(source) if (source / "checkpoints").is_dir() else source)
     model = (load_critic if (Path(folder) / VALUE_HEAD_FILE).is_file() else load_policy)(folder)
-    save_model(cast(nn.Module, model).to(DTYPES[dtype]), out)
+    save_model(cast(nn.Module, model).to(build.DTYPES[dtype]), out)
     load_tokenizer(folder).save_pretrained(out)
     return out
 
@@ -214,7 +207,7 @@ def run_generate(
         messages = ({"role": "user", "content": text},)
         prompt = Prompt(uid=str(index), messages=messages, token_ids=tuple(encoder.encode_prompt(messages)))
         asked.append((index, prompt))
-    stop_token_ids, cut = stop_tokens(tokenizer, policy), {"top_p": top_p, "top_k": top_k}
+    stop_token_ids, cut = build.stop_tokens(tokenizer, policy), {"top_p": top_p, "top_k": top_k}
     sampling = Sampling(temperature=temperature, **cut, max_tokens=max_tokens, stop_token_ids=stop_token_ids)
     requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
     with closing(LocalSampler(policy, tokenizer, max_rows=max_rows)) as sampler:

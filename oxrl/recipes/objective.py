@@ -11,6 +11,7 @@ from torch import Tensor
 
 from oxrl.algorithms import PARAMETERS
 from oxrl.config import Config
+from oxrl.config.schema import TrainConfig
 from oxrl.engines.base import Want
 from oxrl.errors import InvariantError
 from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
@@ -34,7 +35,11 @@ class Algorithm:
     """A row of the table as functions, its numbers bound."""
 
     advantage: Callable[[AdvantageInputs], tuple[Tensor, Tensor | None]]
-    policy_loss: LossFn
+    ratio: Callable[[Tensor, Tensor, Tensor], Tensor]
+    to_rollout: bool  # the ratio's denominator is the sampler, not the old policy
+    gate: Callable[..., tuple[Tensor, dict[str, Tensor]]]
+    kl: Callable[[Tensor, Tensor, Tensor], Tensor] | None  # in the loss
+    coefficients: TrainConfig  # of KL, entropy and likelihood
     value_loss: LossFn
     weights: Callable[[Tensor, Tensor], Tensor]
     old_logprobs: str  # recompute | current | bypass | interpolated
@@ -46,6 +51,28 @@ class Algorithm:
     select: Callable[[Looked], dict[str, Tensor]] | None  # what the gate reads beside logprobs, from that look
     want: Want  # what the policy is asked in the update
     likelihood: bool  # right responses have a likelihood term
+
+    def policy_loss(self, output: Output, batch: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """loss = gate(ratio, advantages) * correction + kl_coeff * KL - entropy_coeff * H, weighted by loss_weights.
+
+        Right responses add nll_coeff times the mean negative log-likelihood of their tokens, where the row says so.
+        """
+        logprobs, mask, numbers = required(output.logprobs), batch.inputs.response_mask, self.coefficients
+        old = old_logprobs(logprobs, batch)
+        anchor = self.ratio(logprobs, batch.rollout_logprobs if self.to_rollout else old, mask)
+        weights = batch.correction if self.correction is None else self.correction(old, batch)
+        signals = dict(batch.signals) | ({} if output.top_logprobs is None else {"top_logprobs": output.top_logprobs})
+        given = (batch.advantages, mask, batch.loss_weights)
+        loss, metrics = self.gate(logprobs, anchor, *given, correction=weights, **signals)
+        if self.kl is not None and batch.ref_logprobs is not None:
+            kl = self.kl(logprobs, batch.ref_logprobs, mask)
+            loss = loss + numbers.kl_coeff * weighted_sum(kl, mask, batch.loss_weights)
+        if numbers.entropy_coeff:
+            loss = loss - numbers.entropy_coeff * weighted_sum(required(output.entropy), mask, batch.loss_weights)
+        if batch.likelihood_weights is not None:
+            likelihood = weighted_sum(logprobs, mask, batch.likelihood_weights)
+            loss, metrics = loss - numbers.nll_coeff * likelihood, metrics | {"update/nll": -likelihood.detach()}
+        return loss, metrics
 
 
 def resolve(cfg: Config) -> Algorithm:
@@ -78,17 +105,11 @@ def resolve(cfg: Config) -> Algorithm:
     looked = not needs.isdisjoint({"token_selection", "full_batch_correction"})
     return Algorithm(
         advantage=bound(ADVANTAGES[row.advantage], "advantage", row.advantage),
-        policy_loss=partial(
-            policy_loss,
-            ratio=RATIOS[row.ratio],
-            to_rollout=row.denominator == "rollout",
-            gate=bound(GATES[row.gate], "gate", row.gate),
-            correction=per_batch,
-            kl=KLS[row.kl] if row.kl.startswith("loss_") else None,
-            kl_coeff=cfg.train.kl_coeff,
-            entropy_coeff=cfg.train.entropy_coeff,
-            nll_coeff=cfg.train.nll_coeff,
-        ),
+        ratio=RATIOS[row.ratio],
+        to_rollout=row.denominator == "rollout",
+        gate=bound(GATES[row.gate], "gate", row.gate),
+        kl=KLS[row.kl] if row.kl.startswith("loss_") else None,
+        coefficients=cfg.train,
         value_loss=partial(critic_loss, value_clip=cfg.train.value_clip),
         weights=bound(WEIGHTS[row.weights], "weights", row.weights, **fixed_length),
         old_logprobs=mode,
@@ -101,40 +122,6 @@ def resolve(cfg: Config) -> Algorithm:
         want=frozenset({"logprobs", "entropy"}) | top,
         likelihood="positive_nll" in needs,
     )
-
-
-def policy_loss(
-    output: Output,
-    batch: PolicyBatch,
-    *,
-    ratio: Callable[[Tensor, Tensor, Tensor], Tensor],
-    to_rollout: bool,
-    gate: Callable[..., tuple[Tensor, dict[str, Tensor]]],
-    correction: Callable[[Tensor, PolicyBatch], Tensor] | None,
-    kl: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
-    kl_coeff: float,
-    entropy_coeff: float,
-    nll_coeff: float,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """loss = gate(ratio, advantages) * correction + kl_coeff * KL - entropy_coeff * H, all weighted by loss_weights.
-
-    Right responses add nll_coeff times the mean negative log-likelihood of their tokens, where the row says so.
-    """
-    logprobs, mask = required(output.logprobs), batch.inputs.response_mask
-    old = old_logprobs(logprobs, batch)
-    anchor = ratio(logprobs, batch.rollout_logprobs if to_rollout else old, mask)
-    weights = batch.correction if correction is None else correction(old, batch)
-    top = {} if output.top_logprobs is None else {"top_logprobs": output.top_logprobs}
-    signals = {**batch.signals, **top}
-    loss, metrics = gate(logprobs, anchor, batch.advantages, mask, batch.loss_weights, correction=weights, **signals)
-    if kl is not None and batch.ref_logprobs is not None:
-        loss = loss + kl_coeff * weighted_sum(kl(logprobs, batch.ref_logprobs, mask), mask, batch.loss_weights)
-    if entropy_coeff:
-        loss = loss - entropy_coeff * weighted_sum(required(output.entropy), mask, batch.loss_weights)
-    if batch.likelihood_weights is not None:
-        likelihood = weighted_sum(logprobs, mask, batch.likelihood_weights)
-        loss, metrics = loss - nll_coeff * likelihood, metrics | {"update/nll": -likelihood.detach()}
-    return loss, metrics
 
 
 def old_logprobs(logprobs: Tensor, batch: PolicyBatch) -> Tensor:

@@ -13,7 +13,7 @@ from oxrl.config import Config
 from oxrl.data.order import open_rows
 from oxrl.engines.base import TrainEngine, Want
 from oxrl.recipes.session import Progress, Session, all_finite
-from oxrl.types import LossFn, Metrics, TrainBatch
+from oxrl.types import LossFn, Metrics, Output, TrainBatch
 
 
 def run_steps(
@@ -31,9 +31,7 @@ def run_steps(
 
     Args:
         rows: (path of a data file, whether it is data.eval) -> its rows.
-        step_on: (rows, number of the step, memory) -> metrics and tokens processed. The memory is a JSON object that
-            the step may change and that checkpoints keep.
-        evaluate: metrics on the rows of data.eval, where there is one.
+        step_on: (rows, number of the step, memory) -> metrics and tokens processed; checkpoints keep the memory, JSON.
         best: the metric of `evaluate` that decides which weights `run.keep_best` keeps.
     """
     data = open_rows(cfg.data.train, lambda path: rows(path, False), per_step=cfg.data.rows_per_step)
@@ -64,13 +62,20 @@ def apply_step(
     engine: TrainEngine, session: Session, batch: TrainBatch, loss_fn: LossFn, want: Want, *, step: int
 ) -> Metrics:
     """One optimizer step, refused and dumped when something is not finite."""
-    output = engine.forward_backward(batch, loss_fn, want)
-    with torch.no_grad():
-        loss, more = loss_fn(output, batch)
-    metrics: Metrics = {"update/loss": float(loss)} | {name: float(value) for name, value in more.items()}
-    finite = bool(loss.isfinite()) and all_finite(output.logprobs, mask=batch.inputs.response_mask)
+    _, metrics, finite = gradients(engine, batch, loss_fn, want)
     metrics |= engine.optim_step() if finite else engine.skip_step()
     if metrics["update/skipped"]:
-        tensors: dict[str, Tensor] = {"tokens": batch.inputs.tokens, "response_mask": batch.inputs.response_mask}
-        session.dump(step, tensors)
+        session.dump(step, {"tokens": batch.inputs.tokens, "response_mask": batch.inputs.response_mask})
     return metrics
+
+
+def gradients(engine: TrainEngine, batch: TrainBatch, loss_fn: LossFn, want: Want) -> tuple[Output, Metrics, bool]:
+    """Add the gradient of one engine: what it said, the loss and its metrics, and whether all of that is finite."""
+    mask, given = batch.inputs.response_mask, (value for value in vars(batch).values() if isinstance(value, Tensor))
+    if not all_finite(*(x for x in given if x.shape == mask.shape and x.is_floating_point()), mask=mask):
+        return Output(), {"update/loss": math.nan}, False
+    output = engine.forward_backward(batch, loss_fn, want)
+    with torch.no_grad():
+        loss, metrics = loss_fn(output, batch)
+    finite = bool(loss.isfinite()) and all_finite(output.logprobs, output.entropy, output.values, mask=mask)
+    return output, {"update/loss": float(loss)} | {name: float(value) for name, value in metrics.items()}, finite

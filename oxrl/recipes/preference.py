@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -21,13 +21,14 @@ from oxrl.config import Config
 from oxrl.data.preferences import Judged, PreferenceDataset, to_preference_batch
 from oxrl.data.rows import read_rows
 from oxrl.engines.base import Scorer, TrainEngine
-from oxrl.engines.ranks import ALONE, Ranks
+from oxrl.engines.ranks import Ranks
 from oxrl.engines.trainer import AdapterOff, Trainer
 from oxrl.functional import preference_losses
 from oxrl.functional import preference_statistics as statistics
 from oxrl.models.weights import fingerprint
 from oxrl.preference_methods import FIELDS, METHODS, Method
 from oxrl.recipes.build import build_reference, build_tokenizer, build_trainer, load_policy_to_train, row_options
+from oxrl.recipes.objective import required
 from oxrl.recipes.offline import apply_step, run_steps
 from oxrl.recipes.session import Progress, Session
 from oxrl.seeds import stable_seed
@@ -42,23 +43,37 @@ REFERENCE_ROWS = 256
 DISPLACEMENT = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A method with the numbers of a run."""
+    """A method with the numbers of a run and the models it asks: the policy, and a reference that moves, if it does.
+
+    All other references are asked once, so a table of their answers will do (`reference_sums`).
+    """
 
     method: Method
     numbers: Mapping[str, float]
+    engine: Trainer
+    moving: Trainer | None
+    pad_id: int
+
+    def ask(self, model: Scorer, inputs: TokenBatch) -> Tensor:
+        """`model`'s log-probability of every row, [R * N]."""
+        return self.sums(model.forward(inputs, WANT), inputs)[0]
+
+    def batch(self, units: Sequence[Judged], rows: int) -> PreferenceBatch:
+        """The first `rows` rows of each unit, with what a moving reference says of them now."""
+        batch = to_preference_batch(units, self.pad_id, rows=rows)
+        if self.moving is None:
+            return batch
+        return dataclasses.replace(batch, ref_logprobs=self.ask(self.moving, batch.inputs))
 
     def sums(self, output: Output, inputs: TokenBatch) -> tuple[Tensor, Tensor]:
         """Log-probability, in nats, and trained tokens of every row, [R * N] each."""
-        if output.logprobs is None:
-            raise ValueError("the engine did not return logprobs")
-        total, lengths = statistics.sequence_logprobs(output.logprobs, inputs.response_mask)
-        if "tail_coeff" in self.numbers:
+        logprobs, mask = required(output.logprobs), inputs.response_mask
+        total, lengths = statistics.sequence_logprobs(logprobs, mask)
+        if (tail := self.numbers.get("tail_coeff")) is not None:
             shared = lengths.view(-1, 2).amin(1).repeat_interleave(2)
-            total = statistics.length_desensitized_logprobs(
-                output.logprobs, inputs.response_mask, shared, tail_coeff=self.numbers["tail_coeff"]
-            )
+            total = statistics.length_desensitized_logprobs(logprobs, mask, shared, tail_coeff=tail)
         return total, lengths
 
     def loss(self, output: Output, batch: PreferenceBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -86,105 +101,76 @@ class Objective:
 
 def train(cfg: Config, session: Session) -> None:
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one."""
-    tokenizer, name, ranks = build_tokenizer(cfg), cfg.train.alg_name, session.ranks
+    tokenizer, ranks, method = build_tokenizer(cfg), session.ranks, METHODS[cfg.train.alg_name]
     engine = build_trainer(cfg, load_policy_to_train(cfg), tokenizer, ranks=ranks)
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
-    method = METHODS[name]
     numbers = {n: getattr(cfg.train, FIELDS.get(n, n)) for n in (*method.numbers, *method.knobs)}
-    objective = Objective(method, numbers)
-    moving = None  # TR-DPO's reference follows the policy, so it is a model beside it; for all others a table will do
+    moving = None
     if "reference_sync_rate" in numbers:
         moving = build_reference(cfg, ranks=ranks)
-    digest = weights_digest(engine)
-
+    objective = Objective(method=method, numbers=numbers, engine=engine, moving=moving, pad_id=pad_id)
+    named = (f"{name} {fingerprint(tensor)}" for bucket in engine.weights() for name, tensor in bucket)
+    digest = hashlib.sha256("\n".join(named).encode()).hexdigest()
     singly = cfg.data.eval is not None and "chosen" not in next(read_rows(cfg.data.eval)).fields
 
     def rows(path: str, held_out: bool) -> PreferenceDataset:
         unpaired = singly if held_out else method.unpaired
         data = PreferenceDataset.load(path, tokenizer, unpaired=unpaired, **row_options(cfg, held_out))
         data = data.with_mismatched() if "kl_baseline" in method.extras and unpaired else data
-        data = data.with_equal_lengths() if name == "sampo" else data
+        data = data.with_equal_lengths() if cfg.train.alg_name == "sampo" else data
         if not method.reference or moving is not None:
             return data
         # Without an adapter the policy still is its own reference: nothing has been trained or restored yet.
         reference = AdapterOff(engine) if cfg.lora.rank else engine
-        return data.with_reference(
-            reference_sums(reference, objective, data, pad_id, digest, cfg.run.directory, ranks=ranks)
-        )
+        return data.with_reference(reference_sums(reference, objective, data, digest, cfg.run.directory, ranks))
 
     drops: list[float] = []
 
     def step_on(units: list[Judged], step: int, memory: Progress) -> tuple[Metrics, float]:
-        batch = to_preference_batch(units, pad_id, rows=1 if method.unpaired else 2)
-        if moving is not None:
-            if step > 1 and (step - 1) % int(numbers["reference_sync_steps"]) == 0:
-                follow(moving, engine, numbers["reference_sync_rate"])
-            batch = with_reference(moving, objective, batch)
-        seed = stable_seed("preference", cfg.run.seed, step)
-        batch = with_statistics(engine, objective, batch, units, pad_id, memory, seed=seed)
+        if moving is not None and step > 1 and (step - 1) % int(numbers["reference_sync_steps"]) == 0:
+            follow(moving, engine, numbers["reference_sync_rate"])
+        batch = objective.batch(units, rows=1 if method.unpaired else 2)
+        batch = with_statistics(objective, batch, units, memory, seed=stable_seed("preference", cfg.run.seed, step))
         metrics = apply_step(engine, session, batch, objective.loss, WANT, step=step)
         drops.append(metrics.get("preference/displacement", 0.0))
         if len(drops) >= 10 and min(drops[-10:]) > DISPLACEMENT and (len(drops) == 10 or drops[-11] <= DISPLACEMENT):
-            log.warning(
-                "step %d: chosen completions have become %.3g nats per token less likely than under the reference "
-                "(likelihood displacement); an anchor (irpo, dpop), dpo_shift or a smaller lr holds them",
-                step,
-                drops[-1],
-            )
+            fallen = f"step {step}: chosen completions have become {drops[-1]:.3g} nats per token less likely"
+            cure = "an anchor (irpo, dpop), dpo_shift or a smaller lr holds them"
+            log.warning("%s than under the reference (likelihood displacement); %s", fallen, cure)
         return metrics | {"data/rows": float(len(units))}, float(batch.inputs.attention_mask.sum())
 
     def evaluate(held_out: PreferenceDataset) -> Metrics:
-        return evaluate_preferences(
-            engine, objective, held_out, pad_id, moving, singly=singly, rows=cfg.data.rows_per_step
-        )
+        return evaluate_preferences(objective, held_out, singly=singly, rows=cfg.data.rows_per_step)
 
     engines = {".": engine} | ({"reference": moving} if moving is not None else {})
     run_steps(cfg, session, engines, rows, step_on, evaluate, best="eval/accuracy", lower_is_better=False)
 
 
-def weights_digest(engine: TrainEngine) -> str:
-    """A hash of every weight of the model: part of what the reference's log-probabilities depend on."""
-    named = (f"{name} {fingerprint(tensor)}" for bucket in engine.weights() for name, tensor in bucket)
-    return hashlib.sha256("\n".join(named).encode()).hexdigest()
-
-
 def reference_sums(
-    reference: Scorer,
-    objective: Objective,
-    data: PreferenceDataset,
-    pad_id: int,
-    weights: str,
-    folder: Path,
-    *,
-    ranks: Ranks = ALONE,
-) -> list[list[float]]:
-    """The reference's log-probability of every row of every unit, from disk where the same were computed before.
+    reference: Scorer, objective: Objective, data: PreferenceDataset, weights: str, folder: Path, ranks: Ranks
+) -> Tensor:
+    """The reference's log-probability of every row of every unit, [units, R], from disk where it was computed before.
 
     The file's name is a hash of the weights, the tokens, what is trained, and how it is summed. Rank 0 reads and
     writes it.
     """
-    units = data.in_order()
     key = hashlib.sha256(f"{weights} {objective.numbers.get('tail_coeff')}".encode())
-    for example in (example for unit in units for example in unit.rows):
+    for example in (example for units in data.batches(REFERENCE_ROWS) for unit in units for example in unit.rows):
         key.update(np.array([len(example.token_ids), *example.token_ids, *example.trained], dtype=np.int64).tobytes())
     path = folder / f"reference_{key.hexdigest()[:16]}.safetensors"
     found = ranks.agree(load_file(path)["logprobs"] if ranks.first and path.is_file() else None)
     if found is None:
         pieces: list[Tensor] = []
-        for start in range(0, len(units), REFERENCE_ROWS):
-            batch = to_preference_batch(units[start : start + REFERENCE_ROWS], pad_id)
-            sums = objective.sums(reference.forward(batch.inputs, WANT), batch.inputs)[0]
-            pieces.append(sums.view(-1, len(units[0].rows)))
+        for units in data.batches(REFERENCE_ROWS):
+            sums = objective.ask(
+                reference, to_preference_batch(units, objective.pad_id, rows=len(units[0].rows)).inputs
+            )
+            pieces.append(sums.view(len(units), -1))
         found = torch.cat(pieces).float()
         if ranks.first:
             save_file({"logprobs": found}, partial := path.with_suffix(".partial"))
             os.replace(partial, path)
-    return found.tolist()
-
-
-def with_reference(reference: Scorer, objective: Objective, batch: PreferenceBatch) -> PreferenceBatch:
-    sums = objective.sums(reference.forward(batch.inputs, WANT), batch.inputs)[0]
-    return dataclasses.replace(batch, ref_logprobs=sums)
+    return found
 
 
 def follow(reference: Trainer, policy: TrainEngine, rate: float) -> None:
@@ -194,30 +180,22 @@ def follow(reference: Trainer, policy: TrainEngine, rate: float) -> None:
 
 
 def with_statistics(
-    engine: TrainEngine,
-    objective: Objective,
-    batch: PreferenceBatch,
-    units: list[Judged],
-    pad_id: int,
-    memory: Progress,
-    *,
-    seed: int,
+    objective: Objective, batch: PreferenceBatch, units: list[Judged], memory: Progress, *, seed: int
 ) -> PreferenceBatch:
     """Add what the loss needs to know of the whole batch, from one forward without gradient before the step."""
-    needed, numbers = set(objective.method.extras) - {"offsets"}, objective.numbers
+    needed, numbers, engine = set(objective.method.extras) - {"offsets"}, objective.numbers, objective.engine
     if not needed:
         return batch
-    assert batch.ref_logprobs is not None
+    ref = required(batch.ref_logprobs)
     if "kl_baseline" in needed:
         refs = [unit.ref_logprobs or () for unit in units]
         shown = [dataclasses.replace(u, rows=u.rows[1:], ref_logprobs=r[1:]) for u, r in zip(units, refs, strict=True)]
-        other = to_preference_batch(shown, pad_id, rows=1)
-        assert other.ref_logprobs is not None
-        sums = objective.sums(engine.forward(other.inputs, WANT), other.inputs)[0]
-        return _with(batch, kl_baseline=statistics.kto_baseline(sums, other.ref_logprobs))
+        other = to_preference_batch(shown, objective.pad_id, rows=1)
+        sums = objective.ask(engine, other.inputs)
+        return _with(batch, kl_baseline=statistics.kto_baseline(sums, required(other.ref_logprobs)))
     output = engine.forward(batch.inputs, WANT | {"sum_p_squared"})
     sums, lengths = objective.sums(output, batch.inputs)
-    ref, beta = batch.ref_logprobs, numbers["beta"]
+    beta = numbers["beta"]
     u, v = (sums - ref)[0::2], (sums - ref)[1::2]
     if "reward_shift" in needed:
         mean, count = memory.get("mean", 0.0), memory.get("count", 0)
@@ -234,8 +212,8 @@ def with_statistics(
         losses, robustness = -F.logsigmoid(beta * (u - v)), numbers["robustness"]
         return _with(batch, log_mean=statistics.dr_dpo_log_mean(losses, batch.loss_weights, robustness=robustness))
     if "pair_weights" in needed:
-        assert output.logprobs is not None and output.sum_p_squared is not None
-        weights = statistics.wpo_weights(output.logprobs, output.sum_p_squared, batch.inputs.response_mask)
+        squares, mask = required(output.sum_p_squared), batch.inputs.response_mask
+        weights = statistics.wpo_weights(required(output.logprobs), squares, mask)
         return _with(batch, pair_weights=weights[0::2] * weights[1::2])
     if "standardized_gaps" in needed:
         gaps = u / lengths[0::2].clamp(min=1) - v / lengths[1::2].clamp(min=1)
@@ -258,34 +236,23 @@ def _moments(memory: Progress, values: Tensor) -> dict[str, float]:
     return {"mean": memory["mean"], "std": memory["std"]}
 
 
-def evaluate_preferences(
-    engine: TrainEngine,
-    objective: Objective,
-    data: PreferenceDataset,
-    pad_id: int,
-    moving: TrainEngine | None,
-    *,
-    singly: bool,
-    rows: int,
-) -> Metrics:
+def evaluate_preferences(objective: Objective, data: PreferenceDataset, *, singly: bool, rows: int) -> Metrics:
     """How often the implicit reward puts the better completion first, a tie counting one half.
 
     Reward: log-probability minus the reference's, per token where the method is. With `singly`, each desirable
     completion is compared with each undesirable one. `eval/longer_wins` is what preferring the longer one would score.
     """
-    found: list[Tensor] = []
-    units = data.in_order()
-    for start in range(0, len(units), rows):
-        batch = to_preference_batch(units[start : start + rows], pad_id, rows=1 if singly else 2)
-        batch = with_reference(moving, objective, batch) if moving is not None else batch
-        sums, lengths = objective.sums(engine.forward(batch.inputs, WANT), batch.inputs)
+    found, desirable = list[Tensor](), list[bool]()
+    for units in data.batches(rows):
+        batch = objective.batch(units, rows=1 if singly else 2)
+        desirable += [unit.desirable for unit in units]
+        sums, lengths = objective.sums(objective.engine.forward(batch.inputs, WANT), batch.inputs)
         rewards = sums if batch.ref_logprobs is None else sums - batch.ref_logprobs
         rewards = rewards / lengths.clamp(min=1) if objective.method.per_token else rewards
         found.append(torch.stack((rewards, sums, lengths)).double())
     values = torch.cat(found, 1)  # [3, R * N]: reward, log-probability, length
     if singly:
-        desirable = torch.tensor([unit.desirable for unit in units])
-        good, bad = values[0, desirable], values[0, ~desirable].sort().values
+        good, bad = values[0, torch.tensor(desirable)], values[0, ~torch.tensor(desirable)].sort().values
         below = (torch.searchsorted(bad, good) + torch.searchsorted(bad, good, right=True)) / 2
         return {"eval/accuracy": float(below.mean()) / max(len(bad), 1)}
     gaps = values[:, 0::2] - values[:, 1::2]

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from oxrl.config import Config
 from oxrl.data.batching import split_by_group
-from oxrl.engines.base import TrainEngine, Want
 from oxrl.errors import InvariantError
 from oxrl.functional.advantages import AdvantageInputs
 from oxrl.functional.kl import add_kl_to_rewards
@@ -35,10 +34,11 @@ from oxrl.recipes.build import Team
 from oxrl.recipes.collect import collect, harvest_metrics, replay_buffer, training_rows
 from oxrl.recipes.evaluate import evaluate_held_out
 from oxrl.recipes.objective import Algorithm, old_logprobs, required, resolve
+from oxrl.recipes.offline import gradients
 from oxrl.recipes.rollouts import sample_record
-from oxrl.recipes.session import Progress, Session, all_finite, crossed
+from oxrl.recipes.session import Progress, Session, crossed
 from oxrl.seeds import stable_seed
-from oxrl.types import LossFn, Metrics, Output, PolicyBatch, Rollout, RolloutBatch, TrainBatch, ValueBatch
+from oxrl.types import Metrics, Output, PolicyBatch, Rollout, RolloutBatch, ValueBatch
 
 # Old log-probabilities come from the same weights by the same code; only padding widths differ between the two passes.
 FIRST_RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
@@ -246,9 +246,9 @@ def update(
     metrics = policy_gradients(team, algorithm, batch, tolerance)
     if metrics is not None and value_batch is not None and team.critic is not None:
         judged = dataclasses.replace(value_batch.select(rows), loss_weights=token_mean(mask))
-        found = gradients(team.critic, judged, algorithm.value_loss, frozenset({"values"}))
+        _, found, finite = gradients(team.critic, judged, algorithm.value_loss, frozenset({"values"}))
         about = value_metrics(judged.old_values, judged.returns, mask)
-        metrics = None if found is None else metrics | critics(found[1]) | about
+        metrics = metrics | critics(found) | about if finite else None
     if metrics is None:
         session.dump(step, recorded_tensors(batch))
         return skip(team) | {"data/empty_steps": 0.0}
@@ -287,28 +287,14 @@ def skip(team: Team) -> Metrics:
     return metrics
 
 
-def gradients(engine: TrainEngine, batch: TrainBatch, loss_fn: LossFn, want: Want) -> tuple[Output, Metrics] | None:
-    """Add the gradient of one engine; what it said and the loss's metrics, or None when something is not finite."""
-    mask, given = batch.inputs.response_mask, (value for value in vars(batch).values() if isinstance(value, Tensor))
-    if not all_finite(*(x for x in given if x.shape == mask.shape and x.is_floating_point()), mask=mask):
-        return None
-    output = engine.forward_backward(batch, loss_fn, want)
-    with torch.no_grad():
-        loss, metrics = loss_fn(output, batch)
-    if not all_finite(output.logprobs, output.entropy, output.values, mask=mask) or not loss.isfinite():
-        return None
-    return output, {"update/loss": float(loss)} | {name: float(value) for name, value in metrics.items()}
-
-
 def policy_gradients(
     team: Team, algorithm: Algorithm, batch: PolicyBatch, first_ratio_tolerance: float | None
 ) -> Metrics | None:
     """Add the policy's gradient; metrics over the whole minibatch, or None when something is not finite."""
-    found = gradients(team.policy, batch, algorithm.policy_loss, algorithm.want)
-    if found is None:
+    output, metrics, finite = gradients(team.policy, batch, algorithm.policy_loss, algorithm.want)
+    if not finite:
         return None
-    (output, metrics), mask = found, batch.inputs.response_mask
-    logprobs = required(output.logprobs)
+    logprobs, mask = required(output.logprobs), batch.inputs.response_mask
     old = old_logprobs(logprobs, batch)
     corrected = batch.correction if algorithm.correction is None else algorithm.correction(old, batch)
     if first_ratio_tolerance is not None:

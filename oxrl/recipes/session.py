@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import json
 import logging
 import os
 import shutil
@@ -17,13 +18,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from oxrl.config import Config, dump_config
+from oxrl.data.hub import identity, locate
 from oxrl.engines.base import Saved, TrainEngine
 from oxrl.engines.ranks import ALONE, Ranks
-from oxrl.errors import CheckpointWriteError, Interrupted, NonFiniteError
-from oxrl.runs.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
+from oxrl.errors import CheckpointWriteError, DataError, Interrupted, NonFiniteError
+from oxrl.runs.checkpoint import latest_checkpoint, save_checkpoint
 from oxrl.runs.console import Console, run_logging
 from oxrl.runs.directory import open_run
-from oxrl.runs.files import read_records
+from oxrl.runs.files import pretty_json, read_records, write_atomically
 from oxrl.runs.recorder import Recorder
 from oxrl.runs.stop import StopRequest
 from oxrl.runs.tracker import MLflowTracker
@@ -31,6 +33,7 @@ from oxrl.types import Metrics
 
 log = logging.getLogger(__name__)
 Progress = dict[str, Any]
+PINS_FILE = "data.json"
 
 
 class Session:
@@ -60,13 +63,8 @@ class Session:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
-
-    @property
-    def finished(self) -> bool:
-        """The run was already complete when it was opened: there is nothing to do."""
-        return self.run.finished
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.__exit__(*exception)
 
     def closing(self, close: Callable[[], None]) -> None:
         """Call `close` when the session ends, whatever ends it."""
@@ -75,31 +73,54 @@ class Session:
     def message(self, text: str) -> None:
         self._console.message(text)
 
+    def with_data(self) -> Config:
+        """The configuration with the hub's files in the cache in place of their names, the same bytes at every start.
+
+        Raises:
+            DataError: a data file is not what it was when the run started, or cannot be had.
+        """
+        data, pins = self._cfg.data, self.ranks.agree(self._pins() if self.ranks.first else {})
+        paths = {name: str(locate(name, pin)) for name, pin in pins.items()}
+        train = paths[data.train] if isinstance(data.train, str) else {paths[n]: s for n, s in data.train.items()}
+        if not isinstance(data.train, str) and len(train) < len(data.train):
+            raise DataError(f"data.train: two of {', '.join(data.train)} are one file; give it one share")
+        located = data.model_copy(update={"train": train, "eval": data.eval and paths[data.eval]})
+        return self._cfg.model_copy(update={"data": located})
+
+    def _pins(self) -> dict[str, str]:
+        known, pins, data = read_pins(self.run.path), dict[str, str](), self._cfg.data
+        for name in filter(None, (*data.train_files, data.eval)):
+            then = known.get(name)
+            pins[name] = identity(name, locate(name, then))
+            if then not in (None, pins[name]):
+                raise DataError(
+                    f"{name} has changed since this run started (sha256 {then:.12} then, {pins[name]:.12} now). Put the"
+                    f" old file back, start a new run, or delete {self.run.path / PINS_FILE} to go on with the new rows"
+                )
+        write_atomically(self.run.path / PINS_FILE, pretty_json(pins))
+        return pins
+
     def restore(self, engines: Mapping[str, Saved], fresh: Progress) -> Progress:
         """Where to go on: the newest whole checkpoint's progress, engines loaded and records cut back to it.
 
         Without one, `fresh`, after writing it as the first checkpoint. `engines` maps a subdirectory to its engine.
         """
-        found = self.ranks.agree(self._newest())
+        resuming = self.ranks.first and self.run.resuming
+        found = self.ranks.agree(latest_checkpoint(self.run.checkpoints) if resuming else None)
+        if found is not None:
+            for name, engine in engines.items():
+                engine.load(found.path / name)
+        if self.ranks.first:
+            self.recorder.truncate({} if found is None else found.offsets)
         if found is None:
-            self._cut_records({})
             self._save(engines, dict(fresh))
             return dict(fresh)
-        for name, engine in engines.items():
-            engine.load(found.path / name)
-        self._cut_records(found.offsets)
         progress = dict(found.state)
         self._skipped_in_a_row = progress.pop("skipped_in_a_row")
         self._saved_step = found.step
         self.message(f"resuming after step {found.step} from {found.path}")
         self._step_started = time.monotonic()
         return progress
-
-    def _cut_records(self, offsets: dict[str, int]) -> None:
-        self.recorder.truncate(offsets)
-
-    def _newest(self) -> Checkpoint | None:
-        return latest_checkpoint(self.run.checkpoints) if self.run.resuming else None
 
     @contextmanager
     def phase(self, key: str) -> Iterator[None]:
@@ -216,12 +237,6 @@ class Follower(Session):
         logging.getLogger("oxrl").addHandler(logging.NullHandler())  # else warnings go to stderr, once per rank
         return self
 
-    @property
-    def finished(self) -> bool:
-        return False
-
-    def _newest(self) -> None: ...
-    def _cut_records(self, offsets: dict[str, int]) -> None: ...
     def message(self, text: str) -> None: ...
     def record(self, step: int, metrics: Metrics, *, tokens: float) -> None: ...
     def finish(self, step: int) -> None: ...
@@ -234,6 +249,12 @@ class Follower(Session):
         if self.ranks.agree(False):
             for engine in engines.values():
                 engine.save(self._cfg.run.directory)
+
+
+def read_pins(run: Path) -> dict[str, str]:
+    """`identity` of each data file when the run in `run` started; nothing where no run did."""
+    path = run / PINS_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def crossed(every: int, before: int, after: int) -> bool:

@@ -16,6 +16,7 @@ from oxrl.engines.base import TrainEngine
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
 from oxrl.recipes.build import build_tokenizer, build_trainer, load_policy_to_train, row_options
+from oxrl.recipes.objective import required
 from oxrl.recipes.offline import apply_step, run_steps
 from oxrl.recipes.session import Progress, Session
 from oxrl.types import Metrics, Output, SupervisedBatch
@@ -24,9 +25,7 @@ WANT = frozenset({"logprobs"})
 
 
 def loss_fn(output: Output, batch: SupervisedBatch) -> tuple[Tensor, dict[str, Tensor]]:
-    if output.logprobs is None:
-        raise ValueError("the engine did not return logprobs")
-    return supervised_loss(output.logprobs, batch.inputs.response_mask, batch.loss_weights)
+    return supervised_loss(required(output.logprobs), batch.inputs.response_mask, batch.loss_weights)
 
 
 def train(cfg: Config, session: Session) -> None:
@@ -40,7 +39,18 @@ def train(cfg: Config, session: Session) -> None:
 
     def step_on(examples: list[Example], step: int, memory: Progress) -> tuple[Metrics, float]:
         batch = to_supervised_batch(examples, pad_id, pack_tokens=cfg.data.pack_tokens)
-        return update(engine, session, batch, rows=len(examples), step=step), float(batch.inputs.attention_mask.sum())
+        mask, real = batch.inputs.response_mask, batch.inputs.attention_mask
+        metrics: Metrics = {
+            "data/tokens": float(mask.sum()),
+            "data/rows": float(len(examples)),
+            "data/empty_rows": float((~mask.any(1)).sum()),
+            "data/padding_frac": 1.0 - float(real.float().mean()),
+            "data/empty_steps": float(not mask.any()),
+        }
+        if not mask.any():
+            return metrics | engine.skip_step(), float(real.sum())
+        metrics |= apply_step(engine, session, batch, loss_fn, WANT, step=step)
+        return metrics | {"policy/perplexity": perplexity(metrics["update/loss"])}, float(real.sum())
 
     def evaluate(held_out: ConversationDataset) -> Metrics:
         return evaluate_loss(engine, held_out, pad_id, rows_per_batch=cfg.data.rows_per_step)
@@ -86,31 +96,14 @@ def pack(examples: Sequence[Example], tokens: int) -> list[list[Example]]:
     return rows
 
 
-def update(engine: TrainEngine, session: Session, batch: SupervisedBatch, *, rows: int, step: int) -> Metrics:
-    """One optimizer step, refused and dumped when something is not finite."""
-    mask = batch.inputs.response_mask
-    metrics: Metrics = {
-        "data/tokens": float(mask.sum()),
-        "data/rows": float(rows),
-        "data/empty_rows": float((~mask.any(1)).sum()),
-        "data/padding_frac": 1.0 - float(batch.inputs.attention_mask.float().mean()),
-    }
-    if not mask.any():
-        return metrics | engine.skip_step() | {"data/empty_steps": 1.0}
-    metrics |= apply_step(engine, session, batch, loss_fn, WANT, step=step)
-    return metrics | {"policy/perplexity": perplexity(metrics["update/loss"]), "data/empty_steps": 0.0}
-
-
 def evaluate_loss(engine: TrainEngine, data: ConversationDataset, pad_id: int, *, rows_per_batch: int) -> Metrics:
     """Mean negative log-likelihood per trained token over the whole held-out set."""
     total, tokens = 0.0, 0.0
-    examples = data.in_order()
-    for start in range(0, len(examples), rows_per_batch):
-        batch = to_supervised_batch(examples[start : start + rows_per_batch], pad_id)
-        logprobs = engine.forward(batch.inputs, WANT).logprobs
-        if logprobs is not None:
-            total -= float(logprobs[batch.inputs.response_mask].double().sum())
-            tokens += float(batch.inputs.response_mask.sum())
+    for examples in data.batches(rows_per_batch):
+        inputs = to_supervised_batch(examples, pad_id).inputs
+        logprobs = required(engine.forward(inputs, WANT).logprobs)
+        total -= float(logprobs[inputs.response_mask].double().sum())
+        tokens += float(inputs.response_mask.sum())
     loss = total / max(tokens, 1.0)
     return {"eval/loss": loss, "eval/perplexity": perplexity(loss), "eval/tokens": tokens}
 

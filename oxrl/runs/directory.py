@@ -2,6 +2,7 @@
 
 config.yaml         the resolved config; a run starts to exist when this file does
 environment.json    of the first start
+data.json           the sha256, or the hub's commit, of every data file
 starts.jsonl        one line per start: when, by which process, and what changed since the first
 metrics.jsonl       samples.jsonl  rollouts/  checkpoints/      see recorder.py and checkpoint.py
 result.json         written last: the run is finished

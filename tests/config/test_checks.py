@@ -105,8 +105,8 @@ def test_a_number_at_which_a_preference_loss_has_no_value_is_refused(
         load_config(write(train=train))
 
 
-def test_rejection_sampling_over_ranks_is_refused_until_it_exists(write: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match=r"train.backend = 'fsdp'\n.*scale-out"):
+def test_rejection_sampling_over_ranks_is_refused(write: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match=r"train.backend = 'fsdp'\n.*rft samples in one process"):
         load_config(write(train={"alg_name": "rft"}), ["train.backend=fsdp", "run.training_gpus=2"])
 
 

@@ -112,7 +112,9 @@ def test_pairs_of_equal_lengths_train_the_same_number_of_tokens(
 
 def test_a_batch_keeps_pairs_whole_under_selection(write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast) -> None:
     rows = [PAIR | {"chosen": str(i), "offset": i} for i in range(4)]
-    data = PreferenceDataset.load(write_rows(*rows), tokenizer).with_reference([(-i, -10 - i) for i in range(4)])
+    data = PreferenceDataset.load(write_rows(*rows), tokenizer).with_reference(
+        torch.tensor([(-i, -10 - i) for i in range(4)])
+    )
     batch = to_preference_batch(data.in_order(), pad_id=0)
     assert len(batch) == 4 and len(batch.inputs) == 8
     picked = batch.select(torch.tensor([2, 0]), length=9)

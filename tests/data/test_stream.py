@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import final_files, metric_lines, sft_config
+import torch
+from small_runs import final_files, metric_lines, preference_config, sft_config, steps_config
 
 from oxrl.config import load_config
 from oxrl.data.conversations import ConversationDataset
+from oxrl.data.preferences import PreferenceDataset
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import ConfigError, DataError
 from oxrl.models.load import load_tokenizer
@@ -49,11 +51,31 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     assert held[False] > 5_000_000 and held[True] < 300_000
 
 
-def test_a_streamed_run_is_the_same_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "sampo", "kto", "reward_model", "process_reward_model"])
+def test_a_streamed_run_is_the_same_run(tmp_path: Path, algorithm: str) -> None:
+    """Preference runs also look their reference up by the place of a unit, and KTO's rows stand behind each other."""
+    built = {"sft": sft_config, "process_reward_model": steps_config}
+    build = built.get(algorithm, preference_config)
     for name, stream in (("held", False), ("streamed", True)):
-        run(sft_config(tmp_path, name, ["run.steps=3"], data={"stream": stream}))
+        run(build(tmp_path, name, ["run.steps=3"], data={"stream": stream}, train={"alg_name": algorithm}))
     assert metric_lines(tmp_path / "held") == metric_lines(tmp_path / "streamed")
     assert final_files(tmp_path / "held") == final_files(tmp_path / "streamed")
+
+
+def test_pairs_on_disk_hold_places_and_a_table_only(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i}?", "chosen": "abcdefgh" * 100, "rejected": "hgfedcba" * 100} for i in range(200)]
+    path, tokenizer, held = write(tmp_path / "pairs.jsonl", rows), load_tokenizer("builtin:tiny"), {}
+    PreferenceDataset.load(path, tokenizer, limit=1)
+    for stream in (False, True):
+        tracemalloc.start()
+        data = PreferenceDataset.load(path, tokenizer, stream=stream, unpaired=True).with_mismatched()
+        data = data.with_reference(torch.arange(800.0).view(400, 2))
+        held[stream] = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        units = [data.at(draw, seed=1) for draw in range(3)]
+        assert len(data) == 400 and all(unit.ref_logprobs for unit in units)
+        assert [next(data.batches(5)), units] == held.setdefault("units", [next(data.batches(5)), units])
+    assert held[False] > 5_000_000 and held[True] < 300_000
 
 
 def test_a_file_that_changes_meanwhile_and_what_cannot_be_streamed_are_errors(tmp_path: Path) -> None:
@@ -67,5 +89,5 @@ def test_a_file_that_changes_meanwhile_and_what_cannot_be_streamed_are_errors(tm
     (tmp_path / "rows.parquet").touch()
     with pytest.raises(ConfigError, match=r"must end in \.jsonl for data\.stream"):
         load_config(tmp_path / "run.yaml", ["data.stream=true", f"data.train={tmp_path / 'rows.parquet'}"])
-    with pytest.raises(ConfigError, match="keeps something of every row in memory"):
-        load_config(tmp_path / "run.yaml", ["data.stream=true", "train.alg_name=dpo"])
+    with pytest.raises(ConfigError, match=r"must end in \.jsonl for data\.stream"):
+        load_config(tmp_path / "run.yaml", ["data.stream=true", f"data.eval={tmp_path}/rows.parquet"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,26 @@ def preference_config(folder: Path, name: str, overrides: Sequence[str] = (), **
         "train": {"alg_name": "dpo", "lr": 1e-3},
     }
     return _load(folder, name, content, sections, overrides)
+
+
+def steps_config(folder: Path, name: str, overrides: Sequence[str] = (), **sections: dict[str, Any]) -> Config:
+    """A process reward model, 6 steps of 8 solutions: a step of digits is right, one of letters wrong, wherever it is.
+
+    Evaluated on other solutions.
+    """
+    chance = random.Random(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, size in (("steps", 60), ("held_out_steps", 30)):
+        rows: list[dict[str, Any]] = []
+        for _ in range(size):
+            labels = [chance.random() < 0.5 for _ in range(chance.randint(1, 4))]
+            texts = [str(chance.randint(0, 999)) if label else "abcdefg"[: chance.randint(1, 3)] for label in labels]
+            rows.append({"prompt": "count", "completions": texts, "labels": labels})
+        (folder / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"train": str(folder / "steps.jsonl"), "eval": str(folder / "held_out_steps.jsonl")}
+    sections["data"] = data | sections.get("data", {})
+    sections["train"] = {"alg_name": "process_reward_model"} | sections.get("train", {})
+    return preference_config(folder, name, overrides, **sections)
 
 
 def _load(

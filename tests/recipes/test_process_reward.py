@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_runs import final_files, metric_lines, preference_config
+from small_runs import final_files, metric_lines, steps_config
 
 from oxrl.config import Config
 from oxrl.data.chat import ChatEncoder
@@ -25,21 +24,9 @@ from oxrl.types import Completion, Prompt, Segment
 QUESTION = ({"role": "user", "content": "count"},)
 
 
-def steps_config(folder: Path, name: str, overrides: tuple[str, ...] = (), **run_section: Any) -> Config:
-    """A step of digits is right, one of letters wrong, whatever stands around it."""
-    chance = random.Random(0)
-    folder.mkdir(exist_ok=True)
-    for file, size in (("steps", 60), ("held_out", 30)):
-        rows: list[dict[str, Any]] = []
-        for _ in range(size):
-            labels = [chance.random() < 0.5 for _ in range(chance.randint(1, 4))]
-            texts = [str(chance.randint(0, 999)) if label else "abcdefg"[: chance.randint(1, 3)] for label in labels]
-            rows.append({"prompt": "count", "completions": texts, "labels": labels})
-        (folder / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = {"train": str(folder / "steps.jsonl"), "eval": str(folder / "held_out.jsonl"), "rows_per_step": 16}
-    train = {"alg_name": "process_reward_model", "lr": 3e-3}
-    section = {"name": name, "dir": str(folder / name), "checkpoint_every": 10, "threads": 1, "mlflow": False}
-    return preference_config(folder, name, overrides, data=data, train=train, run=section | run_section)
+def judge(folder: Path, name: str, **run_section: Any) -> Config:
+    train, run_section = {"lr": 3e-3}, {"checkpoint_every": 10} | run_section
+    return steps_config(folder, name, run=run_section, train=train, data={"rows_per_step": 16})
 
 
 def completion(text: str) -> Completion:
@@ -58,7 +45,7 @@ def test_a_step_is_judged_at_the_token_after_it() -> None:
 
 
 def test_the_loss_reads_only_what_is_known_after_a_step(tmp_path: Path) -> None:
-    steps_config(tmp_path, "run")
+    judge(tmp_path, "run")
     tokenizer = load_tokenizer("builtin:tiny")
     units = StepDataset.load(tmp_path / "steps.jsonl", tokenizer).in_order()[:5]
     batch = to_step_batch(units, 0)
@@ -75,7 +62,7 @@ def test_the_loss_reads_only_what_is_known_after_a_step(tmp_path: Path) -> None:
 
 
 def test_held_out_steps_are_judged_right_and_the_checkpoint_is_a_reward(tmp_path: Path) -> None:
-    cfg = steps_config(tmp_path, "run", steps=40)
+    cfg = judge(tmp_path, "run", steps=40)
     run(cfg)
     lines = metric_lines(cfg.run.directory)
     assert lines[0]["update/loss"] == pytest.approx(math.log(2), abs=1e-6)  # the head starts at zero
@@ -91,14 +78,14 @@ def test_held_out_steps_are_judged_right_and_the_checkpoint_is_a_reward(tmp_path
 
 
 def test_a_run_resumes_exactly(tmp_path: Path) -> None:
-    whole = steps_config(tmp_path, "whole", steps=8, checkpoint_every=4)
+    whole = judge(tmp_path, "whole", steps=8, checkpoint_every=4)
     run(whole)
-    part = steps_config(tmp_path, "part", steps=4, checkpoint_every=4)
+    part = judge(tmp_path, "part", steps=4, checkpoint_every=4)
     run(part)
     (part.run.directory / "result.json").unlink()
     written = part.run.directory / "config.yaml"
     written.write_text(written.read_text().replace("steps: 4\n", "steps: 8\n"))
-    run(steps_config(tmp_path, "part", steps=8, checkpoint_every=4), resume=True)
+    run(judge(tmp_path, "part", steps=8, checkpoint_every=4), resume=True)
     left, right = final_files(whole.run.directory), final_files(part.run.directory)
     assert left.keys() == right.keys() and [name for name in left if left[name] != right[name]] == []
 

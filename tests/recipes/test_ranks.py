@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from rank_processes import exit_codes, run_ranks, start_ranks
-from small_runs import metric_lines, preference_config, sft_config
+from small_runs import metric_lines, preference_config, sft_config, steps_config
 
 from oxrl.cli import door
 from oxrl.config import Config
@@ -38,10 +38,11 @@ def configure(folder: Path, name: str, algorithm: str, world: int, backend: str,
     train |= {"backend": backend} if backend != "local" else {}
     data: dict[str, Any] = {}
     if algorithm != "sft":
-        data = {"eval": str(folder / "held_out_pairs.jsonl"), "eval_rows": 10}
+        held_out = "held_out_steps" if algorithm == "process_reward_model" else "held_out_pairs"
+        data = {"eval": str(folder / f"{held_out}.jsonl"), "eval_rows": 10}
     run = {"training_gpus": world, **sections.pop("run", {}), **({"deadline_s": 60} if backend != "local" else {})}
     run |= {"keep_best": True, "eval_every": 2} if data else {}
-    build = sft_config if algorithm == "sft" else preference_config
+    build = {"sft": sft_config, "process_reward_model": steps_config}.get(algorithm, preference_config)
     return build(folder, name, data=data, run=run, train=train, **sections)
 
 
@@ -77,7 +78,8 @@ def assert_same_lines(found: Path, expected: Path) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("algorithm", "world"),
-    [("sft", 3), ("dpo", 2), pytest.param("bco", 2, marks=pytest.mark.full), ("tr_dpo", 2), ("reward_model", 2)],
+    [("sft", 3), ("dpo", 2), pytest.param("bco", 2, marks=pytest.mark.full), ("tr_dpo", 2)]
+    + [("reward_model", 2), ("process_reward_model", 2)],
 )
 def test_ranks_do_what_one_process_does(tmp_path: Path, algorithm: str, world: int, backend: str) -> None:
     train = {"reference_sync_steps": 2} if algorithm == "tr_dpo" else {}

@@ -33,7 +33,7 @@ def rft_config(folder: Path, name: str, *overrides: str, **sections: dict[str, A
     train = {"alg_name": "rft", "lr": 1e-2} | sections.pop("train", {})
     sampling = {"max_tokens": 40, "n_samples": 24}
     reward = {"name": f"{folder / 'short.py'}:short"} | sections.pop("reward", {})
-    data = {"rows_per_step": 8}
+    data = {"rows_per_step": 8} | sections.pop("data", {})
     return rl_config(folder, name, overrides, train=train, rollout=sampling, reward=reward, data=data, **sections)
 
 
@@ -150,3 +150,12 @@ def test_evaluation_with_a_picking_reward_runs_from_a_config(tmp_path: Path) -> 
     assert metrics["eval/picked@4"] == pytest.approx(metrics["eval/best@4"])  # it picks by what is measured
     other = run_eval(tmp_path / "eval.yaml", samples=4, pick=f"{tmp_path / 'reward.py'}:digits")
     assert other["eval/picked@4"] <= metrics["eval/best@4"]
+
+
+def test_prompts_and_kept_rows_may_stay_on_disk(tmp_path: Path) -> None:
+    for name, stream in (("held", False), ("streamed", True)):
+        run(rft_config(tmp_path, name, "run.steps=2", data={"stream": stream}))
+    for file in ("kept.jsonl", "data.json"):
+        assert (tmp_path / "held" / file).read_bytes() == (tmp_path / "streamed" / file).read_bytes()
+    assert final_files(tmp_path / "held") == final_files(tmp_path / "streamed")
+    assert not list(tmp_path.rglob("*.partial"))
