@@ -24,7 +24,7 @@ from oxrl.errors import CheckpointError, EngineError
 from oxrl.functional.logprobs import bootstrap_positions, chunked_head, predicted_positions, spread
 from oxrl.models.lora import adapter_off
 from oxrl.models.network import TokenModel, token_model
-from oxrl.models.weights import save_model, sharded_tensors, stored_weights, write_sharded
+from oxrl.models.weights import save_model, stored_tensors, stored_weights, write_sharded
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
 
 STATE_FILE = "trainer_state.json"
@@ -315,18 +315,17 @@ class Trainer(ABC):
         if content.get("format") != STATE_FORMAT:
             raise CheckpointError(f"{path} has format {content.get('format')!r}; this version reads {STATE_FORMAT}")
         steps: dict[str, int] = content["adam_steps"]
-        masters = sharded_tensors(directory, "optimizer_master")
-        moments = {moment: sharded_tensors(directory, f"optimizer_{moment}") for moment in MOMENTS}
+        state = {kind: stored_tensors(directory, f"optimizer_{kind}-*.safetensors") for kind in ("master", *MOMENTS)}
         for name in steps:
             dtype = self._stored[name][1] if name in self._stored else None
-            lacks = (dtype in LOW and name not in masters) or any(name not in tensors for tensors in moments.values())
-            if dtype is None or lacks:
+            needed = ("master", *MOMENTS) if dtype in LOW else MOMENTS
+            if dtype is None or any(name not in state[kind] for kind in needed):
                 raise CheckpointError(f"{directory} has an incomplete optimizer state for {name!r}")
 
         def stored() -> Iterator[Stored]:
             for name, weight in stored_weights(self.model, directory, self._stored):
-                held = {moment: tensors[name]() for moment, tensors in moments.items() if name in steps}
-                yield Stored(name, weight, masters[name]() if name in masters else None, held, steps.get(name, 0))
+                held = {kind: tensors[name]() for kind, tensors in state.items() if name in tensors}
+                yield Stored(name, weight, held.pop("master", None), held, steps.get(name, 0))
 
         with torch.no_grad():
             self._restore(stored())

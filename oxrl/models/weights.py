@@ -70,10 +70,10 @@ def write_sharded(directory: Path, stem: str, named: Iterable[tuple[str, Tensor]
         save_file(tensors, directory / f"{stem}-{index:05d}.safetensors", metadata={"format": "pt"})
 
 
-def sharded_tensors(directory: Path, stem: str) -> dict[str, Callable[[], Tensor]]:
-    """What `write_sharded` wrote: name -> function that reads that tensor, to the CPU."""
+def stored_tensors(directory: Path, pattern: str) -> dict[str, Callable[[], Tensor]]:
+    """What the safetensors files of `pattern` hold: name -> function that reads that tensor, to the CPU."""
     found: dict[str, Callable[[], Tensor]] = {}
-    for path in sorted(directory.glob(f"{stem}-*.safetensors")):
+    for path in sorted(directory.glob(pattern)):
         with safe_open(path, framework="pt") as file:
             found |= {name: partial(_read_tensor, path, name) for name in file.keys()}
     return found
@@ -157,15 +157,12 @@ def stored_weights(
 
 def _stored_part(host: nn.Module, directory: Path, pattern: str) -> Iterator[tuple[str, Tensor]]:
     """(name in `host`, tensor) of everything in the files of `pattern`."""
-    names: dict[str, Path] = {}
-    for path in sorted(directory.glob(pattern)):
-        with safe_open(path, framework="pt") as file:
-            names |= dict.fromkeys(file.keys(), path)
-    if not names:
+    tensors = stored_tensors(directory, pattern)
+    if not tensors:
         raise CheckpointError(f"no file {directory / pattern}")
     adapted, own = pattern == ADAPTER_FILE, {name for name, _ in host.named_parameters()}
-    if adapted or not isinstance(host, PreTrainedModel) or names.keys() == own:
-        yield from ((model_name(key) if adapted else key, _read_tensor(path, key)) for key, path in names.items())
+    if adapted or not isinstance(host, PreTrainedModel) or tensors.keys() == own:
+        yield from ((model_name(key) if adapted else key, read()) for key, read in tensors.items())
         return
     # Transformers stores some models otherwise than it computes with them (experts one by one, and fused). It knows how
     # to read that: all at once.
