@@ -168,6 +168,8 @@ def prepare(
         key, equals, value = option.partition("=")
         if not equals or not key.isidentifier():
             raise DataError(f"{option!r}: an option of {dataset} is written key=value")
+        if key in ("source", "out", "seed", "limit"):
+            raise DataError(f"{option!r} is for every dataset: write --{key} {value}")
         extra[key] = value
     report = preparer(source, out, seed=seed, limit=limit, **extra)
     typer.echo(json.dumps(report, indent=2, ensure_ascii=False, default=str))

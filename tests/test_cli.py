@@ -100,6 +100,7 @@ def test_help_answers_within_a_second_and_lists_every_command(folder: Path) -> N
         (["trian", "run.yaml"], 2, "No such command"),
         (["train", "run.yaml", "--resum"], 2, "No such option"),
         (["prepare", "gsm8", "--out", "x"], 2, "did you mean 'gsm8k'?"),
+        (["prepare", "gsm8k", "--out", "x", "seed=3"], 2, "write --seed 3"),
         (["generate", "builtin:tiny"], 2, "--prompt"),
         (["generate", "builtin:tiny", "--prompt", "x", "--top-p", "0"], 2, "above 0"),
         (["generate", "builtin:tiny", "--prompts-file", "none.txt"], 2, "No such file"),

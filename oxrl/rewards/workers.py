@@ -1,8 +1,12 @@
-"""Rewards in processes that can be killed: a hung, crashed or exiting sample costs that sample and nothing else."""
+"""Rewards in processes that can be killed: a hung, crashed or exiting sample costs that sample and nothing else.
+
+A pool starts its workers as `python -m oxrl.rewards.workers NAME`. Nothing here imports torch: they start fast.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -11,14 +15,14 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from oxrl.errors import RewardError
 from oxrl.rewards.base import load_reward, locate, which
 from oxrl.rewards.builtin import INLINE
-from oxrl.rewards.worker import decode_scores, encode_task
-from oxrl.types import Completion, Prompt, Score
+from oxrl.types import Completion, Prompt, Score, Segment
 
 # Loading a reward may import large libraries, so it gets longer than a sample.
 START_TIMEOUT_S = 60.0
@@ -30,7 +34,7 @@ class _Worker:
     def __init__(self, name: str) -> None:
         paths = [*filter(None, sys.path), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "oxrl.rewards.worker", name],
+            [sys.executable, "-P", "-m", "oxrl.rewards.workers", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -60,10 +64,8 @@ class _Worker:
 
     def end(self, patience_s: float = 0.0) -> str:
         """Kill the worker and every process it started; tells how it ended, by itself if within `patience_s`."""
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            pass
         self._kill()
         code = self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -100,8 +102,7 @@ class RewardPool:
         locate(name)
         self.name = name
         self._inline = load_reward(name) if name in INLINE else None
-        self._size = workers
-        self._timeout_s = timeout_s
+        self._size, self._timeout_s = workers, timeout_s
         self._per_sample: bool | None = None  # known once a worker has loaded the reward
         # One slot per process, the last used on top. None, or a worker that has died, is replaced when it is needed.
         self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
@@ -133,8 +134,9 @@ class RewardPool:
         with self._lock:
             # (prompt, completions, index of the first) of one call each.
             tasks = [(prompt, completions, 0) for prompt, completions in groups if completions]
-            if self._per_sample:
-                tasks = [(prompt, [c], i) for prompt, completions, _ in tasks for i, c in enumerate(completions)]
+            if self._per_sample:  # of a reward of single texts the worker is not sent the tokens
+                texts = [(prompt, [dataclasses.replace(c, segments=()) for c in group]) for prompt, group, _ in tasks]
+                tasks = [(prompt, [text], index) for prompt, group in texts for index, text in enumerate(group)]
             threads = ThreadPoolExecutor(self._size)
             try:
                 scores = iter([score for scores in threads.map(self._run, tasks) for score in scores])
@@ -180,9 +182,13 @@ class RewardPool:
     def _run(self, task: tuple[Prompt, list[Completion], int]) -> list[Score]:
         prompt, completions, first = task
         limit_s = self._timeout_s * len(completions)
+        message = {"prompt": prompt, "completions": completions, "first": first, "limit_s": limit_s}
         with self._worker() as worker:
-            line = worker.ask(encode_task(*task, limit_s=limit_s, texts_only=bool(self._per_sample)), limit_s)
-            scores = decode_scores(line)
+            line = worker.ask(_encode(message), limit_s)
+            try:
+                scores = [Score(**fields) for fields in json.loads(line)["scores"]]
+            except (ValueError, TypeError, KeyError):  # the worker died before the end of the line
+                scores = []
             if len(scores) == len(completions):
                 return scores
             problem = f"the worker process ended ({self._discard(worker, patience_s=1.0)})"
@@ -194,3 +200,53 @@ class RewardPool:
     def _discard(self, worker: _Worker, patience_s: float = 0.0) -> str:
         self._alive.discard(worker)
         return worker.end(patience_s)
+
+
+def _encode(message: Mapping[str, Any]) -> bytes:
+    """One line of JSON; the objects of `oxrl.types` become mappings of their fields."""
+
+    def plain(value: Any) -> dict[str, Any]:
+        return dict(value) if isinstance(value, Mapping) else vars(value)
+
+    return json.dumps(message, default=plain).encode() + b"\n"
+
+
+def _tuples(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: tuple(value) if name in names else value for name, value in fields.items()}
+
+
+def _completion(fields: Mapping[str, Any]) -> Completion:
+    segments = [Segment(**_tuples(s, "token_ids", "logprobs", "versions", "images")) for s in fields["segments"]]
+    return Completion(segments=tuple(segments), text=fields["text"], finish_reason=fields["finish_reason"])
+
+
+def work(name: str) -> None:
+    """A worker's whole life: tasks as lines of JSON from standard input, their scores to standard output."""
+    # User code may print and may read standard input: give it neither of our pipes.
+    tasks, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+
+    def reply(message: Mapping[str, Any]) -> None:
+        replies.write(_encode(message))
+        replies.flush()
+
+    try:
+        reward = load_reward(name)
+    except RewardError as error:
+        reply({"failed": str(error)})
+        return
+    reply({"per_sample": reward.per_sample})
+    for line in tasks:
+        task = json.loads(line)
+        # The parent kills a late worker. Should the parent be dead, the kernel's alarm ends even a hang inside C code.
+        signal.setitimer(signal.ITIMER_REAL, 2 * task["limit_s"] + 5)
+        prompt = Prompt(**_tuples(task["prompt"], "messages", "token_ids", "images"))
+        scores = reward(prompt, [_completion(fields) for fields in task["completions"]], task["first"])
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        reply({"scores": scores})
+
+
+if __name__ == "__main__":
+    work(sys.argv[1])

@@ -246,5 +246,5 @@ def test_workers_end_with_their_pool(open_pool: Open) -> None:
 
 
 def test_importing_rewards_imports_no_torch() -> None:
-    code = "import oxrl.rewards.worker, sys; sys.exit('torch' in sys.modules or 'sympy' in sys.modules)"
+    code = "import oxrl.rewards.workers, sys; sys.exit('torch' in sys.modules or 'sympy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
