@@ -51,16 +51,11 @@ class RankActor:
         self._engines = self._stack.enter_context(build())
         return list(self._engines)
 
-    def call(self, asked: tuple[str, str, Sequence[Any]]) -> Any:
-        """(engine, method, arguments); rank 0 returns what it returned."""
-        name, method, arguments = asked
-        found = getattr(self._engines[name], method)(*arguments)
-        return found if self._first else None
-
-    def ask(self, asked: tuple[str, Callable[[Trainer], Any]]) -> Any:
-        """A function of an engine, on every rank."""
-        name, function = asked
-        found = function(self._engines[name])
+    def call(self, asked: tuple[str, str | Callable[..., Any], Sequence[Any]]) -> Any:
+        """(engine, a method or a function of it, arguments), on every rank; rank 0 returns what it returned."""
+        name, what, arguments = asked
+        engine = self._engines[name]
+        found = getattr(engine, what)(*arguments) if isinstance(what, str) else what(engine, *arguments)
         return found if self._first else None
 
     def next_bucket(self, asked: tuple[str, str, bool]) -> Packed | None:

@@ -321,7 +321,7 @@ def _ray_engines(cfg: Config, stack: ExitStack) -> tuple[Mapping[str, TrainEngin
     if training:
         group = RankGroup(cluster, trainer_places, partial(trainers_of_rank, cfg), deadline_s=deadline_s)
         trainers = {name: RayTrainer(group, name) for name in group.names}
-        limits: Limits = group.call("ask", ("policy", partial(limits_of, cfg=cfg)))
+        limits: Limits = group.call("call", ("policy", limits_of, (cfg,)))
     else:
         trainers = build_trainers(cfg)
         limits = limits_of(trainers["policy"], cfg)
