@@ -50,15 +50,18 @@ def kl_k3_plus(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = Non
     return (kl_k3(logprobs, ref_logprobs, mask) - k2).detach() + k2
 
 
-def kl_k3_ratio(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """r * k3 with r = exp(logprobs - detached logprobs): the value of k3 and, on-policy, the exact gradient.
+def kl_k3_ratio(
+    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None, rollout_logprobs: Tensor | None = None
+) -> Tensor:
+    """r * k3 with r = exp(logprobs - rollout_logprobs), not detached: unbiased in value and in gradient.
 
-    The attached ratio adds the score term that k3 alone lacks. Off-policy r would have to be against the sampler.
+    The ratio adds the score term that k3 alone lacks, and takes tokens of an older policy for what they are. Without
+    rollout_logprobs the sampler is the current policy: r is 1, with its gradient.
     Source: DeepSeek-V3.2, arXiv:2512.02556.
     """
-    k3 = kl_k3(logprobs, ref_logprobs, mask)
-    own = logprobs if mask is None else fill_masked(logprobs, mask)
-    return k3 * (own - own.detach()).exp()
+    sampler = logprobs.detach() if rollout_logprobs is None else rollout_logprobs.detach()
+    ratio = kl_k1(logprobs, sampler, mask).exp()  # k1 of two policies is their clamped log-ratio
+    return ratio * kl_k3(logprobs, ref_logprobs, mask)
 
 
 def add_kl_to_rewards(
@@ -74,9 +77,9 @@ def add_kl_to_rewards(
     return rewards - penalty.sum(1).to(rewards.dtype), torch.where(mask, token_rewards - penalty, token_rewards)
 
 
-# Row.kl -> (logprobs, ref_logprobs, mask) -> [B, T] estimate. `loss_*` are added to the loss as
-# kl_coeff * weighted_sum(kl, mask, loss_weights); `reward_*` go through add_kl_to_rewards.
-KLS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+# Row.kl -> (logprobs, ref_logprobs, mask) -> [B, T] estimate; `loss_k3_ratio` is given rollout_logprobs as well.
+# `loss_*` are added as kl_coeff * weighted_sum(kl, mask, loss_weights); `reward_*` go through add_kl_to_rewards.
+KLS: dict[str, Callable[..., Tensor]] = {
     "loss_k2": kl_k2,
     "loss_k3": kl_k3,
     "loss_k3_plus": kl_k3_plus,

@@ -16,7 +16,7 @@ from oxrl.engines.base import Want
 from oxrl.errors import InvariantError
 from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
 from oxrl.functional.corrections import CORRECTIONS, Level, importance_ratio
-from oxrl.functional.kl import KLS
+from oxrl.functional.kl import KLS, kl_k3_ratio
 from oxrl.functional.masks import weighted_sum
 from oxrl.functional.policy_losses import GATES
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
@@ -38,7 +38,7 @@ class Algorithm:
     ratio: Callable[[Tensor, Tensor, Tensor], Tensor]
     to_rollout: bool  # the ratio's denominator is the sampler, not the old policy
     gate: Callable[..., tuple[Tensor, dict[str, Tensor]]]
-    kl: Callable[[Tensor, Tensor, Tensor], Tensor] | None  # in the loss
+    kl: Callable[..., Tensor] | None  # in the loss
     coefficients: TrainConfig  # of KL, entropy and likelihood
     value_loss: LossFn
     weights: Callable[[Tensor, Tensor], Tensor]
@@ -65,7 +65,8 @@ class Algorithm:
         given = (batch.advantages, mask, batch.loss_weights)
         loss, metrics = self.gate(logprobs, anchor, *given, correction=weights, **signals)
         if self.kl is not None and batch.ref_logprobs is not None:
-            kl = self.kl(logprobs, batch.ref_logprobs, mask)
+            sampler = (batch.rollout_logprobs,) if self.kl is kl_k3_ratio else ()
+            kl = self.kl(logprobs, batch.ref_logprobs, mask, *sampler)
             loss = loss + numbers.kl_coeff * weighted_sum(kl, mask, batch.loss_weights)
         if numbers.entropy_coeff:
             loss = loss - numbers.entropy_coeff * weighted_sum(required(output.entropy), mask, batch.loss_weights)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k1, kl_k2, kl_k3, kl_k3_plus
+from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_ratio
 
 POLICY = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
 REFERENCE = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
@@ -46,6 +46,16 @@ def test_values_and_expectations(
 )
 def test_expected_gradients_as_a_loss(estimator: Callable[[Tensor, Tensor], Tensor], gradient: list[float]) -> None:
     assert expected_loss_gradient(estimator) == pytest.approx(gradient, abs=1e-6)
+
+
+def test_the_ratio_form_is_exact_on_samples_of_an_older_policy() -> None:
+    """Sampled from [.6, .25, .15]: value and gradient are those of KL(policy || reference)."""
+    sampler, logits = torch.tensor([0.6, 0.25, 0.15], dtype=torch.float64), POLICY.log().requires_grad_()
+    kl = kl_k3_ratio(logits.log_softmax(0), REFERENCE.log(), None, sampler.log())
+    loss = (sampler * kl).sum()
+    assert float(loss.detach()) == pytest.approx(0.085123, abs=1e-6)
+    assert torch.autograd.grad(loss, logits)[0].tolist() == pytest.approx(TO_REFERENCE, abs=1e-6)
+    assert expected_loss_gradient(kl_k3_ratio) == pytest.approx(TO_REFERENCE, abs=1e-6)
 
 
 def test_k1_in_the_reward_gives_the_exact_gradient() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections import Counter
@@ -242,6 +243,14 @@ def test_right_responses_add_their_mean_likelihood(tmp_path: Path) -> None:
     batch = policy_batch(rewards * 0, likelihood_weights=weights)
     found = gradient(cfg, batch, torch.full((2, 4), -2.0, dtype=torch.float64))
     torch.testing.assert_close(found, -0.3 * weights)
+
+
+def test_the_unbiased_kl_of_opsm_weighs_tokens_by_their_ratio_to_the_sampler(tmp_path: Path) -> None:
+    """With d = .3 the derivative of r * k3 by the logprob is r * (k3 + 1 - exp(-d)) = .3 r, r = exp(-.8 + 1)."""
+    cfg = config(tmp_path, "opsm", kl_coeff=0.5, epochs=2)
+    logprobs, ref = (torch.full((2, 4), x, dtype=torch.float64) for x in (-0.8, -1.1))
+    batch = dataclasses.replace(policy_batch(torch.zeros(2, dtype=torch.float64)), ref_logprobs=ref)
+    torch.testing.assert_close(gradient(cfg, batch, logprobs), 0.5 * batch.loss_weights * math.exp(0.2) * 0.3)
 
 
 def test_an_interpolated_anchor_gives_the_full_ratio_to_the_sampler_whatever_the_lag(tmp_path: Path) -> None:
