@@ -116,10 +116,16 @@ def save_model(model: nn.Module, directory: Path, weights: Iterable[tuple[str, T
 
 def _save_whole(host: Any, directory: Path, tensors: Mapping[str, Tensor]) -> None:
     dtype = next(iter(tensors.values())).dtype
-    host.save_pretrained(directory, state_dict=tensors)
+    host.save_pretrained(directory, state_dict={**tensors, **kept_buffers(host)})
     # That describes the parameters in memory, which FSDP holds in float32 whatever is stored.
     host.config.dtype = dtype
     host.config.save_pretrained(directory)
+
+
+def kept_buffers(host: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint holds and nothing trains, on the CPU: the bias of a router, but no rotary frequencies."""
+    kept = host.state_dict().keys()
+    return {name: buffer.detach().cpu() for name, buffer in host.named_buffers() if name in kept}
 
 
 def stored_names(model: nn.Module) -> list[str]:
@@ -161,6 +167,8 @@ def _stored_part(host: nn.Module, directory: Path, pattern: str) -> Iterator[tup
     if not tensors:
         raise CheckpointError(f"no file {directory / pattern}")
     adapted, own = pattern == ADAPTER_FILE, {name for name, _ in host.named_parameters()}
+    for name in kept_buffers(host):  # nothing changes them: the model has them already
+        tensors.pop(name, None)
     if adapted or not isinstance(host, PreTrainedModel) or tensors.keys() == own:
         yield from ((model_name(key) if adapted else key, read()) for key, read in tensors.items())
         return

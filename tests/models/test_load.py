@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
 
+from oxrl.engines.local import LocalTrainer
 from oxrl.errors import DataError
 from oxrl.models.builtin import BUILTIN_DIMS
 from oxrl.models.load import load_critic, load_policy, load_tokenizer
@@ -65,6 +66,24 @@ def test_in_bfloat16_a_token_far_from_the_start_is_where_transformers_puts_it(tm
         critic = load_critic(name, seed=2, dtype=torch.bfloat16)
         for found, expected in zip(critic.decoder.buffers(), theirs.buffers(), strict=True):
             assert found.dtype == torch.float32 and torch.equal(found, expected)
+
+
+def test_what_is_not_trained_and_still_part_of_the_model_is_saved_with_it(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "head_dim": 8, "vocab_size": 261}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "first_k_dense_replace": 1}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
+    model = Glm4MoeForCausalLM(Glm4MoeConfig(**sizes, **heads, **experts)).eval()
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    model.get_buffer(name).copy_(torch.arange(4.0))
+    trainer = LocalTrainer(model, lr=1e-3)
+    trainer.save(tmp_path)
+    assert torch.equal(load_policy(str(tmp_path)).get_buffer(name), torch.arange(4.0))
+    with torch.no_grad():
+        before = [p.clone() for p in model.parameters()]
+        for parameter in model.parameters():
+            parameter.zero_()
+    trainer.load(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
 
 
 def test_a_policy_is_not_made_of_a_checkpoint_that_lacks_weights(tmp_path: Path) -> None:
