@@ -48,8 +48,8 @@ def _packages() -> Iterator[Finding]:
         try:
             found = version(requirement.name)
         except PackageNotFoundError:
-            missing = Finding("FAIL", requirement.name, "is not installed", fix)
-            yield missing._replace(state="ok", text=f"not installed (optional: {fix})", fix="") if extra else missing
+            optional = Finding("ok", requirement.name, f"not installed (optional: {fix})")
+            yield optional if extra else Finding("FAIL", requirement.name, "is not installed", fix)
             continue
         if requirement.specifier.contains(found, prereleases=True):
             yield Finding("ok", requirement.name, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager
@@ -135,7 +136,8 @@ def run_eval(
         CheckpointError: the run has no usable checkpoint.
     """
     if target.is_dir():
-        cfg = load_evaluation_config(target / "config.yaml", [f"model.name={newest_checkpoint(target)}", *overrides])
+        newest = json.dumps(str(newest_checkpoint(target)))  # an override is YAML: a path may hold ": " or " #"
+        cfg = load_evaluation_config(target / "config.yaml", [f"model.name={newest}", *overrides])
     else:
         cfg = load_evaluation_config(target, overrides)
     samples = samples or cfg.rollout.eval_samples

@@ -180,7 +180,7 @@ rollout:
 
 
 def test_eval_and_generate_read_the_checkpoint_of_a_run(tmp_path: Path) -> None:
-    cfg = rl_config(tmp_path, "run", run={"steps": 1})
+    cfg = rl_config(tmp_path, "run", run={"steps": 1, "dir": str(tmp_path / "lr: 1e-3 #2")})
     run(cfg)
     out = tmp_path / "responses.jsonl"
     overrides = [f"data.eval={tmp_path / 'prompts.jsonl'}", "data.eval_rows=5"]
