@@ -33,9 +33,6 @@ def check_scale(cfg: Config) -> Iterator[Problem]:
         rule = "rft samples in one process: set it to local, or train sft on the kept.jsonl of a run that did"
         yield _at(cfg, "train.backend", rule, "train.alg_name")
     if backend == "deepspeed":
-        if cfg.train.weight_decay and cfg.train.decay != "all":
-            rule = "DeepSpeed steps flat pieces of all weights alike: set it to all, or train.weight_decay to 0"
-            yield _at(cfg, "train.decay", rule, "train.weight_decay")
         if zero.zero_stage == 0 and cfg.model.dtype == "bfloat16":
             rule = "with model.dtype bfloat16 makes DeepSpeed's first AdamW step wrong; use 1, 2, 3 or float32"
             yield _at(cfg, "deepspeed.zero_stage", rule, "model.dtype")
@@ -62,8 +59,12 @@ def check_adapter(cfg: Config) -> Iterator[Problem]:
     """Adapters where they can be trained, on a model that can be loaded again."""
     if not cfg.lora.rank:
         return
-    if cfg.train.backend != "local":
-        yield _at(cfg, "lora.rank", "adapters train with train.backend: local; set one of the two", "train.backend")
+    if cfg.train.backend != "local" and cfg.train.row.recipe == "rl":
+        rule = "adapters of reinforcement learning train with train.backend: local; set one of the two"
+        yield _at(cfg, "lora.rank", rule, "train.backend", "train.alg_name")
+    if cfg.train.backend == "deepspeed" and cfg.model.dtype == "bfloat16":
+        rule = "DeepSpeed rounds adapters to model.dtype, which are float32 elsewhere: train with fsdp, or in float32"
+        yield _at(cfg, "lora.rank", rule, "train.backend", "model.dtype")
     if cfg.inference_engine.actors:
         rule = "adapters are sampled in the process that trains them; set it to 0"
         yield _at(cfg, "inference_engine.actors", rule, "lora.rank")

@@ -110,7 +110,6 @@ class PreferenceDataset(Dataset[Judged]):
         return self._changed(evened)
 
     def _changed(self, change: Callable[[int, Judged], Judged]) -> PreferenceDataset:
-        """The same units, each changed when it is drawn, so that those on disk stay there."""
         return PreferenceDataset(Lazy(len(self), lambda i: change(i, self._units[i])), self.report)
 
 

@@ -89,9 +89,7 @@ class DeepSpeedTrainer(Trainer):
         self._cut_up = self._stage > 0
         self._reduced = False
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if len(set(self._decays.values())) > 1:
-            raise EngineError("DeepSpeed steps flat pieces of all weights alike: weight decay of all or none of them")
-        adam = torch.optim.AdamW(self._named.values(), fused=True, **self.options.adamw()) if trained else None
+        adam = self._optimizer(self._named) if trained else None
         reader = Reader(self)
         buffers = [(m, key, b) for m in model.modules() for key, b in m._buffers.items()]  # pyright: ignore[reportPrivateUsage]
         self._engine: Any = self._deepspeed.initialize(model=reader, optimizer=adam, config=config)[0]
@@ -109,7 +107,8 @@ class DeepSpeedTrainer(Trainer):
         if self._stage == 3 and trained:
             # Weights that do not divide by the ranks are padded with whatever was in memory, which norms would count.
             for name, whole in self._whole_weights():
-                self._set(self._named[name], None, whole.float())
+                if name in self._named:
+                    self._set(self._named[name], None, whole.float())
 
     def _stepped(self) -> list[Tensor]:
         for held in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
@@ -155,6 +154,10 @@ class DeepSpeedTrainer(Trainer):
         for group in self._zero.param_groups:
             group["lr"] = lr
         self._engine.step()
+        if self._stage in (1, 2) and len(self._flat) > 1:
+            # DeepSpeed links weights to their moments after the first group's step, when the others have none yet.
+            self._zero._hp_optimizer_states_linked = False
+            self._zero._lazy_init_hp_params_optimizer_state()
         norm = float(self._engine.get_global_grad_norm()) if norm is None else norm
         return norm, self._engine.was_step_applied()
 
@@ -181,8 +184,12 @@ class DeepSpeedTrainer(Trainer):
                 held.update(dict.fromkeys(held))
 
     def _shards(self) -> Iterator[tuple[Tensor, Mapping[str, Any] | None, float]]:
-        for piece, state in zip(self._flat, self._states(), strict=True):
-            yield piece.detach(), state or None, self.options.weight_decay
+        decays = [self._decays[name] for name in self._named]
+        if self._stage:  # each flat piece is of one group of AdamW's; stage 3 cuts a group into several
+            groups = [group["weight_decay"] for group in self._zero.param_groups]
+            decays = [groups[i] for i in getattr(self._zero, "sub_group_to_group_id", {}).values()] or groups
+        for piece, state, decay in zip(self._flat, self._states(), decays, strict=False):
+            yield piece.detach(), state or None, decay
 
     def weights(self) -> Iterator[Bucket]:
         """See TrainEngine. At stage 3 each weight is gathered in turn and copied."""

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from oxrl.engines.base import Want
 from oxrl.engines.local import LocalTrainer
 from oxrl.engines.trainer import LOW, Reader
+from oxrl.models.lora import has_adapter
 from oxrl.types import LossFn, Output, TokenBatch, TrainBatch
 
 
@@ -24,7 +25,8 @@ class FsdpTrainer(LocalTrainer):
     """Arguments as for `Trainer`; `ranks` as `joined_ranks` gives them, each with the same model on its device."""
 
     def _shard_model(self) -> None:
-        low = next((p.dtype for p in self.model.parameters() if p.dtype in LOW), None)
+        # An adapter computes in float32 beside frozen weights as they are stored: nothing is cast then.
+        low = next((p.dtype for p in self.model.parameters() if p.dtype in LOW and not has_adapter(self.model)), None)
         # The pieces are the float32 masters; the weights a layer computes with are cast when it gathers them, and
         # gradients are cast up before they are summed over ranks and micro-batches.
         for parameter in self.model.parameters():

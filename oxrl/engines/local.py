@@ -28,11 +28,7 @@ class LocalTrainer(Trainer):
         self._shard_model()
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._masters = {name: _master_of(p) for name, p in self._parameters.items()}
-        groups: dict[float, list[nn.Parameter]] = {}
-        for name, master in self._masters.items():
-            groups.setdefault(self._decays[name], []).append(master)
-        each = [{"params": masters, "weight_decay": decay} for decay, masters in groups.items()]
-        self._adam = torch.optim.AdamW(each, fused=True, **self.options.adamw())
+        self._adam = self._optimizer(self._masters)
 
     # FsdpTrainer replaces these four; here every tensor is whole.
 

@@ -142,6 +142,13 @@ class Trainer(ABC):
         if self.options.gradient_checkpointing:
             _enable_gradient_checkpointing(model)
 
+    def _optimizer(self, named: Mapping[str, nn.Parameter]) -> torch.optim.AdamW:
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, weight in named.items():
+            groups.setdefault(self._decays[name], []).append(weight)
+        each = [{"params": weights, "weight_decay": decay} for decay, weights in groups.items()]
+        return torch.optim.AdamW(each, fused=True, **self.options.adamw())
+
     # What an engine does in its own way.
 
     @abstractmethod

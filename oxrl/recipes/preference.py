@@ -45,10 +45,7 @@ DISPLACEMENT = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A method with the numbers of a run and the models it asks: the policy, and a reference that moves, if it does.
-
-    All other references are asked once, so a table of their answers will do (`reference_sums`).
-    """
+    """A method with the numbers of a run and the models it asks; of a reference that stays, a table will do."""
 
     method: Method
     numbers: Mapping[str, float]

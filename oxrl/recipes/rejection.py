@@ -30,12 +30,7 @@ def train(cfg: Config, session: Session) -> None:
 
 
 def sample_and_keep(cfg: Config, session: Session, out: Path) -> None:
-    """Write a supervised row for every response that survives; each prompt is asked `rollout.n_samples` times.
-
-    Raises:
-        DataError: none survives.
-        Interrupted: a signal asked to stop.
-    """
+    """Write a supervised row for every response that survives; each prompt is asked `rollout.n_samples` times."""
     samples, path, sampled, kept = cfg.rollout.n_samples, cfg.data.train_files[0], 0, 0
     with sampling_from(cfg, path, False) as (prompts, sample), out.open("w", encoding="utf-8") as file:
         for chunk in prompts.batches(cfg.data.prompts_per_step):

@@ -74,11 +74,7 @@ class Session:
         self._console.message(text)
 
     def with_data(self) -> Config:
-        """The configuration with the hub's files in the cache in place of their names, the same bytes at every start.
-
-        Raises:
-            DataError: a data file is not what it was when the run started, or cannot be had.
-        """
+        """The configuration with files of the hub located, the same bytes at every start of the run or a DataError."""
         data, pins = self._cfg.data, self.ranks.agree(self._pins() if self.ranks.first else {})
         paths = {name: str(locate(name, pin)) for name, pin in pins.items()}
         train = paths[data.train] if isinstance(data.train, str) else {paths[n]: s for n, s in data.train.items()}

@@ -19,6 +19,7 @@ from oxrl.functional.preference_losses import dpo
 from oxrl.functional.preference_statistics import sequence_logprobs
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.models.load import load_critic, load_policy
+from oxrl.models.lora import add_adapter
 from oxrl.types import Output, PreferenceBatch, SupervisedBatch
 
 # Seven rows on two ranks: four and three, in three and two micro-batches of 15 tokens, so one rank sits one out.
@@ -233,6 +234,24 @@ def refuse(engine: str, source: Path, target: Path) -> None:
             make_trainer(engine, load_policy("builtin:tiny", seed=1), ranks).load(source)
         except CheckpointError as error:
             target.write_text(str(error))
+
+
+def adapter_gradients(engine: str, folder: Path, ranks: Ranks | None = None) -> None:
+    """On one rank: the gradient of an adapter in float64, into `folder`."""
+    if ranks is None:
+        with joined_ranks(torch.device("cpu"), deadline_s=120) as joined:
+            return adapter_gradients(engine, folder, joined)
+    model = load_policy("builtin:tiny", dtype=torch.float64, seed=0)
+    add_adapter(model, base="builtin:tiny", rank=2, alpha=4.0, targets="all-linear", seed=0)
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.05
+    trainer = make_trainer(engine, model, ranks)
+    problem = batches(LENGTHS, dtype=torch.float64, vocabulary=261)
+    trainer.forward_backward(problem["supervised"], supervised, LOGPROBS)
+    gradients = {name: tensor.contiguous() for name, tensor in trainer.gradients()}
+    save_file(gradients, folder / f"{engine}_{ranks.world}_{ranks.rank}.safetensors")
 
 
 def measure_all(engine: str, folder: Path, dtypes: list[str], resumed: Path) -> None:

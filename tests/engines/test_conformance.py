@@ -223,6 +223,19 @@ def test_a_run_moves_from_two_ranks_to_one_and_back(two: str, one: str, launch: 
     assert differences(found, expected)[""] < 1e-5
 
 
+def test_the_gradient_of_an_adapter_does_not_depend_on_the_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
+    conformance.adapter_gradients("local", tmp_path, ALONE)
+    expected = load_file(tmp_path / "local_1_0.safetensors")
+    assert len(expected) == 28 and all("lora_" in name and tensor.any() for name, tensor in expected.items())
+    for world in (1, 2, 3):
+        run_ranks(world, conformance.adapter_gradients, "fsdp", tmp_path)
+        for rank in range(world):
+            found = load_file(tmp_path / f"fsdp_{world}_{rank}.safetensors")
+            assert found.keys() == expected.keys()
+            assert max(differences_of_each(found, expected).values()) < 1e-10
+
+
 def test_rows_are_dealt_out_once_and_by_length() -> None:
     batch = conformance.batches(conformance.LENGTHS)["supervised"]
     lengths = batch.inputs.attention_mask.sum(1)

@@ -13,14 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from rank_processes import exit_codes, run_ranks, start_ranks
+from safetensors.torch import load_file
 from small_runs import metric_lines, preference_config, sft_config, steps_config
 
 from oxrl.cli import door
 from oxrl.config import Config
 from oxrl.errors import ConfigError
+from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.models.weights import save_model
 from oxrl.recipes import run
+from oxrl.recipes.evaluate import run_export
 from oxrl.runs.checkpoint import latest_checkpoint
 
 DOOR = Path(__file__).parents[2] / "main_sl.py"
@@ -227,3 +232,75 @@ def test_torchrun_runs_stops_on_a_signal_and_resumes(tmp_path: Path, backend: st
     finally:
         resumed.kill()
     assert_same_lines(cfg.run.directory, whole.run.directory)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> dict[str, Any]:
+    """Sections for an adapter on a model that lies on disk."""
+    pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
+    save_model(load_policy("builtin:tiny", seed=7), tmp_path / "base")
+    load_tokenizer("builtin:tiny").save_pretrained(tmp_path / "base")
+    return {"model": {"name": str(tmp_path / "base")}, "lora": {"rank": 4}}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("algorithm", "world"), [("sft", 3), ("dpo", 2), ("reward_model", 2)])
+def test_adapters_train_on_ranks_as_on_one(
+    tmp_path: Path, base: dict[str, Any], algorithm: str, world: int, backend: str
+) -> None:
+    one = configure(tmp_path, "one", algorithm, 1, "local", **base)
+    run(one)
+    stages = {"zero_stage": 2} if algorithm == "sft" else {"zero_stage": 3}
+    deepspeed = {"deepspeed": stages} if backend == "deepspeed" else {}
+    several = configure(tmp_path, "several", algorithm, world, backend, **base, **deepspeed)
+    run_ranks(world, run_where_only_rank_0_may_write, several)
+    assert_same_lines(several.run.directory, one.run.directory)
+    newest, expected = (max((cfg.run.directory / "checkpoints").glob("step_*")) for cfg in (several, one))
+    assert {p.name for p in newest.iterdir()} == {p.name for p in expected.iterdir()}
+    ours, theirs = (load_file(folder / "adapter_model.safetensors") for folder in (newest, expected))
+    assert ours.keys() == theirs.keys() and len(ours) == 28
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-2, atol=1e-4)
+    merged, also = (run_export(cfg.run.directory, cfg.run.directory / "merged") for cfg in (several, one))
+    for name, tensor in load_file(merged / "model.safetensors").items():
+        torch.testing.assert_close(tensor, load_file(also / "model.safetensors")[name], rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_adapter_moves_from_two_ranks_to_one_and_back(tmp_path: Path, base: dict[str, Any], backend: str) -> None:
+    whole = configure(tmp_path, "whole", "dpo", 1, "local", **base)
+    run(whole)
+    for steps, world, engine in ((2, 2, backend), (4, 1, "local"), (6, 2, backend)):
+        cfg = configure(tmp_path, "moved", "dpo", world, engine, run={"steps": steps}, **base)
+        if engine == "local":
+            run(cfg, resume=True)
+        else:
+            run_ranks(world, run_where_only_rank_0_may_write, cfg, True)
+    assert_same_lines(cfg.run.directory, whole.run.directory)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeed_decays_only_what_is_asked_for(tmp_path: Path, stage: int) -> None:
+    train = {"weight_decay": 0.5, "decay": "matrices"}
+    one = configure(tmp_path, "one", "sft", 1, "local", run={"steps": 3}, train=train)
+    run(one)
+    several = configure(
+        tmp_path, "several", "sft", 2, "deepspeed", run={"steps": 3}, train=train, deepspeed={"zero_stage": stage}
+    )
+    run_ranks(2, run_where_only_rank_0_may_write, several)
+    assert_same_lines(several.run.directory, one.run.directory)
+    ours, theirs, plain = (
+        load_file(max((folder / "checkpoints").glob("step_*")) / "model.safetensors")
+        for folder in (several.run.directory, one.run.directory, _undecayed(tmp_path))
+    )
+    norms = [name for name in ours if "norm" in name]
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-6)
+    assert norms and any(not torch.allclose(ours[name], plain[name], rtol=1e-4) for name in ours)
+
+
+def _undecayed(folder: Path) -> Path:
+    cfg = configure(folder, "plain", "sft", 1, "local", run={"steps": 3})
+    run(cfg)
+    return cfg.run.directory
