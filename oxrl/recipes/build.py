@@ -40,11 +40,10 @@ def choose_device(cfg: Config) -> torch.device:
     """
     if cfg.run.threads is not None:
         torch.set_num_threads(cfg.run.threads)
-    if cfg.run.device == "cuda" and not torch.cuda.is_available():
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    if cfg.run.device == "cuda" and best == "cpu":
         raise ConfigError("run.device is cuda but PyTorch sees no CUDA device; use run.device=cpu or auto")
-    if cfg.run.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(cfg.run.device)
+    return torch.device(best if cfg.run.device == "auto" else cfg.run.device)
 
 
 def build_tokenizer(cfg: Config) -> PreTrainedTokenizerBase:

@@ -142,7 +142,9 @@ class Session:
         self._console.step(step, metrics | timed)
         if self._tracker is not None:
             self._tracker.check()
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if metrics.get("update/skipped") else 0
+        # A minibatch may be left without rows where the rollout batch has some: nothing is wrong with the others.
+        if not (metrics.get("data/empty_steps") and metrics.get("data/tokens")):
+            self._skipped_in_a_row = self._skipped_in_a_row + 1 if metrics.get("update/skipped") else 0
         if self._skipped_in_a_row > self._cfg.train.max_skipped_steps:
             why = f"NaN or infinite values, batches in {self.run.path / 'dumps'}. Lower train.lr or train.max_grad_norm"
             if metrics.get("data/empty_steps"):

@@ -88,6 +88,26 @@ def test_several_minibatches_and_epochs_make_that_many_steps_and_start_at_ratio_
     assert lines[3]["update/ratio_std"] > 1e-4
 
 
+def test_minibatches_left_empty_by_failed_rewards_do_not_end_the_run(tmp_path: Path) -> None:
+    reward = tmp_path / "picky.py"
+    reward.write_text(
+        "def picky(prompt, completion):\n"
+        "    if prompt.messages[-1]['content'].startswith(('3+', '4+', '5+', '6+')):\n        raise ValueError('no')\n"
+        "    return float(len(completion) % 2)\n"
+    )
+    settings = {"epochs": 1, "minibatches": 4, "max_skipped_steps": 1}
+    cfg = rl_config(
+        *(tmp_path, "run", ["run.steps=8"]),
+        train={"alg_name": "sgrpo", "lr": 1e-3, **settings},
+        reward={"name": f"{reward}:picky", "max_error_rate": 1.0},
+    )
+    run(cfg)
+    lines = metric_lines(cfg.run.directory)
+    assert len(lines) == 8
+    empty = [bool(line["data/empty_steps"]) for line in lines]
+    assert any(one and other for one, other in zip(empty, empty[1:], strict=False)) and not all(empty)
+
+
 def test_a_non_finite_step_is_refused_dumped_counted_and_finally_ends_the_run(tmp_path: Path) -> None:
     train = {"alg_name": "sgrpo", "lr": 1e30, "max_grad_norm": 1e30, "max_skipped_steps": 2}
     cfg = rl_config(tmp_path, "run", run={"steps": 9}, train=train, rollout={"max_tokens": 4, "n_samples": 4})
