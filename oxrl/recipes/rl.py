@@ -1,7 +1,7 @@
 """Policy-gradient training, one loop for every row of the table: rollouts -> rewards -> advantages -> update.
 
 Read `train` from top to bottom: every arrow of the data flow is one call there. Rows differ only in the functions that
-`resolve` looks up by name. `step` counts optimizer steps and is the weight version; `rollout_step` counts iterations;
+`Algorithm` looks up by name. `step` counts optimizer steps and is the weight version; `rollout_step` counts iterations;
 `draw` is the next position in the data order.
 """
 
@@ -33,7 +33,7 @@ from oxrl.functional.weights import token_mean
 from oxrl.recipes.build import Team
 from oxrl.recipes.collect import collect, harvest_metrics, replay_buffer, training_rows
 from oxrl.recipes.evaluate import evaluate_held_out
-from oxrl.recipes.objective import Algorithm, old_logprobs, required, resolve
+from oxrl.recipes.objective import Algorithm, old_logprobs, required
 from oxrl.recipes.offline import gradients
 from oxrl.recipes.rollouts import sample_record
 from oxrl.recipes.session import Progress, Session, crossed
@@ -46,7 +46,7 @@ FIRST_RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 
 def train(cfg: Config, session: Session) -> None:
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one."""
-    algorithm = resolve(cfg)
+    algorithm = Algorithm(cfg)
     team = Team(cfg)
     session.closing(team.close)
     buffer = replay_buffer(cfg, team)

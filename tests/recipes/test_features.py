@@ -17,7 +17,7 @@ from torch import Tensor
 
 from oxrl.config import Config
 from oxrl.recipes import run
-from oxrl.recipes.objective import resolve
+from oxrl.recipes.objective import Algorithm
 from oxrl.recipes.rl import look_ahead
 from oxrl.recipes.session import Session
 from oxrl.types import Output, PolicyBatch, TokenBatch
@@ -232,7 +232,7 @@ def policy_batch(rewards: Tensor, **fields: Any) -> PolicyBatch:
 
 def gradient(cfg: Config, batch: PolicyBatch, logprobs: Tensor) -> Tensor:
     leaf = logprobs.clone().requires_grad_()
-    loss, _ = resolve(cfg).policy_loss(Output(logprobs=leaf), batch)
+    loss, _ = Algorithm(cfg).policy_loss(Output(logprobs=leaf), batch)
     return torch.autograd.grad(loss, leaf)[0]
 
 
@@ -298,11 +298,11 @@ def test_what_is_decided_over_the_whole_step_does_not_depend_on_micro_batches(
      ("k3_rejection", None), ("veto", None), ("opsm", None), ("m2po", None)],
 )  # fmt: skip
 def test_weights_are_compared_with_the_ratios_they_come_from(algorithm: str, level: str | None, tmp_path: Path) -> None:
-    assert resolve(config(tmp_path, algorithm)).correction_level == level
+    assert Algorithm(config(tmp_path, algorithm)).correction_level == level
 
 
 def test_the_second_moment_is_bounded_over_the_whole_step_not_per_row(tmp_path: Path) -> None:
-    algorithm = resolve(cfg := config(tmp_path, "m2po", second_moment_max=0.02))
+    algorithm = Algorithm(cfg := config(tmp_path, "m2po", second_moment_max=0.02))
     batch = policy_batch(torch.tensor([1.0, -1.0], dtype=torch.float64))
     shift = torch.tensor([[0, 0.01, 0.02, 0.4], [0, 0.3, 0.3, 0]], dtype=torch.float64)
     looked = Output(logprobs=batch.rollout_logprobs.nan_to_num() + shift)

@@ -19,7 +19,7 @@ from small_runs import final_files, metric_lines, rl_config
 from oxrl.errors import LostRankError
 from oxrl.recipes import run
 from oxrl.recipes.build import Team
-from oxrl.recipes.objective import resolve
+from oxrl.recipes.objective import Algorithm
 from oxrl.recipes.replay import ReplayBuffer
 from oxrl.recipes.session import Session
 from oxrl.types import PolicyBatch, TokenBatch
@@ -77,7 +77,7 @@ def gradients(cfg: Any, batch: PolicyBatch) -> dict[str, torch.Tensor]:
     team = Team(cfg)
     try:
         policy: Any = team.policy
-        policy.forward_backward(batch, resolve(cfg).policy_loss, frozenset({"logprobs", "entropy"}))
+        policy.forward_backward(batch, Algorithm(cfg).policy_loss, frozenset({"logprobs", "entropy"}))
         return {name: gradient.clone() for name, gradient in policy.gradients()}
     finally:
         team.close()

@@ -16,7 +16,7 @@ from oxrl.engines.local import LocalTrainer
 from oxrl.functional.advantages import AdvantageInputs
 from oxrl.functional.weights import token_mean
 from oxrl.models.load import load_critic, load_policy
-from oxrl.recipes.rl import resolve
+from oxrl.recipes.objective import Algorithm
 from oxrl.recipes.supervised import loss_fn as sft_loss
 from oxrl.types import LossFn, PolicyBatch, SupervisedBatch, TokenBatch, ValueBatch
 
@@ -42,7 +42,7 @@ def _problem(
     if case == "sft":
         weights = token_mean(mask).to(dtype).masked_fill(~mask, torch.nan if poison else 0.0)
         return SupervisedBatch(inputs=inputs, loss_weights=weights), sft_loss, "logprobs"
-    algorithm = resolve(
+    algorithm = Algorithm(
         rl_config(folder, "run", train={"alg_name": case.split()[0], "lr": 1e-3, "epochs": 2}, run={"steps": 2})
     )
     group_ids = torch.tensor([0, 0, 0, 1, 1, 1])
