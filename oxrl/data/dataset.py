@@ -119,6 +119,8 @@ class Dataset(ABC, Generic[Unit]):
             report["rows"] += 1
             first, hidden = first or row, encoder.hidden
             cls.check(row, first)
+            if row.fields.get("images"):
+                row.fail("it has images, which models here do not see", "text alone: drop the row or the column")
             try:
                 made: list[Any] | str = encode(row)
             except TemplateError as error:

@@ -148,8 +148,7 @@ def reference_sums(
 ) -> Tensor:
     """The reference's log-probability of every row of every unit, [units, R], from disk where it was computed before.
 
-    The file's name is a hash of the weights, the tokens, what is trained, and how it is summed. Rank 0 reads and
-    writes it.
+    The file's name hashes the weights, the tokens, what is trained and how it is summed; rank 0 reads and writes it.
     """
     key = hashlib.sha256(f"{weights} {objective.numbers.get('tail_coeff')}".encode())
     for example in (example for units in data.batches(REFERENCE_ROWS) for unit in units for example in unit.rows):

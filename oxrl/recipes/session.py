@@ -67,7 +67,6 @@ class Session:
         self._stack.__exit__(*exception)
 
     def closing(self, close: Callable[[], None]) -> None:
-        """Call `close` when the session ends, whatever ends it."""
         self._stack.callback(close)
 
     def message(self, text: str) -> None:

@@ -193,3 +193,13 @@ def test_real_multi_turn_chats_are_read(
     for example, row in zip(dataset.in_order(), rows, strict=True):
         replies = [m["content"] + "<|end|>" for m in row["messages"] if m["role"] == "assistant"]
         assert learned(example, tokenizer) == replies
+
+
+def test_a_row_with_images_is_refused_not_read_without_them(
+    write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    without = {"prompt": "1+1", "completion": "2", "images": []}
+    assert len(ConversationDataset.load(write_rows(without, without | {"images": None}), tokenizer)) == 2
+    path = write_rows(without, without | {"images": ["cat.png"]})
+    with pytest.raises(DataError, match=r":2: it has images, which models here do not see"):
+        ConversationDataset.load(path, tokenizer)
