@@ -39,6 +39,11 @@ class Method:
         self.knobs, self.parts = knobs, parts
 
     @property
+    def addable(self) -> bool:
+        """Whether `train.mix` may add it to another row: it takes a pair and numbers, and nothing else."""
+        return not (self.unpaired or self.extras or self.knobs or self.parts)
+
+    @property
     def fields(self) -> dict[str, float]:
         """Every `train` field the row reads, with its default."""
         return {FIELDS.get(name, name): value for name, value in {**self.numbers, **self.knobs}.items()}

@@ -13,6 +13,7 @@ from oxrl.config.source import Problem
 from oxrl.data.hub import SCHEME, SUFFIXES, locate
 from oxrl.errors import DataError, RewardError, did_you_mean, why_no_file
 from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
+from oxrl.preference_methods import METHODS
 
 ADAPTER = "adapter_config.json"
 MODEL_FILES = ("config.json", ADAPTER)
@@ -211,7 +212,22 @@ def check_rejection(cfg: Config) -> Iterator[Problem]:
 
 
 def check_preference(cfg: Config) -> Iterator[Problem]:
-    """Numbers at which a formula has no value."""
+    """Numbers at which a formula has no value, and sums of losses that read different things."""
+    row, rows = METHODS[cfg.train.alg_name], {name: method for name, method in METHODS.items() if method.addable}
+    for name in cfg.train.mix:
+        if name not in rows:
+            known = "takes more than a pair, or is a sum itself" if name in METHODS else "is no preference loss"
+            yield _at(cfg, "train.mix", f"{name} {known}{did_you_mean(name, rows)}")
+        elif row.unpaired or name in (cfg.train.alg_name, *row.parts) or (rows[name].reference and not row.reference):
+            why = (
+                "is a loss of pairs"
+                if row.unpaired
+                else "needs a reference"
+                if not row.reference
+                else "is in it already"
+            )
+            rule = f"{name} {why} and cannot be added to {cfg.train.alg_name}"
+            yield _at(cfg, "train.mix", rule, "train.alg_name")
     if cfg.train.alg_name == "exo" and cfg.train.label_noise == 0:
         yield _at(cfg, "train.label_noise", "exo takes its logarithm: set it above 0; 0.001 is usual")
     if cfg.train.alg_name == "f_dpo_alpha" and cfg.train.preference_alpha == 1:

@@ -120,7 +120,7 @@ def _field_problem(detail: ErrorDetails) -> Problem:
         return Problem(path, f"unknown field{hint}", value)
     if detail["type"] == "value_error":
         return Problem(path, str(context["error"]), value)
-    meaning = SECTIONS[section].model_fields[name].description or ""
+    meaning = SECTIONS[section].model_fields[name.partition(".")[0]].description or ""
     if detail["type"] == "missing":
         return Problem(path, f"is required: {meaning[0].lower()}{meaning[1:]}", also=(section,))
     if value is None:

@@ -79,6 +79,8 @@ def _unread(cfg: Config) -> dict[str, str]:
     else:
         why = f"is read by supervised and preference algorithms; {algorithm} is reinforcement learning: remove it"
         skip("run.keep_best data.rows_per_step", why)
+    if recipe != "preference":
+        skip("train.mix", f"is read by preference methods; {algorithm} is none: remove it")
     if recipe not in ("supervised", "rejection"):
         skip("data.pack_tokens", f"is read by supervised fine-tuning; {algorithm} is not: remove it")
     return found

@@ -181,6 +181,9 @@ class TrainConfig(Section):
     )
     max_skipped_steps: int = _field(3, "Non-finite steps in a row that are tolerated.", ge=0)
     entropy_coeff: float = _field(0.0, "Weight of the entropy bonus; 0: none.", ge=0)
+    mix: dict[str, Annotated[float, Gt(0)]] = _field(
+        {}, "Preference losses added to the algorithm's, each with a weight and its row's own numbers: {nll: 0.2}."
+    )
     mask_truncated: bool = _field(
         False, "Responses cut at rollout.max_tokens are not trained on; their rewards stay in the group's statistics."
     )

@@ -136,9 +136,9 @@ def _store(path: str, node: Node, place: str, source: Source) -> None:
     try:
         if isinstance(node, ScalarNode):
             values[name] = _scalar(node)
-        elif path == "data.train" and isinstance(node, MappingNode):
-            shares = _entries(node, "data.train.", source, place if place.startswith("override") else "")
-            values[name] = {key.removeprefix("data.train."): _scalar(share) for key, share, _ in shares}
+        elif path in ("data.train", "train.mix") and isinstance(node, MappingNode):
+            shares = _entries(node, f"{path}.", source, place if place.startswith("override") else "")
+            values[name] = {key.removeprefix(f"{path}."): _scalar(share) for key, share, _ in shares}
         else:
             raise ValueError("takes a single value, not a list or nested fields")
     except ValueError as error:

@@ -196,7 +196,7 @@ def harvest_metrics(harvest: Harvest) -> Metrics:
     by_source: Metrics = {}
     for source in sources if len(sources) > 1 else []:
         values = [r.score.value for r in rollouts if r.prompt.source == source and r.score.value is not None]
-        by_source[f"reward/mean/{source}"] = sum(values) / max(len(values), 1)
+        by_source[f"reward/mean/{source}"] = sum(values) / len(values) if values else math.nan
     return (
         reward_metrics(*scored(rollouts))
         | by_source

@@ -49,6 +49,7 @@ class Objective:
 
     method: Method
     numbers: Mapping[str, float]
+    mix: Mapping[str, float]
     engine: Trainer
     moving: Trainer | None
     pad_id: int
@@ -74,7 +75,7 @@ class Objective:
         return total, lengths
 
     def loss(self, output: Output, batch: PreferenceBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The method's loss, or the weighted sum of its parts, over one forward."""
+        """The method's loss, or the weighted sum of its parts, and what is added to it, over one forward."""
         sums, lengths = self.sums(output, batch.inputs)
         ref = batch.ref_logprobs
         if batch.desirable is not None:
@@ -83,9 +84,11 @@ class Objective:
             refs = (None, None) if ref is None else (ref[0::2], ref[1::2])
             tensors = (sums[0::2], sums[1::2], *refs, lengths[0::2], lengths[1::2], batch.loss_weights)
         total, metrics = sums.new_zeros(()), dict[str, Tensor]()
-        parts = {METHODS[name]: weight for name, weight in self.method.parts.items()} or {self.method: 1.0}
-        for part, weight in parts.items():
-            numbers = {name: self.numbers.get(name, default) for name, default in part.numbers.items()}
+        own = {METHODS[name]: weight for name, weight in self.method.parts.items()} or {self.method: 1.0}
+        added = {METHODS[name]: weight for name, weight in self.mix.items()}
+        for part, weight in [*own.items(), *added.items()]:
+            given = self.numbers if part in own else {}
+            numbers = {name: given.get(name, default) for name, default in part.numbers.items()}
             extras = (batch.extras[name] for name in part.extras)
             loss, more = getattr(preference_losses, part.loss)(*tensors, *extras, **numbers)
             total, metrics = total + weight * loss, more | metrics
@@ -105,7 +108,9 @@ def train(cfg: Config, session: Session) -> None:
     moving = None
     if "reference_sync_rate" in numbers:
         moving = build_reference(cfg, ranks=ranks)
-    objective = Objective(method=method, numbers=numbers, engine=engine, moving=moving, pad_id=pad_id)
+    objective = Objective(
+        method=method, numbers=numbers, mix=cfg.train.mix, engine=engine, moving=moving, pad_id=pad_id
+    )
     named = (f"{name} {fingerprint(tensor)}" for bucket in engine.weights() for name, tensor in bucket)
     digest = hashlib.sha256("\n".join(named).encode()).hexdigest()
     singly = cfg.data.eval is not None and "chosen" not in next(read_rows(cfg.data.eval)).fields

@@ -28,6 +28,7 @@ SECOND: dict[str, Any] = {
     "model.name": "builtin:small",
     "model.chat_template": "template.jinja",
     "data.train": "data/test.jsonl",
+    "train.mix": {"nll": 0.5},
     "data.eval": "data/train.jsonl",
     "data.prompts_per_step": 24,
     "reward.name": "exact",

@@ -165,6 +165,7 @@ ELSEWHERE = {
     "inference_engine.placement": "who shares a device: tests/engines/test_ray_rollouts.py",
     "run.name": "the console's title and the default directory: tests/runs, tests/config",
     "run.keep_best": "the folder best/: tests/recipes/test_preference.py",
+    "train.mix": "the loss of a sum: tests/recipes/test_preference.py",
     "model.gradient_checkpointing": "memory, never a number: tests/engines/test_local_trainer.py",
     "model.trust_remote_code": "what is handed to transformers: tests/models/test_load.py",
     "reward.workers": "processes that score at the same time: tests/rewards/test_workers.py",

@@ -12,6 +12,7 @@ from small_runs import metric_lines, preference_config
 
 from oxrl.algorithms import ROWS
 from oxrl.engines.local import LocalTrainer
+from oxrl.errors import ConfigError
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.preference_methods import METHODS
 from oxrl.recipes import run
@@ -57,6 +58,39 @@ def test_every_method_takes_steps(tmp_path: Path, name: str) -> None:
     expected = AT_REFERENCE.get(name)
     if expected is not None:
         assert first["update/loss"] == pytest.approx(expected, abs=2e-4)
+
+
+def test_a_mix_adds_weighted_losses_with_their_own_numbers(tmp_path: Path) -> None:
+    # At the reference: log 2 + 0.5 * 1 (hinge) + 0.01 * 1 / (2 * 0.1)^2 (ipo, mean margin 0).
+    mixed = preference_config(tmp_path, "mixed", ["run.steps=2", "train.mix={hinge: 0.5, ipo: 0.01}", "train.beta=0.3"])
+    run(mixed)
+    assert metric_lines(tmp_path / "mixed")[0]["update/loss"] == pytest.approx(LOG2 + 0.5 + 0.25, abs=2e-4)
+    # The sum that is a row of its own, put together by hand.
+    for name, overrides in (
+        ("row", ["train.alg_name=cpo_simpo"]),
+        ("sum", ["train.alg_name=simpo", "train.mix={nll: 1.0}"]),
+    ):
+        run(preference_config(tmp_path, name, ["run.steps=3", *overrides]))
+    assert [line["update/loss"] for line in metric_lines(tmp_path / "row")] == [
+        line["update/loss"] for line in metric_lines(tmp_path / "sum")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "mix", "words"),
+    [
+        ("dpo", "{hige: 1}", "hige is no preference loss; did you mean 'hinge'"),
+        ("dpo", "{kto: 1}", "kto takes more than a pair"),
+        ("dpo", "{dpo: 1}", "dpo is in it already"),
+        ("simpo", "{dpo: 1}", "dpo needs a reference and cannot be added to simpo"),
+        ("kto", "{nll: 1}", "nll is a loss of pairs"),
+        ("dpo", "{nll: 0}", "greater than 0"),
+    ],
+)
+def test_a_mix_that_cannot_be_says_why(tmp_path: Path, algorithm: str, mix: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        preference_config(tmp_path, "run", [f"train.alg_name={algorithm}", f"train.mix={mix}"])
+    assert words in " ".join(str(caught.value).split())
 
 
 @pytest.mark.parametrize("name", ["dpo", "simpo", "orpo", "kto"])
