@@ -216,18 +216,14 @@ def check_preference(cfg: Config) -> Iterator[Problem]:
     row, rows = METHODS[cfg.train.alg_name], {name: method for name, method in METHODS.items() if method.addable}
     for name in cfg.train.mix:
         if name not in rows:
-            known = "takes more than a pair, or is a sum itself" if name in METHODS else "is no preference loss"
-            yield _at(cfg, "train.mix", f"{name} {known}{did_you_mean(name, rows)}")
-        elif row.unpaired or name in (cfg.train.alg_name, *row.parts) or (rows[name].reference and not row.reference):
-            why = (
-                "is a loss of pairs"
-                if row.unpaired
-                else "needs a reference"
-                if not row.reference
-                else "is in it already"
-            )
-            rule = f"{name} {why} and cannot be added to {cfg.train.alg_name}"
-            yield _at(cfg, "train.mix", rule, "train.alg_name")
+            why = "takes more than a pair, or is a sum itself" if name in METHODS else "is no preference loss"
+            yield _at(cfg, "train.mix", f"{name} {why}{did_you_mean(name, rows)}")
+        elif why := (
+            ("is a loss of pairs" if row.unpaired else "")
+            or ("is in it already" if name in (cfg.train.alg_name, *row.parts) else "")
+            or ("needs a reference" if rows[name].reference and not row.reference else "")
+        ):
+            yield _at(cfg, "train.mix", f"{name} {why}, and cannot be added to {cfg.train.alg_name}", "train.alg_name")
     if cfg.train.alg_name == "exo" and cfg.train.label_noise == 0:
         yield _at(cfg, "train.label_noise", "exo takes its logarithm: set it above 0; 0.001 is usual")
     if cfg.train.alg_name == "f_dpo_alpha" and cfg.train.preference_alpha == 1:

@@ -82,8 +82,9 @@ def test_a_mix_adds_weighted_losses_with_their_own_numbers(tmp_path: Path) -> No
         ("dpo", "{hige: 1}", "hige is no preference loss; did you mean 'hinge'"),
         ("dpo", "{kto: 1}", "kto takes more than a pair"),
         ("dpo", "{dpo: 1}", "dpo is in it already"),
-        ("simpo", "{dpo: 1}", "dpo needs a reference and cannot be added to simpo"),
+        ("simpo", "{dpo: 1}", "dpo needs a reference, and cannot be added to simpo"),
         ("kto", "{nll: 1}", "nll is a loss of pairs"),
+        ("simpo", "{simpo: 1}", "simpo is in it already"),
         ("dpo", "{nll: 0}", "greater than 0"),
     ],
 )
