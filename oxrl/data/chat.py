@@ -61,7 +61,7 @@ class ChatEncoder:
                 f"the tokenizer {tokenizer.name_or_path!r} has no chat template; use an instruction-tuned model, "
                 "or set model.chat_template to a Jinja file"
             )
-        self._tokenizer, self.hidden = tokenizer, 0
+        self._tokenizer, self.hidden, self.stop_text = tokenizer, 0, str(tokenizer.eos_token)
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         special |= set(tokenizer.all_special_tokens)
         control = sorted(special - {str(tokenizer.unk_token)})  # the unknown token stands for ordinary text

@@ -70,9 +70,11 @@ def encode_conversation(messages: Sequence[Message], encoder: ChatEncoder, *, co
         reply = encoder.encode(after[len(before) :], hidden)
         stops = [position for position, token in enumerate(reply) if token in encoder.special_ids]
         if not stops:
+            tail = after[len(before) :][-120:]
             raise TemplateError(
                 "the chat template does not stop a reply with a special token, so the model would never learn to stop; "
-                f"it renders the reply as {after[len(before) :][-120:]!r}; set model.chat_template to one that does"
+                f"set model.chat_template to one that does\n  - rendered: ...{tail!r}\n  + expected: "
+                f"...{tail + encoder.stop_text!r}"
             )
         ids += given + reply
         # What the template adds after the stop token (a line feed in ChatML) is never sampled, so it is not learned.
