@@ -96,10 +96,8 @@ def test_a_template_that_drops_the_stop_token_is_an_error(write_rows: WriteRows)
         "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
-    with pytest.raises(
-        DataError,
-        match=r"(?s)rows\.jsonl:1: the chat template does not stop a reply .*- rendered: \.\.\.'2'\n  \+ expected: \.\.\.'2<\|end\|>'",
-    ):
+    shown = r"- rendered: \.\.\.'2'\n  \+ expected: \.\.\.'2<\|end\|>'"
+    with pytest.raises(DataError, match=r"(?s)rows\.jsonl:1: the chat template does not stop a reply .*" + shown):
         ConversationDataset.load(write_rows({"prompt": "1+1", "completion": "2"}), tokenizer)
 
 
