@@ -93,15 +93,12 @@ class ReplayBuffer:
 
     def settle(self, stop: Callable[[], object] = lambda: False) -> bool:
         """Wait until everything in flight is sampled and the sampler is idle; False as soon as `stop` says so."""
-        if len(self._done) == len(self._requests) and self._working is None:
-            return True
         if self._working is None:
-            settled = self._poll(stop)
-        else:
-            while not wait([self._working], timeout=LOOK_S).done:
-                if stop():
-                    return False
-            settled, self._working = self._working.result(), None
+            return self._poll(stop)
+        while not wait([self._working], timeout=LOOK_S).done:
+            if stop():
+                return False
+        settled, self._working = self._working.result(), None
         return settled
 
     def _poll(self, stop: Callable[[], object]) -> bool:

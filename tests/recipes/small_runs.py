@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -128,6 +133,19 @@ def _load(
     path = folder / f"{run_name}.yaml"
     path.write_text(yaml.safe_dump(content))
     return load_config(path, overrides)
+
+
+def stop_after_three_steps(cfg: Config, config: Path) -> None:
+    """Start the run in a process of its own, send it SIGTERM, and see it end with 75."""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, str(root / "main_rl.py"), "--config", str(config)]
+    process = subprocess.Popen(command, cwd=root, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    metrics, deadline = cfg.run.directory / "metrics.jsonl", time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 3):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 75
 
 
 def metric_lines(run: Path) -> list[dict[str, Any]]:

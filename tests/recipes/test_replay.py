@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import final_files, metric_lines, rl_config
+from small_runs import final_files, metric_lines, rl_config, stop_after_three_steps
 
 from oxrl.config import Config, load_config
 from oxrl.engines.local import LocalSampler
@@ -115,15 +110,7 @@ def test_a_signal_in_the_middle_saves_what_is_in_flight_and_resume_completes_the
     sections = {"run": {"steps": 30, "checkpoint_every": 0}}
     whole, cfg = (config(tmp_path / name, "run", 3, **sections) for name in ("whole", "stopped"))
     run(whole)
-    command = [sys.executable, str(ROOT / "main_rl.py"), "--config", str(tmp_path / "stopped" / "run.yaml")]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    metrics = cfg.run.directory / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 3):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 75
+    stop_after_three_steps(cfg, tmp_path / "stopped" / "run.yaml")
     newest = max((cfg.run.directory / "checkpoints").glob("step_*"))
     kept = json.loads((newest / "samples" / "samples.json").read_text())
     assert len(kept["completions"]) == 16 * len(kept["batches"]) > 0

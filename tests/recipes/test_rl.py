@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_runs import final_files, metric_lines, rl_config, sft_config, write_inputs
+from small_runs import final_files, metric_lines, rl_config, sft_config, stop_after_three_steps, write_inputs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oxrl.config import load_config
@@ -157,15 +154,7 @@ def test_sigterm_saves_and_exits_75_and_resume_completes_the_same_run(tmp_path: 
     whole = rl_config(tmp_path / "whole", "run", run={"steps": 30, "checkpoint_every": 0})
     run(whole)
     cfg = rl_config(tmp_path / "stopped", "run", run={"steps": 30, "checkpoint_every": 0})
-    command = [sys.executable, str(ROOT / "main_rl.py"), "--config", str(tmp_path / "stopped" / "run.yaml")]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    metrics = cfg.run.directory / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 3):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 75
+    stop_after_three_steps(cfg, tmp_path / "stopped" / "run.yaml")
     run(cfg, resume=True)
     assert metric_lines(cfg.run.directory) == metric_lines(whole.run.directory)
     assert final_files(cfg.run.directory) == final_files(whole.run.directory)
