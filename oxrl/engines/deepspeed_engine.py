@@ -188,7 +188,8 @@ class DeepSpeedTrainer(Trainer):
         if self._stage:  # each flat piece is of one group of AdamW's; stage 3 cuts a group into several
             groups = [group["weight_decay"] for group in self._zero.param_groups]
             decays = [groups[i] for i in getattr(self._zero, "sub_group_to_group_id", {}).values()] or groups
-        for piece, state, decay in zip(self._flat, self._states(), decays, strict=False):
+        # A model that is not trained has no pieces.
+        for piece, state, decay in zip(self._flat, self._states(), decays[: len(self._flat)], strict=True):
             yield piece.detach(), state or None, decay
 
     def weights(self) -> Iterator[Bucket]:

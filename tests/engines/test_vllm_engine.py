@@ -74,7 +74,9 @@ def test_greedy_tokens_agree_with_the_local_sampler_on_at_least_99_percent(engin
         (a, b) for c, d in zip(found, expected, strict=True) for a, b in zip(c.token_ids, d.token_ids, strict=False)
     ]
     assert len(pairs) > 1000
-    assert sum(a == b for a, b in pairs) >= 0.99 * len(pairs)
+    equal = sum(a == b for a, b in pairs)
+    print(f"greedy tokens equal to the local sampler's: {equal} of {len(pairs)}")  # noqa: T201
+    assert equal >= 0.99 * len(pairs)
     assert sum(c.token_ids == d.token_ids for c, d in zip(found, expected, strict=True)) >= 0.99 * len(found)
 
 
