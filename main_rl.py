@@ -1,4 +1,6 @@
-"""Reinforcement learning: `python main_rl.py --config config.yaml [section.field=value ...] [--resume]`."""
+"""Reinforcement learning: `python main_rl.py --config config.yaml [section.field=value ...]
+[--resume]`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Learning from given answers: `python main_sl.py --config config.yaml [section.field=value ...] [--resume]`."""
+"""Learning from given answers: `python main_sl.py --config config.yaml [section.field=value ...]
+[--resume]`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The update phase against a bare PyTorch loop: the same rows, micro-batches and loss, in turns in one process."""
+"""The update phase against a bare PyTorch loop: the same rows, micro-batches and loss, in turns in
+one process.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ import problem
 import torch
 from torch import Tensor
 
-from oxrl.engines.local import LocalTrainer
-from oxrl.engines.micro_batches import micro_batches
+from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.micro_batches import micro_batches
 from oxrl.functional.policy_losses import ppo_clip
 from oxrl.models.load import load_policy
 from oxrl.types import Output, PolicyBatch, TokenBatch
@@ -22,7 +24,9 @@ PROMPT_TOKENS = 12
 def random_batch(lengths: list[int]) -> PolicyBatch:
     ends = PROMPT_TOKENS + torch.tensor(lengths)[:, None]
     column = torch.arange(int(ends.max()))
-    tokens = torch.randint(5, 261, (len(lengths), len(column)), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        5, 261, (len(lengths), len(column)), generator=torch.Generator().manual_seed(0)
+    )
     sampled = (column >= PROMPT_TOKENS) & (column < ends)
     advantages = torch.randn(len(lengths), 1, generator=torch.Generator().manual_seed(1)) * sampled
     return PolicyBatch(
@@ -47,7 +51,9 @@ def clipped(output: Output, batch: PolicyBatch) -> tuple[Tensor, dict[str, Tenso
 def bare_update(
     model: torch.nn.Module, adam: torch.optim.Optimizer, pieces: list[tuple[Tensor, Tensor, Tensor]]
 ) -> None:
-    """What one would write by hand; `pieces` are (tokens, advantages, loss weights) cut beforehand."""
+    """What one would write by hand; `pieces` are (tokens, advantages, loss weights) cut
+    beforehand.
+    """
     for tokens, advantages, weights in pieces:
         logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
         logprobs = logits.gather(-1, tokens[:, 1:, None]).squeeze(-1) - logits.logsumexp(-1)
@@ -67,7 +73,9 @@ def main() -> None:
     batch = random_batch(given["setting"]["lengths"])
     budget = given["bare"]["micro_batch_tokens"]
     theirs, ours = load_policy(given["bare"]["model"]), load_policy(given["bare"]["model"])
-    adam = torch.optim.AdamW(theirs.parameters(), lr=problem.LEARNING_RATE, weight_decay=0.0, fused=True)
+    adam = torch.optim.AdamW(
+        theirs.parameters(), lr=problem.LEARNING_RATE, weight_decay=0.0, fused=True
+    )
     trainer = LocalTrainer(ours, lr=problem.LEARNING_RATE, micro_batch_tokens=budget)
     pieces = []
     for rows, length in micro_batches(batch, budget=budget)[0]:
@@ -89,7 +97,10 @@ def main() -> None:
             update()
             seconds[name] = time.perf_counter() - start
         turn += 1
-        worst = max(float((a - b).abs().max()) for a, b in zip(theirs.parameters(), ours.parameters(), strict=True))
+        worst = max(
+            float((a - b).abs().max())
+            for a, b in zip(theirs.parameters(), ours.parameters(), strict=True)
+        )
         channel.send(seconds=seconds, difference=worst)
 
 

@@ -1,10 +1,13 @@
-"""Seconds per step when the next batch is sampled while one trains, against taking turns; and the most it can gain.
+"""Seconds per step when the next batch is sampled while one trains, against taking turns; and the
+most it can gain.
 
     python benchmarks/overlap.py [PAIRS]        default 3; needs Ray
 
-One rollout actor with the local sampler and one training process, a thread each. Runs of both kinds alternate; the
-first two steps of each (start, and the first batch, which nothing overlaps) are left out. The bound is that of two
-stages in parallel: (rollout + rest) / max(rollout, rest), from the times of the runs that take turns.
+One rollout actor with the local sampler and one training process, a thread each. Runs of both kinds
+alternate; the first two steps of each (start, and the first batch, which nothing overlaps) are left
+out. The bound is that of two
+stages in parallel: (rollout + rest) / max(rollout, rest), from the times of the runs that take
+turns.
 """
 
 from __future__ import annotations
@@ -34,14 +37,22 @@ def step_times(staleness: int) -> tuple[float, float]:
     """(seconds per step, seconds of it waiting for samples), medians over the steps that count."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10, 30) for b in range(10, 30)]
+        rows = [
+            {"prompt": f"{a}+{b}=", "answer": str(a + b)}
+            for a in range(10, 30)
+            for b in range(10, 30)
+        ]
         (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         strict = "true" if staleness == 0 else "false"
         text = CONFIG.format(folder=folder, steps=STEPS, staleness=staleness, strict=strict)
         (folder / "config.yaml").write_text(text)
         run(load_config(folder / "config.yaml"))
-        lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()][2:]
-    return tuple(statistics.median(line[key] for line in lines) for key in ("time/step_s", "time/rollout_s"))
+        lines = [
+            json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()
+        ][2:]
+    return tuple(
+        statistics.median(line[key] for line in lines) for key in ("time/step_s", "time/rollout_s")
+    )
 
 
 def main(pairs: int = 3) -> None:
@@ -54,7 +65,9 @@ def main(pairs: int = 3) -> None:
             end="",
         )
         print(f": {turns[0] / ahead[0]:.2f}x, at most {bound:.2f}x")
-    print(f"median of {pairs}: {statistics.median(ratios):.2f}x of at most {statistics.median(bounds):.2f}x")
+    print(
+        f"median of {pairs}: {statistics.median(ratios):.2f}x of at most {statistics.median(bounds):.2f}x"
+    )
 
 
 if __name__ == "__main__":

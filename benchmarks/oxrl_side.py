@@ -1,4 +1,6 @@
-"""One side of `rl_step.py`: whole steps of `oxrl.recipes.rl.train`, one per line read from standard input."""
+"""One side of `rl_step.py`: whole steps of `oxrl.recipes.rl.train`, one per line read from standard
+input.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,8 @@ from torch import Tensor
 import oxrl.models.load
 import oxrl.recipes.build
 from oxrl.config import load_config
-from oxrl.engines.base import TrainEngine
-from oxrl.engines.local import LocalSampler
-from oxrl.engines.local_sampler import COUNT, LIMIT
+from oxrl.engines.sample.local import COUNT, LIMIT, LocalSampler
+from oxrl.engines.train.base import TrainEngine
 from oxrl.recipes import rl
 from oxrl.recipes.session import Progress, Session
 from oxrl.types import Request
@@ -37,7 +38,9 @@ train: {{alg_name: sgrpo, lr: {lr}, micro_batch_tokens: {micro_batch_tokens}}}
 
 
 class ForcedSampler(LocalSampler):
-    """Gives every response its length: the stop token is impossible before it and, in `heavy`, certain at it."""
+    """Gives every response its length: the stop token is impossible before it and, in `heavy`,
+    certain at it.
+    """
 
     lengths: Sequence[int] = ()
     force_stop = False
@@ -100,8 +103,14 @@ def main() -> None:
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from problem import score_text\n\ndef reward(prompt, completion):\n    return score_text(completion)\n"
     )
-    values: dict[str, Any] = {"folder": folder, "prompts": problem.PROMPTS, "samples": problem.SAMPLES}
-    text = CONFIG.format(**values, **given["oxrl"], cap=given["setting"]["cap"], lr=problem.LEARNING_RATE)
+    values: dict[str, Any] = {
+        "folder": folder,
+        "prompts": problem.PROMPTS,
+        "samples": problem.SAMPLES,
+    }
+    text = CONFIG.format(
+        **values, **given["oxrl"], cap=given["setting"]["cap"], lr=problem.LEARNING_RATE
+    )
     (folder / "config.yaml").write_text(text)
     ForcedSampler.lengths = given["setting"]["lengths"]
     ForcedSampler.force_stop = given["setting"]["force_stop"]

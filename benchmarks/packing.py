@@ -1,10 +1,11 @@
 """Packed, padded and single rows: by how much do the supervised loss and its gradient differ?
 
-    python benchmarks/packing.py ROWS.jsonl [rows]      (rows as `oxrl prepare` writes them, say of gsm8k)
+    python benchmarks/packing.py ROWS.jsonl [rows]
+        (rows as `oxrl prepare` writes them, say of gsm8k)
 
-The same rows are laid out one by one (what the others are compared with), padded to the longest of the batch, padded in
-small micro-batches, and packed by best fit. Differences are relative: of the loss; of the gradient's largest entry; of
-the gradient's norm.
+The same rows are laid out one by one (what the others are compared with), padded to the longest of
+the batch, padded in small micro-batches, and packed by best fit. Differences are relative: of the
+loss; of the gradient's largest entry; of the gradient's norm.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from oxrl.data.conversations import ConversationDataset, Example
-from oxrl.engines.local import LocalTrainer
+from oxrl.engines.train.local import LocalTrainer
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch
 
@@ -32,20 +33,32 @@ LAYOUTS = {
 }
 
 
-def learn(examples: list[Example], dtype: torch.dtype, pack: int | None, budget: int) -> tuple[float, Tensor, float]:
+def learn(
+    examples: list[Example], dtype: torch.dtype, pack: int | None, budget: int
+) -> tuple[float, Tensor, float]:
     """(loss, gradient of all weights as one vector, share of padding) of one step."""
-    trainer = LocalTrainer(load_policy(MODEL, seed=0, dtype=dtype), lr=1e-3, micro_batch_tokens=budget)
+    trainer = LocalTrainer(
+        load_policy(MODEL, seed=0, dtype=dtype), lr=1e-3, micro_batch_tokens=budget
+    )
     batch = to_supervised_batch(examples, 0, pack_tokens=pack)
     output = trainer.forward_backward(batch, loss_fn, frozenset({"logprobs"}))
-    gradient = torch.cat([gradient.flatten() for _, gradient in sorted(trainer.gradients())]).double()
-    return float(loss_fn(output, batch)[0]), gradient, 1 - float(batch.inputs.attention_mask.double().mean())
+    gradient = torch.cat(
+        [gradient.flatten() for _, gradient in sorted(trainer.gradients())]
+    ).double()
+    return (
+        float(loss_fn(output, batch)[0]),
+        gradient,
+        1 - float(batch.inputs.attention_mask.double().mean()),
+    )
 
 
 def main() -> None:
     path, count = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 64
     data = ConversationDataset.load(path, load_tokenizer(MODEL), limit=count, max_tokens=PACK)
     examples = data.in_order()
-    lines = [f"{len(examples)} rows of {path.name}, {sum(len(e.token_ids) for e in examples)} tokens, {MODEL}"]
+    lines = [
+        f"{len(examples)} rows of {path.name}, {sum(len(e.token_ids) for e in examples)} tokens, {MODEL}"
+    ]
     for dtype in (torch.float32, torch.float64):
         base: tuple[float, Tensor, float] | None = None
         for name, (pack, budget) in LAYOUTS.items():
@@ -54,7 +67,9 @@ def main() -> None:
             entry = (gradient - base[1]).abs().max() / base[1].abs().max()
             norm = (gradient - base[1]).norm() / base[1].norm()
             off = f"loss {abs(loss / base[0] - 1):.1e}, gradient {float(entry):.1e} (entry) {float(norm):.1e} (norm)"
-            lines.append(f"{str(dtype).removeprefix('torch.')}  {name:<22} padding {padding:4.0%}  {off}")
+            lines.append(
+                f"{str(dtype).removeprefix('torch.')}  {name:<22} padding {padding:4.0%}  {off}"
+            )
     sys.stdout.write("\n".join(lines) + "\n")
 
 

@@ -1,4 +1,6 @@
-"""What both sides of `rl_step.py` are given: the same model files, prompts, reward and response lengths."""
+"""What both sides of `rl_step.py` are given: the same model files, prompts, reward and response
+lengths.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ LEARNING_RATE = 1e-4
 
 @dataclass(frozen=True)
 class Setting:
-    """`lengths` has one entry per response of a step, in the order of prompts and samples; `cap` is the token limit.
+    """`lengths` has one entry per response of a step, in the order of prompts and samples; `cap` is
+    the token limit.
 
-    `force_stop`: a response ends in the stop token at its length. Without it responses run to the cap and are cut.
+    `force_stop`: a response ends in the stop token at its length. Without it responses run to the
+    cap and are cut.
     """
 
     name: str
@@ -33,7 +37,9 @@ def setting(name: str) -> Setting:
     if name == "equal":
         return Setting(name, [64] * count, 64, force_stop=False)
     drawn = np.random.default_rng(0).lognormal(np.log(32), 1.0, count)
-    return Setting(name, np.clip(np.round(drawn), 1, 256).astype(int).tolist(), 256, force_stop=True)
+    return Setting(
+        name, np.clip(np.round(drawn), 1, 256).astype(int).tolist(), 256, force_stop=True
+    )
 
 
 def questions() -> list[str]:
@@ -46,7 +52,9 @@ def score_text(text: str) -> float:
 
 
 class Channel:
-    """Lines of JSON to the parent on the real standard output; prints of libraries go to standard error."""
+    """Lines of JSON to the parent on the real standard output; prints of libraries go to standard
+    error.
+    """
 
     def __init__(self) -> None:
         self._out: TextIO = os.fdopen(os.dup(1), "w")

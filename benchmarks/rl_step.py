@@ -1,15 +1,19 @@
-"""Whole RL steps (rollout + update) of oxRL's local engine and of TRL's GRPOTrainer, in turns, on this machine.
+"""Whole RL steps (rollout + update) of oxRL's local engine and of TRL's GRPOTrainer, in turns, on
+this machine.
 
-    python benchmarks/rl_step.py [--pairs 12] [--threads 2] [--settings equal heavy] [--plain-linears]
+    python benchmarks/rl_step.py [--pairs 12] [--threads 2] [--settings equal heavy]
+    [--plain-linears]
 
-Both sides get the same 3.3M-parameter float32 model, prompts, group size, reward function and number of threads; each
-is a process of its own that waits while the other works. oxRL runs `oxrl.recipes.rl.train` as `oxrl train` does,
-records included. TRL runs without logging, checkpoints or reference model, with the micro-batch size that is fastest
-for it in a short trial. Needs the `bench` extra.
+Both sides get the same 3.3M-parameter float32 model, prompts, group size, reward function and
+number of threads; each is a process of its own that waits while the other works. oxRL runs
+`oxrl.recipes.rl.train` as `oxrl train` does, records included. TRL runs without logging,
+checkpoints or reference model, with the micro-batch size that is fastest for it in a short trial.
+Needs the `bench` extra.
 
-equal: 16 prompts x 8 samples x 64 tokens. heavy: lengths drawn once (lognormal, median 32, sigma 1, cap 256); on both
-sides the stop token is impossible before a response's length and certain at it. overhead: the update phase against a
-bare PyTorch loop over the same micro-batches. The interval is a 95 % bootstrap over pairs of the ratio of total times.
+equal: 16 prompts x 8 samples x 64 tokens. heavy: lengths drawn once (lognormal, median 32, sigma 1,
+cap 256); on both sides the stop token is impossible before a response's length and certain at it.
+overhead: the update phase against a bare PyTorch loop over the same micro-batches. The interval is
+a 95 % bootstrap over pairs of the ratio of total times.
 """
 
 from __future__ import annotations
@@ -76,7 +80,9 @@ class Side:
         assert self._child.stdout is not None
         line = self._child.stdout.readline()
         if not line:
-            raise RuntimeError(f"a benchmark process ended early: {Path(self._log.name).read_text()[-3000:]}")
+            raise RuntimeError(
+                f"a benchmark process ended early: {Path(self._log.name).read_text()[-3000:]}"
+            )
         return json.loads(line)
 
 
@@ -95,7 +101,9 @@ def best_micro_batch(folder: Path, chosen: problem.Setting, threads: int) -> int
             with trl_side(Path(trial), chosen, threads, rows) as side:
                 side.step()
                 seconds[rows] = min(side.step()["seconds"], side.step()["seconds"])
-    print("  TRL trial:", ", ".join(f"{rows} rows {value:.2f} s" for rows, value in seconds.items()))
+    print(
+        "  TRL trial:", ", ".join(f"{rows} rows {value:.2f} s" for rows, value in seconds.items())
+    )
     return min(seconds, key=lambda rows: seconds[rows])
 
 
@@ -111,7 +119,9 @@ def interval(numerator: list[float], denominator: list[float]) -> tuple[float, f
 def describe(name: str, steps: list[dict[str, Any]], tokens: int) -> None:
     seconds = np.array([step["seconds"] for step in steps])
     keys = steps[0]["phases"]
-    phases = ", ".join(f"{key} {np.mean([step['phases'].get(key, 0.0) for step in steps]):.3f}" for key in keys)
+    phases = ", ".join(
+        f"{key} {np.mean([step['phases'].get(key, 0.0) for step in steps]):.3f}" for key in keys
+    )
     print(
         f"  {name:5} {seconds.mean():.3f} s/step (min {seconds.min():.3f}, max {seconds.max():.3f}), "
         f"{np.mean([step['cpu'] for step in steps]):.2f} CPU s, {tokens / seconds.mean():.0f} response tokens/s; "
@@ -120,16 +130,22 @@ def describe(name: str, steps: list[dict[str, Any]], tokens: int) -> None:
 
 
 def compare(name: str, args: argparse.Namespace, folder: Path) -> None:
-    """Alternate steps of both sides in one setting, in a folder that holds the model and takes oxRL's run."""
+    """Alternate steps of both sides in one setting, in a folder that holds the model and takes
+    oxRL's run.
+    """
     chosen = problem.setting(name)
     tokens = sum(chosen.lengths)
-    print(f"{name}: {problem.PROMPTS} prompts x {problem.SAMPLES} samples, {tokens} response tokens, cap {chosen.cap}")
+    print(
+        f"{name}: {problem.PROMPTS} prompts x {problem.SAMPLES} samples, {tokens} response tokens, cap {chosen.cap}"
+    )
     rows = args.trl_rows or best_micro_batch(folder, chosen, args.threads)
     print(
         f"  TRL: per_device_train_batch_size={rows}, gradient_accumulation_steps={len(chosen.lengths) // rows}, "
         "use_cpu, float32, beta=0, no gradient checkpointing, no vLLM (fused AdamW is its default)"
     )
-    print(f"  oxRL: sgrpo, train.micro_batch_tokens={MICRO_BATCH_TOKENS}, inference_engine.max_rows=128")
+    print(
+        f"  oxRL: sgrpo, train.micro_batch_tokens={MICRO_BATCH_TOKENS}, inference_engine.max_rows=128"
+    )
     options: dict[str, Any] = {"threads": args.threads, "model": str(folder / "model")}
     options |= {"micro_batch_tokens": MICRO_BATCH_TOKENS, "plain_linears": args.plain_linears}
     problem.write_settings(folder / "oxrl.json", chosen, oxrl=options)
@@ -150,12 +166,18 @@ def compare(name: str, args: argparse.Namespace, folder: Path) -> None:
     describe("TRL", theirs, tokens)
     describe("oxRL", ours, tokens)
     ratio, low, high = interval([s["seconds"] for s in theirs], [s["seconds"] for s in ours])
-    print(f"  ratio TRL / oxRL {ratio:.2f}, 95 % interval [{low:.2f}, {high:.2f}] over {args.pairs} pairs\n")
+    print(
+        f"  ratio TRL / oxRL {ratio:.2f}, 95 % interval [{low:.2f}, {high:.2f}] over {args.pairs} pairs\n"
+    )
 
 
 def overhead(name: str, args: argparse.Namespace, folder: Path) -> None:
     chosen = problem.setting(name)
-    options = {"threads": args.threads, "model": str(folder / "model"), "micro_batch_tokens": MICRO_BATCH_TOKENS}
+    options = {
+        "threads": args.threads,
+        "model": str(folder / "model"),
+        "micro_batch_tokens": MICRO_BATCH_TOKENS,
+    }
     problem.write_settings(folder / "bare.json", chosen, bare=options)
     with Side("bare_side.py", folder, args.threads) as side:
         for _ in range(args.warmup):
@@ -171,18 +193,26 @@ def overhead(name: str, args: argparse.Namespace, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--settings", nargs="+", default=["equal", "heavy", "overhead"])
-    parser.add_argument("--trl-rows", type=int, help="TRL's micro-batch in rows; without it the fastest of a trial")
-    parser.add_argument("--plain-linears", action="store_true", help="oxRL without oneDNN for matrix products")
+    parser.add_argument(
+        "--trl-rows", type=int, help="TRL's micro-batch in rows; without it the fastest of a trial"
+    )
+    parser.add_argument(
+        "--plain-linears", action="store_true", help="oxRL without oneDNN for matrix products"
+    )
     args = parser.parse_args()
     from oxrl.models.load import load_policy, load_tokenizer
     from oxrl.models.weights import save_model
 
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {args.threads} threads per side")
+    print(
+        f"torch {torch.__version__}, transformers {transformers.__version__}, {args.threads} threads per side"
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_model(load_policy(MODEL, seed=0), folder / "model")

@@ -1,4 +1,6 @@
-"""The other side of `rl_step.py`: whole steps of TRL's GRPOTrainer, one per line read from standard input."""
+"""The other side of `rl_step.py`: whole steps of TRL's GRPOTrainer, one per line read from standard
+input.
+"""
 
 from __future__ import annotations
 
@@ -121,12 +123,16 @@ def main() -> None:
     generate = model.generate
 
     def forced(*args: Any, **kwargs: Any) -> Any:
-        processor = ForcedLengths(chosen["lengths"], int(tokenizer.eos_token_id), force_stop=chosen["force_stop"])
+        processor = ForcedLengths(
+            chosen["lengths"], int(tokenizer.eos_token_id), force_stop=chosen["force_stop"]
+        )
         return generate(*args, **kwargs, logits_processor=[processor])
 
     model.generate = forced
     gate = Gate(channel)
-    dataset = Dataset.from_list([{"prompt": [{"role": "user", "content": text}]} for text in problem.questions()])
+    dataset = Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": text}]} for text in problem.questions()]
+    )
     trainer = TimedTrainer(
         model=model,
         reward_funcs=reward,

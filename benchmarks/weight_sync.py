@@ -1,8 +1,10 @@
 """Time of one proved weight sync from a trainer to a vLLM engine of the same process, item by item.
 
-    python benchmarks/weight_sync.py [MODEL] [DTYPE]        defaults: builtin:small float32; needs vLLM
+    python benchmarks/weight_sync.py [MODEL] [DTYPE]
+        defaults: builtin:small float32; needs vLLM
 
-Each item is the median of REPEATS runs; `against memory` is bytes of weights / measured bandwidth of a copy.
+Each item is the median of REPEATS runs; `against memory` is bytes of weights / measured bandwidth
+of a copy.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from oxrl.engines.local import LocalTrainer
-from oxrl.engines.vllm_engine import VllmEngine
+from oxrl.engines.sample.vllm import VllmEngine
+from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.weight_sync import WeightSync
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.weights import fingerprint
@@ -46,7 +48,9 @@ def main(name: str = "builtin:small", dtype_name: str = "float32") -> None:
     dtype = getattr(torch, dtype_name)
     policy = LocalTrainer(load_policy(name, dtype=dtype, seed=1), lr=0.0)
     with tempfile.TemporaryDirectory() as folder:
-        engine = VllmEngine(name, dtype=dtype_name, max_model_len=256, log_file=str(Path(folder) / "vllm.log"))
+        engine = VllmEngine(
+            name, dtype=dtype_name, max_model_len=256, log_file=str(Path(folder) / "vllm.log")
+        )
         sync = WeightSync(
             policy,
             engine,
@@ -59,12 +63,18 @@ def main(name: str = "builtin:small", dtype_name: str = "float32") -> None:
         start = time.perf_counter()
         sync.deliver(0)
         first = time.perf_counter() - start
-        weights = [(name, tensor.detach().to(dtype)) for bucket in policy.weights() for name, tensor in bucket]
+        weights = [
+            (name, tensor.detach().to(dtype))
+            for bucket in policy.weights()
+            for name, tensor in bucket
+        ]
         size = sum(tensor.nbytes for _, tensor in weights)
         fingerprints = seconds(lambda: [fingerprint(tensor) for _, tensor in weights])
         update = seconds(lambda: engine.update_weights([weights], 1))
         items = {
-            "gather and cast": seconds(lambda: [t.to(dtype) for bucket in policy.weights() for _, t in bucket]),
+            "gather and cast": seconds(
+                lambda: [t.to(dtype) for bucket in policy.weights() for _, t in bucket]
+            ),
             "fingerprints, trainer": fingerprints,
             "fingerprints, worker": fingerprints,
             "load into vLLM": update - fingerprints,
@@ -73,8 +83,14 @@ def main(name: str = "builtin:small", dtype_name: str = "float32") -> None:
         }
         total, ideal = seconds(lambda: sync.deliver(2)), size / (bandwidth := copy_bandwidth())
         engine.close()
-    print(f"{name} {dtype_name}: {len(weights)} tensors, {size / 1e6:.1f} MB; copies at {bandwidth / 1e9:.1f} GB/s")
-    for item, spent in [*items.items(), ("sum of the items", sum(items.values())), ("whole sync", total)]:
+    print(
+        f"{name} {dtype_name}: {len(weights)} tensors, {size / 1e6:.1f} MB; copies at {bandwidth / 1e9:.1f} GB/s"
+    )
+    for item, spent in [
+        *items.items(),
+        ("sum of the items", sum(items.values())),
+        ("whole sync", total),
+    ]:
         print(f"{item:24} {spent * 1e3:8.1f} ms   {spent / ideal:7.1f} x against memory")
     print(f"first sync, with a perturbed copy: {first * 1e3:.0f} ms")
 

@@ -1,4 +1,6 @@
-"""Write docs/algorithms.md from the table of algorithms and the docstrings of its functions: `make docs`."""
+"""Write docs/algorithms.md from the table of algorithms and the docstrings of its functions: `make
+docs`.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from oxrl.algorithms import NEEDS, PARAMETERS, ROWS, Row
 from oxrl.functional import advantages, group_advantages, kl, policy_losses, ratios, weights
 from oxrl.functional.corrections import CORRECTIONS
+from oxrl.tables.policy import NEEDS, PARAMETERS, ROWS, Row
 from oxrl_proofs.rows import ROW_PROOFS, proofs_of
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = """# Algorithms
 
-Generated from `oxrl/algorithms.py` and the docstrings in `oxrl/functional` by `make docs`.
+Generated from `oxrl/tables/policy.py` and the docstrings in `oxrl/functional` by `make docs`.
 
 A policy-gradient algorithm is a row of named cells; `train.alg_name` picks a row, any cell can be replaced from YAML
 (`train.advantage`, `train.ratio`, `train.denominator`, `train.loss`, `train.correction`, `train.kl`, `train.weights`),
@@ -74,11 +76,10 @@ TITLES = {
 
 
 def source(function: Callable[..., Any]) -> str:
-    """Link to the function's file, and its first line."""
+    """Link to the function's file."""
     function = inspect.unwrap(function)
     path = Path(inspect.getsourcefile(function) or "").relative_to(ROOT)
-    line = inspect.getsourcelines(function)[1]
-    return f"[`{path}`](../{path}), line {line}"
+    return f"[`{path}`](../{path})"
 
 
 def cell(kind: str, name: str) -> str:
@@ -93,7 +94,10 @@ def table(rows: list[Row]) -> Iterator[str]:
     yield "| algorithm | advantage | ratio / to | gate | correction | KL | weights |"
     yield "|---|---|---|---|---|---|---|"
     for row in rows:
-        cells = [cell(kind, getattr(row, kind)) for kind in ("advantage", "gate", "correction", "kl", "weights")]
+        cells = [
+            cell(kind, getattr(row, kind))
+            for kind in ("advantage", "gate", "correction", "kl", "weights")
+        ]
         yield f"| [`{row.name}`](#{row.name}) | {cells[0]} | {ratio(row)} | {' | '.join(cells[1:])} |"
 
 
@@ -126,10 +130,14 @@ def equation(kind: str, name: str) -> Iterator[str]:
     text = (inspect.getdoc(function) or "").split("\n\nArgs")[0].split("\n\nReturns:")[0]
     yield f"### {kind} {name}"
     yield ""
-    yield f"{source(function)}" + (f", as `{function.__name__}`" if function.__name__ != name else "")
+    yield f"{source(function)}" + (
+        f", as `{function.__name__}`" if function.__name__ != name else ""
+    )
     yield ""
     yield from ("```text", *text.splitlines(), "```")
-    numbers = PARAMETERS.get((kind, name), ()) + (PARAMETERS.get(("selection", name), ()) if kind == "gate" else ())
+    numbers = PARAMETERS.get((kind, name), ()) + (
+        PARAMETERS.get(("selection", name), ()) if kind == "gate" else ()
+    )
     if numbers:
         yield f"\nReads {', '.join(f'`train.{number}`' for number in numbers)}."
     if NEEDS.get((kind, name)):
@@ -140,10 +148,21 @@ def equation(kind: str, name: str) -> Iterator[str]:
 def page() -> str:
     rows = [row for row in ROWS.values() if row.recipe == "rl"]
     lines = [HEADER.rstrip(), ""]
-    lines += [f"- `{name}`: {' '.join((inspect.getdoc(proof) or '').split())}" for name, proof in ROW_PROOFS.items()]
-    lines += ["- `two_ranks`: Two data-parallel processes under gloo sum to the gradient of one, relative 1e-10.", ""]
+    lines += [
+        f"- `{name}`: {' '.join((inspect.getdoc(proof) or '').split())}"
+        for name, proof in ROW_PROOFS.items()
+    ]
+    lines += [
+        "- `two_ranks`: Two data-parallel processes under gloo sum to the gradient of one, relative 1e-10.",
+        "",
+    ]
     lines += ["## Which one", "", "The cells that tell the usual choices apart:", ""]
-    lines += [*table([ROWS[name] for name in COMPARED]), "", "| algorithm | choose it for |", "|---|---|"]
+    lines += [
+        *table([ROWS[name] for name in COMPARED]),
+        "",
+        "| algorithm | choose it for |",
+        "|---|---|",
+    ]
     lines += [f"| [`{name}`](#{name}) | {ROWS[name].use} |" for name in COMPARED]
     lines += ["", "## All rows", "", *table(rows), "", "## Row by row", ""]
     for row in rows:

@@ -30,7 +30,13 @@ def type_words(annotation: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in typing.get_args(annotation))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return " or ".join(type_words(part) for part in typing.get_args(annotation))
-    names = {types.NoneType: "null", str: "text", int: "integer", float: "number", bool: "true, false"}
+    names = {
+        types.NoneType: "null",
+        str: "text",
+        int: "integer",
+        float: "number",
+        bool: "true, false",
+    }
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
@@ -41,17 +47,29 @@ def default_words(field: FieldInfo) -> str:
         return "null"
     if isinstance(field.default, bool):
         return str(field.default).lower()
-    return f"{field.default:g}" if isinstance(field.default, float) else str(field.default) or "(empty)"
+    return (
+        f"{field.default:g}"
+        if isinstance(field.default, float)
+        else str(field.default) or "(empty)"
+    )
 
 
 def reference() -> str:
     lines = [HEADER]
     for name, section in SECTIONS.items():
-        lines += [f"## {name}", "", (section.__doc__ or "").strip(), "", "| field | type | default | meaning |"]
+        lines += [
+            f"## {name}",
+            "",
+            (section.__doc__ or "").strip(),
+            "",
+            "| field | type | default | meaning |",
+        ]
         lines += ["|---|---|---|---|"]
         for field_name, field in section.model_fields.items():
             meaning = (field.description or "").replace("|", "\\|").replace("<", "&lt;")
-            lines.append(f"| `{field_name}` | {type_words(field.annotation)} | {default_words(field)} | {meaning} |")
+            lines.append(
+                f"| `{field_name}` | {type_words(field.annotation)} | {default_words(field)} | {meaning} |"
+            )
         lines.append("")
     return "\n".join(lines)
 

@@ -1,4 +1,6 @@
-"""The `oxrl` command. Every command imports what it runs when it runs: help and config errors need no torch."""
+"""The `oxrl` command. Every command imports what it runs when it runs: help and config errors need
+no torch.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from oxrl.algorithms import ROWS
 from oxrl.config import Config, config_diff, config_schema, dump_config, load_config
 from oxrl.config.plan import dry_run_config, plan_text
 from oxrl.errors import ConfigError, DataError, OxrlError, known, why_no_file
 from oxrl.runs.files import encode_line
+from oxrl.tables.policy import ROWS
 
 app = typer.Typer(
     name="oxrl",
@@ -26,16 +28,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-config_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show, describe or compare configurations.")
+config_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Show, describe or compare configurations."
+)
 app.add_typer(config_app, name="config")
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="section.field=value sets, ~section.field takes back."),
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="section.field=value sets, ~section.field takes back."
+    ),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint; start if there is none.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Run one step on a random tiny model in a temporary folder.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on from the newest checkpoint; start if there is none.")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Run one step on a random tiny model in a temporary folder."),
+]
 
 
 def _writable(out: Path | None) -> Path | None:
@@ -50,7 +61,9 @@ Out = Annotated[Path | None, typer.Option("--out", callback=_writable, help=_OUT
 
 
 @app.command()
-def train(config: ConfigFile, overrides: Overrides = None, resume: Resume = False, dry_run: DryRun = False) -> None:
+def train(
+    config: ConfigFile, overrides: Overrides = None, resume: Resume = False, dry_run: DryRun = False
+) -> None:
     """Train with any algorithm, chosen by train.alg_name."""
     _train(_load(config, overrides), resume=resume, dry_run=dry_run)
 
@@ -74,26 +87,42 @@ def plan(config: ConfigFile, overrides: Overrides = None) -> None:
 
 @app.command("eval")
 def evaluate(
-    target: Annotated[Path, typer.Argument(metavar="CONFIG|RUN_DIR", help="Config, or folder of a run.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="CONFIG|RUN_DIR", help="Config, or folder of a run.")
+    ],
     overrides: Overrides = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Default: rollout.eval_samples.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="Default: rollout.eval_temperature.")] = None,
-    pick: Annotated[str | None, typer.Option(help="Another reward: score its favorite of each prompt's.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Default: rollout.eval_samples.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Default: rollout.eval_temperature.")
+    ] = None,
+    pick: Annotated[
+        str | None, typer.Option(help="Another reward: score its favorite of each prompt's.")
+    ] = None,
     out: Out = None,
 ) -> None:
     """Reward, pass@k and best-of-k on held-out data."""
     from oxrl.recipes.evaluate import run_eval
 
-    metrics = run_eval(target, overrides or [], samples=samples, temperature=temperature, pick=pick, out=out)
+    metrics = run_eval(
+        target, overrides or [], samples=samples, temperature=temperature, pick=pick, out=out
+    )
     for name, value in metrics.items():
         typer.echo(f"{name:<24}{value:.6g}")
 
 
 @app.command()
 def generate(
-    model: Annotated[str, typer.Argument(help="Folder of a model or checkpoint, hub name, or builtin:tiny.")],
-    prompt: Annotated[list[str] | None, typer.Option(help="A question; may be given several times.")] = None,
-    prompts_file: Annotated[Path | None, typer.Option(help='A prompt per line; .jsonl: its "prompt".')] = None,
+    model: Annotated[
+        str, typer.Argument(help="Folder of a model or checkpoint, hub name, or builtin:tiny.")
+    ],
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="A question; may be given several times.")
+    ] = None,
+    prompts_file: Annotated[
+        Path | None, typer.Option(help='A prompt per line; .jsonl: its "prompt".')
+    ] = None,
     n: Annotated[int, typer.Option("--n", min=1, help="Responses per prompt.")] = 1,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Nucleus mass; 1: off.")] = 1.0,
@@ -104,13 +133,20 @@ def generate(
 ) -> None:
     """Sample from a model or checkpoint."""
     if top_p == 0:
-        raise typer.BadParameter("must be above 0; --top-k 1 takes the most likely token", param_hint="--top-p")
+        raise typer.BadParameter(
+            "must be above 0; --top-k 1 takes the most likely token", param_hint="--top-p"
+        )
     prompts = [*(prompt or []), *(_read_prompts(prompts_file) if prompts_file else [])]
     if not prompts:
         raise DataError("no prompt: give --prompt TEXT (repeatable) or --prompts-file FILE")
     from oxrl.recipes.evaluate import run_generate
 
-    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens}
+    sampling = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "max_tokens": max_tokens,
+    }
     records = run_generate(model, prompts, samples=n, seed=seed, **sampling)
     for record in records:
         end = f"[{record['finish_reason']}, {record['tokens']} tokens]"
@@ -125,9 +161,13 @@ def _read_prompts(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--prompts-file {path}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
+        raise DataError(
+            f"--prompts-file {path}: {getattr(error, 'strerror', None) or 'not UTF-8'}"
+        ) from None
     if path.suffix != ".jsonl":
-        return [line for line in text.split("\n") if line.strip()]  # other line separators may stand in a prompt
+        return [
+            line for line in text.split("\n") if line.strip()
+        ]  # other line separators may stand in a prompt
     rows = list(read_rows(path))
     for row in rows:
         if not isinstance(row.fields.get("prompt"), str):
@@ -137,9 +177,13 @@ def _read_prompts(path: Path) -> list[str]:
 
 @app.command()
 def export(
-    source: Annotated[Path, typer.Argument(metavar="CHECKPOINT|RUN_DIR", help="Folder of a model, or of a run.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT|RUN_DIR", help="Folder of a model, or of a run.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write to.")],
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of the weights.")] = "float32",
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Type of the weights.")
+    ] = "float32",
 ) -> None:
     """Write a whole model in Hugging Face format, adapters merged into its weights."""
     from oxrl.recipes.evaluate import run_export
@@ -151,8 +195,12 @@ def export(
 def prepare(
     dataset: Annotated[str, typer.Argument(help="Name of a dataset oxRL can prepare.")],
     out: Annotated[Path, typer.Option(help="Folder to write to.")],
-    options: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="The dataset's own.")] = None,
-    source: Annotated[Path | None, typer.Option(help="Raw file or folder; default: the dataset's own source.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="The dataset's own.")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="Raw file or folder; default: the dataset's own source.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of every random choice.")] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many rows.")] = None,
 ) -> None:
@@ -177,7 +225,9 @@ def prepare(
 
 @app.command()
 def algorithms(
-    check: Annotated[bool, typer.Option("--check", help="Prove every row: gradients, identities, limits.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Prove every row: gradients, identities, limits.")
+    ] = False,
 ) -> None:
     """Print the table of algorithms; with --check, run every row's proofs."""
     if not check:
@@ -190,26 +240,46 @@ def algorithms(
         notes += [f"exempt from {proof}: {why}" for proof, why in report.exempt.items()]
         typer.echo(f"{name:<30}{len(report.passed):>3} proofs  {'; '.join(notes)}".rstrip())
     proofs = sum(len(report.passed) for report in reports.values())
-    typer.echo(f"{len(reports)} rows, {proofs} proofs passed, {sum(len(r.failed) for r in reports.values())} failed")
+    typer.echo(
+        f"{len(reports)} rows, {proofs} proofs passed, {sum(len(r.failed) for r in reports.values())} failed"
+    )
     raise typer.Exit(1 if any(report.failed for report in reports.values()) else 0)
 
 
 def algorithm_table() -> str:
     """The table as text, one row per algorithm."""
     rows: list[tuple[str, ...]] = [
-        ("algorithm", "recipe", "advantage", "ratio", "loss", "correction", "kl", "weights", "needs")
+        (
+            "algorithm",
+            "recipe",
+            "advantage",
+            "ratio",
+            "loss",
+            "correction",
+            "kl",
+            "weights",
+            "needs",
+        )
     ]
     for row in ROWS.values():
         ratio = row.ratio if row.ratio == "none" else f"{row.ratio}/{row.denominator}"
-        chain = (row.advantage, ratio, row.gate, row.correction, row.kl) if row.recipe == "rl" else ("-",) * 5
+        chain = (
+            (row.advantage, ratio, row.gate, row.correction, row.kl)
+            if row.recipe == "rl"
+            else ("-",) * 5
+        )
         rows.append((row.name, row.recipe, *chain, row.weights, ", ".join(row.needs)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join([*lines, "", *(f"{row.name}: {row.summary} ({row.source})" for row in ROWS.values())])
+    return "\n".join(
+        [*lines, "", *(f"{row.name}: {row.summary} ({row.source})" for row in ROWS.values())]
+    )
 
 
 @app.command()
-def doctor(runs: Annotated[Path, typer.Option(help="Where runs will be written.")] = Path("runs")) -> None:
+def doctor(
+    runs: Annotated[Path, typer.Option(help="Where runs will be written.")] = Path("runs"),
+) -> None:
     """Say what works on this machine, what does not and how to fix it."""
     from oxrl.doctor import examine
 
@@ -235,7 +305,8 @@ def config_schema_command() -> None:
 
 @config_app.command("diff")
 def config_diff_command(
-    a: Annotated[Path, typer.Argument(help="YAML file.")], b: Annotated[Path, typer.Argument(help="YAML file.")]
+    a: Annotated[Path, typer.Argument(help="YAML file.")],
+    b: Annotated[Path, typer.Argument(help="YAML file.")],
 ) -> None:
     """Print the fields in which two configurations differ, defaults included."""
     for path, (left, right) in config_diff(_load(a, None), _load(b, None)).items():
@@ -258,7 +329,9 @@ def main() -> None:
 
 
 def door(kind: Literal["rl", "sl"]) -> None:
-    """Entry point of `main_rl.py` and `main_sl.py`: `--config FILE [key=value ...]` for one kind of algorithm."""
+    """Entry point of `main_rl.py` and `main_sl.py`: `--config FILE [key=value ...]` for one kind of
+    algorithm.
+    """
     kinds = {"rl": "reinforcement learning", "sl": "learning from given answers"}
 
     def train_door(
@@ -271,16 +344,22 @@ def door(kind: Literal["rl", "sl"]) -> None:
         found = "rl" if cfg.train.row.recipe == "rl" else "sl"
         if found != kind:
             name = cfg.train.alg_name
-            raise ConfigError(f"train.alg_name={name} is {kinds[found]}; use: python main_{found}.py --config {config}")
+            raise ConfigError(
+                f"train.alg_name={name} is {kinds[found]}; use: python main_{found}.py --config {config}"
+            )
         _train(cfg, resume=resume, dry_run=dry_run)
 
-    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    single = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
     single.command(help=f"Train by {kinds[kind]}; the same as `oxrl train CONFIG`.")(train_door)
     _run(single)
 
 
 def _run(program: Callable[[], object]) -> None:
-    """Turn our own errors into a message and an exit code; anything else is a bug and keeps its traceback."""
+    """Turn our own errors into a message and an exit code; anything else is a bug and keeps its
+    traceback.
+    """
     try:
         program()
     except OxrlError as error:

@@ -27,7 +27,9 @@ class Finding(NamedTuple):
 
 
 def examine(runs: Path) -> list[Finding]:
-    """Look at Python, packages, devices, memory and disk. `runs` is where run directories will go."""
+    """Look at Python, packages, devices, memory and disk. `runs` is where run directories will
+    go.
+    """
     python = Finding("ok", "python", f"{sys.version.split()[0]} at {sys.executable}")
     return [python, *_packages(), *_torch(), *_shared_memory(), _disk(runs)]
 
@@ -37,12 +39,16 @@ def _packages() -> Iterator[Finding]:
     try:
         stated = [Requirement(text) for text in requires("oxrl") or []]
     except PackageNotFoundError:
-        yield Finding("FAIL", "oxrl", "is not installed as a package", "pip install -e . from the checkout")
+        yield Finding(
+            "FAIL", "oxrl", "is not installed as a package", "pip install -e . from the checkout"
+        )
         return
     yield Finding("ok", "oxrl", f"{version('oxrl')} at {Path(__file__).parent}")
     for requirement in stated:
         extra = str(requirement.marker or "").partition("extra ==")[2].strip(" \"'")
-        if extra == "dev" or (requirement.marker and not requirement.marker.evaluate({"extra": extra})):
+        if extra == "dev" or (
+            requirement.marker and not requirement.marker.evaluate({"extra": extra})
+        ):
             continue
         fix = f'pip install -e ".[{extra}]"' if extra else REPAIR
         try:
@@ -68,15 +74,27 @@ def _torch() -> Iterator[Finding]:
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         yield Finding("FAIL", "import", f"{type(error).__name__}: {error}", REPAIR)
         return
-    yield Finding("ok", "threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores (run.threads changes it)")
+    yield Finding(
+        "ok",
+        "threads",
+        f"{torch.get_num_threads()} of {os.cpu_count()} cores (run.threads changes it)",
+    )
     if not torch.cuda.is_available():
-        built = f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is a CPU build"
+        built = (
+            f"torch is built for CUDA {torch.version.cuda}"
+            if torch.version.cuda
+            else "torch is a CPU build"
+        )
         yield Finding("ok", "device", f"cpu; no CUDA device ({built})")
         return
     dtypes = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
     for index in range(torch.cuda.device_count()):
         memory = torch.cuda.get_device_properties(index).total_memory / 1e9
-        yield Finding("ok", "device", f"cuda:{index} {torch.cuda.get_device_name(index)}, {memory:.0f} GB, {dtypes}")
+        yield Finding(
+            "ok",
+            "device",
+            f"cuda:{index} {torch.cuda.get_device_name(index)}, {memory:.0f} GB, {dtypes}",
+        )
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -95,6 +113,14 @@ def _disk(runs: Path) -> Finding:
             free = shutil.disk_usage(folder).free / 1e9
     except OSError as error:
         fix = "choose another folder with run.dir, or change its permissions"
-        return Finding("FAIL", "run directory", f"{runs.resolve()} cannot be written: {error.strerror}", fix)
-    fix = "free space or set run.dir to another disk; `oxrl plan` says what a checkpoint needs" if free < 1 else ""
-    return Finding("warn" if fix else "ok", "run directory", f"{runs.resolve()}, {free:.1f} GB free", fix)
+        return Finding(
+            "FAIL", "run directory", f"{runs.resolve()} cannot be written: {error.strerror}", fix
+        )
+    fix = (
+        "free space or set run.dir to another disk; `oxrl plan` says what a checkpoint needs"
+        if free < 1
+        else ""
+    )
+    return Finding(
+        "warn" if fix else "ok", "run directory", f"{runs.resolve()}, {free:.1f} GB free", fix
+    )

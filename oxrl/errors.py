@@ -1,4 +1,5 @@
-"""Errors a user can trigger, the exit code each one ends the program with, and the hints in their messages.
+"""Errors a user can trigger, the exit code each one ends the program with, and the hints in their
+messages.
 
 OxrlError 1: ConfigError 2, DataError 2, MissingExtraError 2, RunDirectoryError 2,
     CheckpointError 1 (CheckpointWriteError), EngineError 1 (WeightSyncError, LostRankError),
@@ -19,10 +20,16 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 
 
 def known(value: str, options: Iterable[str]) -> str:
-    """Return `value` if it is one of `options`; raise ValueError that lists them and names the closest."""
+    """Return `value` if it is one of `options`; raise ValueError that lists them and names the
+    closest.
+    """
     options = sorted(options)
     if value not in options:
-        listed = ", ".join(options) if len(options) <= 30 else f"{len(options)} names, see `oxrl algorithms`"
+        listed = (
+            ", ".join(options)
+            if len(options) <= 30
+            else f"{len(options)} names, see `oxrl algorithms`"
+        )
         raise ValueError(f"must be one of {listed}{did_you_mean(value, options)}")
     return value
 
@@ -72,7 +79,9 @@ class CheckpointError(OxrlError, RuntimeError):
 
 
 class CheckpointWriteError(CheckpointError):
-    """A checkpoint could not be written; older ones are as they were, so a run may go on and try later."""
+    """A checkpoint could not be written; older ones are as they were, so a run may go on and try
+    later.
+    """
 
 
 class EngineError(OxrlError, RuntimeError):

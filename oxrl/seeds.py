@@ -1,7 +1,7 @@
 """Stateless seeds: every random choice is a function of what it is for, never of what ran before.
 
-A sample can therefore be drawn again alone, in another order, on another engine or after a crash, and comes out
-the same. Nothing here is saved in a checkpoint because nothing here has state.
+A sample can therefore be drawn again alone, in another order, on another engine or after a crash,
+and comes out the same. Nothing here is saved in a checkpoint because nothing here has state.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """The objects that flow through oxRL, in order of flow.
 
-Dimension letters: `B` rows (sequences), `T` tokens per row (prompt + response, right-padded), `P` prompts,
-`G` samples per prompt, `V` vocabulary, `N` preference pairs.
+Dimension letters: `B` rows (sequences), `T` tokens per row (prompt + response, right-padded), `P`
+prompts, `G` samples per prompt, `V` vocabulary, `N` preference pairs.
 
 Everything `[B, T]` is token-aligned: entry `[b, t]` belongs to `tokens[b, t]`. `logprobs[b, t]` is
 log p(tokens[b, t] | tokens[b, :t]); position 0 is 0.0.
 
 A batch of two rows, prompt lengths 2 and 1, responses "4 6 <end>" and "9" (cut by the token limit):
 
-    tokens          [[11, 12,  4,  6,  2],    attention_mask [[1, 1, 1, 1, 1],   response_mask [[0, 0, 1, 1, 1],
-                     [13,  9,  0,  0,  0]]                     [1, 1, 0, 0, 0]]                  [0, 1, 0, 0, 0]]
+    tokens          [[11, 12,  4,  6,  2],    attention_mask [[1, 1, 1, 1, 1],
+        response_mask [[0, 0, 1, 1, 1],
+                     [13,  9,  0,  0,  0]]                     [1, 1, 0, 0, 0]]
+                         [0, 1, 0, 0, 0]]
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-# Reward workers read these types and must start fast: torch is imported where a tensor is touched, not here.
+# Reward workers read these types and must start fast: torch is imported where a tensor is touched,
+# not here.
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -31,7 +34,9 @@ ScoreStatus = Literal["ok", "timeout", "error", "invalid"]
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """One question. `uid` is stable across runs and epochs; `token_ids` is the rendered chat template."""
+    """One question. `uid` is stable across runs and epochs; `token_ids` is the rendered chat
+    template.
+    """
 
     uid: str
     messages: tuple[Mapping[str, str], ...]
@@ -55,7 +60,9 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Prefix:
-    """Tokens of a response that were sampled earlier and are continued, with who sampled each of them."""
+    """Tokens of a response that were sampled earlier and are continued, with who sampled each of
+    them.
+    """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -64,7 +71,9 @@ class Prefix:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One response to sample. `draw` is the prompt's global position in the data order and its group id."""
+    """One response to sample. `draw` is the prompt's global position in the data order and its
+    group id.
+    """
 
     id: str
     prompt: Prompt
@@ -77,7 +86,9 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A run of tokens of one origin. `logprobs` are the sampler's, in nats, at the sampling temperature."""
+    """A run of tokens of one origin. `logprobs` are the sampler's, in nats, at the sampling
+    temperature.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -95,7 +106,9 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """A sampled response. The stop token, when one ended it, is the last token and is trained on."""
+    """A sampled response. The stop token, when one ended it, is the last token and is trained
+    on.
+    """
 
     segments: tuple[Segment, ...]
     text: str
@@ -108,7 +121,9 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What a reward says of one completion. `value` is None unless `status` is ok: a failure is never a number."""
+    """What a reward says of one completion. `value` is None unless `status` is ok: a failure is
+    never a number.
+    """
 
     value: float | None
     status: ScoreStatus = "ok"
@@ -117,12 +132,16 @@ class Score:
 
     def __post_init__(self) -> None:
         if (self.value is None) == (self.status == "ok"):
-            raise ValueError(f"a score has a value exactly when its status is ok, got {self.value!r}, {self.status!r}")
+            raise ValueError(
+                f"a score has a value exactly when its status is ok, got {self.value!r}, {self.status!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """A scored completion. `group_id` is the request's `draw`: a prompt drawn twice makes two groups."""
+    """A scored completion. `group_id` is the request's `draw`: a prompt drawn twice makes two
+    groups.
+    """
 
     prompt: Prompt
     completion: Completion
@@ -142,9 +161,13 @@ class Ragged:
     def select(self, rows: Tensor) -> Ragged:
         import torch
 
-        pieces = [self.values[self.row_offsets[row] : self.row_offsets[row + 1]] for row in rows.tolist()]
+        pieces = [
+            self.values[self.row_offsets[row] : self.row_offsets[row + 1]] for row in rows.tolist()
+        ]
         lengths = torch.tensor([0] + [len(piece) for piece in pieces])
-        return Ragged(values=torch.cat(pieces) if pieces else self.values[:0], row_offsets=lengths.cumsum(0))
+        return Ragged(
+            values=torch.cat(pieces) if pieces else self.values[:0], row_offsets=lengths.cumsum(0)
+        )
 
     def to(self, device: torch.device | str) -> Ragged:
         return Ragged(values=self.values.to(device), row_offsets=self.row_offsets)
@@ -158,7 +181,9 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 class RowBatch:
-    """Selecting rows and moving devices for every batch dataclass below; the dataclasses stay frozen."""
+    """Selecting rows and moving devices for every batch dataclass below; the dataclasses stay
+    frozen.
+    """
 
     def __len__(self: TrainBatch) -> int:
         return len(self.inputs)
@@ -188,9 +213,10 @@ def _narrow(value: Any, rows: Tensor, length: int | None) -> Any:
 class TokenBatch(RowBatch):
     """What a model reads. Example in the module docstring.
 
-    tokens [B, T] int64; attention_mask [B, T] bool, real tokens; response_mask [B, T] bool, sampled by the policy and
-    trained on; position_ids [B, T] int64 or None for 0..n-1; candidates [B, T, K] int64: ids whose logprobs
-    "top_k=<K>" returns instead of those of the most likely tokens; extras: pixels and the like, sliceable by row.
+    tokens [B, T] int64; attention_mask [B, T] bool, real tokens; response_mask [B, T] bool, sampled
+    by the policy and trained on; position_ids [B, T] int64 or None for 0..n-1; candidates [B, T, K]
+    int64: ids whose logprobs "top_k=<K>" returns instead of those of the most likely tokens;
+    extras: pixels and the like, sliceable by row.
     """
 
     tokens: Tensor
@@ -207,7 +233,9 @@ class TokenBatch(RowBatch):
             mask = getattr(self, name)
             if mask.shape != self.tokens.shape or mask.dtype != torch.bool:
                 found = f"{mask.dtype} of shape {tuple(mask.shape)}"
-                raise ValueError(f"TokenBatch.{name} must be bool of shape {tuple(self.tokens.shape)}, got {found}")
+                raise ValueError(
+                    f"TokenBatch.{name} must be bool of shape {tuple(self.tokens.shape)}, got {found}"
+                )
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -226,10 +254,11 @@ class TokenBatch(RowBatch):
 class RolloutBatch(RowBatch):
     """Scored rollouts as tensors, before advantages.
 
-    rollout_logprobs [B, T] float32 nats, the sampler's; rewards [B] float64; token_rewards [B, T] float64, placed on
-    the last response token unless a segment carries its own; group_ids [B] int64; versions [B, T] int64, -1 where
-    nothing was sampled; terminated [B] bool, ended by a stop token; truncated [B] bool, cut by the token limit;
-    valid [B] bool, has a score; greedy_rewards [B] float64, of the greedy response to the same prompt.
+    rollout_logprobs [B, T] float32 nats, the sampler's; rewards [B] float64; token_rewards [B, T]
+    float64, placed on the last response token unless a segment carries its own; group_ids [B]
+    int64; versions [B, T] int64, -1 where nothing was sampled; terminated [B] bool, ended by a stop
+    token; truncated [B] bool, cut by the token limit; valid [B] bool, has a score; greedy_rewards
+    [B] float64, of the greedy response to the same prompt.
     """
 
     inputs: TokenBatch
@@ -246,13 +275,15 @@ class RolloutBatch(RowBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyBatch(RowBatch):
-    """What one policy-gradient optimizer step reads. All [B, T] float32 but `versions` (int64) and `group_ids` [B].
+    """What one policy-gradient optimizer step reads. All [B, T] float32 but `versions` (int64) and
+    `group_ids` [B].
 
-    `old_logprobs` None means the current logprobs are their own anchor (`train.old_logprobs: current`);
-    `ref_logprobs` None means no reference model. `loss_weights` already hold the global normalisation, so the loss is a
-    plain sum. Where the row needs them: `likelihood_weights` [B, T], the same for the likelihood of right responses;
-    `lags` [B, T] int64, optimizer steps since a token was sampled; `correction` [B, T], decided over the whole step;
-    `signals`, what the gate takes by keyword.
+    `old_logprobs` None means the current logprobs are their own anchor (`train.old_logprobs:
+    current`); `ref_logprobs` None means no reference model. `loss_weights` already hold the global
+    normalisation, so the loss is a plain sum. Where the row needs them: `likelihood_weights` [B,
+    T], the same for the likelihood of right responses; `lags` [B, T] int64, optimizer steps since a
+    token was sampled; `correction` [B, T], decided over the whole step; `signals`, what the gate
+    takes by keyword.
     """
 
     inputs: TokenBatch
@@ -281,7 +312,9 @@ class ValueBatch(RowBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedBatch(RowBatch):
-    """What one supervised step reads: loss_weights [B, T] float32, zero on every token that is not a target."""
+    """What one supervised step reads: loss_weights [B, T] float32, zero on every token that is not
+    a target.
+    """
 
     inputs: TokenBatch
     loss_weights: Tensor
@@ -289,7 +322,9 @@ class SupervisedBatch(RowBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class StepBatch(RowBatch):
-    """What one process-reward step reads, [B, T] float32: labels after each step, loss_weights, zero elsewhere."""
+    """What one process-reward step reads, [B, T] float32: labels after each step, loss_weights,
+    zero elsewhere.
+    """
 
     inputs: TokenBatch
     labels: Tensor
@@ -298,11 +333,13 @@ class StepBatch(RowBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceBatch(RowBatch):
-    """What one preference or reward-model step reads: N units, each a pair or a single judged completion.
+    """What one preference or reward-model step reads: N units, each a pair or a single judged
+    completion.
 
-    `inputs` holds the R rows of unit n from R * n on (R = 2: chosen, rejected). ref_logprobs [R * N] float32, sums over
-    the trained tokens, None without a reference; loss_weights [N] float32, 1/N over the global batch; desirable [N]
-    bool, None for pairs; extras: [N] columns and scalar statistics of the global batch, by name.
+    `inputs` holds the R rows of unit n from R * n on (R = 2: chosen, rejected). ref_logprobs [R *
+    N] float32, sums over the trained tokens, None without a reference; loss_weights [N] float32,
+    1/N over the global batch; desirable [N] bool, None for pairs; extras: [N] columns and scalar
+    statistics of the global batch, by name.
     """
 
     inputs: TokenBatch
@@ -324,7 +361,9 @@ class PreferenceBatch(RowBatch):
             ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs[of_units],
             loss_weights=self.loss_weights[rows],
             desirable=None if self.desirable is None else self.desirable[rows],
-            extras={name: extra[rows] if extra.ndim else extra for name, extra in self.extras.items()},
+            extras={
+                name: extra[rows] if extra.ndim else extra for name, extra in self.extras.items()
+            },
         )
 
 
@@ -332,8 +371,10 @@ class PreferenceBatch(RowBatch):
 class Output(RowBatch):
     """What a model says of a TokenBatch; a field is None when it was not asked for by `want`.
 
-    logprobs, entropy, values: [B, T] token-aligned, at least float32; values[b, t] = V(tokens[b, :t]).
-    bootstrap: [B], value after the last real token. top_ids, top_logprobs: [B, T, K], most likely first.
+    logprobs, entropy, values: [B, T] token-aligned, at least float32; values[b, t] = V(tokens[b,
+    :t]).
+    bootstrap: [B], value after the last real token. top_ids, top_logprobs: [B, T, K], most likely
+    first.
     sum_p_squared: [B, T], sum over the vocabulary of p**2.
     """
 
@@ -349,8 +390,8 @@ class Output(RowBatch):
 class TrainBatch(Protocol):
     """Any batch above: rows can be counted and selected, and `inputs` is what the model reads.
 
-    `len(batch)` counts units (rows; pairs for preferences), `select` takes unit indices, `inputs` may hold more rows
-    than units as long as it keeps units whole.
+    `len(batch)` counts units (rows; pairs for preferences), `select` takes unit indices, `inputs`
+    may hold more rows than units as long as it keeps units whole.
     """
 
     @property
@@ -360,5 +401,6 @@ class TrainBatch(Protocol):
     def to(self, device: torch.device | str) -> Self: ...
 
 
-# A loss is a pure function of what the model said and the batch: (scalar to minimise, detached scalar metrics).
+# A loss is a pure function of what the model said and the batch: (scalar to minimise, detached
+# scalar metrics).
 LossFn = Callable[[Output, Any], "tuple[Tensor, dict[str, Tensor]]"]

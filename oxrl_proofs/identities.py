@@ -1,7 +1,7 @@
 """Worked numbers and limiting relations of the table's cells: small data, five kinds of check.
 
-Numbers are hand arithmetic or come from the papers' formulas, never from running the functions they check. A key is
-(cell kind, cell name); a row inherits the checks of its cells.
+Numbers are hand arithmetic or come from the papers' formulas, never from running the functions they
+check. A key is (cell kind, cell name); a row inherits the checks of its cells.
 """
 
 from __future__ import annotations
@@ -32,15 +32,26 @@ def f64(values: Any) -> Tensor:
 def same(found: Tensor, expected: Any, what: str, tolerance: float = 2e-6) -> None:
     """Raise AssertionError unless equal within an absolute `tolerance`; NaN only equals NaN."""
     expected = expected if isinstance(expected, Tensor) else f64(expected)
-    ok = torch.allclose(found.double(), expected.double().reshape(found.shape), rtol=0, atol=tolerance, equal_nan=True)
+    ok = torch.allclose(
+        found.double(),
+        expected.double().reshape(found.shape),
+        rtol=0,
+        atol=tolerance,
+        equal_nan=True,
+    )
     assert ok, f"{what}: {found.tolist()} instead of {expected.tolist()}"
 
 
-# --- gates ------------------------------------------------------------------------------------------------------------
+# --- gates
+# ------------------------------------------------------------------------------------------------------------
 
 
-def gate_weights(name: str, ratios: list[float], sign: float, further: dict[str, Any], **numbers: Any) -> Tensor:
-    """Effective weights -gradient / A of single-token rows with these ratios and A = sign, loss weights 1."""
+def gate_weights(
+    name: str, ratios: list[float], sign: float, further: dict[str, Any], **numbers: Any
+) -> Tensor:
+    """Effective weights -gradient / A of single-token rows with these ratios and A = sign, loss
+    weights 1.
+    """
     old = f64([[-2.0]] * len(ratios))
     return weights_at(name, old, old + f64(ratios).log()[:, None], sign, further, **numbers)
 
@@ -50,7 +61,9 @@ def weights_at(
 ) -> Tensor:
     logprobs = logprobs.clone().requires_grad_()
     ones = torch.ones_like(logprobs)
-    loss, _ = GATES[name](logprobs, old, sign * ones, ones.bool(), ones.detach(), **further, **numbers)
+    loss, _ = GATES[name](
+        logprobs, old, sign * ones, ones.bool(), ones.detach(), **further, **numbers
+    )
     return -torch.autograd.grad(loss, logprobs)[0] / sign
 
 
@@ -64,31 +77,49 @@ GATE_WEIGHTS: dict[str, list[tuple[float, dict[str, Any], list[float]]]] = {
         (-1, {"clip_dual": 3.0}, [0, 1, 1.5, 2, 0]),
         (1, {"clip_high": 0.6}, [0.5, 1, 1.5, 0, 0]),
     ],
-    "cispo": [(1, {}, RATIO_ROW), (-1, {"weight_min": 0.8, "weight_max": 1.28}, [0.8, 1, 1.28, 1.28, 1.28])],
+    "cispo": [
+        (1, {}, RATIO_ROW),
+        (-1, {"weight_min": 0.8, "weight_max": 1.28}, [0.8, 1, 1.28, 1.28, 1.28]),
+    ],
     "sapo": [
         (1, {}, [0.470007, 1, 1.410022, 1.572895, 0.722827]),
         (-1, {}, [0.467070, 1, 1.401210, 1.536220, 0.630445]),
     ],
     "rgpo_like": [(-1, {}, [0.470007, 1, 1.410022, 1.572895, 0.722827])],
-    "vespo": [(1, {}, [1.120422, 1, NAN, 0.199148, NAN]), (-1, {}, [0.339785, 1, 1.241593, NAN, 0.158640])],
+    "vespo": [
+        (1, {}, [1.120422, 1, NAN, 0.199148, NAN]),
+        (-1, {}, [0.339785, 1, 1.241593, NAN, 0.158640]),
+    ],
     "proximal": [(1, {"proximal_coeff": 0.5}, [1 - 0.5 * math.log(r) for r in RATIO_ROW])],
     "gmpo": [(1, {}, [0.5, 1, 0, 0, 0]), (-1, {}, [0, 1, 1.5, 2, 4])],
 }
-# (probability when sampled, now, sign of A) and whether DPPO with bound .2 keeps it, by total variation and by KL.
-DPPO_CASES = [(0.01, 0.03, 1, 1, 1), (0.5, 0.75, 1, 0, 1), (0.99, 0.70, -1, 0, 0), (0.99, 0.70, 1, 1, 1)]
+# (probability when sampled, now, sign of A) and whether DPPO with bound .2 keeps it, by total
+# variation and by KL.
+DPPO_CASES = [
+    (0.01, 0.03, 1, 1, 1),
+    (0.5, 0.75, 1, 0, 1),
+    (0.99, 0.70, -1, 0, 0),
+    (0.99, 0.70, 1, 1, 1),
+]
 
 
 def check_gate(name: str) -> None:
     for sign, numbers, expected in GATE_WEIGHTS[name]:
         found = gate_weights(name, RATIO_ROW, sign, {}, **numbers)[:, 0]
         listed = ~f64(expected).isnan()
-        same(found[listed], f64(expected)[listed], f"weights of {name} {numbers} for A of sign {sign}")
+        same(
+            found[listed],
+            f64(expected)[listed],
+            f"weights of {name} {numbers} for A of sign {sign}",
+        )
 
 
 def check_dppo(name: str, column: int) -> None:
     for mu, p, sign, *kept in DPPO_CASES:
         further = {}
-        if "topk" in name:  # one top token, which is the sampled one: the two buckets of the plain form
+        if (
+            "topk" in name
+        ):  # one top token, which is the sampled one: the two buckets of the plain form
             tops = {"top_logprobs": p, "old_top_logprobs": mu}
             further = {key: f64([[[math.log(value)]]]) for key, value in tops.items()}
             further["sampled_in_top"] = torch.ones(1, 1, dtype=torch.bool)
@@ -97,10 +128,15 @@ def check_dppo(name: str, column: int) -> None:
 
 
 def check_simko() -> None:
-    """r = 1.1, alpha = .01, K = 3: the sampled token, among the top 3, gets 1.092667 in all, the others .003667."""
+    """r = 1.1, alpha = .01, K = 3: the sampled token, among the top 3, gets 1.092667 in all, the
+    others .003667.
+    """
     top = f64([[[-2.0, -3.0, -4.0]]]) + f64([1.1, 0.7, 1.3]).log()
     top.requires_grad_()
-    logprobs, ones = top.detach()[..., 0].clone().requires_grad_(), torch.ones(1, 1, dtype=torch.float64)
+    logprobs, ones = (
+        top.detach()[..., 0].clone().requires_grad_(),
+        torch.ones(1, 1, dtype=torch.float64),
+    )
     yes = ones.bool()
     loss, _ = GATES["simko"](
         logprobs,
@@ -126,14 +162,17 @@ def check_selected(name: str) -> None:
 
 
 def check_rspo() -> None:
-    """Layer deviations .05 and .30: gamma = exp(-.175) = .839457 scales the ratio before the clip."""
+    """Layer deviations .05 and .30: gamma = exp(-.175) = .839457 scales the ratio before the
+    clip.
+    """
     gamma = math.exp(-0.175)
     further = {"router_shift": torch.full((5, 1), gamma, dtype=torch.float64)}
     expected = [0.5 * gamma, gamma, 1.5 * gamma, 0, 0]
     same(gate_weights("rspo", RATIO_ROW, 1, further)[:, 0], expected, "weights of rspo")
 
 
-# --- advantages -------------------------------------------------------------------------------------------------------
+# --- advantages
+# -------------------------------------------------------------------------------------------------------
 
 ROW_OF_FOUR = {"rewards": [1, 0, 0, 0], "lengths": [1, 1, 1, 1], "group_ids": [3, 3, 3, 3]}
 # advantage -> (inputs, numbers, advantage of every row's first token).
@@ -143,11 +182,19 @@ ROW_ADVANTAGES: dict[str, list[tuple[dict[str, Any], dict[str, Any], list[float]
     "group_center_batch_std": [
         (ROW_OF_FOUR, {}, [1.5, -0.5, -0.5, -0.5]),
         # two groups of one success in two: batch std of (1, 0, 1, 0) is sqrt(1/3)
-        ({**ROW_OF_FOUR, "rewards": [1, 0, 1, 0], "group_ids": [1, 1, 2, 2]}, {}, [0.866025, -0.866025] * 2),
+        (
+            {**ROW_OF_FOUR, "rewards": [1, 0, 1, 0], "group_ids": [1, 1, 2, 2]},
+            {},
+            [0.866025, -0.866025] * 2,
+        ),
     ],
     "group_center_rescaled": [
         (ROW_OF_FOUR, {}, [0.75, -0.25, -0.25, -0.25]),
-        ({**ROW_OF_FOUR, "group_ids": [1, 1, 2, 2]}, {}, [1, -1, 0, 0]),  # half of the rows teach: times two
+        (
+            {**ROW_OF_FOUR, "group_ids": [1, 1, 2, 2]},
+            {},
+            [1, -1, 0, 0],
+        ),  # half of the rows teach: times two
     ],
     "group_center_whitened": [(ROW_OF_FOUR, {}, [1.5, -0.5, -0.5, -0.5])],
     "leave_one_out": [(ROW_OF_FOUR, {}, [1, -1 / 3, -1 / 3, -1 / 3])],
@@ -157,15 +204,20 @@ ROW_ADVANTAGES: dict[str, list[tuple[dict[str, Any], dict[str, Any], list[float]
         (ROW_OF_FOUR, {}, [1.999996, 0, 0, 0]),
         ({**ROW_OF_FOUR, "rewards": [1, 1, 0, 0]}, {}, [0, 0, 0, 0]),  # a tie for the best
     ],
-    # n s = [2, 2/3, 2/3, 2/3] for k = 2; without row i the others' mean is 0 for i = 1, else (2 + 2 * 1) / 3
+    # n s = [2, 2/3, 2/3, 2/3] for k = 2; without row i the others' mean is 0 for i = 1, else (2 + 2
+    # * 1) / 3
     "pass_at_k": [(ROW_OF_FOUR, {"pass_k": 2}, [2, -2 / 3, -2 / 3, -2 / 3])],
     # b = 2 * 1 / 5
-    "length_weighted_center": [({**ROW_OF_FOUR, "lengths": [2, 1, 1, 1]}, {}, [0.6, -0.4, -0.4, -0.4])],
+    "length_weighted_center": [
+        ({**ROW_OF_FOUR, "lengths": [2, 1, 1, 1]}, {}, [0.6, -0.4, -0.4, -0.4])
+    ],
     "greedy_baseline": [({**ROW_OF_FOUR, "greedy_rewards": [1, 1, 0, 0]}, {}, [0, -1, 0, 0])],
 }
 
 
-def row_inputs(rewards: Sequence[float], lengths: list[int], group_ids: list[int], **further: Any) -> AdvantageInputs:
+def row_inputs(
+    rewards: Sequence[float], lengths: list[int], group_ids: list[int], **further: Any
+) -> AdvantageInputs:
     mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
     return AdvantageInputs(
         rewards=f64(rewards),
@@ -195,8 +247,16 @@ _GAE = {"whiten": False, "bootstrap_on_truncation": False}
 # advantage -> (numbers, advantages of TOKENS, returns or None).
 TOKEN_ADVANTAGES: dict[str, list[tuple[dict[str, Any], list[float], list[float] | None]]] = {
     "gae": [
-        ({"gamma": 1, "gae_lambda": 0.95, **_GAE}, [0.442475, 0.3605, 0.59, 0.2], [0.942475, 0.9605, 0.99, 1]),
-        ({"gamma": 0.9, "gae_lambda": 0.95, **_GAE}, [0.193733, 0.179805, 0.491, 0.2], [0.693733, 0.779805, 0.891, 1]),
+        (
+            {"gamma": 1, "gae_lambda": 0.95, **_GAE},
+            [0.442475, 0.3605, 0.59, 0.2],
+            [0.942475, 0.9605, 0.99, 1],
+        ),
+        (
+            {"gamma": 0.9, "gae_lambda": 0.95, **_GAE},
+            [0.193733, 0.179805, 0.491, 0.2],
+            [0.693733, 0.779805, 0.891, 1],
+        ),
         (
             {"gamma": 1, "gae_lambda": 0.95, **_GAE, "whiten": True},
             [0.271792, -0.231928, 1.178305, -1.218169],
@@ -204,7 +264,9 @@ TOKEN_ADVANTAGES: dict[str, list[tuple[dict[str, Any], list[float], list[float] 
         ),
     ],
     # alpha * length = .2, so lambda = 0 for the policy; the critic's lambda is 1
-    "gae_length_adaptive": [({"gamma": 1, "length_alpha": 0.05, **_GAE}, [0.1, -0.2, 0.4, 0.2], [1, 1, 1, 1])],
+    "gae_length_adaptive": [
+        ({"gamma": 1, "length_alpha": 0.05, **_GAE}, [0.1, -0.2, 0.4, 0.2], [1, 1, 1, 1])
+    ],
     "returns": [({"gamma": 0.5}, [0.125, 0.25, 0.5, 1], None)],
     # (1, 2, 4, 8) / 8: mean 15/32, unbiased variance 115/768
     "whitened_returns": [({"gamma": 0.5}, [-0.888330, -0.565301, 0.080757, 1.372874], None)],
@@ -222,7 +284,8 @@ def check_tokens(name: str) -> None:
             same(targets, [returns], f"returns of {name} with {numbers}")
 
 
-# --- ratios, corrections, KL, weights ---------------------------------------------------------------------------------
+# --- ratios, corrections, KL, weights
+# ---------------------------------------------------------------------------------
 
 LOG_RHO = [[0.1, -0.2, 0.3, 1.2], [0, 0.05, -0.1, NAN]]
 CORRECTION_MASK = torch.tensor([[True] * 4, [True] * 3 + [False]])
@@ -236,7 +299,10 @@ CORRECTED: dict[str, list[tuple[dict[str, Any], Sequence[float]]]] = {
         ({"correction_level": "geometric"}, [1.419068] * 4 + [0.983471] * 3),
     ],
     "mask": [
-        ({"correction_min": 0.5, "correction_max": 2.0}, [1.105171, 0.818731, 1.349859, 0, 1, 1.051271, 0.904837])
+        (
+            {"correction_min": 0.5, "correction_max": 2.0},
+            [1.105171, 0.818731, 1.349859, 0, 1, 1.051271, 0.904837],
+        )
     ],
     "reject": [({"correction_min": 0.98, "correction_max": 1.0}, _SECOND)],
     "reject_k3": [({}, _SECOND), ({"correction_k3_max": 0.3}, _BOTH)],
@@ -256,14 +322,24 @@ def check_correction(name: str) -> None:
 KL_VALUES = {
     "reward_k1": [0.336472, -0.405465, -0.693147],
     "loss_k2": [0.056607, 0.082201, 0.240227],
-    **{name: [0.050758, 0.094535, 0.306853] for name in ("loss_k3", "loss_k3_plus", "loss_k3_ratio")},
+    **{
+        name: [0.050758, 0.094535, 0.306853]
+        for name in ("loss_k3", "loss_k3_plus", "loss_k3_ratio")
+    },
 }
 _EXACT, _REVERSED = [0.175945, -0.098118, -0.077827], [0.2, -0.1, -0.1]
-KL_GRADIENTS = {"loss_k2": _EXACT, "loss_k3": _REVERSED, "loss_k3_plus": _EXACT, "loss_k3_ratio": _EXACT}
+KL_GRADIENTS = {
+    "loss_k2": _EXACT,
+    "loss_k3": _REVERSED,
+    "loss_k3_plus": _EXACT,
+    "loss_k3_ratio": _EXACT,
+}
 
 
 def check_kl(name: str) -> None:
-    """A vocabulary of three, policy [.7, .2, .1], reference [.5, .3, .2]: values, and the expected gradient."""
+    """A vocabulary of three, policy [.7, .2, .1], reference [.5, .3, .2]: values, and the expected
+    gradient.
+    """
     policy, reference = f64([0.7, 0.2, 0.1]), f64([[0.5, 0.3, 0.2]]).log()
     logits = policy.log().requires_grad_()
     kl = KLS[name](logits.log_softmax(0)[None], reference, torch.ones(1, 3, dtype=torch.bool))
@@ -280,7 +356,8 @@ TOTALS: dict[str, tuple[dict[str, Any], float]] = {
     "sequence_sum": ({}, 16 / 3),
     "fixed_length": ({"weights_length": 4}, 16 / 12),
     "prompt_mean": ({}, (7 / 3 + 9 / 3) / 2),
-    # lengths 1 and 2: z = -1, 1, h = 8/9, 10/9, f = 2 softmax(h) = .889344, 1.110656; a prompt of one row has f = 1
+    # lengths 1 and 2: z = -1, 1, h = 8/9, 10/9, f = 2 softmax(h) = .889344, 1.110656; a prompt of
+    # one row has f = 1
     "lambda_group": ({"length_power": 1.0}, ((4 * 0.889344 + 3 * 1.110656) / 3 + 3) / 2),
 }
 
@@ -293,7 +370,9 @@ def check_weights(name: str) -> None:
 
 
 def check_ratio(name: str) -> None:
-    """log r = [.1, -.2, .6]: token 1.105171 .818731 1.822119, product 1.648721, geometric mean 1.181360."""
+    """log r = [.1, -.2, .6]: token 1.105171 .818731 1.822119, product 1.648721, geometric mean
+    1.181360.
+    """
     expected = {
         "none": [1, 1, 1],
         "token": [1.105171, 0.818731, 1.822119],
@@ -307,8 +386,14 @@ def check_ratio(name: str) -> None:
 
 WORKED: dict[Cell, Callable[[], None]] = {
     **{("gate", name): (lambda name=name: check_gate(name)) for name in GATE_WEIGHTS},
-    **{("gate", f"dppo_{kind}tv"): (lambda kind=kind: check_dppo(f"dppo_{kind}tv", 0)) for kind in ("", "topk_")},
-    **{("gate", f"dppo_{kind}kl"): (lambda kind=kind: check_dppo(f"dppo_{kind}kl", 1)) for kind in ("", "topk_")},
+    **{
+        ("gate", f"dppo_{kind}tv"): (lambda kind=kind: check_dppo(f"dppo_{kind}tv", 0))
+        for kind in ("", "topk_")
+    },
+    **{
+        ("gate", f"dppo_{kind}kl"): (lambda kind=kind: check_dppo(f"dppo_{kind}kl", 1))
+        for kind in ("", "topk_")
+    },
     **{("gate", name): (lambda name=name: check_selected(name)) for name in ("clip_cov", "kl_cov")},
     ("gate", "simko"): check_simko,
     ("gate", "rspo"): check_rspo,
@@ -320,13 +405,21 @@ WORKED: dict[Cell, Callable[[], None]] = {
     **{("ratio", name): (lambda name=name: check_ratio(name)) for name in RATIOS},
 }
 
-# --- limiting relations -----------------------------------------------------------------------------------------------
+# --- limiting relations
+# -----------------------------------------------------------------------------------------------
 
 _SELECT_NONE = {"selected": torch.zeros(5, 1, dtype=torch.bool)}
 _NO_SHIFT = {"router_shift": torch.ones(5, 1, dtype=torch.float64)}
-_TOPS = {name: torch.full((5, 1, 2), -3.0, dtype=torch.float64) for name in ("top_logprobs", "old_top_logprobs")}
+_TOPS = {
+    name: torch.full((5, 1, 2), -3.0, dtype=torch.float64)
+    for name in ("top_logprobs", "old_top_logprobs")
+}
 _APART = {**_TOPS, "sampled_in_top": torch.zeros(5, 1, dtype=torch.bool)}
-_SIMKO = {**_TOPS, "explore": torch.ones(5, 1, dtype=torch.bool), "sampled_is_top": torch.ones(5, 1, dtype=torch.bool)}
+_SIMKO = {
+    **_TOPS,
+    "explore": torch.ones(5, 1, dtype=torch.bool),
+    "sampled_is_top": torch.ones(5, 1, dtype=torch.bool),
+}
 _UNBOUND = {"dppo_low": math.inf, "dppo_high": math.inf, "weight_max": 1.7}
 _SOFT = 1e-4
 # gate -> (its further tensors, its numbers, the gate it becomes, that gate's numbers, tolerance).
@@ -359,12 +452,16 @@ def limit_gate(name: str) -> None:
 def limit_vespo() -> None:
     """phi(1) = 1, and phi is largest at k / l."""
     for sign, peak in ((1.0, 2 / 3), (-1.0, 1.5)):
-        below, top, above = gate_weights("vespo", [peak - 0.01, peak, peak + 0.01], sign, {})[:, 0].tolist()
+        below, top, above = gate_weights("vespo", [peak - 0.01, peak, peak + 0.01], sign, {})[
+            :, 0
+        ].tolist()
         assert top > below and top > above, f"the weight is not largest at {peak}"
 
 
 RANDOM = row_inputs(
-    rewards=[1, 0, 0, 1, 1, 0, 1, 0], lengths=[2, 3, 1, 2, 4, 1, 3, 2], group_ids=[1, 1, 1, 1, 0, 0, 0, 0]
+    rewards=[1, 0, 0, 1, 1, 0, 1, 0],
+    lengths=[2, 3, 1, 2, 4, 1, 3, 2],
+    group_ids=[1, 1, 1, 1, 0, 0, 0, 0],
 )
 
 
@@ -373,12 +470,24 @@ def of_random(name: str, **numbers: Any) -> Tensor:
 
 
 def limit_group_normalize() -> None:
-    """Times the group's standard deviation it is group_center: both groups here have two of four right."""
-    same(of_random("group_normalize") * math.sqrt(1 / 3), of_random("group_center"), "z-score times std", 1e-7)
+    """Times the group's standard deviation it is group_center: both groups here have two of four
+    right.
+    """
+    same(
+        of_random("group_normalize") * math.sqrt(1 / 3),
+        of_random("group_center"),
+        "z-score times std",
+        1e-7,
+    )
 
 
 def limit_leave_one_out() -> None:
-    same(of_random("leave_one_out"), of_random("group_center") * 4 / 3, "G / (G - 1) times centered", 1e-12)
+    same(
+        of_random("leave_one_out"),
+        of_random("group_center") * 4 / 3,
+        "G / (G - 1) times centered",
+        1e-12,
+    )
 
 
 def limit_pass_at_k() -> None:
@@ -387,7 +496,9 @@ def limit_pass_at_k() -> None:
 
 
 def limit_mean_normalize() -> None:
-    """Its expected gradient, p = .2, by its logit, grows from pass@1's .16 towards that of log p, 1 - p = .8."""
+    """Its expected gradient, p = .2, by its logit, grows from pass@1's .16 towards that of log p, 1
+    - p = .8.
+    """
     for size, expected in ((2, 0.16), (4, 0.3904), (8, 0.632228)):
         total = 0.0
         for right in range(1, size + 1):
@@ -401,22 +512,40 @@ def limit_mean_normalize() -> None:
 
 def limit_length_weighted() -> None:
     equal = row_inputs(**{**ROW_OF_FOUR, "lengths": [3, 3, 3, 3]})
-    found, expected = (ADVANTAGES[name](equal)[0] for name in ("length_weighted_center", "group_center"))
+    found, expected = (
+        ADVANTAGES[name](equal)[0] for name in ("length_weighted_center", "group_center")
+    )
     same(found, expected, "equal lengths", 1e-12)
 
 
 def limit_gae() -> None:
     """lambda = gamma = 1: return minus value. lambda = 0: the one-step error."""
     numbers = {"gamma": 1.0, "whiten": False, "bootstrap_on_truncation": False}
-    same(ADVANTAGES["gae"](TOKENS, gae_lambda=1.0, **numbers)[0], 1 - TOKENS.need("values"), "lambda 1", 1e-12)
-    same(ADVANTAGES["gae"](TOKENS, gae_lambda=0.0, **numbers)[0], [[0.1, -0.2, 0.4, 0.2]], "lambda 0", 1e-12)
+    same(
+        ADVANTAGES["gae"](TOKENS, gae_lambda=1.0, **numbers)[0],
+        1 - TOKENS.need("values"),
+        "lambda 1",
+        1e-12,
+    )
+    same(
+        ADVANTAGES["gae"](TOKENS, gae_lambda=0.0, **numbers)[0],
+        [[0.1, -0.2, 0.4, 0.2]],
+        "lambda 0",
+        1e-12,
+    )
 
 
 def limit_weights(name: str) -> None:
-    """Rows of equal length and prompts of equal size: all means agree, sums are means times the length."""
+    """Rows of equal length and prompts of equal size: all means agree, sums are means times the
+    length.
+    """
     mask, ids = torch.ones(4, 3, dtype=torch.bool), torch.tensor([0, 0, 1, 1])
     numbers = (
-        {"weights_length": 3} if name == "fixed_length" else {"length_power": 0.0} if name == "lambda_group" else {}
+        {"weights_length": 3}
+        if name == "fixed_length"
+        else {"length_power": 0.0}
+        if name == "lambda_group"
+        else {}
     )
     factor = 3 if name == "sequence_sum" else 1
     same(WEIGHTS[name](mask, ids, **numbers), WEIGHTS["token_mean"](mask, ids) * factor, name, 1e-7)
@@ -439,5 +568,7 @@ LIMITS: dict[Cell, Callable[[], None]] = {
     ("advantage", "length_weighted_center"): limit_length_weighted,
     ("advantage", "gae"): limit_gae,
     **{("weights", name): (lambda name=name: limit_weights(name)) for name in WEIGHTS},
-    **{("ratio", name): (lambda name=name: limit_ratio(name)) for name in ("sequence", "geometric")},
+    **{
+        ("ratio", name): (lambda name=name: limit_ratio(name)) for name in ("sequence", "geometric")
+    },
 }

@@ -1,6 +1,8 @@
-"""Every gate once more, as its paper writes it, differentiated by autograd: what the proofs compare the gates with.
+"""Every gate once more, as its paper writes it, differentiated by autograd: what the proofs compare
+the gates with.
 
-Slow, without clamps or fills, and written apart from the gates: min and clip are torch's, row ratios are attached.
+Slow, without clamps or fills, and written apart from the gates: min and clip are torch's, row
+ratios are attached.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ Numbers = Mapping[str, Any]
 Surrogate = Callable[[Tensor, Tensor, Tensor, Numbers, Mapping[str, Tensor]], Tensor]
 
 
-def _ppo(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]) -> Tensor:
+def _ppo(
+    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
+) -> Tensor:
     r = x.exp()
     clipped = r.clamp(1 - n.get("clip_low", 0.2), 1 + n.get("clip_high", 0.2))
     surrogate = torch.minimum(r * a, clipped * a)
@@ -28,11 +32,15 @@ def _ppo(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[st
     )
 
 
-def _cispo(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]) -> Tensor:
+def _cispo(
+    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
+) -> Tensor:
     return x.exp().clamp(n.get("weight_min", 0.0), n.get("weight_max", 5.0)).detach() * a * logprobs
 
 
-def _sapo(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]) -> Tensor:
+def _sapo(
+    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
+) -> Tensor:
     positive = n.get("sapo_positive", n.get("gate_sharpness", 1.0))
     negative = n.get("sapo_negative", n.get("gate_sharpness", 1.05))
     terms = []
@@ -42,20 +50,29 @@ def _sapo(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[s
     return torch.stack(terms)
 
 
-def _rgpo(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]) -> Tensor:
+def _rgpo(
+    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
+) -> Tensor:
     return _sapo(x, logprobs, a, {"gate_sharpness": n.get("gate_sharpness", 1.0)}, signals)
 
 
 def _dppo(divergence: Callable[[list[float], list[float]], float]) -> Surrogate:
-    """Mask from the divergence of the buckets {top tokens, sampled token, rest}, one token at a time."""
+    """Mask from the divergence of the buckets {top tokens, sampled token, rest}, one token at a
+    time.
+    """
 
-    def surrogate(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]) -> Tensor:
+    def surrogate(
+        x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
+    ) -> Tensor:
         terms = []
         for t in range(len(x)):
             p, mu = math.exp(logprobs[t].item()), math.exp((logprobs[t] - x[t]).item())
             now, then = [p], [mu]
             if "top_logprobs" in signals:
-                top, old_top = signals["top_logprobs"][t].exp().tolist(), signals["old_top_logprobs"][t].exp().tolist()
+                top, old_top = (
+                    signals["top_logprobs"][t].exp().tolist(),
+                    signals["old_top_logprobs"][t].exp().tolist(),
+                )
                 sampled_apart = not bool(signals["sampled_in_top"][t])
                 now, then = top + [p] * sampled_apart, old_top + [mu] * sampled_apart
             now, then = [*now, max(1 - sum(now), 0.0)], [*then, max(1 - sum(then), 0.0)]
@@ -77,7 +94,9 @@ def _kl(now: list[float], then: list[float]) -> float:
     return sum(mu * math.log(max(mu, 1e-8) / max(p, 1e-8)) for p, mu in pairs)
 
 
-def _vespo(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]) -> Tensor:
+def _vespo(
+    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
+) -> Tensor:
     terms = []
     for x_t, l_t, a_t in zip(x.tolist(), logprobs, a, strict=True):
         k, decay = (2, 3) if a_t >= 0 else (3, 2)
@@ -86,11 +105,15 @@ def _vespo(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[
     return torch.stack(terms)
 
 
-def _proximal(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]) -> Tensor:
+def _proximal(
+    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
+) -> Tensor:
     return a * logprobs - n.get("proximal_coeff", 1e-3) / 2 * x**2
 
 
-def _gmpo(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]) -> Tensor:
+def _gmpo(
+    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
+) -> Tensor:
     """Row value exp(mean of clipped log r) * A, attached, given to every token of the row."""
     x = x + signals["router_shift"].log() if "router_shift" in signals else x
     low, high = n.get("clip_low", 0.4), n.get("clip_high", 0.4)
@@ -98,13 +121,17 @@ def _gmpo(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[s
     return clipped.mean().exp() * a
 
 
-def _simko(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]) -> Tensor:
+def _simko(
+    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
+) -> Tensor:
     terms = []
     for t in range(len(x)):
         r, advantage = x[t].exp(), a[t]
         r_top = (signals["top_logprobs"][t] - signals["old_top_logprobs"][t]).exp()
         if signals["explore"][t] and advantage > 0:
-            r = 0.99 * r + 0.01 / len(r_top) * sum((x[t].exp() / r_k).detach() * r_k for r_k in r_top)
+            r = 0.99 * r + 0.01 / len(r_top) * sum(
+                (x[t].exp() / r_k).detach() * r_k for r_k in r_top
+            )
         if signals["explore"][t] and advantage < 0 and signals["sampled_is_top"][t]:
             advantage = 1.1 * advantage
         clipped = r.clamp(1 - n.get("clip_low", 0.2), 1 + n.get("clip_high", 0.2))
@@ -112,12 +139,16 @@ def _simko(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[
     return torch.stack(terms)
 
 
-def _clip_cov(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]) -> Tensor:
+def _clip_cov(
+    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
+) -> Tensor:
     surrogate = _ppo(x, logprobs, a, n, signals)
     return torch.where(signals["selected"], surrogate.detach(), surrogate)
 
 
-def _kl_cov(x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]) -> Tensor:
+def _kl_cov(
+    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
+) -> Tensor:
     return _ppo(x, logprobs, a, n, signals) - signals["selected"] * x.abs()
 
 

@@ -1,7 +1,9 @@
-"""Proofs of every policy-gradient row of the table, in float64 on a small batch that holds every awkward case.
+"""Proofs of every policy-gradient row of the table, in float64 on a small batch that holds every
+awkward case.
 
-`prove(row)` runs them; `oxrl algorithms --check` prints them. A proof raises AssertionError; a row that is exempt from
-one says why in the table. Auxiliary terms (KL, entropy, likelihood, value) are left out: they have tests of their own.
+`prove(row)` runs them; `oxrl algorithms --check` prints them. A proof raises AssertionError; a row
+that is exempt from one says why in the table. Auxiliary terms (KL, entropy, likelihood, value) are
+left out: they have tests of their own.
 """
 
 from __future__ import annotations
@@ -15,13 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxrl.algorithms import PARAMETERS, ROWS, Row
 from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
 from oxrl.functional.corrections import CORRECTIONS
 from oxrl.functional.policy_losses import GATES
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
-from oxrl.functional.selections import above_row_quantile, covariance, router_shift, select_clip_cov, select_kl_cov
+from oxrl.functional.selections import (
+    above_row_quantile,
+    covariance,
+    router_shift,
+    select_clip_cov,
+    select_kl_cov,
+)
 from oxrl.functional.weights import WEIGHTS
+from oxrl.tables.policy import PARAMETERS, ROWS, Row
 from oxrl_proofs.identities import LIMITS, WORKED
 from oxrl_proofs.literal import LITERAL
 
@@ -43,7 +51,9 @@ NUMBERS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A raw batch. Per-token tensors [B, T] hold NaN where `mask` is False; `routers` is [B, T, 2, K]."""
+    """A raw batch. Per-token tensors [B, T] hold NaN where `mask` is False; `routers` is [B, T, 2,
+    K].
+    """
 
     mask: Tensor
     logprobs: Tensor
@@ -67,9 +77,11 @@ class Example:
 
 
 def example(*, spread: tuple[float, ...] = (1e-4, 0.02, 0.5)) -> Example:
-    """Ten rows in four groups: one token, no token, a hole left by a tool, equal rewards, a group of one.
+    """Ten rows in four groups: one token, no token, a hole left by a tool, equal rewards, a group
+    of one.
 
-    `spread` is the standard deviation of log r and log rho, cycled over the rows, so that narrow and wide clips act.
+    `spread` is the standard deviation of log r and log rho, cycled over the rows, so that narrow
+    and wide clips act.
     """
     generator = torch.Generator().manual_seed(11)
     lengths = torch.tensor([1, 5, 3, 0, 6, 4, 2, 6, 5, 3])
@@ -78,7 +90,9 @@ def example(*, spread: tuple[float, ...] = (1e-4, 0.02, 0.5)) -> Example:
     mask = (position >= 0) & (position < lengths[:, None])
     mask[4, 4] = False
     rewards = torch.tensor([1, 0, 0, 0, 1, 1, 0, 1, 1, 1], dtype=torch.float64)
-    scale = torch.tensor([spread[i % len(spread)] for i in range(size[0])], dtype=torch.float64)[:, None]
+    scale = torch.tensor([spread[i % len(spread)] for i in range(size[0])], dtype=torch.float64)[
+        :, None
+    ]
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(*size, *shape, generator=generator, dtype=torch.float64)
@@ -115,12 +129,16 @@ def example(*, spread: tuple[float, ...] = (1e-4, 0.02, 0.5)) -> Example:
 
 def on_policy(raw: Example) -> Example:
     """The same batch when sampler, old policy and current policy are one."""
-    return dataclasses.replace(raw, logprobs=raw.rollout, old=raw.rollout, top=raw.old_top, routers=raw.old_routers)
+    return dataclasses.replace(
+        raw, logprobs=raw.rollout, old=raw.rollout, top=raw.old_top, routers=raw.old_routers
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one update reads, prepared over the whole batch as a recipe does; every tensor has B rows."""
+    """What one update reads, prepared over the whole batch as a recipe does; every tensor has B
+    rows.
+    """
 
     logprobs: Tensor
     reference: Tensor  # under the ratio: old or rollout logprobs
@@ -136,11 +154,15 @@ class Step:
                 return {name: tensor[rows] for name, tensor in x.items()}
             return None if x is None else x[rows]
 
-        return Step(**{field.name: pick(getattr(self, field.name)) for field in dataclasses.fields(self)})
+        return Step(
+            **{field.name: pick(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        )
 
 
 def cell_numbers(row: Row, kind: str) -> dict[str, Any]:
-    """The numbers of the row's cell of `kind`: the row's, else those of `NUMBERS`, else the function's defaults."""
+    """The numbers of the row's cell of `kind`: the row's, else those of `NUMBERS`, else the
+    function's defaults.
+    """
     values = {**NUMBERS, **row.defaults}
     return {name: values[name] for name in PARAMETERS[(kind, getattr(row, kind))] if name in values}
 
@@ -177,7 +199,9 @@ def prepare(row: Row, raw: Example) -> Step:
         reference=reference,
         mask=raw.mask,
         advantages=advantages,
-        loss_weights=WEIGHTS[row.weights](raw.mask, raw.group_ids, **cell_numbers(row, "weights")).double(),
+        loss_weights=WEIGHTS[row.weights](
+            raw.mask, raw.group_ids, **cell_numbers(row, "weights")
+        ).double(),
         correction=correction,
         signals=signals(row, raw, advantages),
     )
@@ -194,9 +218,15 @@ def signals(row: Row, raw: Example, advantages: Tensor) -> dict[str, Tensor]:
             "explore": above_row_quantile(raw.entropy, raw.mask, quantile=0.4),
             "sampled_is_top": flags,
         },
-        "dppo_topk_tv": lambda: {"top_logprobs": raw.top, "old_top_logprobs": raw.old_top, "sampled_in_top": flags},
+        "dppo_topk_tv": lambda: {
+            "top_logprobs": raw.top,
+            "old_top_logprobs": raw.old_top,
+            "sampled_in_top": flags,
+        },
         "clip_cov": lambda: {
-            "selected": select_clip_cov(covariances, raw.noise, raw.mask, low=0.0, high=5.0, fraction=0.2)
+            "selected": select_clip_cov(
+                covariances, raw.noise, raw.mask, low=0.0, high=5.0, fraction=0.2
+            )
         },
         "kl_cov": lambda: {"selected": select_kl_cov(covariances, raw.mask, fraction=0.2)},
         "rspo": lambda: {"router_shift": router_shift(raw.routers, raw.old_routers, raw.mask)},
@@ -236,7 +266,9 @@ def loss_and_gradients(row: Row, step: Step) -> tuple[Tensor, Tensor]:
 
 
 def literal_loss_and_gradients(row: Row, step: Step) -> tuple[Tensor, Tensor]:
-    """The loss as the paper writes it: row by row, no padding, row ratios attached but for GSPO-token."""
+    """The loss as the paper writes it: row by row, no padding, row ratios attached but for
+    GSPO-token.
+    """
     leaves, further = leaves_of(row, step)
     loss = torch.zeros((), dtype=torch.float64)
     for b in range(len(step.mask)):
@@ -253,7 +285,9 @@ def literal_loss_and_gradients(row: Row, step: Step) -> tuple[Tensor, Tensor]:
         scale = step.loss_weights[b, kept]
         scale = scale if step.correction is None else scale * step.correction[b, kept]
         signals = {name: tensor[b, kept] for name, tensor in further.items()}
-        surrogate = LITERAL[row.gate](x, logprobs, step.advantages[b, kept], cell_numbers(row, "gate"), signals)
+        surrogate = LITERAL[row.gate](
+            x, logprobs, step.advantages[b, kept], cell_numbers(row, "gate"), signals
+        )
         loss = loss - (scale * surrogate).sum()
     return gradients_of(loss, leaves)
 
@@ -262,11 +296,15 @@ def close(found: Tensor, expected: Tensor, what: str, tolerance: float = 1e-10) 
     """Relative to the largest expected entry; NaN is never close."""
     error = float((found - expected).abs().max()) if found.numel() else 0.0
     scale = max(float(expected.abs().max()) if expected.numel() else 0.0, 1e-30)
-    assert error <= tolerance * scale, f"{what}: off by {error:.3g}, {error / scale:.3g} of the largest entry"
+    assert error <= tolerance * scale, (
+        f"{what}: off by {error:.3g}, {error / scale:.3g} of the largest entry"
+    )
 
 
 def effective_weight(row: Row) -> None:
-    """The gradient is that of the paper's formula, differentiated by autograd: -correction * w * A * loss weight."""
+    """The gradient is that of the paper's formula, differentiated by autograd: -correction * w * A
+    * loss weight.
+    """
     step = prepare(row, example())
     loss, gradients = loss_and_gradients(row, step)
     expected, reference = literal_loss_and_gradients(row, step)
@@ -286,9 +324,18 @@ def micro_batches(row: Row) -> None:
     step = prepare(row, example())
     loss, gradients = loss_and_gradients(row, step)
     for size in (1, 3, 4):
-        parts = [loss_and_gradients(row, step.select(rows)) for rows in torch.arange(len(step.mask)).split(size)]
-        close(torch.cat([part[1] for part in parts]), gradients, f"gradient in micro-batches of {size}")
-        close(torch.stack([part[0] for part in parts]).sum(), loss, f"loss in micro-batches of {size}")
+        parts = [
+            loss_and_gradients(row, step.select(rows))
+            for rows in torch.arange(len(step.mask)).split(size)
+        ]
+        close(
+            torch.cat([part[1] for part in parts]),
+            gradients,
+            f"gradient in micro-batches of {size}",
+        )
+        close(
+            torch.stack([part[0] for part in parts]).sum(), loss, f"loss in micro-batches of {size}"
+        )
 
 
 def padding(row: Row) -> None:
@@ -302,7 +349,9 @@ def padding(row: Row) -> None:
         fill = NAN if x.is_floating_point() else 0
         return torch.cat([x, torch.full((x.shape[0], 3, *x.shape[2:]), fill, dtype=x.dtype)], dim=1)
 
-    wide = Example(**{field.name: widen(getattr(raw, field.name)) for field in dataclasses.fields(raw)})
+    wide = Example(
+        **{field.name: widen(getattr(raw, field.name)) for field in dataclasses.fields(raw)}
+    )
     found, expected = (loss_and_gradients(row, prepare(row, batch)) for batch in (wide, raw))
     close(found[0], expected[0], "loss with more padding")
     close(found[1][:, :columns], expected[1][:, :columns], "gradient with more padding")
@@ -312,7 +361,9 @@ def padding(row: Row) -> None:
 def row_order(row: Row) -> None:
     """Shuffling the rows before anything is computed shuffles the gradient."""
     raw, order = example(), torch.tensor([9, 2, 5, 0, 7, 1, 8, 3, 6, 4])
-    mixed = Example(**{field.name: getattr(raw, field.name)[order] for field in dataclasses.fields(raw)})
+    mixed = Example(
+        **{field.name: getattr(raw, field.name)[order] for field in dataclasses.fields(raw)}
+    )
     found, expected = (loss_and_gradients(row, prepare(row, batch)) for batch in (mixed, raw))
     close(found[1], expected[1][order], "gradient of shuffled rows")
 
@@ -325,19 +376,25 @@ def zero_advantage(row: Row) -> None:
 
 
 def finite(row: Row) -> None:
-    """Ratios beyond e^20 either way, a batch without a trained token, equal rewards: all finite, and 0 where due."""
+    """Ratios beyond e^20 either way, a batch without a trained token, equal rewards: all finite,
+    and 0 where due.
+    """
     raw = example()
     for shift in (60.0, -60.0):
         far = dataclasses.replace(raw, logprobs=raw.logprobs + shift, old=raw.old - shift)
         loss, gradients = loss_and_gradients(row, prepare(row, far))
-        assert loss.isfinite() and gradients.isfinite().all(), f"not finite when log r is shifted by {2 * shift}"
+        assert loss.isfinite() and gradients.isfinite().all(), (
+            f"not finite when log r is shifted by {2 * shift}"
+        )
     nothing = dataclasses.replace(raw, mask=torch.zeros_like(raw.mask))
     loss, gradients = loss_and_gradients(row, prepare(row, nothing))
     assert loss == 0 and not gradients.any(), "a batch without a trained token has a gradient"
     same = torch.ones_like(raw.rewards)
     step = prepare(row, dataclasses.replace(raw, rewards=same))
     assert step.advantages.isfinite().all(), "equal rewards give advantages that are not finite"
-    if row.advantage.startswith(("group_center", "leave_one_out", "mean_normalize", "pass_at_k", "top_gap")):
+    if row.advantage.startswith(
+        ("group_center", "leave_one_out", "mean_normalize", "pass_at_k", "top_gap")
+    ):
         assert not step.advantages.any(), "equal rewards give advantages"
 
 
@@ -362,9 +419,13 @@ class Report:
 
 
 def proofs_of(row: Row) -> dict[str, Callable[[], None]]:
-    """Every proof of `row` that runs in one process: of the row, and limits and worked numbers of its cells."""
+    """Every proof of `row` that runs in one process: of the row, and limits and worked numbers of
+    its cells.
+    """
     proofs: dict[str, Callable[[], None]] = {
-        name: (lambda proof=proof: proof(row)) for name, proof in ROW_PROOFS.items() if name not in row.exempt
+        name: (lambda proof=proof: proof(row))
+        for name, proof in ROW_PROOFS.items()
+        if name not in row.exempt
     }
     for cell in (*row.cells, ("ratio", row.ratio)):
         for title, checks in (("limit", LIMITS), ("worked numbers", WORKED)):
@@ -404,13 +465,17 @@ def _parameter_gradient(row: Row, rows: Tensor) -> Tensor:
     """Gradient by the four parameters of a linear model of the logprobs, of the loss of `rows`."""
     step = prepare(row, example())
     _, gradients = loss_and_gradients(row, step.select(rows))
-    features = torch.randn(*step.mask.shape, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    features = torch.randn(
+        *step.mask.shape, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
     return torch.einsum("bt,btk->k", gradients[:, : step.mask.shape[1]], features[rows])
 
 
 def _rank(rank: int, store: str, results: Any) -> None:
     """One of two data-parallel ranks: unequal shares of the rows, summed by all-reduce."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}/store", rank=rank, world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}/store", rank=rank, world_size=2
+    )
     shares = [torch.arange(0, 3), torch.arange(3, 10)]
     errors: dict[str, float] = {}
     for name, row in ROWS.items():
@@ -426,7 +491,9 @@ def _rank(rank: int, store: str, results: Any) -> None:
 
 
 def two_rank_errors() -> dict[str, float]:
-    """Per row, the relative error of a gradient summed over two gloo processes against that of one."""
+    """Per row, the relative error of a gradient summed over two gloo processes against that of
+    one.
+    """
     context = torch.multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as store:
@@ -438,5 +505,7 @@ def two_rank_errors() -> dict[str, float]:
         if any(process.exitcode != 0 for process in ranks):
             for process in ranks:
                 process.kill()
-            raise AssertionError(f"a rank failed: exit codes {[process.exitcode for process in ranks]}")
+            raise AssertionError(
+                f"a rank failed: exit codes {[process.exitcode for process in ranks]}"
+            )
         return results.get()

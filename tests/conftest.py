@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-# Before anything imports torch: tests run side by side, and thread pools fighting for cores are slower than none.
+# Before anything imports torch: tests run side by side, and thread pools fighting for cores are
+# slower than none.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -25,26 +26,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     if not torch.cuda.is_available():
         for item in marked:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device; torch.cuda.is_available() is False here"))
+            item.add_marker(
+                pytest.mark.skip(
+                    reason="needs a CUDA device; torch.cuda.is_available() is False here"
+                )
+            )
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
-    """Parallel workers send reports as UTF-8, which text captured on purpose (a lone surrogate) may not be."""
+    """Parallel workers send reports as UTF-8, which text captured on purpose (a lone surrogate) may
+    not be.
+    """
     outcome = yield
     report = outcome.get_result()
-    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Callable[[str], Path]:
-    """`real_data("gsm8k")` is that folder of the real-data root, or a skip that says how to provide it."""
+    """`real_data("gsm8k")` is that folder of the real-data root, or a skip that says how to provide
+    it.
+    """
     root = Path(os.environ.get("OXRL_TEST_DATA", ROOT.parent / "shared" / "data"))
 
     def find(name: str) -> Path:
         path = root / name
         if not path.exists():
-            pytest.skip(f"real data {name!r} is not under {root}; set OXRL_TEST_DATA to the folder that holds it")
+            pytest.skip(
+                f"real data {name!r} is not under {root}; set OXRL_TEST_DATA to the folder that holds it"
+            )
         return path
 
     return find

@@ -1,4 +1,6 @@
-"""The command line from outside: exit codes, messages, and an answer within a second where nothing heavy is needed."""
+"""The command line from outside: exit codes, messages, and an answer within a second where nothing
+heavy is needed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ reward: {name: exact}
 train: {alg_name: sgrpo}
 rollout: {n_samples: 2, max_tokens: 8}
 """
-MISTAKES = CONFIG.replace("steps: 2", "stepps: 2").replace("exact", "exakt").replace("n_samples: 2", "n_samples: two")
+MISTAKES = (
+    CONFIG.replace("steps: 2", "stepps: 2")
+    .replace("exact", "exakt")
+    .replace("n_samples: 2", "n_samples: two")
+)
 
 
 @pytest.fixture
@@ -30,8 +36,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def call(folder: Path, *command: str | Path, seconds: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
+def call(
+    folder: Path, *command: str | Path, seconds: float = 120
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False
+    )
 
 
 def loaded(folder: Path, *arguments: str) -> list[str]:
@@ -61,12 +71,19 @@ def test_what_needs_no_model_loads_no_heavy_library(folder: Path, arguments: lis
     assert loaded(folder, *arguments) == []
 
 
-def cpu_seconds(folder: Path, *command: str | Path) -> tuple[subprocess.CompletedProcess[str], float]:
-    """CPU time of the child: the wall clock would also measure whatever else this machine is doing."""
+def cpu_seconds(
+    folder: Path, *command: str | Path
+) -> tuple[subprocess.CompletedProcess[str], float]:
+    """CPU time of the child: the wall clock would also measure whatever else this machine is
+    doing.
+    """
     before = os.times()
     result = call(folder, *command)
     after = os.times()
-    return result, after.children_user + after.children_system - before.children_user - before.children_system
+    return (
+        result,
+        after.children_user + after.children_system - before.children_user - before.children_system,
+    )
 
 
 def test_three_mistakes_give_three_errors_and_exit_code_2_within_a_second(folder: Path) -> None:
@@ -88,7 +105,16 @@ def test_help_answers_within_a_second_and_lists_every_command(folder: Path) -> N
     result, seconds = cpu_seconds(folder, OXRL, "--help")
     assert result.returncode == 0
     assert seconds < 1.0
-    for command in ("train", "plan", "eval", "generate", "prepare", "config", "algorithms", "doctor"):
+    for command in (
+        "train",
+        "plan",
+        "eval",
+        "generate",
+        "prepare",
+        "config",
+        "algorithms",
+        "doctor",
+    ):
         assert f"\n  {command} " in result.stdout
 
 
@@ -104,7 +130,11 @@ def test_help_answers_within_a_second_and_lists_every_command(folder: Path) -> N
         (["generate", "builtin:tiny"], 2, "--prompt"),
         (["generate", "builtin:tiny", "--prompt", "x", "--top-p", "0"], 2, "above 0"),
         (["generate", "builtin:tiny", "--prompts-file", "none.txt"], 2, "No such file"),
-        (["generate", "builtin:tiny", "--prompt", "x", "--out", "none/a.jsonl"], 2, "folder none does not exist"),
+        (
+            ["generate", "builtin:tiny", "--prompt", "x", "--out", "none/a.jsonl"],
+            2,
+            "folder none does not exist",
+        ),
         (["eval", "run.yaml", "--out", "."], 2, "is a folder"),
         (["generate", "builtin:tiny", "--prompts-file", "run.yaml.jsonl"], 2, "No such file"),
     ],
@@ -118,7 +148,9 @@ def test_wrong_use_exits_with_2_and_says_what_is_wrong(
     assert "Traceback" not in result.stderr
 
 
-def test_plan_prints_the_batch_equation_and_the_warning_goes_to_standard_error(folder: Path) -> None:
+def test_plan_prints_the_batch_equation_and_the_warning_goes_to_standard_error(
+    folder: Path,
+) -> None:
     result = call(folder, OXRL, "plan", "run.yaml", "train.clip_low=-0.2")
     assert result.returncode == 0
     assert "4 prompts x 2 samples = 8 rows per rollout step" in result.stdout
@@ -129,34 +161,56 @@ def test_config_show_loads_to_the_same_text_and_diff_says_what_changed(folder: P
     shown = call(folder, OXRL, "config", "show", "run.yaml", "train.lr=3e-6").stdout
     (folder / "shown.yaml").write_text(shown)
     assert call(folder, OXRL, "config", "show", "shown.yaml").stdout == shown
-    assert call(folder, OXRL, "config", "diff", "run.yaml", "shown.yaml").stdout == "train.lr: 1e-06 -> 3e-06\n"
+    assert (
+        call(folder, OXRL, "config", "diff", "run.yaml", "shown.yaml").stdout
+        == "train.lr: 1e-06 -> 3e-06\n"
+    )
     assert json.loads(call(folder, OXRL, "config", "schema").stdout)["title"] == "Config"
 
 
 def test_the_table_lists_every_algorithm(folder: Path) -> None:
     lines = call(folder, OXRL, "algorithms").stdout.splitlines()
     row = next(line for line in lines if line.startswith("ppo "))
-    assert row.split() == ["ppo", "rl", "gae", "token/old", "ppo_clip", "none", "none", "token_mean", "critic"]
+    assert row.split() == [
+        "ppo",
+        "rl",
+        "gae",
+        "token/old",
+        "ppo_clip",
+        "none",
+        "none",
+        "token_mean",
+        "critic",
+    ]
 
 
 @pytest.mark.parametrize(
     ("script", "algorithm", "other"),
-    [("main_rl.py", "sft", "python main_sl.py --config"), ("main_sl.py", "sgrpo", "python main_rl.py --config")],
+    [
+        ("main_rl.py", "sft", "python main_sl.py --config"),
+        ("main_sl.py", "sgrpo", "python main_rl.py --config"),
+    ],
 )
-def test_a_door_refuses_the_other_kind_of_algorithm(folder: Path, script: str, algorithm: str, other: str) -> None:
+def test_a_door_refuses_the_other_kind_of_algorithm(
+    folder: Path, script: str, algorithm: str, other: str
+) -> None:
     text = (
         CONFIG
         if algorithm != "sft"
         else "".join(CONFIG.splitlines(keepends=True)[:3]).replace(", prompts_per_step: 4", "")
     )
-    (folder / "door.yaml").write_text(text + ("" if algorithm != "sft" else "train: {alg_name: sft}\n"))
+    (folder / "door.yaml").write_text(
+        text + ("" if algorithm != "sft" else "train: {alg_name: sft}\n")
+    )
     result = call(folder, sys.executable, ROOT / script, "--config", "door.yaml")
     assert result.returncode == 2
     assert f"{other} door.yaml" in result.stderr
 
 
 def test_a_dry_run_takes_one_step_and_keeps_nothing(folder: Path) -> None:
-    result = call(folder, OXRL, "train", "run.yaml", "model.name=nobody/nothing-7b", "--dry-run", seconds=280)
+    result = call(
+        folder, OXRL, "train", "run.yaml", "model.name=nobody/nothing-7b", "--dry-run", seconds=280
+    )
     assert result.returncode == 0, result.stderr
     assert "dry run done" in result.stdout
     assert not (folder / "runs").exists()

@@ -1,4 +1,6 @@
-"""The documentation keeps its promises: links lead somewhere, YAML loads, commands exist, the README stays short."""
+"""The documentation keeps its promises: links lead somewhere, YAML loads, commands exist, the
+README stays short.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_every_complete_config_in_the_documentation_loads(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+    for block in re.findall(
+        r"^```yaml\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL
+    ):
         if all(f"\n{section}:" in f"\n{block}" for section in ("run", "model", "data", "train")):
             for file in re.findall(r"(?:train|eval): ([^\s,}]+\.jsonl)", block):
                 Path(file).parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +78,9 @@ def test_every_oxrl_command_in_the_documentation_exists() -> None:
         for command in re.findall(r"(?:^|[`\s/])oxrl ([a-z]+)\b", page.read_text(), re.MULTILINE)
     }
     for command in sorted(commands):
-        result = subprocess.run([oxrl, command, "--help"], capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run(
+            [oxrl, command, "--help"], capture_output=True, text=True, timeout=60, check=False
+        )
         assert result.returncode == 0, f"the documentation names `oxrl {command}`: {result.stderr}"
 
 
@@ -88,7 +94,9 @@ def test_the_readme_can_be_read_in_one_sitting() -> None:
 
 
 def test_make_knows_every_target_the_documentation_names() -> None:
-    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    targets = set(
+        re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    )
     shown = r"(?:^ {4}|^|`)make ([a-z][a-z-]*)"
     named = {name for page in PAGES for name in re.findall(shown, page.read_text(), re.MULTILINE)}
     assert named <= targets

@@ -1,4 +1,6 @@
-"""Names that programs outside this repository rely on: oxrl.functional, oxrl.config, oxrl.rewards."""
+"""Names that programs outside this repository rely on: oxrl.functional, oxrl.config,
+oxrl.rewards.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ PAIRS = (
     "rejected_lengths",
     "loss_weights",
 )
-# Name -> its positional arguments, all tensors, in order; everything else the function takes is keyword-only.
+# Name -> its positional arguments, all tensors, in order; everything else the function takes is
+# keyword-only.
 FUNCTIONAL: dict[str, tuple[str, ...]] = {
     "logprobs_from_logits": ("logits", "tokens"),
     "masked_mean": ("x", "mask"),
@@ -58,10 +61,14 @@ FUNCTIONAL: dict[str, tuple[str, ...]] = {
 def test_a_public_function_takes_tensors_by_position_and_numbers_by_keyword(name: str) -> None:
     function = getattr(import_module("oxrl.functional"), name)
     parameters = inspect.signature(function).parameters.values()
-    positional = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+    positional = [
+        parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY
+    ]
     assert positional, f"{name} takes no tensor"
     for parameter in positional:
-        assert "Tensor" in str(parameter.annotation), f"{name}({parameter}) is positional but no tensor"
+        assert "Tensor" in str(parameter.annotation), (
+            f"{name}({parameter}) is positional but no tensor"
+        )
     assert tuple(parameter.name for parameter in positional) == FUNCTIONAL[name]
 
 
@@ -82,7 +89,9 @@ def test_a_maths_answer_is_scored_by_one_function() -> None:
 
 
 def a_batch_of_metrics() -> dict[str, float]:
-    """Every function of functional/metrics.py and every loss that reports, on two groups of two rows of two tokens."""
+    """Every function of functional/metrics.py and every loss that reports, on two groups of two
+    rows of two tokens.
+    """
     functional = import_module("oxrl.functional")
     group_ids, rewards = torch.tensor([0, 0, 1, 1]), torch.tensor([1.0, 0.0, 1.0, 1.0])
     mask = torch.tensor([[False, True, True]] * 4)

@@ -2,8 +2,9 @@
 
     python make_pairs.py .../gsm8k OUT
 
-writes OUT/train.jsonl and OUT/eval.jsonl (every fifth question), the same pairs without their questions in OUT/bare_*,
-GSM8K's own training solutions in OUT/warm.jsonl, and prints the baselines on the held-out part.
+writes OUT/train.jsonl and OUT/eval.jsonl (every fifth question), the same pairs without their
+questions in OUT/bare_*, GSM8K's own training solutions in OUT/warm.jsonl, and prints the baselines
+on the held-out part.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ def main(source: Path, out: Path) -> None:
     parts: dict[str, list[dict[str, str]]] = {"train": [], "eval": []}
     used = 0
     for row in read(source / "model_solutions.jsonl"):
-        pairs = [(a, b) for a, b in product(MODELS, MODELS) if row[a]["is_correct"] and not row[b]["is_correct"]]
+        pairs = [
+            (a, b)
+            for a, b in product(MODELS, MODELS)
+            if row[a]["is_correct"] and not row[b]["is_correct"]
+        ]
         if not pairs:
             continue
         part = parts["eval" if used % 5 == 0 else "train"]
@@ -42,10 +47,18 @@ def main(source: Path, out: Path) -> None:
     for name, rows in parts.items():
         write(out / f"{name}.jsonl", rows)
         write(out / f"bare_{name}.jsonl", [row | {"prompt": "?"} for row in rows])
-    solved = [(row["question"], *row["answer"].split("\n#### ")) for row in read(source / "train.jsonl")]
-    write(out / "warm.jsonl", [{"prompt": q, "completion": f"{solution}\nA: {last}"} for q, solution, last in solved])
+    solved = [
+        (row["question"], *row["answer"].split("\n#### ")) for row in read(source / "train.jsonl")
+    ]
+    write(
+        out / "warm.jsonl",
+        [{"prompt": q, "completion": f"{solution}\nA: {last}"} for q, solution, last in solved],
+    )
     held = parts["eval"]
-    longer = sum((len(r["chosen"]) > len(r["rejected"])) + 0.5 * (len(r["chosen"]) == len(r["rejected"])) for r in held)
+    longer = sum(
+        (len(r["chosen"]) > len(r["rejected"])) + 0.5 * (len(r["chosen"]) == len(r["rejected"]))
+        for r in held
+    )
     writer = sum(MODELS.index(r["right"]) > MODELS.index(r["wrong"]) for r in held)
     print(f"{used} questions, {len(parts['train'])} training pairs, {len(held)} held-out pairs")
     print(f"longer wins {longer / len(held):.3f}, shorter wins {1 - longer / len(held):.3f}")

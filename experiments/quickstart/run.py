@@ -1,8 +1,11 @@
-"""The quickstart: a tiny model learns to add, first by example, then by reinforcement; on a laptop, in minutes.
+"""The quickstart: a tiny model learns to add, first by example, then by reinforcement; on a laptop,
+in minutes.
 
     python experiments/quickstart/run.py              one run (`make quickstart`)
-    python experiments/quickstart/run.py --seeds 5    five seeds, one line each (`make quickstart-seeds`)
-    python experiments/quickstart/run.py --control    rewards permuted across the batch: nothing should be learned
+    python experiments/quickstart/run.py --seeds 5
+        five seeds, one line each (`make quickstart-seeds`)
+    python experiments/quickstart/run.py --control
+        rewards permuted across the batch: nothing should be learned
 
 Every run gets a fresh directory under `runs/`.
 """
@@ -27,15 +30,24 @@ from oxrl.seeds import stable_seed
 from oxrl.types import Completion, Prompt, Score
 
 HERE = Path(__file__).parent
-# The part of the task that decides how hard it is. Half of the demonstrations forget the carry, so that the warm start
-# leaves a habit behind which only the reward can break.
-TASK = {"low": 10, "high": 99, "slips": 0.5, "sft_rows": 40_000, "rl_rows": 8_000, "eval_rows": 1_000}
+# The part of the task that decides how hard it is. Half of the demonstrations forget the carry, so
+# that the warm start leaves a habit behind which only the reward can break.
+TASK = {
+    "low": 10,
+    "high": 99,
+    "slips": 0.5,
+    "sft_rows": 40_000,
+    "rl_rows": 8_000,
+    "eval_rows": 1_000,
+}
 EVAL_SAMPLES = 4
 
 
 @dataclass(frozen=True)
 class Result:
-    """Accuracies on the held-out sums: (greedy, sampled at temperature 1), before and after reinforcement."""
+    """Accuracies on the held-out sums: (greedy, sampled at temperature 1), before and after
+    reinforcement.
+    """
 
     before: tuple[float, float]
     after: tuple[float, float]
@@ -43,7 +55,9 @@ class Result:
 
 
 class PermutedRewards(RewardPool):
-    """The control: every score goes to a response it does not belong to. Means stay, the signal is gone."""
+    """The control: every score goes to a response it does not belong to. Means stay, the signal is
+    gone.
+    """
 
     _calls = 0
 
@@ -71,7 +85,11 @@ def accuracies(model: Path, folder: Path, seed: int, name: str) -> tuple[float, 
     shared.append(f"run.seed={seed}")
     greedy = run_eval(HERE / "rl.yaml", shared, samples=1, temperature=0.0)
     sampled = run_eval(
-        HERE / "rl.yaml", shared, samples=EVAL_SAMPLES, temperature=1.0, out=folder / f"{name}_samples.jsonl"
+        HERE / "rl.yaml",
+        shared,
+        samples=EVAL_SAMPLES,
+        temperature=1.0,
+        out=folder / f"{name}_samples.jsonl",
     )
     return greedy["eval/reward"], sampled["eval/reward"]
 
@@ -79,9 +97,13 @@ def accuracies(model: Path, folder: Path, seed: int, name: str) -> tuple[float, 
 def quickstart(folder: Path, seed: int, *, control: bool) -> Result:
     """Prepare, warm start, evaluate, reinforce, evaluate. Everything lands in `folder`."""
     start = time.monotonic()
-    say(f"Preparing sums of two numbers from {TASK['low']} to {TASK['high']} in {folder / 'data'} ...")
+    say(
+        f"Preparing sums of two numbers from {TASK['low']} to {TASK['high']} in {folder / 'data'} ..."
+    )
     report = PREPARERS["arithmetic"](None, folder / "data", seed=seed, **TASK)
-    say(f"  {report['written']}; {report['held_out_tuples']} pairs of numbers are held out in either order")
+    say(
+        f"  {report['written']}; {report['held_out_tuples']} pairs of numbers are held out in either order"
+    )
 
     say("\nWarm start: supervised, on answers that forget the carry half of the time")
     shared = [f"run.seed={seed}"]
@@ -91,8 +113,15 @@ def quickstart(folder: Path, seed: int, *, control: bool) -> Result:
     before = accuracies(warm, folder, seed, "before")
     say(f"  held-out accuracy: greedy {before[0]:.1%}, sampled {before[1]:.1%}")
 
-    say("\nReinforcement: SGRPO, reward 1 for the exact sum" + (", rewards permuted (control)" if control else ""))
-    rl = [f"run.dir={folder / 'rl'}", f"data.train={folder / 'data/rl.jsonl'}", f"model.name={warm}"]
+    say(
+        "\nReinforcement: SGRPO, reward 1 for the exact sum"
+        + (", rewards permuted (control)" if control else "")
+    )
+    rl = [
+        f"run.dir={folder / 'rl'}",
+        f"data.train={folder / 'data/rl.jsonl'}",
+        f"model.name={warm}",
+    ]
     original = build.RewardPool
     build.RewardPool = PermutedRewards if control else original
     try:
@@ -109,13 +138,23 @@ def show(folder: Path, result: Result) -> None:
     for name, index in (("greedy", 0), ("sampled at T = 1", 1)):
         say(f"  {name:<18}{result.before[index]:>11.1%}{result.after[index]:>11.1%}")
     for name in ("before", "after"):
-        lines = (folder / f"{name}_samples.jsonl").read_text(encoding="utf-8").split("\n")[: 6 * EVAL_SAMPLES]
+        lines = (
+            (folder / f"{name}_samples.jsonl")
+            .read_text(encoding="utf-8")
+            .split("\n")[: 6 * EVAL_SAMPLES]
+        )
         samples = [json.loads(line) for line in lines[::EVAL_SAMPLES]]
-        answers = ", ".join(f"{s['prompt']}{s['response']}{'' if s['reward'] else ' (wrong)'}" for s in samples)
+        answers = ", ".join(
+            f"{s['prompt']}{s['response']}{'' if s['reward'] else ' (wrong)'}" for s in samples
+        )
         say(f"\nSampled {name}: {answers}")
     say(f"\nDone in {result.seconds:.0f} s. Everything is in {folder}:")
-    say("  rl/metrics.jsonl   one line per step          rl/samples.jsonl   every answer with its reward")
-    say("  rl/checkpoints     load with transformers     rl/config.yaml     the resolved configuration")
+    say(
+        "  rl/metrics.jsonl   one line per step          rl/samples.jsonl   every answer with its reward"
+    )
+    say(
+        "  rl/checkpoints     load with transformers     rl/config.yaml     the resolved configuration"
+    )
 
 
 def fresh_folder(root: Path) -> Path:
@@ -132,11 +171,17 @@ def fresh_folder(root: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a tiny model by example and then by reinforcement.")
+    parser = argparse.ArgumentParser(
+        description="Train a tiny model by example and then by reinforcement."
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeds", type=int, default=1, help="run so many seeds and print a line for each")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="run so many seeds and print a line for each"
+    )
     parser.add_argument("--control", action="store_true", help="permute rewards across the batch")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="where run directories are made")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs"), help="where run directories are made"
+    )
     arguments = parser.parse_args()
     results: dict[int, Result] = {}
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):

@@ -1,11 +1,13 @@
 """The quickstart's RL on three sets of engines: do they learn the same?
 
-    python experiments/scale_quickstart/run.py [--seeds 3] [--engines local zero3_vllm two_vllm] [--steps 30]
+    python experiments/scale_quickstart/run.py [--seeds 3] [--engines local zero3_vllm two_vllm]
+    [--steps 30]
 
-One configuration, ../quickstart/rl.yaml, and the engine lines below; 30 steps from the quickstart's warm start. Prints
-the mean reward of the last ten steps per seed, the largest difference to the local engine, seconds per step by phase,
-and the worst mismatch between sampler and trainer. Needs the environment of `make env-scale`. `results.jsonl` in the
-output folder gets a line per run; what is in it is not run again.
+One configuration, ../quickstart/rl.yaml, and the engine lines below; 30 steps from the quickstart's
+warm start. Prints the mean reward of the last ten steps per seed, the largest difference to the
+local engine, seconds per step by phase, and the worst mismatch between sampler and trainer. Needs
+the environment of `make env-scale`. `results.jsonl` in the output folder gets a line per run; what
+is in it is not run again.
 """
 
 from __future__ import annotations
@@ -31,7 +33,14 @@ from oxrl.recipes import run
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "quickstart"
-TASK = {"low": 10, "high": 99, "slips": 0.5, "sft_rows": 40_000, "rl_rows": 8_000, "eval_rows": 1_000}
+TASK = {
+    "low": 10,
+    "high": 99,
+    "slips": 0.5,
+    "sft_rows": 40_000,
+    "rl_rows": 8_000,
+    "eval_rows": 1_000,
+}
 LAST = 10
 ENGINES = {
     "local": [],
@@ -52,10 +61,14 @@ def say(text: str) -> None:
 
 
 def write_model(folder: Path, seed: int) -> None:
-    """The quickstart's model with heads of 32 instead of 16, which vLLM's CPU attention does not have."""
+    """The quickstart's model with heads of 32 instead of 16, which vLLM's CPU attention does not
+    have.
+    """
     dims = dict(BUILTIN_DIMS["builtin:tiny"]) | {"head_dim": 32}
     torch.manual_seed(seed)
-    config = Qwen3Config(**dims, tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, bos_token_id=None)
+    config = Qwen3Config(
+        **dims, tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, bos_token_id=None
+    )
     save_model(Qwen3ForCausalLM(config), folder)
     builtin_tokenizer().save_pretrained(folder)
 
@@ -66,7 +79,11 @@ def warm_start(folder: Path, seed: int) -> Path:
         shutil.rmtree(folder / "warm", ignore_errors=True)
         PREPARERS["arithmetic"](None, folder / "data", seed=seed, **TASK)
         write_model(folder / "model", seed)
-        given = [f"run.seed={seed}", f"run.dir={folder / 'warm'}", f"data.train={folder / 'data/sft.jsonl'}"]
+        given = [
+            f"run.seed={seed}",
+            f"run.dir={folder / 'warm'}",
+            f"data.train={folder / 'data/sft.jsonl'}",
+        ]
         given.append(f"model.name={folder / 'model'}")
         run(load_config(QUICKSTART / "sft.yaml", given))
         (folder / "warm.done").touch()
@@ -77,16 +94,40 @@ def learn(engine: str, seed: int, out: Path, steps: int) -> dict[str, Any]:
     """One run in a process of its own, as `oxrl train` would start it; the means of its metrics."""
     folder = out / f"seed_{seed}"
     target = folder / engine
-    shared = [f"model.name={warm_start(folder, seed)}", f"data.train={folder / 'data/rl.jsonl'}", f"run.seed={seed}"]
+    shared = [
+        f"model.name={warm_start(folder, seed)}",
+        f"data.train={folder / 'data/rl.jsonl'}",
+        f"run.seed={seed}",
+    ]
     shutil.rmtree(target, ignore_errors=True)
     command = [sys.executable, "-m", "oxrl", "train", str(QUICKSTART / "rl.yaml"), *shared]
-    command += [f"run.dir={target}", f"run.steps={steps}", "run.checkpoint_every=0", "run.mlflow=false"]
-    subprocess.run([*command, *ENGINES[engine]], check=True, stdout=(out / f"{engine}_{seed}.log").open("w"))
+    command += [
+        f"run.dir={target}",
+        f"run.steps={steps}",
+        "run.checkpoint_every=0",
+        "run.mlflow=false",
+    ]
+    subprocess.run(
+        [*command, *ENGINES[engine]], check=True, stdout=(out / f"{engine}_{seed}.log").open("w")
+    )
     lines = [json.loads(line) for line in (target / "metrics.jsonl").read_text().splitlines()]
-    means = {key: statistics.mean(line[key] for line in lines) for key in lines[-1] if key.startswith("time/")}
-    worst = {key: max(line[key] for line in lines) for key in lines[-1] if key.startswith("mismatch/")}
+    means = {
+        key: statistics.mean(line[key] for line in lines)
+        for key in lines[-1]
+        if key.startswith("time/")
+    }
+    worst = {
+        key: max(line[key] for line in lines) for key in lines[-1] if key.startswith("mismatch/")
+    }
     last = statistics.mean(line["reward/mean"] for line in lines[-LAST:])
-    return {"engine": engine, "seed": seed, "steps": steps, "last_reward": last, "time": means, "mismatch": worst}
+    return {
+        "engine": engine,
+        "seed": seed,
+        "steps": steps,
+        "last_reward": last,
+        "time": means,
+        "mismatch": worst,
+    }
 
 
 def report(results: list[dict[str, Any]]) -> None:
@@ -95,12 +136,23 @@ def report(results: list[dict[str, Any]]) -> None:
         rewards[line["engine"]][line["seed"]] = line["last_reward"]
     say(f"\nmean reward of the last {LAST} steps, per seed")
     for engine, found in rewards.items():
-        off = [abs(value - rewards["local"][seed]) for seed, value in found.items() if seed in rewards["local"]]
+        off = [
+            abs(value - rewards["local"][seed])
+            for seed, value in found.items()
+            if seed in rewards["local"]
+        ]
         values = "  ".join(f"{seed}: {value:.4f}" for seed, value in sorted(found.items()))
-        say(f"  {engine:<12}{values}   mean {statistics.mean(found.values()):.4f}   largest difference {max(off):.4f}")
+        say(
+            f"  {engine:<12}{values}   mean {statistics.mean(found.values()):.4f}   largest difference {max(off):.4f}"
+        )
     for line in results:
-        phases = ", ".join(f"{key.removeprefix('time/')} {value:.2f}" for key, value in line["time"].items())
-        worst = ", ".join(f"{key.removeprefix('mismatch/')} {value:.2e}" for key, value in line["mismatch"].items())
+        phases = ", ".join(
+            f"{key.removeprefix('time/')} {value:.2f}" for key, value in line["time"].items()
+        )
+        worst = ", ".join(
+            f"{key.removeprefix('mismatch/')} {value:.2e}"
+            for key, value in line["mismatch"].items()
+        )
         say(f"  {line['engine']} seed {line['seed']}: {phases}; worst mismatch {worst}")
 
 
@@ -113,7 +165,9 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     record = arguments.out / "results.jsonl"
-    results = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    results = (
+        [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    )
     for seed in range(arguments.seeds):
         for engine in arguments.engines:
             if any((line["engine"], line["seed"]) == (engine, seed) for line in results):

@@ -1,4 +1,5 @@
-"""The configuration of a run: schema, loading with errors that teach, resolved dump, and the plan of a run.
+"""The configuration of a run: schema, loading with errors that teach, resolved dump, and the plan
+of a run.
 
 Nothing here imports torch; recipes take a `Config`, and nothing below recipes sees one.
 """
@@ -7,4 +8,11 @@ from oxrl.config.load import load_config, load_evaluation_config
 from oxrl.config.reads import config_diff, dump_config
 from oxrl.config.schema import Config, config_schema
 
-__all__ = ["Config", "config_diff", "config_schema", "dump_config", "load_config", "load_evaluation_config"]
+__all__ = [
+    "Config",
+    "config_diff",
+    "config_schema",
+    "dump_config",
+    "load_config",
+    "load_evaluation_config",
+]

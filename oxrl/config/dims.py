@@ -39,13 +39,19 @@ class ModelDims:
 
 
 def model_dims(name: str) -> ModelDims | None:
-    """Sizes of a folder, a built-in or a well-known published model; None when they cannot be known offline."""
+    """Sizes of a folder, a built-in or a well-known published model; None when they cannot be known
+    offline.
+    """
     if is_builtin(name):
-        return _from_config({**BUILTIN_DIMS.get(name, {}), "model_type": "qwen3", "tie_word_embeddings": True}, None)
+        return _from_config(
+            {**BUILTIN_DIMS.get(name, {}), "model_type": "qwen3", "tie_word_embeddings": True}, None
+        )
     published = QWEN25.get(name.removeprefix("Qwen/Qwen2.5-").removesuffix("-Instruct"))
     if published is not None and name.startswith("Qwen/"):
         values = dict(zip(QWEN25_KEYS, published, strict=True))
-        return _from_config({**values, "model_type": "qwen2", "max_position_embeddings": 32768}, None)
+        return _from_config(
+            {**values, "model_type": "qwen2", "max_position_embeddings": 32768}, None
+        )
     try:
         values = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -57,11 +63,18 @@ def _from_config(values: Mapping[str, Any], stored: int | None) -> ModelDims | N
     """Read a Hugging Face text config; the count is exact for Llama, Mistral, Qwen2 and Qwen3."""
     values = {**values, **(values.get("text_config") or {})}
     try:
-        hidden, layers, vocab = values["hidden_size"], values["num_hidden_layers"], values["vocab_size"]
+        hidden, layers, vocab = (
+            values["hidden_size"],
+            values["num_hidden_layers"],
+            values["vocab_size"],
+        )
         heads, inner = values["num_attention_heads"], values["intermediate_size"]
     except KeyError:
         return None
-    kv_heads, head_dim = values.get("num_key_value_heads") or heads, values.get("head_dim") or hidden // heads
+    kv_heads, head_dim = (
+        values.get("num_key_value_heads") or heads,
+        values.get("head_dim") or hidden // heads,
+    )
     family = values.get("model_type", "")
     if stored is None and family not in ("llama", "mistral", "qwen2", "qwen3"):
         return None
@@ -71,22 +84,31 @@ def _from_config(values: Mapping[str, Any], stored: int | None) -> ModelDims | N
     if family == "qwen3":
         attention += 2 * head_dim
     embeddings = vocab * hidden * (1 if values.get("tie_word_embeddings", False) else 2)
-    parameters = stored or layers * (attention + 3 * hidden * inner + 2 * hidden) + hidden + embeddings
-    return ModelDims(parameters, layers, hidden, inner, kv_heads, head_dim, values.get("max_position_embeddings"))
+    parameters = (
+        stored or layers * (attention + 3 * hidden * inner + 2 * hidden) + hidden + embeddings
+    )
+    return ModelDims(
+        parameters, layers, hidden, inner, kv_heads, head_dim, values.get("max_position_embeddings")
+    )
 
 
 def stored_parameters(folder: Path) -> int | None:
-    """Parameters in the folder's model*.safetensors, from their headers; None when there are none."""
+    """Parameters in the folder's model*.safetensors, from their headers; None when there are
+    none.
+    """
     total = 0
     for file in folder.glob("model*.safetensors"):
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
-            # A header beyond 100 MB is refused by the format; a truncated file must not make us read gigabytes.
+            # A header beyond 100 MB is refused by the format; a truncated file must not make us
+            # read gigabytes.
             try:
                 header = json.loads(stream.read(min(size, 100_000_000)))
             except ValueError:
                 return None
-        total += sum(math.prod(entry["shape"]) for key, entry in header.items() if key != "__metadata__")
+        total += sum(
+            math.prod(entry["shape"]) for key, entry in header.items() if key != "__metadata__"
+        )
     return total or None
 
 

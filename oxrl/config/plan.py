@@ -1,4 +1,6 @@
-"""`oxrl plan`: what a run will do, in words and numbers, computed from the configuration and files on disk alone."""
+"""`oxrl plan`: what a run will do, in words and numbers, computed from the configuration and files
+on disk alone.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,16 @@ from oxrl.config.schema import Config
 from oxrl.data.hub import locate
 from oxrl.errors import ConfigError
 
-# Bytes per parameter of weights, masters and moments, gradients. float32 weights are their own masters; with bfloat16
-# weights their own gradients exist beside the float32 sums until the pass ends.
+# Bytes per parameter of weights, masters and moments, gradients. float32 weights are their own
+# masters; with bfloat16 weights their own gradients exist beside the float32 sums until the pass
+# ends.
 BYTES = {"float32": (4, 8, 4), "bfloat16": (2, 12, 6)}
 
 
 class Memory(NamedTuple):
-    """Bytes: on each rank's device by phase of a step, offloaded to a rank's CPU memory, and of a checkpoint."""
+    """Bytes: on each rank's device by phase of a step, offloaded to a rank's CPU memory, and of a
+    checkpoint.
+    """
 
     phases: dict[str, int]
     offloaded: int
@@ -27,17 +32,25 @@ class Memory(NamedTuple):
 
 
 def plan_text(cfg: Config) -> str:
-    """Batch equation, totals, data, memory per phase and disk of a run, one `label  text` line each."""
+    """Batch equation, totals, data, memory per phase and disk of a run, one `label
+    text` line each.
+    """
     row = cfg.train.row
     batch = {"rl": _rl_batch, "rejection": _rejection_batch}.get(row.recipe, _supervised_batch)(cfg)
-    where = f"on {cfg.model.name}, {cfg.model.dtype}, device {cfg.run.device}, into {cfg.run.directory}"
+    where = (
+        f"on {cfg.model.name}, {cfg.model.dtype}, device {cfg.run.device}, into {cfg.run.directory}"
+    )
     lines = {"run": f"{cfg.run.name}: {cfg.train.alg_name} ({row.summary}) {where}"}
     lines |= batch | _evaluation(cfg) | _memory(cfg)
     return "\n".join(f"{label:<11}{text}" for label, text in lines.items())
 
 
 def _rl_batch(cfg: Config) -> dict[str, str]:
-    prompts, samples, longest = cfg.data.prompts_per_step, cfg.rollout.n_samples, cfg.rollout.max_tokens
+    prompts, samples, longest = (
+        cfg.data.prompts_per_step,
+        cfg.rollout.n_samples,
+        cfg.rollout.max_tokens,
+    )
     epochs, minibatches, steps = cfg.train.epochs, cfg.train.minibatches, cfg.run.steps
     rows, updates = prompts * samples, cfg.train.updates
     rollouts = steps // updates
@@ -67,26 +80,37 @@ def _supervised_batch(cfg: Config) -> dict[str, str]:
 def _rejection_batch(cfg: Config) -> dict[str, str]:
     prompts, samples = count_rows(cfg.data.train_files[0]), cfg.rollout.n_samples
     asked = f"{_count(prompts, 'prompt')} x {_count(samples, 'sample')} = {prompts * samples:,} responses"
-    return _supervised_batch(cfg) | {"data": f"{cfg.data.train}: {asked}; rows are those that are kept"}
+    return _supervised_batch(cfg) | {
+        "data": f"{cfg.data.train}: {asked}; rows are those that are kept"
+    }
 
 
 def _evaluation(cfg: Config) -> dict[str, str]:
     if cfg.data.eval is None:
         return {}
     rows = min(count_rows(cfg.data.eval), cfg.data.eval_rows or 10**18)
-    each = f" x {_count(cfg.rollout.eval_samples, 'sample')}" if cfg.train.row.recipe == "rl" else ""
-    when = f"every {_count(cfg.run.eval_every, 'optimizer step')} and " if cfg.run.eval_every else ""
+    each = (
+        f" x {_count(cfg.rollout.eval_samples, 'sample')}" if cfg.train.row.recipe == "rl" else ""
+    )
+    when = (
+        f"every {_count(cfg.run.eval_every, 'optimizer step')} and " if cfg.run.eval_every else ""
+    )
     return {"eval": f"{_count(rows, 'row')} of {cfg.data.eval}{each}, {when}at the end"}
 
 
 def _passes(cfg: Config, drawn: int, unit: str) -> str:
-    rows, path = sum(count_rows(file) for file in cfg.data.train_files), ", ".join(cfg.data.train_files)
+    rows, path = (
+        sum(count_rows(file) for file in cfg.data.train_files),
+        ", ".join(cfg.data.train_files),
+    )
     passes = f" = {drawn / rows:.2f} passes over the data" if rows else ""
     return f"{path}: {_count(rows, 'row')}; {drawn:,} {unit} drawn{passes}"
 
 
 def count_rows(path: str) -> int:
-    """Rows of a JSONL (lines that are not blank) or Parquet file; one on the hub is fetched, as the run will."""
+    """Rows of a JSONL (lines that are not blank) or Parquet file; one on the hub is fetched, as the
+    run will.
+    """
     path = str(locate(path))
     if path.endswith(".parquet"):
         # Imported here: pyarrow is heavy, and only Parquet files need it.
@@ -100,7 +124,10 @@ def count_rows(path: str) -> int:
 def _memory(cfg: Config) -> dict[str, str]:
     dims = model_dims(cfg.model.name)
     if dims is None:
-        return {"memory": f"unknown: {cfg.model.name} is not on disk, or has no sizes this reads", "disk": "unknown"}
+        return {
+            "memory": f"unknown: {cfg.model.name} is not on disk, or has no sizes this reads",
+            "disk": "unknown",
+        }
     phases, offloaded, one = memory(cfg, dims)
     shown = ", ".join(f"{phase} {decimal(size)}" for phase, size in phases.items())
     peak, kept = f"peak in {max(phases, key=phases.__getitem__)}", cfg.run.keep_checkpoints
@@ -114,12 +141,18 @@ def _memory(cfg: Config) -> dict[str, str]:
 
 
 def memory(cfg: Config, dims: ModelDims) -> Memory:
-    """States of every model, plus a cache while sampling, plus gradients and activations while updating.
+    """States of every model, plus a cache while sampling, plus gradients and activations while
+    updating.
 
     The critic is one more model of the policy's size, the reference one more copy of the weights.
     """
     size, states, gradient = BYTES[cfg.model.dtype]
-    ranks, backend, row, engine = cfg.run.training_gpus, cfg.train.backend, cfg.train.row, cfg.inference_engine
+    ranks, backend, row, engine = (
+        cfg.run.training_gpus,
+        cfg.train.backend,
+        cfg.train.row,
+        cfg.inference_engine,
+    )
     models = 2 if "critic" in row.needs else 1
     weights = trained = models * dims.parameters
     if cfg.lora.rank:  # adapters on every linear layer, at hidden = heads x head_dim
@@ -140,7 +173,9 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     offloaded = sum(part for part, away in parts if away)
     held = sum(part for part, away in parts if not away)
     if cut[3] > 1:  # two layers, and what is outside of layers, are whole while they run
-        layer = dims.hidden * (2 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 3 * dims.intermediate)
+        layer = dims.hidden * (
+            2 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 3 * dims.intermediate
+        )
         held += (dims.parameters - (dims.layers - 2) * layer) * size
 
     phases, tokens = dict[str, int](), cfg.train.micro_batch_tokens
@@ -154,7 +189,9 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
         sampler = min(-(-rows // max(engine.actors, 1)), engine.max_rows) * longest * cache
         if engine.actors:  # weights of its own, on a device of its own or beside a training rank
             sampler = (sampler + dims.parameters * size) // engine.tensor_parallel
-        phases["rollout"] = sampler + (0 if engine.actors and engine.placement == "separate" else held)
+        phases["rollout"] = sampler + (
+            0 if engine.actors and engine.placement == "separate" else held
+        )
         tokens = min(tokens, -(-rows // ranks) * longest) if row.recipe == "rl" else tokens
     phases["update"] = held + trained * gradient // cut[2] + activation_bytes(cfg, dims, tokens)
     return Memory(phases, offloaded, trained * (size + states))
@@ -163,12 +200,16 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
 def activation_bytes(cfg: Config, dims: ModelDims, tokens: int) -> int:
     """Activations kept for the backward pass of one micro-batch.
 
-    12 hidden + 4 intermediate + 4 kv_heads head_dim numbers per token and layer: counted with saved-tensor hooks on
-    three Qwen3 shapes, where it is 5 to 6 % above the count. Checkpointing keeps one hidden state per layer and
-    recomputes a layer at a time.
+    12 hidden + 4 intermediate + 4 kv_heads head_dim numbers per token and layer: counted with
+    saved-tensor hooks on three Qwen3 shapes, where it is 5 to 6 % above the count. Checkpointing
+    keeps one hidden state per layer and recomputes a layer at a time.
     """
     layer = 12 * dims.hidden + 4 * dims.intermediate + 4 * dims.kv_heads * dims.head_dim
-    numbers = dims.layers * dims.hidden + layer if cfg.model.gradient_checkpointing else dims.layers * layer
+    numbers = (
+        dims.layers * dims.hidden + layer
+        if cfg.model.gradient_checkpointing
+        else dims.layers * layer
+    )
     return tokens * numbers * BYTES[cfg.model.dtype][0]
 
 
@@ -177,14 +218,29 @@ def _count(number: int, unit: str, plural: str = "s") -> str:
 
 
 def dry_run_config(cfg: Config, directory: Path) -> Config:
-    """Smallest run that takes every turn of `cfg`: one rollout or supervised step of a random tiny model."""
+    """Smallest run that takes every turn of `cfg`: one rollout or supervised step of a random tiny
+    model.
+    """
     train, rollout, data = cfg.train, cfg.rollout, cfg.data
     if train.row.recipe == "rejection":
-        raise ConfigError(f"{train.alg_name} has no dry run: a random model's responses would not be kept")
+        raise ConfigError(
+            f"{train.alg_name} has no dry run: a random model's responses would not be kept"
+        )
     steps = train.updates if train.row.recipe == "rl" else 1
     changes = {
-        "run": {"dir": str(directory), "steps": steps, "mlflow": False, "checkpoint_every": 0, "eval_every": 0},
-        "model": {"name": "builtin:tiny", "dtype": "float32", "max_length": None, "chat_template": None},
+        "run": {
+            "dir": str(directory),
+            "steps": steps,
+            "mlflow": False,
+            "checkpoint_every": 0,
+            "eval_every": 0,
+        },
+        "model": {
+            "name": "builtin:tiny",
+            "dtype": "float32",
+            "max_length": None,
+            "chat_template": None,
+        },
         "data": {
             "prompts_per_step": train.minibatches,
             "rows_per_step": min(data.rows_per_step, 4),
@@ -192,6 +248,11 @@ def dry_run_config(cfg: Config, directory: Path) -> Config:
             "max_prompt_tokens": None,
             "overlong": "drop",
         },
-        "rollout": {"n_samples": min(rollout.n_samples, 4), "max_tokens": min(rollout.max_tokens, 32)},
+        "rollout": {
+            "n_samples": min(rollout.n_samples, 4),
+            "max_tokens": min(rollout.max_tokens, 32),
+        },
     }
-    return cfg.model_copy(update={name: getattr(cfg, name).model_copy(update=new) for name, new in changes.items()})
+    return cfg.model_copy(
+        update={name: getattr(cfg, name).model_copy(update=new) for name, new in changes.items()}
+    )

@@ -1,4 +1,6 @@
-"""Reading YAML and `key=value` overrides into plain values that remember where they were written."""
+"""Reading YAML and `key=value` overrides into plain values that remember where they were
+written.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ MOST_CHARACTERS, MOST_BRACKETS = 100_000, 200
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong. `also` names other fields that took part: a problem there hides this one."""
+    """One thing that is wrong. `also` names other fields that took part: a problem there hides this
+    one.
+    """
 
     path: str
     rule: str
@@ -32,7 +36,9 @@ class Problem:
 
 @dataclass
 class Source:
-    """What the user wrote: section -> field -> value, and for each dotted path the place it came from."""
+    """What the user wrote: section -> field -> value, and for each dotted path the place it came
+    from.
+    """
 
     file: str
     values: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
@@ -51,14 +57,19 @@ def read_source(path: Path | str, overrides: Sequence[str]) -> Source:
     """Read a file and apply overrides in order.
 
     Raises:
-        ConfigError: the file cannot be read, or is not YAML at all; nothing else can be checked then.
+        ConfigError: the file cannot be read, or is not YAML at all; nothing else can be checked
+            then.
     """
     source = Source(file=str(path))
     root = _compose(_read_text(Path(path)), source.file)
     if root is None:
-        source.problems.append(Problem("", f"{path} is empty; it needs at least run, model, data and train"))
+        source.problems.append(
+            Problem("", f"{path} is empty; it needs at least run, model, data and train")
+        )
     elif not isinstance(root, MappingNode):
-        raise ConfigError(f"{path}:1: the file must hold sections such as `train:`, not a list or a single value")
+        raise ConfigError(
+            f"{path}:1: the file must hold sections such as `train:`, not a list or a single value"
+        )
     else:
         _read_sections(root, source)
     for override in overrides:
@@ -70,14 +81,17 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
+        raise ConfigError(
+            f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8"
+        ) from None
     except OSError as error:
         why = f"cannot be read: {error.strerror}" if path.is_file() else why_no_file(path)
         raise ConfigError(f"{path}: {why}") from None
 
 
 def _compose(text: str, name: str) -> Node | None:
-    # The parser takes seconds per hundred kilobytes and per thousand brackets; no configuration comes near either.
+    # The parser takes seconds per hundred kilobytes and per thousand brackets; no configuration
+    # comes near either.
     if len(text) > MOST_CHARACTERS or text.count("[") + text.count("{") > MOST_BRACKETS:
         limits = f"more than {MOST_CHARACTERS} characters or {MOST_BRACKETS} brackets"
         raise ConfigError(f"{name}: not a configuration: {limits}")
@@ -88,15 +102,21 @@ def _compose(text: str, name: str) -> Node | None:
         line = mark.line if mark is not None else 0
         tab = "\t" in "".join(text.splitlines()[line : line + 1])
         hint = "; YAML is indented with spaces, this line has a tab" if tab else ""
-        raise ConfigError(f"{name}:{line + 1}: not YAML: {error.problem or error.context}{hint}") from None
+        raise ConfigError(
+            f"{name}:{line + 1}: not YAML: {error.problem or error.context}{hint}"
+        ) from None
     except YAMLError as error:
         raise ConfigError(f"{name}: not YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise ConfigError(f"{name}: not a configuration: nested far too deep") from None
 
 
-def _entries(node: MappingNode, prefix: str, source: Source, override: str = "") -> Iterator[tuple[str, Node, str]]:
-    """Yield (dotted path, value node, place) of each key; a key that is no text or comes twice is a problem."""
+def _entries(
+    node: MappingNode, prefix: str, source: Source, override: str = ""
+) -> Iterator[tuple[str, Node, str]]:
+    """Yield (dotted path, value node, place) of each key; a key that is no text or comes twice is a
+    problem.
+    """
     first: dict[str, str] = {}
     for key, value in node.value:
         place = override or f"{source.file}:{key.start_mark.line + 1}"
@@ -137,8 +157,12 @@ def _store(path: str, node: Node, place: str, source: Source) -> None:
         if isinstance(node, ScalarNode):
             values[name] = _scalar(node)
         elif path in ("data.train", "train.mix") and isinstance(node, MappingNode):
-            shares = _entries(node, f"{path}.", source, place if place.startswith("override") else "")
-            values[name] = {key.removeprefix(f"{path}."): _scalar(share) for key, share, _ in shares}
+            shares = _entries(
+                node, f"{path}.", source, place if place.startswith("override") else ""
+            )
+            values[name] = {
+                key.removeprefix(f"{path}."): _scalar(share) for key, share, _ in shares
+            }
         else:
             raise ValueError("takes a single value, not a list or nested fields")
     except ValueError as error:
@@ -173,6 +197,8 @@ def _apply_override(override: str, source: Source) -> None:
     else:
         source.where[path] = place
         try:
-            _store(path, _compose(text, "") or ScalarNode("tag:yaml.org,2002:null", ""), place, source)
+            _store(
+                path, _compose(text, "") or ScalarNode("tag:yaml.org,2002:null", ""), place, source
+            )
         except ConfigError as error:
             source.wrong(path, f"{str(error).lstrip(':1 ')}; quote the value if it is text", place)

@@ -1,4 +1,6 @@
-"""Conversations to learn from: which tokens the assistant wrote, its stop token included, and which were given."""
+"""Conversations to learn from: which tokens the assistant wrote, its stop token included, and which
+were given.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,18 @@ from oxrl.data.chat import EXPECTED_MESSAGES, ChatEncoder, Message, TemplateErro
 from oxrl.data.dataset import Dataset
 from oxrl.data.rows import Row, content_uid
 
-EXPECTED = f'{{"messages": {EXPECTED_MESSAGES}}} or {{"prompt": text or messages, "completion": text}}'
+EXPECTED = (
+    f'{{"messages": {EXPECTED_MESSAGES}}} or {{"prompt": text or messages, "completion": text}}'
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One conversation. `trained[t]` says that the assistant wrote `token_ids[t]`: it is a target of the loss.
+    """One conversation. `trained[t]` says that the assistant wrote `token_ids[t]`: it is a target
+    of the loss.
 
-    "<|user|>1+1<|end|><|assistant|>2<|end|>" has the mask 0 0 0 0 0 0 1 1: the reply and the token that stops it.
+    "<|user|>1+1<|end|><|assistant|>2<|end|>" has the mask 0 0 0 0 0 0 1 1: the reply and the token
+    that stops it.
     """
 
     uid: str
@@ -25,7 +31,8 @@ class Example:
 
 
 class ConversationDataset(Dataset[Example]):
-    """Conversations with loss masks, from rows of the form `EXPECTED`; a row with a blank reply is empty.
+    """Conversations with loss masks, from rows of the form `EXPECTED`; a row with a blank reply is
+    empty.
 
     Several assistant turns in a row are all learned. `report` counts trained_tokens too.
     """
@@ -44,13 +51,19 @@ class ConversationDataset(Dataset[Example]):
 
 
 def has_blank_reply(messages: Sequence[Message]) -> bool:
-    return any(message["role"] == "assistant" and not message["content"].strip() for message in messages)
+    return any(
+        message["role"] == "assistant" and not message["content"].strip() for message in messages
+    )
 
 
-def encode_conversation(messages: Sequence[Message], encoder: ChatEncoder, *, context: int = 0) -> Example:
-    """Token ids and loss mask of a conversation up to its last assistant turn; the first `context` messages are given.
+def encode_conversation(
+    messages: Sequence[Message], encoder: ChatEncoder, *, context: int = 0
+) -> Example:
+    """Token ids and loss mask of a conversation up to its last assistant turn; the first `context`
+    messages are given.
 
-    Each reply is encoded apart from what stands before it, as sampling produces it: prompt tokens, then reply tokens.
+    Each reply is encoded apart from what stands before it, as sampling produces it: prompt tokens,
+    then reply tokens.
 
     Raises:
         TemplateError: the template rewrites earlier turns, or ends a reply without a special token.
@@ -64,8 +77,12 @@ def encode_conversation(messages: Sequence[Message], encoder: ChatEncoder, *, co
             continue
         before = encoder.render(shown[:turn], generation_prompt=True)
         after = encoder.render(shown[: turn + 1], generation_prompt=False)
-        _require_prefix(done, before, "the conversation before a reply", "the same conversation one turn later")
-        _require_prefix(before, after, "the prompt for a reply", "the same conversation with the reply")
+        _require_prefix(
+            done, before, "the conversation before a reply", "the same conversation one turn later"
+        )
+        _require_prefix(
+            before, after, "the prompt for a reply", "the same conversation with the reply"
+        )
         given = encoder.encode(before[len(done) :], hidden)
         reply = encoder.encode(after[len(before) :], hidden)
         stops = [position for position, token in enumerate(reply) if token in encoder.special_ids]
@@ -77,16 +94,24 @@ def encode_conversation(messages: Sequence[Message], encoder: ChatEncoder, *, co
                 f"...{tail + encoder.stop_text!r}"
             )
         ids += given + reply
-        # What the template adds after the stop token (a line feed in ChatML) is never sampled, so it is not learned.
-        trained += [False] * len(given) + [turn >= context and position <= stops[-1] for position in range(len(reply))]
+        # What the template adds after the stop token (a line feed in ChatML) is never sampled, so
+        # it is not learned.
+        trained += [False] * len(given) + [
+            turn >= context and position <= stops[-1] for position in range(len(reply))
+        ]
         done = after
-    return Example(uid=content_uid([dict(m) for m in messages]), token_ids=tuple(ids), trained=tuple(trained))
+    return Example(
+        uid=content_uid([dict(m) for m in messages]), token_ids=tuple(ids), trained=tuple(trained)
+    )
 
 
 def _require_prefix(prefix: str, text: str, prefix_name: str, text_name: str) -> None:
     if text.startswith(prefix):
         return
-    at = next((i for i, (a, b) in enumerate(zip(prefix, text, strict=False)) if a != b), min(len(prefix), len(text)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(prefix, text, strict=False)) if a != b),
+        min(len(prefix), len(text)),
+    )
     start = max(0, at - 40)
     raise TemplateError(
         f"the chat template changes earlier text when a turn is added (first difference at character {at}), so replies "

@@ -1,4 +1,6 @@
-"""What all datasets share: the rows of a file read once and counted, and drawn in a seeded endless order."""
+"""What all datasets share: the rows of a file read once and counted, and drawn in a seeded endless
+order.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,9 @@ def _written(path: Path) -> tuple[int, ...]:
 class Dataset(ABC, Generic[Unit]):
     """Units in file order, each ready to sample from or to train on.
 
-    `report` counts rows, kept, overlong and empty (both dropped), special_text (rows that hold the text of a special
-    token, encoded as text), longest (tokens) and what the dataset adds; and names the file's path and sha256.
+    `report` counts rows, kept, overlong and empty (both dropped), special_text (rows that hold the
+    text of a special token, encoded as text), longest (tokens) and what the dataset adds; and names
+    the file's path and sha256.
     """
 
     noun: ClassVar[str]
@@ -97,22 +100,25 @@ class Dataset(ABC, Generic[Unit]):
         stream: bool = False,
         **options: Any,
     ) -> Self:
-        """The first `limit` usable rows of a .jsonl or .parquet file, encoded; `options` are those of `encode`.
+        """The first `limit` usable rows of a .jsonl or .parquet file, encoded; `options` are those
+        of `encode`.
 
-        Rows of more than `max_tokens` tokens (prompts with the template, all else with the replies) are dropped and
-        counted, or an error. With `stream` the rows of a .jsonl file are read again whenever drawn.
-        The report is logged, as a warning where rows were dropped.
+        Rows of more than `max_tokens` tokens (prompts with the template, all else with the replies)
+        are dropped and counted, or an error. With `stream` the rows of a .jsonl file are read again
+        whenever drawn. The report is logged, as a warning where rows were dropped.
 
         Raises:
-            DataError: the file cannot be read, a row is malformed, its template unusable, or no row is left; names row
-                or counts.
+            DataError: the file cannot be read, a row is malformed, its template unusable, or no row
+                is left; names row or counts.
         """
         encoder, first = ChatEncoder(tokenizer), None
         encode = partial(cls.encode, encoder=encoder, **options)
         units, uids = list[Unit](), set[str]()
         # Of each unit on disk, where its row begins and which of the row's units it is.
         places, written = array("q"), _written(Path(path))
-        report = dict.fromkeys(("rows", "kept", "empty", "overlong", "special_text", "longest", *cls.counts), 0)
+        report = dict.fromkeys(
+            ("rows", "kept", "empty", "overlong", "special_text", "longest", *cls.counts), 0
+        )
         for row in read_rows(path):
             if limit is not None and report["kept"] >= limit:
                 break
@@ -120,7 +126,10 @@ class Dataset(ABC, Generic[Unit]):
             first, hidden = first or row, encoder.hidden
             cls.check(row, first)
             if row.fields.get("images"):
-                row.fail("it has images, which models here do not see", "text alone: drop the row or the column")
+                row.fail(
+                    "it has images, which models here do not see",
+                    "text alone: drop the row or the column",
+                )
             try:
                 made: list[Any] | str = encode(row)
             except TemplateError as error:
@@ -149,11 +158,17 @@ class Dataset(ABC, Generic[Unit]):
             else:
                 units += made
         if not (units or places):
-            dropped = f"{report['empty']} empty, {report['overlong']} longer than {max_tokens} tokens"
+            dropped = (
+                f"{report['empty']} empty, {report['overlong']} longer than {max_tokens} tokens"
+            )
             same = f", {report['identical']} identical pairs" if report.get("identical") else ""
-            raise DataError(f"{path}: no {cls.noun} is left to train on: {report['rows']} rows, {dropped}{same}")
+            raise DataError(
+                f"{path}: no {cls.noun} is left to train on: {report['rows']} rows, {dropped}{same}"
+            )
         level = logging.WARNING if report["kept"] < report["rows"] else logging.INFO
-        log.log(level, "%s: %d of %d rows are used: %s", path, report["kept"], report["rows"], report)
+        log.log(
+            level, "%s: %d of %d rows are used: %s", path, report["kept"], report["rows"], report
+        )
 
         def again(index: int) -> Unit:
             start, part = places[2 * index : 2 * index + 2]

@@ -1,4 +1,6 @@
-"""Judged completions to learn from: pairs of a better and a worse one, or single ones with a thumb up or down."""
+"""Judged completions to learn from: pairs of a better and a worse one, or single ones with a thumb
+up or down.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ COLUMNS = ("offset", "margin")
 class Judged:
     """A pair (`rows` is chosen, rejected) or one completion with its verdict.
 
-    The rows of a pair begin with the same prompt tokens, on which nothing is trained. `ref_logprobs` are the reference
-    model's sums per row, None while there is no reference.
+    The rows of a pair begin with the same prompt tokens, on which nothing is trained.
+    `ref_logprobs` are the reference model's sums per row, None while there is no reference.
     """
 
     uid: str
@@ -42,27 +44,34 @@ class Judged:
 
 
 class PreferenceDataset(Dataset[Judged]):
-    """Pairs, or with `unpaired` single judged completions, from rows of the form `EXPECTED`; a row of one kind is never
-    read as the other, but pairs may be read as two judged completions each.
+    """Pairs, or with `unpaired` single judged completions, from rows of the form `EXPECTED`; a row
+    of one kind is never read as the other, but pairs may be read as two judged completions each.
 
-    `report` counts too: identical (chosen equals rejected; dropped, as is a blank reply), chosen_longer (pairs whose
-    chosen completion has more tokens) and desirable.
+    `report` counts too: identical (chosen equals rejected; dropped, as is a blank reply),
+    chosen_longer (pairs whose chosen completion has more tokens) and desirable.
     """
 
     noun = "row"
     counts = ("identical", "chosen_longer", "desirable")
 
     @classmethod
-    def encode(cls, row: Row, encoder: ChatEncoder, *, unpaired: bool = False) -> list[Judged] | str:
+    def encode(
+        cls, row: Row, encoder: ChatEncoder, *, unpaired: bool = False
+    ) -> list[Judged] | str:
         context, replies, labels = _parse(row, unpaired)
         if any(map(has_blank_reply, replies)):
             return "empty"
         if len(replies) == 2 and replies[0] == replies[1]:
             return "identical"
-        rows = tuple(encode_conversation((*context, *r), encoder, context=len(context)) for r in replies)
+        rows = tuple(
+            encode_conversation((*context, *r), encoder, context=len(context)) for r in replies
+        )
         uid = str(row.fields.get("uid") or rows[0].uid)
         if unpaired:
-            return [Judged(uid=uid, rows=(e,), desirable=label) for e, label in zip(rows, labels, strict=True)]
+            return [
+                Judged(uid=uid, rows=(e,), desirable=label)
+                for e, label in zip(rows, labels, strict=True)
+            ]
         columns = {name: row.fields[name] for name in COLUMNS if row.fields.get(name) is not None}
         if not all(isinstance(value, int | float) for value in columns.values()):
             row.fail(f"{' or '.join(columns)} is no number", EXPECTED)
@@ -76,14 +85,20 @@ class PreferenceDataset(Dataset[Judged]):
 
     def with_reference(self, sums: Tensor) -> PreferenceDataset:
         """The same units with the reference's log-probabilities, [units, rows of a unit]."""
-        return self._changed(lambda i, unit: dataclasses.replace(unit, ref_logprobs=tuple(sums[i].tolist())))
+        return self._changed(
+            lambda i, unit: dataclasses.replace(unit, ref_logprobs=tuple(sums[i].tolist()))
+        )
 
     def with_mismatched(self) -> PreferenceDataset:
-        """Each completion followed by the next one to another prompt, put behind this prompt: KTO's baseline."""
+        """Each completion followed by the next one to another prompt, put behind this prompt: KTO's
+        baseline.
+        """
 
         def followed(index: int, unit: Judged) -> Judged:
             prompt = _prompt_tokens(unit.rows[0])
-            rows = (self._units[o].rows[0] for o in chain(range(index + 1, len(self)), range(index)))
+            rows = (
+                self._units[o].rows[0] for o in chain(range(index + 1, len(self)), range(index))
+            )
             other = next((row for row in rows if _prompt_tokens(row) != prompt), unit.rows[0])
             start = len(_prompt_tokens(other))
             mismatched = Example(
@@ -96,7 +111,9 @@ class PreferenceDataset(Dataset[Judged]):
         return self._changed(followed)
 
     def with_equal_lengths(self) -> PreferenceDataset:
-        """SamPO: per pair, as many trained tokens of the longer completion as the shorter one has, drawn by its uid."""
+        """SamPO: per pair, as many trained tokens of the longer completion as the shorter one has,
+        drawn by its uid.
+        """
 
         def evened(index: int, unit: Judged) -> Judged:
             count, rows = min(sum(row.trained) for row in unit.rows), list[Example]()
@@ -114,19 +131,29 @@ class PreferenceDataset(Dataset[Judged]):
 
 
 def to_preference_batch(units: Sequence[Judged], pad_id: int, *, rows: int = 2) -> PreferenceBatch:
-    """Lay units out as [R * N, T], each weighing 1/N; extras `offsets` and `margins` are 0.0 where a data row has none.
+    """Lay units out as [R * N, T], each weighing 1/N; extras `offsets` and `margins` are 0.0 where
+    a data row has none.
 
     `rows` = 1 leaves KTO's mismatched rows out.
     """
     examples = [example for unit in units for example in unit.rows[:rows]]
     references = [value for unit in units for value in (unit.ref_logprobs or ())[:rows]]
-    desirable = torch.tensor([unit.desirable for unit in units]) if min(rows, len(units[0].rows)) == 1 else None
+    desirable = (
+        torch.tensor([unit.desirable for unit in units])
+        if min(rows, len(units[0].rows)) == 1
+        else None
+    )
     return PreferenceBatch(
-        inputs=to_token_batch([e.token_ids for e in examples], [e.trained for e in examples], pad_id),
+        inputs=to_token_batch(
+            [e.token_ids for e in examples], [e.trained for e in examples], pad_id
+        ),
         ref_logprobs=torch.tensor(references) if references else None,
         loss_weights=torch.full((len(units),), 1 / len(units)),
         desirable=desirable,
-        extras={f"{name}s": torch.tensor([unit.columns.get(name, 0.0) for unit in units]) for name in COLUMNS},
+        extras={
+            f"{name}s": torch.tensor([unit.columns.get(name, 0.0) for unit in units])
+            for name in COLUMNS
+        },
     )
 
 
@@ -134,22 +161,33 @@ def _prompt_tokens(example: Example) -> tuple[int, ...]:
     return example.token_ids[: example.trained.index(True)]
 
 
-def _parse(row: Row, unpaired: bool) -> tuple[tuple[Message, ...], list[tuple[Message, ...]], list[bool]]:
+def _parse(
+    row: Row, unpaired: bool
+) -> tuple[tuple[Message, ...], list[tuple[Message, ...]], list[bool]]:
     """(shared prompt, replies, verdicts) of a row; a pair is chosen first."""
     fields = row.fields
     paired = "chosen" in fields and "rejected" in fields
     if not paired and not unpaired:
-        row.fail("no 'chosen' and 'rejected'; only the unpaired methods (kto, bco_unpaired) read labels", EXPECTED)
-    if not paired and not (isinstance(fields.get("label"), bool) and "completion" in fields and "prompt" in fields):
+        row.fail(
+            "no 'chosen' and 'rejected'; only the unpaired methods (kto, bco_unpaired) read labels",
+            EXPECTED,
+        )
+    if not paired and not (
+        isinstance(fields.get("label"), bool) and "completion" in fields and "prompt" in fields
+    ):
         row.fail("neither a pair nor a completion with a true or false 'label'", EXPECTED)
     names = ("chosen", "rejected") if paired else ("completion",)
     replies = [read_messages(row, fields[name], what=name, role="assistant") for name in names]
     if "prompt" in fields:
         prompt = read_messages(row, fields["prompt"], what="prompt")
         # Many published sets repeat the prompt in front of both replies.
-        replies = [reply[len(prompt) :] if reply[: len(prompt)] == prompt else reply for reply in replies]
+        replies = [
+            reply[len(prompt) :] if reply[: len(prompt)] == prompt else reply for reply in replies
+        ]
     else:
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*replies, strict=False)))
+        shared = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*replies, strict=False))
+        )
         # Where both are the same to the end, the last message is the reply.
         shared = min(shared, *(len(reply) - 1 for reply in replies))
         prompt, replies = replies[0][:shared], [reply[shared:] for reply in replies]

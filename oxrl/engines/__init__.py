@@ -1,1 +1,3 @@
-"""Systems code behind two small interfaces: training and rollout. Maths and loops do not belong here."""
+"""Systems code behind two small interfaces: training and rollout. Maths and loops do not belong
+here.
+"""

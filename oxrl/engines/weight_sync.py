@@ -1,9 +1,12 @@
-"""Delivery of weights to the sampler, and the proof that it holds and uses exactly the weights just trained.
+"""Delivery of weights to the sampler, and the proof that it holds and uses exactly the weights just
+trained.
 
-After every sync: (i) a fingerprint of each tensor, taken where it arrived, against the one of what was sent; (ii) no
-name missing or extra; (iii) the version, asked of every worker; (iv) a probe of fixed tokens, scored by both sides.
-A probe cannot see one small step, so (v) at the first sync and every few after it a very different copy is loaded
-first: the probe must move to where that copy's own forward pass puts it, then the real weights follow, proved too.
+After every sync: (i) a fingerprint of each tensor, taken where it arrived, against the one of what
+was sent; (ii) no name missing or extra; (iii) the version, asked of every worker; (iv) a probe of
+fixed tokens, scored by both sides. A probe cannot see one small step, so (v) at the first sync and
+every few after it a very different copy is loaded
+first: the probe must move to where that copy's own forward pass puts it, then the real weights
+follow, proved too.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from oxrl.engines.base import Bucket, RolloutEngine, TrainEngine
+from oxrl.engines.sample.base import RolloutEngine
+from oxrl.engines.train.base import Bucket, TrainEngine
 from oxrl.errors import WeightSyncError
 from oxrl.models.weights import buckets, fingerprint
 from oxrl.seeds import stable_seed
@@ -25,7 +29,8 @@ from oxrl.types import Metrics, TokenBatch
 Rows = list[list[int]]
 Scores = list[list[float]]
 
-# (largest, mean) |difference| of a log-probability between trainer and sampler, in nats at temperature 1.
+# (largest, mean) |difference| of a log-probability between trainer and sampler, in nats at
+# temperature 1.
 TOLERANCES = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (0.1, 0.02)}
 PROBE_ROWS, PROBE_LENGTH = 4, 24
 # Weight version of the perturbed copy: no sample of it can pass for one of the policy.
@@ -39,13 +44,16 @@ class WeightSync:
 
     Args:
         policy: whose weights are sent.
-        sampler: who gets them. An engine of several has `members`, by name: each is asked for its version and probe.
+        sampler: who gets them. An engine of several has `members`, by name: each is asked for its
+            version and probe.
         dtype: what the sampler computes in: tensors are cast to it, then fingerprinted, then sent.
         vocabulary: the probe's token ids are below it.
         temperature: of the policy's log-probabilities.
-        new_model: a model of the policy's architecture whose weights do not matter; built to score the perturbed copy.
+        new_model: a model of the policy's architecture whose weights do not matter; built to score
+            the perturbed copy.
         probe_every: syncs between two perturbed copies; 0: only the first sync has one.
-        shared: the sampler reads the policy's own memory, so that there is nothing to send and nothing to prove.
+        shared: the sampler reads the policy's own memory, so that there is nothing to send and
+            nothing to prove.
     """
 
     def __init__(
@@ -112,10 +120,14 @@ class WeightSync:
         received = self.sampler.update_weights(self._outgoing(weights, sent), version)
         check_received(sent, received)
         worst = (0.0, 0.0)
-        members: Mapping[str, RolloutEngine] = getattr(self.sampler, "members", {"the sampler": self.sampler})
+        members: Mapping[str, RolloutEngine] = getattr(
+            self.sampler, "members", {"the sampler": self.sampler}
+        )
         for name, member in members.items():
             if member.version != version:
-                raise WeightSyncError(f"{name} acknowledges weight version {member.version}, not {version}")
+                raise WeightSyncError(
+                    f"{name} acknowledges weight version {member.version}, not {version}"
+                )
             found = differences(member.logprobs(self.rows, self._temperature), expected)
             for what, value, limit in zip(("largest", "mean"), found, limits, strict=True):
                 if not value <= limit:
@@ -133,7 +145,9 @@ class WeightSync:
             yield cast_bucket
 
     def _prove_perturbed(self, expected: Scores) -> None:
-        """The sampler must follow a copy whose scores differ from the policy's by far more than the tolerance."""
+        """The sampler must follow a copy whose scores differ from the policy's by far more than the
+        tolerance.
+        """
         model = self._new_model()
         with torch.no_grad():
             for bucket in self.policy.weights():
@@ -146,11 +160,18 @@ class WeightSync:
                 f"the perturbed copy moves the probe by only {moved[0]:.3g} nats: it would prove nothing. "
                 "Report this model; rollouts cannot be trusted"
             )
-        limits = [max(limit, PERTURBED_TOLERANCE * far) for limit, far in zip(self._tolerances, moved, strict=True)]
+        limits = [
+            max(limit, PERTURBED_TOLERANCE * far)
+            for limit, far in zip(self._tolerances, moved, strict=True)
+        ]
         rounding = self._send(buckets(model.named_parameters()), PERTURBED, reference, limits)
         if self._dtype != torch.float32:
-            # Some models round more than others; what they differ by here is known to be nothing but that.
-            self._limits = [max(limit, 2 * found) for limit, found in zip(self._tolerances, rounding, strict=True)]
+            # Some models round more than others; what they differ by here is known to be nothing
+            # but that.
+            self._limits = [
+                max(limit, 2 * found)
+                for limit, found in zip(self._tolerances, rounding, strict=True)
+            ]
 
     def _policy_scores(self) -> Scores:
         """The probe as the trainer scores it."""
@@ -170,12 +191,19 @@ class WeightSync:
 
 
 def probe_rows(vocabulary: int) -> Rows:
-    """The fixed probe: PROBE_ROWS rows of PROBE_LENGTH token ids; all but the first of each are scored."""
-    return [[stable_seed("probe", row, at) % vocabulary for at in range(PROBE_LENGTH)] for row in range(PROBE_ROWS)]
+    """The fixed probe: PROBE_ROWS rows of PROBE_LENGTH token ids; all but the first of each are
+    scored.
+    """
+    return [
+        [stable_seed("probe", row, at) % vocabulary for at in range(PROBE_LENGTH)]
+        for row in range(PROBE_ROWS)
+    ]
 
 
 def perturb(tensor: Tensor) -> Tensor:
-    """Another tensor of the same scale, changed everywhere: matrices with their rows moved on by one, vectors grown."""
+    """Another tensor of the same scale, changed everywhere: matrices with their rows moved on by
+    one, vectors grown.
+    """
     return tensor.roll(1, 0) if tensor.ndim > 1 else tensor * 2 + 0.05
 
 
@@ -189,7 +217,9 @@ def scores(model: nn.Module, rows: Rows, temperature: float) -> Scores:
 
 def differences(found: Scores, expected: Scores) -> tuple[float, float]:
     """(largest, mean) |difference| over the scored tokens; NaN where a score is NaN."""
-    by_token = (torch.tensor(found, dtype=torch.float64) - torch.tensor(expected, dtype=torch.float64))[:, 1:].abs()
+    by_token = (
+        torch.tensor(found, dtype=torch.float64) - torch.tensor(expected, dtype=torch.float64)
+    )[:, 1:].abs()
     return float(by_token.max()), float(by_token.mean())
 
 
@@ -200,13 +230,18 @@ def check_received(sent: Mapping[str, str], received: Mapping[str, str]) -> None
         WeightSyncError: they are not; names the tensors.
     """
     problems: list[str] = []
-    for what, names in (("never loaded", sent.keys() - received.keys()), ("not sent", received.keys() - sent.keys())):
+    for what, names in (
+        ("never loaded", sent.keys() - received.keys()),
+        ("not sent", received.keys() - sent.keys()),
+    ):
         if names:
             problems.append(f"{len(names)} tensors were {what}: {', '.join(sorted(names)[:3])}")
     wrong = {name for name in sent.keys() & received.keys() if sent[name] != received[name]}
     for name in sorted(wrong)[:3]:
         others = [other for other in sent if other != name and sent[other] == received[name]]
-        problems.append(f"{name} arrived {f'with the payload of {others[0]}' if others else 'changed'}")
+        problems.append(
+            f"{name} arrived {f'with the payload of {others[0]}' if others else 'changed'}"
+        )
     if problems:
         more = f" ({len(wrong)} tensors differ in all)" if len(wrong) > 3 else ""
         raise WeightSyncError("; ".join(problems) + more)

@@ -1,13 +1,22 @@
-"""Pure maths: tensors in, tensors out. No config, no I/O, no devices, no randomness, nothing heavier than torch.
+"""Pure maths: tensors in, tensors out. No config, no I/O, no devices, no randomness, nothing
+heavier than torch.
 
-A formula belongs here when it has an equation; whatever needs a model, a file or a setting does not.
+A formula belongs here when it has an equation; whatever needs a model, a file or a setting does
+not.
 """
 
 # ruff: noqa: F401, F403 - what is imported here is what programs outside this repository rely on
 
 from __future__ import annotations
 
-from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs, gae, length_adaptive_lambda, teacher_gap, whiten
+from oxrl.functional.advantages import (
+    ADVANTAGES,
+    AdvantageInputs,
+    gae,
+    length_adaptive_lambda,
+    teacher_gap,
+    whiten,
+)
 from oxrl.functional.corrections import (
     CORRECTIONS,
     drop_drifted_failures,

@@ -1,8 +1,9 @@
-"""Advantages that compare the responses to one prompt: one reward per row in, one advantage per row out.
+"""Advantages that compare the responses to one prompt: one reward per row in, one advantage per row
+out.
 
-Args of every estimator: rewards [B] finite (else ValueError), one per response; group_ids [B] int64, shared by the rows
-of one prompt. Returns [B]. Statistics are float64. A group of one, and a group whose rewards are equal, teach nothing
-and get exactly 0.
+Args of every estimator: rewards [B] finite (else ValueError), one per response; group_ids [B]
+int64, shared by the rows of one prompt. Returns [B]. Statistics are float64. A group of one, and a
+group whose rewards are equal, teach nothing and get exactly 0.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from oxrl.functional.masks import at_least_float32, require_same_shape
 
 @dataclass(frozen=True)
 class Groups:
-    """Rows of equal `group_ids`: `index` [B] numbers the groups 0..P-1, `count` [P] float64 counts their rows."""
+    """Rows of equal `group_ids`: `index` [B] numbers the groups 0..P-1, `count` [P] float64 counts
+    their rows.
+    """
 
     index: Tensor
     count: Tensor
@@ -37,7 +40,9 @@ class Groups:
     def extreme(self, x: Tensor, kind: str) -> Tensor:
         """Group `amax` or `amin` of `x`, per row."""
         start = torch.zeros_like(self.count)
-        return start.scatter_reduce_(0, self.index, x.double(), kind, include_self=False)[self.index]
+        return start.scatter_reduce_(0, self.index, x.double(), kind, include_self=False)[
+            self.index
+        ]
 
     @property
     def size(self) -> Tensor:
@@ -50,10 +55,12 @@ class Groups:
         return (squares / (self.size - 1).clamp(min=1)).sqrt()
 
     def flat(self, x: Tensor) -> Tensor:
-        """[B] bool: the group's values are equal up to rounding (1e-6 of the mean), or there is only one.
+        """[B] bool: the group's values are equal up to rounding (1e-6 of the mean), or there is
+        only one.
 
-        Equal rewards such as 0.1 have a float mean that differs in the last bit, which a division by a standard
-        deviation of 1e-9 turns into advantages of 0.4; such a group must teach nothing.
+        Equal rewards such as 0.1 have a float mean that differs in the last bit, which a division
+        by a standard deviation of 1e-9 turns into advantages of 0.4; such a group must teach
+        nothing.
         """
         spread = self.extreme(x, "amax") - self.extreme(x, "amin")
         return (self.size < 2) | (spread <= 1e-6 * self.mean(x).abs().clamp(min=1.0))
@@ -65,7 +72,9 @@ def _check_rewards(rewards: Tensor, group_ids: Tensor) -> None:
         raise ValueError(f"rewards must be [B], one per response, got shape {tuple(rewards.shape)}")
     bad = (~rewards.isfinite()).nonzero().flatten().tolist()
     if bad:
-        raise ValueError(f"rewards of rows {bad[:8]} are not finite; drop unscored rows before computing advantages")
+        raise ValueError(
+            f"rewards of rows {bad[:8]} are not finite; drop unscored rows before computing advantages"
+        )
 
 
 def group_center(rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -82,37 +91,46 @@ def group_center(rewards: Tensor, group_ids: Tensor) -> Tensor:
 def group_normalize(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-8) -> Tensor:
     """A_i = (R_i - mean) / (std + eps) with the group's mean and unbiased standard deviation.
 
-    Source: GRPO, arXiv:2402.03300, section 4.1.2. Deviations: groups of equal rewards give exactly 0 (see
-    `Groups.flat`); a group of one gives 0, because it has nothing to be compared with.
+    Source: GRPO, arXiv:2402.03300, section 4.1.2. Deviations: groups of equal rewards give exactly
+    0 (see `Groups.flat`); a group of one gives 0, because it has nothing to be compared with.
     """
     centered, std = group_center(rewards.double(), group_ids), Groups.of(group_ids).std(rewards)
     return (centered / (std + eps)).to(at_least_float32(rewards).dtype)
 
 
 def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """A_i = R_i - mean of the other rows of the group = G / (G - 1) * (R_i - mean): exactly unbiased.
+    """A_i = R_i - mean of the other rows of the group = G / (G - 1) * (R_i - mean): exactly
+    unbiased.
 
     Source: RLOO, arXiv:2402.14740; Kool et al. 2019.
     """
     groups = Groups.of(group_ids)
     centered = group_center(rewards.double(), group_ids)
-    return (centered * groups.size / (groups.size - 1).clamp(min=1)).to(at_least_float32(rewards).dtype)
+    return (centered * groups.size / (groups.size - 1).clamp(min=1)).to(
+        at_least_float32(rewards).dtype
+    )
 
 
 def group_center_batch_std(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """A_i = (R_i - mean of the group) / (std of the batch's rewards + eps): one scale for all groups.
+    """A_i = (R_i - mean of the group) / (std of the batch's rewards + eps): one scale for all
+    groups.
 
     Source: LitePPO, arXiv:2508.08221; ScaleRL, arXiv:2510.13786.
     """
     centered = group_center(rewards.double(), group_ids)
-    std = rewards.double().std() if len(rewards) > 1 else torch.zeros((), dtype=torch.float64, device=rewards.device)
+    std = (
+        rewards.double().std()
+        if len(rewards) > 1
+        else torch.zeros((), dtype=torch.float64, device=rewards.device)
+    )
     return (centered / (std + eps)).to(at_least_float32(rewards).dtype)
 
 
 def group_center_rescaled(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """A_i = (R_i - mean of the group) * B / (rows in groups whose rewards differ).
 
-    Makes up for the rows that teach nothing, so the gradient's scale does not shrink as groups are solved.
+    Makes up for the rows that teach nothing, so the gradient's scale does not shrink as groups are
+    solved.
     Source: GPG, arXiv:2504.02546.
     """
     centered = group_center(rewards.double(), group_ids)
@@ -121,14 +139,18 @@ def group_center_rescaled(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def length_weighted_center(rewards: Tensor, group_ids: Tensor, lengths: Tensor) -> Tensor:
-    """A_i = R_i - sum_j n_j R_j / sum_j n_j over the group: nearly the variance-optimal baseline. On-policy only.
+    """A_i = R_i - sum_j n_j R_j / sum_j n_j over the group: nearly the variance-optimal baseline.
+    On-policy only.
 
-    Source: OPO, arXiv:2505.23585, with the response length n [B] for the squared norm of its gradient.
+    Source: OPO, arXiv:2505.23585, with the response length n [B] for the squared norm of its
+    gradient.
     """
     _check_rewards(rewards, group_ids)
     groups = Groups.of(group_ids)
     baseline = groups.sum(rewards.double() * lengths) / groups.sum(lengths).clamp(min=1)
-    return torch.where(groups.flat(rewards), 0.0, rewards.double() - baseline).to(at_least_float32(rewards).dtype)
+    return torch.where(groups.flat(rewards), 0.0, rewards.double() - baseline).to(
+        at_least_float32(rewards).dtype
+    )
 
 
 # Advantages for more than one try: rewards are 0 or 1, else ValueError, but for `top_gap`.
@@ -144,10 +166,11 @@ def _successes(rewards: Tensor, group_ids: Tensor) -> tuple[Groups, Tensor]:
 
 
 def mean_normalize(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """A_i = (R_i - mean) / (mean + eps), 0 in groups without a success: with c of G right, G / c - 1 or -1.
+    """A_i = (R_i - mean) / (mean + eps), 0 in groups without a success: with c of G right, G / c -
+    1 or -1.
 
-    Its expectation is sum_{k < G} 1/k * gradient of pass@k, which for G to infinity is the gradient of log p: maximum
-    likelihood of right answers.
+    Its expectation is sum_{k < G} 1/k * gradient of pass@k, which for G to infinity is the gradient
+    of log p: maximum likelihood of right answers.
     Source: MaxRL, arXiv:2602.02710.
     """
     groups, _ = _successes(rewards, group_ids)
@@ -156,7 +179,9 @@ def mean_normalize(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> 
 
 
 def failure_chance(others: Tensor, successes: Tensor, *, k: int) -> Tensor:
-    """Probability that k draws without replacement among `others` rows, `successes` of them right, are all wrong."""
+    """Probability that k draws without replacement among `others` rows, `successes` of them right,
+    are all wrong.
+    """
     chance = torch.ones_like(others, dtype=torch.float64)
     for drawn in range(k):
         wrong = (others - successes - drawn).clamp(min=0) / (others - drawn).clamp(min=1)
@@ -165,9 +190,11 @@ def failure_chance(others: Tensor, successes: Tensor, *, k: int) -> Tensor:
 
 
 def pass_at_k_rewards(rewards: Tensor, group_ids: Tensor, *, pass_k: int) -> Tensor:
-    """s_i = k/n for a right row, k/n * pass@(k-1) of the other rows for a wrong one, 1 <= k <= group size; float64.
+    """s_i = k/n for a right row, k/n * pass@(k-1) of the other rows for a wrong one, 1 <= k <=
+    group size; float64.
 
-    sum_i s_i * grad logprobs_i is an unbiased estimate of the gradient of pass@k; for k = 1, s_i = R_i / n.
+    sum_i s_i * grad logprobs_i is an unbiased estimate of the gradient of pass@k; for k = 1, s_i =
+    R_i / n.
     Source: PKPO, arXiv:2505.15201.
     """
     groups, successes = _successes(rewards, group_ids)
@@ -176,9 +203,11 @@ def pass_at_k_rewards(rewards: Tensor, group_ids: Tensor, *, pass_k: int) -> Ten
 
 
 def pass_at_k_advantage(rewards: Tensor, group_ids: Tensor, *, pass_k: int) -> Tensor:
-    """A_i = n * s_i - mean over the other rows j of n_-i * s_j, computed without row i: PKPO with its baseline.
+    """A_i = n * s_i - mean over the other rows j of n_-i * s_j, computed without row i: PKPO with
+    its baseline.
 
-    The baseline knows nothing of row i, so the estimate stays unbiased; for k = 1 this is `leave_one_out`.
+    The baseline knows nothing of row i, so the estimate stays unbiased; for k = 1 this is
+    `leave_one_out`.
     Source: PKPO, arXiv:2505.15201, with its leave-one-out baseline.
     """
     groups, successes = _successes(rewards, group_ids)
@@ -186,7 +215,9 @@ def pass_at_k_advantage(rewards: Tensor, group_ids: Tensor, *, pass_k: int) -> T
     others, right = groups.size - 1, successes - rewards
     reached = 1 - failure_chance((others - 1).clamp(min=0), right, k=pass_k - 1)
     baseline = pass_k * (right + (others - right) * reached) / others.clamp(min=1)
-    return torch.where(groups.flat(rewards), 0.0, scores - baseline).to(at_least_float32(rewards).dtype)
+    return torch.where(groups.flat(rewards), 0.0, scores - baseline).to(
+        at_least_float32(rewards).dtype
+    )
 
 
 def top_gap(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> Tensor:

@@ -1,9 +1,10 @@
 """Estimators of KL(policy || reference) from the sampled tokens.
 
-Every estimator takes logprobs and ref_logprobs [B, T] nats and mask [B, T] bool, or None for all tokens, and returns
-[B, T] nats, 0 where masked whatever stands there. With d = logprobs - ref_logprobs: the value of k1 and k3 is unbiased,
-the gradient of k2 is exact, the gradient of k1 is pure noise and that of k3 belongs to the other direction
-(arXiv:2510.01555). `kl_k3_plus` takes the best of both and is what a loss should use; k1 belongs into the reward.
+Every estimator takes logprobs and ref_logprobs [B, T] nats and mask [B, T] bool, or None for all
+tokens, and returns [B, T] nats, 0 where masked whatever stands there. With d = logprobs -
+ref_logprobs: the value of k1 and k3 is unbiased, the gradient of k2 is exact, the gradient of k1 is
+pure noise and that of k3 belongs to the other direction (arXiv:2510.01555). `kl_k3_plus` takes the
+best of both and is what a loss should use; k1 belongs into the reward.
 """
 
 from __future__ import annotations
@@ -31,14 +32,18 @@ def kl_k1(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) ->
 
 
 def kl_k2(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """k2 = d**2 / 2: biased to second order, and its gradient is that of KL(policy || reference)."""
+    """k2 = d**2 / 2: biased to second order, and its gradient is that of KL(policy ||
+    reference).
+    """
     return kl_k1(logprobs, ref_logprobs, mask).square() / 2
 
 
 def kl_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """k3 = exp(-d) - 1 + d, at most 10: unbiased and of low variance; its gradient is that of KL(reference || policy).
+    """k3 = exp(-d) - 1 + d, at most 10: unbiased and of low variance; its gradient is that of
+    KL(reference || policy).
 
-    Source: J. Schulman, "Approximating KL divergence"; GRPO, arXiv:2402.03300, Eq. 4. Clamp as in verl and NeMo-RL.
+    Source: J. Schulman, "Approximating KL divergence"; GRPO, arXiv:2402.03300, Eq. 4. Clamp as in
+    verl and NeMo-RL.
     """
     difference = kl_k1(logprobs, ref_logprobs, mask)
     return (torch.expm1(-difference) + difference).clamp(max=MAX_K3)
@@ -51,11 +56,16 @@ def kl_k3_plus(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = Non
 
 
 def kl_k3_ratio(
-    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None, rollout_logprobs: Tensor | None = None
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    mask: Tensor | None = None,
+    rollout_logprobs: Tensor | None = None,
 ) -> Tensor:
-    """r * k3 with r = exp(logprobs - rollout_logprobs), not detached: unbiased in value and in gradient.
+    """r * k3 with r = exp(logprobs - rollout_logprobs), not detached: unbiased in value and in
+    gradient.
 
-    The ratio adds the score term that k3 alone lacks, and takes tokens of an older policy for what they are. Without
+    The ratio adds the score term that k3 alone lacks, and takes tokens of an older policy for what
+    they are. Without
     rollout_logprobs the sampler is the current policy: r is 1, with its gradient.
     Source: DeepSeek-V3.2, arXiv:2512.02556.
     """
@@ -65,20 +75,30 @@ def kl_k3_ratio(
 
 
 def add_kl_to_rewards(
-    rewards: Tensor, token_rewards: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, kl_coeff: float
+    rewards: Tensor,
+    token_rewards: Tensor,
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    mask: Tensor,
+    *,
+    kl_coeff: float,
 ) -> tuple[Tensor, Tensor]:
-    """Subtract kl_coeff * k1 from the rewards: with undiscounted returns, the true sequence-level KL gradient.
+    """Subtract kl_coeff * k1 from the rewards: with undiscounted returns, the true sequence-level
+    KL gradient.
 
-    rewards [B] lose the row's summed penalty, token_rewards [B, T] the token's. `logprobs` are those of the policy that
-    sampled, or its trainer-side copy; detached.
+    rewards [B] lose the row's summed penalty, token_rewards [B, T] the token's. `logprobs` are
+    those of the policy that sampled, or its trainer-side copy; detached.
     Source: InstructGPT, arXiv:2203.02155, Eq. 2; arXiv:2510.01555 on why only k1 is right here.
     """
     penalty = kl_coeff * kl_k1(logprobs.detach(), ref_logprobs, mask).to(token_rewards.dtype)
-    return rewards - penalty.sum(1).to(rewards.dtype), torch.where(mask, token_rewards - penalty, token_rewards)
+    return rewards - penalty.sum(1).to(rewards.dtype), torch.where(
+        mask, token_rewards - penalty, token_rewards
+    )
 
 
-# Row.kl -> (logprobs, ref_logprobs, mask) -> [B, T] estimate; `loss_k3_ratio` is given rollout_logprobs as well.
-# `loss_*` are added as kl_coeff * weighted_sum(kl, mask, loss_weights); `reward_*` go through add_kl_to_rewards.
+# Row.kl -> (logprobs, ref_logprobs, mask) -> [B, T] estimate; `loss_k3_ratio` is given
+# rollout_logprobs as well. `loss_*` are added as kl_coeff * weighted_sum(kl, mask, loss_weights);
+# `reward_*` go through add_kl_to_rewards.
 KLS: dict[str, Callable[..., Tensor]] = {
     "loss_k2": kl_k2,
     "loss_k3": kl_k3,

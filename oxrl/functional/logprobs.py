@@ -1,7 +1,9 @@
-"""From hidden states or logits to token-aligned logprobs; the only shift in the code base is in this file.
+"""From hidden states or logits to token-aligned logprobs; the only shift in the code base is in
+this file.
 
-A model reads `tokens[b, :t]` and its output at position t - 1 predicts `tokens[b, t]`. Everything here hands results
-back token-aligned: entry `[b, t]` belongs to `tokens[b, t]`, and entry `[b, 0]`, which nothing predicts, is 0.0.
+A model reads `tokens[b, :t]` and its output at position t - 1 predicts `tokens[b, t]`. Everything
+here hands results back token-aligned: entry `[b, t]` belongs to `tokens[b, t]`, and entry `[b, 0]`,
+which nothing predicts, is 0.0.
 
 With z = logits / temperature, lse = logsumexp(z), p = softmax(z) (`algorithms.md` 2.1):
 
@@ -22,7 +24,9 @@ from oxrl.functional.masks import at_least_float32
 
 
 class HeadOutput(NamedTuple):
-    """What the chunked head says of N positions: each [N] (top_*: [N, K]); None where it was not asked for."""
+    """What the chunked head says of N positions: each [N] (top_*: [N, K]); None where it was not
+    asked for.
+    """
 
     logprobs: Tensor
     entropy: Tensor | None
@@ -32,7 +36,9 @@ class HeadOutput(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Hidden state h to logits: z = h weight^T + bias, times `scale`, then softcap * tanh(z / softcap) if given."""
+    """Hidden state h to logits: z = h weight^T + bias, times `scale`, then softcap * tanh(z /
+    softcap) if given.
+    """
 
     weight: Tensor
     bias: Tensor | None = None
@@ -41,10 +47,11 @@ class Head(NamedTuple):
 
 
 def logprobs_from_logits(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Log-probability, in nats, of each token given the tokens before it, after dividing logits by the temperature.
+    """Log-probability, in nats, of each token given the tokens before it, after dividing logits by
+    the temperature.
 
-    logits [B, T, V], entry t predicts token t + 1; tokens [B, T] int64. Returns [B, T] token-aligned, position 0 is
-    0.0; float32, or float64 where the logits are.
+    logits [B, T, V], entry t predicts token t + 1; tokens [B, T] int64. Returns [B, T]
+    token-aligned, position 0 is 0.0; float32, or float64 where the logits are.
     """
     scaled = at_least_float32(logits[:, :-1]) / temperature
     picked = scaled.gather(-1, tokens[:, 1:, None]).squeeze(-1)
@@ -52,7 +59,8 @@ def logprobs_from_logits(logits: Tensor, tokens: Tensor, *, temperature: float =
 
 
 def predicted_positions(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Flat indices into [B * T], [N] each, of the masked-in tokens and of the hidden states that predict them.
+    """Flat indices into [B * T], [N] each, of the masked-in tokens and of the hidden states that
+    predict them.
 
     Row-major. A token at position 0 has no predictor and is left out.
     """
@@ -63,14 +71,18 @@ def predicted_positions(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bootstrap_positions(attention_mask: Tensor) -> Tensor:
-    """Flat indices into [B * T] of the last real token of each row: the state after the whole row. [B] int64."""
+    """Flat indices into [B * T] of the last real token of each row: the state after the whole row.
+    [B] int64.
+    """
     rows, length = attention_mask.shape
     last = attention_mask.sum(1).clamp(min=1) - 1
     return torch.arange(rows, device=attention_mask.device) * length + last
 
 
 def spread(values: Tensor, indices: Tensor, like: Tensor) -> Tensor:
-    """Put values [N, ...] at flat `indices` of a zero tensor shaped like `like` [B, T]; differentiable."""
+    """Put values [N, ...] at flat `indices` of a zero tensor shaped like `like` [B, T];
+    differentiable.
+    """
     flat = values.new_zeros(like.numel(), *values.shape[1:])
     return flat.index_copy(0, indices, values).view(*like.shape, *values.shape[1:])
 
@@ -87,13 +99,15 @@ def chunked_head(
     candidates: Tensor | None = None,
     chunk: int | None = None,
 ) -> HeadOutput:
-    """Logprobs (and more) of N positions without ever holding the N x V logits (`algorithms.md` 2.10).
+    """Logprobs (and more) of N positions without ever holding the N x V logits (`algorithms.md`
+    2.10).
 
-    The logits of `chunk` positions exist at a time; backward computes them again. Gradients flow through logprobs,
-    entropy and top_logprobs, not through sum_p_squared.
+    The logits of `chunk` positions exist at a time; backward computes them again. Gradients flow
+    through logprobs, entropy and top_logprobs, not through sum_p_squared.
 
     Args:
-        hidden: [N, H]; matrix products run in its dtype, softmax maths in float32 or, for float64, in float64.
+        hidden: [N, H]; matrix products run in its dtype, softmax maths in float32 or, for float64,
+            in float64.
         head: weight [V, H] and what follows the product.
         targets: [N] int64, the token each position predicts.
         temperature: logits are divided by it, after the softcap.
@@ -106,7 +120,9 @@ def chunked_head(
     if chunk is None:
         chunk = max(64, min(4096, 2**21 // head.weight.shape[0]))
     options = _Options(head.softcap, head.scale, temperature, entropy, sum_p_squared, top_k, chunk)
-    return HeadOutput(*_ChunkedHead.apply(hidden, head.weight, head.bias, targets, candidates, options))
+    return HeadOutput(
+        *_ChunkedHead.apply(hidden, head.weight, head.bias, targets, candidates, options)
+    )
 
 
 def head_logits(hidden: Tensor, head: Head) -> Tensor:
@@ -124,8 +140,12 @@ class _Options(NamedTuple):
     chunk: int = 1
 
 
-def _tempered_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Options) -> tuple[Tensor, Tensor]:
-    """(logits / temperature, tanh of the softcap or an empty tensor), both in softmax precision; [n, V]."""
+def _tempered_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Options
+) -> tuple[Tensor, Tensor]:
+    """(logits / temperature, tanh of the softcap or an empty tensor), both in softmax precision;
+    [n, V].
+    """
     z = at_least_float32(torch.nn.functional.linear(hidden, weight, bias))
     if options.scale != 1.0:
         z = z * options.scale
@@ -160,14 +180,20 @@ class _ChunkedHead(torch.autograd.Function):
             if options.sum_p_squared:
                 found["sum_p_squared"].append(torch.linalg.vecdot(p, p))
             if options.top_k:
-                top_ids = z.topk(options.top_k, dim=-1).indices if candidates is None else candidates[rows]
+                top_ids = (
+                    z.topk(options.top_k, dim=-1).indices
+                    if candidates is None
+                    else candidates[rows]
+                )
                 found["top_ids"].append(top_ids)
                 found["top_logprobs"].append(z.gather(1, top_ids) - lse[:, None])
         merged = {name: torch.cat(parts) for name, parts in found.items()}
         kept = (merged["lse"], merged.get("entropy"), merged.get("top_ids"))
         ctx.save_for_backward(hidden, weight, bias, targets, *kept)
         ctx.options = options
-        ctx.mark_non_differentiable(*(merged[name] for name in ("sum_p_squared", "top_ids") if name in merged))
+        ctx.mark_non_differentiable(
+            *(merged[name] for name in ("sum_p_squared", "top_ids") if name in merged)
+        )
         ctx.set_materialize_grads(False)
         return tuple(merged.get(name) for name in HeadOutput._fields)
 
@@ -205,7 +231,8 @@ class _ChunkedHead(torch.autograd.Function):
             low = dz.to(hidden.dtype)
             torch.mm(low, weight, out=grad_hidden[rows])
             if grad_weight is not None:
-                # Sums over chunks stay in at least float32: a bf16 running sum would lose small chunks.
+                # Sums over chunks stay in at least float32: a bf16 running sum would lose small
+                # chunks.
                 if grad_weight.dtype == low.dtype:
                     grad_weight.addmm_(low.t(), hidden[rows])
                 else:

@@ -1,8 +1,9 @@
-"""Metrics of algorithms over a whole batch: plain floats under the keys of the run directory's metrics.jsonl.
+"""Metrics of algorithms over a whole batch: plain floats under the keys of the run directory's
+metrics.jsonl.
 
-They are computed once per optimizer step from detached full-batch tensors, so they cannot depend on micro-batches.
-Means run over the trained tokens (`response_mask`) unless said otherwise; KLs are in nats per token. Rewards, truncated
-and group_ids are [B], everything else [B, T].
+They are computed once per optimizer step from detached full-batch tensors, so they cannot depend on
+micro-batches. Means run over the trained tokens (`response_mask`) unless said otherwise; KLs are in
+nats per token. Rewards, truncated and group_ids are [B], everything else [B, T].
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ PASS_REWARD = 0.5  # a reward above this counts as solved; verifiers give 0 or 1
 
 
 def quantile(x: Tensor, fraction: float) -> float:
-    """Linear between neighbors. torch.quantile refuses more than 2**24 values, and a large step has more tokens."""
+    """Linear between neighbors. torch.quantile refuses more than 2**24 values, and a large step has
+    more tokens.
+    """
     place = fraction * (len(x) - 1)
     below, above = (float(x.kthvalue(rank(place) + 1).values) for rank in (math.floor, math.ceil))
     return below + (above - below) * (place % 1)
@@ -50,13 +53,17 @@ def _summary(prefix: str, x: Tensor, names: str) -> dict[str, float]:
 
 
 def _log_ratio(logprobs: Tensor, other: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """logprobs - other as it is, and clamped so that exp stays finite. [B, T] float64, 0 where masked, detached."""
+    """logprobs - other as it is, and clamped so that exp stays finite. [B, T] float64, 0 where
+    masked, detached.
+    """
     raw = fill_masked(logprobs.detach(), mask).double() - fill_masked(other.detach(), mask).double()
     return raw, raw.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def reward_metrics(rewards: Tensor, group_ids: Tensor) -> dict[str, float]:
-    """`reward/...` over rows and groups: what was scored, and how many groups can teach anything."""
+    """`reward/...` over rows and groups: what was scored, and how many groups can teach
+    anything.
+    """
     require_same_shape(rewards=rewards, group_ids=group_ids)
     if not rewards.numel():
         return {}
@@ -75,7 +82,9 @@ def reward_metrics(rewards: Tensor, group_ids: Tensor) -> dict[str, float]:
 
 
 def data_metrics(response_mask: Tensor, truncated: Tensor, rewards: Tensor) -> dict[str, float]:
-    """`data/...`: trained tokens, lengths, rows cut by the token limit, and whether long answers are the wrong ones."""
+    """`data/...`: trained tokens, lengths, rows cut by the token limit, and whether long answers
+    are the wrong ones.
+    """
     lengths, passed = response_mask.sum(1).double(), rewards > PASS_REWARD
     metrics = {
         "data/tokens": float(lengths.sum()),
@@ -92,14 +101,18 @@ def data_metrics(response_mask: Tensor, truncated: Tensor, rewards: Tensor) -> d
 
 
 def staleness_metrics(versions: Tensor, response_mask: Tensor, *, version: int) -> dict[str, float]:
-    """`data/staleness_...`: how many weight versions lie between sampling a token and training on it."""
+    """`data/staleness_...`: how many weight versions lie between sampling a token and training on
+    it.
+    """
     return _summary("data/staleness_", (version - versions)[response_mask].double(), "mean max")
 
 
 def advantage_metrics(advantages: Tensor, response_mask: Tensor) -> dict[str, float]:
     """`advantage/...` over the trained tokens."""
     values = masked_values(advantages, response_mask)
-    return _summary("advantage/", values, "mean std abs_max") | {"advantage/positive_frac": _mean(values > 0)}
+    return _summary("advantage/", values, "mean std abs_max") | {
+        "advantage/positive_frac": _mean(values > 0)
+    }
 
 
 def policy_metrics(
@@ -110,10 +123,12 @@ def policy_metrics(
     ref_logprobs: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> dict[str, float]:
-    """`update/ratio_...`, `kl/...`, `policy/entropy`: where the policy stands against old self and reference.
+    """`update/ratio_...`, `kl/...`, `policy/entropy`: where the policy stands against old self and
+    reference.
 
-    `kl/old_k3` is mean(r - 1 - log r) with r against the old policy: the data come from it, so this estimates
-    KL(old || current). `kl/ref_...` estimate KL(current || reference); `kl/ref_row_sum` is per response.
+    `kl/old_k3` is mean(r - 1 - log r) with r against the old policy: the data come from it, so this
+    estimates KL(old || current). `kl/ref_...` estimate KL(current || reference); `kl/ref_row_sum`
+    is per response.
     """
     raw, log_ratio = (x[response_mask] for x in _log_ratio(logprobs, old_logprobs, response_mask))
     metrics = {"policy/logprob_mean": _mean(masked_values(logprobs, response_mask))}
@@ -145,10 +160,12 @@ def mismatch_metrics(
     *,
     correction_level: Level | None = "token",
 ) -> dict[str, float]:
-    """`mismatch/...`: trainer against sampler, before any bound, and what the correction did about it.
+    """`mismatch/...`: trainer against sampler, before any bound, and what the correction did about
+    it.
 
-    rho = exp(old - rollout). Healthy dense models in bfloat16 have `kl_k3` below 1e-3; a lasting 1e-2 ends in collapse.
-    `correction`, the weights [B, T], are bounded ratios at `correction_level`, or only 0 and 1 where that is None.
+    rho = exp(old - rollout). Healthy dense models in bfloat16 have `kl_k3` below 1e-3; a lasting
+    1e-2 ends in collapse. `correction`, the weights [B, T], are bounded ratios at
+    `correction_level`, or only 0 and 1 where that is None.
     """
     mask, rows = response_mask, response_mask.any(1)
     if not rows.any():
@@ -168,12 +185,16 @@ def mismatch_metrics(
     if correction is not None:
         weights = ratio = masked_values(correction, mask)
         if correction_level is not None:
-            rho = importance_ratio(old_logprobs, rollout_logprobs, mask, correction_level=correction_level)
+            rho = importance_ratio(
+                old_logprobs, rollout_logprobs, mask, correction_level=correction_level
+            )
             ratio = masked_values(rho, mask)
         squares = float(weights.square().sum())
         metrics |= {
             "mismatch/weight_mean": _mean(weights),
-            "mismatch/ess": float(weights.sum().square()) / (len(weights) * squares) if squares else 0.0,
+            "mismatch/ess": float(weights.sum().square()) / (len(weights) * squares)
+            if squares
+            else 0.0,
             "mismatch/trunc_frac_hi": _mean((weights > 0) & (weights < ratio * (1 - 1e-6))),
             "mismatch/trunc_frac_lo": _mean(weights > ratio * (1 + 1e-6)),
             "mismatch/reject_frac_token": _mean(weights == 0),
@@ -183,7 +204,9 @@ def mismatch_metrics(
 
 
 def value_metrics(values: Tensor, returns: Tensor, response_mask: Tensor) -> dict[str, float]:
-    """`value/...`: mean value and return, and how much of the returns' variance the critic explains (1 is all)."""
+    """`value/...`: mean value and return, and how much of the returns' variance the critic explains
+    (1 is all).
+    """
     predicted, target = masked_values(values, response_mask), masked_values(returns, response_mask)
     variance = float(target.var()) if target.numel() > 1 else 0.0
     explained = 1 - float((target - predicted).var()) / variance if variance > 0 else 0.0

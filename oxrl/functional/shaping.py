@@ -1,4 +1,6 @@
-"""Rewards before they become advantages, and the numbers that steer a run between steps. Pure, on one row or group."""
+"""Rewards before they become advantages, and the numbers that steer a run between steps. Pure, on
+one row or group.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +13,33 @@ from oxrl.functional.group_advantages import Groups
 
 
 def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int) -> Tensor:
-    """[B]: 0 for lengths up to max_tokens - buffer_tokens, then linearly down to -1 at max_tokens, -1 beyond.
+    """[B]: 0 for lengths up to max_tokens - buffer_tokens, then linearly down to -1 at max_tokens,
+    -1 beyond.
 
-    Source: soft overlong punishment, DAPO, arXiv:2503.14476, Eq. 13. Group filters read the reward without it.
+    Source: soft overlong punishment, DAPO, arXiv:2503.14476, Eq. 13. Group filters read the reward
+    without it.
     """
     return ((max_tokens - buffer_tokens - lengths.double()) / buffer_tokens).clamp(-1.0, 0.0)
 
 
 def informative_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """[B] bool: the row's group has rewards that differ, so it can teach something. On raw rewards, before shaping.
+    """[B] bool: the row's group has rewards that differ, so it can teach something. On raw rewards,
+    before shaping.
 
-    Source: dynamic sampling, DAPO, arXiv:2503.14476, Eq. 11; for rewards 0 and 1 it is 0 < correct < G.
+    Source: dynamic sampling, DAPO, arXiv:2503.14476, Eq. 11; for rewards 0 and 1 it is 0 < correct
+    < G.
     """
     return ~Groups.of(group_ids).flat(rewards)
 
 
-def adapt_kl_coeff(kl_coeff: float, kl: float, *, kl_target: float, kl_horizon: float, rows: int) -> float:
-    """kl_coeff * (1 + clip(kl / kl_target - 1, -0.2, 0.2) * rows / kl_horizon): steer the KL to its target.
+def adapt_kl_coeff(
+    kl_coeff: float, kl: float, *, kl_target: float, kl_horizon: float, rows: int
+) -> float:
+    """kl_coeff * (1 + clip(kl / kl_target - 1, -0.2, 0.2) * rows / kl_horizon): steer the KL to its
+    target.
 
-    KLs are nats per response. An error of 20 % changes the coefficient by 20 % over kl_horizon rows; `rows` responses
-    came in since the last call.
+    KLs are nats per response. An error of 20 % changes the coefficient by 20 % over kl_horizon
+    rows; `rows` responses came in since the last call.
     Source: Ziegler et al., arXiv:1909.08593, section 2.2.
     """
     error = min(max(kl / kl_target - 1, -0.2), 0.2)
@@ -38,10 +47,12 @@ def adapt_kl_coeff(kl_coeff: float, kl: float, *, kl_target: float, kl_horizon: 
 
 
 def pass_at_k(total: Tensor, correct: Tensor, *, k: int) -> Tensor:
-    """Probability that k draws without replacement from `total` samples contain a correct one; float64.
+    """Probability that k draws without replacement from `total` samples contain a correct one;
+    float64.
 
-    1 - C(total - correct, k) / C(total, k), as the product over j = total - correct + 1 .. total of (1 - k / j).
-    Averaged over prompts, the unbiased estimate of pass@k. Where total < k, any correct sample gives 1.
+    1 - C(total - correct, k) / C(total, k), as the product over j = total - correct + 1 .. total of
+    (1 - k / j). Averaged over prompts, the unbiased estimate of pass@k. Where total < k, any
+    correct sample gives 1.
     Source: Chen et al., arXiv:2107.03374, Eq. 1.
     """
     total, correct = torch.broadcast_tensors(total.double(), correct.double())
@@ -51,11 +62,14 @@ def pass_at_k(total: Tensor, correct: Tensor, *, k: int) -> Tensor:
 
 
 def best_at_k(rewards: Tensor, *, k: int) -> Tensor:
-    """Expected largest of k draws without replacement from each row of rewards [P, n], k <= n; [P] float64.
+    """Expected largest of k draws without replacement from each row of rewards [P, n], k <= n; [P]
+    float64.
 
-    The i-th smallest reward is the largest of the draw in C(i - 1, k - 1) of C(n, k) cases. For rewards 0 and 1 it is
-    pass@k: 1 - C(wrong, k) / C(n, k).
+    The i-th smallest reward is the largest of the draw in C(i - 1, k - 1) of C(n, k) cases. For
+    rewards 0 and 1 it is pass@k: 1 - C(wrong, k) / C(n, k).
     """
     n = rewards.shape[1]
     chances = [math.comb(i - 1, k - 1) / math.comb(n, k) for i in range(1, n + 1)]
-    return rewards.double().sort(1).values @ torch.tensor(chances, dtype=torch.float64, device=rewards.device)
+    return rewards.double().sort(1).values @ torch.tensor(
+        chances, dtype=torch.float64, device=rewards.device
+    )

@@ -21,15 +21,18 @@ def value_loss(
 
     loss = sum_bt loss_weights * 1/2 * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)
 
-    The gradient is zero where the clipped branch is the larger one: the value already moved c away from V_old, and
-    moving on would not be seen by the loss.
+    The gradient is zero where the clipped branch is the larger one: the value already moved c away
+    from V_old, and moving on would not be seen by the loss.
     Source: PPO's reference implementation; arXiv:2005.12729, section 3.
 
-    All [B, T], else ValueError; only `values` carries a gradient. `returns` are advantages + old values, never
-    whitened; loss weights usually `token_mean`; value_clip c > 0 in units of the value, or None for no clip. Returns a
-    scalar, and `value/clip_frac`, the fraction without a gradient.
+    All [B, T], else ValueError; only `values` carries a gradient. `returns` are advantages + old
+    values, never whitened; loss weights usually `token_mean`; value_clip c > 0 in units of the
+    value, or None for no clip. Returns a scalar, and `value/clip_frac`, the fraction without a
+    gradient.
     """
-    require_same_shape(values=values, old_values=old_values, returns=returns, mask=mask, loss_weights=loss_weights)
+    require_same_shape(
+        values=values, old_values=old_values, returns=returns, mask=mask, loss_weights=loss_weights
+    )
     values = fill_masked(values, mask)
     returns = fill_masked(returns.detach(), mask)
     error = (values - returns).square()
@@ -40,4 +43,6 @@ def value_loss(
         bounded_error = (bounded - returns).square()
         clipped = bounded_error > error.detach()
         error = torch.where(clipped, bounded_error, error)
-    return weighted_sum(error / 2, mask, loss_weights), {"value/clip_frac": masked_mean(clipped, mask).detach()}
+    return weighted_sum(error / 2, mask, loss_weights), {
+        "value/clip_frac": masked_mean(clipped, mask).detach()
+    }

@@ -1,11 +1,13 @@
 """Loss weights: how tokens are averaged, decided once per optimizer step over the global batch.
 
-Every loss ends in `(token_loss * loss_weights).sum()`, so splitting rows into micro-batches or over ranks cannot change
-a gradient. A rejected token keeps its share: denominators come from `response_mask`, never from a correction. Rows with
-no trained token get weight 0 and are not counted as rows, except by `fixed_length`, where they are real samples.
+Every loss ends in `(token_loss * loss_weights).sum()`, so splitting rows into micro-batches or over
+ranks cannot change a gradient. A rejected token keeps its share: denominators come from
+`response_mask`, never from a correction. Rows with no trained token get weight 0 and are not
+counted as rows, except by `fixed_length`, where they are real samples.
 
-Args: response_mask [B, T] bool, the trained tokens of the whole optimizer step; group_ids [B] int64, shared by the rows
-of one prompt. Returns [B, T] float32, zero outside the mask. ValueError where shapes or types are others.
+Args: response_mask [B, T] bool, the trained tokens of the whole optimizer step; group_ids [B]
+int64, shared by the rows of one prompt. Returns [B, T] float32, zero outside the mask. ValueError
+where shapes or types are others.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def _spread(row_weights: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def token_mean(response_mask: Tensor) -> Tensor:
-    """1 / N on every trained token, N = trained tokens of the global batch: every token counts the same.
+    """1 / N on every trained token, N = trained tokens of the global batch: every token counts the
+    same.
 
     Source: DAPO, arXiv:2503.14476, Eq. 8. Also PPO, VAPO, CISPO, SFT.
     """
@@ -60,19 +63,26 @@ def sequence_sum(response_mask: Tensor) -> Tensor:
 
 
 def fixed_length(response_mask: Tensor, *, weights_length: int) -> Tensor:
-    """1 / (B * weights_length) on every trained token: no length bias, and no dependence on the batch's lengths.
+    """1 / (B * weights_length) on every trained token: no length bias, and no dependence on the
+    batch's lengths.
 
-    weights_length is a constant of the run, usually `rollout.max_tokens`; changing it rescales the learning rate.
+    weights_length is a constant of the run, usually `rollout.max_tokens`; changing it rescales the
+    learning rate.
     Source: Dr.GRPO, arXiv:2503.20783. Empty rows count in B: they are real samples.
     """
     if weights_length < 1:
-        raise ValueError(f"weights_length must be at least 1, got {weights_length}; rollout.max_tokens is usual")
+        raise ValueError(
+            f"weights_length must be at least 1, got {weights_length}; rollout.max_tokens is usual"
+        )
     counts = _counts(response_mask)
-    return _spread(torch.full_like(counts, 1.0 / (max(len(counts), 1) * weights_length)), response_mask)
+    return _spread(
+        torch.full_like(counts, 1.0 / (max(len(counts), 1) * weights_length)), response_mask
+    )
 
 
 def prompt_mean(response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """1 / (prompts * tokens of the prompt's rows): every prompt counts the same, every token within it too.
+    """1 / (prompts * tokens of the prompt's rows): every prompt counts the same, every token within
+    it too.
 
     Source: ScaleRL, arXiv:2510.13786. Prompts without a trained token are not counted.
     """
@@ -84,10 +94,12 @@ def prompt_mean(response_mask: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def length_preference(lengths: Tensor, group_ids: Tensor, length_power: Tensor | float) -> Tensor:
-    """f_i = G * softmax over the group of h_i ** length_power, h_i = 1 + z_i / 9, z the length's z-score. [B] float64.
+    """f_i = G * softmax over the group of h_i ** length_power, h_i = 1 + z_i / 9, z the length's
+    z-score. [B] float64.
 
-    0 treats all lengths alike, a positive power favours long rows, a negative one short rows; f sums to G. Rows without
-    a trained token are left out. Differentiable in `length_power`, should it be learned.
+    0 treats all lengths alike, a positive power favours long rows, a negative one short rows; f
+    sums to G. Rows without a trained token are left out. Differentiable in `length_power`, should
+    it be learned.
     Source: lambda-GRPO, arXiv:2510.06870; the factor 1/9 was not verified.
     """
     groups, real = Groups.of(group_ids), (lengths > 0).double()
@@ -95,26 +107,33 @@ def length_preference(lengths: Tensor, group_ids: Tensor, length_power: Tensor |
     centered = (lengths.double() - groups.sum(lengths) / rows) * real
     std = (groups.sum(centered.square()) / rows).sqrt()
     score = (1 + (centered / std.clamp(min=1e-8) / 9).clamp(-0.9, 0.9)) ** length_power
-    share = (score - groups.extreme(score.detach(), "amax")).exp() * real  # a softmax that large powers do not overflow
+    share = (
+        score - groups.extreme(score.detach(), "amax")
+    ).exp() * real  # a softmax that large powers do not overflow
     return rows * share / groups.sum(share).clamp(min=1e-300)
 
 
 def lambda_group(response_mask: Tensor, group_ids: Tensor, *, length_power: float) -> Tensor:
-    """f_i / (prompts * tokens of the prompt's rows): `prompt_mean` with a preference for long or short rows.
+    """f_i / (prompts * tokens of the prompt's rows): `prompt_mean` with a preference for long or
+    short rows.
 
     f is `length_preference`, 1 for length_power 0.
-    Source: lambda-GRPO, arXiv:2510.06870. Deviation: the power is a number of the run, not a learned parameter.
+    Source: lambda-GRPO, arXiv:2510.06870. Deviation: the power is a number of the run, not a
+    learned parameter.
     """
     preference = length_preference(_counts(response_mask), group_ids, length_power)
     return (prompt_mean(response_mask, group_ids).double() * preference[:, None]).float()
 
 
-# name -> (response_mask [B, T], group_ids [B], **numbers of PARAMETERS) -> loss_weights [B, T] float32.
+# name -> (response_mask [B, T], group_ids [B], **numbers of PARAMETERS) -> loss_weights [B, T]
+# float32.
 WEIGHTS: dict[str, Callable[..., Tensor]] = {
     "token_mean": lambda response_mask, group_ids: token_mean(response_mask),
     "sequence_mean": lambda response_mask, group_ids: sequence_mean(response_mask),
     "sequence_sum": lambda response_mask, group_ids: sequence_sum(response_mask),
-    "fixed_length": lambda response_mask, group_ids, **numbers: fixed_length(response_mask, **numbers),
+    "fixed_length": lambda response_mask, group_ids, **numbers: fixed_length(
+        response_mask, **numbers
+    ),
     "prompt_mean": prompt_mean,
     "lambda_group": lambda_group,
 }

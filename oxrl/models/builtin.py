@@ -1,4 +1,6 @@
-"""Small models that need no file and no network: Qwen3 architecture, byte-level tokenizer, seeded random weights."""
+"""Small models that need no file and no network: Qwen3 architecture, byte-level tokenizer, seeded
+random weights.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def builtin_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<|pad|>",
@@ -69,7 +73,9 @@ def builtin_policy(name: str, *, seed: int) -> Qwen3ForCausalLM:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     dims: dict[str, Any] = dict(BUILTIN_DIMS[name])
-    config = Qwen3Config(**dims, tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, bos_token_id=None)
+    config = Qwen3Config(
+        **dims, tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, bos_token_id=None
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config)

@@ -1,8 +1,9 @@
 """Faster float32 matrix products on AMD CPUs: oneDNN instead of MKL, same arithmetic.
 
-PyTorch multiplies float32 matrices with MKL, which runs its AVX2 code on AMD processors even where they have AVX-512.
-oneDNN, which every PyTorch build for x86 contains, uses AVX-512 on both makers' processors: about twice as fast. Both
-round in float32; results differ in the last bits, as they do between any two shapes.
+PyTorch multiplies float32 matrices with MKL, which runs its AVX2 code on AMD processors even where
+they have AVX-512. oneDNN, which every PyTorch build for x86 contains, uses AVX-512 on both makers'
+processors: about twice as fast. Both round in float32; results differ in the last bits, as they do
+between any two shapes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# oneDNN compiles a kernel per shape, which takes about 0.7 ms. Products of fewer multiplications than SMALL gain too
-# little. Below LARGE few shapes may occur, so the row count is cut to a coarse multiple, and MKL multiplies the rest.
+# oneDNN compiles a kernel per shape, which takes about 0.7 ms. Products of fewer multiplications
+# than SMALL gain too little. Below LARGE few shapes may occur, so the row count is cut to a coarse
+# multiple, and MKL multiplies the rest.
 SMALL, LARGE = 2**22, 2**26
 
 
@@ -34,7 +36,9 @@ class OneDnnLinear(nn.Linear):
 
 
 def speed_up_linears(model: nn.Module) -> None:
-    """Make every `nn.Linear` of `model` a OneDnnLinear, in place, where that is faster; parameters stay the same."""
+    """Make every `nn.Linear` of `model` a OneDnnLinear, in place, where that is faster; parameters
+    stay the same.
+    """
     if not onednn_is_faster():
         return
     for module in model.modules():
@@ -45,11 +49,16 @@ def speed_up_linears(model: nn.Module) -> None:
 @cache
 def onednn_is_faster() -> bool:
     """A fact about the machine, never a measurement: two runs on it must compute the same bits."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():
+    if (
+        torch.backends.cpu.get_cpu_capability() != "AVX512"
+        or not torch.backends.mkldnn.is_available()
+    ):
         return False
     cpuinfo = Path("/proc/cpuinfo")
     has_operator = hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return has_operator and cpuinfo.is_file() and "AuthenticAMD" in cpuinfo.read_text(encoding="utf-8")
+    return (
+        has_operator and cpuinfo.is_file() and "AuthenticAMD" in cpuinfo.read_text(encoding="utf-8")
+    )
 
 
 class _Product(torch.autograd.Function):
@@ -87,7 +96,9 @@ def _rows_times(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _columns_times(gradient: Tensor, x: Tensor) -> Tensor:
-    """gradient [M, N] transposed times x [M, K]. oneDNN is faster with the narrower of the two as its rows."""
+    """gradient [M, N] transposed times x [M, K]. oneDNN is faster with the narrower of the two as
+    its rows.
+    """
     if gradient.shape[1] <= x.shape[1]:
         return _product(gradient.t(), x.t())
     return _product(x.t(), gradient.t()).t().contiguous()
@@ -98,5 +109,11 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _onednn_rows(rows: int, multiplications: int) -> int:
-    """How many of `rows`, each of so many multiplications, oneDNN gets: all of them, or at least 7 in 8."""
-    return rows if rows * multiplications >= LARGE else rows - rows % (1 << max(0, rows.bit_length() - 4))
+    """How many of `rows`, each of so many multiplications, oneDNN gets: all of them, or at least 7
+    in 8.
+    """
+    return (
+        rows
+        if rows * multiplications >= LARGE
+        else rows - rows % (1 << max(0, rows.bit_length() - 4))
+    )

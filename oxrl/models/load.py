@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 import torch
 from safetensors import safe_open
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from oxrl.errors import DataError
@@ -46,7 +52,9 @@ def load_tokenizer(
         load: Any = AutoTokenizer.from_pretrained
         tokenizer = _from_disk_or_hub(load, "tokenizer", name, trust_remote_code=trust_remote_code)
     if tokenizer.eos_token_id is None:
-        raise DataError(f"the tokenizer of {name!r} has no end-of-sequence token; set eos_token in its files")
+        raise DataError(
+            f"the tokenizer of {name!r} has no end-of-sequence token; set eos_token in its files"
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if chat_template is not None:
@@ -85,7 +93,8 @@ def load_policy(name: str, **options: Unpack[Options]) -> PreTrainedModel:
 
 
 def load_critic(name: str, **options: Unpack[Options]) -> ValueModel:
-    """A value model: the backbone of policy `name` with a zero head, or a critic that was saved before.
+    """A value model: the backbone of policy `name` with a zero head, or a critic that was saved
+    before.
 
     Raises:
         DataError: nothing loadable under that name, or its files lack some weights.
@@ -106,7 +115,9 @@ def load_critic(name: str, **options: Unpack[Options]) -> ValueModel:
 
 
 def _placed(model: Model, options: Options) -> Model:
-    """In eval mode on its device. Only weights are cast: rounded rotary frequencies would misplace every token."""
+    """In eval mode on its device. Only weights are cast: rounded rotary frequencies would misplace
+    every token.
+    """
     device, dtype = options.get("device", "cpu"), options.get("dtype", torch.float32)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(device=device, dtype=dtype)
@@ -115,10 +126,14 @@ def _placed(model: Model, options: Options) -> Model:
 
 
 def read_weights(model_class: type[Any], name: str, **options: Any) -> PreTrainedModel:
-    """`from_pretrained` that refuses weights it would have to invent; of the `Options`, it takes dtype and trust."""
+    """`from_pretrained` that refuses weights it would have to invent; of the `Options`, it takes
+    dtype and trust.
+    """
     read = {"dtype": torch.float32, "trust_remote_code": False}
     read |= {key: value for key, value in options.items() if key in read}
-    model, info = _from_disk_or_hub(model_class.from_pretrained, "model", name, output_loading_info=True, **read)
+    model, info = _from_disk_or_hub(
+        model_class.from_pretrained, "model", name, output_loading_info=True, **read
+    )
     missing = sorted(info["missing_keys"])
     if missing:
         raise DataError(
@@ -133,11 +148,17 @@ def _from_disk_or_hub(load: Callable[..., Any], what: str, name: str, **options:
     path = Path(name)
     looks_local = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
     if looks_local and not path.is_dir():
-        raise DataError(f"model.name: no directory {name!r}. Give a directory, a hub name or one of {BUILTINS}")
+        raise DataError(
+            f"model.name: no directory {name!r}. Give a directory, a hub name or one of {BUILTINS}"
+        )
     try:
         return load(name, **options)
     except (OSError, ValueError) as error:
-        where = "in that directory" if path.is_dir() else "on disk, and the hub has none or cannot be reached"
+        where = (
+            "in that directory"
+            if path.is_dir()
+            else "on disk, and the hub has none or cannot be reached"
+        )
         raise DataError(
             f"model.name: no {what} {name!r} {where} ({type(error).__name__}: {str(error).splitlines()[0]}). "
             f"Without a network use a local directory or one of {BUILTINS}"

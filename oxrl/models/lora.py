@@ -1,4 +1,6 @@
-"""Low-rank adapters: put on, switched off, stored and merged. peft is imported only when one is asked for."""
+"""Low-rank adapters: put on, switched off, stored and merged. peft is imported only when one is
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,17 @@ from oxrl.errors import EngineError, MissingExtraError
 
 # peft's own file names: whatever reads adapters reads these.
 ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
-# An adapter's parameters in the model and in its file: `x.lora_A.default.weight`, `base_model.model.x.lora_A.weight`.
+# An adapter's parameters in the model and in its file: `x.lora_A.default.weight`,
+# `base_model.model.x.lora_A.weight`.
 IN_MODEL, IN_FILE, FILE_PREFIX = ".default.weight", ".weight", "base_model.model."
 ALL_LINEAR = "all-linear"
 
 
-def add_adapter(model: PreTrainedModel, *, base: str, rank: int, alpha: float, targets: str, seed: int) -> None:
-    """Freeze `model` and give its linear layers W a trained term alpha / rank * B A, zero at the start: A random, B 0.
+def add_adapter(
+    model: PreTrainedModel, *, base: str, rank: int, alpha: float, targets: str, seed: int
+) -> None:
+    """Freeze `model` and give its linear layers W a trained term alpha / rank * B A, zero at the
+    start: A random, B 0.
 
     Args:
         base: where the frozen weights can be loaded from again; kept in the adapter's files.
@@ -35,7 +41,11 @@ def add_adapter(model: PreTrainedModel, *, base: str, rank: int, alpha: float, t
         MissingExtraError: peft is not installed.
     """
     head = model.get_output_embeddings()
-    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    linears = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    ]
     present = {name.rpartition(".")[2] for name in linears}
     wanted = present if targets == ALL_LINEAR else {name.strip() for name in targets.split(",")}
     if unknown := sorted(wanted - present):
@@ -62,7 +72,9 @@ def has_adapter(model: nn.Module) -> bool:
 
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
-    """The model as it was before `add_adapter`, inside the block: the reference without a second model."""
+    """The model as it was before `add_adapter`, inside the block: the reference without a second
+    model.
+    """
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "lora_A")]
     for layer in layers:
         layer.enable_adapters(False)
@@ -74,11 +86,18 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 
 
 def save_adapter(model: PreTrainedModel, directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the adapter's `tensors` (names of `model`) in peft's format: transformers loads them with their base."""
+    """Write the adapter's `tensors` (names of `model`) in peft's format: transformers loads them
+    with their base.
+    """
     config: Any = cast(Any, model).peft_config["default"]
-    config.target_modules = sorted(config.target_modules)  # a set: its order differs from process to process
+    config.target_modules = sorted(
+        config.target_modules
+    )  # a set: its order differs from process to process
     config.save_pretrained(directory)
-    named = {FILE_PREFIX + name.removesuffix(IN_MODEL) + IN_FILE: tensor for name, tensor in tensors.items()}
+    named = {
+        FILE_PREFIX + name.removesuffix(IN_MODEL) + IN_FILE: tensor
+        for name, tensor in tensors.items()
+    }
     save_file(named, directory / ADAPTER_FILE, metadata={"format": "pt"})
 
 
@@ -88,13 +107,21 @@ def model_name(key: str) -> str:
 
 
 def adapter_base(name: str) -> str | None:
-    """Where the frozen weights under the adapter in folder `name` are; None if that holds no adapter."""
+    """Where the frozen weights under the adapter in folder `name` are; None if that holds no
+    adapter.
+    """
     path = Path(name) / CONFIG_FILE
-    return json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"] if path.is_file() else None
+    return (
+        json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        if path.is_file()
+        else None
+    )
 
 
 def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
-    """`model` with W + alpha / rank * B A of the adapter in `folder` as its weights, and no adapter any more."""
+    """`model` with W + alpha / rank * B A of the adapter in `folder` as its weights, and no adapter
+    any more.
+    """
     return _peft().PeftModel.from_pretrained(model, folder).merge_and_unload().requires_grad_(True)
 
 
@@ -102,4 +129,6 @@ def _peft() -> Any:
     try:
         return import_module("peft")
     except ImportError:
-        raise MissingExtraError("adapters need peft, which is not installed: pip install 'oxrl[lora]'") from None
+        raise MissingExtraError(
+            "adapters need peft, which is not installed: pip install 'oxrl[lora]'"
+        ) from None

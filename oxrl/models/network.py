@@ -1,4 +1,6 @@
-"""What an engine needs of a model: hidden states, and a head. Any module with `backbone` and `head` will do."""
+"""What an engine needs of a model: hidden states, and a head. Any module with `backbone` and `head`
+will do.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,28 @@ class TokenModel(Protocol):
     @property
     def head(self) -> Head: ...
 
-    def backbone(self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
-        """Hidden states [B, T, H] of tokens [B, T]; None masks mean right-padded rows at positions 0..n-1."""
+    def backbone(
+        self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
+    ) -> Tensor:
+        """Hidden states [B, T, H] of tokens [B, T]; None masks mean right-padded rows at positions
+        0..n-1.
+        """
         ...
 
 
 class CausalNetwork:
-    """A Hugging Face causal LM as a TokenModel: its backbone without the head, and the head's numbers."""
+    """A Hugging Face causal LM as a TokenModel: its backbone without the head, and the head's
+    numbers.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.decoder = model.base_model
         output = model.get_output_embeddings()
         if output is None or self.decoder is model:
-            raise EngineError(f"{type(model).__name__} has no separate output head; a causal language model is needed")
+            raise EngineError(
+                f"{type(model).__name__} has no separate output head; a causal language model is needed"
+            )
         self._output: nn.Module = output
         config = model.config.get_text_config()
         self._softcap = getattr(config, "final_logit_softcapping", None)
@@ -47,21 +57,35 @@ class CausalNetwork:
     @property
     def head(self) -> Head:
         bias = getattr(self._output, "bias", None)
-        return Head(cast(Tensor, self._output.weight), cast("Tensor | None", bias), self._softcap, self._scale)
+        return Head(
+            cast(Tensor, self._output.weight),
+            cast("Tensor | None", bias),
+            self._softcap,
+            self._scale,
+        )
 
-    def backbone(self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+    def backbone(
+        self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
+    ) -> Tensor:
         return _last_hidden(self.decoder, tokens, attention_mask, position_ids)
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Compare with the model's own logits once: an unknown post-processing must not go unnoticed."""
+        """Compare with the model's own logits once: an unknown post-processing must not go
+        unnoticed.
+        """
         tokens = torch.tensor([[1, 2, 3]], device=self.model.device)
         head = self.head
-        ours = torch.nn.functional.linear(self.backbone(tokens, None, None), head.weight, head.bias) * head.scale
+        ours = (
+            torch.nn.functional.linear(self.backbone(tokens, None, None), head.weight, head.bias)
+            * head.scale
+        )
         if head.softcap is not None:
             ours = torch.tanh(ours / head.softcap) * head.softcap
         output: Any = self.model(input_ids=tokens, use_cache=False)
-        if not torch.allclose(ours.float(), output.logits.float(), rtol=1e-2, atol=1e-2, equal_nan=True):
+        if not torch.allclose(
+            ours.float(), output.logits.float(), rtol=1e-2, atol=1e-2, equal_nan=True
+        ):
             raise EngineError(
                 f"{type(self.model).__name__} computes its logits in a way oxRL does not know: hidden states times "
                 "the output embedding give other numbers than the model's own forward"
@@ -79,25 +103,33 @@ class ValueModel(nn.Module):
         self.value_head = nn.Linear(width, 1, device=weight.device, dtype=weight.dtype)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
-        # What the head was trained on: a number per reply ("outcome"), or per step ("process"). Kept in its file.
+        # What the head was trained on: a number per reply ("outcome"), or per step ("process").
+        # Kept in its file.
         self.kind = "outcome"
 
     @property
     def head(self) -> Head:
         return Head(self.value_head.weight, self.value_head.bias)
 
-    def backbone(self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+    def backbone(
+        self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
+    ) -> Tensor:
         """Hidden states [B, T, H]."""
         return _last_hidden(self.decoder, tokens, attention_mask, position_ids)
 
 
-def _last_hidden(decoder: nn.Module, tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
-    output: Any = decoder(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)
+def _last_hidden(
+    decoder: nn.Module, tokens: Tensor, mask: Tensor | None, positions: Tensor | None
+) -> Tensor:
+    output: Any = decoder(
+        input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False
+    )
     return output.last_hidden_state
 
 
 def token_model(model: nn.Module) -> TokenModel:
-    """`model` itself when it already is a TokenModel, else the wrapper around a Hugging Face causal LM.
+    """`model` itself when it already is a TokenModel, else the wrapper around a Hugging Face causal
+    LM.
 
     Raises:
         EngineError: the module is neither.

@@ -1,4 +1,6 @@
-"""A model's files: what `from_pretrained` reads, written and read back bit for bit. No pickle anywhere."""
+"""A model's files: what `from_pretrained` reads, written and read back bit for bit. No pickle
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,12 @@ BUCKET_BYTES = 512 * 2**20
 VALUE_MODEL_PARTS = ("decoder.", "value_head.")
 
 
-def buckets(named: Iterable[tuple[str, Tensor]], *, limit: int = BUCKET_BYTES) -> Iterator[list[tuple[str, Tensor]]]:
-    """Group named tensors, in order, into lists of at most `limit` bytes; a larger tensor gets a list of its own."""
+def buckets(
+    named: Iterable[tuple[str, Tensor]], *, limit: int = BUCKET_BYTES
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """Group named tensors, in order, into lists of at most `limit` bytes; a larger tensor gets a
+    list of its own.
+    """
     bucket: list[tuple[str, Tensor]] = []
     size = 0
     for name, tensor in named:
@@ -42,8 +48,9 @@ def buckets(named: Iterable[tuple[str, Tensor]], *, limit: int = BUCKET_BYTES) -
 def fingerprint(tensor: Tensor) -> str:
     """16 hexadecimal digits that differ when one byte of the tensor does, at the speed of memory.
 
-    A SHA-256 over the sums of the bytes, as 64-bit integers times random odd ones, of every 128 KB: any one change
-    moves its sum, and several cancel with a probability of about 2**-60. It guards against faults, not malice.
+    A SHA-256 over the sums of the bytes, as 64-bit integers times random odd ones, of every 128 KB:
+    any one change moves its sum, and several cancel with a probability of about 2**-60. It guards
+    against faults, not malice.
     """
     data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
     size = len(data)
@@ -53,7 +60,9 @@ def fingerprint(tensor: Tensor) -> str:
     factors = _odd_factors()
     whole = len(words) // len(factors) * len(factors)
     rest = words[whole:]
-    sums = torch.cat([words[:whole].view(-1, len(factors)) @ factors, (rest @ factors[: len(rest)])[None]])
+    sums = torch.cat(
+        [words[:whole].view(-1, len(factors)) @ factors, (rest @ factors[: len(rest)])[None]]
+    )
     return hashlib.sha256(f"{size} {sums.tolist()}".encode()).hexdigest()[:16]
 
 
@@ -71,7 +80,9 @@ def write_sharded(directory: Path, stem: str, named: Iterable[tuple[str, Tensor]
 
 
 def stored_tensors(directory: Path, pattern: str) -> dict[str, Callable[[], Tensor]]:
-    """What the safetensors files of `pattern` hold: name -> function that reads that tensor, to the CPU."""
+    """What the safetensors files of `pattern` hold: name -> function that reads that tensor, to the
+    CPU.
+    """
     found: dict[str, Callable[[], Tensor]] = {}
     for path in sorted(directory.glob(pattern)):
         with safe_open(path, framework="pt") as file:
@@ -84,8 +95,11 @@ def _read_tensor(path: Path, name: str) -> Tensor:
         return file.get_tensor(name)
 
 
-def save_model(model: nn.Module, directory: Path, weights: Iterable[tuple[str, Tensor]] | None = None) -> None:
-    """Write `model` so that `load_policy`, `load_critic` or `from_pretrained` reads it from `directory`.
+def save_model(
+    model: nn.Module, directory: Path, weights: Iterable[tuple[str, Tensor]] | None = None
+) -> None:
+    """Write `model` so that `load_policy`, `load_critic` or `from_pretrained` reads it from
+    `directory`.
 
     Of a model with an adapter, what is trained is written and where the rest can be loaded from.
 
@@ -104,7 +118,11 @@ def save_model(model: nn.Module, directory: Path, weights: Iterable[tuple[str, T
         save(model, directory, tensors)
     elif isinstance(model, ValueModel):
         decoder, head = (
-            {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
+            {
+                name.removeprefix(part): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(part)
+            }
             for part in VALUE_MODEL_PARTS
         )
         save(model.decoder, directory, decoder)
@@ -123,21 +141,30 @@ def _save_whole(host: Any, directory: Path, tensors: Mapping[str, Tensor]) -> No
 
 
 def kept_buffers(host: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds and nothing trains, on the CPU: the bias of a router, but no rotary frequencies."""
+    """What a checkpoint holds and nothing trains, on the CPU: the bias of a router, but no rotary
+    frequencies.
+    """
     kept = host.state_dict().keys()
     return {name: buffer.detach().cpu() for name, buffer in host.named_buffers() if name in kept}
 
 
 def stored_names(model: nn.Module) -> list[str]:
-    """The parameters of `model` that its files hold: all, or with an adapter those that are trained."""
+    """The parameters of `model` that its files hold: all, or with an adapter those that are
+    trained.
+    """
     adapted = has_adapter(model)
-    return [name for name, parameter in model.named_parameters() if parameter.requires_grad or not adapted]
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad or not adapted
+    ]
 
 
 def stored_weights(
     model: nn.Module, directory: Path, expected: Mapping[str, tuple[torch.Size, torch.dtype]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name in `model`, whole tensor on the CPU) of every weight that `save_model` wrote to `directory`.
+    """(name in `model`, whole tensor on the CPU) of every weight that `save_model` wrote to
+    `directory`.
 
     Raises:
         CheckpointError: a weight is missing, unknown, or of another shape or dtype than `expected`.
@@ -158,7 +185,9 @@ def stored_weights(
                 )
             yield part + key, tensor
     if missing:
-        raise CheckpointError(f"{directory} lacks {len(missing)} weights of the model, such as {next(iter(missing))!r}")
+        raise CheckpointError(
+            f"{directory} lacks {len(missing)} weights of the model, such as {next(iter(missing))!r}"
+        )
 
 
 def _stored_part(host: nn.Module, directory: Path, pattern: str) -> Iterator[tuple[str, Tensor]]:
@@ -172,8 +201,8 @@ def _stored_part(host: nn.Module, directory: Path, pattern: str) -> Iterator[tup
     if adapted or not isinstance(host, PreTrainedModel) or tensors.keys() == own:
         yield from ((model_name(key) if adapted else key, read()) for key, read in tensors.items())
         return
-    # Transformers stores some models otherwise than it computes with them (experts one by one, and fused). It knows how
-    # to read that: all at once.
+    # Transformers stores some models otherwise than it computes with them (experts one by one, and
+    # fused). It knows how to read that: all at once.
     try:
         read = read_weights(type(host), str(directory), dtype="auto")
     except DataError as error:

@@ -15,8 +15,9 @@ def run(cfg: Config, *, resume: bool = False) -> None:
     """Run the recipe of `train.alg_name` in its run directory.
 
     Raises:
-        OxrlError: anything a user can mend; `exit_code` says how the program should end. Lost training ranks are
-            among them only after `run.max_restarts` starts from the newest checkpoint.
+        OxrlError: anything a user can mend; `exit_code` says how the program should end. Lost
+            training ranks are among them only after `run.max_restarts` starts from the newest
+            checkpoint.
     """
     lost: LostRankError | None = None
     for restarts_left in reversed(range(cfg.run.max_restarts + 1)):

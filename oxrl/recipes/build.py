@@ -14,10 +14,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from oxrl.config import Config
 from oxrl.data.order import open_rows
 from oxrl.data.prompts import PromptDataset
-from oxrl.engines.base import RolloutEngine, Scorer, TrainEngine
-from oxrl.engines.local import LocalSampler, LocalTrainer
-from oxrl.engines.ranks import ALONE, Ranks, joined_ranks, launched_world
-from oxrl.engines.trainer import AdapterOff, Trainer
+from oxrl.engines.sample.base import RolloutEngine
+from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.train.base import Scorer, TrainEngine
+from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.ranks import ALONE, Ranks, joined_ranks, launched_world
+from oxrl.engines.train.trainer import AdapterOff, Trainer
 from oxrl.engines.weight_sync import WeightSync
 from oxrl.errors import ConfigError
 from oxrl.models.load import load_critic, load_policy, load_tokenizer
@@ -42,18 +44,24 @@ def choose_device(cfg: Config) -> torch.device:
         torch.set_num_threads(cfg.run.threads)
     best = "cuda" if torch.cuda.is_available() else "cpu"
     if cfg.run.device == "cuda" and best == "cpu":
-        raise ConfigError("run.device is cuda but PyTorch sees no CUDA device; use run.device=cpu or auto")
+        raise ConfigError(
+            "run.device is cuda but PyTorch sees no CUDA device; use run.device=cpu or auto"
+        )
     return torch.device(best if cfg.run.device == "auto" else cfg.run.device)
 
 
 def build_tokenizer(cfg: Config) -> PreTrainedTokenizerBase:
     return load_tokenizer(
-        cfg.model.name, chat_template=cfg.model.chat_template, trust_remote_code=cfg.model.trust_remote_code
+        cfg.model.name,
+        chat_template=cfg.model.chat_template,
+        trust_remote_code=cfg.model.trust_remote_code,
     )
 
 
 def row_options(cfg: Config, held_out: bool, max_tokens: int | None = None) -> dict[str, Any]:
-    """How the rows of a data file, or of data.eval, are read: keyword arguments of `Dataset.load`."""
+    """How the rows of a data file, or of data.eval, are read: keyword arguments of
+    `Dataset.load`.
+    """
     limit = cfg.data.eval_rows if held_out else None
     fixed = {"overlong": cfg.data.overlong, "stream": cfg.data.stream, "limit": limit}
     return {"max_tokens": max_tokens or cfg.model.max_length, **fixed}
@@ -62,7 +70,9 @@ def row_options(cfg: Config, held_out: bool, max_tokens: int | None = None) -> d
 def load_model(
     cfg: Config, device: torch.device | None = None, load: Callable[..., Any] = load_policy
 ) -> PreTrainedModel:
-    """The model as it is on disk, or with random weights of `run.seed`; on the run's device, or on another."""
+    """The model as it is on disk, or with random weights of `run.seed`; on the run's device, or on
+    another.
+    """
     return load(
         cfg.model.name,
         dtype=DTYPES[cfg.model.dtype],
@@ -86,12 +96,18 @@ def load_critic_to_train(cfg: Config, device: torch.device | None = None) -> Val
 
 def _adapted(cfg: Config, model: PreTrainedModel) -> PreTrainedModel:
     if cfg.lora.rank:
-        add_adapter(model, base=cfg.model.name, seed=stable_seed("adapter", cfg.run.seed), **cfg.lora.model_dump())
+        add_adapter(
+            model,
+            base=cfg.model.name,
+            seed=stable_seed("adapter", cfg.run.seed),
+            **cfg.lora.model_dump(),
+        )
     return model
 
 
 def training_ranks(cfg: Config) -> AbstractContextManager[Ranks]:
-    """This process's place among `run.training_gpus` ranks; joins the others that the launcher started.
+    """This process's place among `run.training_gpus` ranks; joins the others that the launcher
+    started.
 
     Raises:
         ConfigError: the launcher started another number of processes than the configuration says.
@@ -99,10 +115,16 @@ def training_ranks(cfg: Config) -> AbstractContextManager[Ranks]:
     world, asked = launched_world(), cfg.run.training_gpus
     if cfg.train.row.recipe == "rl":
         if world > 1:
-            raise ConfigError("start reinforcement learning once, not with torchrun: its ranks are Ray actors")
+            raise ConfigError(
+                "start reinforcement learning once, not with torchrun: its ranks are Ray actors"
+            )
         return nullcontext(ALONE)
     if world != asked:
-        hint = "set run.training_gpus, or start with" if cfg.train.backend != "local" else "train.backend is local:"
+        hint = (
+            "set run.training_gpus, or start with"
+            if cfg.train.backend != "local"
+            else "train.backend is local:"
+        )
         raise ConfigError(
             f"run.training_gpus is {asked} and the launcher started {world} processes (WORLD_SIZE); {hint} "
             f"torchrun --nproc-per-node {asked} main_sl.py --config ..."
@@ -122,9 +144,11 @@ def build_trainer(
     ranks: Ranks = ALONE,
     trained: bool = True,
 ) -> Trainer:
-    """A training engine of `train.backend` on this process's device, with the optimizer of `train.*`.
+    """A training engine of `train.backend` on this process's device, with the optimizer of
+    `train.*`.
 
-    DeepSpeed keeps no optimizer for a model that is not `trained`, and always cuts its weights up over the ranks.
+    DeepSpeed keeps no optimizer for a model that is not `trained`, and always cuts its weights up
+    over the ranks.
 
     Args:
         tokenizer: saved beside the weights, if there is one.
@@ -142,11 +166,11 @@ def build_trainer(
     }
     # Imported where they are chosen: PyTorch's sharding takes a second, DeepSpeed is an extra.
     if train.backend == "fsdp":
-        from oxrl.engines.fsdp_engine import FsdpTrainer
+        from oxrl.engines.train.fsdp import FsdpTrainer
 
         return FsdpTrainer(model, ranks=ranks, **options)
     if train.backend == "deepspeed":
-        from oxrl.engines.deepspeed_engine import DeepSpeedTrainer
+        from oxrl.engines.train.zero import DeepSpeedTrainer
 
         settings = (cfg.deepspeed if trained else cfg.deepspeed_ref).model_dump()
         return DeepSpeedTrainer(model, ranks=ranks, settings=settings, trained=trained, **options)
@@ -155,15 +179,23 @@ def build_trainer(
 
 def build_reference(cfg: Config, *, temperature: float = 1.0, ranks: Ranks = ALONE) -> Trainer:
     """An engine that only answers; with DeepSpeed as `deepspeed_ref` says."""
-    return build_trainer(cfg, load_model(cfg), lr=0.0, temperature=temperature, ranks=ranks, trained=False)
+    return build_trainer(
+        cfg, load_model(cfg), lr=0.0, temperature=temperature, ranks=ranks, trained=False
+    )
 
 
 def build_trainers(cfg: Config, ranks: Ranks = ALONE) -> dict[str, Trainer]:
-    """The models of an RL run that are trained or only read, on this process's device: policy, reference, critic."""
+    """The models of an RL run that are trained or only read, on this process's device: policy,
+    reference, critic.
+    """
     shared: dict[str, Any] = {"temperature": cfg.rollout.temperature, "ranks": ranks}
-    trainers = {"policy": build_trainer(cfg, load_policy_to_train(cfg), build_tokenizer(cfg), **shared)}
+    trainers = {
+        "policy": build_trainer(cfg, load_policy_to_train(cfg), build_tokenizer(cfg), **shared)
+    }
     if "critic" in cfg.train.row.needs:
-        trainers["critic"] = build_trainer(cfg, load_critic_to_train(cfg), lr=cfg.train.critic_lr, ranks=ranks)
+        trainers["critic"] = build_trainer(
+            cfg, load_critic_to_train(cfg), lr=cfg.train.critic_lr, ranks=ranks
+        )
     if needs_reference(cfg) and not cfg.lora.rank:
         trainers["reference"] = build_reference(cfg, **shared)
     return trainers
@@ -179,9 +211,11 @@ def trainers_of_rank(cfg: Config) -> Iterator[dict[str, Trainer]]:
 def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutEngine:
     """The rollout engine of this process; on `model`, or on one of its own."""
     if cfg.inference_engine.name == "vllm":
-        from oxrl.engines.vllm_engine import VllmEngine
+        from oxrl.engines.sample.vllm import VllmEngine
 
-        settings = cfg.inference_engine.model_dump(exclude={"name", "actors", "placement", "probe_every"})
+        settings = cfg.inference_engine.model_dump(
+            exclude={"name", "actors", "placement", "probe_every"}
+        )
         return VllmEngine(
             cfg.model.name,
             dtype=cfg.model.dtype,
@@ -196,7 +230,9 @@ def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutE
 
 def build_rewards(cfg: Config, name: str | None = None) -> RewardPool:
     """The pool of `reward.name`, or of another reward under the same limits."""
-    return RewardPool(name or cfg.reward.name, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s)
+    return RewardPool(
+        name or cfg.reward.name, workers=cfg.reward.workers, timeout_s=cfg.reward.timeout_s
+    )
 
 
 def limits_of(trainer: Trainer, cfg: Config) -> Limits:
@@ -211,13 +247,18 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> t
     return tuple(sorted({int(tokenizer.eos_token_id), *(int(token) for token in extra)}))  # pyright: ignore
 
 
-def prompt_limits(cfg: Config, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Limits:
-    """`data.max_prompt_tokens`, or what `rollout.max_tokens` leaves of the model's context; and the stop tokens.
+def prompt_limits(
+    cfg: Config, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> Limits:
+    """`data.max_prompt_tokens`, or what `rollout.max_tokens` leaves of the model's context; and the
+    stop tokens.
 
     Raises:
         ConfigError: the two together do not fit the model.
     """
-    context = cfg.model.max_length or getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    context = cfg.model.max_length or getattr(
+        model.config.get_text_config(), "max_position_embeddings", None
+    )
     asked, stop_token_ids = cfg.data.max_prompt_tokens, stop_tokens(tokenizer, model)
     if context is None:
         return asked, stop_token_ids
@@ -230,8 +271,12 @@ def prompt_limits(cfg: Config, model: PreTrainedModel, tokenizer: PreTrainedToke
     return room if asked is None else asked, stop_token_ids
 
 
-def training_sampling(cfg: Config, stop_token_ids: tuple[int, ...], temperature: float | None = None) -> Sampling:
-    """What `rollout` says, at another temperature if there is one; training has no top_p or top_k (see the checks)."""
+def training_sampling(
+    cfg: Config, stop_token_ids: tuple[int, ...], temperature: float | None = None
+) -> Sampling:
+    """What `rollout` says, at another temperature if there is one; training has no top_p or top_k
+    (see the checks).
+    """
     rollout = cfg.rollout
     return Sampling(
         temperature=rollout.temperature if temperature is None else temperature,
@@ -243,9 +288,11 @@ def training_sampling(cfg: Config, stop_token_ids: tuple[int, ...], temperature:
 
 
 class Team:
-    """Everybody in an RL run, every model loaded once. Alone, trainer and sampler share the policy's weights.
+    """Everybody in an RL run, every model loaded once. Alone, trainer and sampler share the
+    policy's weights.
 
-    `reference` and `critic` are None when the algorithm has no use for them, `moving_reference` when it stays as it is.
+    `reference` and `critic` are None when the algorithm has no use for them, `moving_reference`
+    when it stays as it is.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -256,14 +303,20 @@ class Team:
             stack.callback(self.pool.close)
             self.pool.start()
             alone = cfg.train.backend == "local" and not cfg.inference_engine.actors
-            trainers, self.sampler, limits = _local_engines(cfg) if alone else _ray_engines(cfg, stack)
+            trainers, self.sampler, limits = (
+                _local_engines(cfg) if alone else _ray_engines(cfg, stack)
+            )
             stack.callback(self.sampler.close)
             self.policy = trainers["policy"]
             self.critic = trainers.get("critic")
             self.reference: Scorer | None = trainers.get("reference")
-            self.moving_reference = trainers.get("reference") if "reference_reset" in cfg.train.row.needs else None
+            self.moving_reference = (
+                trainers.get("reference") if "reference_reset" in cfg.train.row.needs else None
+            )
             if needs_reference(cfg) and cfg.lora.rank:
-                self.reference = AdapterOff(cast(Trainer, self.policy))  # the checks keep adapters in this process
+                self.reference = AdapterOff(
+                    cast(Trainer, self.policy)
+                )  # the checks keep adapters in this process
             self.sync = WeightSync(
                 self.policy,
                 self.sampler,
@@ -278,11 +331,17 @@ class Team:
             self.pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
             prompts = partial(load_prompts, cfg, tokenizer, longest, False)
             self.prompts = open_rows(cfg.data.train, prompts, per_step=cfg.data.prompts_per_step)
-            self.held_out = load_prompts(cfg, tokenizer, longest, True, cfg.data.eval) if cfg.data.eval else None
+            self.held_out = (
+                load_prompts(cfg, tokenizer, longest, True, cfg.data.eval)
+                if cfg.data.eval
+                else None
+            )
             self._resources = stack.pop_all()
 
     def engines(self) -> dict[str, TrainEngine]:
-        """What a checkpoint holds: subdirectory of the checkpoint -> engine. The policy is the checkpoint itself."""
+        """What a checkpoint holds: subdirectory of the checkpoint -> engine. The policy is the
+        checkpoint itself.
+        """
         engines = {".": self.policy, "critic": self.critic, "reference": self.moving_reference}
         return {name: engine for name, engine in engines.items() if engine is not None}
 
@@ -302,23 +361,29 @@ def _local_engines(cfg: Config) -> tuple[Mapping[str, TrainEngine], RolloutEngin
     return trainers, build_sampler(cfg, cast(PreTrainedModel, policy.model)), limits_of(policy, cfg)
 
 
-def _ray_engines(cfg: Config, stack: ExitStack) -> tuple[Mapping[str, TrainEngine], RolloutEngine, Limits]:
+def _ray_engines(
+    cfg: Config, stack: ExitStack
+) -> tuple[Mapping[str, TrainEngine], RolloutEngine, Limits]:
     """The engines of a run with Ray actors that train, sample or both."""
     # Imported where it is chosen: Ray is an extra.
-    from oxrl.engines.ray_cluster import Cluster, layout
-    from oxrl.engines.ray_rollouts import RayRollouts
-    from oxrl.engines.ray_trainer import RankGroup, RayTrainer
+    from oxrl.engines.ray.cluster import Cluster, layout
+    from oxrl.engines.ray.rollouts import RayRollouts
+    from oxrl.engines.ray.trainer import RankGroup, RayTrainer
 
     sampling, deadline_s = cfg.inference_engine, cfg.run.deadline_s
     training, colocated = cfg.train.backend != "local", sampling.placement == "colocated"
     gpus = int(cfg.run.device != "cpu" and torch.cuda.is_available())
     devices = {"trainer_gpus": gpus, "sampler_gpus": gpus * sampling.tensor_parallel}
     ranks = cfg.run.training_gpus if training else 0
-    bundles, trainer_places, sampler_places = layout(ranks, sampling.actors, colocated=colocated, **devices)
+    bundles, trainer_places, sampler_places = layout(
+        ranks, sampling.actors, colocated=colocated, **devices
+    )
     cluster = Cluster(bundles, address=cfg.run.ray_address)
     stack.callback(cluster.close)
     if training:
-        group = RankGroup(cluster, trainer_places, partial(trainers_of_rank, cfg), deadline_s=deadline_s)
+        group = RankGroup(
+            cluster, trainer_places, partial(trainers_of_rank, cfg), deadline_s=deadline_s
+        )
         trainers = {name: RayTrainer(group, name) for name in group.names}
         limits: Limits = group.call("call", ("policy", limits_of, (cfg,)))
     else:
@@ -327,7 +392,11 @@ def _ray_engines(cfg: Config, stack: ExitStack) -> tuple[Mapping[str, TrainEngin
     if not sampling.actors:
         return trainers, build_sampler(cfg), limits
     build = partial(build_sampler, cfg)
-    return trainers, RayRollouts(cluster, sampler_places, build, deadline_s=deadline_s, sleeping=colocated), limits
+    return (
+        trainers,
+        RayRollouts(cluster, sampler_places, build, deadline_s=deadline_s, sleeping=colocated),
+        limits,
+    )
 
 
 def needs_reference(cfg: Config) -> bool:

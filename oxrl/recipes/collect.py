@@ -22,7 +22,8 @@ from oxrl.types import Metrics, Request, Rollout, RolloutBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Harvest:
-    """Everything one rollout step sampled, in draw order; `groups` are trained on, the next step draws from `end`.
+    """Everything one rollout step sampled, in draw order; `groups` are trained on, the next step
+    draws from `end`.
 
     `greedy` holds one greedy response per prompt, for rows whose baseline is its reward.
     """
@@ -46,7 +47,9 @@ def replay_buffer(cfg: Config, team: Team) -> ReplayBuffer:
         requests = make_requests(drawn, samples=samples, sampling=sampling, run_seed=cfg.run.seed)
         most_likely = dataclasses.replace(sampling, temperature=0.0)
         asked = drawn if greedy else []
-        return requests + make_requests(asked, samples=1, first=samples, sampling=most_likely, run_seed=cfg.run.seed)
+        return requests + make_requests(
+            asked, samples=1, first=samples, sampling=most_likely, run_seed=cfg.run.seed
+        )
 
     return ReplayBuffer(
         team.sampler,
@@ -57,10 +60,14 @@ def replay_buffer(cfg: Config, team: Team) -> ReplayBuffer:
     )
 
 
-def collect(cfg: Config, team: Team, session: Session, progress: Progress, buffer: ReplayBuffer) -> Harvest | None:
-    """Scored rollouts of the next `data.prompts_per_step` prompts, G in a row per prompt; None when asked to stop.
+def collect(
+    cfg: Config, team: Team, session: Session, progress: Progress, buffer: ReplayBuffer
+) -> Harvest | None:
+    """Scored rollouts of the next `data.prompts_per_step` prompts, G in a row per prompt; None when
+    asked to stop.
 
-    At the start of a wave, with the sampler idle, it gets the newest weights and the next wave to sample.
+    At the start of a wave, with the sampler idle, it gets the newest weights and the next wave to
+    sample.
     """
     step, rollout_step = int(progress["step"]), int(progress["rollout_step"])
     total = cfg.run.steps // cfg.train.updates
@@ -93,12 +100,15 @@ def collect(cfg: Config, team: Team, session: Session, progress: Progress, buffe
     return harvest
 
 
-def finish_batch(cfg: Config, team: Team, session: Session, buffer: ReplayBuffer, *, version: int) -> Harvest | None:
+def finish_batch(
+    cfg: Config, team: Team, session: Session, buffer: ReplayBuffer, *, version: int
+) -> Harvest | None:
     """The buffer's oldest batch, sampled and scored; None when asked to stop.
 
-    With dynamic sampling, a group whose rewards are all equal does not count: prompts are drawn, in at most
-    `train.sampling_rounds` rounds, until enough groups differ. Groups past the last one needed are not trained on:
-    their prompts are drawn again in the next step. The choice depends on the data order, never on who finished first.
+    With dynamic sampling, a group whose rewards are all equal does not count: prompts are drawn, in
+    at most `train.sampling_rounds` rounds, until enough groups differ. Groups past the last one
+    needed are not trained on: their prompts are drawn again in the next step. The choice depends on
+    the data order, never on who finished first.
     """
     dynamic, wanted = "dynamic_sampling" in cfg.train.row.needs, cfg.data.prompts_per_step
     batch, samples = buffer.batches[0], cfg.rollout.n_samples
@@ -111,25 +121,39 @@ def finish_batch(cfg: Config, team: Team, session: Session, buffer: ReplayBuffer
                 if not buffer.settle(lambda: session.stop):
                     return None
         with session.phase("time/reward_s"):
-            more = score_groups(team.pool, [pair for pair in found if pair[0].sample < samples], samples=samples)
-            baselines = score_groups(team.pool, [pair for pair in found if pair[0].sample >= samples], samples=1)
-        check_error_rate([rollout.score for rollout in (*more, *baselines)], cfg.reward.max_error_rate)
+            more = score_groups(
+                team.pool, [pair for pair in found if pair[0].sample < samples], samples=samples
+            )
+            baselines = score_groups(
+                team.pool, [pair for pair in found if pair[0].sample >= samples], samples=1
+            )
+        check_error_rate(
+            [rollout.score for rollout in (*more, *baselines)], cfg.reward.max_error_rate
+        )
         rollouts, greedy, seen = rollouts + more, greedy + baselines, batch.end
         groups = teaching_groups(rollouts) if dynamic else list(range(batch.start, batch.end))
         if len(groups) < wanted and batch.rounds < cfg.train.sampling_rounds:
             # As many more as should do, at the share of groups that taught something so far.
-            count = min(wanted, math.ceil((wanted - len(groups)) * (seen - batch.start) / max(len(groups), 1)))
-            if team.sampler.version != version:  # an evaluation may have been in between, and must not matter
+            count = min(
+                wanted,
+                math.ceil((wanted - len(groups)) * (seen - batch.start) / max(len(groups), 1)),
+            )
+            if (
+                team.sampler.version != version
+            ):  # an evaluation may have been in between, and must not matter
                 team.sync.deliver(version)
             buffer.dispatch(batch.end, count, batch=batch)
-    # Where no group differs, the first ones are trained on with advantage 0, as without dynamic sampling.
+    # Where no group differs, the first ones are trained on with advantage 0, as without dynamic
+    # sampling.
     chosen = tuple(groups[:wanted] or range(batch.start, batch.start + wanted))
     used = chosen[-1] + 1 if len(chosen) == wanted else batch.end
     return Harvest(rollouts=rollouts, greedy=greedy, groups=chosen, end=used, rounds=batch.rounds)
 
 
 def teaching_groups(rollouts: Sequence[Rollout]) -> list[int]:
-    """Groups, in draw order, whose scored rollouts have rewards that differ. Before any shaping of rewards."""
+    """Groups, in draw order, whose scored rollouts have rewards that differ. Before any shaping of
+    rewards.
+    """
     rewards, groups = scored(rollouts)
     return groups[informative_groups(rewards, groups)].unique().tolist()
 
@@ -137,16 +161,19 @@ def teaching_groups(rollouts: Sequence[Rollout]) -> list[int]:
 def scored(rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
     """(rewards float64, group ids int64) of the rollouts that have a score."""
     pairs = [(r.score.value, r.group_id) for r in rollouts if r.score.value is not None]
-    return torch.tensor([p[0] for p in pairs], dtype=torch.float64), torch.tensor([p[1] for p in pairs]).long()
+    return torch.tensor([p[0] for p in pairs], dtype=torch.float64), torch.tensor(
+        [p[1] for p in pairs]
+    ).long()
 
 
 def training_rows(
     cfg: Config, team: Team, harvest: Harvest, *, version: int
 ) -> tuple[RolloutBatch, list[int], dict[str, int]]:
-    """The rows that can be learned from, checked; their indices in `harvest.rollouts`; how many others, by reason.
+    """The rows that can be learned from, checked; their indices in `harvest.rollouts`; how many
+    others, by reason.
 
-    A row without a score is removed before any statistic or denominator sees it; so is a row left alone in its group
-    where advantages compare rows of a group.
+    A row without a score is removed before any statistic or denominator sees it; so is a row left
+    alone in its group where advantages compare rows of a group.
     """
     batch = to_rollout_batch(harvest.rollouts, pad_id=team.pad_id)
     check_rollout_batch(
@@ -170,7 +197,9 @@ def training_rows(
         dropped["baseline"] = len(harvest.greedy)
         rewards = {r.group_id: r.score.value for r in harvest.greedy if r.score.value is not None}
         baselines = [rewards.get(group, float("nan")) for group in batch.group_ids.tolist()]
-        batch = dataclasses.replace(batch, greedy_rewards=torch.tensor(baselines, dtype=torch.float64))
+        batch = dataclasses.replace(
+            batch, greedy_rewards=torch.tensor(baselines, dtype=torch.float64)
+        )
         drop("without_baseline", torch.tensor(baselines).isnan())
     if "groups" in cfg.train.row.needs:
         same_group = batch.group_ids[:, None] == batch.group_ids[None, :]
@@ -195,11 +224,21 @@ def harvest_metrics(harvest: Harvest) -> Metrics:
     sources = sorted({rollout.prompt.source for rollout in rollouts if rollout.prompt.source})
     by_source: Metrics = {}
     for source in sources if len(sources) > 1 else []:
-        values = [r.score.value for r in rollouts if r.prompt.source == source and r.score.value is not None]
+        values = [
+            r.score.value
+            for r in rollouts
+            if r.prompt.source == source and r.score.value is not None
+        ]
         by_source[f"reward/mean/{source}"] = sum(values) / len(values) if values else math.nan
     return (
         reward_metrics(*scored(rollouts))
         | by_source
-        | {f"reward/{status}": float(failed.count(status)) for status in ("timeout", "error", "invalid")}
-        | {"sampling/rounds": float(harvest.rounds), "sampling/groups": float(len({r.group_id for r in rollouts}))}
+        | {
+            f"reward/{status}": float(failed.count(status))
+            for status in ("timeout", "error", "invalid")
+        }
+        | {
+            "sampling/rounds": float(harvest.rounds),
+            "sampling/groups": float(len({r.group_id for r in rollouts})),
+        }
     )

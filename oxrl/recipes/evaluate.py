@@ -17,8 +17,8 @@ from oxrl.config import Config, load_evaluation_config
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.hub import locate
 from oxrl.data.prompts import PromptDataset
-from oxrl.engines.base import RolloutEngine, generate
-from oxrl.engines.local import LocalSampler
+from oxrl.engines.sample.base import RolloutEngine, generate
+from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import CheckpointError
 from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.models.load import VALUE_HEAD_FILE, load_critic, load_policy, load_tokenizer
@@ -34,8 +34,9 @@ from oxrl.types import Metrics, Prompt, Rollout, Sampling, Score
 
 
 def evaluation_metrics(rollouts: Sequence[Rollout], *, samples: int) -> Metrics:
-    """Means over scored responses (`eval/errors` are not; NaN where none is); pass@k and best@k for k = 1, 2, 4 ... of
-    scored prompts."""
+    """Means over scored responses (`eval/errors` are not; NaN where none is); pass@k and best@k for
+    k = 1, 2, 4 ... of scored prompts.
+    """
     values = [rollout.score.value for rollout in rollouts if rollout.score.value is not None]
     lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
     metrics: Metrics = {
@@ -43,9 +44,12 @@ def evaluation_metrics(rollouts: Sequence[Rollout], *, samples: int) -> Metrics:
         "eval/responses": float(len(rollouts)),
         "eval/errors": float(len(rollouts) - len(values)),
         "eval/length_mean": sum(lengths) / max(len(lengths), 1),
-        "eval/truncated_frac": sum(r.completion.finish_reason == "length" for r in rollouts) / max(len(rollouts), 1),
+        "eval/truncated_frac": sum(r.completion.finish_reason == "length" for r in rollouts)
+        / max(len(rollouts), 1),
     }
-    groups = [[r.score.value for r in rollouts[i : i + samples]] for i in range(0, len(rollouts), samples)]
+    groups = [
+        [r.score.value for r in rollouts[i : i + samples]] for i in range(0, len(rollouts), samples)
+    ]
     scored = [group for group in groups if None not in group]
     k = 1
     while k <= samples and scored:
@@ -57,12 +61,20 @@ def evaluation_metrics(rollouts: Sequence[Rollout], *, samples: int) -> Metrics:
     return metrics
 
 
-def picked_reward(rollouts: Sequence[Rollout], verdicts: Sequence[Score], *, samples: int) -> Metrics:
-    """Best-of-n as it would be used: per prompt the reward of the response that the verdicts put first."""
+def picked_reward(
+    rollouts: Sequence[Rollout], verdicts: Sequence[Score], *, samples: int
+) -> Metrics:
+    """Best-of-n as it would be used: per prompt the reward of the response that the verdicts put
+    first.
+    """
     picks: list[float] = []
     for start in range(0, len(rollouts), samples):
-        group = zip(rollouts[start : start + samples], verdicts[start : start + samples], strict=True)
-        known = [(verdict.value, r.score.value) for r, verdict in group if verdict.value is not None]
+        group = zip(
+            rollouts[start : start + samples], verdicts[start : start + samples], strict=True
+        )
+        known = [
+            (verdict.value, r.score.value) for r, verdict in group if verdict.value is not None
+        ]
         best = max(known, key=lambda pair: pair[0], default=(0.0, None))[1]
         picks += [] if best is None else [best]
     mean = sum(picks) / len(picks) if picks else math.nan
@@ -88,12 +100,20 @@ def sample_and_score(
 
 
 def evaluate_held_out(cfg: Config, team: build.Team) -> Metrics:
-    """The evaluation inside a training run: `data.eval` under `rollout.eval_*`, the same seeds every time."""
+    """The evaluation inside a training run: `data.eval` under `rollout.eval_*`, the same seeds
+    every time.
+    """
     if team.held_out is None:
         return {}
-    asked, samples, seed = enumerate(team.held_out.in_order()), cfg.rollout.eval_samples, evaluation_seed(cfg)
+    asked, samples, seed = (
+        enumerate(team.held_out.in_order()),
+        cfg.rollout.eval_samples,
+        evaluation_seed(cfg),
+    )
     sample = partial(sample_and_score, cfg, team.sampler, team.pool, team.stop_token_ids)
-    rollouts = sample(list(asked), samples=samples, temperature=cfg.rollout.eval_temperature, seed=seed)
+    rollouts = sample(
+        list(asked), samples=samples, temperature=cfg.rollout.eval_temperature, seed=seed
+    )
     return evaluation_metrics(rollouts, samples=samples)
 
 
@@ -105,7 +125,9 @@ def evaluation_seed(cfg: Config) -> int:
 def sampling_from(
     cfg: Config, path: str, held_out: bool
 ) -> Generator[tuple[PromptDataset, Callable[..., list[Rollout]]]]:
-    """The prompts of `path`, and `sample_and_score` on the config's model, to be called with the arguments left."""
+    """The prompts of `path`, and `sample_and_score` on the config's model, to be called with the
+    arguments left.
+    """
     tokenizer, model = build.build_tokenizer(cfg), build.load_model(cfg)
     longest, stop_token_ids = build.prompt_limits(cfg, model, tokenizer)
     prompts = build.load_prompts(cfg, tokenizer, longest, held_out, path)
@@ -123,12 +145,14 @@ def run_eval(
     pick: str | None = None,
     out: Path | None = None,
 ) -> Metrics:
-    """`oxrl eval`: score a config's model, or a run's newest checkpoint, on `data.eval` (`data.train` without one).
+    """`oxrl eval`: score a config's model, or a run's newest checkpoint, on `data.eval`
+    (`data.train` without one).
 
     Args:
         target: a config file or a run directory.
         samples, temperature: instead of `rollout.eval_samples` and `rollout.eval_temperature`.
-        pick: another reward (as `reward.name`), whose favorite of each prompt's responses is what `picked@n` scores.
+        pick: another reward (as `reward.name`), whose favorite of each prompt's responses is what
+            `picked@n` scores.
         out: write one JSON line per response there.
 
     Raises:
@@ -136,7 +160,9 @@ def run_eval(
         CheckpointError: the run has no usable checkpoint.
     """
     if target.is_dir():
-        newest = json.dumps(str(newest_checkpoint(target)))  # an override is YAML: a path may hold ": " or " #"
+        newest = json.dumps(
+            str(newest_checkpoint(target))
+        )  # an override is YAML: a path may hold ": " or " #"
         cfg = load_evaluation_config(target / "config.yaml", [f"model.name={newest}", *overrides])
     else:
         cfg = load_evaluation_config(target, overrides)
@@ -154,15 +180,22 @@ def run_eval(
     if pick is not None:
         groups = [rollouts[start : start + samples] for start in range(0, len(rollouts), samples)]
         with closing(build.build_rewards(cfg, pick)) as pool:
-            scores = pool.score([(group[0].prompt, [rollout.completion for rollout in group]) for group in groups])
-        metrics |= picked_reward(rollouts, [score for group in scores for score in group], samples=samples)
+            scores = pool.score(
+                [(group[0].prompt, [rollout.completion for rollout in group]) for group in groups]
+            )
+        metrics |= picked_reward(
+            rollouts, [score for group in scores for score in group], samples=samples
+        )
     if out is not None:
-        out.write_bytes(b"".join(encode_line(sample_record(r, step=-1, advantage=None)) for r in rollouts))
+        out.write_bytes(
+            b"".join(encode_line(sample_record(r, step=-1, advantage=None)) for r in rollouts)
+        )
     return metrics
 
 
 def run_export(source: Path, out: Path, *, dtype: str = "float32") -> Path:
-    """`oxrl export`: the model or reward model in `source`, or a run's newest one, whole and without adapters.
+    """`oxrl export`: the model or reward model in `source`, or a run's newest one, whole and
+    without adapters.
 
     Adapters are merged in float32, then the weights are rounded to `dtype`.
 
@@ -197,20 +230,26 @@ def run_generate(
     max_rows: int = 64,
     deadline_s: float = 600.0,
 ) -> list[dict[str, object]]:
-    """`oxrl generate`: answer each prompt (one user message) `samples` times with any model or checkpoint.
+    """`oxrl generate`: answer each prompt (one user message) `samples` times with any model or
+    checkpoint.
 
     Returns:
-        One record per response, `samples` in a row per prompt: prompt, sample, response, finish_reason, tokens.
+        One record per response, `samples` in a row per prompt: prompt, sample, response,
+            finish_reason, tokens.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer, policy = load_tokenizer(model), load_policy(model, device=device, seed=seed)
     encoder, asked = ChatEncoder(tokenizer), list[tuple[int, Prompt]]()
     for index, text in enumerate(prompts):
         messages = ({"role": "user", "content": text},)
-        prompt = Prompt(uid=str(index), messages=messages, token_ids=tuple(encoder.encode_prompt(messages)))
+        prompt = Prompt(
+            uid=str(index), messages=messages, token_ids=tuple(encoder.encode_prompt(messages))
+        )
         asked.append((index, prompt))
     stop_token_ids, cut = build.stop_tokens(tokenizer, policy), {"top_p": top_p, "top_k": top_k}
-    sampling = Sampling(temperature=temperature, **cut, max_tokens=max_tokens, stop_token_ids=stop_token_ids)
+    sampling = Sampling(
+        temperature=temperature, **cut, max_tokens=max_tokens, stop_token_ids=stop_token_ids
+    )
     requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
     with closing(LocalSampler(policy, tokenizer, max_rows=max_rows)) as sampler:
         completions = generate(sampler, requests, deadline_s=deadline_s)

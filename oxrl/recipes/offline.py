@@ -1,4 +1,6 @@
-"""The loop of everything that learns from given rows (supervised, preference, reward model), and its one step."""
+"""The loop of everything that learns from given rows (supervised, preference, reward model), and
+its one step.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from oxrl.config import Config
 from oxrl.data.order import open_rows
-from oxrl.engines.base import TrainEngine, Want
+from oxrl.engines.train.base import TrainEngine, Want
 from oxrl.recipes.session import Progress, Session, all_finite
 from oxrl.types import LossFn, Metrics, Output, TrainBatch
 
@@ -31,16 +33,22 @@ def run_steps(
 
     Args:
         rows: (path of a data file, whether it is data.eval) -> its rows.
-        step_on: (rows, number of the step, memory) -> metrics and tokens processed; checkpoints keep the memory, JSON.
+        step_on: (rows, number of the step, memory) -> metrics and tokens processed; checkpoints
+            keep the memory, JSON.
         best: the metric of `evaluate` that decides which weights `run.keep_best` keeps.
     """
-    data = open_rows(cfg.data.train, lambda path: rows(path, False), per_step=cfg.data.rows_per_step)
+    data = open_rows(
+        cfg.data.train, lambda path: rows(path, False), per_step=cfg.data.rows_per_step
+    )
     held_out = None if cfg.data.eval is None else rows(cfg.data.eval, True)
     progress = session.restore(engines, {"step": 0, "draw": 0, "memory": {}, "best": None})
     while progress["step"] < cfg.run.steps:
         # The rows of this step are a function of the step and the seed alone.
         start, first = progress["step"], progress["draw"]
-        units = [data.at(draw, seed=cfg.run.seed) for draw in range(first, first + cfg.data.rows_per_step)]
+        units = [
+            data.at(draw, seed=cfg.run.seed)
+            for draw in range(first, first + cfg.data.rows_per_step)
+        ]
         with session.phase("time/update_s"):
             metrics, tokens = step_on(units, start + 1, progress["memory"])
         progress |= {"step": start + 1, "draw": first + cfg.data.rows_per_step}
@@ -59,23 +67,46 @@ def run_steps(
 
 
 def apply_step(
-    engine: TrainEngine, session: Session, batch: TrainBatch, loss_fn: LossFn, want: Want, *, step: int
+    engine: TrainEngine,
+    session: Session,
+    batch: TrainBatch,
+    loss_fn: LossFn,
+    want: Want,
+    *,
+    step: int,
 ) -> Metrics:
     """One optimizer step, refused and dumped when something is not finite."""
     _, metrics, finite = gradients(engine, batch, loss_fn, want)
     metrics |= engine.optim_step() if finite else engine.skip_step()
     if metrics["update/skipped"]:
-        session.dump(step, {"tokens": batch.inputs.tokens, "response_mask": batch.inputs.response_mask})
+        session.dump(
+            step, {"tokens": batch.inputs.tokens, "response_mask": batch.inputs.response_mask}
+        )
     return metrics
 
 
-def gradients(engine: TrainEngine, batch: TrainBatch, loss_fn: LossFn, want: Want) -> tuple[Output, Metrics, bool]:
-    """Add the gradient of one engine: what it said, the loss and its metrics, and whether all of that is finite."""
-    mask, given = batch.inputs.response_mask, (value for value in vars(batch).values() if isinstance(value, Tensor))
-    if not all_finite(*(x for x in given if x.shape == mask.shape and x.is_floating_point()), mask=mask):
+def gradients(
+    engine: TrainEngine, batch: TrainBatch, loss_fn: LossFn, want: Want
+) -> tuple[Output, Metrics, bool]:
+    """Add the gradient of one engine: what it said, the loss and its metrics, and whether all of
+    that is finite.
+    """
+    mask, given = (
+        batch.inputs.response_mask,
+        (value for value in vars(batch).values() if isinstance(value, Tensor)),
+    )
+    if not all_finite(
+        *(x for x in given if x.shape == mask.shape and x.is_floating_point()), mask=mask
+    ):
         return Output(), {"update/loss": math.nan}, False
     output = engine.forward_backward(batch, loss_fn, want)
     with torch.no_grad():
         loss, metrics = loss_fn(output, batch)
-    finite = bool(loss.isfinite()) and all_finite(output.logprobs, output.entropy, output.values, mask=mask)
-    return output, {"update/loss": float(loss)} | {name: float(value) for name, value in metrics.items()}, finite
+    finite = bool(loss.isfinite()) and all_finite(
+        output.logprobs, output.entropy, output.values, mask=mask
+    )
+    return (
+        output,
+        {"update/loss": float(loss)} | {name: float(value) for name, value in metrics.items()},
+        finite,
+    )

@@ -1,4 +1,6 @@
-"""Preference learning: judged completions -> sums of log-probabilities -> a loss of Table B -> update."""
+"""Preference learning: judged completions -> sums of log-probabilities -> a loss of Table B ->
+update.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,24 @@ from torch import Tensor
 from oxrl.config import Config
 from oxrl.data.preferences import Judged, PreferenceDataset, to_preference_batch
 from oxrl.data.rows import read_rows
-from oxrl.engines.base import Scorer, TrainEngine
-from oxrl.engines.ranks import Ranks
-from oxrl.engines.trainer import AdapterOff, Trainer
+from oxrl.engines.train.base import Scorer, TrainEngine
+from oxrl.engines.train.ranks import Ranks
+from oxrl.engines.train.trainer import AdapterOff, Trainer
 from oxrl.functional import preference_losses
 from oxrl.functional import preference_statistics as statistics
 from oxrl.models.weights import fingerprint
-from oxrl.preference_methods import FIELDS, METHODS, Method
-from oxrl.recipes.build import build_reference, build_tokenizer, build_trainer, load_policy_to_train, row_options
+from oxrl.recipes.build import (
+    build_reference,
+    build_tokenizer,
+    build_trainer,
+    load_policy_to_train,
+    row_options,
+)
 from oxrl.recipes.objective import required
 from oxrl.recipes.offline import apply_step, run_steps
 from oxrl.recipes.session import Progress, Session
 from oxrl.seeds import stable_seed
+from oxrl.tables.preference import FIELDS, METHODS, Method
 from oxrl.types import Metrics, Output, PreferenceBatch, TokenBatch
 
 log = logging.getLogger(__name__)
@@ -45,7 +53,9 @@ DISPLACEMENT = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A method with the numbers of a run and the models it asks; of a reference that stays, a table will do."""
+    """A method with the numbers of a run and the models it asks; of a reference that stays, a table
+    will do.
+    """
 
     method: Method
     numbers: Mapping[str, float]
@@ -75,16 +85,27 @@ class Objective:
         return total, lengths
 
     def loss(self, output: Output, batch: PreferenceBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The method's loss, or the weighted sum of its parts, and what is added to it, over one forward."""
+        """The method's loss, or the weighted sum of its parts, and what is added to it, over one
+        forward.
+        """
         sums, lengths = self.sums(output, batch.inputs)
         ref = batch.ref_logprobs
         if batch.desirable is not None:
             tensors: tuple[Tensor | None, ...] = (sums, ref, batch.desirable, batch.loss_weights)
         else:
             refs = (None, None) if ref is None else (ref[0::2], ref[1::2])
-            tensors = (sums[0::2], sums[1::2], *refs, lengths[0::2], lengths[1::2], batch.loss_weights)
+            tensors = (
+                sums[0::2],
+                sums[1::2],
+                *refs,
+                lengths[0::2],
+                lengths[1::2],
+                batch.loss_weights,
+            )
         total, metrics = sums.new_zeros(()), dict[str, Tensor]()
-        own = {METHODS[name]: weight for name, weight in self.method.parts.items()} or {self.method: 1.0}
+        own = {METHODS[name]: weight for name, weight in self.method.parts.items()} or {
+            self.method: 1.0
+        }
         added = {METHODS[name]: weight for name, weight in self.mix.items()}
         for part, weight in [*own.items(), *added.items()]:
             given = self.numbers if part in own else {}
@@ -100,7 +121,9 @@ class Objective:
 
 
 def train(cfg: Config, session: Session) -> None:
-    """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one."""
+    """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is
+    one.
+    """
     tokenizer, ranks, method = build_tokenizer(cfg), session.ranks, METHODS[cfg.train.alg_name]
     engine = build_trainer(cfg, load_policy_to_train(cfg), tokenizer, ranks=ranks)
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
@@ -109,33 +132,55 @@ def train(cfg: Config, session: Session) -> None:
     if "reference_sync_rate" in numbers:
         moving = build_reference(cfg, ranks=ranks)
     objective = Objective(
-        method=method, numbers=numbers, mix=cfg.train.mix, engine=engine, moving=moving, pad_id=pad_id
+        method=method,
+        numbers=numbers,
+        mix=cfg.train.mix,
+        engine=engine,
+        moving=moving,
+        pad_id=pad_id,
     )
-    named = (f"{name} {fingerprint(tensor)}" for bucket in engine.weights() for name, tensor in bucket)
+    named = (
+        f"{name} {fingerprint(tensor)}" for bucket in engine.weights() for name, tensor in bucket
+    )
     digest = hashlib.sha256("\n".join(named).encode()).hexdigest()
     singly = cfg.data.eval is not None and "chosen" not in next(read_rows(cfg.data.eval)).fields
 
     def rows(path: str, held_out: bool) -> PreferenceDataset:
         unpaired = singly if held_out else method.unpaired
-        data = PreferenceDataset.load(path, tokenizer, unpaired=unpaired, **row_options(cfg, held_out))
+        data = PreferenceDataset.load(
+            path, tokenizer, unpaired=unpaired, **row_options(cfg, held_out)
+        )
         data = data.with_mismatched() if "kl_baseline" in method.extras and unpaired else data
         data = data.with_equal_lengths() if cfg.train.alg_name == "sampo" else data
         if not method.reference or moving is not None:
             return data
-        # Without an adapter the policy still is its own reference: nothing has been trained or restored yet.
+        # Without an adapter the policy still is its own reference: nothing has been trained or
+        # restored yet.
         reference = AdapterOff(engine) if cfg.lora.rank else engine
-        return data.with_reference(reference_sums(reference, objective, data, digest, cfg.run.directory, ranks))
+        return data.with_reference(
+            reference_sums(reference, objective, data, digest, cfg.run.directory, ranks)
+        )
 
     drops: list[float] = []
 
     def step_on(units: list[Judged], step: int, memory: Progress) -> tuple[Metrics, float]:
-        if moving is not None and step > 1 and (step - 1) % int(numbers["reference_sync_steps"]) == 0:
+        if (
+            moving is not None
+            and step > 1
+            and (step - 1) % int(numbers["reference_sync_steps"]) == 0
+        ):
             follow(moving, engine, numbers["reference_sync_rate"])
         batch = objective.batch(units, rows=1 if method.unpaired else 2)
-        batch = with_statistics(objective, batch, units, memory, seed=stable_seed("preference", cfg.run.seed, step))
+        batch = with_statistics(
+            objective, batch, units, memory, seed=stable_seed("preference", cfg.run.seed, step)
+        )
         metrics = apply_step(engine, session, batch, objective.loss, WANT, step=step)
         drops.append(metrics.get("preference/displacement", 0.0))
-        if len(drops) >= 10 and min(drops[-10:]) > DISPLACEMENT and (len(drops) == 10 or drops[-11] <= DISPLACEMENT):
+        if (
+            len(drops) >= 10
+            and min(drops[-10:]) > DISPLACEMENT
+            and (len(drops) == 10 or drops[-11] <= DISPLACEMENT)
+        ):
             fallen = f"step {step}: chosen completions have become {drops[-1]:.3g} nats per token less likely"
             cure = "an anchor (irpo, dpop), dpo_shift or a smaller lr holds them"
             log.warning("%s than under the reference (likelihood displacement); %s", fallen, cure)
@@ -145,26 +190,42 @@ def train(cfg: Config, session: Session) -> None:
         return evaluate_preferences(objective, held_out, singly=singly, rows=cfg.data.rows_per_step)
 
     engines = {".": engine} | ({"reference": moving} if moving is not None else {})
-    run_steps(cfg, session, engines, rows, step_on, evaluate, best="eval/accuracy", lower_is_better=False)
+    run_steps(
+        cfg, session, engines, rows, step_on, evaluate, best="eval/accuracy", lower_is_better=False
+    )
 
 
 def reference_sums(
-    reference: Scorer, objective: Objective, data: PreferenceDataset, weights: str, folder: Path, ranks: Ranks
+    reference: Scorer,
+    objective: Objective,
+    data: PreferenceDataset,
+    weights: str,
+    folder: Path,
+    ranks: Ranks,
 ) -> Tensor:
-    """The reference's log-probability of every row of every unit, [units, R], from disk where it was computed before.
+    """The reference's log-probability of every row of every unit, [units, R], from disk where it
+    was computed before.
 
-    The file's name hashes the weights, the tokens, what is trained and how it is summed; rank 0 reads and writes it.
+    The file's name hashes the weights, the tokens, what is trained and how it is summed; rank 0
+    reads and writes it.
     """
     key = hashlib.sha256(f"{weights} {objective.numbers.get('tail_coeff')}".encode())
-    for example in (example for units in data.batches(REFERENCE_ROWS) for unit in units for example in unit.rows):
-        key.update(np.array([len(example.token_ids), *example.token_ids, *example.trained], dtype=np.int64).tobytes())
+    for example in (
+        example for units in data.batches(REFERENCE_ROWS) for unit in units for example in unit.rows
+    ):
+        key.update(
+            np.array(
+                [len(example.token_ids), *example.token_ids, *example.trained], dtype=np.int64
+            ).tobytes()
+        )
     path = folder / f"reference_{key.hexdigest()[:16]}.safetensors"
     found = ranks.agree(load_file(path)["logprobs"] if ranks.first and path.is_file() else None)
     if found is None:
         pieces: list[Tensor] = []
         for units in data.batches(REFERENCE_ROWS):
             sums = objective.ask(
-                reference, to_preference_batch(units, objective.pad_id, rows=len(units[0].rows)).inputs
+                reference,
+                to_preference_batch(units, objective.pad_id, rows=len(units[0].rows)).inputs,
             )
             pieces.append(sums.view(len(units), -1))
         found = torch.cat(pieces).float()
@@ -176,21 +237,39 @@ def reference_sums(
 
 def follow(reference: Trainer, policy: TrainEngine, rate: float) -> None:
     """reference = rate * policy + (1 - rate) * reference. TR-DPO, arXiv:2404.09656, Eq. 3."""
-    pairs = zip(chain.from_iterable(reference.weights()), chain.from_iterable(policy.weights()), strict=True)
-    reference.set_weights((name, held.lerp(current.to(held.dtype), rate)) for (name, held), (_, current) in pairs)
+    pairs = zip(
+        chain.from_iterable(reference.weights()), chain.from_iterable(policy.weights()), strict=True
+    )
+    reference.set_weights(
+        (name, held.lerp(current.to(held.dtype), rate)) for (name, held), (_, current) in pairs
+    )
 
 
 def with_statistics(
-    objective: Objective, batch: PreferenceBatch, units: list[Judged], memory: Progress, *, seed: int
+    objective: Objective,
+    batch: PreferenceBatch,
+    units: list[Judged],
+    memory: Progress,
+    *,
+    seed: int,
 ) -> PreferenceBatch:
-    """Add what the loss needs to know of the whole batch, from one forward without gradient before the step."""
-    needed, numbers, engine = set(objective.method.extras) - {"offsets"}, objective.numbers, objective.engine
+    """Add what the loss needs to know of the whole batch, from one forward without gradient before
+    the step.
+    """
+    needed, numbers, engine = (
+        set(objective.method.extras) - {"offsets"},
+        objective.numbers,
+        objective.engine,
+    )
     if not needed:
         return batch
     ref = required(batch.ref_logprobs)
     if "kl_baseline" in needed:
         refs = [unit.ref_logprobs or () for unit in units]
-        shown = [dataclasses.replace(u, rows=u.rows[1:], ref_logprobs=r[1:]) for u, r in zip(units, refs, strict=True)]
+        shown = [
+            dataclasses.replace(u, rows=u.rows[1:], ref_logprobs=r[1:])
+            for u, r in zip(units, refs, strict=True)
+        ]
         other = to_preference_batch(shown, objective.pad_id, rows=1)
         sums = objective.ask(engine, other.inputs)
         return _with(batch, kl_baseline=statistics.kto_baseline(sums, required(other.ref_logprobs)))
@@ -200,29 +279,41 @@ def with_statistics(
     u, v = (sums - ref)[0::2], (sums - ref)[1::2]
     if "reward_shift" in needed:
         mean, count = memory.get("mean", 0.0), memory.get("count", 0)
-        shift, memory["count"] = statistics.bco_reward_shift(beta * (sums - ref), mean=mean, count=count)
+        shift, memory["count"] = statistics.bco_reward_shift(
+            beta * (sums - ref), mean=mean, count=count
+        )
         memory["mean"] = float(shift)
         return _with(batch, reward_shift=shift)
     if "matched_ref_margins" in needed:
         margins, ref_margins = sums[0::2] - sums[1::2], ref[0::2] - ref[1::2]
         return _with(batch, matched_ref_margins=statistics.rank_match(margins, ref_margins))
     if "matched_rejected" in needed:
-        matched = {"matched_rejected": statistics.rank_match(u, v), "matched_chosen": statistics.rank_match(v, u)}
+        matched = {
+            "matched_rejected": statistics.rank_match(u, v),
+            "matched_chosen": statistics.rank_match(v, u),
+        }
         return _with(batch, **matched)
     if "log_mean" in needed:
         losses, robustness = -F.logsigmoid(beta * (u - v)), numbers["robustness"]
-        return _with(batch, log_mean=statistics.dr_dpo_log_mean(losses, batch.loss_weights, robustness=robustness))
+        return _with(
+            batch,
+            log_mean=statistics.dr_dpo_log_mean(losses, batch.loss_weights, robustness=robustness),
+        )
     if "pair_weights" in needed:
         squares, mask = required(output.sum_p_squared), batch.inputs.response_mask
         weights = statistics.wpo_weights(required(output.logprobs), squares, mask)
         return _with(batch, pair_weights=weights[0::2] * weights[1::2])
     if "standardized_gaps" in needed:
         gaps = u / lengths[0::2].clamp(min=1) - v / lengths[1::2].clamp(min=1)
-        return _with(batch, standardized_gaps=statistics.standardize(gaps, **_moments(memory, gaps)))
+        return _with(
+            batch, standardized_gaps=statistics.standardize(gaps, **_moments(memory, gaps))
+        )
     moments = _moments(memory, u - v)
     noise = torch.rand(len(u), generator=torch.Generator().manual_seed(seed)).clamp(1e-6, 1 - 1e-6)
     kept = statistics.beta_dpo_selection(u - v, noise, **moments, drop=numbers["drop_frac"])
-    batch_beta = statistics.beta_dpo_beta((u - v)[kept], mean=moments["mean"], beta=beta, scale=numbers["beta_scale"])
+    batch_beta = statistics.beta_dpo_beta(
+        (u - v)[kept], mean=moments["mean"], beta=beta, scale=numbers["beta_scale"]
+    )
     return _with(dataclasses.replace(batch, loss_weights=kept / kept.sum()), batch_beta=batch_beta)
 
 
@@ -231,17 +322,22 @@ def _with(batch: PreferenceBatch, **extras: Tensor) -> PreferenceBatch:
 
 
 def _moments(memory: Progress, values: Tensor) -> dict[str, float]:
-    """Running mean and standard deviation with this batch in it; the first batch is taken as it is."""
+    """Running mean and standard deviation with this batch in it; the first batch is taken as it
+    is.
+    """
     for name, now in (("mean", float(values.mean())), ("std", float(values.std(correction=0)))):
         memory[name] = DECAY * memory[name] + (1 - DECAY) * now if name in memory else now
     return {"mean": memory["mean"], "std": memory["std"]}
 
 
-def evaluate_preferences(objective: Objective, data: PreferenceDataset, *, singly: bool, rows: int) -> Metrics:
+def evaluate_preferences(
+    objective: Objective, data: PreferenceDataset, *, singly: bool, rows: int
+) -> Metrics:
     """How often the implicit reward puts the better completion first, a tie counting one half.
 
-    Reward: log-probability minus the reference's, per token where the method is. With `singly`, each desirable
-    completion is compared with each undesirable one. `eval/longer_wins` is what preferring the longer one would score.
+    Reward: log-probability minus the reference's, per token where the method is. With `singly`,
+    each desirable completion is compared with each undesirable one. `eval/longer_wins` is what
+    preferring the longer one would score.
     """
     found, desirable = list[Tensor](), list[bool]()
     for units in data.batches(rows):
@@ -253,7 +349,10 @@ def evaluate_preferences(objective: Objective, data: PreferenceDataset, *, singl
         found.append(torch.stack((rewards, sums, lengths)).double())
     values = torch.cat(found, 1)  # [3, R * N]: reward, log-probability, length
     if singly:
-        good, bad = values[0, torch.tensor(desirable)], values[0, ~torch.tensor(desirable)].sort().values
+        good, bad = (
+            values[0, torch.tensor(desirable)],
+            values[0, ~torch.tensor(desirable)].sort().values,
+        )
         below = (torch.searchsorted(bad, good) + torch.searchsorted(bad, good, right=True)) / 2
         return {"eval/accuracy": float(below.mean()) / max(len(bad), 1)}
     gaps = values[:, 0::2] - values[:, 1::2]

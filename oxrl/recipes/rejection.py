@@ -1,4 +1,5 @@
-"""Rejection-sampling fine-tuning: K responses per prompt, those with a good reward kept, then imitated.
+"""Rejection-sampling fine-tuning: K responses per prompt, those with a good reward kept, then
+imitated.
 
 Source: arXiv:2308.01825; with one response kept per prompt, RAFT, arXiv:2304.06767.
 """
@@ -20,7 +21,9 @@ from oxrl.types import Rollout
 
 
 def train(cfg: Config, session: Session) -> None:
-    """Sample and keep once, into kept.jsonl of the run directory, which a resumed run finds; then fine-tune on it."""
+    """Sample and keep once, into kept.jsonl of the run directory, which a resumed run finds; then
+    fine-tune on it.
+    """
     kept = session.run.path / "kept.jsonl"
     if not kept.is_file():
         sample_and_keep(cfg, session, partial := kept.with_suffix(".partial"))
@@ -30,14 +33,23 @@ def train(cfg: Config, session: Session) -> None:
 
 
 def sample_and_keep(cfg: Config, session: Session, out: Path) -> None:
-    """Write a supervised row for every response that survives; each prompt is asked `rollout.n_samples` times."""
+    """Write a supervised row for every response that survives; each prompt is asked
+    `rollout.n_samples` times.
+    """
     samples, path, sampled, kept = cfg.rollout.n_samples, cfg.data.train_files[0], 0, 0
-    with sampling_from(cfg, path, False) as (prompts, sample), out.open("w", encoding="utf-8") as file:
+    with (
+        sampling_from(cfg, path, False) as (prompts, sample),
+        out.open("w", encoding="utf-8") as file,
+    ):
         for chunk in prompts.batches(cfg.data.prompts_per_step):
             if session.stop:
-                raise Interrupted(f"stopped by {session.stop} while sampling; --resume samples again from the start")
+                raise Interrupted(
+                    f"stopped by {session.stop} while sampling; --resume samples again from the start"
+                )
             asked = list(enumerate(chunk, start=sampled))
-            rollouts = sample(asked, samples=samples, temperature=cfg.rollout.temperature, seed=cfg.run.seed)
+            rollouts = sample(
+                asked, samples=samples, temperature=cfg.rollout.temperature, seed=cfg.run.seed
+            )
             check_error_rate([rollout.score for rollout in rollouts], cfg.reward.max_error_rate)
             for first in range(0, len(rollouts), samples):
                 for rollout in survivors(cfg, rollouts[first : first + samples]):
@@ -54,8 +66,14 @@ def sample_and_keep(cfg: Config, session: Session, out: Path) -> None:
 
 
 def survivors(cfg: Config, group: Sequence[Rollout]) -> list[Rollout]:
-    """Of one prompt's responses those to learn from: ended by themselves, good, each text once, the best ones."""
-    scored = [(r.score.value, r) for r in group if r.score.value is not None and r.completion.finish_reason == "stop"]
+    """Of one prompt's responses those to learn from: ended by themselves, good, each text once, the
+    best ones.
+    """
+    scored = [
+        (r.score.value, r)
+        for r in group
+        if r.score.value is not None and r.completion.finish_reason == "stop"
+    ]
     distinct: dict[str, Rollout] = {}
     for value, rollout in sorted(scored, key=lambda pair: -pair[0]):
         if value >= cfg.train.keep_reward:

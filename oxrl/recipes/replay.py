@@ -1,9 +1,12 @@
-"""The replay buffer: every sample from its dispatch until a rollout step takes it to train on it or to drop it.
+"""The replay buffer: every sample from its dispatch until a rollout step takes it to train on it or
+to drop it.
 
-With `rollout.max_staleness` 0 a batch is dispatched, sampled and taken before the next one. Above that, waves of W
-batches are sampled while earlier ones train: with k optimizer steps per rollout step, wave b samples by the weights of
-version bWk what is trained on at versions (b+1)Wk to (b+2)Wk - k, at most (2W - 1)k later. Weights reach the sampler
-only between waves, so the version that samples a prompt never depends on how long anything took, and no sample is
+With `rollout.max_staleness` 0 a batch is dispatched, sampled and taken before the next one. Above
+that, waves of W
+batches are sampled while earlier ones train: with k optimizer steps per rollout step, wave b
+samples by the weights of version bWk what is trained on at versions (b+1)Wk to (b+2)Wk - k, at most
+(2W - 1)k later. Weights reach the sampler only between waves, so the version that samples a prompt
+never depends on how long anything took, and no sample is
 thrown away for its age: admission bounds it (arXiv:2505.24298, section 5).
 """
 
@@ -16,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from oxrl.engines.base import RolloutEngine
+from oxrl.engines.sample.base import RolloutEngine
 from oxrl.errors import DeadlineError, InvariantError
 from oxrl.types import Completion, Metrics, Request, Segment
 
@@ -27,7 +30,9 @@ LOOK_S = 0.2
 
 @dataclass
 class Batch:
-    """The positions [start, end) of the data order, dispatched in `rounds` parts for one rollout step."""
+    """The positions [start, end) of the data order, dispatched in `rounds` parts for one rollout
+    step.
+    """
 
     start: int
     end: int
@@ -35,7 +40,8 @@ class Batch:
 
 
 class ReplayBuffer:
-    """Samples in data order, with the books: dispatched = trained + dropped for a reason + in flight.
+    """Samples in data order, with the books: dispatched = trained + dropped for a reason + in
+    flight.
 
     Args:
         sampler: where requests go.
@@ -55,7 +61,12 @@ class ReplayBuffer:
     ) -> None:
         self.batches: list[Batch] = []
         self.books: dict[str, int] = {}
-        self._sampler, self._ask, self._capacity, self._deadline_s = sampler, ask, capacity, deadline_s
+        self._sampler, self._ask, self._capacity, self._deadline_s = (
+            sampler,
+            ask,
+            capacity,
+            deadline_s,
+        )
         self._requests: dict[str, Request] = {}
         self._done: dict[str, Completion] = {}
         self._counters: Metrics = {}
@@ -65,7 +76,8 @@ class ReplayBuffer:
         self._leaving = False
 
     def dispatch(self, start: int, count: int, *, batch: Batch | None = None) -> None:
-        """Submit the next `count` positions: a batch of their own, or one more round of `batch`, the last one.
+        """Submit the next `count` positions: a batch of their own, or one more round of `batch`,
+        the last one.
 
         Raises:
             InvariantError: more would be in flight than the buffer holds.
@@ -92,7 +104,9 @@ class ReplayBuffer:
             self._working = self._thread.submit(self._poll, lambda: self._leaving)
 
     def settle(self, stop: Callable[[], object] = lambda: False) -> bool:
-        """Wait until everything in flight is sampled and the sampler is idle; False as soon as `stop` says so."""
+        """Wait until everything in flight is sampled and the sampler is idle; False as soon as
+        `stop` says so.
+        """
         if self._working is None:
             return self._poll(stop)
         while not wait([self._working], timeout=LOOK_S).done:
@@ -107,7 +121,9 @@ class ReplayBuffer:
                 return False
             finished = self._sampler.poll(self._deadline_s)
             if not finished:
-                raise DeadlineError(f"the sampler is idle but {len(missing)} requests never finished: {missing[:5]}")
+                raise DeadlineError(
+                    f"the sampler is idle but {len(missing)} requests never finished: {missing[:5]}"
+                )
             self._done.update((item.request.id, item.completion) for item in finished)
             self._counted = False
         return True
@@ -119,7 +135,9 @@ class ReplayBuffer:
 
     def sampled(self, start: int, end: int) -> list[tuple[Request, Completion]] | None:
         """The samples of these positions, in the order dispatched; None while some are missing."""
-        asked = [(id, request) for id, request in self._requests.items() if start <= request.draw < end]
+        asked = [
+            (id, request) for id, request in self._requests.items() if start <= request.draw < end
+        ]
         done = [(request, self._done[id]) for id, request in asked if id in self._done]
         return done if len(done) == len(asked) else None
 
@@ -127,22 +145,29 @@ class ReplayBuffer:
         """The oldest batch leaves: its samples are the caller's to `account` for."""
         self._count()
         batch = self.batches.pop(0)
-        for id in [id for id, request in self._requests.items() if batch.start <= request.draw < batch.end]:
+        for id in [
+            id for id, request in self._requests.items() if batch.start <= request.draw < batch.end
+        ]:
             del self._requests[id], self._done[id]
 
     def forget(self) -> None:
-        """Give up what is in flight as if it had never been dispatched: it will be sampled again."""
+        """Give up what is in flight as if it had never been dispatched: it will be sampled
+        again.
+        """
         self._sampler.abort([id for id in self._requests if id not in self._done])
         self.books["dispatched"] -= len(self._requests)
         self.batches, self._requests, self._done = [], {}, {}
 
     def account(self, *, trained: int, dropped: dict[str, int]) -> Metrics:
-        """Enter what became of the batch taken last; the books of the whole run, and the sampler's counters.
+        """Enter what became of the batch taken last; the books of the whole run, and the sampler's
+        counters.
 
         Raises:
             InvariantError: a sample was lost, or counted twice.
         """
-        entries = {"trained": trained} | {f"dropped_{reason}": count for reason, count in dropped.items()}
+        entries = {"trained": trained} | {
+            f"dropped_{reason}": count for reason, count in dropped.items()
+        }
         for name, count in entries.items():
             self.books[name] = self.books.get(name, 0) + count
         books = self.books | {"in_flight": len(self._requests)}
@@ -155,7 +180,9 @@ class ReplayBuffer:
         return counters | {f"samples/{name}": float(count) for name, count in books.items()}
 
     def save(self, directory: Path) -> None:
-        """Finish what is in flight, by the weights that began it, and write it into the checkpoint."""
+        """Finish what is in flight, by the weights that began it, and write it into the
+        checkpoint.
+        """
         self.settle()
         self._count()
         completions = {id: dataclasses.asdict(completion) for id, completion in self._done.items()}
@@ -167,12 +194,18 @@ class ReplayBuffer:
         """Restore what `save` wrote."""
         content = json.loads((directory / FILE).read_text(encoding="utf-8"))
         self.batches = [Batch(**batch) for batch in content["batches"]]
-        asked = [request for batch in self.batches for request in self._ask(range(batch.start, batch.end))]
+        asked = [
+            request
+            for batch in self.batches
+            for request in self._ask(range(batch.start, batch.end))
+        ]
         self._requests = {request.id: request for request in asked}
         self._done = {id: _completion(**fields) for id, fields in content["completions"].items()}
         self._counters = content["counters"]
         if self._requests.keys() != self._done.keys():
-            raise InvariantError(f"{directory / FILE} holds other samples than its batches {self.batches} ask for")
+            raise InvariantError(
+                f"{directory / FILE} holds other samples than its batches {self.batches} ask for"
+            )
 
     def close(self) -> None:
         """Stop sampling; what is in flight is lost with the run."""
@@ -182,5 +215,8 @@ class ReplayBuffer:
 
 
 def _completion(*, segments: list[dict[str, object]], **fields: object) -> Completion:
-    tuples = [{name: tuple(v) if isinstance(v, list) else v for name, v in segment.items()} for segment in segments]
+    tuples = [
+        {name: tuple(v) if isinstance(v, list) else v for name, v in segment.items()}
+        for segment in segments
+    ]
     return Completion(segments=tuple(Segment(**segment) for segment in tuples), **fields)  # pyright: ignore

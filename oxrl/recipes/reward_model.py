@@ -1,4 +1,6 @@
-"""Reward models: pairs (Bradley-Terry) or judged steps -> a score at the end or after each step -> update."""
+"""Reward models: pairs (Bradley-Terry) or judged steps -> a score at the end or after each step ->
+update.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,13 @@ from oxrl.types import Metrics, Output, PreferenceBatch, StepBatch
 WANT = frozenset({"values"})
 
 
-def pair_loss(output: Output, batch: PreferenceBatch, *, center_coeff: float) -> tuple[Tensor, dict[str, Tensor]]:
+def pair_loss(
+    output: Output, batch: PreferenceBatch, *, center_coeff: float
+) -> tuple[Tensor, dict[str, Tensor]]:
     scores, margins = required(output.bootstrap), batch.extras["margins"]
-    return bradley_terry(scores[0::2], scores[1::2], batch.loss_weights, margins, center_coeff=center_coeff)
+    return bradley_terry(
+        scores[0::2], scores[1::2], batch.loss_weights, margins, center_coeff=center_coeff
+    )
 
 
 def step_loss(output: Output, batch: StepBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -32,7 +38,9 @@ def step_loss(output: Output, batch: StepBatch) -> tuple[Tensor, dict[str, Tenso
 
 
 def verdicts(output: Output, batch: PreferenceBatch | StepBatch) -> Tensor:
-    """[1, pairs]: by how much the better one scores higher; or [2, steps]: whether each is judged right, and is."""
+    """[1, pairs]: by how much the better one scores higher; or [2, steps]: whether each is judged
+    right, and is.
+    """
     if isinstance(batch, StepBatch):
         mask = batch.inputs.response_mask
         return torch.stack((required(output.values)[mask] > 0, batch.labels[mask] > 0.5))
@@ -41,7 +49,9 @@ def verdicts(output: Output, batch: PreferenceBatch | StepBatch) -> Tensor:
 
 
 def train(cfg: Config, session: Session) -> None:
-    """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one."""
+    """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is
+    one.
+    """
     tokenizer, model = build_tokenizer(cfg), load_critic_to_train(cfg)
     if cfg.train.alg_name == "process_reward_model":
         model.kind, dataset, to_batch, loss_fn = "process", StepDataset, to_step_batch, step_loss
@@ -66,8 +76,20 @@ def train(cfg: Config, session: Session) -> None:
             found.append(verdicts(engine.forward(batch.inputs, WANT), batch))
         first, *labels = torch.cat(found, 1)
         if not labels:
-            return {"eval/accuracy": float(((first.sign() + 1) / 2).mean()), "eval/margin": float(first.mean())}
+            return {
+                "eval/accuracy": float(((first.sign() + 1) / 2).mean()),
+                "eval/margin": float(first.mean()),
+            }
         share, right = float(labels[0].double().mean()), (first == labels[0]).double()
         return {"eval/accuracy": float(right.mean()), "eval/majority": max(share, 1 - share)}
 
-    run_steps(cfg, session, {".": engine}, rows, step_on, evaluate, best="eval/accuracy", lower_is_better=False)
+    run_steps(
+        cfg,
+        session,
+        {".": engine},
+        rows,
+        step_on,
+        evaluate,
+        best="eval/accuracy",
+        lower_is_better=False,
+    )

@@ -1,4 +1,6 @@
-"""From prompts to scored rollouts: what training, evaluation and rejection sampling have in common."""
+"""From prompts to scored rollouts: what training, evaluation and rejection sampling have in
+common.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,16 @@ from oxrl.types import Completion, Prompt, Request, Rollout, Sampling, Score
 
 
 def make_requests(
-    draws: Sequence[tuple[int, Prompt]], *, samples: int, sampling: Sampling, run_seed: int, first: int = 0
+    draws: Sequence[tuple[int, Prompt]],
+    *,
+    samples: int,
+    sampling: Sampling,
+    run_seed: int,
+    first: int = 0,
 ) -> list[Request]:
-    """`samples` requests for every (draw, prompt), numbered from `first`, with seeds that depend on nothing else."""
+    """`samples` requests for every (draw, prompt), numbered from `first`, with seeds that depend on
+    nothing else.
+    """
     return [
         Request(
             id=f"{draw}/{sample}",
@@ -28,10 +37,17 @@ def make_requests(
     ]
 
 
-def score_groups(pool: RewardPool, sampled: Sequence[tuple[Request, Completion]], *, samples: int) -> list[Rollout]:
-    """Score the `samples` completions of each prompt together; rollouts come back in the order given."""
+def score_groups(
+    pool: RewardPool, sampled: Sequence[tuple[Request, Completion]], *, samples: int
+) -> list[Rollout]:
+    """Score the `samples` completions of each prompt together; rollouts come back in the order
+    given.
+    """
     groups = [
-        (sampled[start][0].prompt, [completion for _, completion in sampled[start : start + samples]])
+        (
+            sampled[start][0].prompt,
+            [completion for _, completion in sampled[start : start + samples]],
+        )
         for start in range(0, len(sampled), samples)
     ]
     scores = [score for group in pool.score(groups) for score in group]

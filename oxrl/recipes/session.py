@@ -1,4 +1,6 @@
-"""What every training loop does around its maths: the run directory, records, checkpoints, signals, the console."""
+"""What every training loop does around its maths: the run directory, records, checkpoints, signals,
+the console.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from torch import Tensor
 
 from oxrl.config import Config, dump_config
 from oxrl.data.hub import identity, locate
-from oxrl.engines.base import Saved, TrainEngine
-from oxrl.engines.ranks import ALONE, Ranks
+from oxrl.engines.train.base import Saved, TrainEngine
+from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.errors import CheckpointWriteError, DataError, Interrupted, NonFiniteError
 from oxrl.runs.checkpoint import latest_checkpoint, save_checkpoint
 from oxrl.runs.console import Console, run_logging
@@ -39,8 +41,8 @@ PINS_FILE = "data.json"
 class Session:
     """One run, from opening its directory to closing it. Use as a context manager.
 
-    A loop calls `restore` once, `record` per optimizer step and `boundary` wherever a checkpoint may lie: between two
-    rollout steps, when no sample is in flight.
+    A loop calls `restore` once, `record` per optimizer step and `boundary` wherever a checkpoint
+    may lie: between two rollout steps, when no sample is in flight.
     """
 
     def __init__(self, cfg: Config, *, resume: bool, ranks: Ranks = ALONE) -> None:
@@ -53,7 +55,9 @@ class Session:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             cfg = self._cfg
-            self.run = stack.enter_context(open_run(cfg.run.directory, dump_config(cfg), resume=self._resume))
+            self.run = stack.enter_context(
+                open_run(cfg.run.directory, dump_config(cfg), resume=self._resume)
+            )
             stack.enter_context(run_logging(self.run.path / "run.log"))
             self.stop = stack.enter_context(StopRequest())
             self.recorder = stack.enter_context(Recorder(self.run))
@@ -73,12 +77,20 @@ class Session:
         self._console.message(text)
 
     def with_data(self) -> Config:
-        """The configuration with files of the hub located, the same bytes at every start of the run or a DataError."""
+        """The configuration with files of the hub located, the same bytes at every start of the run
+        or a DataError.
+        """
         data, pins = self._cfg.data, self.ranks.agree(self._pins() if self.ranks.first else {})
         paths = {name: str(locate(name, pin)) for name, pin in pins.items()}
-        train = paths[data.train] if isinstance(data.train, str) else {paths[n]: s for n, s in data.train.items()}
+        train = (
+            paths[data.train]
+            if isinstance(data.train, str)
+            else {paths[n]: s for n, s in data.train.items()}
+        )
         if not isinstance(data.train, str) and len(train) < len(data.train):
-            raise DataError(f"data.train: two of {', '.join(data.train)} are one file; give it one share")
+            raise DataError(
+                f"data.train: two of {', '.join(data.train)} are one file; give it one share"
+            )
         located = data.model_copy(update={"train": train, "eval": data.eval and paths[data.eval]})
         return self._cfg.model_copy(update={"data": located})
 
@@ -96,9 +108,11 @@ class Session:
         return pins
 
     def restore(self, engines: Mapping[str, Saved], fresh: Progress) -> Progress:
-        """Where to go on: the newest whole checkpoint's progress, engines loaded and records cut back to it.
+        """Where to go on: the newest whole checkpoint's progress, engines loaded and records cut
+        back to it.
 
-        Without one, `fresh`, after writing it as the first checkpoint. `engines` maps a subdirectory to its engine.
+        Without one, `fresh`, after writing it as the first checkpoint. `engines` maps a
+        subdirectory to its engine.
         """
         resuming = self.ranks.first and self.run.resuming
         found = self.ranks.agree(latest_checkpoint(self.run.checkpoints) if resuming else None)
@@ -127,23 +141,30 @@ class Session:
             self._clock[key] = self._clock.get(key, 0.0) + time.monotonic() - start
 
     def record(self, step: int, metrics: Metrics, *, tokens: float) -> None:
-        """Write the line of optimizer step `step`. `tokens` were processed for it, for the throughput.
+        """Write the line of optimizer step `step`. `tokens` were processed for it, for the
+        throughput.
 
         Raises:
             NonFiniteError: more than `train.max_skipped_steps` steps in a row were refused.
         """
         now = time.monotonic()
         seconds, self._step_started = now - self._step_started, now
-        timed = self._clock | {"time/step_s": seconds, "throughput/tokens_per_s": tokens / max(seconds, 1e-9)}
+        timed = self._clock | {
+            "time/step_s": seconds,
+            "throughput/tokens_per_s": tokens / max(seconds, 1e-9),
+        }
         timed["system/rss_mb"] = resident_mb()
         self._clock = {}
         self.recorder.record_step(step, metrics | timed)
         self._console.step(step, metrics | timed)
         if self._tracker is not None:
             self._tracker.check()
-        # A minibatch may be left without rows where the rollout batch has some: nothing is wrong with the others.
+        # A minibatch may be left without rows where the rollout batch has some: nothing is wrong
+        # with the others.
         if not (metrics.get("data/empty_steps") and metrics.get("data/tokens")):
-            self._skipped_in_a_row = self._skipped_in_a_row + 1 if metrics.get("update/skipped") else 0
+            self._skipped_in_a_row = (
+                self._skipped_in_a_row + 1 if metrics.get("update/skipped") else 0
+            )
         if self._skipped_in_a_row > self._cfg.train.max_skipped_steps:
             why = f"NaN or infinite values, batches in {self.run.path / 'dumps'}. Lower train.lr or train.max_grad_norm"
             if metrics.get("data/empty_steps"):
@@ -159,7 +180,9 @@ class Session:
         folder.mkdir(exist_ok=True)
         path = folder / f"step_{step:08d}.safetensors"
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-        log.warning("step %d has NaN or infinite values and is not applied; its batch is in %s", step, path)
+        log.warning(
+            "step %d has NaN or infinite values and is not applied; its batch is in %s", step, path
+        )
 
     def keep_best(self, engine: TrainEngine) -> None:
         """Write the weights as they are to `best/`, which appears whole or not at all."""
@@ -167,11 +190,15 @@ class Session:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         engine.save(partial)
-        shutil.rmtree(best, ignore_errors=True)  # not before the next one is written: there should always be one
+        shutil.rmtree(
+            best, ignore_errors=True
+        )  # not before the next one is written: there should always be one
         partial.rename(best)
 
     def eval_due(self, before: int, step: int) -> bool:
-        """Whether an evaluation belongs between `before` and `step` (exclusive, inclusive) optimizer steps."""
+        """Whether an evaluation belongs between `before` and `step` (exclusive, inclusive)
+        optimizer steps.
+        """
         return step >= self._cfg.run.steps or crossed(self._cfg.run.eval_every, before, step)
 
     def boundary(self, engines: Mapping[str, Saved], progress: Progress) -> None:
@@ -181,8 +208,13 @@ class Session:
             Interrupted: a signal asked to stop and everything is saved.
         """
         step = int(progress["step"])
-        due = crossed(self._cfg.run.checkpoint_every, self._saved_step, step) or step >= self._cfg.run.steps
-        due, stop = self.ranks.agree((step != self._saved_step and (due or bool(self.stop)), self.stop.requested))
+        due = (
+            crossed(self._cfg.run.checkpoint_every, self._saved_step, step)
+            or step >= self._cfg.run.steps
+        )
+        due, stop = self.ranks.agree(
+            (step != self._saved_step and (due or bool(self.stop)), self.stop.requested)
+        )
         if due:
             with self.phase("time/checkpoint_s"):
                 try:
@@ -191,9 +223,15 @@ class Session:
                     if stop or step >= self._cfg.run.steps:
                         raise
                     # The previous checkpoint is intact, so a full disk costs safety, not the run.
-                    log.warning("no checkpoint at step %d, trying again at the next boundary: %s", step, error)
+                    log.warning(
+                        "no checkpoint at step %d, trying again at the next boundary: %s",
+                        step,
+                        error,
+                    )
         if stop and step < self._cfg.run.steps:
-            raise Interrupted(f"stopped by {stop} after step {step}; everything is saved. Continue with --resume")
+            raise Interrupted(
+                f"stopped by {stop} after step {step}; everything is saved. Continue with --resume"
+            )
 
     def finish(self, step: int) -> None:
         """Mark the run complete; `--resume` then has nothing to do."""
@@ -226,12 +264,16 @@ class Session:
 
 
 class Follower(Session):
-    """The session of every rank but the first: the same calls, rank 0's decisions, no file and no output."""
+    """The session of every rank but the first: the same calls, rank 0's decisions, no file and no
+    output.
+    """
 
     def __enter__(self) -> Self:
         # A signal reaches all ranks; rank 0 decides where the run stops.
         self.stop = self._stack.enter_context(StopRequest())
-        logging.getLogger("oxrl").addHandler(logging.NullHandler())  # else warnings go to stderr, once per rank
+        logging.getLogger("oxrl").addHandler(
+            logging.NullHandler()
+        )  # else warnings go to stderr, once per rank
         return self
 
     def message(self, text: str) -> None: ...

@@ -1,4 +1,6 @@
-"""Functions that score completions, and the killable workers they run in. Imports no torch: workers start fast."""
+"""Functions that score completions, and the killable workers they run in. Imports no torch: workers
+start fast.
+"""
 
 from oxrl.rewards.builtin import exact_reward
 from oxrl.rewards.math import math_reward

@@ -1,14 +1,16 @@
 """What a reward is, and how one is found by name and checked before a run depends on it.
 
-A reward is `reward(prompt, completions) -> list[Score]`, sync or async, over the completions of one prompt. Users need
+A reward is `reward(prompt, completions) -> list[Score]`, sync or async, over the completions of one
+prompt. Users need
 not write that: `reward.name: my_reward.py:score` may also name a function of one sample,
 
     def score(prompt: Prompt, completion: str) -> float:      # prompt.answer is the ground truth
         return 1.0 if completion.strip() == prompt.answer else 0.0
 
-Which of the two it is, is told by the name of the second parameter: `completions` gets the group, anything else one
-text. A float, an int, a bool, a scalar tensor or a `Score` may be returned. A failure is never the number 0: an
-exception becomes status "error", a value that is no finite number status "invalid", each with a reason.
+Which of the two it is, is told by the name of the second parameter: `completions` gets the group,
+anything else one text. A float, an int, a bool, a scalar tensor or a `Score` may be returned. A
+failure is never the number 0: an exception becomes status "error", a value that is no finite number
+status "invalid", each with a reason.
 """
 
 from __future__ import annotations
@@ -35,27 +37,37 @@ class Reward(Protocol):
     ) -> Sequence[Score] | Awaitable[Sequence[Score]]: ...
 
 
-_DRY_PROMPT = Prompt(uid="dry-call", messages=({"role": "user", "content": "1 + 1?"},), token_ids=(1, 2), answer="2")
+_DRY_PROMPT = Prompt(
+    uid="dry-call", messages=({"role": "user", "content": "1 + 1?"},), token_ids=(1, 2), answer="2"
+)
 _DRY_SEGMENT = Segment(token_ids=(3,), logprobs=(0.0,), versions=(0,))
 _DRY_COMPLETION = Completion(segments=(_DRY_SEGMENT,), text="#### 2", finish_reason="stop")
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedReward:
-    """A reward function behind the Reward interface: always a list of scores, never an exception."""
+    """A reward function behind the Reward interface: always a list of scores, never an
+    exception.
+    """
 
     name: str
     function: Callable[[Prompt, Any], Any]
     per_sample: bool
 
-    def __call__(self, prompt: Prompt, completions: Sequence[Completion], first: int = 0) -> list[Score]:
-        """Score completions of one prompt; `first` is the group index of the first of them, for the reasons."""
+    def __call__(
+        self, prompt: Prompt, completions: Sequence[Completion], first: int = 0
+    ) -> list[Score]:
+        """Score completions of one prompt; `first` is the group index of the first of them, for the
+        reasons.
+        """
         if not self.per_sample:
             return self._scores(prompt, completions, first, len(completions))
         return [self._scores(prompt, c.text, first + i, 1)[0] for i, c in enumerate(completions)]
 
     def call(self, prompt: Prompt, argument: Any) -> Any:
-        """What the user's function returns, awaited if it is async; a list if it is given the group."""
+        """What the user's function returns, awaited if it is async; a list if it is given the
+        group.
+        """
         value = self.function(prompt, argument)
         if not inspect.isawaitable(value):
             return value
@@ -67,21 +79,35 @@ class LoadedReward:
         return asyncio.run(wait())
 
     def problem(self, value: Any, count: int) -> str:
-        """Why `value` is not what the function must return for `count` completions; empty if it is."""
+        """Why `value` is not what the function must return for `count` completions; empty if it
+        is.
+        """
         if self.per_sample:
-            return "" if isinstance(value, Score | SupportsFloat) else f"returned {_show(value)}, need a number"
+            return (
+                ""
+                if isinstance(value, Score | SupportsFloat)
+                else f"returned {_show(value)}, need a number"
+            )
         if isinstance(value, str) or not isinstance(value, Sequence):
             return f"returned {_show(value)}, need a list of {count} Score or numbers, one per completion"
-        return f"returned {len(value)} scores for {count} completions" if len(value) != count else ""
+        return (
+            f"returned {len(value)} scores for {count} completions" if len(value) != count else ""
+        )
 
     def _scores(self, prompt: Prompt, argument: Any, first: int, count: int) -> list[Score]:
         def failed(status: ScoreStatus, where: str, problem: str) -> Score:
-            return Score(value=None, status=status, reason=f"{self.name}, {where} of prompt {prompt.uid}: {problem}")
+            return Score(
+                value=None,
+                status=status,
+                reason=f"{self.name}, {where} of prompt {prompt.uid}: {problem}",
+            )
 
         try:
             values = self.call(prompt, argument)
         except Exception as error:  # noqa: BLE001 - user code: whatever it raises is the result of these samples
-            return [failed("error", which(first, count), f"raised {type(error).__name__}: {error}")] * count
+            return [
+                failed("error", which(first, count), f"raised {type(error).__name__}: {error}")
+            ] * count
         if problem := self.problem(values, count):
             return [failed("invalid", which(first, count), problem)] * count
         scores: list[Score] = []
@@ -114,10 +140,12 @@ def _to_score(value: Any) -> Score:
 
 
 def load_reward(name: str) -> LoadedReward:
-    """A key of BUILTINS, "path.py:function" or a reward model's folder, after a dry call on a made-up sample.
+    """A key of BUILTINS, "path.py:function" or a reward model's folder, after a dry call on a
+    made-up sample.
 
-    The dry call fails on what can never work (a wrong signature or return type, an unknown name, a missing module or
-    attribute of `Prompt`); other exceptions may be due to the made-up answer "2" and are left to the run.
+    The dry call fails on what can never work (a wrong signature or return type, an unknown name, a
+    missing module or attribute of `Prompt`); other exceptions may be due to the made-up answer "2"
+    and are left to the run.
 
     Raises:
         RewardError: nothing loadable under that name, or the dry call failed; says what to change.
@@ -134,11 +162,12 @@ def load_reward(name: str) -> LoadedReward:
 
 
 def locate(name: str) -> tuple[Path, str]:
-    """Split "path.py:function" without running anything; built-ins and a reward model's folder have no function.
+    """Split "path.py:function" without running anything; built-ins and a reward model's folder have
+    no function.
 
     Raises:
-        RewardError: neither a built-in name nor of that form, or the file is not there, no Python, or surely without
-            such a function.
+        RewardError: neither a built-in name nor of that form, or the file is not there, no Python,
+            or surely without such a function.
     """
     if name in BUILTINS or (Path(name) / "value_head.safetensors").is_file():
         return Path(name).resolve(), ""
@@ -167,7 +196,11 @@ def _why_no_function(path: Path, function: str) -> str:
     names: set[str] = set()
     for node in ast.walk(tree):
         match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
                 names.add(name)
             case ast.Name(id=name, ctx=ast.Store()):
                 names.add(name)
@@ -192,19 +225,25 @@ def _run_module(path: Path, name: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise RewardError(f"reward.name={name}: running {path} raised {type(error).__name__}: {error}") from error
+        raise RewardError(
+            f"reward.name={name}: running {path} raised {type(error).__name__}: {error}"
+        ) from error
     return module
 
 
 def _takes_one_sample(name: str, function: Any) -> bool:
     wanted = "need (prompt, completion) -> float, or (prompt, completions) -> list of Score"
     if inspect.isclass(function) or not callable(function):
-        raise RewardError(f"reward.name={name}: {type(function).__name__} is not a function; {wanted}")
+        raise RewardError(
+            f"reward.name={name}: {type(function).__name__} is not a function; {wanted}"
+        )
     signature = inspect.signature(function)
     try:
         signature.bind(_DRY_PROMPT, _DRY_COMPLETION.text)
     except TypeError as error:
-        raise RewardError(f"reward.name={name} has the signature {signature}: {error}; {wanted}") from error
+        raise RewardError(
+            f"reward.name={name} has the signature {signature}: {error}; {wanted}"
+        ) from error
     parameters = list(signature.parameters.values())
     return len(parameters) < 2 or parameters[1].name != "completions"
 
@@ -215,9 +254,11 @@ def _dry_called(reward: LoadedReward) -> LoadedReward:
     try:
         value = reward.call(_DRY_PROMPT, text if reward.per_sample else [_DRY_COMPLETION])
     except Exception as error:  # any: it is the user's code
-        # A missing attribute counts against the function only if it is missing from what oxRL always passes: the real
-        # answers may be mappings, so `prompt.answer.get` may be right.
-        passed = isinstance(error, AttributeError) and (error.obj is text or isinstance(error.obj, Prompt | Completion))
+        # A missing attribute counts against the function only if it is missing from what oxRL
+        # always passes: the real answers may be mappings, so `prompt.answer.get` may be right.
+        passed = isinstance(error, AttributeError) and (
+            error.obj is text or isinstance(error.obj, Prompt | Completion)
+        )
         if passed or isinstance(error, NameError | ImportError):
             raise RewardError(f"{called} raised {type(error).__name__}: {error}") from error
         return reward

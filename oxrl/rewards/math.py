@@ -3,12 +3,15 @@
 What counts as the final answer, in this order:
 
 1. Text up to the last `</think>` is ignored.
-2. The explicit marker that stands last: `<answer>...</answer>`, `\\boxed{...}`, `#### ...`, a line starting `A:`, or
-   prose such as "the answer is ...", "Final answer: ..."; prose without a digit or LaTeX after it does not count.
-3. Without a marker: the last number, or what math-verify reads if the response holds LaTeX or the answer is no number.
+2. The explicit marker that stands last: `<answer>...</answer>`, `\\boxed{...}`, `#### ...`, a line
+   starting `A:`, or prose such as "the answer is ...", "Final answer: ..."; prose without a digit
+   or LaTeX after it does not count.
+3. Without a marker: the last number, or what math-verify reads if the response holds LaTeX or the
+  answer is no number.
 
-Plain numbers (currency, thousands commas, units and punctuation around them allowed) are compared exactly, as decimals.
-Everything else goes to math-verify, without its own timeouts: it runs in a worker process that has a deadline.
+Plain numbers (currency, thousands commas, units and punctuation around them allowed) are compared
+exactly, as decimals. Everything else goes to math-verify, without its own timeouts: it runs in a
+worker process that has a deadline.
 """
 
 from __future__ import annotations
@@ -51,12 +54,16 @@ _LONGEST_LINE = 2000
 _MOST_BOXES = 16
 _LONGEST_TEXT = 10_000
 _OPERATORS = re.compile(r"[/*^×÷·+]|\d\s*-|\bsqrt\b|[([{]")
-_Readings = frozenset[Decimal]  # what a number may mean: 20% is 20 and 0.2, as answers are published either way
+_Readings = frozenset[
+    Decimal
+]  # what a number may mean: 20% is 20 and 0.2, as answers are published either way
 
 
 @dataclass(frozen=True)
 class _Final:
-    """Where the response states its answer: the text there, or the whole response when `marked` is False."""
+    """Where the response states its answer: the text there, or the whole response when `marked` is
+    False.
+    """
 
     text: str
     marked: bool
@@ -65,14 +72,20 @@ class _Final:
 
 
 def math_reward(response: str, answer: Any) -> Score:
-    """1.0 if the final answer of `response` equals `answer`, else 0.0 with a reason. Rules in the module docstring.
+    """1.0 if the final answer of `response` equals `answer`, else 0.0 with a reason. Rules in the
+    module docstring.
 
-    `answer` is a number or a string: "1,234", "\\frac{1}{2}", "$x^2$", or a full solution that ends in a marker; status
-    is "invalid" if it cannot be read. May run for very long on hostile input (sympy): call it through `RewardPool`.
+    `answer` is a number or a string: "1,234", "\\frac{1}{2}", "$x^2$", or a full solution that ends
+    in a marker; status is "invalid" if it cannot be read. May run for very long on hostile input
+    (sympy): call it through `RewardPool`.
     """
     gold = _gold_text(answer)
     if gold is None or (_gold_number(gold) is None and not _gold_expressions(gold)):
-        return Score(value=None, status="invalid", reason=f"cannot read the ground truth {answer!r} as mathematics")
+        return Score(
+            value=None,
+            status="invalid",
+            reason=f"cannot read the ground truth {answer!r} as mathematics",
+        )
     final = _final_answer(response)
     if final is None:
         return Score(value=0.0, reason="no answer found")
@@ -83,7 +96,10 @@ def math_reward(response: str, answer: Any) -> Score:
         equal = _library().verify(list(_gold_expressions(gold)), parsed, timeout_seconds=None)
     else:
         return Score(value=0.0, reason=f"no answer found in {final.text[-80:]!r}")
-    return Score(value=float(equal), reason="" if equal else f"read {final.text[-80:]!r}, expected {gold[-80:]!r}")
+    return Score(
+        value=float(equal),
+        reason="" if equal else f"read {final.text[-80:]!r}, expected {gold[-80:]!r}",
+    )
 
 
 def _gold_text(answer: Any) -> str | None:
@@ -128,7 +144,11 @@ def _final_answer(response: str) -> _Final | None:
     if (start := text.rfind("####")) >= 0:
         found.append((start, _Final(_first_line(text[start + 4 :]), marked=True)))
     for match in _PROSE.finditer(text):
-        line = re.split(r"[.!?](?:\s|$)", _first_line(text[match.end() : match.end() + _LONGEST_LINE]), maxsplit=1)[0]
+        line = re.split(
+            r"[.!?](?:\s|$)",
+            _first_line(text[match.end() : match.end() + _LONGEST_LINE]),
+            maxsplit=1,
+        )[0]
         if re.search(r"[\d\\$]", line):
             found.append((match.start(), _Final(line, marked=True, prose=True)))
     found = [item for item in found if re.search(r"\w", item[1].text)]
@@ -149,7 +169,9 @@ def _last_boxes(text: str) -> tuple[int, _Final] | None:
     for match in _BOXED.finditer(text):
         if match.start() < end:
             continue
-        if not (contents and len(contents) < _MOST_BOXES and _GLUE.fullmatch(text, end, match.start())):
+        if not (
+            contents and len(contents) < _MOST_BOXES and _GLUE.fullmatch(text, end, match.start())
+        ):
             contents = []
         begin, end = match.start(), closing_brace(text, match.end())
         contents.append(text[match.end() : end])
@@ -168,7 +190,9 @@ def closing_brace(text: str, start: int) -> int:
 
 
 def _plain(text: str) -> str:
-    """Undo the LaTeX and markdown that may surround a plain number; any other LaTeX stays and is no plain number."""
+    """Undo the LaTeX and markdown that may surround a plain number; any other LaTeX stays and is no
+    plain number.
+    """
     text = re.sub(r",\\!\s*|\{,\}", ",", text)
     text = re.sub(r"\\(?:text|mathrm|textnormal|mbox|textbf|mathbf)\s*\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"\\([$%])", r"\1", text)
@@ -176,7 +200,9 @@ def _plain(text: str) -> str:
 
 
 def _read_number(final: _Final) -> _Readings | None:
-    """The plain number stated at `final`; None if it is an expression, several numbers or not a number."""
+    """The plain number stated at `final`; None if it is an expression, several numbers or not a
+    number.
+    """
     text = _plain(final.text)
     if _LATEX.search(text):
         return None
@@ -188,7 +214,9 @@ def _read_number(final: _Final) -> _Readings | None:
     if final.marked and not final.prose:
         if re.fullmatch(r"\s*\d{1,3}(?:[ \u00a0\u202f]\d{3})+\s*", text):
             return frozenset({Decimal(re.sub(r"\s", "", text))})
-        if len(matches) > 1 or _OPERATORS.search(text[: matches[0].start()] + text[matches[0].end() :]):
+        if len(matches) > 1 or _OPERATORS.search(
+            text[: matches[0].start()] + text[matches[0].end() :]
+        ):
             return None
         match = matches[0]
     else:
@@ -211,7 +239,9 @@ def _readings(match: re.Match[str]) -> _Readings:
         value = value.copy_negate()
     sign, digits, exponent = value.as_tuple()
     # Not a division: that would round to the context's precision.
-    return frozenset({value, Decimal((sign, digits, int(exponent) - 2))} if match["percent"] else {value})
+    return frozenset(
+        {value, Decimal((sign, digits, int(exponent) - 2))} if match["percent"] else {value}
+    )
 
 
 @functools.cache
@@ -225,10 +255,16 @@ def _library() -> Any:
 
 
 def _parse(final: _Final) -> list[Any]:
-    """What math-verify reads at `final`; a bare expression is marked as LaTeX so that all of it is read."""
+    """What math-verify reads at `final`; a bare expression is marked as LaTeX so that all of it is
+    read.
+    """
     text = final.text[-_LONGEST_TEXT:]
     if final.boxed:
         text = f"$\\boxed{{{text}}}$"
-    elif not _ENVIRONMENT.search(text) and (final.marked or _LATEX.search(text)) and len(text.split()) <= 12:
+    elif (
+        not _ENVIRONMENT.search(text)
+        and (final.marked or _LATEX.search(text))
+        and len(text.split()) <= 12
+    ):
         text = f"${text.strip(' .')}$"
     return _library().parse(text, parsing_timeout=None)

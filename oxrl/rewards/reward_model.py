@@ -19,11 +19,11 @@ from oxrl.types import Completion, Prompt
 def scorer(folder: Path) -> Callable[[Prompt, Sequence[Completion]], list[float]]:
     """A function that scores completions by the head's number at their last token, on the CPU.
 
-    Of a process reward model it is the chance that the worst step (line that is not blank) is right, as
-    arXiv:2312.08935 has it; a blank reply has none: 0.
+    Of a process reward model it is the chance that the worst step (line that is not blank) is
+    right, as arXiv:2312.08935 has it; a blank reply has none: 0.
 
-    The texts are rendered with the reward model's own template, as it was trained, so its tokenizer need not be the
-    policy's.
+    The texts are rendered with the reward model's own template, as it was trained, so its tokenizer
+    need not be the policy's.
     """
     tokenizer, model = load_tokenizer(str(folder)), load_critic(str(folder))
     encoder, pad_id = ChatEncoder(tokenizer), int(tokenizer.pad_token_id)  # pyright: ignore
@@ -41,11 +41,15 @@ def scorer(folder: Path) -> Callable[[Prompt, Sequence[Completion]], list[float]
     def score(prompt: Prompt, completions: Sequence[Completion]) -> list[float]:
         replies = [{"role": "assistant", "content": completion.text} for completion in completions]
         rows = [encode_conversation([*prompt.messages, reply], encoder) for reply in replies]
-        inputs = to_token_batch([row.token_ids for row in rows], [row.trained for row in rows], pad_id)
+        inputs = to_token_batch(
+            [row.token_ids for row in rows], [row.trained for row in rows], pad_id
+        )
         hidden = model.backbone(inputs.tokens, None, None)
         last = hidden[torch.arange(len(rows)), torch.tensor(inputs.lengths()) - 1]
         return F.linear(last, model.head.weight, model.head.bias)[:, 0].tolist()
 
     if model.kind == "process":
-        return lambda prompt, completions: [worst_step(prompt, completion) for completion in completions]
+        return lambda prompt, completions: [
+            worst_step(prompt, completion) for completion in completions
+        ]
     return score

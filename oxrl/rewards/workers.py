@@ -1,6 +1,8 @@
-"""Rewards in processes that can be killed: a hung, crashed or exiting sample costs that sample and nothing else.
+"""Rewards in processes that can be killed: a hung, crashed or exiting sample costs that sample and
+nothing else.
 
-A pool starts its workers as `python -m oxrl.rewards.workers NAME`. Nothing here imports torch: they start fast.
+A pool starts its workers as `python -m oxrl.rewards.workers NAME`. Nothing here imports torch: they
+start fast.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ START_TIMEOUT_S = 60.0
 
 
 class _Worker:
-    """One process that runs the reward. Used by one thread at a time, which waits while it works."""
+    """One process that runs the reward. Used by one thread at a time, which waits while it
+    works.
+    """
 
     def __init__(self, name: str) -> None:
         paths = [*filter(None, sys.path), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -43,7 +47,9 @@ class _Worker:
         self.late = False
 
     def ask(self, message: bytes, limit_s: float) -> bytes:
-        """The line that the worker writes in reply to `message`; empty if it died or was killed after `limit_s`."""
+        """The line that the worker writes in reply to `message`; empty if it died or was killed
+        after `limit_s`.
+        """
         assert self.process.stdin is not None and self.process.stdout is not None
 
         def expire() -> None:
@@ -63,7 +69,9 @@ class _Worker:
             timer.join()
 
     def end(self, patience_s: float = 0.0) -> str:
-        """Kill the worker and every process it started; tells how it ended, by itself if within `patience_s`."""
+        """Kill the worker and every process it started; tells how it ended, by itself if within
+        `patience_s`.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(patience_s)
         self._kill()
@@ -88,9 +96,10 @@ def _end_all(workers: set[_Worker]) -> None:
 class RewardPool:
     """Scores groups of completions with the reward called `name`.
 
-    Each sample has `timeout_s` seconds (a reward of whole groups has that times the group's size). A late sample is
-    killed and gets status "timeout"; a worker that dies gives status "error"; both are replaced and the others go on.
-    Results come in the order of the input. Usable from any thread, one call at a time.
+    Each sample has `timeout_s` seconds (a reward of whole groups has that times the group's size).
+    A late sample is killed and gets status "timeout"; a worker that dies gives status "error"; both
+    are replaced and the others go on. Results come in the order of the input. Usable from any
+    thread, one call at a time.
 
     Raises:
         RewardError: `name` is neither a built-in nor an existing "path.py:function".
@@ -98,13 +107,16 @@ class RewardPool:
 
     def __init__(self, name: str, *, workers: int = 1, timeout_s: float = 10.0) -> None:
         if workers < 1 or timeout_s <= 0:
-            raise ValueError(f"RewardPool needs workers >= 1 and timeout_s > 0, got {workers} and {timeout_s}")
+            raise ValueError(
+                f"RewardPool needs workers >= 1 and timeout_s > 0, got {workers} and {timeout_s}"
+            )
         locate(name)
         self.name = name
         self._inline = load_reward(name) if name in INLINE else None
         self._size, self._timeout_s = workers, timeout_s
         self._per_sample: bool | None = None  # known once a worker has loaded the reward
-        # One slot per process, the last used on top. None, or a worker that has died, is replaced when it is needed.
+        # One slot per process, the last used on top. None, or a worker that has died, is replaced
+        # when it is needed.
         self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         self._slots.queue.extend([None] * workers)
         self._lock = threading.Lock()
@@ -112,7 +124,8 @@ class RewardPool:
         self._finalizer = weakref.finalize(self, _end_all, self._alive)
 
     def start(self) -> None:
-        """Start one worker and wait until it has loaded and dry-called the reward, so that a broken one fails now.
+        """Start one worker and wait until it has loaded and dry-called the reward, so that a broken
+        one fails now.
 
         Raises:
             RewardError: the reward cannot be loaded, or not within START_TIMEOUT_S.
@@ -126,7 +139,8 @@ class RewardPool:
         """One score per completion, in order.
 
         Raises:
-            RewardError: the reward cannot be loaded. What it does on a sample never raises: see `Score.status`.
+            RewardError: the reward cannot be loaded. What it does on a sample never raises: see
+                `Score.status`.
         """
         if self._inline is not None:
             return [self._inline(prompt, completions) for prompt, completions in groups]
@@ -135,11 +149,20 @@ class RewardPool:
             # (prompt, completions, index of the first) of one call each.
             tasks = [(prompt, completions, 0) for prompt, completions in groups if completions]
             if self._per_sample:  # of a reward of single texts the worker is not sent the tokens
-                texts = [(prompt, [dataclasses.replace(c, segments=()) for c in group]) for prompt, group, _ in tasks]
-                tasks = [(prompt, [text], index) for prompt, group in texts for index, text in enumerate(group)]
+                texts = [
+                    (prompt, [dataclasses.replace(c, segments=()) for c in group])
+                    for prompt, group, _ in tasks
+                ]
+                tasks = [
+                    (prompt, [text], index)
+                    for prompt, group in texts
+                    for index, text in enumerate(group)
+                ]
             threads = ThreadPoolExecutor(self._size)
             try:
-                scores = iter([score for scores in threads.map(self._run, tasks) for score in scores])
+                scores = iter(
+                    [score for scores in threads.map(self._run, tasks) for score in scores]
+                )
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
                 _end_all(self._alive)  # what the threads wait for
@@ -193,9 +216,13 @@ class RewardPool:
                 return scores
             problem = f"the worker process ended ({self._discard(worker, patience_s=1.0)})"
         if worker.late:
-            problem = f"no score within {limit_s:g} s (reward.timeout_s={self._timeout_s:g}); killed"
+            problem = (
+                f"no score within {limit_s:g} s (reward.timeout_s={self._timeout_s:g}); killed"
+            )
         reason = f"{self.name}, {which(first, len(completions))} of prompt {prompt.uid}: {problem}"
-        return [Score(value=None, status="timeout" if worker.late else "error", reason=reason)] * len(completions)
+        return [
+            Score(value=None, status="timeout" if worker.late else "error", reason=reason)
+        ] * len(completions)
 
     def _discard(self, worker: _Worker, patience_s: float = 0.0) -> str:
         self._alive.discard(worker)
@@ -216,12 +243,19 @@ def _tuples(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _completion(fields: Mapping[str, Any]) -> Completion:
-    segments = [Segment(**_tuples(s, "token_ids", "logprobs", "versions", "images")) for s in fields["segments"]]
-    return Completion(segments=tuple(segments), text=fields["text"], finish_reason=fields["finish_reason"])
+    segments = [
+        Segment(**_tuples(s, "token_ids", "logprobs", "versions", "images"))
+        for s in fields["segments"]
+    ]
+    return Completion(
+        segments=tuple(segments), text=fields["text"], finish_reason=fields["finish_reason"]
+    )
 
 
 def work(name: str) -> None:
-    """A worker's whole life: tasks as lines of JSON from standard input, their scores to standard output."""
+    """A worker's whole life: tasks as lines of JSON from standard input, their scores to standard
+    output.
+    """
     # User code may print and may read standard input: give it neither of our pipes.
     tasks, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:
@@ -240,10 +274,13 @@ def work(name: str) -> None:
     reply({"per_sample": reward.per_sample})
     for line in tasks:
         task = json.loads(line)
-        # The parent kills a late worker. Should the parent be dead, the kernel's alarm ends even a hang inside C code.
+        # The parent kills a late worker. Should the parent be dead, the kernel's alarm ends even a
+        # hang inside C code.
         signal.setitimer(signal.ITIMER_REAL, 2 * task["limit_s"] + 5)
         prompt = Prompt(**_tuples(task["prompt"], "messages", "token_ids", "images"))
-        scores = reward(prompt, [_completion(fields) for fields in task["completions"]], task["first"])
+        scores = reward(
+            prompt, [_completion(fields) for fields in task["completions"]], task["first"]
+        )
         signal.setitimer(signal.ITIMER_REAL, 0)
         reply({"scores": scores})
 

@@ -1,10 +1,14 @@
 """Checkpoints that are whole or absent: written beside, flushed, hashed, then renamed into place.
 
-    step_00000040/    what the trainer wrote (HF weights, masters, moments), state.json, and manifest.json, last:
-                      {"format", "step", "offsets", "files": {name: {"bytes", "sha256"}}, "sha256" of all that}
-    .tmp-*            a write or a removal that did not finish; never read, removed at the next start
+    step_00000040/
+        what the trainer wrote (HF weights, masters, moments), state.json, and manifest.json, last:
+                      {"format", "step", "offsets", "files": {name: {"bytes", "sha256"}}, "sha256"
+                      of all that}
+    .tmp-*
+        a write or a removal that did not finish; never read, removed at the next start
 
-Only safetensors, JSON and text belong here. Loading a pickle runs code, so a checkpoint that holds one is refused.
+Only safetensors, JSON and text belong here. Loading a pickle runs code, so a checkpoint that holds
+one is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ NAME = re.compile(r"step_(\d{8,})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint. `offsets` are the sizes in bytes of the record files when it was taken."""
+    """A verified checkpoint. `offsets` are the sizes in bytes of the record files when it was
+    taken.
+    """
 
     path: Path
     step: int
@@ -43,7 +49,9 @@ class Checkpoint:
 
 
 def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
-    """(step, path) of every checkpoint directory under `root`, oldest first; says nothing of their health."""
+    """(step, path) of every checkpoint directory under `root`, oldest first; says nothing of their
+    health.
+    """
     found = [(NAME.fullmatch(path.name), path) for path in root.iterdir()] if root.is_dir() else []
     return sorted((int(match[1]), path) for match, path in found if match)
 
@@ -61,22 +69,25 @@ def save_checkpoint(
 
     Args:
         root: the run's `checkpoints` directory; made if missing, inside a directory that exists.
-        step: optimizer steps applied. A checkpoint of this step that is there already was found damaged: it goes.
+        step: optimizer steps applied. A checkpoint of this step that is there already was found
+            damaged: it goes.
         write: called with an empty directory, writes the engine's files there.
         state: the recipe's own state, JSON values only.
         offsets: `Recorder.offsets()`, taken after everything up to `step` was recorded.
-        keep: newest checkpoints to keep, this one included; at least 1. Those of later steps, left by a run that went
-            back to an earlier one, are removed too.
+        keep: newest checkpoints to keep, this one included; at least 1. Those of later steps, left
+            by a run that went back to an earlier one, are removed too.
 
     Raises:
-        CheckpointWriteError: the disk refused (full, quota, gone). What was written is removed and every older
-            checkpoint is as it was: the run may go on and try again later.
+        CheckpointWriteError: the disk refused (full, quota, gone). What was written is removed and
+            every older checkpoint is as it was: the run may go on and try again later.
         CheckpointError: `write` left a symlink or a pickle file.
     """
     final = root / f"step_{step:08d}"
     temporary = root / f".tmp-{final.name}"
     try:
-        root.mkdir(exist_ok=True)  # not its parents: a run directory that vanished is an error, not a new one
+        root.mkdir(
+            exist_ok=True
+        )  # not its parents: a run directory that vanished is an error, not a new one
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         write(temporary)
@@ -91,7 +102,9 @@ def save_checkpoint(
         # safetensors reports a full disk as its own error, not as an OSError.
         if isinstance(error, OSError | SafetensorError):
             older = list_checkpoints(root)
-            kept = f"{older[-1][1].name} is untouched" if older else "there is no earlier checkpoint"
+            kept = (
+                f"{older[-1][1].name} is untouched" if older else "there is no earlier checkpoint"
+            )
             raise CheckpointWriteError(
                 f"checkpoint {final} could not be written: {error}. Nothing of it was kept; {kept}. "
                 "Free space on that disk, or move the run directory to another and resume there."
@@ -115,7 +128,9 @@ def _remove(path: Path) -> None:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Clear what a killed process left half done. Only the holder of the run's lock may call this."""
+    """Clear what a killed process left half done. Only the holder of the run's lock may call
+    this.
+    """
     for path in root.glob(".tmp-*"):
         shutil.rmtree(path)
 
@@ -125,7 +140,9 @@ def _seal(directory: Path, step: int, offsets: Mapping[str, int]) -> None:
     files: dict[str, dict[str, Any]] = {}
     for name, path in _contents(directory).items():
         if problem := _unsafe(path):
-            raise CheckpointError(f"the checkpoint of step {step} would hold {name}, {problem}; write safetensors")
+            raise CheckpointError(
+                f"the checkpoint of step {step} would hold {name}, {problem}; write safetensors"
+            )
         if path.is_file():
             fsync(path)
             files[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
@@ -137,15 +154,22 @@ def _seal(directory: Path, step: int, offsets: Mapping[str, int]) -> None:
 
 
 def verify_checkpoint(path: Path) -> list[str]:
-    """What is wrong with the checkpoint at `path`, one line per problem that names the file; empty if intact."""
+    """What is wrong with the checkpoint at `path`, one line per problem that names the file; empty
+    if intact.
+    """
     if path.is_symlink() or not path.is_dir():
         return [f"{path.name} is not a directory"]
-    # Nothing is opened that was not found inside: a name in the manifest may lead elsewhere, and so may a link.
+    # Nothing is opened that was not found inside: a name in the manifest may lead elsewhere, and so
+    # may a link.
     inside = _contents(path)
-    if problems := [f"{name} is there, {problem}" for name, file in inside.items() if (problem := _unsafe(file))]:
+    if problems := [
+        f"{name} is there, {problem}" for name, file in inside.items() if (problem := _unsafe(file))
+    ]:
         return problems
     if "manifest.json" not in inside:
-        return ["manifest.json is missing: the write never finished, or this is not an oxRL checkpoint"]
+        return [
+            "manifest.json is missing: the write never finished, or this is not an oxRL checkpoint"
+        ]
     try:
         manifest = json.loads(inside["manifest.json"].read_bytes())
         body = {key: manifest[key] for key in ("format", "step", "offsets", "files")}
@@ -156,19 +180,26 @@ def verify_checkpoint(path: Path) -> list[str]:
     if body["format"] != FORMAT:
         return [f"manifest.json is of format {body['format']!r}, this oxRL reads {FORMAT!r}"]
     if path.name != f"step_{body['step']:08d}":
-        problems.append(f"manifest.json says step {body['step']}, the directory is named {path.name}")
+        problems.append(
+            f"manifest.json says step {body['step']}, the directory is named {path.name}"
+        )
     for name, entry in {"state.json": {}, **body["files"]}.items():
         if name not in inside or not entry:
             problems.append(f"{name} is missing")
         elif (size := inside[name].stat().st_size) != entry["bytes"]:
-            problems.append(f"{name} is {size} bytes, the manifest says {entry['bytes']}: it was cut or overwritten")
+            problems.append(
+                f"{name} is {size} bytes, the manifest says {entry['bytes']}: it was cut or overwritten"
+            )
         elif _sha256(inside[name]) != entry["sha256"]:
-            problems.append(f"{name} has the right size but other contents than were written (sha256 differs)")
+            problems.append(
+                f"{name} has the right size but other contents than were written (sha256 differs)"
+            )
     return problems
 
 
 def latest_checkpoint(root: Path) -> Checkpoint | None:
-    """The newest checkpoint that is intact; damaged ones are skipped with a warning that names what is wrong.
+    """The newest checkpoint that is intact; damaged ones are skipped with a warning that names what
+    is wrong.
 
     Raises:
         CheckpointError: there are checkpoints and not one is usable; lists the problems of each.
@@ -178,7 +209,11 @@ def latest_checkpoint(root: Path) -> Checkpoint | None:
         problems = verify_checkpoint(path)
         if not problems:
             if damaged:
-                logger.warning("using %s: newer checkpoints are damaged and skipped:\n%s", path, "\n".join(damaged))
+                logger.warning(
+                    "using %s: newer checkpoints are damaged and skipped:\n%s",
+                    path,
+                    "\n".join(damaged),
+                )
             offsets = json.loads((path / "manifest.json").read_bytes())["offsets"]
             return Checkpoint(path, step, json.loads((path / "state.json").read_bytes()), offsets)
         damaged += [f"  {path.name}: {problem}" for problem in problems]

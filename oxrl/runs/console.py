@@ -1,6 +1,7 @@
 """What a run says while it runs: its progress, and its log messages.
 
-Progress is a line that updates in place on a terminal, one plain line per step anywhere else. Watching never breaks
+Progress is a line that updates in place on a terminal, one plain line per step anywhere else.
+Watching never breaks
 what is watched: a closed pipe or a terminal without the right letters costs output, not the run.
 """
 
@@ -22,7 +23,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from oxrl.types import Metrics
 
-# label, metric keys (the first one present is shown), format. A column whose metric is absent is left out.
+# label, metric keys (the first one present is shown), format. A column whose metric is absent is
+# left out.
 COLUMNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("reward", ("reward/mean",), ".3f"),
     ("loss", ("update/nll", "loss"), ".4f"),
@@ -50,7 +52,10 @@ class Console(AbstractContextManager["Console"]):
     def step(self, step: int, metrics: Metrics) -> None:
         """Show one optimizer step."""
         self._times.append(time.monotonic())
-        found = [(label, [metrics[key] for key in keys if key in metrics], form) for label, keys, form in COLUMNS]
+        found = [
+            (label, [metrics[key] for key in keys if key in metrics], form)
+            for label, keys, form in COLUMNS
+        ]
         shown = [f"{label} {values[0]:{form}}" for label, values, form in found if values]
         per_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
         text = "  ".join([*shown, f"ETA {format_duration(max(0, self._total - step) * per_step)}"])
@@ -58,7 +63,9 @@ class Console(AbstractContextManager["Console"]):
             self._line(f"step {step}/{self._total}  {text}")
         else:
             with self._or_give_up():
-                self._progress.update(self._progress.task_ids[0], completed=step, values=text, refresh=True)
+                self._progress.update(
+                    self._progress.task_ids[0], completed=step, values=text, refresh=True
+                )
 
     def message(self, text: str) -> None:
         """Say what phase the run is in, on a line of its own that stays."""
@@ -86,7 +93,8 @@ class Console(AbstractContextManager["Console"]):
 
     @contextmanager
     def _or_give_up(self) -> Iterator[None]:
-        """When the reader of the pipe went away or the stream is closed, send what follows to nowhere.
+        """When the reader of the pipe went away or the stream is closed, send what follows to
+        nowhere.
 
         The next writer to this stream, the command itself for one, would fail otherwise.
         """
@@ -100,7 +108,9 @@ class Console(AbstractContextManager["Console"]):
 
 def _live_line(console: RichConsole, total_steps: int, title: str) -> Progress:
     # In 80 columns the numbers matter more than a bar.
-    wide = [TextColumn("{task.description}"), BarColumn(bar_width=20)] if console.width >= 110 else []
+    wide = (
+        [TextColumn("{task.description}"), BarColumn(bar_width=20)] if console.width >= 110 else []
+    )
     counts = [TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[values]}")]
     # No refresh thread: the line changes when a step ends, and nothing runs beside the training.
     progress = Progress(*wide, *counts, console=console, auto_refresh=False)
@@ -118,7 +128,9 @@ def format_duration(seconds: float) -> str:
 
 
 class _Terminal(logging.Handler):
-    """Writes to whatever sys.stderr is at that moment: a live progress line replaces it while it is on screen."""
+    """Writes to whatever sys.stderr is at that moment: a live progress line replaces it while it is
+    on screen.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError, ValueError):
@@ -127,10 +139,17 @@ class _Terminal(logging.Handler):
 
 @contextmanager
 def run_logging(file: Path) -> Iterator[None]:
-    """While open, the `oxrl` loggers write to `file` (appending, from INFO up) and to stderr (from WARNING up)."""
+    """While open, the `oxrl` loggers write to `file` (appending, from INFO up) and to stderr (from
+    WARNING up).
+    """
     logger = logging.getLogger("oxrl")
-    handlers = (logging.FileHandler(file, encoding="utf-8", errors="backslashreplace"), _Terminal(logging.WARNING))
-    for handler, form in zip(handlers, ("%(asctime)s %(levelname)s %(name)s: ", "%(levelname)s: "), strict=True):
+    handlers = (
+        logging.FileHandler(file, encoding="utf-8", errors="backslashreplace"),
+        _Terminal(logging.WARNING),
+    )
+    for handler, form in zip(
+        handlers, ("%(asctime)s %(levelname)s %(name)s: ", "%(levelname)s: "), strict=True
+    ):
         handler.setFormatter(logging.Formatter(form + "%(message)s"))
         logger.addHandler(handler)
     before = logger.level

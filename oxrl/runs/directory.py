@@ -1,4 +1,5 @@
-"""The run directory: who owns it, what may be in it, and whether a run starts, continues or is already done.
+"""The run directory: who owns it, what may be in it, and whether a run starts, continues or is
+already done.
 
 config.yaml         the resolved config; a run starts to exist when this file does
 environment.json    of the first start
@@ -31,26 +32,33 @@ from oxrl.runs.files import encode_line, json_safe, pretty_json, write_atomicall
 
 logger = logging.getLogger(__name__)
 
-# What moves the last digits of floating-point sums: a run resumed with a change here is right, not byte-identical.
+# What moves the last digits of floating-point sums: a run resumed with a change here is right, not
+# byte-identical.
 REORDER_SUMS = frozenset(
     "run.device run.threads run.training_gpus train.micro_batch_tokens train.backend "
     "model.gradient_checkpointing".split()
 )
-# What may differ from config.yaml when a run is resumed: how it is carried out and watched, not what it computes.
-# `run.steps` may only grow. Everything else names another run.
+# What may differ from config.yaml when a run is resumed: how it is carried out and watched, not
+# what it computes. `run.steps` may only grow. Everything else names another run.
 MAY_CHANGE = REORDER_SUMS | frozenset(
     "run.name run.dir run.steps run.checkpoint_every run.keep_checkpoints run.eval_every run.record run.mlflow "
     "run.deadline_s run.ray_address run.max_restarts reward.workers reward.timeout_s reward.max_error_rate "
     "train.max_skipped_steps".split()
 )
-ENGINES = ("inference_engine.", "deepspeed.", "deepspeed_ref.")  # every field of these sections belongs to both
+ENGINES = (
+    "inference_engine.",
+    "deepspeed.",
+    "deepspeed_ref.",
+)  # every field of these sections belongs to both
 ROUNDING = "; sums are added in another order, so results equal those of an uninterrupted run only to rounding"
 # What a start may leave that was killed before it wrote config.yaml.
 BEFORE_CONFIG = {"environment.json", "starts.jsonl", "rollouts", "checkpoints"}
 
 
 class RunDirectory(AbstractContextManager["RunDirectory"]):
-    """An opened run. `resuming`: it was started before. `finished`: nothing is left to do. Close it to let go."""
+    """An opened run. `resuming`: it was started before. `finished`: nothing is left to do. Close it
+    to let go.
+    """
 
     def __init__(self, path: Path, lock: IO[str], *, resuming: bool, finished: bool) -> None:
         self.path, self.resuming, self.finished, self._lock = path, resuming, finished, lock
@@ -58,8 +66,12 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
         self.rollouts, self.checkpoints = path / "rollouts", path / "checkpoints"
 
     def finish(self, step: int, result: Mapping[str, Any]) -> None:
-        """Say that the run is done: `result` (final evaluation and the like) and the step reached, in result.json."""
-        write_atomically(self.path / "result.json", pretty_json(json_safe({"step": step, **result})))
+        """Say that the run is done: `result` (final evaluation and the like) and the step reached,
+        in result.json.
+        """
+        write_atomically(
+            self.path / "result.json", pretty_json(json_safe({"step": step, **result}))
+        )
 
     def close(self) -> None:
         """Release the lock; closing twice is harmless."""
@@ -72,14 +84,15 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
 def open_run(directory: Path, config_yaml: str, *, resume: bool) -> RunDirectory:
     """Create the run directory, or open it again, and hold it until the process ends.
 
-    Without `resume` the directory must be missing or empty. With it: missing or empty starts; a finished run comes
-    back with `.finished`; otherwise `.resuming`, after what a killed process left half written is removed. A config
-    that differs from config.yaml in anything outside MAY_CHANGE is refused; allowed differences are logged, written to
-    starts.jsonl, and config.yaml then holds the new values.
+    Without `resume` the directory must be missing or empty. With it: missing or empty starts; a
+    finished run comes back with `.finished`; otherwise `.resuming`, after what a killed process
+    left half written is removed. A config that differs from config.yaml in anything outside
+    MAY_CHANGE is refused; allowed differences are logged, written to starts.jsonl, and config.yaml
+    then holds the new values.
 
     Raises:
-        RunDirectoryError: not writable; not empty and no `resume`; not a run directory; another process holds it;
-            the config is another run's. Always says what to do.
+        RunDirectoryError: not writable; not empty and no `resume`; not a run directory; another
+            process holds it; the config is another run's. Always says what to do.
     """
     directory = Path(directory).absolute()
     try:
@@ -113,29 +126,41 @@ def _open_locked(directory: Path, config_yaml: str, lock: IO[str]) -> RunDirecto
     here, changes = environment(), {}
     if started:
         remove_leftovers(directory / "checkpoints")
-        changes = _allowed_changes(directory, (directory / "config.yaml").read_text(encoding="utf-8"), config_yaml)
+        changes = _allowed_changes(
+            directory, (directory / "config.yaml").read_text(encoding="utf-8"), config_yaml
+        )
     else:
         write_atomically(directory / "environment.json", pretty_json(here))
-    start = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "pid": os.getpid(), "resuming": started}
+    start = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "pid": os.getpid(),
+        "resuming": started,
+    }
     with (directory / "starts.jsonl").open("ab") as file:
         file.write(encode_line({**start, "config_changes": changes, "environment": here}))
     if not started or changes:
         write_atomically(directory / "config.yaml", config_yaml)
     result, steps = directory / "result.json", flatten_config(config_yaml).get("run.steps")
     reached = json.loads(result.read_bytes())["step"] if result.exists() else -1
-    return RunDirectory(directory, lock, resuming=started, finished=started and reached >= (steps or 0))
+    return RunDirectory(
+        directory, lock, resuming=started, finished=started and reached >= (steps or 0)
+    )
 
 
 def _entries(directory: Path) -> set[str]:
     """Names in `directory`, apart from the lock and from files that never got their name."""
-    return {entry.name for entry in directory.iterdir() if entry.name != ".lock" and not entry.name.startswith(".tmp-")}
+    return {
+        entry.name
+        for entry in directory.iterdir()
+        if entry.name != ".lock" and not entry.name.startswith(".tmp-")
+    }
 
 
 def _lock(directory: Path) -> IO[str]:
     """Own the directory until the file is closed or the process dies, however it dies.
 
-    A record lock (lockf), not flock: worker processes forked from the run would inherit an flock and keep holding it
-    after the run itself was killed.
+    A record lock (lockf), not flock: worker processes forked from the run would inherit an flock
+    and keep holding it after the run itself was killed.
 
     Raises:
         RunDirectoryError: another process has it; names the process.
@@ -160,17 +185,29 @@ def _lock(directory: Path) -> IO[str]:
 def flatten_config(config_yaml: str) -> dict[str, Any]:
     """Dotted path -> value of every field of a resolved config."""
     sections: dict[str, Any] = YAML(typ="safe").load(config_yaml) or {}
-    return {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
+    return {
+        f"{section}.{name}": value
+        for section, fields in sections.items()
+        for name, value in fields.items()
+    }
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], absent: Any = None) -> dict[str, tuple[Any, Any]]:
-    """Dotted path -> (old value, new value) wherever two flat configs differ; `absent` where one has no such field."""
+def differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], absent: Any = None
+) -> dict[str, tuple[Any, Any]]:
+    """Dotted path -> (old value, new value) wherever two flat configs differ; `absent` where one
+    has no such field.
+    """
 
     def ordered(value: Any) -> Any:  # the files of data.train draw by their place among them
         return list(value.items()) if isinstance(value, Mapping) else value
 
     pairs = {path: (old.get(path, absent), new.get(path, absent)) for path in {**old, **new}}
-    return {path: (left, right) for path, (left, right) in pairs.items() if ordered(left) != ordered(right)}
+    return {
+        path: (left, right)
+        for path, (left, right) in pairs.items()
+        if ordered(left) != ordered(right)
+    }
 
 
 def _allowed_changes(directory: Path, old_yaml: str, new_yaml: str) -> dict[str, Any]:
@@ -178,14 +215,20 @@ def _allowed_changes(directory: Path, old_yaml: str, new_yaml: str) -> dict[str,
     try:
         changed = differences(flatten_config(old_yaml), new)
     except (YAMLError, AttributeError) as error:
-        raise RunDirectoryError(f"{directory / 'config.yaml'} is not the YAML written there: {error}") from error
+        raise RunDirectoryError(
+            f"{directory / 'config.yaml'} is not the YAML written there: {error}"
+        ) from error
     refused = {
         path: (before, now)
         for path, (before, now) in changed.items()
-        if not (path in MAY_CHANGE or path.startswith(ENGINES)) or (path == "run.steps" and now < before)
+        if not (path in MAY_CHANGE or path.startswith(ENGINES))
+        or (path == "run.steps" and now < before)
     }
     if refused:
-        lines = [f"  {path}: {before!r} in config.yaml, {now!r} now\n" for path, (before, now) in refused.items()]
+        lines = [
+            f"  {path}: {before!r} in config.yaml, {now!r} now\n"
+            for path, (before, now) in refused.items()
+        ]
         raise RunDirectoryError(
             f"the config is not the one that {directory} was started with; resuming would mix two runs:\n"
             f"{''.join(lines)}Set these back to resume, or start a new run: add run.dir=PATH and leave --resume out.\n"
@@ -193,7 +236,9 @@ def _allowed_changes(directory: Path, old_yaml: str, new_yaml: str) -> dict[str,
         )
     for path, (before, now) in changed.items():
         reorders = path in REORDER_SUMS or path.startswith(ENGINES)
-        logger.warning("resuming with %s: %r -> %r%s", path, before, now, ROUNDING if reorders else "")
+        logger.warning(
+            "resuming with %s: %r -> %r%s", path, before, now, ROUNDING if reorders else ""
+        )
     schedule = new.get("train.lr_schedule", "constant")
     if "run.steps" in changed and schedule != "constant":
         jump = "the learning rate jumps to where the longer schedule would be"

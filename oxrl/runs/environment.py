@@ -24,7 +24,10 @@ VARIABLES = (
     "OMP_NUM_THREADS MKL_NUM_THREADS CUDA_VISIBLE_DEVICES CUBLAS_WORKSPACE_CONFIG PYTHONHASHSEED HF_HUB_OFFLINE "
     "NVIDIA_TF32_OVERRIDE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
 ).split()
-SECRET = re.compile(r"^(.*(?:^|[._-])(?:key|token|secret|password|passwd|credentials?))=.+$", re.IGNORECASE | re.DOTALL)
+SECRET = re.compile(
+    r"^(.*(?:^|[._-])(?:key|token|secret|password|passwd|credentials?))=.+$",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def environment() -> dict[str, Any]:
@@ -36,13 +39,19 @@ def environment() -> dict[str, Any]:
     torch_facts: dict[str, Any] | None = None
     if (torch := sys.modules.get("torch")) is not None:  # never imported for this: it takes seconds
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        torch_facts = {"threads": torch.get_num_threads(), "cuda": torch.version.cuda, "gpus": names}
+        torch_facts = {
+            "threads": torch.get_num_threads(),
+            "cuda": torch.version.cuda,
+            "gpus": names,
+        }
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
         "host": platform.node(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "packages": versions,
         "torch": torch_facts,
         "git": git_state(Path(__file__).resolve().parent),
@@ -52,21 +61,28 @@ def environment() -> dict[str, Any]:
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:
-    """Commit of the repository around `directory` and whether tracked files differ from it; None outside of git."""
+    """Commit of the repository around `directory` and whether tracked files differ from it; None
+    outside of git.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(directory), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "dirty": bool(git("status", "--porcelain", "-uno")),
+        }
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def command_line(extra: Sequence[str] = ()) -> str:
-    """How this program was called, ready for a shell, with `extra` arguments not yet there added; values that SECRET
-    finds are left out.
+    """How this program was called, ready for a shell, with `extra` arguments not yet there added;
+    values that SECRET finds are left out.
     """
     program, *arguments = sys.argv
     start = ["python", program] if program.endswith(".py") else [Path(program).name]

@@ -1,7 +1,8 @@
 """How records are written and read: files that survive a crash, and one JSON object per line.
 
-In records a number that is not finite is written as the string "nan", "inf" or "-inf": every line stays valid JSON, and
-what happened stays visible (null would hide it, a bare NaN would break other readers). `float()` reads it back.
+In records a number that is not finite is written as the string "nan", "inf" or "-inf": every line
+stays valid JSON, and what happened stays visible (null would hide it, a bare NaN would break other
+readers). `float()` reads it back.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def fsync(path: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`: a reader, or a crash at any moment, finds the old file or the new one."""
+    """Replace `path` by `text`: a reader, or a crash at any moment, finds the old file or the new
+    one.
+    """
     temporary = path.with_name(f".tmp-{path.name}")
     temporary.write_text(text, encoding="utf-8")
     fsync(temporary)
@@ -50,7 +53,9 @@ def json_safe(value: Any) -> Any:
         return {str(key): json_safe(item) for key, item in value.items()}  # pyright: ignore
     if isinstance(value, list | tuple):
         return [json_safe(item) for item in value]  # pyright: ignore
-    raise TypeError(f"a record holds numbers, strings, lists and mappings, got {type(value).__name__}: {value!r:.80}")
+    raise TypeError(
+        f"a record holds numbers, strings, lists and mappings, got {type(value).__name__}: {value!r:.80}"
+    )
 
 
 def encode_line(record: Mapping[str, Any]) -> bytes:
@@ -63,7 +68,8 @@ def encode_line(record: Mapping[str, Any]) -> bytes:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Every complete line of the file, none if it is missing; a last line cut by a crash is left out.
+    """Every complete line of the file, none if it is missing; a last line cut by a crash is left
+    out.
 
     Raises:
         ValueError: a complete line is not a JSON object; names file and byte.

@@ -1,7 +1,9 @@
-"""The record of a run: metrics.jsonl, samples.jsonl and rollouts/, append-only, and cut back exactly on resume.
+"""The record of a run: metrics.jsonl, samples.jsonl and rollouts/, append-only, and cut back
+exactly on resume.
 
-Every line goes to the operating system as it is made (a killed process loses nothing that was recorded); it is forced
-to the disk when a checkpoint asks for the offsets, because that is where a resumed run continues.
+Every line goes to the operating system as it is made (a killed process loses nothing that was
+recorded); it is forced to the disk when a checkpoint asks for the offsets, because that is where a
+resumed run continues.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._rollouts = run.rollouts
         self._rollouts.mkdir(exist_ok=True)
         # Unbuffered: one write call per record, so another process reads whole lines.
-        self._files: dict[str, IO[bytes]] = {p.name: p.open("ab", buffering=0) for p in (run.metrics, run.samples)}
+        self._files: dict[str, IO[bytes]] = {
+            p.name: p.open("ab", buffering=0) for p in (run.metrics, run.samples)
+        }
         self._last_rollout = -1
 
     def record_step(self, step: int, metrics: Metrics) -> None:
@@ -62,10 +66,12 @@ class Recorder(AbstractContextManager["Recorder"]):
         return path
 
     def offsets(self) -> dict[str, int]:
-        """Force everything recorded so far to the disk; where a checkpoint taken now continues from.
+        """Force everything recorded so far to the disk; where a checkpoint taken now continues
+        from.
 
         Returns:
-            Sizes in bytes of metrics.jsonl and samples.jsonl; under "rollouts" the highest step recorded, -1 if none.
+            Sizes in bytes of metrics.jsonl and samples.jsonl; under "rollouts" the highest step
+            recorded, -1 if none.
         """
         try:
             fsync(self._rollouts)
@@ -77,11 +83,13 @@ class Recorder(AbstractContextManager["Recorder"]):
         return {**sizes, ROLLOUTS: self._last_rollout}
 
     def truncate(self, offsets: Mapping[str, int]) -> None:
-        """Forget everything recorded after `offsets` (as `offsets()` gave them); `{}` forgets everything.
+        """Forget everything recorded after `offsets` (as `offsets()` gave them); `{}` forgets
+        everything.
 
         Raises:
-            RunDirectoryError: metrics.jsonl was cut or edited, so the run cannot go on where it was. With samples.jsonl
-                that is a warning: deleting it to save space is a user's right.
+            RunDirectoryError: metrics.jsonl was cut or edited, so the run cannot go on where it
+                was. With samples.jsonl that is a warning: deleting it to save space is a user's
+                right.
         """
         for name, file in self._files.items():
             path, offset = self._rollouts.parent / name, offsets.get(name, 0)
@@ -91,7 +99,11 @@ class Recorder(AbstractContextManager["Recorder"]):
                         f"{path} has no line end at byte {offset}, where the checkpoint was taken: lines are missing. "
                         "Or it was edited: restore it, or start a new run in another directory (run.dir=...)."
                     )
-                logger.warning("%s is not what the checkpoint says: it has no line end at byte %d", path, offset)
+                logger.warning(
+                    "%s is not what the checkpoint says: it has no line end at byte %d",
+                    path,
+                    offset,
+                )
                 offset = path.read_bytes()[:offset].rfind(b"\n") + 1
             file.truncate(offset)
         self._last_rollout = offsets.get(ROLLOUTS, -1)

@@ -15,10 +15,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """Context manager: inside it SIGTERM and SIGINT set `requested` to the signal's name instead of ending the program.
+    """Context manager: inside it SIGTERM and SIGINT set `requested` to the signal's name instead of
+    ending the program.
 
-    The run looks at it between pieces of work, saves and raises `Interrupted`. A second signal ends the process at once
-    with the same exit code. Outside the main thread, where Python allows no handlers, nothing is ever requested.
+    The run looks at it between pieces of work, saves and raises `Interrupted`. A second signal ends
+    the process at once with the same exit code. Outside the main thread, where Python allows no
+    handlers, nothing is ever requested.
     """
 
     def __init__(self) -> None:

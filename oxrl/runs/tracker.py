@@ -1,12 +1,13 @@
 """MLflow as a mirror of metrics.jsonl, best effort.
 
-The mirror is a process of its own that reads the record files as they grow, because importing MLflow, creating its
-database and logging a step take seconds and tens of milliseconds that a thread would take from the training process.
-It ends when the pipe to its standard input closes, so it outlives no run, however that run ends. Whatever goes wrong in
-it is one warning in the run; metrics.jsonl stays complete, and a later start catches up.
+The mirror is a process of its own that reads the record files as they grow, because importing
+MLflow, creating its database and logging a step take seconds and tens of milliseconds that a thread
+would take from the training process. It ends when the pipe to its standard input closes, so it
+outlives no run, however that run ends. Whatever goes wrong in it is one warning in the run;
+metrics.jsonl stays complete, and a later start catches up.
 
-Without MLFLOW_TRACKING_URI in the environment everything stays under the run directory (mlflow.db) and nothing uses the
-network. No server is ever started.
+Without MLFLOW_TRACKING_URI in the environment everything stays under the run directory (mlflow.db)
+and nothing uses the network. No server is ever started.
 """
 
 from __future__ import annotations
@@ -45,13 +46,23 @@ class MLflowTracker(AbstractContextManager["MLflowTracker"]):
     def __init__(self, run: RunDirectory) -> None:
         self._log = run.path / "mlflow.log"
         self._process: subprocess.Popen[bytes] | None = None
-        quiet = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "OMP_NUM_THREADS": "1"}
+        quiet = os.environ | {
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "DO_NOT_TRACK": "true",
+            "OMP_NUM_THREADS": "1",
+        }
         command = [sys.executable, "-m", "oxrl.runs.tracker", str(run.path), str(os.getpid())]
         try:
             with self._log.open("ab") as log:
-                # A session of its own: Ctrl-C in the terminal is for the run, which then closes the mirror.
+                # A session of its own: Ctrl-C in the terminal is for the run, which then closes the
+                # mirror.
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=quiet, start_new_session=True
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=quiet,
+                    start_new_session=True,
                 )
         except OSError as error:
             logger.warning("MLflow will not see this run: its process did not start: %s", error)
@@ -62,9 +73,11 @@ class MLflowTracker(AbstractContextManager["MLflowTracker"]):
             self.close()
 
     def close(self, outcome: str = "FINISHED", *, timeout_s: float | None = None) -> None:
-        """Let the mirror catch up, tell MLflow how the run ended (its own word), wait at most `timeout_s`, end it.
+        """Let the mirror catch up, tell MLflow how the run ended (its own word), wait at most
+        `timeout_s`, end it.
 
-        The default is 20 s for a finished run, 2 s for one that is stopping: its next start catches up.
+        The default is 20 s for a finished run, 2 s for one that is stopping: its next start catches
+        up.
         """
         process, self._process = self._process, None
         if process is None:
@@ -78,9 +91,15 @@ class MLflowTracker(AbstractContextManager["MLflowTracker"]):
             logger.warning("MLflow was not done after %.0f s; metrics.jsonl is complete", timeout_s)
             return
         if process.returncode != 0:
-            said = self._log.read_text(encoding="utf-8", errors="replace").strip() if self._log.exists() else ""
+            said = (
+                self._log.read_text(encoding="utf-8", errors="replace").strip()
+                if self._log.exists()
+                else ""
+            )
             why = (said or "it said nothing").rpartition("\n")[2]
-            text = "MLflow stopped seeing this run (metrics.jsonl is complete): %s (all of it in %s)"
+            text = (
+                "MLflow stopped seeing this run (metrics.jsonl is complete): %s (all of it in %s)"
+            )
             logger.warning(text, why, self._log)
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -89,7 +108,9 @@ class MLflowTracker(AbstractContextManager["MLflowTracker"]):
 
 
 def mirror(directory: Path, run_pid: int) -> None:
-    """The mirror's whole life: follow metrics.jsonl of the run in `directory` until standard input closes."""
+    """The mirror's whole life: follow metrics.jsonl of the run in `directory` until standard input
+    closes.
+    """
     from mlflow.entities import Metric  # slow to import, and only this process needs it
 
     with (directory / ".mlflow.json.lock").open("w") as lock:
@@ -116,11 +137,15 @@ def mirror(directory: Path, run_pid: int) -> None:
 
 
 def _open(directory: Path) -> tuple[Any, str, int]:
-    """(client, MLflow run id, last step that is there): a new run, or the one that an earlier start made."""
+    """(client, MLflow run id, last step that is there): a new run, or the one that an earlier start
+    made.
+    """
     from mlflow import MlflowClient
     from mlflow.entities import Param, RunTag
 
-    client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{directory / 'mlflow.db'}")
+    client = MlflowClient(
+        tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{directory / 'mlflow.db'}"
+    )
     environment = json.loads((directory / "environment.json").read_bytes())
     params = flatten_config((directory / "config.yaml").read_text(encoding="utf-8"))
     state = directory / "mlflow.json"
@@ -130,9 +155,15 @@ def _open(directory: Path) -> tuple[Any, str, int]:
     else:
         found = client.get_experiment_by_name(EXPERIMENT)
         artifacts = (directory / "artifacts").as_uri()
-        experiment = found.experiment_id if found else client.create_experiment(EXPERIMENT, artifact_location=artifacts)
+        experiment = (
+            found.experiment_id
+            if found
+            else client.create_experiment(EXPERIMENT, artifact_location=artifacts)
+        )
         run = client.create_run(experiment, run_name=str(params.get("run.name", directory.name)))
-        write_atomically(state, pretty_json({"run_id": run.info.run_id, "experiment_id": experiment}))
+        write_atomically(
+            state, pretty_json({"run_id": run.info.run_id, "experiment_id": experiment})
+        )
     # A param cannot be changed in MLflow; what a resume changed (run.steps for one) becomes a tag.
     texts, known = {key: str(value)[:PARAM_LIMIT] for key, value in params.items()}, run.data.params
     tags = {f"resumed.{key}": text for key, text in texts.items() if known.get(key, text) != text}
@@ -148,7 +179,9 @@ def _open(directory: Path) -> tuple[Any, str, int]:
 
 
 def read_new_steps(metrics: Path, offset: int, logged: int) -> tuple[list[dict[str, Any]], int]:
-    """Complete lines of `metrics` from byte `offset` whose step is above `logged`, and the offset to go on from."""
+    """Complete lines of `metrics` from byte `offset` whose step is above `logged`, and the offset
+    to go on from.
+    """
     if not metrics.exists() or not line_starts_at(metrics, offset):
         offset = 0  # the run went back to a checkpoint and cut the file; what is logged already is skipped
     records: list[dict[str, Any]] = []
@@ -160,7 +193,9 @@ def read_new_steps(metrics: Path, offset: int, logged: int) -> tuple[list[dict[s
 
 
 def mlflow_name(key: str) -> str:
-    """`key` in the letters that MLflow allows in a metric's name: eval/pass@1 becomes eval/pass_at_1."""
+    """`key` in the letters that MLflow allows in a metric's name: eval/pass@1 becomes
+    eval/pass_at_1.
+    """
     return re.sub(r"[^\w\-. :/]", "_", key.replace("@", "_at_"))
 
 

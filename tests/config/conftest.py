@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oxrl.algorithms import ROWS
+from oxrl.tables.policy import ROWS
 
 BASE: dict[str, dict[str, Any]] = {
     "run": {"name": "test", "steps": 12},
@@ -31,11 +31,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def write(folder: Path) -> Callable[..., Path]:
-    """`write(train={"lr": 1e-5})` writes BASE with those fields changed; a field set to Ellipsis is left out."""
+    """`write(train={"lr": 1e-5})` writes BASE with those fields changed; a field set to Ellipsis is
+    left out.
+    """
 
     def write_config(name: str = "run.yaml", **sections: Mapping[str, Any]) -> Path:
-        merged = {key: {**BASE.get(key, {}), **sections.get(key, {})} for key in {**BASE, **sections}}
-        if (row := ROWS.get(merged["train"]["alg_name"])) is not None and row.recipe not in ("rl", "rejection"):
+        merged = {
+            key: {**BASE.get(key, {}), **sections.get(key, {})} for key in {**BASE, **sections}
+        }
+        if (row := ROWS.get(merged["train"]["alg_name"])) is not None and row.recipe not in (
+            "rl",
+            "rejection",
+        ):
             merged = {key: value for key, value in merged.items() if key != "reward"}
             merged["data"].pop("prompts_per_step", None)
         lines: list[str] = []

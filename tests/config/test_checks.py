@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from oxrl.algorithms import ROWS
 from oxrl.config import load_config
 from oxrl.errors import ConfigError
 from oxrl.rewards.builtin import BUILTINS
+from oxrl.tables.policy import ROWS
 
 LOOSE = "rollout.force_strict_on_policy=false"
 
@@ -116,12 +116,19 @@ RAY = ["train.backend=fsdp", "run.training_gpus=2", "inference_engine.actors=2"]
 @pytest.mark.parametrize(
     "overrides",
     [
-        [*RAY, "run.ray_address=auto", "run.max_restarts=3", "inference_engine.placement=colocated"],
+        [
+            *RAY,
+            "run.ray_address=auto",
+            "run.max_restarts=3",
+            "inference_engine.placement=colocated",
+        ],
         ["inference_engine.actors=1", "run.ray_address=10.0.0.1:6379"],
         ["train.backend=deepspeed", "run.max_restarts=1"],
     ],
 )
-def test_reinforcement_learning_over_ray_actors_is_accepted(write: Callable[..., Path], overrides: list[str]) -> None:
+def test_reinforcement_learning_over_ray_actors_is_accepted(
+    write: Callable[..., Path], overrides: list[str]
+) -> None:
     load_config(write(), overrides)
 
 
@@ -146,12 +153,20 @@ def test_what_nobody_would_read_of_ray_is_refused(
         load_config(write(), overrides)
 
 
-def test_a_reference_section_is_refused_where_no_deepspeed_holds_a_reference(write: Callable[..., Path]) -> None:
+def test_a_reference_section_is_refused_where_no_deepspeed_holds_a_reference(
+    write: Callable[..., Path],
+) -> None:
     with pytest.raises(ConfigError, match="read with train.backend: deepspeed"):
         load_config(write(deepspeed_ref={"zero_stage": 3}))
     with pytest.raises(ConfigError, match="dpo as configured has none"):
-        load_config(write(train={"alg_name": "dpo", "backend": "deepspeed"}, deepspeed_ref={"zero_stage": 0}))
-    moving = write(train={"alg_name": "tr_dpo", "backend": "deepspeed"}, deepspeed_ref={"zero_stage": 0})
+        load_config(
+            write(
+                train={"alg_name": "dpo", "backend": "deepspeed"}, deepspeed_ref={"zero_stage": 0}
+            )
+        )
+    moving = write(
+        train={"alg_name": "tr_dpo", "backend": "deepspeed"}, deepspeed_ref={"zero_stage": 0}
+    )
     assert load_config(moving).deepspeed_ref.zero_stage == 0
     with pytest.raises(ConfigError, match=r"deepspeed_ref.zero_stage 3 or more, this is 0"):
         load_config(moving, ["deepspeed_ref.offload_param=true"])
@@ -175,7 +190,9 @@ def test_what_fits_together_loads(write: Callable[..., Path], overrides: list[st
 
 
 @pytest.mark.parametrize("algorithm", [name for name, row in ROWS.items() if not row.unsupported])
-def test_every_row_of_the_table_loads_with_its_own_defaults(write: Callable[..., Path], algorithm: str) -> None:
+def test_every_row_of_the_table_loads_with_its_own_defaults(
+    write: Callable[..., Path], algorithm: str
+) -> None:
     cfg = load_config(write(train={"alg_name": algorithm}), ["run.steps=96"])
     assert cfg.train.row == ROWS[algorithm]
 

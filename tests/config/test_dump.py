@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from oxrl.algorithms import ROWS
 from oxrl.config import config_diff, config_schema, dump_config, load_config
+from oxrl.tables.policy import ROWS
 
 
 @pytest.mark.parametrize("algorithm", [name for name, row in ROWS.items() if not row.unsupported])
 def test_a_dump_loads_to_an_equal_object(write: Callable[..., Path], algorithm: str) -> None:
-    cfg = load_config(write(train={"alg_name": algorithm}), ["run.steps=96", "train.lr=3e-7", "run.seed=5"])
+    cfg = load_config(
+        write(train={"alg_name": algorithm}), ["run.steps=96", "train.lr=3e-7", "run.seed=5"]
+    )
     Path("dump.yaml").write_text(dump_config(cfg))
     again = load_config("dump.yaml")
     assert again == cfg
@@ -23,14 +25,23 @@ def test_a_dump_loads_to_an_equal_object(write: Callable[..., Path], algorithm: 
 
 
 def test_overridden_cells_survive_the_dump(write: Callable[..., Path]) -> None:
-    cells = ["train.advantage=gae", "train.loss=cispo", "train.weights=fixed_length", "train.denominator=old"]
-    cfg = load_config(write(), [*cells, "train.gamma=0.9", "train.weight_max=3", "data.eval=data/test.jsonl"])
+    cells = [
+        "train.advantage=gae",
+        "train.loss=cispo",
+        "train.weights=fixed_length",
+        "train.denominator=old",
+    ]
+    cfg = load_config(
+        write(), [*cells, "train.gamma=0.9", "train.weight_max=3", "data.eval=data/test.jsonl"]
+    )
     Path("dump.yaml").write_text(dump_config(cfg))
     assert load_config("dump.yaml") == cfg
     assert load_config("dump.yaml").train.row.needs == ("critic",)
 
 
-@pytest.mark.parametrize("name", ["a: b", "#1", "no", "1e-6", "über ✓ 😀", 'quo"te\\', "tab\tand line", "~", "  "])
+@pytest.mark.parametrize(
+    "name", ["a: b", "#1", "no", "1e-6", "über ✓ 😀", 'quo"te\\', "tab\tand line", "~", "  "]
+)
 def test_any_text_survives_the_dump(write: Callable[..., Path], name: str) -> None:
     cfg = load_config(write(run={"name": name}))
     Path("dump.yaml").write_text(dump_config(cfg), encoding="utf-8")
@@ -38,8 +49,12 @@ def test_any_text_survives_the_dump(write: Callable[..., Path], name: str) -> No
 
 
 def test_a_yaml_1_1_reader_sees_the_same_values(write: Callable[..., Path]) -> None:
-    """PyYAML reads `1e-06` as text; the dump writes `1.0e-06`, which both versions of YAML read as a float."""
-    values = yaml.safe_load(dump_config(load_config(write(), ["train.lr=1e-6", "train.adam_eps=2.5e-9"])))
+    """PyYAML reads `1e-06` as text; the dump writes `1.0e-06`, which both versions of YAML read as
+    a float.
+    """
+    values = yaml.safe_load(
+        dump_config(load_config(write(), ["train.lr=1e-6", "train.adam_eps=2.5e-9"]))
+    )
     assert (values["train"]["lr"], values["train"]["adam_eps"]) == (1e-6, 2.5e-9)
 
 
@@ -50,7 +65,9 @@ def test_the_dump_holds_only_what_is_read(write: Callable[..., Path]) -> None:
     assert not {"clip_low", "minibatches", "kl_coeff", "gamma"} & set(values["train"])
 
 
-def test_a_diff_names_values_and_fields_that_only_one_side_reads(write: Callable[..., Path]) -> None:
+def test_a_diff_names_values_and_fields_that_only_one_side_reads(
+    write: Callable[..., Path],
+) -> None:
     a = load_config(write("a.yaml", train={"lr": 1e-5}))
     b = load_config(write("b.yaml", train={"alg_name": "cispo"}))
     difference = config_diff(a, b)

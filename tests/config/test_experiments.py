@@ -1,4 +1,6 @@
-"""The configurations for GPUs, which no test can run: `oxrl plan` accepts them and their memory fits."""
+"""The configurations for GPUs, which no test can run: `oxrl plan` accepts them and their memory
+fits.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,13 @@ def test_there_is_a_file_for_each_model_and_number_of_gpus() -> None:
 
 
 def on_gpus(file: Path, gpus: int) -> list[str]:
-    """Overrides for another number of GPUs; every GPU has a training rank and, in RL, a rollout actor."""
-    return [f"run.training_gpus={gpus}", *([f"inference_engine.actors={gpus}"] if file.stem.startswith("rl") else [])]
+    """Overrides for another number of GPUs; every GPU has a training rank and, in RL, a rollout
+    actor.
+    """
+    return [
+        f"run.training_gpus={gpus}",
+        *([f"inference_engine.actors={gpus}"] if file.stem.startswith("rl") else []),
+    ]
 
 
 def load_from_name(file: Path) -> tuple[str, int]:
@@ -59,7 +66,10 @@ def test_plan_accepts_the_file_on_any_number_of_gpus(file: Path, gpus: int) -> N
 def test_the_memory_of_a_rank_fits_and_falls_with_more_ranks(file: Path) -> None:
     size, gpus = load_from_name(file)
     cfg, dims = load_config(file), model_dims(f"Qwen/Qwen2.5-{size}")
-    assert (cfg.model.name.removesuffix("-Instruct"), cfg.run.training_gpus) == (f"Qwen/Qwen2.5-{size}", gpus)
+    assert (cfg.model.name.removesuffix("-Instruct"), cfg.run.training_gpus) == (
+        f"Qwen/Qwen2.5-{size}",
+        gpus,
+    )
     assert dims is not None
 
     def peak(ranks: int) -> int:

@@ -1,5 +1,7 @@
-"""No dead knob, as far as the configuration goes: every field is read by some run, refused by all others, and shows up
-in what is resolved. That reading it changes what a run does is tested beside the recipes."""
+"""No dead knob, as far as the configuration goes: every field is read by some run, refused by all
+others, and shows up in what is resolved. That reading it changes what a run does is tested beside
+the recipes.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from typing import Any, get_args
 
 import pytest
 
-from oxrl.algorithms import PARAMETERS, ROWS
 from oxrl.config import Config, dump_config, load_config
 from oxrl.config.reads import fields_read
 from oxrl.config.schema import CELLS, FIELDS, SECTIONS, cell_names
 from oxrl.errors import ConfigError
 from oxrl.models.builtin import BUILTIN_DIMS
+from oxrl.tables.policy import PARAMETERS, ROWS
 
 # Overrides that switch on a field which no algorithm reads by default.
 CELL_CHOICES = {
@@ -42,13 +44,20 @@ SECOND: dict[str, Any] = {
     "deepspeed.zero_stage": 2,
     "deepspeed_ref.zero_stage": 0,
 }
-# Fields with a single legal value while only the local engine exists, or that only an evaluation may change.
+# Fields with a single legal value while only the local engine exists, or that only an evaluation
+# may change.
 FIXED = ("run.training_gpus", "inference_engine.name", "rollout.top_p", "rollout.top_k")
 
 
 def reads(algorithm: str, path: str, **data: str) -> bool:
-    sections = {"run": {"name": "x", "steps": 1}, "model": {"name": "x"}, "data": {"train": "t.jsonl", **data}}
-    return path in fields_read(Config.model_validate({**sections, "train": {"alg_name": algorithm}}))
+    sections = {
+        "run": {"name": "x", "steps": 1},
+        "model": {"name": "x"},
+        "data": {"train": "t.jsonl", **data},
+    }
+    return path in fields_read(
+        Config.model_validate({**sections, "train": {"alg_name": algorithm}})
+    )
 
 
 def reader(path: str) -> tuple[str, list[str]]:
@@ -59,10 +68,23 @@ def reader(path: str) -> tuple[str, list[str]]:
     if path.startswith("deepspeed_ref."):
         return "tr_dpo", [held_out, "train.backend=deepspeed"]
     if path.startswith("lora."):
-        return "sft", [held_out, "model.name=some/model", *(["lora.rank=4"] if path != "lora.rank" else [])]
-    if path.removeprefix("inference_engine.") in ("tensor_parallel", "gpu_memory_fraction", "kv_cache_gb"):
+        return "sft", [
+            held_out,
+            "model.name=some/model",
+            *(["lora.rank=4"] if path != "lora.rank" else []),
+        ]
+    if path.removeprefix("inference_engine.") in (
+        "tensor_parallel",
+        "gpu_memory_fraction",
+        "kv_cache_gb",
+    ):
         return "sgrpo", [held_out, "inference_engine.actors=1", "inference_engine.name=vllm"]
-    if path in ("inference_engine.probe_every", "run.ray_address", "run.max_restarts", "inference_engine.placement"):
+    if path in (
+        "inference_engine.probe_every",
+        "run.ray_address",
+        "run.max_restarts",
+        "inference_engine.placement",
+    ):
         return "sgrpo", [held_out, "train.backend=fsdp", "inference_engine.actors=1"]
     if path == "rollout.max_staleness":
         return "sgrpo", [held_out, "rollout.force_strict_on_policy=false"]
@@ -78,9 +100,18 @@ def second_value(path: str) -> Any:
     if path in SECOND:
         return SECOND[path]
     if path.startswith("train.") and name in CELLS and CELLS[name] not in ("ratio", "denominator"):
-        return next(cell for cell in cell_names(CELLS[name]) if cell not in ("none", *vars(ROWS["sgrpo"]).values()))
+        return next(
+            cell
+            for cell in cell_names(CELLS[name])
+            if cell not in ("none", *vars(ROWS["sgrpo"]).values())
+        )
     kinds = get_args(field.annotation) or (field.annotation,)
-    choices = [choice for kind in kinds for choice in (get_args(kind) or (kind,)) if isinstance(choice, str)]
+    choices = [
+        choice
+        for kind in kinds
+        for choice in (get_args(kind) or (kind,))
+        if isinstance(choice, str)
+    ]
     if choices:
         return next(choice for choice in choices if choice != field.default)
     if bool in kinds:
@@ -105,12 +136,20 @@ def test_every_field_is_read_by_some_run_and_its_value_shows_in_the_resolved_con
     assert path in fields_read(base)
     if path in FIXED:
         with pytest.raises(ConfigError):
-            load_config(config, [*steps, *overrides, f"{path}={'vllm' if path.endswith('name') else 2}"])
+            load_config(
+                config, [*steps, *overrides, f"{path}={'vllm' if path.endswith('name') else 2}"]
+            )
         return
     value = second_value(path)
     text = "true" if value is True else "false" if value is False else str(value)
     changed = load_config(
-        config, [*steps, *overrides, f"{path}={text}", *(["train.kl_coeff=0.1"] if path == "train.kl" else [])]
+        config,
+        [
+            *steps,
+            *overrides,
+            f"{path}={text}",
+            *(["train.kl_coeff=0.1"] if path == "train.kl" else []),
+        ],
     )
     section, _, name = path.partition(".")
     assert getattr(getattr(changed, section), name) == value
@@ -118,11 +157,16 @@ def test_every_field_is_read_by_some_run_and_its_value_shows_in_the_resolved_con
 
 
 @pytest.mark.parametrize("path", FIELDS)
-def test_a_field_that_is_not_read_is_refused_with_who_reads_it(write: Callable[..., Path], path: str) -> None:
+def test_a_field_that_is_not_read_is_refused_with_who_reads_it(
+    write: Callable[..., Path], path: str
+) -> None:
     value = second_value(path)
     text = "true" if value is True else "false" if value is False else str(value)
     for recipe in ("rl", "supervised"):
-        algorithm = next((name for name, row in ROWS.items() if row.recipe == recipe and not reads(name, path)), None)
+        algorithm = next(
+            (name for name, row in ROWS.items() if row.recipe == recipe and not reads(name, path)),
+            None,
+        )
         if algorithm is None:
             continue
         config = write(train={"alg_name": algorithm})
@@ -144,7 +188,9 @@ def test_every_parameter_of_the_table_is_a_field_and_every_field_says_what_it_me
 
 def test_every_cell_of_the_table_is_listed_with_its_parameters() -> None:
     for row in ROWS.values():
-        for kind in ("advantage", "gate", "correction", "kl", "weights") if row.recipe == "rl" else ():
+        for kind in (
+            ("advantage", "gate", "correction", "kl", "weights") if row.recipe == "rl" else ()
+        ):
             assert (kind, getattr(row, kind)) in PARAMETERS
         for extra in row.extras:
             assert ("extra", extra) in PARAMETERS

@@ -57,7 +57,11 @@ def test_the_block_of_the_architecture_notes_loads_unchanged_with_one_warning(fo
     assert len(caught) == 1
     assert "text.yaml:7" in str(caught[0].message)
     assert (cfg.train.clip_low, cfg.train.clip_high) == (0.2, 0.2)
-    assert (cfg.train.row.gate, cfg.rollout.n_samples, cfg.data.prompts_per_step) == ("ppo_clip", 8, 16)
+    assert (cfg.train.row.gate, cfg.rollout.n_samples, cfg.data.prompts_per_step) == (
+        "ppo_clip",
+        8,
+        16,
+    )
 
 
 def test_two_negative_clip_bounds_still_give_one_warning(write: Callable[..., Path]) -> None:
@@ -72,13 +76,19 @@ def test_every_spelling_of_a_float_is_a_float(folder: Path, written: str) -> Non
     assert cfg.train.lr == 1e-6
 
 
-@pytest.mark.parametrize(("written", "value"), [("1_000", 1000), ("0x10", 16), ("0o20", 16), ("1e3", 1000), ('"7"', 7)])
-def test_every_spelling_of_an_integer_is_an_integer(write: Callable[..., Path], written: str, value: int) -> None:
+@pytest.mark.parametrize(
+    ("written", "value"), [("1_000", 1000), ("0x10", 16), ("0o20", 16), ("1e3", 1000), ('"7"', 7)]
+)
+def test_every_spelling_of_an_integer_is_an_integer(
+    write: Callable[..., Path], written: str, value: int
+) -> None:
     assert load_config(write(), [f"run.steps={written}"]).run.steps == value
 
 
 def test_problems_of_every_kind_are_reported_at_once_with_their_lines(folder: Path) -> None:
-    content = BLOCK.replace("-0.2 ", "1.5 ").replace("max_tokens", "max_token").replace("math", "maths")
+    content = (
+        BLOCK.replace("-0.2 ", "1.5 ").replace("max_tokens", "max_token").replace("math", "maths")
+    )
     content = content.replace("n_samples: 8", "n_samples: 1\n  n_samples: 2") + "trian: {}\n"
     report = problems(text(folder, content), ("train.lr=fast", "train.gamma=0.9"))
     assert count(report) == 7
@@ -92,17 +102,27 @@ def test_problems_of_every_kind_are_reported_at_once_with_their_lines(folder: Pa
         "override 'train.gamma=0.9': train.gamma = 0.9",
     ):
         assert line in report
-    for hint in ("did you mean 'math'?", "did you mean 'max_tokens'?", "text.yaml:13", "did you mean 'train'?", "ppo"):
+    for hint in (
+        "did you mean 'math'?",
+        "did you mean 'max_tokens'?",
+        "text.yaml:13",
+        "did you mean 'train'?",
+        "ppo",
+    ):
         assert hint in report
 
 
-def test_a_field_problem_does_not_hide_a_problem_across_sections(write: Callable[..., Path]) -> None:
+def test_a_field_problem_does_not_hide_a_problem_across_sections(
+    write: Callable[..., Path],
+) -> None:
     report = problems(write(train={"lr": "fast", "minibatches": 5}))
     assert count(report) == 2
     assert "nearest valid: train.minibatches 4 or 6, or data.prompts_per_step 10 or 15" in report
 
 
-def test_a_problem_that_only_follows_from_another_is_not_reported(write: Callable[..., Path]) -> None:
+def test_a_problem_that_only_follows_from_another_is_not_reported(
+    write: Callable[..., Path],
+) -> None:
     report = problems(write(model={"max_length": "long"}, rollout={"max_tokens": 5000}))
     assert count(report) == 1
 
@@ -169,7 +189,9 @@ def test_one_wrong_override_gives_one_problem_that_says_what_to_write(
         ("run: &run {name: [*run]}\n", "single value"),
     ],
 )
-def test_a_file_that_is_no_configuration_says_where_and_why(folder: Path, content: str | bytes, message: str) -> None:
+def test_a_file_that_is_no_configuration_says_where_and_why(
+    folder: Path, content: str | bytes, message: str
+) -> None:
     assert re.search(message, problems(text(folder, content)))
 
 
@@ -194,30 +216,53 @@ def test_required_fields_are_asked_for_one_by_one(folder: Path) -> None:
 
 def test_a_misspelt_required_name_is_one_problem_not_two(folder: Path) -> None:
     report = problems(
-        text(folder, BLOCK.replace("-0.2", "0.2").replace("steps:", "stpes:").replace("model:", "modle:"))
+        text(
+            folder,
+            BLOCK.replace("-0.2", "0.2").replace("steps:", "stpes:").replace("model:", "modle:"),
+        )
     )
     assert count(report) == 2
     assert "did you mean 'steps'?" in report
     assert "did you mean 'model'?" in report
 
 
-def test_each_of_several_files_has_a_problem_of_its_own_at_its_own_line(write: Callable[..., Path]) -> None:
+def test_each_of_several_files_has_a_problem_of_its_own_at_its_own_line(
+    write: Callable[..., Path],
+) -> None:
     path = write(data={"train": ...})
-    path.write_text(path.read_text().replace("data:", "data:\n  train:\n    none.jsonl: 0.5\n    data/a.txt: 0.5"))
+    path.write_text(
+        path.read_text().replace(
+            "data:", "data:\n  train:\n    none.jsonl: 0.5\n    data/a.txt: 0.5"
+        )
+    )
     report = problems(path)
     assert count(report) == 2
-    assert "run.yaml:8: data.train.none.jsonl" in report and "run.yaml:9: data.train.data/a.txt" in report
+    assert (
+        "run.yaml:8: data.train.none.jsonl" in report
+        and "run.yaml:9: data.train.data/a.txt" in report
+    )
     override = "data.train={none.jsonl: 1, data/test.jsonl: 1}"
     assert f"override '{override}': data.train.none.jsonl" in problems(path, (override,))
 
 
 @pytest.mark.parametrize("field", ["alg_name: sfft", "alg_nam: sft"])
 def test_a_misspelt_algorithm_brings_no_problems_of_another_one(folder: Path, field: str) -> None:
-    """What a run must and must not say depends on its algorithm: nothing about sgrpo is told to who means sft."""
+    """What a run must and must not say depends on its algorithm: nothing about sgrpo is told to who
+    means sft.
+    """
     start = "run: {name: x, steps: 1}\nmodel: {name: 'builtin:tiny', max_length: 99}\n"
-    report = problems(text(folder, f"{start}data: {{train: data/none.jsonl, rows_per_step: 4}}\ntrain: {{{field}}}\n"))
+    report = problems(
+        text(
+            folder,
+            f"{start}data: {{train: data/none.jsonl, rows_per_step: 4}}\ntrain: {{{field}}}\n",
+        )
+    )
     assert count(report) == 2
-    assert "text.yaml:3: data.train" in report and "text.yaml:4: train.alg_nam" in report and "did you mean" in report
+    assert (
+        "text.yaml:3: data.train" in report
+        and "text.yaml:4: train.alg_nam" in report
+        and "did you mean" in report
+    )
 
 
 def test_later_overrides_win_and_a_tilde_takes_a_field_back(write: Callable[..., Path]) -> None:
@@ -251,22 +296,34 @@ def test_a_warm_up_that_never_ends_warns(write: Callable[..., Path]) -> None:
         load_config(write(train={"alg_name": "ppo"}), ["train.critic_warmup_steps=12"])
 
 
-def test_an_evaluation_may_cut_the_distribution_and_needs_no_training_data(write: Callable[..., Path]) -> None:
+def test_an_evaluation_may_cut_the_distribution_and_needs_no_training_data(
+    write: Callable[..., Path],
+) -> None:
     path = write(data={"eval": "data/test.jsonl", "train": "data/gone.jsonl"})
-    cfg = load_evaluation_config(path, ["rollout.top_p=0.9", "rollout.top_k=20", "rollout.n_samples=1"])
+    cfg = load_evaluation_config(
+        path, ["rollout.top_p=0.9", "rollout.top_k=20", "rollout.n_samples=1"]
+    )
     assert (cfg.rollout.top_p, cfg.rollout.top_k) == (0.9, 20)
 
 
-def test_one_of_several_training_files_is_never_chosen_for_an_evaluation(write: Callable[..., Path]) -> None:
+def test_one_of_several_training_files_is_never_chosen_for_an_evaluation(
+    write: Callable[..., Path],
+) -> None:
     path = write()
-    two = json.dumps(dict.fromkeys((load_config(path).data.train, str(path.parent / "other.jsonl")), 1.0))
+    two = json.dumps(
+        dict.fromkeys((load_config(path).data.train, str(path.parent / "other.jsonl")), 1.0)
+    )
     (path.parent / "other.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
-    with pytest.raises(ConfigError, match="data.train is several files; name the one to evaluate on"):
+    with pytest.raises(
+        ConfigError, match="data.train is several files; name the one to evaluate on"
+    ):
         load_evaluation_config(path, [f"data.train={two}"])
     load_evaluation_config(path, [f"data.train={two}", f"data.eval={path.parent / 'other.jsonl'}"])
 
 
-def test_a_supervised_run_can_be_evaluated_once_a_reward_is_named(write: Callable[..., Path]) -> None:
+def test_a_supervised_run_can_be_evaluated_once_a_reward_is_named(
+    write: Callable[..., Path],
+) -> None:
     path = write(train={"alg_name": "sft"})
     with pytest.raises(ConfigError, match=r"reward.name\n    is required"):
         load_evaluation_config(path)

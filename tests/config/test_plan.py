@@ -19,9 +19,12 @@ from oxrl.models.load import load_policy
 
 
 def test_the_batch_equation_is_told_in_words(write: Callable[..., Path]) -> None:
-    """12 prompts x 8 samples = 96 rows; 2 epochs x 3 minibatches = 6 steps; 12 / 6 = 2 rollouts = 192 responses; 10
-    rows in the file, 24 prompts drawn."""
-    text = plan_text(load_config(write(), ["train.epochs=2", "train.minibatches=3", "rollout.max_tokens=100"]))
+    """12 prompts x 8 samples = 96 rows; 2 epochs x 3 minibatches = 6 steps; 12 / 6 = 2 rollouts =
+    192 responses; 10 rows in the file, 24 prompts drawn.
+    """
+    text = plan_text(
+        load_config(write(), ["train.epochs=2", "train.minibatches=3", "rollout.max_tokens=100"])
+    )
     for words in (
         "12 prompts x 8 samples = 96 rows per rollout step",
         "96 rows in 3 minibatches of 32 rows, 2 epochs = 6 optimizer steps per rollout step",
@@ -33,7 +36,9 @@ def test_the_batch_equation_is_told_in_words(write: Callable[..., Path]) -> None
 
 def test_a_supervised_run_counts_rows(write: Callable[..., Path]) -> None:
     text = plan_text(
-        load_config(write(train={"alg_name": "sft"}, data={"rows_per_step": 5, "eval": "data/test.jsonl"}))
+        load_config(
+            write(train={"alg_name": "sft"}, data={"rows_per_step": 5, "eval": "data/test.jsonl"})
+        )
     )
     for words in (
         "5 rows per optimizer step",
@@ -72,14 +77,20 @@ def test_stored_weights_are_counted_from_their_headers(folder: Path) -> None:
     assert stored_parameters(folder) is None
 
 
-def test_memory_counts_weights_moments_gradients_reference_and_critic(write: Callable[..., Path]) -> None:
-    """float32: 4 + 8 held, + 4 for gradients. A reference adds 4 held, a critic doubles. bfloat16: 2 + 4 + 8, + 6."""
+def test_memory_counts_weights_moments_gradients_reference_and_critic(
+    write: Callable[..., Path],
+) -> None:
+    """float32: 4 + 8 held, + 4 for gradients. A reference adds 4 held, a critic doubles. bfloat16:
+    2 + 4 + 8, + 6.
+    """
     dims = model_dims("builtin:tiny")
     assert dims is not None
 
     def per_parameter(*overrides: str) -> float:
         phases = memory(load_config(write(), overrides), dims).phases
-        smaller = memory(load_config(write(), overrides), dataclasses.replace(dims, parameters=0)).phases
+        smaller = memory(
+            load_config(write(), overrides), dataclasses.replace(dims, parameters=0)
+        ).phases
         return (phases["update"] - smaller["update"]) / dims.parameters
 
     assert per_parameter() == 16
@@ -88,31 +99,54 @@ def test_memory_counts_weights_moments_gradients_reference_and_critic(write: Cal
     assert per_parameter("model.dtype=bfloat16") == 20
 
 
-def test_ranks_stages_and_offload_divide_the_memory_of_each_rank(write: Callable[..., Path]) -> None:
-    """bfloat16, 4 ranks: 2 weights + 12 state + 6 gradients = 20 per parameter, each divided by 4 from its stage on."""
+def test_ranks_stages_and_offload_divide_the_memory_of_each_rank(
+    write: Callable[..., Path],
+) -> None:
+    """bfloat16, 4 ranks: 2 weights + 12 state + 6 gradients = 20 per parameter, each divided by 4
+    from its stage on.
+    """
     base = model_dims("Qwen/Qwen2.5-7B")
     assert base is not None and base.parameters == 7_615_616_512  # "7.61B" on its card
 
     def per_parameter(*overrides: str, algorithm: str = "sft") -> float:
-        settings = ["train.backend=deepspeed", "run.training_gpus=4", "model.dtype=bfloat16", *overrides]
+        settings = [
+            "train.backend=deepspeed",
+            "run.training_gpus=4",
+            "model.dtype=bfloat16",
+            *overrides,
+        ]
         cfg = load_config(write(train={"alg_name": algorithm}), settings)
-        whole, half = (memory(cfg, dataclasses.replace(base, parameters=n, layers=0)).phases for n in (8_000, 4_000))
+        whole, half = (
+            memory(cfg, dataclasses.replace(base, parameters=n, layers=0)).phases
+            for n in (8_000, 4_000)
+        )
         return (whole["update"] - half["update"]) / 4_000
 
     assert per_parameter("deepspeed.zero_stage=1") == 2 + 12 / 4 + 6
     assert per_parameter("deepspeed.zero_stage=2") == 2 + 12 / 4 + 6 / 4
-    gathered = 2  # all that is outside of layers is whole while it runs, and these models have no layers
+    gathered = (
+        2  # all that is outside of layers is whole while it runs, and these models have no layers
+    )
     assert per_parameter("deepspeed.zero_stage=3") == 20 / 4 + gathered
     assert per_parameter("train.backend=fsdp") == 20 / 4 + gathered
-    assert per_parameter("deepspeed.zero_stage=3", "deepspeed.offload_optimizer=true") == 8 / 4 + gathered
-    assert per_parameter("deepspeed.zero_stage=3", "deepspeed.offload_param=true") == 18 / 4 + gathered
+    assert (
+        per_parameter("deepspeed.zero_stage=3", "deepspeed.offload_optimizer=true")
+        == 8 / 4 + gathered
+    )
+    assert (
+        per_parameter("deepspeed.zero_stage=3", "deepspeed.offload_param=true") == 18 / 4 + gathered
+    )
     reference = per_parameter("deepspeed_ref.zero_stage=0", algorithm="tr_dpo")
     assert reference == 20 / 4 + gathered + 2
     assert per_parameter("deepspeed_ref.zero_stage=3", algorithm="tr_dpo") == reference - 2 + 2 / 4
 
 
 def test_what_is_offloaded_is_told(write: Callable[..., Path]) -> None:
-    settings = ["train.backend=deepspeed", "deepspeed.offload_optimizer=true", "model.name=Qwen/Qwen2.5-0.5B"]
+    settings = [
+        "train.backend=deepspeed",
+        "deepspeed.offload_optimizer=true",
+        "model.name=Qwen/Qwen2.5-0.5B",
+    ]
     text = plan_text(load_config(write(train={"alg_name": "sft"}), settings))
     assert "and 4.0 GB offloaded to CPU memory" in text  # 494,032,768 x 8
 
@@ -126,12 +160,18 @@ def test_parquet_rows_are_counted(write: Callable[..., Path], folder: Path) -> N
     import pyarrow
     import pyarrow.parquet
 
-    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "b", "c"]}), folder / "data" / "train.parquet")
-    assert "train.parquet: 3 rows" in plan_text(load_config(write(), ["data.train=data/train.parquet"]))
+    pyarrow.parquet.write_table(
+        pyarrow.table({"prompt": ["a", "b", "c"]}), folder / "data" / "train.parquet"
+    )
+    assert "train.parquet: 3 rows" in plan_text(
+        load_config(write(), ["data.train=data/train.parquet"])
+    )
 
 
 def test_a_dry_run_is_one_step_of_a_tiny_model(write: Callable[..., Path], folder: Path) -> None:
-    cfg = load_config(write(), ["model.name=nobody/nothing-7b", "train.epochs=2", "train.minibatches=3"])
+    cfg = load_config(
+        write(), ["model.name=nobody/nothing-7b", "train.epochs=2", "train.minibatches=3"]
+    )
     tiny = dry_run_config(cfg, folder / "dry")
     assert (tiny.run.steps, tiny.model.name, tiny.data.prompts_per_step) == (6, "builtin:tiny", 3)
     assert tiny.train == cfg.train

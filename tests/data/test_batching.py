@@ -14,14 +14,20 @@ from oxrl.types import Completion, Prompt, Rollout, RolloutBatch, Score, Segment
 STOP = 2
 
 
-def rollout(prompt: list[int], response: list[int], finish: str, value: float | None, group: int) -> Rollout:
+def rollout(
+    prompt: list[int], response: list[int], finish: str, value: float | None, group: int
+) -> Rollout:
     segment = Segment(
-        token_ids=tuple(response), logprobs=tuple(-0.5 for _ in response), versions=tuple(7 for _ in response)
+        token_ids=tuple(response),
+        logprobs=tuple(-0.5 for _ in response),
+        versions=tuple(7 for _ in response),
     )
     return Rollout(
         prompt=Prompt(uid=str(prompt), messages=(), token_ids=tuple(prompt)),
         completion=Completion(segments=(segment,), text="", finish_reason=finish),  # pyright: ignore
-        score=Score(value=value) if value is not None else Score(value=None, status="error", reason="broke"),
+        score=Score(value=value)
+        if value is not None
+        else Score(value=None, status="error", reason="broke"),
         group_id=group,
         sample=0,
         seed=0,
@@ -29,9 +35,15 @@ def rollout(prompt: list[int], response: list[int], finish: str, value: float | 
 
 
 def two_rows() -> RolloutBatch:
-    """Rows of the module docstring of oxrl/types.py: "4 6 <stop>" and "9", cut by the limit of 1... of 3 tokens."""
+    """Rows of the module docstring of oxrl/types.py: "4 6 <stop>" and "9", cut by the limit of 1...
+    of 3 tokens.
+    """
     return to_rollout_batch(
-        [rollout([11, 12], [4, 6, STOP], "stop", 1.0, 5), rollout([13], [9, 8, 7], "length", 0.0, 6)], pad_id=0
+        [
+            rollout([11, 12], [4, 6, STOP], "stop", 1.0, 5),
+            rollout([13], [9, 8, 7], "length", 0.0, 6),
+        ],
+        pad_id=0,
     )
 
 
@@ -63,9 +75,13 @@ def test_an_aborted_sample_is_never_valid() -> None:
 
 def test_environment_tokens_are_read_but_not_trained() -> None:
     base = rollout([1], [4], "stop", 1.0, 0)
-    tool = Segment(token_ids=(8, 9), logprobs=(0.0, 0.0), versions=(-1, -1), origin="environment", reward=0.25)
+    tool = Segment(
+        token_ids=(8, 9), logprobs=(0.0, 0.0), versions=(-1, -1), origin="environment", reward=0.25
+    )
     last = Segment(token_ids=(STOP,), logprobs=(-0.1,), versions=(7,))
-    completion = dataclasses.replace(base.completion, segments=(*base.completion.segments, tool, last))
+    completion = dataclasses.replace(
+        base.completion, segments=(*base.completion.segments, tool, last)
+    )
     batch = to_rollout_batch([dataclasses.replace(base, completion=completion)], pad_id=0)
     assert batch.inputs.response_mask.int().tolist() == [[0, 1, 0, 0, 1]]
     assert batch.token_rewards.tolist() == [[0, 0.25, 0, 0, 1.0]]
@@ -87,12 +103,18 @@ def test_broken_inputs_are_named_with_their_row(
     batch = two_rows()
     broken = getattr(batch.inputs, field).clone()
     broken[position] = value
-    if field == "attention_mask":  # keep the trained tokens on real ones, so that only the hole is wrong
+    if (
+        field == "attention_mask"
+    ):  # keep the trained tokens on real ones, so that only the hole is wrong
         trained = batch.inputs.response_mask.clone()
         trained[position] = False
-        batch = dataclasses.replace(batch, inputs=dataclasses.replace(batch.inputs, response_mask=trained))
+        batch = dataclasses.replace(
+            batch, inputs=dataclasses.replace(batch.inputs, response_mask=trained)
+        )
     with pytest.raises(InvariantError, match=message):
-        check(dataclasses.replace(batch, inputs=dataclasses.replace(batch.inputs, **{field: broken})))
+        check(
+            dataclasses.replace(batch, inputs=dataclasses.replace(batch.inputs, **{field: broken}))
+        )
 
 
 def test_a_positive_sampler_logprob_is_refused() -> None:
@@ -119,5 +141,7 @@ def test_minibatches_keep_groups_whole_and_use_every_row_once() -> None:
     parts = split_by_group(groups, 2, seed=3)
     assert sorted(torch.cat(parts).tolist()) == list(range(9))
     assert not set(groups[parts[0]].tolist()) & set(groups[parts[1]].tolist())
-    assert [part.tolist() for part in parts] == [part.tolist() for part in split_by_group(groups, 2, seed=3)]
+    assert [part.tolist() for part in parts] == [
+        part.tolist() for part in split_by_group(groups, 2, seed=3)
+    ]
     assert split_by_group(groups, 1, seed=3)[0].tolist() == list(range(9))

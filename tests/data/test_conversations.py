@@ -1,4 +1,6 @@
-"""Which tokens are learned, on the byte-level tokenizer: pad 0, end 1, user 2, assistant 3, system 4."""
+"""Which tokens are learned, on the byte-level tokenizer: pad 0, end 1, user 2, assistant 3, system
+4.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def learned(example: Example, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """The text of each run of learned tokens."""
     runs: list[list[int]] = []
-    for position, (token, trained) in enumerate(zip(example.token_ids, example.trained, strict=True)):
+    for position, (token, trained) in enumerate(
+        zip(example.token_ids, example.trained, strict=True)
+    ):
         if trained and not (position and example.trained[position - 1]):
             runs.append([])
         if trained:
@@ -66,7 +70,9 @@ def test_a_prompt_and_completion_row_equals_the_sampled_layout(
     assert example.trained == (False,) * len(prompt.token_ids) + (True, True)
 
 
-def test_what_the_template_writes_after_the_stop_token_is_not_learned(write_rows: WriteRows) -> None:
+def test_what_the_template_writes_after_the_stop_token_is_not_learned(
+    write_rows: WriteRows,
+) -> None:
     chatml = builtin_tokenizer()
     chatml.chat_template = CHATML
     (example,) = ConversationDataset.load(write_rows({"messages": DIALOG}), chatml).in_order()
@@ -75,7 +81,9 @@ def test_what_the_template_writes_after_the_stop_token_is_not_learned(write_rows
     assert list(example.token_ids) == rendered
 
 
-def test_text_after_the_last_reply_is_left_out(write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_text_after_the_last_reply_is_left_out(
+    write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
+) -> None:
     path = write_rows({"messages": DIALOG[:4]})
     (example,) = ConversationDataset.load(path, tokenizer).in_order()
     assert tokenizer.decode(example.token_ids).endswith("<|assistant|>2<|end|>")
@@ -97,7 +105,9 @@ def test_a_template_that_drops_the_stop_token_is_an_error(write_rows: WriteRows)
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     shown = r"- rendered: \.\.\.'2'\n  \+ expected: \.\.\.'2<\|end\|>'"
-    with pytest.raises(DataError, match=r"(?s)rows\.jsonl:1: the chat template does not stop a reply .*" + shown):
+    with pytest.raises(
+        DataError, match=r"(?s)rows\.jsonl:1: the chat template does not stop a reply .*" + shown
+    ):
         ConversationDataset.load(write_rows({"prompt": "1+1", "completion": "2"}), tokenizer)
 
 
@@ -106,16 +116,23 @@ def test_an_unknown_character_is_no_stop_token(write_rows: WriteRows) -> None:
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="<unk>", eos_token="<end>", extra_special_tokens=["<user>", "<assistant>"]
+        tokenizer_object=words,
+        unk_token="<unk>",
+        eos_token="<end>",
+        extra_special_tokens=["<user>", "<assistant>"],
     )
     tokenizer.chat_template = builtin_tokenizer().chat_template.replace("<|end|>", "<end> ?")  # pyright: ignore
     tokenizer.chat_template = tokenizer.chat_template.replace("<|", "<").replace("|>", ">")
-    (example,) = ConversationDataset.load(write_rows({"prompt": "a", "completion": "a z"}), tokenizer).in_order()
+    (example,) = ConversationDataset.load(
+        write_rows({"prompt": "a", "completion": "a z"}), tokenizer
+    ).in_order()
     assert example.token_ids == (2, 4, 1, 0, 3, 4, 0, 1, 0)
     assert example.trained == (False,) * 5 + (True, True, True, False)
 
 
-def test_a_template_that_rewrites_earlier_turns_is_an_error_that_shows_both_texts(write_rows: WriteRows) -> None:
+def test_a_template_that_rewrites_earlier_turns_is_an_error_that_shows_both_texts(
+    write_rows: WriteRows,
+) -> None:
     tokenizer = builtin_tokenizer()
     # Drops all replies but the last, as templates of reasoning models do with earlier thoughts.
     tokenizer.chat_template = (
@@ -146,12 +163,26 @@ def test_a_malformed_row_is_named(
     assert "rows.jsonl:2: " in str(caught.value)
 
 
-def test_long_and_empty_rows_are_dropped_and_counted(write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_long_and_empty_rows_are_dropped_and_counted(
+    write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
+) -> None:
     rows = [{"prompt": "x", "completion": reply} for reply in ("123", "1234", " ")]
     dataset = ConversationDataset.load(write_rows(*rows), tokenizer, max_tokens=8)
-    report = {k: dataset.report[k] for k in ("rows", "kept", "overlong", "empty", "longest", "trained_tokens")}
-    assert report == {"rows": 3, "kept": 1, "overlong": 1, "empty": 1, "longest": 8, "trained_tokens": 4}
-    with pytest.raises(DataError, match=r"rows\.jsonl:2: the conversation has 9 tokens, more than 8"):
+    report = {
+        k: dataset.report[k]
+        for k in ("rows", "kept", "overlong", "empty", "longest", "trained_tokens")
+    }
+    assert report == {
+        "rows": 3,
+        "kept": 1,
+        "overlong": 1,
+        "empty": 1,
+        "longest": 8,
+        "trained_tokens": 4,
+    }
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:2: the conversation has 9 tokens, more than 8"
+    ):
         ConversationDataset.load(write_rows(*rows), tokenizer, max_tokens=8, overlong="error")
     with pytest.raises(DataError, match=r"3 rows, 1 empty, 2 longer than 2 tokens"):
         ConversationDataset.load(write_rows(*rows), tokenizer, max_tokens=2)
@@ -167,7 +198,9 @@ def test_dropped_rows_are_warned_of(
     assert "'empty': 1" in record.getMessage()
 
 
-def test_every_example_comes_once_per_epoch(write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_every_example_comes_once_per_epoch(
+    write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
+) -> None:
     dataset = ConversationDataset.load(
         write_rows(*[{"prompt": str(i), "completion": "x"} for i in range(9)]), tokenizer
     )
@@ -200,7 +233,10 @@ def test_a_row_with_images_is_refused_not_read_without_them(
     write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     without = {"prompt": "1+1", "completion": "2", "images": []}
-    assert len(ConversationDataset.load(write_rows(without, without | {"images": None}), tokenizer)) == 2
+    assert (
+        len(ConversationDataset.load(write_rows(without, without | {"images": None}), tokenizer))
+        == 2
+    )
     path = write_rows(without, without | {"images": ["cat.png"]})
     with pytest.raises(DataError, match=r":2: it has images, which models here do not see"):
         ConversationDataset.load(path, tokenizer)

@@ -1,4 +1,6 @@
-"""Data files on the hub, without a network: a cache as huggingface_hub lays it out, and a local server as the hub."""
+"""Data files on the hub, without a network: a cache as huggingface_hub lays it out, and a local
+server as the hub.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ NAME = "hf://datasets/me/sums/data/train.jsonl"
 
 
 def rows(offset: int) -> str:
-    return "".join(json.dumps({"prompt": f"{i}+{offset}=", "completion": str(i + offset)}) + "\n" for i in range(12))
+    return "".join(
+        json.dumps({"prompt": f"{i}+{offset}=", "completion": str(i + offset)}) + "\n"
+        for i in range(12)
+    )
 
 
 @pytest.fixture
@@ -45,12 +50,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def program(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", text], env=os.environ | environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", text],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
 def test_a_name_is_a_file_of_a_commit(cache: Path) -> None:
-    for name in (NAME, "hf://datasets/me/sums@main/data/train.jsonl", f"hf://datasets/me/sums@{OLD}/data/train.jsonl"):
+    for name in (
+        NAME,
+        "hf://datasets/me/sums@main/data/train.jsonl",
+        f"hf://datasets/me/sums@{OLD}/data/train.jsonl",
+    ):
         path = locate(name)
         assert identity(name, path) == OLD and path.read_text() == rows(1)
         assert locate(name, fetch=False) == path
@@ -66,11 +79,16 @@ def test_a_name_is_a_file_of_a_commit(cache: Path) -> None:
         ("hf://datasets/me/sums", "is written hf://datasets/<owner>/<name>"),
         ("hf://datasets/me/sums/data/train.csv", "is written hf://datasets/<owner>/<name>"),
         ("hf://datasets/me/sums/test.jsonl", "hf download --repo-type dataset me/sums test.jsonl$"),
-        ("hf://datasets/me/sums@dev/a.jsonl", "hf download --repo-type dataset me/sums a.jsonl --revision dev"),
+        (
+            "hf://datasets/me/sums@dev/a.jsonl",
+            "hf download --repo-type dataset me/sums a.jsonl --revision dev",
+        ),
         ("hf://datasets/me/su ms/a.jsonl", "HFValidationError: Repo id must use alphanumeric"),
     ],
 )
-def test_what_cannot_be_had_is_refused_before_a_run(tmp_path: Path, cache: Path, name: str, said: str) -> None:
+def test_what_cannot_be_had_is_refused_before_a_run(
+    tmp_path: Path, cache: Path, name: str, said: str
+) -> None:
     with pytest.raises(DataError, match=said):
         locate(name, fetch=False)
     sft_config(tmp_path, "run")
@@ -104,7 +122,9 @@ def test_a_local_file_that_changed_is_refused_until_it_is_accepted(tmp_path: Pat
     longer = rl_config(tmp_path, "run", ["run.steps=4"])
     with (tmp_path / "prompts.jsonl").open("a") as file:
         file.write(json.dumps({"prompt": "9+9=", "answer": "18"}) + "\n")
-    with pytest.raises(DataError, match=r"prompts\.jsonl has changed since this run started .*delete .*data\.json"):
+    with pytest.raises(
+        DataError, match=r"prompts\.jsonl has changed since this run started .*delete .*data\.json"
+    ):
         run(longer, resume=True)
     (cfg.run.directory / "data.json").unlink()
     run(longer, resume=True)
@@ -134,7 +154,9 @@ def hub() -> Iterator[str]:
     class Hub(BaseHTTPRequestHandler):
         def answer(self, code: int, body: bytes, headers: dict[str, str]) -> None:
             self.send_response(code)
-            for name, value in ({"Content-Length": str(len(body)), "X-Repo-Commit": OLD} | headers).items():
+            for name, value in (
+                {"Content-Length": str(len(body)), "X-Repo-Commit": OLD} | headers
+            ).items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
@@ -166,7 +188,10 @@ def hub() -> Iterator[str]:
     ("name", "said"),
     [
         (NAME, OLD),
-        ("hf://datasets/me/sums/train.jsonl", "no such file; me/sums has data/train.jsonl, b.parquet"),
+        (
+            "hf://datasets/me/sums/train.jsonl",
+            "no such file; me/sums has data/train.jsonl, b.parquet",
+        ),
         ("hf://datasets/me/sums", "is written hf://datasets/<owner>/<name>"),
         ("hf://datasets/me/sums", "; me/sums has data/train.jsonl, b.parquet"),
         ("hf://datasets/you/sums/a.jsonl", "needs `hf auth login`"),
@@ -182,7 +207,12 @@ try:
 except DataError as error:
     print(error)
 """
-    options = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HUB_ETAG_TIMEOUT": "1", "HF_HUB_DISABLE_XET": "1"}
+    options = {
+        "HF_ENDPOINT": hub,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_ETAG_TIMEOUT": "1",
+        "HF_HUB_DISABLE_XET": "1",
+    }
     found = program(text, HF_HOME=str(tmp_path), no_proxy="127.0.0.1", **options)
     assert said in found.stdout, found
 
@@ -192,5 +222,9 @@ def test_preference_pairs_may_lie_there_too(tmp_path: Path, cache: Path) -> None
     target = cache / "snapshots" / OLD / "pairs.jsonl"
     target.write_bytes((tmp_path / "pairs.jsonl").read_bytes())
     run(cfg)
-    run(preference_config(tmp_path, "hub", ["run.steps=2"], data={"train": "hf://datasets/me/sums/pairs.jsonl"}))
+    run(
+        preference_config(
+            tmp_path, "hub", ["run.steps=2"], data={"train": "hf://datasets/me/sums/pairs.jsonl"}
+        )
+    )
     assert metric_lines(tmp_path / "hub") == metric_lines(cfg.run.directory)

@@ -1,4 +1,6 @@
-"""Which row comes when: every row once per epoch, exact shares of several sources, and nothing to save."""
+"""Which row comes when: every row once per epoch, exact shares of several sources, and nothing to
+save.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def test_another_seed_is_another_order() -> None:
 
 
 def test_the_first_position_is_uniform_over_rows() -> None:
-    # 6000 seeds over 6 rows: 1000 each; six standard deviations are sqrt(6000 * 1/6 * 5/6) * 6 = 173.
+    # 6000 seeds over 6 rows: 1000 each; six standard deviations are sqrt(6000 * 1/6 * 5/6) * 6 =
+    # 173.
     counts = [0] * 6
     for seed in range(6000):
         counts[index_at(0, 6, seed)] += 1
@@ -60,7 +63,10 @@ def test_ratios_are_exact_after_ten_thousand_draws_and_never_off_by_more_than_th
     mixture, counts = three(), Counter[int]()
     for draw in range(10_000):
         counts[mixture.locate(draw)[0]] += 1
-        assert all(abs(counts[source] - share * (draw + 1)) < 2 for source, share in enumerate((0.5, 0.3, 0.2)))
+        assert all(
+            abs(counts[source] - share * (draw + 1)) < 2
+            for source, share in enumerate((0.5, 0.3, 0.2))
+        )
     assert counts == {0: 5000, 1: 3000, 2: 2000}
 
 
@@ -89,7 +95,10 @@ def test_each_source_keeps_its_own_epochs() -> None:
 def test_ranks_that_share_the_draws_see_disjoint_rows_of_one_order() -> None:
     whole = [three().at(draw, seed=2) for draw in range(60)]
     ranks = [three() for _ in range(3)]
-    shards = [[mixture.at(draw, seed=2) for draw in range(rank, 60, 3)] for rank, mixture in enumerate(ranks)]
+    shards = [
+        [mixture.at(draw, seed=2) for draw in range(rank, 60, 3)]
+        for rank, mixture in enumerate(ranks)
+    ]
     assert [row for group in zip(*shards, strict=True) for row in group] == whole
 
 
@@ -106,7 +115,9 @@ def test_one_file_is_no_mixture() -> None:
 
 
 def test_a_mixture_of_many_sources_keeps_every_order_at_hand() -> None:
-    """Each is in an epoch of its own; making an order again at every draw would cost the size of its source."""
+    """Each is in an epoch of its own; making an order again at every draw would cost the size of
+    its source.
+    """
     mixture = Mixture([Numbers(0, 1000) for _ in range(40)], [1] * 40)
     _permutation.cache_clear()
     for draw in range(400):

@@ -28,7 +28,10 @@ def test_both_rows_share_the_prompt_and_learn_the_reply_with_its_stop(
     (unit,) = PreferenceDataset.load(write_rows(PAIR), tokenizer).in_order()
     chosen, rejected = unit.rows
     assert chosen.token_ids[:5] == rejected.token_ids[:5]  # <user> 1 + 1 <end>
-    learned = [tokenizer.decode([t for t, on in zip(r.token_ids, r.trained, strict=True) if on]) for r in unit.rows]
+    learned = [
+        tokenizer.decode([t for t, on in zip(r.token_ids, r.trained, strict=True) if on])
+        for r in unit.rows
+    ]
     assert learned == ["2<|end|>", "three<|end|>"]
 
 
@@ -39,11 +42,17 @@ def test_both_rows_share_the_prompt_and_learn_the_reply_with_its_stop(
         {
             "prompt": "1+1",
             "chosen": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}],
-            "rejected": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "three"}],
+            "rejected": [
+                {"role": "user", "content": "1+1"},
+                {"role": "assistant", "content": "three"},
+            ],
         },
         {
             "chosen": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}],
-            "rejected": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "three"}],
+            "rejected": [
+                {"role": "user", "content": "1+1"},
+                {"role": "assistant", "content": "three"},
+            ],
         },
     ],
 )
@@ -56,10 +65,20 @@ def test_every_column_convention_gives_the_same_tokens(
     assert [r.trained for r in plain.rows] == [r.trained for r in other.rows]
 
 
-def test_useless_pairs_are_counted_and_dropped(write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast) -> None:
-    path = write_rows(PAIR, PAIR | {"rejected": "2"}, PAIR | {"rejected": " \n"}, PAIR | {"chosen": "x" * 99})
+def test_useless_pairs_are_counted_and_dropped(
+    write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = write_rows(
+        PAIR, PAIR | {"rejected": "2"}, PAIR | {"rejected": " \n"}, PAIR | {"chosen": "x" * 99}
+    )
     report = PreferenceDataset.load(path, tokenizer, max_tokens=40).report
-    assert [report[name] for name in ("rows", "kept", "identical", "empty", "overlong")] == [4, 1, 1, 1, 1]
+    assert [report[name] for name in ("rows", "kept", "identical", "empty", "overlong")] == [
+        4,
+        1,
+        1,
+        1,
+        1,
+    ]
     with pytest.raises(DataError, match="more than 40"):
         PreferenceDataset.load(path, tokenizer, max_tokens=40, overlong="error")
 
@@ -71,7 +90,10 @@ def test_useless_pairs_are_counted_and_dropped(write_rows: WriteRows, tokenizer:
         (PAIR | {"rejected": 3}, "rejected is int"),
         (PAIR | {"margin": "big"}, "margin is no number"),
         ({"prompt": "a", "completion": "b", "label": True}, "only the unpaired methods"),
-        (PAIR | {"prompt": [{"role": "assistant", "content": "hm"}]}, "ends where the assistant answers"),
+        (
+            PAIR | {"prompt": [{"role": "assistant", "content": "hm"}]},
+            "ends where the assistant answers",
+        ),
         ({"chosen": "b", "rejected": "c"}, "ends where the assistant answers"),
     ],
 )
@@ -86,7 +108,9 @@ def test_a_malformed_row_says_what_a_row_looks_like(
 def test_earlier_replies_of_a_conversation_are_context(
     write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    prompt = [{"role": r, "content": c} for r, c in (("user", "hi"), ("assistant", "yo"), ("user", "1+1"))]
+    prompt = [
+        {"role": r, "content": c} for r, c in (("user", "hi"), ("assistant", "yo"), ("user", "1+1"))
+    ]
     (unit,) = PreferenceDataset.load(write_rows(PAIR | {"prompt": prompt}), tokenizer).in_order()
     assert sum(unit.rows[0].trained) == 2
 
@@ -99,7 +123,9 @@ def test_labels_and_pairs_both_give_single_completions(
     assert [unit.desirable for unit in units] == [True, False, True]
     mismatched = PreferenceDataset(units, {}).with_mismatched().in_order()
     texts = [tokenizer.decode(unit.rows[1].token_ids) for unit in mismatched]
-    assert texts[0] == "<|user|>1+1<|end|><|assistant|>4<|end|>"  # not "three": that answers the same prompt
+    assert (
+        texts[0] == "<|user|>1+1<|end|><|assistant|>4<|end|>"
+    )  # not "three": that answers the same prompt
     assert texts[2] == "<|user|>2+2<|end|><|assistant|>2<|end|>"
 
 
@@ -110,7 +136,9 @@ def test_pairs_of_equal_lengths_train_the_same_number_of_tokens(
     assert [sum(row.trained) for row in data.in_order()[0].rows] == [2, 2]
 
 
-def test_a_batch_keeps_pairs_whole_under_selection(write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_batch_keeps_pairs_whole_under_selection(
+    write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
+) -> None:
     rows = [PAIR | {"chosen": str(i), "offset": i} for i in range(4)]
     data = PreferenceDataset.load(write_rows(*rows), tokenizer).with_reference(
         torch.tensor([(-i, -10 - i) for i in range(4)])
@@ -120,7 +148,10 @@ def test_a_batch_keeps_pairs_whole_under_selection(write_rows: WriteRows, tokeni
     picked = batch.select(torch.tensor([2, 0]), length=9)
     assert picked.ref_logprobs is not None and picked.ref_logprobs.tolist() == [-2, -12, 0, -10]
     assert picked.inputs.tokens.tolist() == batch.inputs.tokens[[4, 5, 0, 1], :9].tolist()
-    assert picked.extras["offsets"].tolist() == [2, 0] and picked.loss_weights.tolist() == [0.25, 0.25]
+    assert picked.extras["offsets"].tolist() == [2, 0] and picked.loss_weights.tolist() == [
+        0.25,
+        0.25,
+    ]
 
 
 def test_a_row_keeps_its_own_uid(write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast) -> None:

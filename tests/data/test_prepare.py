@@ -1,4 +1,6 @@
-"""Preparers: what they write, what they reject, what they never leak from the held-out part into training."""
+"""Preparers: what they write, what they reject, what they never leak from the held-out part into
+training.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,13 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
-def test_the_whole_of_gsm8k_is_prepared_and_its_solutions_are_right(real_data: Find, tmp_path: Path) -> None:
+def test_the_whole_of_gsm8k_is_prepared_and_its_solutions_are_right(
+    real_data: Find, tmp_path: Path
+) -> None:
     report = PREPARERS["gsm8k"](real_data("gsm8k"), tmp_path)
-    assert report["written"] == {"train.jsonl": 7473, "test.jsonl": 1119} and report["rejected"] == 0
+    assert (
+        report["written"] == {"train.jsonl": 7473, "test.jsonl": 1119} and report["rejected"] == 0
+    )
     assert set(report["source_sha256"]) == {"train.jsonl", "test.jsonl"}
     assert json.loads((tmp_path / "report.json").read_text()) == report
     rows = read(tmp_path / "train.jsonl") + read(tmp_path / "test.jsonl")
@@ -33,11 +39,19 @@ def test_the_whole_of_gsm8k_is_prepared_and_its_solutions_are_right(real_data: F
     assert all(math_reward(row["completion"], row["answer"]).value == 1.0 for row in rows)
     assert not any("<<" in row["completion"] for row in rows)
     first = rows[0]
-    assert first["prompt"].startswith("Natalia sold clips to 48 of her friends") and "####" in first["prompt"]
-    assert first["completion"].startswith("Natalia sold 48/2 = 24 clips in May.") and first["answer"] == "72"
+    assert (
+        first["prompt"].startswith("Natalia sold clips to 48 of her friends")
+        and "####" in first["prompt"]
+    )
+    assert (
+        first["completion"].startswith("Natalia sold 48/2 = 24 clips in May.")
+        and first["answer"] == "72"
+    )
 
 
-def test_prepared_gsm8k_loads_as_prompts_and_as_conversations(real_data: Find, tmp_path: Path) -> None:
+def test_prepared_gsm8k_loads_as_prompts_and_as_conversations(
+    real_data: Find, tmp_path: Path
+) -> None:
     PREPARERS["gsm8k"](real_data("gsm8k"), tmp_path, limit=20, instruction="", calculator="true")
     prompts = PromptDataset.load(tmp_path / "train.jsonl", builtin_tokenizer())
     conversations = ConversationDataset.load(tmp_path / "train.jsonl", builtin_tokenizer())
@@ -98,7 +112,9 @@ def test_reasoning_gym_tasks_are_split_without_overlap(tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym", reason="the [tasks] extra is not installed")
     prepare = PREPARERS["reasoning-gym"]
     small = '{"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}'
-    report = prepare(None, tmp_path, task="chain_sum", parameters=small, train_rows="60", eval_rows=40)
+    report = prepare(
+        None, tmp_path, task="chain_sum", parameters=small, train_rows="60", eval_rows=40
+    )
     train, held = read(tmp_path / "train.jsonl"), read(tmp_path / "eval.jsonl")
     assert len(train) == 60 and len(held) + report["rejected"] == 40
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in held}
@@ -106,13 +122,17 @@ def test_reasoning_gym_tasks_are_split_without_overlap(tmp_path: Path) -> None:
     assert len(PromptDataset.load(tmp_path / "train.jsonl", builtin_tokenizer())) == 60
     with pytest.raises(DataError, match="no task 'chain_summ'; close names:.*chain_sum"):
         prepare(None, tmp_path, task="chain_summ")
-    with pytest.raises(DataError, match="refuses task=chain_sum with .*unexpected keyword argument 'foo'"):
+    with pytest.raises(
+        DataError, match="refuses task=chain_sum with .*unexpected keyword argument 'foo'"
+    ):
         prepare(None, tmp_path, parameters='{"foo": 1}')
     with pytest.raises(DataError, match="is no JSON object"):
         prepare(None, tmp_path, parameters="[1]")
 
 
-@pytest.mark.parametrize(("operands", "low", "high", "operators"), [(2, 0, 30, "+"), (3, 1, 9, "+-"), (2, 10, 99, "-")])
+@pytest.mark.parametrize(
+    ("operands", "low", "high", "operators"), [(2, 0, 30, "+"), (3, 1, 9, "+-"), (2, 10, 99, "-")]
+)
 def test_sums_are_right_and_no_held_out_tuple_is_trained_on_in_any_order(
     tmp_path: Path, operands: int, low: int, high: int, operators: str
 ) -> None:
@@ -121,7 +141,9 @@ def test_sums_are_right_and_no_held_out_tuple_is_trained_on_in_any_order(
         None, tmp_path, operands=operands, low=low, high=high, operators=operators, **counts
     )
     sft, rl, held = (read(tmp_path / f"{split}.jsonl") for split in ("sft", "rl", "eval"))
-    assert [len(sft), len(rl), len(held)] == list(counts.values()) and report["held_out_tuples"] == 150
+    assert [len(sft), len(rl), len(held)] == list(counts.values()) and report[
+        "held_out_tuples"
+    ] == 150
     tuples = {tuple(sorted(row["operands"])) for row in held}
     assert len(tuples) == 150
     assert not tuples & {tuple(sorted(row["operands"])) for row in sft + rl}
@@ -130,12 +152,16 @@ def test_sums_are_right_and_no_held_out_tuple_is_trained_on_in_any_order(
         assert str(sum(map(int, terms))) == row.get("answer", row.get("completion"))
         assert [abs(int(term)) for term in terms] == row["operands"]
         assert all(low <= number <= high for number in row["operands"])
-    assert {character for row in rl for character in row["prompt"] if character in "+-"} == set(operators)
+    assert {character for row in rl for character in row["prompt"] if character in "+-"} == set(
+        operators
+    )
 
 
 def test_sums_depend_on_the_seed_only(tmp_path: Path) -> None:
     def texts(seed: int, out: str) -> list[str]:
-        PREPARERS["arithmetic"](None, tmp_path / out, seed=seed, sft_rows=50, rl_rows=50, eval_rows=50)
+        PREPARERS["arithmetic"](
+            None, tmp_path / out, seed=seed, sft_rows=50, rl_rows=50, eval_rows=50
+        )
         return [(tmp_path / out / f"{split}.jsonl").read_text() for split in ("sft", "rl", "eval")]
 
     assert texts(0, "a") == texts(0, "b")
@@ -144,12 +170,23 @@ def test_sums_depend_on_the_seed_only(tmp_path: Path) -> None:
 
 def test_question_and_digit_order_are_options_and_files_load(tmp_path: Path) -> None:
     PREPARERS["arithmetic"](
-        None, tmp_path, question="What is {expression}?", reverse="true", low="10", high="20", eval_rows="5"
+        None,
+        tmp_path,
+        question="What is {expression}?",
+        reverse="true",
+        low="10",
+        high="20",
+        eval_rows="5",
     )
     (row, *_) = read(tmp_path / "eval.jsonl")
     first, second = row["operands"]
-    assert (row["prompt"], row["answer"]) == (f"What is {first}+{second}?", str(first + second)[::-1])
-    (prompt, *_) = PromptDataset.load(tmp_path / "rl.jsonl", builtin_tokenizer(), limit=3).in_order()
+    assert (row["prompt"], row["answer"]) == (
+        f"What is {first}+{second}?",
+        str(first + second)[::-1],
+    )
+    (prompt, *_) = PromptDataset.load(
+        tmp_path / "rl.jsonl", builtin_tokenizer(), limit=3
+    ).in_order()
     assert exact_reward(str(prompt.answer), prompt.answer).value == 1.0
     assert len(ConversationDataset.load(tmp_path / "sft.jsonl", builtin_tokenizer())) == 4000
 
@@ -158,7 +195,10 @@ def test_question_and_digit_order_are_options_and_files_load(tmp_path: Path) -> 
     ("options", "message"),
     [
         # 0..3 has 4 + 6 = 10 unordered pairs.
-        ({"high": 3, "eval_rows": 10}, "eval_rows=10 would hold out every one of the 10 unordered tuples"),
+        (
+            {"high": 3, "eval_rows": 10},
+            "eval_rows=10 would hold out every one of the 10 unordered tuples",
+        ),
         ({"operands": 1}, "operands >= 2"),
         ({"low": 5, "high": 5}, "low < high"),
         ({"operators": "+x"}, r"only \+ and - are known"),
@@ -172,6 +212,8 @@ def test_question_and_digit_order_are_options_and_files_load(tmp_path: Path) -> 
         ({"reverse": "maybe"}, "option reverse='maybe': Input should be a valid boolean"),
     ],
 )
-def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_options_that_cannot_work_are_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         PREPARERS["arithmetic"](None, tmp_path, **options)

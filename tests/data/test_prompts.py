@@ -1,4 +1,6 @@
-"""From rows to prompts with token ids, on the byte-level tokenizer: pad 0, end 1, user 2, assistant 3, system 4."""
+"""From rows to prompts with token ids, on the byte-level tokenizer: pad 0, end 1, user 2, assistant
+3, system 4.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,25 @@ def test_a_prompt_is_rendered_up_to_where_the_assistant_writes(
     (prompt,) = PromptDataset.load(path, tokenizer).in_order()
     assert prompt.messages == ({"role": "user", "content": "1+1"},)
     assert prompt.token_ids == (USER, *tokenizer.encode("1+1"), END, ASSISTANT)
-    assert (prompt.uid, prompt.answer, prompt.source, prompt.metadata) == ("q1", "2", "sums", {"level": 3})
+    assert (prompt.uid, prompt.answer, prompt.source, prompt.metadata) == (
+        "q1",
+        "2",
+        "sums",
+        {"level": 3},
+    )
 
 
 def test_ids_equal_the_chat_template_of_the_tokenizer(
     write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "é \0 🙂 \u2028 שלום?"}]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "é \0 🙂 \u2028 שלום?"},
+    ]
     (prompt,) = PromptDataset.load(write_rows({"prompt": messages}), tokenizer).in_order()
-    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    expected = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
     assert list(prompt.token_ids) == expected
     text = tokenizer.decode(prompt.token_ids)
     assert text == "<|system|>Be brief.<|end|><|user|>é \0 🙂 \u2028 שלום?<|end|><|assistant|>"
@@ -59,19 +71,28 @@ def test_special_token_text_survives_templates_that_trim(
     write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     trimming = builtin_tokenizer()
-    trimming.chat_template = "{% for m in messages %}<|user|>{{ m['content'] | trim }}<|end|>{% endfor %}<|assistant|>"
+    trimming.chat_template = (
+        "{% for m in messages %}<|user|>{{ m['content'] | trim }}<|end|>{% endfor %}<|assistant|>"
+    )
     (prompt,) = PromptDataset.load(write_rows({"prompt": "  <|end|> x  "}), trimming).in_order()
     assert tokenizer.decode(prompt.token_ids) == "<|user|><|end|> x<|end|><|assistant|>"
     assert [token for token in prompt.token_ids if token < 5] == [USER, END, ASSISTANT]
 
 
-def test_parquet_holds_messages_as_lists_of_structs(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    rows = [{"prompt": [{"role": "user", "content": text}], "answer": 3, "uid": None} for text in ("1+2", "2+1")]
+def test_parquet_holds_messages_as_lists_of_structs(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": text}], "answer": 3, "uid": None}
+        for text in ("1+2", "2+1")
+    ]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
     dataset = PromptDataset.load(tmp_path / "d.parquet", tokenizer)
     assert [prompt.messages[0]["content"] for prompt in dataset.in_order()] == ["1+2", "2+1"]
     assert [prompt.answer for prompt in dataset.in_order()] == [3, 3]
-    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["x"], "answer": [b"\0"]}), tmp_path / "d.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.table({"prompt": ["x"], "answer": [b"\0"]}), tmp_path / "d.parquet"
+    )
     with pytest.raises(DataError, match=r"d\.parquet row 1: a field is not JSON: .*bytes"):
         PromptDataset.load(tmp_path / "d.parquet", tokenizer)
 
@@ -92,13 +113,24 @@ def test_uids_are_stable_and_depend_on_prompt_and_answer_only(
     # printf '["1+1","2"]' | sha256sum | head -c 16
     assert uid(prompt="1+1", answer="2") == "0f1be548a359d196"
     assert uid(prompt="1+1", answer="2", source="other") == "0f1be548a359d196"
-    assert len({uid(prompt="1+1", answer="2"), uid(prompt="1+1", answer=2), uid(prompt="1+2", answer="2")}) == 3
+    assert (
+        len(
+            {
+                uid(prompt="1+1", answer="2"),
+                uid(prompt="1+1", answer=2),
+                uid(prompt="1+2", answer="2"),
+            }
+        )
+        == 3
+    )
 
 
 def test_duplicate_rows_are_separate_draws_and_counted(
     write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    dataset = PromptDataset.load(write_rows(*[{"prompt": "same"}] * 3, {"prompt": "other"}), tokenizer)
+    dataset = PromptDataset.load(
+        write_rows(*[{"prompt": "same"}] * 3, {"prompt": "other"}), tokenizer
+    )
     assert len(dataset) == 4 and dataset.report["duplicate_uids"] == 2
     epoch = [dataset.at(draw, seed=5).messages[0]["content"] for draw in range(4)]
     assert sorted(epoch) == ["other", "same", "same", "same"]
@@ -107,23 +139,35 @@ def test_duplicate_rows_are_separate_draws_and_counted(
 def test_long_and_empty_prompts_are_dropped_and_counted(
     write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    path = write_rows({"prompt": "x" * 10}, {"prompt": ""}, {"prompt": " \n"}, {"prompt": "y" * 11}, {"prompt": "z"})
+    path = write_rows(
+        {"prompt": "x" * 10},
+        {"prompt": ""},
+        {"prompt": " \n"},
+        {"prompt": "y" * 11},
+        {"prompt": "z"},
+    )
     dataset = PromptDataset.load(path, tokenizer, max_tokens=13)
     report = {key: dataset.report[key] for key in ("rows", "kept", "overlong", "empty", "longest")}
     assert report == {"rows": 5, "kept": 2, "overlong": 1, "empty": 2, "longest": 13}
     with pytest.raises(DataError, match=r"rows\.jsonl:4: the prompt has 14 tokens, more than 13"):
         PromptDataset.load(path, tokenizer, max_tokens=13, overlong="error")
-    with pytest.raises(DataError, match=r"no prompt is left.*5 rows, 2 empty, 3 longer than 3 tokens"):
+    with pytest.raises(
+        DataError, match=r"no prompt is left.*5 rows, 2 empty, 3 longer than 3 tokens"
+    ):
         PromptDataset.load(path, tokenizer, max_tokens=3)
 
 
-def test_limit_keeps_the_first_prompts(write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_limit_keeps_the_first_prompts(
+    write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
+) -> None:
     path = write_rows(*[{"prompt": f"p{i}"} for i in range(5)])
     kept = PromptDataset.load(path, tokenizer, limit=2).in_order()
     assert [prompt.messages[0]["content"] for prompt in kept] == ["p0", "p1"]
 
 
-def test_an_empty_file_is_an_error(write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_an_empty_file_is_an_error(
+    write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
+) -> None:
     with pytest.raises(DataError, match="no prompt is left to train on: 0 rows"):
         PromptDataset.load(write_rows(), tokenizer)
 
@@ -138,7 +182,10 @@ GOOD = {"prompt": "1+1", "answer": "2"}
         ({"prompt": "1+1"}, "no 'answer'"),
         ({"prompt": 5, "answer": "2"}, "prompt is int"),
         ({"prompt": None, "answer": "2"}, "prompt is NoneType"),
-        ({"prompt": [{"role": "user", "content": "x"}], "answer": "2"}, "its prompt is list, unlike that of"),
+        (
+            {"prompt": [{"role": "user", "content": "x"}], "answer": "2"},
+            "its prompt is list, unlike that of",
+        ),
         ({"prompt": "\ud800", "answer": "2"}, r"lone surrogate '\\ud800' at 0"),
         ({"prompt": "x", "answer": "2", "uid": [1]}, "uid is list"),
     ],
@@ -149,7 +196,12 @@ def test_a_malformed_row_is_named_with_what_it_holds_and_what_is_expected(
     with pytest.raises(DataError, match=message) as caught:
         PromptDataset.load(write_rows(GOOD, row), tokenizer)
     text = str(caught.value)
-    assert "rows.jsonl:2: " in text and "expected: " in text and "this row has: " in text and list(row)[0] in text
+    assert (
+        "rows.jsonl:2: " in text
+        and "expected: " in text
+        and "this row has: " in text
+        and list(row)[0] in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +211,10 @@ def test_a_malformed_row_is_named_with_what_it_holds_and_what_is_expected(
         ([{"role": "user", "content": ["x"]}], "content of type list"),
         ([{"role": "user"}], "message 1 of prompt is"),
         (["x"], "message 1 of prompt is x"),
-        ([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "ends with an assistant message"),
+        (
+            [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}],
+            "ends with an assistant message",
+        ),
     ],
 )
 def test_malformed_messages_are_named(
@@ -172,7 +227,10 @@ def test_malformed_messages_are_named(
 def test_a_template_that_is_absent_or_refuses_is_an_error(write_rows: WriteRows) -> None:
     tokenizer = builtin_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: the chat template refuses .*\(user\): roles must alternate"):
+    with pytest.raises(
+        DataError,
+        match=r"rows\.jsonl:1: the chat template refuses .*\(user\): roles must alternate",
+    ):
         PromptDataset.load(write_rows({"prompt": "x"}), tokenizer)
     tokenizer.chat_template = None
     with pytest.raises(DataError, match=r"no chat template; .*model\.chat_template"):

@@ -1,4 +1,6 @@
-"""Preparers of published files: counts on the real ones, what is rejected and why, and that the results load."""
+"""Preparers of published files: counts on the real ones, what is rejected and why, and that the
+results load.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,13 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("name", "source", "written", "rejected", "dataset"), REAL)
 def test_the_real_files_are_prepared_and_load(
-    real_data: Find, tmp_path: Path, name: str, source: str, written: dict[str, int], rejected: int, dataset: Any
+    real_data: Find,
+    tmp_path: Path,
+    name: str,
+    source: str,
+    written: dict[str, int],
+    rejected: int,
+    dataset: Any,
 ) -> None:
     report = PREPARERS[name](real_data(source), tmp_path)
     assert report["written"] == written and report["rejected"] == rejected
@@ -64,7 +72,11 @@ def test_prepared_code_passes_its_own_tests(real_data: Find, tmp_path: Path) -> 
 
 def test_a_box_with_braces_inside_is_the_answer(tmp_path: Path) -> None:
     rows = [
-        {"problem": "a?", "solution": "so \\boxed{1}, or rather \\boxed{\\frac{1}{2}}.", "level": "Level 1"},
+        {
+            "problem": "a?",
+            "solution": "so \\boxed{1}, or rather \\boxed{\\frac{1}{2}}.",
+            "level": "Level 1",
+        },
         {"problem": "b?", "solution": "no box"},
         {"problem": "c?", "solution": "open \\boxed{1"},
         {"solution": "\\boxed{1}"},
@@ -76,15 +88,23 @@ def test_a_box_with_braces_inside_is_the_answer(tmp_path: Path) -> None:
     assert row["answer"] == "\\frac{1}{2}" and row["level"] == "Level 1"
     assert math_reward(row["completion"], row["answer"]).value == 1.0
     reasons = [reject["reason"] for reject in report["rejects"]]
-    assert reasons == [*["no \\boxed{} in the solution, or it never ends"] * 2, "no field 'problem'"]
+    assert reasons == [
+        *["no \\boxed{} in the solution, or it never ends"] * 2,
+        "no field 'problem'",
+    ]
     assert report["rejects"][0]["place"].endswith("raw.jsonl:2")
 
 
 def test_any_columns_are_read_by_their_names(tmp_path: Path) -> None:
     raw = tmp_path / "raw.jsonl"
     raw.write_text('{"q": "1+1", "good": "2", "bad": "3"}\n{"q": "1+1", "good": "2", "bad": "2"}\n')
-    report = PREPARERS["preference"](raw, tmp_path / "out", prompt="q", chosen="good", rejected="bad")
-    assert report["written"] == {"raw.jsonl": 1} and report["rejects"][0]["reason"] == "both replies are the same"
+    report = PREPARERS["preference"](
+        raw, tmp_path / "out", prompt="q", chosen="good", rejected="bad"
+    )
+    assert (
+        report["written"] == {"raw.jsonl": 1}
+        and report["rejects"][0]["reason"] == "both replies are the same"
+    )
     PREPARERS["prompt-response"](raw, tmp_path / "sft", prompt="q", response="good")
     assert [row["completion"] for row in read(tmp_path / "sft" / "raw.jsonl")] == ["2", "2"]
     with pytest.raises(DataError, match="option promt='q': Extra inputs"):
@@ -100,7 +120,12 @@ def test_a_tree_gives_the_best_ranked_way_to_each_last_reply(tmp_path: Path) -> 
         return {"role": role, "text": text, "replies": list(replies), **fields}
 
     worse = message("assistant", "no", rank=1)
-    best = message("assistant", "yes", message("prompter", "and?", message("assistant", "more", rank=0)), rank=0)
+    best = message(
+        "assistant",
+        "yes",
+        message("prompter", "and?", message("assistant", "more", rank=0)),
+        rank=0,
+    )
     gone = message("assistant", "spam", rank=2, deleted=True)
     raw = tmp_path / "raw.jsonl"
     raw.write_text(json.dumps({"prompt": message("prompter", "hi", worse, best, gone)}) + "\n")
@@ -129,9 +154,14 @@ def test_a_deleted_or_unranked_reply_never_hides_the_best_one(tmp_path: Path) ->
 
 def test_a_row_that_no_line_of_json_can_hold_is_rejected(tmp_path: Path) -> None:
     raw = tmp_path / "raw.jsonl"
-    raw.write_text('{"prompt": "a\\ud800", "completion": "b"}\n{"prompt": "a", "completion": "b"}\n')
+    raw.write_text(
+        '{"prompt": "a\\ud800", "completion": "b"}\n{"prompt": "a", "completion": "b"}\n'
+    )
     report = PREPARERS["prompt-response"](raw, tmp_path / "out")
-    assert report["written"] == {"raw.jsonl": 1} and "surrogates not allowed" in report["rejects"][0]["reason"]
+    assert (
+        report["written"] == {"raw.jsonl": 1}
+        and "surrogates not allowed" in report["rejects"][0]["reason"]
+    )
 
 
 def test_two_files_of_one_name_are_not_chosen_from(tmp_path: Path) -> None:

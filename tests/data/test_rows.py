@@ -1,4 +1,6 @@
-"""Reading files: every malformed input is an error that names the place, every legal one is read unchanged."""
+"""Reading files: every malformed input is an error that names the place, every legal one is read
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def write(path: Path, content: bytes) -> Path:
 
 
 def test_bom_crlf_blank_lines_and_unicode_separators_are_read(tmp_path: Path) -> None:
-    content = '\ufeff{"a": "x\u2028y"}\r\n\n{"a": "\u0085\\u0000 🙂 שלום"}\n   \n{"a": "last"}'.encode()
+    content = (
+        '\ufeff{"a": "x\u2028y"}\r\n\n{"a": "\u0085\\u0000 🙂 שלום"}\n   \n{"a": "last"}'.encode()
+    )
     rows = list(read_rows(write(tmp_path / "d.jsonl", content)))
     assert [row.fields["a"] for row in rows] == ["x\u2028y", "\u0085\0 🙂 שלום", "last"]
     assert [row.place.rpartition(":")[2] for row in rows] == ["1", "3", "5"]
@@ -28,13 +32,18 @@ def test_bom_crlf_blank_lines_and_unicode_separators_are_read(tmp_path: Path) ->
     ("content", "message"),
     [
         (b'{"a": 1}\n{"a": ', r"d\.jsonl:2 \(byte 15\): not JSON: .*may be truncated"),
-        (b'{"a": 1}\n{oops}\n{"a": 2}\n', r"d\.jsonl:2 \(byte 10\): not JSON: Expecting property name[^;]*$"),
+        (
+            b'{"a": 1}\n{oops}\n{"a": 2}\n',
+            r"d\.jsonl:2 \(byte 10\): not JSON: Expecting property name[^;]*$",
+        ),
         (b'{"a": 1}\n{"a": "\xff"}\n', r"d\.jsonl:2 \(byte 16\): not UTF-8"),
         (b"[1, 2]\n", r"d\.jsonl:1 \(byte 0\): a line must be a JSON object, got list"),
         (b"[" * 200_000, r"d\.jsonl:1 \(byte 0\): JSON is nested too deeply"),
     ],
 )
-def test_a_broken_line_is_named_with_its_byte_offset(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_broken_line_is_named_with_its_byte_offset(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         list(read_rows(write(tmp_path / "d.jsonl", content)))
 
@@ -43,7 +52,10 @@ def test_parquet_rows_are_read_and_a_corrupt_footer_is_named(tmp_path: Path) -> 
     path = tmp_path / "d.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "b"], "answer": [1, 2]}), path)
     rows = list(read_rows(path))
-    assert [dict(row.fields) for row in rows] == [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}]
+    assert [dict(row.fields) for row in rows] == [
+        {"prompt": "a", "answer": 1},
+        {"prompt": "b", "answer": 2},
+    ]
     assert rows[1].place == f"{path} row 2"
     path.write_bytes(path.read_bytes()[:-6])
     with pytest.raises(DataError, match=r"d\.parquet \(\d+ bytes\): not a readable Parquet file"):

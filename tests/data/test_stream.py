@@ -21,7 +21,9 @@ from oxrl.recipes import run
 
 
 def write(path: Path, rows: list[dict[str, Any]], *, start: bytes = b"") -> Path:
-    path.write_bytes(start + "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode())
+    path.write_bytes(
+        start + "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()
+    )
     return path
 
 
@@ -29,11 +31,16 @@ def test_streamed_units_and_their_report_are_those_of_memory(tmp_path: Path) -> 
     chats = [{"prompt": f"é {i}", "completion": "x" * (i % 7)} for i in range(40)]
     path = write(tmp_path / "chats.jsonl", chats, start=b"\xef\xbb\xbf")
     tokenizer = load_tokenizer("builtin:tiny")
-    held, streamed = (ConversationDataset.load(path, tokenizer, max_tokens=14, stream=s) for s in (False, True))
+    held, streamed = (
+        ConversationDataset.load(path, tokenizer, max_tokens=14, stream=s) for s in (False, True)
+    )
     assert held.report == streamed.report and held.report["empty"] and held.report["overlong"]
     assert len(held) == len(streamed) > 0 and held.in_order() == streamed.in_order()
     assert [held.at(i, seed=3) for i in range(90)] == [streamed.at(i, seed=3) for i in range(90)]
-    prompts = write(tmp_path / "prompts.jsonl", [{"prompt": f"{i}+1", "answer": i + 1, "uid": i} for i in range(9)])
+    prompts = write(
+        tmp_path / "prompts.jsonl",
+        [{"prompt": f"{i}+1", "answer": i + 1, "uid": i} for i in range(9)],
+    )
     held, streamed = (PromptDataset.load(prompts, tokenizer, stream=s) for s in (False, True))
     assert [held.at(i, seed=0) for i in range(30)] == [streamed.at(i, seed=0) for i in range(30)]
 
@@ -51,34 +58,59 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     assert held[False] > 5_000_000 and held[True] < 300_000
 
 
-@pytest.mark.parametrize("algorithm", ["sft", "dpo", "sampo", "kto", "reward_model", "process_reward_model"])
+@pytest.mark.parametrize(
+    "algorithm", ["sft", "dpo", "sampo", "kto", "reward_model", "process_reward_model"]
+)
 def test_a_streamed_run_is_the_same_run(tmp_path: Path, algorithm: str) -> None:
-    """Preference runs also look their reference up by the place of a unit, and KTO's rows stand behind each other."""
+    """Preference runs also look their reference up by the place of a unit, and KTO's rows stand
+    behind each other.
+    """
     built = {"sft": sft_config, "process_reward_model": steps_config}
     build = built.get(algorithm, preference_config)
     for name, stream in (("held", False), ("streamed", True)):
-        run(build(tmp_path, name, ["run.steps=3"], data={"stream": stream}, train={"alg_name": algorithm}))
+        run(
+            build(
+                tmp_path,
+                name,
+                ["run.steps=3"],
+                data={"stream": stream},
+                train={"alg_name": algorithm},
+            )
+        )
     assert metric_lines(tmp_path / "held") == metric_lines(tmp_path / "streamed")
     assert final_files(tmp_path / "held") == final_files(tmp_path / "streamed")
 
 
 def test_pairs_on_disk_hold_places_and_a_table_only(tmp_path: Path) -> None:
-    rows = [{"prompt": f"{i}?", "chosen": "abcdefgh" * 100, "rejected": "hgfedcba" * 100} for i in range(200)]
-    path, tokenizer, held = write(tmp_path / "pairs.jsonl", rows), load_tokenizer("builtin:tiny"), {}
+    rows = [
+        {"prompt": f"{i}?", "chosen": "abcdefgh" * 100, "rejected": "hgfedcba" * 100}
+        for i in range(200)
+    ]
+    path, tokenizer, held = (
+        write(tmp_path / "pairs.jsonl", rows),
+        load_tokenizer("builtin:tiny"),
+        {},
+    )
     PreferenceDataset.load(path, tokenizer, limit=1)
     for stream in (False, True):
         tracemalloc.start()
-        data = PreferenceDataset.load(path, tokenizer, stream=stream, unpaired=True).with_mismatched()
+        data = PreferenceDataset.load(
+            path, tokenizer, stream=stream, unpaired=True
+        ).with_mismatched()
         data = data.with_reference(torch.arange(800.0).view(400, 2))
         held[stream] = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         units = [data.at(draw, seed=1) for draw in range(3)]
         assert len(data) == 400 and all(unit.ref_logprobs for unit in units)
-        assert [next(data.batches(5)), units] == held.setdefault("units", [next(data.batches(5)), units])
+        assert [next(data.batches(5)), units] == held.setdefault(
+            "units", [next(data.batches(5)), units]
+        )
     assert held[False] > 5_000_000 and held[True] < 300_000
 
 
-def test_a_file_that_changes_meanwhile_and_what_cannot_be_streamed_are_errors(tmp_path: Path) -> None:
+def test_a_file_that_changes_meanwhile_and_what_cannot_be_streamed_are_errors(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path / "chats.jsonl", [{"prompt": "a", "completion": "b"}])
     data = ConversationDataset.load(path, load_tokenizer("builtin:tiny"), stream=True)
     for completion in ("c", " "):  # one that could be learned, and of the same length, is as wrong
@@ -88,6 +120,10 @@ def test_a_file_that_changes_meanwhile_and_what_cannot_be_streamed_are_errors(tm
     sft_config(tmp_path, "run")
     (tmp_path / "rows.parquet").touch()
     with pytest.raises(ConfigError, match=r"must end in \.jsonl for data\.stream"):
-        load_config(tmp_path / "run.yaml", ["data.stream=true", f"data.train={tmp_path / 'rows.parquet'}"])
+        load_config(
+            tmp_path / "run.yaml", ["data.stream=true", f"data.train={tmp_path / 'rows.parquet'}"]
+        )
     with pytest.raises(ConfigError, match=r"must end in \.jsonl for data\.stream"):
-        load_config(tmp_path / "run.yaml", ["data.stream=true", f"data.eval={tmp_path}/rows.parquet"])
+        load_config(
+            tmp_path / "run.yaml", ["data.stream=true", f"data.eval={tmp_path}/rows.parquet"]
+        )

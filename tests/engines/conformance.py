@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tiny import AttentionModel, batches, token_batch
 from torch import Tensor, nn
 
-from oxrl.engines.ranks import Ranks, joined_ranks
+from oxrl.engines.train.ranks import Ranks, joined_ranks
 from oxrl.errors import CheckpointError
 from oxrl.functional.policy_losses import ppo_clip
 from oxrl.functional.preference_losses import dpo
@@ -22,7 +22,8 @@ from oxrl.models.load import load_critic, load_policy
 from oxrl.models.lora import add_adapter
 from oxrl.types import Output, PreferenceBatch, SupervisedBatch
 
-# Seven rows on two ranks: four and three, in three and two micro-batches of 15 tokens, so one rank sits one out.
+# Seven rows on two ranks: four and three, in three and two micro-batches of 15 tokens, so one rank
+# sits one out.
 LENGTHS = [(2, 5), (1, 9), (4, 1), (3, 0), (1, 3), (2, 7), (6, 2)]
 OPTIONS: dict[str, Any] = {
     "lr": 1e-3,
@@ -41,7 +42,9 @@ LOGPROBS = frozenset({"logprobs"})
 
 def ppo(output: Output, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
     mask = batch.inputs.response_mask
-    loss, metrics = ppo_clip(output.logprobs, batch.old_logprobs, batch.advantages, mask, batch.loss_weights)
+    loss, metrics = ppo_clip(
+        output.logprobs, batch.old_logprobs, batch.advantages, mask, batch.loss_weights
+    )
     return loss - 0.1 * (output.entropy * batch.loss_weights).sum(), metrics
 
 
@@ -52,19 +55,22 @@ def supervised(output: Output, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
 def make_trainer(engine: str, model: nn.Module, ranks: Ranks, **options: Any) -> Any:
     options = OPTIONS | options
     if engine == "local":
-        from oxrl.engines.local import LocalTrainer
+        from oxrl.engines.train.local import LocalTrainer
 
         return LocalTrainer(model, **options)
     if engine == "fsdp":
-        from oxrl.engines.fsdp_engine import FsdpTrainer
+        from oxrl.engines.train.fsdp import FsdpTrainer
 
         return FsdpTrainer(model, ranks=ranks, **options)
-    from oxrl.engines.deepspeed_engine import DeepSpeedTrainer
+    from oxrl.engines.train.zero import DeepSpeedTrainer
 
     stage, _, offload = engine.removeprefix("zero").partition("+")
     config = {"zero_stage": int(stage)}
     if offload:
-        config |= {"offload_optimizer": options.get("trained", True), "offload_param": int(stage) == 3}
+        config |= {
+            "offload_optimizer": options.get("trained", True),
+            "offload_param": int(stage) == 3,
+        }
     return DeepSpeedTrainer(model, ranks=ranks, settings=config, **options)
 
 
@@ -72,11 +78,23 @@ def preference(output: Output, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
     sums, _ = sequence_logprobs(output.logprobs, batch.inputs.response_mask)
     refs = batch.ref_logprobs
     lengths = batch.inputs.response_mask.sum(1)
-    return dpo(sums[0::2], sums[1::2], refs[0::2], refs[1::2], lengths[0::2], lengths[1::2], batch.loss_weights)
+    return dpo(
+        sums[0::2],
+        sums[1::2],
+        refs[0::2],
+        refs[1::2],
+        lengths[0::2],
+        lengths[1::2],
+        batch.loss_weights,
+    )
 
 
 def make_model(dtype: str) -> nn.Module:
-    return AttentionModel() if dtype == "float64" else load_policy("builtin:tiny", dtype=DTYPES[dtype], seed=0)
+    return (
+        AttentionModel()
+        if dtype == "float64"
+        else load_policy("builtin:tiny", dtype=DTYPES[dtype], seed=0)
+    )
 
 
 def steps(trainer: Any, batch: Any, count: int) -> list[dict[str, float]]:
@@ -89,13 +107,20 @@ def steps(trainer: Any, batch: Any, count: int) -> list[dict[str, float]]:
 
 
 def whole_weights(trainer: Any) -> dict[str, Tensor]:
-    return {name: tensor.detach().float().clone() for bucket in trainer.weights() for name, tensor in bucket}
+    return {
+        name: tensor.detach().float().clone()
+        for bucket in trainer.weights()
+        for name, tensor in bucket
+    }
 
 
-def measure(engine: str, dtype: str, folder: Path, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def measure(
+    engine: str, dtype: str, folder: Path, ranks: Ranks
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Everything that must not depend on the engine: tensors by `group/name`, and numbers."""
     vocabulary = 13 if dtype == "float64" else 261
-    # bfloat16 rounds the gradient of each micro-batch, so only with the same micro-batches do engines agree closely.
+    # bfloat16 rounds the gradient of each micro-batch, so only with the same micro-batches do
+    # engines agree closely.
     options = {"micro_batch_tokens": 1} if dtype == "bfloat16" else {}
     trainer = make_trainer(engine, make_model(dtype), ranks, **options)
     field_dtype = torch.float64 if dtype == "float64" else torch.float32
@@ -112,15 +137,26 @@ def measure(engine: str, dtype: str, folder: Path, ranks: Ranks) -> tuple[dict[s
         numbers[f"{group}/norm"] = trainer.skip_step()["update/grad_norm"]
 
     said = trainer.forward(policy.inputs, frozenset({"logprobs", "entropy", "top_k=2"}))
-    keep("forward", {name: value for name, value in vars(said).items() if value is not None and name != "top_ids"})
+    keep(
+        "forward",
+        {
+            name: value
+            for name, value in vars(said).items()
+            if value is not None and name != "top_ids"
+        },
+    )
     said = trainer.forward_backward(policy, ppo, frozenset({"logprobs", "entropy"}))
     keep("forward_backward", {"logprobs": said.logprobs})
     numbers["ppo/loss"] = trainer.last_loss
     keep_gradients("gradient")
     for rows in ([0, 1, 2], [3, 4, 5, 6]):
-        trainer.forward_backward(policy.select(torch.tensor(rows)), ppo, frozenset({"logprobs", "entropy"}))
+        trainer.forward_backward(
+            policy.select(torch.tensor(rows)), ppo, frozenset({"logprobs", "entropy"})
+        )
     keep_gradients("gradient_of_two_calls")
-    trainer.forward_backward(policy.select(torch.tensor([5])), ppo, frozenset({"logprobs", "entropy"}))
+    trainer.forward_backward(
+        policy.select(torch.tensor([5])), ppo, frozenset({"logprobs", "entropy"})
+    )
     keep_gradients("gradient_of_one_row")
     pairs = token_batch(LENGTHS[:6], vocabulary=vocabulary)
     refs = torch.linspace(-9, -7, 6, dtype=field_dtype)
@@ -140,7 +176,9 @@ def measure(engine: str, dtype: str, folder: Path, ranks: Ranks) -> tuple[dict[s
 
     def poisoned(output: Output, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         loss, metrics = supervised(output, batch)
-        return (loss * math.inf if batch.inputs.attention_mask.sum(1).max() == 10 else loss), metrics
+        return (
+            loss * math.inf if batch.inputs.attention_mask.sum(1).max() == 10 else loss
+        ), metrics
 
     def steep(output: Output, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         loss, metrics = supervised(output, batch)
@@ -167,14 +205,18 @@ def measure(engine: str, dtype: str, folder: Path, ranks: Ranks) -> tuple[dict[s
 
 def measure_critic(engine: str, ranks: Ranks) -> dict[str, Tensor]:
     critic = load_critic("builtin:tiny", seed=0)
-    torch.nn.init.normal_(critic.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(1))
+    torch.nn.init.normal_(
+        critic.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(1)
+    )
     trainer = make_trainer(engine, critic, ranks)
     said = trainer.forward(token_batch(LENGTHS, vocabulary=261), frozenset({"values"}))
     return {"critic/values": said.values, "critic/bootstrap": said.bootstrap}
 
 
 def measure_reference(engine: str, dtype: str, folder: Path, ranks: Ranks) -> dict[str, Tensor]:
-    """What a model says that is never trained; after it took over other weights; and after a checkpoint of those."""
+    """What a model says that is never trained; after it took over other weights; and after a
+    checkpoint of those.
+    """
     inputs = token_batch(LENGTHS, vocabulary=261)
     model = load_policy("builtin:tiny", dtype=DTYPES[dtype], seed=0)
     options = {"lr": 0.0, "trained": False} if engine.startswith("zero") else {"lr": 0.0}
@@ -192,13 +234,21 @@ def measure_reference(engine: str, dtype: str, folder: Path, ranks: Ranks) -> di
 
 
 def measure_checkpointing(engine: str, ranks: Ranks) -> tuple[dict[str, Tensor], list[int]]:
-    """Gradients with activation checkpointing; times the first layer ran in one micro-batch without and with it."""
-    sft, gradients, runs = batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"], {}, []
+    """Gradients with activation checkpointing; times the first layer ran in one micro-batch without
+    and with it.
+    """
+    sft, gradients, runs = (
+        batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"],
+        {},
+        [],
+    )
     for checkpointing in (False, True):
         model = load_policy("builtin:tiny", seed=0)
         calls: list[int] = []
         model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
-        trainer = make_trainer(engine, model, ranks, gradient_checkpointing=checkpointing, micro_batch_tokens=10**6)
+        trainer = make_trainer(
+            engine, model, ranks, gradient_checkpointing=checkpointing, micro_batch_tokens=10**6
+        )
         calls.clear()  # an engine tries a new model out
         trainer.forward_backward(sft, supervised, LOGPROBS)
         gradients = {f"checkpointed/{name}": tensor.clone() for name, tensor in trainer.gradients()}
@@ -207,15 +257,23 @@ def measure_checkpointing(engine: str, ranks: Ranks) -> tuple[dict[str, Tensor],
     return gradients, runs
 
 
-def resume(engine: str, dtype: str, folder: Path, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Continue from the checkpoint in `folder`, with a model of other weights, for the two steps `measure` took."""
+def resume(
+    engine: str, dtype: str, folder: Path, ranks: Ranks
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Continue from the checkpoint in `folder`, with a model of other weights, for the two steps
+    `measure` took.
+    """
     model = load_policy("builtin:tiny", dtype=DTYPES[dtype], seed=1)
-    trainer = make_trainer(engine, model, ranks, **({"micro_batch_tokens": 1} if dtype == "bfloat16" else {}))
+    trainer = make_trainer(
+        engine, model, ranks, **({"micro_batch_tokens": 1} if dtype == "bfloat16" else {})
+    )
     trainer.load(folder)
     loaded = {f"weights_loaded/{name}": tensor for name, tensor in whole_weights(trainer).items()}
     sft = batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"]
     numbers = {"steps_after_save": steps(trainer, sft, 2)}
-    return loaded | {f"weights_at_the_end/{n}": t for n, t in whole_weights(trainer).items()}, numbers
+    return loaded | {
+        f"weights_at_the_end/{n}": t for n, t in whole_weights(trainer).items()
+    }, numbers
 
 
 def take_over(engine: str, source: Path, target: Path) -> None:
@@ -246,7 +304,9 @@ def adapter_gradients(engine: str, folder: Path, ranks: Ranks | None = None) -> 
     generator = torch.Generator().manual_seed(5)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
-            parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.05
+            parameter.data = (
+                torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.05
+            )
     trainer = make_trainer(engine, model, ranks)
     problem = batches(LENGTHS, dtype=torch.float64, vocabulary=261)
     trainer.forward_backward(problem["supervised"], supervised, LOGPROBS)
@@ -255,7 +315,9 @@ def adapter_gradients(engine: str, folder: Path, ranks: Ranks | None = None) -> 
 
 
 def measure_all(engine: str, folder: Path, dtypes: list[str], resumed: Path) -> None:
-    """On one rank: measure per dtype, resume what the local engine saved in `resumed`; results into `folder`."""
+    """On one rank: measure per dtype, resume what the local engine saved in `resumed`; results into
+    `folder`.
+    """
     with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
         for dtype in dtypes:
             results = {"measured": measure(engine, dtype, folder / f"checkpoint_{dtype}", ranks)}
@@ -264,10 +326,16 @@ def measure_all(engine: str, folder: Path, dtypes: list[str], resumed: Path) -> 
                 tensors, results["measured"][1]["layer_runs"] = measure_checkpointing(engine, ranks)
                 results["measured"][0].update(tensors)
             if dtype != "float64" and engine in REFERENCES:
-                results["reference"] = measure_reference(engine, dtype, folder / f"reference_{dtype}", ranks), {}
+                results["reference"] = (
+                    measure_reference(engine, dtype, folder / f"reference_{dtype}", ranks),
+                    {},
+                )
             if dtype != "float64":
                 results["resumed"] = resume(engine, dtype, resumed / f"checkpoint_{dtype}", ranks)
             for name, (tensors, numbers) in results.items():
                 target = folder / f"{name}_{dtype}_{ranks.rank}"
-                save_file({key: value.contiguous() for key, value in tensors.items()}, f"{target}.safetensors")
+                save_file(
+                    {key: value.contiguous() for key, value in tensors.items()},
+                    f"{target}.safetensors",
+                )
                 Path(f"{target}.json").write_text(json.dumps(numbers))

@@ -1,4 +1,6 @@
-"""Training ranks as processes, forked from a server that has everything imported: a rank starts in no time."""
+"""Training ranks as processes, forked from a server that has everything imported: a rank starts in
+no time.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,36 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-PRELOAD = ["conformance", "oxrl.engines.fsdp_engine", "oxrl.recipes.supervised", "oxrl.recipes.preference"]
+PRELOAD = [
+    "conformance",
+    "oxrl.engines.train.fsdp",
+    "oxrl.recipes.supervised",
+    "oxrl.recipes.preference",
+]
 PRELOAD += ["oxrl.recipes.reward_model", *(["deepspeed"] if find_spec("deepspeed") else [])]
 
 
 def start_ranks(
-    world: int, log: Path, target: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None
+    world: int,
+    log: Path,
+    target: Callable[..., Any],
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
 ) -> list[BaseProcess]:
-    """`world` processes that call `target(*arguments)`, as a launcher starts them; `log`.<rank> gets their output."""
+    """`world` processes that call `target(*arguments)`, as a launcher starts them; `log`.<rank>
+    gets their output.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu"}
+    shared = {
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "DS_ACCELERATOR": "cpu",
+    }
     ranks: list[BaseProcess] = []
     for rank in range(world):
         own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | (environment or {})
@@ -35,7 +53,9 @@ def start_ranks(
     return ranks
 
 
-def _rank(environment: Mapping[str, str], log: str, target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _rank(
+    environment: Mapping[str, str], log: str, target: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     import torch
 
     with open(log, "wb") as stream:
@@ -63,4 +83,6 @@ def run_ranks(world: int, target: Callable[..., Any], *arguments: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "rank"
         codes = exit_codes(start_ranks(world, log, target, *arguments))
-        assert codes == [0] * world, "\n".join(path.read_text()[-3000:] for path in sorted(log.parent.iterdir()))
+        assert codes == [0] * world, "\n".join(
+            path.read_text()[-3000:] for path in sorted(log.parent.iterdir())
+        )

@@ -1,4 +1,6 @@
-"""A model whose samples are worth looking at, requests to sample, and what the trainer says of the samples."""
+"""A model whose samples are worth looking at, requests to sample, and what the trainer says of the
+samples.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from oxrl.engines.local import LocalTrainer
+from oxrl.engines.train.local import LocalTrainer
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.seeds import sample_seed
 from oxrl.types import Completion, Prompt, Request, Sampling, TokenBatch
@@ -19,8 +21,12 @@ END = int(TOKENIZER.eos_token_id)  # pyright: ignore
 SCALES = {"builtin:tiny": (10, 12), "builtin:small": (5, 6)}
 
 
-def lively(name: str = "builtin:small", seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A random model, neither uniform nor certain about a token: mean logprob about -4 at temperature 1."""
+def lively(
+    name: str = "builtin:small", seed: int = 0, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """A random model, neither uniform nor certain about a token: mean logprob about -4 at
+    temperature 1.
+    """
     policy, (embeddings, others) = load_policy(name, seed=seed, dtype=dtype), SCALES[name]
     with torch.no_grad():
         for parameter_name, parameter in policy.named_parameters():
@@ -32,13 +38,17 @@ def lively(name: str = "builtin:small", seed: int = 0, dtype: torch.dtype = torc
 def make_requests(
     prompts: int, samples: int = 1, *, words: int = 1, prefix: str = "", **sampling: Any
 ) -> list[Request]:
-    """`samples` requests of each prompt, ids `<prefix><draw>/<sample>`; up to 12 tokens unless `sampling` says more."""
+    """`samples` requests of each prompt, ids `<prefix><draw>/<sample>`; up to 12 tokens unless
+    `sampling` says more.
+    """
     options = Sampling(**{"max_tokens": 12, "stop_token_ids": (END,), **sampling})
     texts = [f"{draw} + {draw * 37} =" * words for draw in range(prompts)]
     return [
         Request(
             id=f"{prefix}{draw}/{sample}",
-            prompt=Prompt(uid=str(draw), messages=(), token_ids=tuple(TOKENIZER(text)["input_ids"])),
+            prompt=Prompt(
+                uid=str(draw), messages=(), token_ids=tuple(TOKENIZER(text)["input_ids"])
+            ),
             draw=draw,
             sample=sample,
             sampling=options,
@@ -50,7 +60,10 @@ def make_requests(
 
 
 def trainer_logprobs(
-    model: PreTrainedModel, requests: Sequence[Request], done: Sequence[Completion], temperature: float
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    done: Sequence[Completion],
+    temperature: float,
 ) -> list[list[float]]:
     """What the trainer says of the sampled tokens."""
     rows = [[*r.prompt.token_ids, *c.token_ids] for r, c in zip(requests, done, strict=True)]
@@ -60,7 +73,9 @@ def trainer_logprobs(
     real = column < torch.tensor([[len(row)] for row in rows])
     sampled = real & (column >= torch.tensor([[len(r.prompt.token_ids)] for r in requests]))
     inputs = TokenBatch(tokens=tokens, attention_mask=real, response_mask=sampled)
-    output = LocalTrainer(model, lr=1e-3, temperature=temperature).forward(inputs, frozenset({"logprobs"}))
+    output = LocalTrainer(model, lr=1e-3, temperature=temperature).forward(
+        inputs, frozenset({"logprobs"})
+    )
     assert output.logprobs is not None
     return [output.logprobs[row][sampled[row]].tolist() for row in range(len(rows))]
 

@@ -1,7 +1,9 @@
-"""Every engine, at one and two ranks, against the local one: outputs, gradients, steps, checkpoints.
+"""Every engine, at one and two ranks, against the local one: outputs, gradients, steps,
+checkpoints.
 
-DeepSpeed lives in `.venv-scale`: `make test-scale` runs everything; elsewhere its part is skipped. The table of the
-largest differences is printed by `pytest -s tests/engines/test_conformance.py -k table`.
+DeepSpeed lives in `.venv-scale`: `make test-scale` runs everything; elsewhere its part is skipped.
+The table of the largest differences is printed by `pytest -s tests/engines/test_conformance.py -k
+table`.
 """
 
 from __future__ import annotations
@@ -23,15 +25,21 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from oxrl.engines.micro_batches import micro_batches
-from oxrl.engines.ranks import ALONE
+from oxrl.engines.train.micro_batches import micro_batches
+from oxrl.engines.train.ranks import ALONE
 
 needs_deepspeed = pytest.mark.skipif(
-    find_spec("deepspeed") is None, reason="DeepSpeed is not installed here; `make test-scale` runs this"
+    find_spec("deepspeed") is None,
+    reason="DeepSpeed is not installed here; `make test-scale` runs this",
 )
 Measured = tuple[dict[str, Tensor], dict[str, Any]]
 Launch = Callable[[str, int], Path]
-CORE = [("fsdp", "float32", 1), ("fsdp", "float32", 2), ("fsdp", "float64", 2), ("fsdp", "float64", 3)]
+CORE = [
+    ("fsdp", "float32", 1),
+    ("fsdp", "float32", 2),
+    ("fsdp", "float64", 2),
+    ("fsdp", "float64", 3),
+]
 CORE_DTYPES = ("float32", "float64")
 SCALE = [
     ("fsdp", "bfloat16", 2),
@@ -49,8 +57,8 @@ def _values(case: Any) -> tuple[str, str, int]:
 
 
 RESUMABLE = [case for case in CASES if _values(case)[1] != "float64"]
-# Relative to the norm of what is compared, over all tensors of a group. bfloat16 weights that differ by one rounding
-# differ by 2^-8; a few of them do after three steps.
+# Relative to the norm of what is compared, over all tensors of a group. bfloat16 weights that
+# differ by one rounding differ by 2^-8; a few of them do after three steps.
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-5}
 WEIGHT_TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-3}
 
@@ -62,11 +70,15 @@ def local_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def local(local_folder: Path) -> Callable[[str], Measured]:
-    """What the local engine says, per dtype; measured once, its checkpoint left in `local_folder`."""
+    """What the local engine says, per dtype; measured once, its checkpoint left in
+    `local_folder`.
+    """
 
     @cache
     def measured(dtype: str) -> Measured:
-        tensors, numbers = conformance.measure("local", dtype, local_folder / f"checkpoint_{dtype}", ALONE)
+        tensors, numbers = conformance.measure(
+            "local", dtype, local_folder / f"checkpoint_{dtype}", ALONE
+        )
         if dtype == "float32":
             gradients, numbers["layer_runs"] = conformance.measure_checkpointing("local", ALONE)
             tensors |= conformance.measure_critic("local", ALONE) | gradients
@@ -76,13 +88,19 @@ def local(local_folder: Path) -> Callable[[str], Measured]:
 
 
 @pytest.fixture(scope="session")
-def launch(tmp_path_factory: pytest.TempPathFactory, local: Callable[[str], Measured], local_folder: Path) -> Launch:
-    """The folder of an engine's results: its ranks run as processes, once, all dtypes of a case in one start."""
+def launch(
+    tmp_path_factory: pytest.TempPathFactory, local: Callable[[str], Measured], local_folder: Path
+) -> Launch:
+    """The folder of an engine's results: its ranks run as processes, once, all dtypes of a case in
+    one start.
+    """
 
     @cache
     def run(engine: str, world: int) -> Path:
         dtypes = sorted({dtype for e, dtype, w in [*CORE, *SCALE] if (e, w) == (engine, world)})
-        dtypes = [dtype for dtype in dtypes if dtype in CORE_DTYPES or find_spec("deepspeed") is not None]
+        dtypes = [
+            dtype for dtype in dtypes if dtype in CORE_DTYPES or find_spec("deepspeed") is not None
+        ]
         for dtype in dtypes:
             local(dtype)
         folder = tmp_path_factory.mktemp(f"{engine}_{world}".replace("+", "_"))
@@ -98,7 +116,9 @@ def read(folder: Path, name: str, dtype: str, rank: int = 0) -> Measured:
 
 
 def differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
-    """Group -> norm of the difference over the norm of `theirs`, all tensors of the group together."""
+    """Group -> norm of the difference over the norm of `theirs`, all tensors of the group
+    together.
+    """
     squares: dict[str, tuple[float, float]] = {}
     for name, tensor in ours.items():
         group = name.rpartition("/")[0]
@@ -110,7 +130,9 @@ def differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str,
 
 
 def differences_of_each(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
-    return {name: float((ours[name] - theirs[name]).norm() / theirs[name].norm()) for name in theirs}
+    return {
+        name: float((ours[name] - theirs[name]).norm() / theirs[name].norm()) for name in theirs
+    }
 
 
 @pytest.mark.parametrize(("engine", "dtype", "world"), CASES)
@@ -130,13 +152,16 @@ def test_an_engine_computes_what_the_local_one_does(
             assert numbers[name] == pytest.approx(expected_numbers[name], rel=TOLERANCE[dtype])
         for line, expected_line in zip(numbers["steps"], expected_numbers["steps"], strict=True):
             assert line == pytest.approx(expected_line, rel=max(1e-5, WEIGHT_TOLERANCE[dtype]))
-        # No trained token, or infinity in the loss or NaN in the gradient of one rank's row: no rank steps.
+        # No trained token, or infinity in the loss or NaN in the gradient of one rank's row: no
+        # rank steps.
         for name in ("empty", "poisoned", "steep"):
             assert numbers[name]["update/skipped"] == 1.0
         for name in tensors:
             if name.startswith("weights/"):
                 for broken in ("poisoned", "steep"):
-                    assert torch.equal(tensors[name], tensors[name.replace("weights/", f"weights_after_{broken}/")])
+                    assert torch.equal(
+                        tensors[name], tensors[name.replace("weights/", f"weights_after_{broken}/")]
+                    )
 
 
 @pytest.mark.parametrize(("engine", "dtype", "world"), RESUMABLE)
@@ -151,20 +176,28 @@ def test_a_checkpoint_resumes_on_another_engine_and_on_the_local_one(
     else:
         expected, expected_numbers = read(folder, "measured", dtype)
         tensors, numbers = conformance.resume("local", dtype, folder / f"checkpoint_{dtype}", ALONE)
-    loaded = {name: tensor for name, tensor in tensors.items() if name.startswith("weights_loaded/")}
+    loaded = {
+        name: tensor for name, tensor in tensors.items() if name.startswith("weights_loaded/")
+    }
     for name, tensor in loaded.items():
         assert torch.equal(tensor, expected[name.replace("weights_loaded", "weights")])
     end = {name: tensor for name, tensor in tensors.items() if name not in loaded}
     assert differences(end, expected)["weights_at_the_end"] < WEIGHT_TOLERANCE[dtype]
-    for line, expected_line in zip(numbers["steps_after_save"], expected_numbers["steps_after_save"], strict=True):
+    for line, expected_line in zip(
+        numbers["steps_after_save"], expected_numbers["steps_after_save"], strict=True
+    ):
         assert line == pytest.approx(expected_line, rel=max(1e-5, WEIGHT_TOLERANCE[dtype]))
 
 
 @needs_deepspeed
-def test_deepspeed_refuses_a_checkpoint_whose_weights_were_stepped_unequally_often(tmp_path: Path) -> None:
+def test_deepspeed_refuses_a_checkpoint_whose_weights_were_stepped_unequally_often(
+    tmp_path: Path,
+) -> None:
     trainer = conformance.make_trainer("local", conformance.make_model("float32"), ALONE)
     trainer.model.model.norm.weight.requires_grad_(False)
-    batch = conformance.batches(conformance.LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"]
+    batch = conformance.batches(conformance.LENGTHS, dtype=torch.float32, vocabulary=261)[
+        "supervised"
+    ]
     conformance.steps(trainer, batch, 1)
     trainer.model.model.norm.weight.requires_grad_(True)
     conformance.steps(trainer, batch, 1)
@@ -188,7 +221,8 @@ def test_transformers_reads_a_checkpoint_without_any_conversion(
 
 
 @pytest.mark.parametrize(
-    ("engine", "dtype", "world"), [case for case in RESUMABLE if _values(case)[0] in conformance.REFERENCES]
+    ("engine", "dtype", "world"),
+    [case for case in RESUMABLE if _values(case)[0] in conformance.REFERENCES],
 )
 def test_a_reference_says_what_the_local_one_does(
     engine: str, dtype: str, world: int, launch: Launch, tmp_path: Path
@@ -208,12 +242,18 @@ def test_activation_checkpointing_runs_a_layer_again(local: Callable[[str], Meas
 
 
 @pytest.mark.parametrize(
-    ("two", "one"), [("fsdp", "fsdp"), pytest.param("zero3", "zero1", marks=needs_deepspeed)], ids=["fsdp", "deepspeed"]
+    ("two", "one"),
+    [("fsdp", "fsdp"), pytest.param("zero3", "zero1", marks=needs_deepspeed)],
+    ids=["fsdp", "deepspeed"],
 )
-def test_a_run_moves_from_two_ranks_to_one_and_back(two: str, one: str, launch: Launch, tmp_path: Path) -> None:
+def test_a_run_moves_from_two_ranks_to_one_and_back(
+    two: str, one: str, launch: Launch, tmp_path: Path
+) -> None:
     start = launch(two, 2)
     expected = {
-        name.partition("/")[2]: t for name, t in read(start, "measured", "float32")[0].items() if "_end/" in name
+        name.partition("/")[2]: t
+        for name, t in read(start, "measured", "float32")[0].items()
+        if "_end/" in name
     }
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
@@ -227,7 +267,9 @@ def test_the_gradient_of_an_adapter_does_not_depend_on_the_ranks(tmp_path: Path)
     pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
     conformance.adapter_gradients("local", tmp_path, ALONE)
     expected = load_file(tmp_path / "local_1_0.safetensors")
-    assert len(expected) == 28 and all("lora_" in name and tensor.any() for name, tensor in expected.items())
+    assert len(expected) == 28 and all(
+        "lora_" in name and tensor.any() for name, tensor in expected.items()
+    )
     for world in (1, 2, 3):
         run_ranks(world, conformance.adapter_gradients, "fsdp", tmp_path)
         for rank in range(world):
@@ -258,13 +300,25 @@ def table(capsys: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
         sys.stdout.write("\n" + "\n".join(lines) + "\n")
 
 
-def test_table_of_the_largest_differences(launch: Launch, local: Callable[[str], Measured], table: list[str]) -> None:
-    groups = ("forward", "gradient", "gradient_of_two_calls", "gradient_of_pairs", "weights", "weights_at_the_end")
-    table.append(f"{'engine':<14}{'dtype':<10}ranks  " + "".join(f"{name[:22]:<24}" for name in groups))
+def test_table_of_the_largest_differences(
+    launch: Launch, local: Callable[[str], Measured], table: list[str]
+) -> None:
+    groups = (
+        "forward",
+        "gradient",
+        "gradient_of_two_calls",
+        "gradient_of_pairs",
+        "weights",
+        "weights_at_the_end",
+    )
+    table.append(
+        f"{'engine':<14}{'dtype':<10}ranks  " + "".join(f"{name[:22]:<24}" for name in groups)
+    )
     for engine, dtype, world in CORE if find_spec("deepspeed") is None else [*CORE, *SCALE]:
         tensors, _ = read(launch(engine, world), "measured", dtype)
         found = differences(tensors, local(dtype)[0])
         table.append(
-            f"{engine:<14}{dtype:<10}{world}      " + "".join(f"{found.get(name, math.nan):<24.1e}" for name in groups)
+            f"{engine:<14}{dtype:<10}{world}      "
+            + "".join(f"{found.get(name, math.nan):<24.1e}" for name in groups)
         )
         assert found["forward"] < TOLERANCE[dtype]

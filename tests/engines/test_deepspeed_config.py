@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from oxrl.engines.deepspeed_engine import deepspeed_config
+from oxrl.engines.train.zero import deepspeed_config
 from oxrl.errors import EngineError
 
 
@@ -17,13 +17,25 @@ def test_the_stage_and_each_offload_reach_deepspeed() -> None:
     assert zero["stage"] == 3
     assert zero["offload_optimizer"]["device"] == "cpu"
     assert "offload_param" not in zero
-    zero = deepspeed_config(settings | {"offload_param": True}, dtype=torch.float32, max_grad_norm=0.5)
+    zero = deepspeed_config(
+        settings | {"offload_param": True}, dtype=torch.float32, max_grad_norm=0.5
+    )
     assert zero["zero_optimization"]["offload_param"]["device"] == "cpu"
 
 
 def test_clipping_is_deepspeeds_and_infinity_turns_it_off() -> None:
-    assert deepspeed_config({"zero_stage": 1}, dtype=torch.float32, max_grad_norm=0.5)["gradient_clipping"] == 0.5
-    assert deepspeed_config({"zero_stage": 1}, dtype=torch.float32, max_grad_norm=math.inf)["gradient_clipping"] == 0.0
+    assert (
+        deepspeed_config({"zero_stage": 1}, dtype=torch.float32, max_grad_norm=0.5)[
+            "gradient_clipping"
+        ]
+        == 0.5
+    )
+    assert (
+        deepspeed_config({"zero_stage": 1}, dtype=torch.float32, max_grad_norm=math.inf)[
+            "gradient_clipping"
+        ]
+        == 0.0
+    )
 
 
 def test_bfloat16_sums_stay_in_float32() -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from oxrl.engines.local_draw import draw, gumbel_noise, noise_keys, restrict
+from oxrl.engines.sample.gumbel import draw, gumbel_noise, noise_keys, restrict
 
 
 def test_noise_is_a_function_of_seed_position_and_token_alone() -> None:
@@ -35,7 +35,10 @@ def test_draws_follow_the_softmax_at_the_temperature() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -4.0])
     keys = noise_keys(torch.full((count,), 11), torch.arange(count))
     tokens, logprobs = draw(
-        logits.expand(count, -1), keys, temperature=torch.full((count,), temperature), stochastic=None
+        logits.expand(count, -1),
+        keys,
+        temperature=torch.full((count,), temperature),
+        stochastic=None,
     )
     expected = torch.softmax(logits / temperature, 0)
     assert torch.allclose(tokens.bincount(minlength=5) / count, expected, atol=0.008)
@@ -75,6 +78,10 @@ def test_top_p_is_taken_after_top_k_and_at_the_temperature() -> None:
     logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1]]))
     one, k, p = torch.ones(1), torch.tensor([2]), torch.tensor([0.55])
     # Of the two kept tokens the first has 4/7 = 0.571 >= 0.55.
-    assert restrict(logits, temperature=one, top_k=k, top_p=p).isfinite().tolist() == [[True, False, False, False]]
+    assert restrict(logits, temperature=one, top_k=k, top_p=p).isfinite().tolist() == [
+        [True, False, False, False]
+    ]
     # At temperature 2 the first has sqrt(.4) / (sqrt(.4) + sqrt(.3)) = 0.536 < 0.55.
-    assert restrict(logits, temperature=2 * one, top_k=k, top_p=p).isfinite().tolist() == [[True, True, False, False]]
+    assert restrict(logits, temperature=2 * one, top_k=k, top_p=p).isfinite().tolist() == [
+        [True, True, False, False]
+    ]

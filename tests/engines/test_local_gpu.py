@@ -7,8 +7,9 @@ import torch
 from tiny import token_batch
 from transformers import PreTrainedModel
 
-from oxrl.engines.base import generate
-from oxrl.engines.local import LocalSampler, LocalTrainer
+from oxrl.engines.sample.base import generate
+from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.train.local import LocalTrainer
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.seeds import sample_seed
 from oxrl.types import Completion, Prompt, Request, Sampling, TokenBatch
@@ -24,7 +25,9 @@ def _inputs() -> TokenBatch:
 
 def _model(device: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     model = load_policy(NAME, seed=0, dtype=dtype, device=device)
-    with torch.no_grad():  # as initialised, every distribution is nearly uniform and nothing can go wrong
+    with (
+        torch.no_grad()
+    ):  # as initialised, every distribution is nearly uniform and nothing can go wrong
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(2)
@@ -35,18 +38,28 @@ def _sample(model: PreTrainedModel, temperature: float, rows: int = 64) -> list[
     prompt = Prompt(uid="p", messages=(), token_ids=(5, 6, 7, 8))
     sampling = Sampling(temperature=temperature, max_tokens=48)
     requests = [
-        Request(id=str(i), prompt=prompt, draw=0, sample=i, sampling=sampling, seed=sample_seed(0, 0, i))
+        Request(
+            id=str(i), prompt=prompt, draw=0, sample=i, sampling=sampling, seed=sample_seed(0, 0, i)
+        )
         for i in range(rows)
     ]
-    return generate(LocalSampler(model, load_tokenizer(NAME), max_rows=rows), requests, deadline_s=120)
+    return generate(
+        LocalSampler(model, load_tokenizer(NAME), max_rows=rows), requests, deadline_s=120
+    )
 
 
-def _trainer_logprobs(model: PreTrainedModel, completions: list[Completion], temperature: float) -> torch.Tensor:
+def _trainer_logprobs(
+    model: PreTrainedModel, completions: list[Completion], temperature: float
+) -> torch.Tensor:
     rows = torch.tensor([[5, 6, 7, 8, *completion.token_ids] for completion in completions])
     trained = torch.ones_like(rows, dtype=torch.bool)
     trained[:, :4] = False
     inputs = TokenBatch(tokens=rows, attention_mask=torch.ones_like(trained), response_mask=trained)
-    logprobs = LocalTrainer(model, lr=0.0, temperature=temperature).forward(inputs, frozenset({"logprobs"})).logprobs
+    logprobs = (
+        LocalTrainer(model, lr=0.0, temperature=temperature)
+        .forward(inputs, frozenset({"logprobs"}))
+        .logprobs
+    )
     assert logprobs is not None
     return logprobs[:, 4:]
 
@@ -56,7 +69,9 @@ def _recorded(completions: list[Completion]) -> torch.Tensor:
 
 
 def test_forward_agrees_with_the_cpu() -> None:
-    one, other = (LocalTrainer(_model(device), lr=0.0).forward(_inputs(), WANT) for device in ("cpu", "cuda"))
+    one, other = (
+        LocalTrainer(_model(device), lr=0.0).forward(_inputs(), WANT) for device in ("cpu", "cuda")
+    )
     for name in WANT:
         assert torch.allclose(getattr(one, name), getattr(other, name), atol=1e-3)
 

@@ -5,10 +5,17 @@ import dataclasses
 import pytest
 import torch
 from samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
 
-from oxrl.engines.base import generate
-from oxrl.engines.local import LocalSampler, LocalTrainer
+from oxrl.engines.sample.base import generate
+from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.train.local import LocalTrainer
 from oxrl.errors import DeadlineError, EngineError, WeightSyncError
 from oxrl.models.load import load_policy
 from oxrl.types import Completion, Request, TokenBatch
@@ -19,7 +26,9 @@ def model() -> PreTrainedModel:
     return lively("builtin:tiny")
 
 
-def _sample(model: PreTrainedModel, requests: list[Request], *, max_rows: int = 32) -> list[Completion]:
+def _sample(
+    model: PreTrainedModel, requests: list[Request], *, max_rows: int = 32
+) -> list[Completion]:
     return generate(LocalSampler(model, TOKENIZER, max_rows=max_rows), requests, deadline_s=60)
 
 
@@ -30,10 +39,16 @@ def test_recorded_logprobs_are_the_trainers(model: PreTrainedModel, temperature:
     expected = trainer_logprobs(model, requests, done, temperature or 1.0)
     assert largest(done, expected) < 1e-4
     if temperature == 1.0:
-        assert -5 < sum(sum(c.segments[0].logprobs) for c in done) / sum(len(c.token_ids) for c in done) < -2
+        assert (
+            -5
+            < sum(sum(c.segments[0].logprobs) for c in done) / sum(len(c.token_ids) for c in done)
+            < -2
+        )
 
 
-def test_a_samples_tokens_do_not_depend_on_what_else_is_in_the_batch(model: PreTrainedModel) -> None:
+def test_a_samples_tokens_do_not_depend_on_what_else_is_in_the_batch(
+    model: PreTrainedModel,
+) -> None:
     requests = make_requests(16, 2, max_tokens=25, stop_token_ids=())
     alone = [_sample(model, [request], max_rows=1)[0].token_ids for request in requests]
     tokens = sum(map(len, alone))
@@ -41,9 +56,12 @@ def test_a_samples_tokens_do_not_depend_on_what_else_is_in_the_batch(model: PreT
     for rows in (2, 7, 32):
         together = [completion.token_ids for completion in _sample(model, requests, max_rows=rows)]
         different = sum(
-            a != b for one, other in zip(alone, together, strict=True) for a, b in zip(one, other, strict=True)
+            a != b
+            for one, other in zip(alone, together, strict=True)
+            for a, b in zip(one, other, strict=True)
         )
-        # Kernels round differently for other batch shapes, so a near-tie may fall the other way, seldom.
+        # Kernels round differently for other batch shapes, so a near-tie may fall the other way,
+        # seldom.
         assert different <= 8
 
 
@@ -53,7 +71,11 @@ def test_greedy_equals_hugging_face_generate(model: PreTrainedModel) -> None:
     for request, completion in zip(requests, done, strict=True):
         ids = torch.tensor([request.prompt.token_ids])
         theirs = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=15, do_sample=False, pad_token_id=0
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=15,
+            do_sample=False,
+            pad_token_id=0,
         )  # pyright: ignore
         assert list(completion.token_ids) == theirs[0, ids.shape[1] :].tolist()
 
@@ -73,7 +95,9 @@ def test_a_prompt_is_prefilled_once_for_all_its_samples(model: PreTrainedModel) 
 def test_finished_rows_are_replaced_and_cost_nothing(model: PreTrainedModel) -> None:
     limits = [2, 30, 3, 4, 30, 2, 2, 2]
     requests = [
-        dataclasses.replace(r, sampling=dataclasses.replace(r.sampling, max_tokens=limit, stop_token_ids=()))
+        dataclasses.replace(
+            r, sampling=dataclasses.replace(r.sampling, max_tokens=limit, stop_token_ids=())
+        )
         for r, limit in zip(make_requests(8), limits, strict=True)
     ]
     sampler = LocalSampler(model, TOKENIZER, max_rows=4)
@@ -86,10 +110,14 @@ def test_finished_rows_are_replaced_and_cost_nothing(model: PreTrainedModel) -> 
     assert [c.token_ids for c in done] == [c.token_ids for c in _sample(model, requests)]
 
 
-def test_weights_that_are_the_samplers_own_memory_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_the_samplers_own_memory_cost_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     policy = load_policy("builtin:tiny", seed=0)
     sampler = LocalSampler(policy, TOKENIZER)
-    monkeypatch.setattr("oxrl.engines.local_sampler.fingerprint", lambda tensor: pytest.fail("read a whole tensor"))
+    monkeypatch.setattr(
+        "oxrl.engines.sample.local.fingerprint", lambda tensor: pytest.fail("read a whole tensor")
+    )
     assert sampler.update_weights(LocalTrainer(policy, lr=1.0).weights(), version=1) == {}
     assert sampler.version == 1
 
@@ -99,7 +127,9 @@ def test_weights_that_do_not_fit_are_refused(model: PreTrainedModel) -> None:
     with pytest.raises(WeightSyncError, match="no such tensor"):
         sampler.update_weights([[("nonsense", torch.zeros(1))]], 1)
     with pytest.raises(WeightSyncError, match="were not sent"):
-        sampler.update_weights([[("model.norm.weight", model.get_parameter("model.norm.weight").detach())]], 1)
+        sampler.update_weights(
+            [[("model.norm.weight", model.get_parameter("model.norm.weight").detach())]], 1
+        )
     assert sampler.version == 0
 
 
@@ -109,14 +139,20 @@ def test_scoring_rows_equals_the_models_own_logits(model: PreTrainedModel) -> No
     assert [len(row) for row in scored] == [4, 1, 2] and all(row[0] == 0.0 for row in scored)
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([rows[0]])).logits[0]
-    expected = torch.log_softmax(logits[:-1] / 0.5, -1).gather(1, torch.tensor(rows[0][1:])[:, None]).squeeze(1)
+    expected = (
+        torch.log_softmax(logits[:-1] / 0.5, -1)
+        .gather(1, torch.tensor(rows[0][1:])[:, None])
+        .squeeze(1)
+    )
     assert scored[0][1:] == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 def test_a_deadline_says_what_it_waited_for(model: PreTrainedModel) -> None:
     sampler = LocalSampler(model, TOKENIZER, max_rows=2)
     sampler.submit(make_requests(3, max_tokens=2000, stop_token_ids=()))
-    with pytest.raises(DeadlineError, match=r"2 rows .* of at most 2000 tokens, and 1 requests wait"):
+    with pytest.raises(
+        DeadlineError, match=r"2 rows .* of at most 2000 tokens, and 1 requests wait"
+    ):
         sampler.poll(0.05)
 
 
@@ -160,7 +196,9 @@ def test_sampling_and_training_take_turns_on_one_model(model: PreTrainedModel) -
     tokens = torch.tensor([row[:12] for row in rows])
     real = torch.ones_like(tokens, dtype=torch.bool)
     inputs = TokenBatch(tokens=tokens, attention_mask=real, response_mask=real)
-    trainer.forward_backward(inputs, lambda output, batch: (-output.logprobs.sum(), {}), frozenset({"logprobs"}))
+    trainer.forward_backward(
+        inputs, lambda output, batch: (-output.logprobs.sum(), {}), frozenset({"logprobs"})
+    )
     trainer.optim_step()
     sampler.update_weights(trainer.weights(), version=1)
     after = generate(sampler, requests, deadline_s=60)

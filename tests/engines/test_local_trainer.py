@@ -13,9 +13,9 @@ from tiny import AttentionModel, batches, token_batch
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from oxrl.engines.base import Want
-from oxrl.engines.local import LocalTrainer
-from oxrl.engines.trainer import Options, undecayed
+from oxrl.engines.train.base import Want
+from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.trainer import Options, undecayed
 from oxrl.errors import CheckpointError, EngineError
 from oxrl.functional.logprobs import logprobs_from_logits
 from oxrl.functional.policy_losses import LossAndMetrics, cispo, ppo_clip
@@ -47,7 +47,9 @@ def _cispo(output: Output, batch: Any) -> LossAndMetrics:
 
 def _value(output: Output, batch: Any) -> LossAndMetrics:
     mask = batch.inputs.response_mask
-    return value_loss(output.values, batch.old_values, batch.returns, mask, batch.loss_weights, value_clip=0.5)
+    return value_loss(
+        output.values, batch.old_values, batch.returns, mask, batch.loss_weights, value_clip=0.5
+    )
 
 
 def _supervised(output: Output, batch: Any) -> LossAndMetrics:
@@ -76,18 +78,30 @@ def _gradient(
 def _variants(
     kind: str, loss_fn: LossFn, want: Want, model: nn.Module, dtype: torch.dtype, vocabulary: int
 ) -> Iterator[tuple[str, Tensor, Output, float]]:
-    """(what, gradient, output, loss) for micro-batches, row orders and paddings that must not matter."""
+    """(what, gradient, output, loss) for micro-batches, row orders and paddings that must not
+    matter.
+    """
     plain = batches(LENGTHS, dtype=dtype, vocabulary=vocabulary)[kind]
     widest = max(sum(pair) for pair in LENGTHS)
     for rows in (1, 3, len(LENGTHS)):
-        yield f"{rows} rows", *_gradient(model, plain, loss_fn, want, micro_batch_tokens=rows * widest)
+        yield (
+            f"{rows} rows",
+            *_gradient(model, plain, loss_fn, want, micro_batch_tokens=rows * widest),
+        )
     order = torch.tensor([4, 0, 6, 2, 5, 1, 3])
-    gradient, output, loss = _gradient(model, plain.select(order), loss_fn, want, micro_batch_tokens=25)
+    gradient, output, loss = _gradient(
+        model, plain.select(order), loss_fn, want, micro_batch_tokens=25
+    )
     yield "row order", gradient, output.select(order.argsort()), loss
     padded = batches(LENGTHS, extra=11, dtype=dtype, vocabulary=vocabulary, poison=True)[kind]
     for budget in (1, 10_000):
         gradient, output, loss = _gradient(model, padded, loss_fn, want, micro_batch_tokens=budget)
-        yield f"padding, {budget} tokens", gradient, output.select(torch.arange(len(LENGTHS)), widest), loss
+        yield (
+            f"padding, {budget} tokens",
+            gradient,
+            output.select(torch.arange(len(LENGTHS)), widest),
+            loss,
+        )
 
 
 def _worst_difference(model: nn.Module, name: str, dtype: torch.dtype, vocabulary: int) -> float:
@@ -97,24 +111,36 @@ def _worst_difference(model: nn.Module, name: str, dtype: torch.dtype, vocabular
     assert gradient.norm() > 1e-3
     worst = 0.0
     for _, other, other_output, other_loss in variants:
-        worst = max(worst, ((other - gradient).norm() / gradient.norm()).item(), abs(other_loss - loss) / abs(loss))
+        worst = max(
+            worst,
+            ((other - gradient).norm() / gradient.norm()).item(),
+            abs(other_loss - loss) / abs(loss),
+        )
         for field in ("logprobs", "values"):
             if getattr(output, field) is not None:
-                assert torch.allclose(getattr(output, field), getattr(other_output, field), rtol=1e-4, atol=1e-5)
+                assert torch.allclose(
+                    getattr(output, field), getattr(other_output, field), rtol=1e-4, atol=1e-5
+                )
     return worst
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_steps_gradient_does_not_depend_on_micro_batches_row_order_or_padding_in_float64(name: str) -> None:
+def test_a_steps_gradient_does_not_depend_on_micro_batches_row_order_or_padding_in_float64(
+    name: str,
+) -> None:
     model = AttentionModel(1 if name == "value_loss" else 13)
     assert _worst_difference(model, name, torch.float64, 13) < 1e-10
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_steps_gradient_does_not_depend_on_micro_batches_row_order_or_padding_on_the_hf_model(name: str) -> None:
+def test_a_steps_gradient_does_not_depend_on_micro_batches_row_order_or_padding_on_the_hf_model(
+    name: str,
+) -> None:
     if name == "value_loss":
         model = load_critic("builtin:tiny", seed=0)
-        torch.nn.init.normal_(model.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(1))
+        torch.nn.init.normal_(
+            model.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(1)
+        )
     else:
         model = load_policy("builtin:tiny", seed=0)
     assert _worst_difference(model, name, torch.float32, 261) < 1e-5
@@ -123,7 +149,9 @@ def test_a_steps_gradient_does_not_depend_on_micro_batches_row_order_or_padding_
 def test_the_gradient_is_that_of_plain_autograd_over_the_full_logits() -> None:
     model = AttentionModel()
     batch = batches(LENGTHS)["policy"]
-    gradient, output, loss = _gradient(model, batch, _ppo, frozenset({"logprobs"}), micro_batch_tokens=20)
+    gradient, output, loss = _gradient(
+        model, batch, _ppo, frozenset({"logprobs"}), micro_batch_tokens=20
+    )
     model.zero_grad()
     logits = model.backbone(batch.inputs.tokens, None, None) @ model.output.t() + model.bias
     logprobs = logprobs_from_logits(logits, batch.inputs.tokens) * batch.inputs.response_mask
@@ -153,18 +181,28 @@ def test_logprobs_are_those_of_the_hf_models_own_logits_at_the_temperature() -> 
 def test_gradients_of_two_calls_add() -> None:
     model = AttentionModel()
     batch = batches(LENGTHS)["supervised"]
-    whole, _, _ = _gradient(model, batch, _supervised, frozenset({"logprobs"}), micro_batch_tokens=100)
+    whole, _, _ = _gradient(
+        model, batch, _supervised, frozenset({"logprobs"}), micro_batch_tokens=100
+    )
     model.zero_grad()
     trainer = LocalTrainer(model, lr=1e-3)
-    trainer.forward_backward(batch.select(torch.tensor([0, 1, 2])), _supervised, frozenset({"logprobs"}))
-    trainer.forward_backward(batch.select(torch.tensor([3, 4, 5, 6])), _supervised, frozenset({"logprobs"}))
-    assert torch.allclose(torch.cat([p.grad.flatten() for p in model.parameters()]), whole, rtol=0, atol=1e-12)
+    trainer.forward_backward(
+        batch.select(torch.tensor([0, 1, 2])), _supervised, frozenset({"logprobs"})
+    )
+    trainer.forward_backward(
+        batch.select(torch.tensor([3, 4, 5, 6])), _supervised, frozenset({"logprobs"})
+    )
+    assert torch.allclose(
+        torch.cat([p.grad.flatten() for p in model.parameters()]), whole, rtol=0, atol=1e-12
+    )
 
 
 def test_values_of_a_fresh_critic_are_zero_and_the_bootstrap_is_read_after_the_last_token() -> None:
     model = AttentionModel(1)
     inputs = token_batch(LENGTHS)
-    output = LocalTrainer(model, lr=1e-3, micro_batch_tokens=15).forward(inputs, frozenset({"values"}))
+    output = LocalTrainer(model, lr=1e-3, micro_batch_tokens=15).forward(
+        inputs, frozenset({"values"})
+    )
     hidden = model.backbone(inputs.tokens, None, None)
     values = (hidden @ model.output.t() + model.bias).squeeze(-1).detach()
     row, (prompt, response) = 5, LENGTHS[5]
@@ -197,7 +235,9 @@ def test_a_step_is_torchs_adamw_after_a_global_clip_and_reports_its_norms() -> N
     for _ in range(3):
         before = torch.cat([p.detach().flatten().clone() for p in reference.parameters()])
         metrics = _one_step(trainer, batch)
-        gradient, _, _ = _gradient(reference, batch, _supervised, frozenset({"logprobs"}), micro_batch_tokens=999)
+        gradient, _, _ = _gradient(
+            reference, batch, _supervised, frozenset({"logprobs"}), micro_batch_tokens=999
+        )
         torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
         adam.step()
         after = torch.cat([p.detach().flatten() for p in reference.parameters()])
@@ -212,7 +252,9 @@ def test_a_step_is_torchs_adamw_after_a_global_clip_and_reports_its_norms() -> N
 
 
 def test_weight_decay_can_spare_norms_biases_and_embeddings() -> None:
-    """Two runs that differ in decay alone: the same matrices, and spared weights as without any decay."""
+    """Two runs that differ in decay alone: the same matrices, and spared weights as without any
+    decay.
+    """
     ended: dict[str, dict[str, Tensor]] = {}
     batch = batches([(2, 3), (1, 5)], vocabulary=200, dtype=torch.float32)["supervised"]
     for kind, weight_decay in (("matrices", 0.5), ("all", 0.5), ("all", 0.0)):
@@ -226,7 +268,11 @@ def test_weight_decay_can_spare_norms_biases_and_embeddings() -> None:
         assert metrics["update/update_norm_ratio"] == pytest.approx(ratio, rel=1e-3)
         ended[f"{kind} {weight_decay}"] = dict(model.named_parameters())
     some, everything, none = ended.values()
-    assert {"model.embed_tokens.weight", "model.norm.weight", "model.layers.0.self_attn.q_norm.weight"} <= spared
+    assert {
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "model.layers.0.self_attn.q_norm.weight",
+    } <= spared
     assert not [name for name in spared if "proj" in name] and len(spared) == 2 + 2 * 4
     for name, weight in some.items():
         assert torch.equal(weight, (none if name in spared else everything)[name]), name
@@ -247,7 +293,9 @@ def test_a_non_finite_loss_is_not_applied_and_the_step_index_is_consumed(poison:
     metrics = trainer.optim_step()
     assert metrics["update/skipped"] == 1.0
     assert trainer.step == 2
-    assert all(torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True))
+    assert all(
+        torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True)
+    )
     assert all(p.grad is None for p in trainer.model.parameters())
     assert _one_step(trainer, batch)["update/skipped"] == 0.0
 
@@ -271,7 +319,9 @@ def test_a_batch_without_any_trained_token_has_zero_loss_and_makes_no_step() -> 
     assert not output.logprobs.any()
     metrics = trainer.optim_step()
     assert metrics["update/skipped"] == 1.0 and metrics["update/grad_norm"] == 0.0
-    assert all(torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True))
+    assert all(
+        torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True)
+    )
 
 
 def test_the_learning_rate_is_a_function_of_the_step() -> None:
@@ -281,7 +331,9 @@ def test_the_learning_rate_is_a_function_of_the_step() -> None:
 
     assert rates("constant") == [0.5, 1, 1, 1, 1, 1]
     assert rates("linear") == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25])
-    assert rates("cosine") == pytest.approx([0.5, 1, 1, 0.5 + 0.25 * math.sqrt(2), 0.5, 0.5 - 0.25 * math.sqrt(2)])
+    assert rates("cosine") == pytest.approx(
+        [0.5, 1, 1, 0.5 + 0.25 * math.sqrt(2), 0.5, 0.5 - 0.25 * math.sqrt(2)]
+    )
 
 
 def test_a_schedule_that_decays_needs_to_know_the_end() -> None:
@@ -293,7 +345,13 @@ def _hf_trainer(dtype: torch.dtype = torch.float32, seed: int = 0) -> LocalTrain
     model = load_policy("builtin:tiny", dtype=dtype, seed=seed)
     tokenizer = load_tokenizer("builtin:tiny")
     return LocalTrainer(
-        model, lr=1e-3, lr_schedule="linear", warmup_steps=2, total_steps=10, micro_batch_tokens=30, tokenizer=tokenizer
+        model,
+        lr=1e-3,
+        lr_schedule="linear",
+        warmup_steps=2,
+        total_steps=10,
+        micro_batch_tokens=30,
+        tokenizer=tokenizer,
     )
 
 
@@ -317,7 +375,13 @@ def test_resuming_from_a_checkpoint_is_bit_exact(tmp_path: Path, dtype: torch.dt
 
 def _experts(seed: int, dtype: torch.dtype) -> Qwen3MoeForCausalLM:
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 2, "head_dim": 16, "num_experts": 4}
+    sizes = {
+        "hidden_size": 32,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+        "num_experts": 4,
+    }
     config = Qwen3MoeConfig(
         **sizes, vocab_size=261, num_attention_heads=2, num_key_value_heads=2, num_experts_per_tok=2
     )
@@ -356,9 +420,15 @@ def test_a_checkpoint_is_a_hugging_face_directory_without_pickle(tmp_path: Path)
     trainer.save(tmp_path)
     model = load_policy(str(tmp_path))
     inputs = token_batch(LENGTHS, vocabulary=261)
-    again = LocalTrainer(model, lr=1e-3, micro_batch_tokens=30).forward(inputs, frozenset({"logprobs"})).logprobs
+    again = (
+        LocalTrainer(model, lr=1e-3, micro_batch_tokens=30)
+        .forward(inputs, frozenset({"logprobs"}))
+        .logprobs
+    )
     assert torch.equal(again, trainer.forward(inputs, frozenset({"logprobs"})).logprobs)
-    assert load_tokenizer(str(tmp_path)).chat_template == load_tokenizer("builtin:tiny").chat_template
+    assert (
+        load_tokenizer(str(tmp_path)).chat_template == load_tokenizer("builtin:tiny").chat_template
+    )
     assert {path.suffix for path in tmp_path.iterdir()} <= {".json", ".safetensors", ".jinja"}
     assert json.loads((tmp_path / "trainer_state.json").read_text())["step"] == 1
     assert (tmp_path / "generation_config.json").is_file()
@@ -403,7 +473,9 @@ def test_a_checkpoint_that_lost_its_masters_is_refused(tmp_path: Path) -> None:
     _one_step(trainer, batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"])
     trainer.save(tmp_path)
     (tmp_path / "optimizer_master-00000.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="incomplete optimizer state for 'model.embed_tokens.weight'"):
+    with pytest.raises(
+        CheckpointError, match="incomplete optimizer state for 'model.embed_tokens.weight'"
+    ):
         _hf_trainer(torch.bfloat16).load(tmp_path)
 
 
@@ -415,7 +487,9 @@ def test_weights_come_in_buckets_under_hugging_face_names() -> None:
 
 
 def test_gradient_checkpointing_changes_no_gradient() -> None:
-    batch = batches(LENGTHS, dtype=torch.float32, vocabulary=BUILTIN_DIMS["builtin:tiny"]["vocab_size"])["supervised"]
+    batch = batches(
+        LENGTHS, dtype=torch.float32, vocabulary=BUILTIN_DIMS["builtin:tiny"]["vocab_size"]
+    )["supervised"]
     gradients = []
     for checkpointing in (False, True):
         model = load_policy("builtin:tiny", seed=0)
@@ -427,13 +501,23 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
 
 
 def test_gradient_checkpointing_switches_no_dropout_on_whatever_a_model_calls_it() -> None:
-    sizes = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 32, "num_hidden_layers": 2, "vocab_size": 13}
-    config = OPTConfig(**sizes, num_attention_heads=2, dropout=0.5, layerdrop=0.5, attention_dropout=0.5)
+    sizes = {
+        "hidden_size": 16,
+        "word_embed_proj_dim": 16,
+        "ffn_dim": 32,
+        "num_hidden_layers": 2,
+        "vocab_size": 13,
+    }
+    config = OPTConfig(
+        **sizes, num_attention_heads=2, dropout=0.5, layerdrop=0.5, attention_dropout=0.5
+    )
     batch = batches(LENGTHS, dtype=torch.float32)["supervised"]
     gradients = []
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        trainer = LocalTrainer(OPTForCausalLM(config), lr=1e-3, gradient_checkpointing=checkpointing)
+        trainer = LocalTrainer(
+            OPTForCausalLM(config), lr=1e-3, gradient_checkpointing=checkpointing
+        )
         trainer.forward_backward(batch, _supervised, frozenset({"logprobs"}))
         gradients.append(torch.cat([gradient.flatten() for _, gradient in trainer.gradients()]))
     assert torch.allclose(*gradients, rtol=0, atol=1e-7)

@@ -23,9 +23,9 @@ JOINS = """
     from test_ray_rollouts import expected_samples, requests, sampler, said, weights_of
     from ray.cluster_utils import Cluster as Nodes
     import ray
-    from oxrl.engines.base import generate
-    from oxrl.engines.ray_cluster import Cluster, layout
-    from oxrl.engines.ray_rollouts import RayRollouts
+    from oxrl.engines.sample.base import generate
+    from oxrl.engines.ray.cluster import Cluster, layout
+    from oxrl.engines.ray.rollouts import RayRollouts
     from oxrl.errors import ConfigError
 
     if __name__ == "__main__":
@@ -55,7 +55,7 @@ JOINS = """
 # Every address on which a process of the cluster listens.
 LISTENS = """
     import json, os, pathlib, signal
-    from oxrl.engines.ray_cluster import Cluster
+    from oxrl.engines.ray.cluster import Cluster
 
     def listening():
         inodes = set()
@@ -105,16 +105,26 @@ def program(text: str, folder: Path) -> dict[str, object]:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def test_actors_on_two_nodes_of_a_joined_cluster_give_the_samples_of_one_process(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale")
+def test_actors_on_two_nodes_of_a_joined_cluster_give_the_samples_of_one_process(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip(
+        "ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale"
+    )
     found = program(JOINS, tmp_path)
     assert (found["same"], found["homes"]) == (True, 2)
     assert "Available: 0 CPU and 0 GPU of 2 CPU and 0 GPU on 2 nodes" in str(found["refused"])
 
 
-@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc to see who listens where")
-def test_a_cluster_of_our_own_listens_on_the_loopback_device_alone_and_leaves_signals_alone(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale")
+@pytest.mark.skipif(
+    not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc to see who listens where"
+)
+def test_a_cluster_of_our_own_listens_on_the_loopback_device_alone_and_leaves_signals_alone(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip(
+        "ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale"
+    )
     found = program(LISTENS, tmp_path)
     addresses = set(found["listening"])  # pyright: ignore
     assert addresses
@@ -126,8 +136,14 @@ def test_a_cluster_of_our_own_listens_on_the_loopback_device_alone_and_leaves_si
 def test_the_slurm_example_is_a_script_that_the_shell_accepts() -> None:
     script = CLUSTER_FILES / "slurm.sh"
     subprocess.run(["bash", "-n", str(script)], check=True, timeout=20)
-    options = [line.split()[1] for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
-    assert {option.split("=")[0] for option in options} >= {"--nodes", "--gpus-per-node", "--ntasks-per-node"}
+    options = [
+        line.split()[1] for line in script.read_text().splitlines() if line.startswith("#SBATCH")
+    ]
+    assert {option.split("=")[0] for option in options} >= {
+        "--nodes",
+        "--gpus-per-node",
+        "--ntasks-per-node",
+    }
     assert "run.ray_address=" in script.read_text()
 
 
@@ -141,5 +157,6 @@ def test_the_kuberay_example_names_what_a_rayjob_needs() -> None:
         (container,) = group["template"]["spec"]["containers"]
         mounts = {mount["name"] for mount in container["volumeMounts"]}
         assert mounts <= {volume["name"] for volume in group["template"]["spec"]["volumes"]}
-        # Checkpoints are written by training actors and read by others: every node sees one file system.
+        # Checkpoints are written by training actors and read by others: every node sees one file
+        # system.
         assert "shared" in mounts

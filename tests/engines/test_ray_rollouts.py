@@ -12,18 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from oxrl.engines.base import Finished, generate
-from oxrl.engines.local import LocalSampler
+from oxrl.engines.sample.base import Finished, generate
+from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import ConfigError, DeadlineError, EngineError, WeightSyncError
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.weights import buckets, fingerprint
 from oxrl.types import Completion, Prompt, Request, Sampling
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale")
+ray = pytest.importorskip(
+    "ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale"
+)
 
-from oxrl.engines import ray_cluster  # noqa: E402
-from oxrl.engines.ray_cluster import Cluster, layout  # noqa: E402
-from oxrl.engines.ray_rollouts import RayRollouts, SamplerActor  # noqa: E402
+from oxrl.engines.ray import cluster as ray_cluster  # noqa: E402
+from oxrl.engines.ray.cluster import Cluster, layout  # noqa: E402
+from oxrl.engines.ray.rollouts import RayRollouts, SamplerActor  # noqa: E402
 
 # Ray says of every actor that a test kills that it was killed.
 pytestmark = [
@@ -35,7 +37,9 @@ pytestmark = [
 
 def sampler(seed: int = 0) -> LocalSampler:
     torch.set_num_threads(1)
-    return LocalSampler(load_policy("builtin:tiny", seed=seed), load_tokenizer("builtin:tiny"), max_rows=8)
+    return LocalSampler(
+        load_policy("builtin:tiny", seed=seed), load_tokenizer("builtin:tiny"), max_rows=8
+    )
 
 
 def requests(count: int, *, tokens: int = 24) -> list[Request]:
@@ -67,7 +71,11 @@ def connected() -> Iterator[None]:
     """One small Ray cluster for the whole module."""
     ray_cluster._import_ray(loopback=True)
     with ray_cluster._own_signals():
-        options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        options: dict[str, Any] = {
+            "include_dashboard": False,
+            "log_to_driver": False,
+            "logging_level": "ERROR",
+        }
         ray.init(num_cpus=6, object_store_memory=200 << 20, **options)
     yield
     ray.shutdown()
@@ -78,7 +86,9 @@ def rollouts(connected: None) -> Iterator[Any]:
     """`rollouts(count)` makes an engine of so many actors; all are ended after the test."""
     made: list[Any] = []
 
-    def make(count: int, *, deadline_s: float = 20, build: Any = sampler, **options: Any) -> RayRollouts:
+    def make(
+        count: int, *, deadline_s: float = 20, build: Any = sampler, **options: Any
+    ) -> RayRollouts:
         bundles, _, places = layout(0, count, trainer_gpus=0, sampler_gpus=0, colocated=False)
         cluster = Cluster(bundles)
         made.append(cluster)
@@ -90,7 +100,9 @@ def rollouts(connected: None) -> Iterator[Any]:
 
 
 def pid(engine: RayRollouts, number: int) -> int:
-    return ray.get(engine._workers[number].actor.__ray_call__.remote(lambda actor: os.getpid()), timeout=20)
+    return ray.get(
+        engine._workers[number].actor.__ray_call__.remote(lambda actor: os.getpid()), timeout=20
+    )
 
 
 def expected_samples() -> list[tuple[int, ...]]:
@@ -106,7 +118,9 @@ def expected() -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("actors", [1, 2])
-def test_actors_give_the_samples_of_one_process(actors: int, rollouts: Any, expected: list[tuple[int, ...]]) -> None:
+def test_actors_give_the_samples_of_one_process(
+    actors: int, rollouts: Any, expected: list[tuple[int, ...]]
+) -> None:
     engine = rollouts(actors)
     assert engine.version == 0
     sent = weights_of(1)
@@ -156,7 +170,10 @@ def test_a_lost_actor_is_replaced_and_no_sample_is_lost_or_doubled(
     assert engine.metrics()["rollout/replaced_actors"] == 1
     assert pid(engine, 1) != victim
     assert engine.update_weights(iter(sent), version=4) == fingerprints
-    print(f"{signal_number.name} of an actor {when}: all {len(asked)} samples after {seconds:.1f} s")  # noqa: T201
+    figure = (
+        f"{signal_number.name} of an actor {when}: all {len(asked)} samples after {seconds:.1f} s"
+    )
+    print(figure)  # noqa: T201
 
 
 def test_an_actor_lost_during_a_weight_update_is_replaced_with_the_new_weights(
@@ -165,7 +182,9 @@ def test_an_actor_lost_during_a_weight_update_is_replaced_with_the_new_weights(
     engine = rollouts(2, deadline_s=20)
     os.kill(pid(engine, 0), signal.SIGKILL)
     sent = weights_of(1)
-    assert engine.update_weights(iter(sent), version=3) == {n: fingerprint(t) for bucket in sent for n, t in bucket}
+    assert engine.update_weights(iter(sent), version=3) == {
+        n: fingerprint(t) for bucket in sent for n, t in bucket
+    }
     assert said(generate(engine, requests(32), deadline_s=60)) == expected
 
 
@@ -253,7 +272,9 @@ def test_colocated_actors_sleep_whenever_nothing_is_sampled(rollouts: Any) -> No
     assert engine._asleep
 
 
-def test_a_member_that_is_lost_before_it_is_asked_is_replaced_with_the_weights_it_had(rollouts: Any) -> None:
+def test_a_member_that_is_lost_before_it_is_asked_is_replaced_with_the_weights_it_had(
+    rollouts: Any,
+) -> None:
     engine = rollouts(2)
     engine.update_weights(weights_of(1), version=3)
     os.kill(pid(engine, 1), signal.SIGKILL)
@@ -278,20 +299,28 @@ def drowsy() -> LocalSampler:
     return Drowsy(load_policy("builtin:tiny"), load_tokenizer("builtin:tiny"), max_rows=8)
 
 
-def test_an_actor_that_is_lost_while_all_sleep_is_replaced_by_one_that_sleeps(rollouts: Any) -> None:
+def test_an_actor_that_is_lost_while_all_sleep_is_replaced_by_one_that_sleeps(
+    rollouts: Any,
+) -> None:
     engine = rollouts(2, sleeping=True, build=drowsy)
     generate(engine, requests(8), deadline_s=60)
     os.kill(pid(engine, 1), signal.SIGKILL)
     assert engine.metrics()["rollout/replaced_actors"] == 1
     actors = [worker.actor for worker in engine._workers]
-    assert ray.get([a.__ray_call__.remote(lambda a: a._engine.asleep) for a in actors], timeout=20) == [True, True]
+    assert ray.get(
+        [a.__ray_call__.remote(lambda a: a._engine.asleep) for a in actors], timeout=20
+    ) == [True, True]
     assert len(generate(engine, requests(8), deadline_s=60)) == 8
 
 
-def test_what_the_cluster_does_not_have_is_refused_in_seconds_with_both_numbers(connected: None) -> None:
+def test_what_the_cluster_does_not_have_is_refused_in_seconds_with_both_numbers(
+    connected: None,
+) -> None:
     started = time.monotonic()
     bundles, _, _ = layout(2, 1, trainer_gpus=8, sampler_gpus=1, colocated=False)
-    with pytest.raises(ConfigError, match=r"Asked: 3 CPU and 17 GPU.*Available: 6 CPU and 0 GPU of 6 CPU and 0 GPU"):
+    with pytest.raises(
+        ConfigError, match=r"Asked: 3 CPU and 17 GPU.*Available: 6 CPU and 0 GPU of 6 CPU and 0 GPU"
+    ):
         Cluster(bundles)
     assert time.monotonic() - started < 12
 
@@ -311,7 +340,10 @@ def test_an_actor_that_reports_other_weights_than_the_others_is_found(
     engine = rollouts(2)
     actor = engine._workers[1].actor
     ray.get(actor.__ray_call__.remote(lose_a_tensor), timeout=20)
-    with pytest.raises(WeightSyncError, match=r"rollout actor 1 holds other weights of version 1.*model.norm.weight"):
+    with pytest.raises(
+        WeightSyncError,
+        match=r"rollout actor 1 holds other weights of version 1.*model.norm.weight",
+    ):
         engine.update_weights(weights_of(1), version=1)
 
 
@@ -321,8 +353,13 @@ def lose_a_tensor(actor: SamplerActor) -> None:
 
     def broken(buckets: Any, version: int) -> Any:
         def lost(bucket: Any) -> Any:
-            changed = [(n, t.clone().index_fill_(0, torch.tensor([-1 + len(t)]), 0.0)) for n, t in bucket]
-            return [(n, c if n == "model.norm.weight" else t) for (n, t), (_, c) in zip(bucket, changed, strict=True)]
+            changed = [
+                (n, t.clone().index_fill_(0, torch.tensor([-1 + len(t)]), 0.0)) for n, t in bucket
+            ]
+            return [
+                (n, c if n == "model.norm.weight" else t)
+                for (n, t), (_, c) in zip(bucket, changed, strict=True)
+            ]
 
         return whole((lost(bucket) for bucket in buckets), version)
 

@@ -16,33 +16,41 @@ import torch
 from samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
 from transformers import PreTrainedModel
 
-from oxrl.engines.base import generate
-from oxrl.engines.local import LocalSampler
+from oxrl.engines.sample.base import generate
+from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.weight_sync import differences, probe_rows
 from oxrl.errors import DeadlineError, EngineError
 from oxrl.models.weights import buckets, fingerprint, save_model
 from oxrl.types import Completion, Prefix, Prompt, Request, Sampling
 
 pytestmark = [
-    # vLLM's own imports use what their authors have deprecated since; Ray's sockets are closed when they are forgotten.
+    # vLLM's own imports use what their authors have deprecated since; Ray's sockets are closed when
+    # they are forgotten.
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.timeout(300),
 ]
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: `make env-scale`")
-needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: `make env-scale`")
+needs_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="Ray is not installed: `make env-scale`"
+)
+needs_vllm = pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vLLM is not installed: `make env-scale`"
+)
 
 
 @pytest.fixture(
-    scope="module", params=["local", pytest.param("ray", marks=needs_ray), pytest.param("vllm", marks=needs_vllm)]
+    scope="module",
+    params=["local", pytest.param("ray", marks=needs_ray), pytest.param("vllm", marks=needs_vllm)],
 )
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Any]:
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Any]:
     # Not a function of this file: actors cannot import it.
     local = partial(LocalSampler, lively(), TOKENIZER, max_rows=32)
     if request.param == "local":
         yield local()
     elif request.param == "ray":
-        from oxrl.engines.ray_cluster import Cluster, layout
-        from oxrl.engines.ray_rollouts import RayRollouts
+        from oxrl.engines.ray.cluster import Cluster, layout
+        from oxrl.engines.ray.rollouts import RayRollouts
 
         bundles, _, places = layout(0, 1, trainer_gpus=0, sampler_gpus=0, colocated=False)
         cluster = Cluster(bundles)
@@ -51,7 +59,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         finally:
             cluster.close()
     else:
-        from oxrl.engines.vllm_engine import VllmEngine
+        from oxrl.engines.sample.vllm import VllmEngine
 
         folder = tmp_path_factory.mktemp("model")
         save_model(lively(), folder)
@@ -80,7 +88,9 @@ def tokens(done: list[Completion]) -> list[tuple[int, ...]]:
 
 def partly(engine: Any, requests: list[Request], *, length: int = 5) -> None:
     """Submit, and return when a short request is done and `requests` are on the way."""
-    short = dataclasses.replace(make_requests(1, max_tokens=length, stop_token_ids=())[0], id="short")
+    short = dataclasses.replace(
+        make_requests(1, max_tokens=length, stop_token_ids=())[0], id="short"
+    )
     engine.submit([short, *requests])
     assert [item.request.id for item in engine.poll(60)] == ["short"]
 
@@ -95,7 +105,9 @@ def rest(engine: Any, requests: list[Request]) -> list[Completion]:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 0.7, 1.0, 1.5, 0.0])
-def test_recorded_logprobs_are_the_trainers(engine: Any, model: PreTrainedModel, temperature: float) -> None:
+def test_recorded_logprobs_are_the_trainers(
+    engine: Any, model: PreTrainedModel, temperature: float
+) -> None:
     requests = make_requests(8, 3, temperature=temperature, max_tokens=40)
     done = generate(engine, requests, deadline_s=60)
     assert largest(done, trainer_logprobs(model, requests, done, temperature or 1.0)) < 1e-4
@@ -109,21 +121,31 @@ def test_a_request_gives_the_same_tokens_alone_in_a_batch_and_in_another_order(e
     assert len(set(together)) == 16
 
 
-def test_a_stop_token_is_the_last_token_and_responses_without_one_end_at_the_limit(engine: Any) -> None:
-    whole = generate(engine, make_requests(16, temperature=1.5, max_tokens=40, stop_token_ids=()), deadline_s=60)
+def test_a_stop_token_is_the_last_token_and_responses_without_one_end_at_the_limit(
+    engine: Any,
+) -> None:
+    whole = generate(
+        engine, make_requests(16, temperature=1.5, max_tokens=40, stop_token_ids=()), deadline_s=60
+    )
     stops = set(range(100, 112))
     requests = make_requests(16, temperature=1.5, max_tokens=40, stop_token_ids=tuple(stops))
     found = generate(engine, requests, deadline_s=60)
-    assert {c.finish_reason for c in whole} == {"length"} and {len(c.token_ids) for c in whole} == {40}
+    assert {c.finish_reason for c in whole} == {"length"} and {len(c.token_ids) for c in whole} == {
+        40
+    }
     assert {c.finish_reason for c in found} == {"stop", "length"}
     for completion, long in zip(found, whole, strict=True):
         cut = next((at + 1 for at, token in enumerate(long.token_ids) if token in stops), 40)
         assert completion.token_ids == long.token_ids[:cut]
         assert completion.finish_reason == ("stop" if stops & set(long.token_ids) else "length")
-        assert completion.text == TOKENIZER.decode(list(completion.token_ids), skip_special_tokens=True)
+        assert completion.text == TOKENIZER.decode(
+            list(completion.token_ids), skip_special_tokens=True
+        )
 
 
-def test_top_k_one_is_greedy_and_its_logprob_is_that_of_the_restricted_distribution(engine: Any) -> None:
+def test_top_k_one_is_greedy_and_its_logprob_is_that_of_the_restricted_distribution(
+    engine: Any,
+) -> None:
     greedy = generate(engine, make_requests(4, temperature=0.0), deadline_s=60)
     cuts: list[dict[str, Any]] = [{"top_k": 1}, {"top_p": 1e-6}]
     for cut in cuts:
@@ -149,7 +171,10 @@ def test_aborted_requests_come_back_with_what_they_had_and_continue_as_if_never_
     requests = make_requests(3, max_tokens=30, stop_token_ids=())
     whole = generate(engine, requests, deadline_s=60)
     partly(engine, requests)
-    parts = {item.request.id: item.completion for item in engine.abort([r.id for r in requests] + ["unknown"])}
+    parts = {
+        item.request.id: item.completion
+        for item in engine.abort([r.id for r in requests] + ["unknown"])
+    }
     assert [part.finish_reason for part in parts.values()] == ["abort"] * 3
     assert engine.poll(60) == []
     resumed: list[Request] = []
@@ -158,7 +183,9 @@ def test_aborted_requests_come_back_with_what_they_had_and_continue_as_if_never_
         assert 1 <= len(segment.token_ids) < 30
         assert segment.token_ids == expected.token_ids[: len(segment.token_ids)]
         assert segment.versions == (0,) * len(segment.token_ids)
-        prefix = Prefix(token_ids=segment.token_ids, logprobs=segment.logprobs, versions=segment.versions)
+        prefix = Prefix(
+            token_ids=segment.token_ids, logprobs=segment.logprobs, versions=segment.versions
+        )
         resumed.append(dataclasses.replace(request, prefix=prefix))
     engine.update_weights(buckets((name, p.detach()) for name, p in model.named_parameters()), 4)
     done = generate(engine, resumed, deadline_s=60)
@@ -170,7 +197,9 @@ def test_aborted_requests_come_back_with_what_they_had_and_continue_as_if_never_
         assert segment.versions == known.versions + (4,) * (30 - len(known.versions))
 
 
-def test_a_prefix_that_fills_the_limit_comes_back_at_once_from_poll_or_from_abort(engine: Any) -> None:
+def test_a_prefix_that_fills_the_limit_comes_back_at_once_from_poll_or_from_abort(
+    engine: Any,
+) -> None:
     prefix = Prefix(token_ids=(5, 6), logprobs=(-1.0, -2.0), versions=(0, 0))
     request = dataclasses.replace(make_requests(1, max_tokens=2)[0], prefix=prefix)
     [done] = generate(engine, [request], deadline_s=60)
@@ -195,19 +224,27 @@ def test_new_weights_are_used_from_the_next_token_on_and_nothing_old_stays_cache
     for completion, old, new in zip(found, before, after, strict=True):
         segment = completion.segments[0]
         assert set(segment.versions) == {0, 4}
-        for logprob, version, a, b in zip(segment.logprobs, segment.versions, old, new, strict=True):
+        for logprob, version, a, b in zip(
+            segment.logprobs, segment.versions, old, new, strict=True
+        ):
             assert logprob == pytest.approx(a if version == 0 else b, abs=1e-4)
     # The same prompts again: a cached prefix of the old weights would be off by nats.
     again = generate(engine, requests, deadline_s=60)
     assert largest(again, after) > 1e-3
-    assert tokens(again) == tokens(generate(LocalSampler(other, TOKENIZER), requests, deadline_s=60))
+    assert tokens(again) == tokens(
+        generate(LocalSampler(other, TOKENIZER), requests, deadline_s=60)
+    )
 
 
-def test_going_there_and_back_again_restores_every_score(engine: Any, model: PreTrainedModel) -> None:
+def test_going_there_and_back_again_restores_every_score(
+    engine: Any, model: PreTrainedModel
+) -> None:
     rows = probe_rows(261)
     first = engine.logprobs(rows)
     for version, there in enumerate((lively(seed=1), model), 1):
-        engine.update_weights(buckets((name, p.detach()) for name, p in there.named_parameters()), version)
+        engine.update_weights(
+            buckets((name, p.detach()) for name, p in there.named_parameters()), version
+        )
         assert (differences(engine.logprobs(rows), first)[0] > 0.5) == (version == 1)
     assert engine.logprobs(rows) == first
 
@@ -216,13 +253,21 @@ def test_going_there_and_back_again_restores_every_score(engine: Any, model: Pre
 def test_scores_are_the_models_own_also_while_requests_are_sampled(
     engine: Any, model: PreTrainedModel, temperature: float
 ) -> None:
-    requests, rows = make_requests(3, max_tokens=30, stop_token_ids=()), [[7, 8, 9], *probe_rows(261), [5, 6]]
+    requests, rows = (
+        make_requests(3, max_tokens=30, stop_token_ids=()),
+        [[7, 8, 9], *probe_rows(261), [5, 6]],
+    )
     partly(engine, requests)
     scored = engine.logprobs(rows, temperature)
     for row, found in zip(rows, scored, strict=True):
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([row])).logits[0, :-1]
-        expected = (logits / temperature).log_softmax(-1).gather(1, torch.tensor(row[1:])[:, None]).squeeze(1)
+        expected = (
+            (logits / temperature)
+            .log_softmax(-1)
+            .gather(1, torch.tensor(row[1:])[:, None])
+            .squeeze(1)
+        )
         assert found == pytest.approx([0.0, *expected.tolist()], abs=1e-4)
     found = rest(engine, requests)
     assert largest(found, trainer_logprobs(model, requests, found, 1.0)) < 1e-4
@@ -241,12 +286,16 @@ def test_sleeping_drops_what_is_cached_and_sampling_goes_on_as_before_without_wh
     assert tokens(rest(engine, requests[1:])) == whole[1:]
 
 
-def test_samples_of_one_prompt_share_its_keys_and_values_and_the_metrics_say_so(engine: Any) -> None:
+def test_samples_of_one_prompt_share_its_keys_and_values_and_the_metrics_say_so(
+    engine: Any,
+) -> None:
     requests = make_requests(2, 8, words=20, max_tokens=6, stop_token_ids=())
     generate(engine, requests, deadline_s=60)
     metrics = engine.metrics()
     prompt_tokens = sum(len(r.prompt.token_ids) for r in requests)
-    assert metrics["rollout/prefill_tokens"] + metrics["rollout/prefill_tokens_saved"] == prompt_tokens
+    assert (
+        metrics["rollout/prefill_tokens"] + metrics["rollout/prefill_tokens_saved"] == prompt_tokens
+    )
     assert metrics["rollout/prefill_tokens_saved"] > 0.5 * prompt_tokens
     assert metrics["rollout/tokens"] == 16 * 6
     assert 0 < metrics["rollout/mean_active_rows"] <= 16
@@ -258,9 +307,14 @@ def test_what_cannot_be_sampled_is_refused_with_the_fields_to_change_and_a_late_
     engine: Any,
 ) -> None:
     [request] = make_requests(1, max_tokens=2000, stop_token_ids=())
-    empty = dataclasses.replace(request, id="empty", prompt=Prompt(uid="", messages=(), token_ids=()))
+    empty = dataclasses.replace(
+        request, id="empty", prompt=Prompt(uid="", messages=(), token_ids=())
+    )
     for refused, says in (
-        (dataclasses.replace(request, sampling=Sampling(max_tokens=2047)), "context of 2048: lower rollout.max_tokens"),
+        (
+            dataclasses.replace(request, sampling=Sampling(max_tokens=2047)),
+            "context of 2048: lower rollout.max_tokens",
+        ),
         (dataclasses.replace(request, sampling=Sampling(max_tokens=0)), "must be at least 1"),
         (empty, "has 0 prompt tokens"),
     ):
@@ -269,6 +323,8 @@ def test_what_cannot_be_sampled_is_refused_with_the_fields_to_change_and_a_late_
     engine.submit([request])
     with pytest.raises(EngineError, match="already being sampled"):
         engine.submit([request])
-    with pytest.raises(DeadlineError, match=r"waited 0 s for a sampled response: .*1.* Raise run.deadline_s"):
+    with pytest.raises(
+        DeadlineError, match=r"waited 0 s for a sampled response: .*1.* Raise run.deadline_s"
+    ):
         engine.poll(0.0)
     engine.abort([request.id])

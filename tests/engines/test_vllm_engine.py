@@ -1,4 +1,6 @@
-"""VllmEngine against the local sampler and the trainer. Runs where vLLM is installed (`make test-scale`)."""
+"""VllmEngine against the local sampler and the trainer. Runs where vLLM is installed (`make
+test-scale`).
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ from samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
 from test_weight_sync import ATTACKS
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from oxrl.engines.base import Bucket, generate
-from oxrl.engines.local import LocalSampler, LocalTrainer
+from oxrl.engines.sample.base import generate
+from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.weight_sync import WeightSync
 from oxrl.errors import EngineError, WeightSyncError
 from oxrl.models.load import load_policy
@@ -23,7 +27,9 @@ from oxrl.models.weights import buckets, save_model
 from oxrl.types import Completion, Request
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: `make env-scale`"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: `make env-scale`"
+    ),
     # vLLM's own imports use what their authors have deprecated since.
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.timeout(300),
@@ -31,7 +37,7 @@ pytestmark = [
 
 
 def _start(folder: Path, **settings: Any) -> Any:
-    from oxrl.engines.vllm_engine import VllmEngine
+    from oxrl.engines.sample.vllm import VllmEngine
 
     save_model(lively(), folder)
     TOKENIZER.save_pretrained(folder)
@@ -67,17 +73,23 @@ def _local(model: PreTrainedModel, requests: list[Request]) -> list[Completion]:
     return generate(LocalSampler(model, TOKENIZER), requests, deadline_s=60)
 
 
-def test_greedy_tokens_agree_with_the_local_sampler_on_at_least_99_percent(engine: Any, model: PreTrainedModel) -> None:
+def test_greedy_tokens_agree_with_the_local_sampler_on_at_least_99_percent(
+    engine: Any, model: PreTrainedModel
+) -> None:
     requests = make_requests(128, max_tokens=24, temperature=0.0)
     found, expected = generate(engine, requests, deadline_s=60), _local(model, requests)
     pairs = [
-        (a, b) for c, d in zip(found, expected, strict=True) for a, b in zip(c.token_ids, d.token_ids, strict=False)
+        (a, b)
+        for c, d in zip(found, expected, strict=True)
+        for a, b in zip(c.token_ids, d.token_ids, strict=False)
     ]
     assert len(pairs) > 1000
     equal = sum(a == b for a, b in pairs)
     print(f"greedy tokens equal to the local sampler's: {equal} of {len(pairs)}")  # noqa: T201
     assert equal >= 0.99 * len(pairs)
-    assert sum(c.token_ids == d.token_ids for c, d in zip(found, expected, strict=True)) >= 0.99 * len(found)
+    assert sum(
+        c.token_ids == d.token_ids for c, d in zip(found, expected, strict=True)
+    ) >= 0.99 * len(found)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 0.7, 1.0, 1.5])
@@ -86,7 +98,10 @@ def test_samples_are_the_local_samplers_and_their_logprobs_the_trainers(
 ) -> None:
     requests = make_requests(16, 4, temperature=temperature)
     found = generate(engine, requests, deadline_s=60)
-    assert sum(a.token_ids == b.token_ids for a, b in zip(found, _local(model, requests), strict=True)) >= 63
+    assert (
+        sum(a.token_ids == b.token_ids for a, b in zip(found, _local(model, requests), strict=True))
+        >= 63
+    )
     assert largest(found, trainer_logprobs(model, requests, found, temperature)) < 1e-4
 
 
@@ -95,7 +110,10 @@ def test_greedy_tokens_carry_logprobs_of_temperature_1_also_in_a_batch_with_samp
 ) -> None:
     greedy = make_requests(4, temperature=0.0)
     others = [dataclasses.replace(r, id="s" + r.id) for r in make_requests(4, temperature=0.5)]
-    alone, mixed = generate(engine, greedy, deadline_s=60), generate(engine, greedy + others, deadline_s=60)
+    alone, mixed = (
+        generate(engine, greedy, deadline_s=60),
+        generate(engine, greedy + others, deadline_s=60),
+    )
     assert [c.token_ids for c in alone] == [c.token_ids for c in mixed[:4]]
     for found in (alone, mixed[:4]):
         assert largest(found, trainer_logprobs(model, greedy, found, 1.0)) < 1e-4
@@ -112,12 +130,16 @@ def test_a_cut_distribution_is_drawn_and_recorded_like_the_local_samplers(
     assert largest(found, [list(c.segments[0].logprobs) for c in expected]) < 1e-4
 
 
-def test_samples_of_one_prompt_share_its_cached_keys_and_values_and_the_metrics_say_so(engine: Any) -> None:
+def test_samples_of_one_prompt_share_its_cached_keys_and_values_and_the_metrics_say_so(
+    engine: Any,
+) -> None:
     requests = make_requests(2, 8, words=20)
     generate(engine, requests, deadline_s=60)
     metrics = engine.metrics()
     prompt_tokens = sum(len(r.prompt.token_ids) for r in requests)
-    assert metrics["rollout/prefill_tokens"] + metrics["rollout/prefill_tokens_saved"] == prompt_tokens
+    assert (
+        metrics["rollout/prefill_tokens"] + metrics["rollout/prefill_tokens_saved"] == prompt_tokens
+    )
     assert metrics["rollout/prefix_hit_frac"] > 0.5
     assert 0 < metrics["rollout/kv_cache_frac"] <= 1
     assert metrics["rollout/preemptions"] == 0
@@ -148,14 +170,20 @@ class Line:
         return self._engine.update_weights((self._attack(bucket) for bucket in payload), version)
 
 
-def _sync(engine: Any, model: PreTrainedModel, dtype: torch.dtype = torch.float32, **options: Any) -> WeightSync:
+def _sync(
+    engine: Any, model: PreTrainedModel, dtype: torch.dtype = torch.float32, **options: Any
+) -> WeightSync:
     policy = LocalTrainer(model, lr=1e-3, temperature=options.get("temperature", 1.0))
     settings = {"vocabulary": 261, "temperature": 1.0, **options}
-    return WeightSync(policy, engine, dtype=dtype, new_model=lambda: lively(seed=3, dtype=dtype), **settings)
+    return WeightSync(
+        policy, engine, dtype=dtype, new_model=lambda: lively(seed=3, dtype=dtype), **settings
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_a_delivery_is_proved_and_the_next_samples_are_of_the_new_weights(engine: Any, temperature: float) -> None:
+def test_a_delivery_is_proved_and_the_next_samples_are_of_the_new_weights(
+    engine: Any, temperature: float
+) -> None:
     other = lively(seed=1)
     sync = _sync(engine, other, temperature=temperature)
     sync.deliver(5)
@@ -168,7 +196,9 @@ def test_a_delivery_is_proved_and_the_next_samples_are_of_the_new_weights(engine
     assert {version for c in found for version in c.segments[0].versions} == {5}
 
 
-@pytest.mark.parametrize(("attack", "says"), ATTACKS, ids=["dropped", "corrupted", "mis-cast", "swapped"])
+@pytest.mark.parametrize(
+    ("attack", "says"), ATTACKS, ids=["dropped", "corrupted", "mis-cast", "swapped"]
+)
 def test_a_tampered_payload_is_refused_and_named(
     engine: Any, model: PreTrainedModel, attack: Callable[[Bucket], Bucket], says: str
 ) -> None:
@@ -188,7 +218,7 @@ def test_a_stale_version_is_refused(engine: Any, model: PreTrainedModel) -> None
 def test_a_tied_output_head_that_vllm_leaves_stale_is_caught(
     engine: Any, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oxrl.engines.vllm_worker._repack", lambda model: None)
+    monkeypatch.setattr("oxrl.engines.sample.vllm_worker._repack", lambda model: None)
     with pytest.raises(WeightSyncError, match="weight version -1 but does not use it"):
         _sync(engine, model).deliver(1)
 
@@ -216,14 +246,16 @@ def test_in_bfloat16_the_delivery_is_proved_within_the_stated_tolerance_and_a_st
         metrics = sync.metrics()
         assert metrics["sync/probe_max"] < 0.1
         assert metrics["sync/probe_mean"] < 0.02
-        monkeypatch.setattr("oxrl.engines.vllm_worker._repack", lambda model: None)
+        monkeypatch.setattr("oxrl.engines.sample.vllm_worker._repack", lambda model: None)
         with pytest.raises(WeightSyncError, match="weight version -1 but does not use it"):
             _sync(engine, policy, torch.bfloat16).deliver(2)
     finally:
         engine.close()
 
 
-def test_a_small_cache_puts_requests_back_and_changes_no_sample(tmp_path: Path, model: PreTrainedModel) -> None:
+def test_a_small_cache_puts_requests_back_and_changes_no_sample(
+    tmp_path: Path, model: PreTrainedModel
+) -> None:
     requests = make_requests(32, max_tokens=60, stop_token_ids=())
     engine = _start(tmp_path, kv_cache_gb=0.004)
     try:
@@ -271,7 +303,7 @@ def _experts(seed: int) -> Qwen3MoeForCausalLM:
 def test_fused_experts_get_new_weights_and_are_caught_when_vllm_leaves_them_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from oxrl.engines.vllm_engine import VllmEngine
+    from oxrl.engines.sample.vllm import VllmEngine
 
     save_model(_experts(0), tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
@@ -282,7 +314,7 @@ def test_fused_experts_get_new_weights_and_are_caught_when_vllm_leaves_them_stal
         sync = WeightSync(policy, engine, new_model=lambda: _experts(2), **settings)
         sync.deliver(1)
         assert sync.metrics()["sync/probe_max"] < 1e-4
-        monkeypatch.setattr("oxrl.engines.vllm_worker._repack", lambda model: None)
+        monkeypatch.setattr("oxrl.engines.sample.vllm_worker._repack", lambda model: None)
         with pytest.raises(WeightSyncError, match="weight version -1 but does not use it"):
             WeightSync(policy, engine, new_model=lambda: _experts(2), **settings).deliver(2)
     finally:
@@ -292,7 +324,7 @@ def test_fused_experts_get_new_weights_and_are_caught_when_vllm_leaves_them_stal
 def test_a_built_in_model_needs_no_folder_and_a_head_size_that_vllm_cannot_run_on_a_cpu_is_refused(
     tmp_path: Path,
 ) -> None:
-    from oxrl.engines.vllm_engine import VllmEngine
+    from oxrl.engines.sample.vllm import VllmEngine
 
     with pytest.raises(EngineError, match="no attention for heads of 16"):
         VllmEngine("builtin:tiny", max_model_len=64, log_file=str(tmp_path / "vllm.log"))
@@ -303,7 +335,7 @@ def test_a_model_that_vllm_cannot_load_is_an_error_that_names_the_log(tmp_path: 
     save_model(load_policy("builtin:small"), folder)
     TOKENIZER.save_pretrained(folder)
     (folder / "model.safetensors").unlink()
-    from oxrl.engines.vllm_engine import VllmEngine
+    from oxrl.engines.sample.vllm import VllmEngine
 
     with pytest.raises(EngineError, match=f"vLLM does not start .* its messages: {log_file}"):
         VllmEngine(str(folder), max_model_len=64, log_file=str(log_file))

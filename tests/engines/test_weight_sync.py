@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from oxrl.engines.base import Bucket
-from oxrl.engines.local import LocalSampler, LocalTrainer
+from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.weight_sync import PERTURBED, WeightSync, differences, perturb, probe_rows, scores
 from oxrl.errors import WeightSyncError
 from oxrl.models.load import load_policy, load_tokenizer
@@ -24,9 +25,13 @@ def _model(seed: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
 
 
 class Remote(LocalSampler):
-    """A sampler with weights of its own, and a line on which `attack` sits, at first for `attacks` deliveries."""
+    """A sampler with weights of its own, and a line on which `attack` sits, at first for `attacks`
+    deliveries.
+    """
 
-    def __init__(self, model: PreTrainedModel, attack: Attack = lambda bucket: bucket, attacks: int = 10**9) -> None:
+    def __init__(
+        self, model: PreTrainedModel, attack: Attack = lambda bucket: bucket, attacks: int = 10**9
+    ) -> None:
         super().__init__(model, TOKENIZER, max_rows=4, version=-2)
         self.attack, self.attacks = attack, attacks
         self.versions: list[int] = []
@@ -49,7 +54,9 @@ def _sync(sampler: Any, policy: LocalTrainer | None = None, **options: Any) -> W
 
 
 def _small_step(policy: LocalTrainer) -> None:
-    """Weights as after an optimizer step at a learning rate of 1e-6: too little for any probe to see."""
+    """Weights as after an optimizer step at a learning rate of 1e-6: too little for any probe to
+    see.
+    """
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(1e-6)
@@ -62,14 +69,18 @@ def test_a_delivery_leaves_the_sampler_with_the_policys_weights_and_scores(
 ) -> None:
     policy = LocalTrainer(_model(0, dtype), lr=1e-3, temperature=temperature)
     sampler = Remote(_model(5, dtype))
-    sync = _sync(sampler, policy, dtype=dtype, temperature=temperature, new_model=lambda: _model(9, dtype))
+    sync = _sync(
+        sampler, policy, dtype=dtype, temperature=temperature, new_model=lambda: _model(9, dtype)
+    )
     sync.deliver(0)
     assert sampler.version == 0
     for mine, theirs in zip(policy.model.parameters(), sampler.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     metrics = sync.metrics()
     assert metrics["sync/retries"] == 0
-    assert 0 <= metrics["sync/probe_mean"] <= metrics["sync/probe_max"] < limit / min(1, temperature)
+    assert (
+        0 <= metrics["sync/probe_mean"] <= metrics["sync/probe_max"] < limit / min(1, temperature)
+    )
     assert metrics["time/sync_s"] > 0
     assert sync.metrics() == {}
 
@@ -97,7 +108,9 @@ def test_without_probe_every_only_the_first_sync_loads_a_perturbed_copy() -> Non
     assert sampler.versions == [PERTURBED, 0, 1, 2]
 
 
-def test_the_perturbed_copy_changes_every_tensor_and_moves_the_probe_far_beyond_the_tolerance() -> None:
+def test_the_perturbed_copy_changes_every_tensor_and_moves_the_probe_far_beyond_the_tolerance() -> (
+    None
+):
     model, other = _model(0), _model(0)
     with torch.no_grad():
         for parameter in other.parameters():
@@ -110,7 +123,10 @@ def test_the_perturbed_copy_changes_every_tensor_and_moves_the_probe_far_beyond_
 
 def test_scores_are_the_local_samplers() -> None:
     model, rows = _model(0), probe_rows(261)
-    assert differences(scores(model, rows, 0.7), LocalSampler(model, TOKENIZER).logprobs(rows, 0.7))[0] < 1e-5
+    assert (
+        differences(scores(model, rows, 0.7), LocalSampler(model, TOKENIZER).logprobs(rows, 0.7))[0]
+        < 1e-5
+    )
 
 
 def _drop(bucket: Bucket) -> Bucket:
@@ -143,10 +159,17 @@ ATTACKS: Sequence[tuple[Attack, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("attack", "says"), ATTACKS, ids=["dropped", "corrupted", "mis-cast", "swapped"])
+@pytest.mark.parametrize(
+    ("attack", "says"), ATTACKS, ids=["dropped", "corrupted", "mis-cast", "swapped"]
+)
 @pytest.mark.parametrize("from_start", [True, False])
-def test_a_tampered_payload_is_refused_twice_and_named(attack: Attack, says: str, from_start: bool) -> None:
-    policy, sampler = LocalTrainer(_model(0), lr=1e-3), Remote(_model(5), attack if from_start else lambda b: b)
+def test_a_tampered_payload_is_refused_twice_and_named(
+    attack: Attack, says: str, from_start: bool
+) -> None:
+    policy, sampler = (
+        LocalTrainer(_model(0), lr=1e-3),
+        Remote(_model(5), attack if from_start else lambda b: b),
+    )
     sync = _sync(sampler, policy)
     if not from_start:
         sync.deliver(0)
@@ -176,12 +199,18 @@ def test_a_sampler_that_keeps_serving_its_old_version_is_refused() -> None:
         sync.deliver(0)
 
 
-def test_an_output_head_left_stale_is_caught_at_the_first_sync_though_every_fingerprint_is_right() -> None:
-    sampler = Remote(_model(0))  # the policy's own weights: without the perturbed copy the head would look current
+def test_an_output_head_left_stale_is_caught_at_the_first_sync_though_every_fingerprint_is_right() -> (
+    None
+):
+    sampler = Remote(
+        _model(0)
+    )  # the policy's own weights: without the perturbed copy the head would look current
     network = sampler.network
     head = network.head._replace(weight=network.head.weight.detach().clone())
     sampler.network = SimpleNamespace(backbone=network.backbone, decoder=network.decoder, head=head)  # pyright: ignore
-    with pytest.raises(WeightSyncError, match=r"weight version -1 but does not use it: the largest difference"):
+    with pytest.raises(
+        WeightSyncError, match=r"weight version -1 but does not use it: the largest difference"
+    ):
         _sync(sampler).deliver(0)
 
 
@@ -209,10 +238,14 @@ def test_every_member_of_a_group_is_asked_by_name() -> None:
 
         def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
             everything = list(buckets)
-            return [member.update_weights(everything, version) for member in self.members.values()][0]
+            return [member.update_weights(everything, version) for member in self.members.values()][
+                0
+            ]
 
     class Deaf(Remote):
-        def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        def logprobs(
+            self, rows: Sequence[Sequence[int]], temperature: float = 1.0
+        ) -> list[list[float]]:
             return [[-1.0] * len(row) for row in rows]
 
     _sync(Group({"actor 0": Remote(_model(5)), "actor 1": Remote(_model(6))})).deliver(0)

@@ -31,7 +31,9 @@ class AttentionModel(nn.Module):
     def head(self) -> Head:
         return Head(self.output, self.bias)
 
-    def backbone(self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+    def backbone(
+        self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
+    ) -> Tensor:
         x = self.embedding[tokens] + self.positions[: tokens.shape[1]]
         q, k, v = (x @ self.query_key_value.t()).chunk(3, -1)
         scores = (q @ k.transpose(1, 2)).masked_fill(
@@ -40,24 +42,42 @@ class AttentionModel(nn.Module):
         return torch.tanh(x + scores.softmax(-1) @ v)
 
 
-def token_batch(lengths: list[tuple[int, int]], *, extra: int = 0, vocabulary: int = VOCABULARY) -> TokenBatch:
-    """Rows of (prompt, response) lengths; `extra` columns of padding filled with random valid ids."""
+def token_batch(
+    lengths: list[tuple[int, int]], *, extra: int = 0, vocabulary: int = VOCABULARY
+) -> TokenBatch:
+    """Rows of (prompt, response) lengths; `extra` columns of padding filled with random valid
+    ids.
+    """
     generator = torch.Generator().manual_seed(5)
     width = max(prompt + response for prompt, response in lengths)
     tokens = torch.randint(0, vocabulary, (len(lengths), width), generator=generator)
-    filler = torch.randint(0, vocabulary, (len(lengths), extra), generator=torch.Generator().manual_seed(6))
+    filler = torch.randint(
+        0, vocabulary, (len(lengths), extra), generator=torch.Generator().manual_seed(6)
+    )
     tokens = torch.cat([tokens, filler], 1)
     column = torch.arange(width + extra)
     prompts = torch.tensor([prompt for prompt, _ in lengths])[:, None]
     ends = torch.tensor([prompt + response for prompt, response in lengths])[:, None]
-    return TokenBatch(tokens=tokens, attention_mask=column < ends, response_mask=(column >= prompts) & (column < ends))
+    return TokenBatch(
+        tokens=tokens,
+        attention_mask=column < ends,
+        response_mask=(column >= prompts) & (column < ends),
+    )
 
 
-def _field(inputs: TokenBatch, seed: int, extra: int, *, dtype: torch.dtype, poison: bool) -> Tensor:
+def _field(
+    inputs: TokenBatch, seed: int, extra: int, *, dtype: torch.dtype, poison: bool
+) -> Tensor:
     rows, width = inputs.tokens.shape
-    values = torch.randn(rows, width - extra, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    values = torch.randn(
+        rows, width - extra, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     values = torch.nn.functional.pad(values, (0, extra)).to(dtype)
-    return values.masked_fill(~inputs.response_mask, torch.nan) if poison else values * inputs.response_mask
+    return (
+        values.masked_fill(~inputs.response_mask, torch.nan)
+        if poison
+        else values * inputs.response_mask
+    )
 
 
 def batches(
@@ -68,7 +88,9 @@ def batches(
     vocabulary: int = VOCABULARY,
     poison: bool = False,
 ) -> dict[str, PolicyBatch | ValueBatch | SupervisedBatch]:
-    """The same random problem for each loss; `poison` fills every float field with NaN outside the mask."""
+    """The same random problem for each loss; `poison` fills every float field with NaN outside the
+    mask.
+    """
     inputs = token_batch(lengths, extra=extra, vocabulary=vocabulary)
 
     def field(seed: int) -> Tensor:
@@ -87,4 +109,8 @@ def batches(
         group_ids=torch.arange(len(lengths)),
     )
     value = ValueBatch(inputs=inputs, old_values=field(4), returns=field(5), loss_weights=weights)
-    return {"policy": policy, "value": value, "supervised": SupervisedBatch(inputs=inputs, loss_weights=weights)}
+    return {
+        "policy": policy,
+        "value": value,
+        "supervised": SupervisedBatch(inputs=inputs, loss_weights=weights),
+    }

@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs, broadcast, gae, suffix_scan, whiten
+from oxrl.functional.advantages import (
+    ADVANTAGES,
+    AdvantageInputs,
+    broadcast,
+    gae,
+    suffix_scan,
+    whiten,
+)
 from oxrl.functional.group_advantages import group_center, group_normalize, leave_one_out
 
 NAN = float("nan")
@@ -25,7 +32,9 @@ ONE_OF_FOUR, SAME = f64([1, 0, 0, 0]), torch.zeros(4, dtype=torch.long)
 def test_group_advantages_of_one_success_in_four() -> None:
     """E3: mean .25, unbiased standard deviation .5."""
     normalized = group_normalize(ONE_OF_FOUR, SAME, eps=1e-6)
-    torch.testing.assert_close(normalized, f64([1.499997, -0.499999, -0.499999, -0.499999]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        normalized, f64([1.499997, -0.499999, -0.499999, -0.499999]), atol=1e-6, rtol=0
+    )
     torch.testing.assert_close(group_center(ONE_OF_FOUR, SAME), f64([0.75, -0.25, -0.25, -0.25]))
     torch.testing.assert_close(leave_one_out(ONE_OF_FOUR, SAME), f64([1, -1 / 3, -1 / 3, -1 / 3]))
 
@@ -33,7 +42,9 @@ def test_group_advantages_of_one_success_in_four() -> None:
 @pytest.mark.parametrize("reward", [0.1, 0.3, 0.7, 1 / 3])
 @pytest.mark.parametrize("size", [8, 16])
 @pytest.mark.parametrize("estimate", [group_normalize, group_center, leave_one_out])
-def test_a_group_of_equal_rewards_gives_exactly_zero(estimate: object, reward: float, size: int) -> None:
+def test_a_group_of_equal_rewards_gives_exactly_zero(
+    estimate: object, reward: float, size: int
+) -> None:
     """In float32 the naive formula gives |A| = 0.41 for eight rewards of 0.1."""
     rewards = torch.full((size,), reward, dtype=torch.float32)
     assert (estimate(rewards, torch.zeros(size, dtype=torch.long)) == 0).all()  # type: ignore[operator]
@@ -65,12 +76,17 @@ def test_normalized_advantages_ignore_an_affine_change_of_rewards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("estimate", "size", "gradient"), [(leave_one_out, 2, 0.16), (group_center, 2, 0.08), (group_center, 4, 0.12)]
+    ("estimate", "size", "gradient"),
+    [(leave_one_out, 2, 0.16), (group_center, 2, 0.08), (group_center, 4, 0.12)],
 )
-def test_the_baseline_is_unbiased_or_off_by_a_known_factor(estimate: object, size: int, gradient: float) -> None:
-    """E3: Bernoulli policy p = .2, reward = action; the true gradient by its logit is p (1 - p) = .16.
+def test_the_baseline_is_unbiased_or_off_by_a_known_factor(
+    estimate: object, size: int, gradient: float
+) -> None:
+    """E3: Bernoulli policy p = .2, reward = action; the true gradient by its logit is p (1 - p) =
+    .16.
 
-    A mean that includes the sample itself shrinks the expected gradient by 1 - 1/G; leaving it out does not.
+    A mean that includes the sample itself shrinks the expected gradient by 1 - 1/G; leaving it out
+    does not.
     """
     p, expected = 0.2, 0.0
     for actions in itertools.product([0.0, 1.0], repeat=size):
@@ -92,7 +108,11 @@ def test_a_row_advantage_is_spread_over_its_trained_tokens() -> None:
 
 # --- gae ---
 
-REWARDS, VALUES, ALL = f64([[0, 0, 0, 1]]), f64([[0.5, 0.6, 0.4, 0.8]]), torch.ones(1, 4, dtype=torch.bool)
+REWARDS, VALUES, ALL = (
+    f64([[0, 0, 0, 1]]),
+    f64([[0.5, 0.6, 0.4, 0.8]]),
+    torch.ones(1, 4, dtype=torch.bool),
+)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +126,15 @@ REWARDS, VALUES, ALL = f64([[0, 0, 0, 1]]), f64([[0.5, 0.6, 0.4, 0.8]]), torch.o
     ],
 )
 def test_gae_of_the_worked_example(
-    gamma: float, gae_lambda: float, bootstrap: float | None, advantages: list[float], returns: list[float]
+    gamma: float,
+    gae_lambda: float,
+    bootstrap: float | None,
+    advantages: list[float],
+    returns: list[float],
 ) -> None:
-    """E1; a cut response differs from an ended one by gamma * (gamma * lambda)^(n - k) * bootstrap."""
+    """E1; a cut response differs from an ended one by gamma * (gamma * lambda)^(n - k) *
+    bootstrap.
+    """
     after = None if bootstrap is None else f64([bootstrap])
     found, targets = gae(REWARDS, VALUES, ALL, after, gamma=gamma, gae_lambda=gae_lambda)
     torch.testing.assert_close(found, f64([advantages]), atol=1e-6, rtol=0)
@@ -132,7 +158,12 @@ def test_a_reward_on_a_tool_token_counts_for_the_action_before_it() -> None:
 
 
 def slow_gae(
-    rewards: Tensor, values: Tensor, mask: Tensor, bootstrap: Tensor, gamma: float, gae_lambda: float
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    bootstrap: Tensor,
+    gamma: float,
+    gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
     """Schulman et al. 2016, Eq. 16, one row and one token at a time."""
     advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
@@ -145,7 +176,10 @@ def slow_gae(
             delta = reward + gamma * following_value - float(values[b, t])
             following_advantage = delta + gamma * gae_lambda * following_advantage
             following_value = float(values[b, t])
-            advantages[b, t], returns[b, t] = following_advantage, following_advantage + following_value
+            advantages[b, t], returns[b, t] = (
+                following_advantage,
+                following_advantage + following_value,
+            )
     return advantages, returns
 
 
@@ -167,7 +201,11 @@ def test_vectorised_gae_equals_the_loop(length: int) -> None:
 
 def test_padding_with_nan_changes_no_advantage() -> None:
     pad = torch.full((1, 3), NAN, dtype=torch.float64)
-    padded = torch.cat([REWARDS, pad], 1), torch.cat([VALUES, pad], 1), torch.cat([ALL, torch.zeros(1, 3).bool()], 1)
+    padded = (
+        torch.cat([REWARDS, pad], 1),
+        torch.cat([VALUES, pad], 1),
+        torch.cat([ALL, torch.zeros(1, 3).bool()], 1),
+    )
     found, returns = gae(*padded, f64([0.7]), gamma=0.9, gae_lambda=0.9)
     alone = gae(REWARDS, VALUES, ALL, f64([0.7]), gamma=0.9, gae_lambda=0.9)
     assert torch.equal(found[:, :4], alone[0]) and torch.equal(returns[:, :4], alone[1])
@@ -175,7 +213,9 @@ def test_padding_with_nan_changes_no_advantage() -> None:
 
 
 def test_a_long_scan_neither_under_nor_overflows() -> None:
-    """0.95^8000 underflows; the scan never divides by it. Far from the end y is 1 / (1 - 0.95) = 20."""
+    """0.95^8000 underflows; the scan never divides by it. Far from the end y is 1 / (1 - 0.95) =
+    20.
+    """
     scanned = suffix_scan(torch.ones(1, 8000, dtype=torch.float64), f64([0.95]))
     assert scanned[0, 0] == pytest.approx(20.0) and scanned[0, -1] == 1.0
 
@@ -194,7 +234,9 @@ def test_whitening_the_worked_example() -> None:
 
 def test_whitening_reads_trained_tokens_only_and_leaves_a_single_one_alone() -> None:
     mask = torch.tensor([[True, True, False]])
-    assert whiten(f64([[1, 3, NAN]]), mask).tolist()[0] == pytest.approx([-(0.5**0.5), 0.5**0.5, 0.0])
+    assert whiten(f64([[1, 3, NAN]]), mask).tolist()[0] == pytest.approx(
+        [-(0.5**0.5), 0.5**0.5, 0.0]
+    )
     assert whiten(f64([[5, 3, NAN]]), torch.tensor([[True, False, False]])).tolist() == [[5, 0, 0]]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from oxrl.algorithms import PARAMETERS, ROWS
+from oxrl.tables.policy import PARAMETERS, ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 

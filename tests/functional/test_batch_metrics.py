@@ -28,16 +28,26 @@ def test_groups_that_cannot_teach_are_counted_apart() -> None:
     metrics = reward_metrics(rewards, torch.tensor([8, 8, 2, 2, 5, 5]))
     assert metrics["reward/mean"] == 0.5 and metrics["reward/pass_rate"] == 0.5
     assert metrics["reward/zero_variance_groups"] == pytest.approx(2 / 3)
-    assert metrics["reward/all_pass_groups"] == metrics["reward/all_fail_groups"] == pytest.approx(1 / 3)
+    assert (
+        metrics["reward/all_pass_groups"]
+        == metrics["reward/all_fail_groups"]
+        == pytest.approx(1 / 3)
+    )
     assert metrics["reward/group_std"] == pytest.approx(0.5 / 3)
 
 
 def test_lengths_of_right_and_wrong_answers_are_told_apart() -> None:
     mask = torch.cat([MASK, torch.zeros(1, 4, dtype=torch.bool)])
     metrics = data_metrics(mask, torch.tensor([False, True, False]), torch.tensor([1.0, 0.0, 0.0]))
-    assert metrics["data/tokens"] == 7 and metrics["data/rows"] == 2 and metrics["data/empty_rows"] == 1
+    assert (
+        metrics["data/tokens"] == 7
+        and metrics["data/rows"] == 2
+        and metrics["data/empty_rows"] == 1
+    )
     assert metrics["data/length_correct"] == 4 and metrics["data/length_wrong"] == 1.5
-    assert metrics["data/truncated_frac"] == pytest.approx(1 / 3) and metrics["data/length_max"] == 4
+    assert (
+        metrics["data/truncated_frac"] == pytest.approx(1 / 3) and metrics["data/length_max"] == 4
+    )
 
 
 def test_staleness_is_the_distance_in_weight_versions() -> None:
@@ -62,16 +72,23 @@ def test_the_mismatch_of_the_worked_example() -> None:
     assert metrics["mismatch/kl_k3"] == pytest.approx((4 * 0.298469 + 3 * 0.002036) / 7, abs=1e-6)
     assert metrics["mismatch/kl_k1"] == pytest.approx(-1.35 / 7)
     assert metrics["mismatch/chi2_token"] == pytest.approx(1.522989, abs=1e-6)
-    assert metrics["mismatch/chi2_seq"] == pytest.approx((4.0552**2 + 0.951229**2) / 2 - 1, abs=1e-4)
+    assert metrics["mismatch/chi2_seq"] == pytest.approx(
+        (4.0552**2 + 0.951229**2) / 2 - 1, abs=1e-4
+    )
     assert metrics["mismatch/ess"] == pytest.approx(0.909575, abs=1e-6)
     assert metrics["mismatch/abs_logdiff_max"] == pytest.approx(1.2)
     assert metrics["mismatch/ppl_ratio"] == pytest.approx(math.exp(-(1.4 / 4 - 0.05 / 3) / 2))
-    assert metrics["mismatch/trunc_frac_hi"] == pytest.approx(1 / 7) and metrics["mismatch/trunc_frac_lo"] == 0
+    assert (
+        metrics["mismatch/trunc_frac_hi"] == pytest.approx(1 / 7)
+        and metrics["mismatch/trunc_frac_lo"] == 0
+    )
 
 
 def test_rejected_tokens_and_rows_are_counted() -> None:
     old = ROLLOUT + LOG_RHO
-    correction = mask_weights(old, ROLLOUT, MASK, correction_level="geometric", correction_min=0.9, correction_max=1.1)
+    correction = mask_weights(
+        old, ROLLOUT, MASK, correction_level="geometric", correction_min=0.9, correction_max=1.1
+    )
     metrics = mismatch_metrics(old, ROLLOUT, MASK, correction, correction_level="geometric")
     assert metrics["mismatch/reject_frac_token"] == pytest.approx(4 / 7)
     assert metrics["mismatch/reject_frac_row"] == 0.5
@@ -83,17 +100,32 @@ def test_a_correction_that_only_keeps_or_drops_cuts_no_weight() -> None:
     metrics = mismatch_metrics(old, ROLLOUT, MASK, correction, correction_level=None)
     assert metrics["mismatch/trunc_frac_hi"] == metrics["mismatch/trunc_frac_lo"] == 0
     assert metrics["mismatch/reject_frac_token"] == pytest.approx(1 / 7)
-    row_weights = truncate_weights(old, ROLLOUT, MASK, correction_level="sequence", correction_max=2.0)
+    row_weights = truncate_weights(
+        old, ROLLOUT, MASK, correction_level="sequence", correction_max=2.0
+    )
     metrics = mismatch_metrics(old, ROLLOUT, MASK, row_weights, correction_level="sequence")
-    assert metrics["mismatch/trunc_frac_hi"] == pytest.approx(4 / 7) and metrics["mismatch/trunc_frac_lo"] == 0
+    assert (
+        metrics["mismatch/trunc_frac_hi"] == pytest.approx(4 / 7)
+        and metrics["mismatch/trunc_frac_lo"] == 0
+    )
 
 
 def test_equal_policies_show_no_mismatch_and_unit_ratios() -> None:
     logprobs = torch.where(MASK, -0.5, NAN)
     assert set(mismatch_metrics(logprobs, logprobs, MASK).values()) <= {0.0, 1.0}
-    metrics = policy_metrics(logprobs, logprobs, MASK, ref_logprobs=logprobs, entropy=torch.where(MASK, 1.5, NAN))
-    assert all(metrics[f"update/ratio_{kind}"] == 1.0 for kind in ("mean", "min", "max", "p01", "p99"))
-    assert metrics["kl/old_k3"] == metrics["kl/ref_k1"] == metrics["kl/ref_k3"] == metrics["kl/ref_row_sum"] == 0.0
+    metrics = policy_metrics(
+        logprobs, logprobs, MASK, ref_logprobs=logprobs, entropy=torch.where(MASK, 1.5, NAN)
+    )
+    assert all(
+        metrics[f"update/ratio_{kind}"] == 1.0 for kind in ("mean", "min", "max", "p01", "p99")
+    )
+    assert (
+        metrics["kl/old_k3"]
+        == metrics["kl/ref_k1"]
+        == metrics["kl/ref_k3"]
+        == metrics["kl/ref_row_sum"]
+        == 0.0
+    )
     assert metrics["policy/entropy"] == 1.5
 
 
@@ -112,9 +144,14 @@ def test_a_step_may_have_more_tokens_than_the_quantile_of_torch_takes() -> None:
 
 
 def test_reference_kls_are_per_token_and_per_row() -> None:
-    logprobs, reference = torch.full((2, 4), -0.5, dtype=torch.float64), torch.full((2, 4), -1.2, dtype=torch.float64)
+    logprobs, reference = (
+        torch.full((2, 4), -0.5, dtype=torch.float64),
+        torch.full((2, 4), -1.2, dtype=torch.float64),
+    )
     metrics = policy_metrics(logprobs, logprobs, MASK, ref_logprobs=reference)
-    assert metrics["kl/ref_k1"] == pytest.approx(0.7) and metrics["kl/ref_k3"] == pytest.approx(0.196585, abs=1e-6)
+    assert metrics["kl/ref_k1"] == pytest.approx(0.7) and metrics["kl/ref_k3"] == pytest.approx(
+        0.196585, abs=1e-6
+    )
     assert metrics["kl/ref_row_sum"] == pytest.approx(0.7 * 3.5)
 
 

@@ -31,7 +31,9 @@ def test_token_truncation() -> None:
 def test_sequence_and_geometric_truncation() -> None:
     sequence = truncate_weights(OLD, ROLLOUT, MASK, correction_level="sequence", correction_max=5.0)
     assert sequence[:, 0].tolist() == pytest.approx([4.0552, 0.951229], abs=1e-6)
-    assert truncate_weights(OLD, ROLLOUT, MASK, correction_level="sequence")[0].tolist() == [2.0] * 4
+    assert (
+        truncate_weights(OLD, ROLLOUT, MASK, correction_level="sequence")[0].tolist() == [2.0] * 4
+    )
     geometric = truncate_weights(OLD, ROLLOUT, MASK, correction_level="geometric")
     assert geometric[:, 0].tolist() == pytest.approx([1.419068, 0.983471], abs=1e-6)
 
@@ -39,7 +41,9 @@ def test_sequence_and_geometric_truncation() -> None:
 def test_masking_drops_what_lies_outside_the_bounds() -> None:
     weights = mask_weights(OLD, ROLLOUT, MASK, correction_min=0.5, correction_max=2.0)
     assert weights[0].tolist() == pytest.approx([1.105171, 0.818731, 1.349859, 0], abs=1e-6)
-    row = mask_weights(OLD, ROLLOUT, MASK, correction_level="geometric", correction_min=0.98, correction_max=1.002)
+    row = mask_weights(
+        OLD, ROLLOUT, MASK, correction_level="geometric", correction_min=0.98, correction_max=1.002
+    )
     assert (row[0] == 0).all() and row[1, :3].tolist() == pytest.approx([0.983471] * 3, abs=1e-6)
 
 
@@ -49,7 +53,9 @@ def advantages_of(name: str, mask: torch.Tensor) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_equal_policies_need_no_correction(name: str) -> None:
-    levels = ("token", "sequence", "geometric") if name in ("truncate", "mask", "reject") else (None,)
+    levels = (
+        ("token", "sequence", "geometric") if name in ("truncate", "mask", "reject") else (None,)
+    )
     for level in levels:
         numbers = {} if level is None else {"correction_level": level}
         weights = CORRECTIONS[name](OLD, OLD, MASK, **numbers, **advantages_of(name, MASK))
@@ -66,7 +72,9 @@ def test_a_correction_is_detached_finite_and_zero_on_padding(name: str) -> None:
 
 
 def test_rejection_by_the_geometric_mean_accepts_the_band_on_rho_itself() -> None:
-    """E8: the rows' geometric means are 1.419068 and .983471; bounds are on rho, not mirrored as for -log rho."""
+    """E8: the rows' geometric means are 1.419068 and .983471; bounds are on rho, not mirrored as
+    for -log rho.
+    """
     kept = reject_weights(OLD, ROLLOUT, MASK, correction_min=0.98, correction_max=1.0)
     assert kept.tolist() == [[0, 0, 0, 0], [1, 1, 1, 0]]
 
@@ -93,7 +101,9 @@ def test_only_bad_rows_that_drifted_away_are_dropped() -> None:
 
 
 def test_the_second_moment_mask_drops_the_largest_until_the_mean_is_small() -> None:
-    """Squares .01 .04 .09 1.44 | 0 .0025 .01: without 1.44 the mean is .1525 / 6 = .0254, with it .2275."""
+    """Squares .01 .04 .09 1.44 | 0 .0025 .01: without 1.44 the mean is .1525 / 6 = .0254, with it
+    .2275.
+    """
     weights = second_moment_mask(OLD, ROLLOUT, MASK, second_moment_max=0.04)
     assert weights.tolist() == [[1, 1, 1, 0], [1, 1, 1, 0]]
     assert second_moment_mask(OLD - 9, ROLLOUT, MASK).sum() == 1

@@ -1,4 +1,6 @@
-"""Example E5: a vocabulary of three, policy [.7, .2, .1], reference [.5, .3, .2], expectations by enumeration."""
+"""Example E5: a vocabulary of three, policy [.7, .2, .1], reference [.5, .3, .2], expectations by
+enumeration.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ FROM_REFERENCE = [0.2, -0.1, -0.1]  # of KL(reference || policy)
 
 
 def expected_loss_gradient(estimator: Callable[[Tensor, Tensor], Tensor]) -> list[float]:
-    """Gradient of the estimator as an on-policy loss: the samples' probability is not differentiated."""
+    """Gradient of the estimator as an on-policy loss: the samples' probability is not
+    differentiated.
+    """
     logits = POLICY.log().requires_grad_()
     loss = (POLICY * estimator(logits.log_softmax(0), REFERENCE.log())).sum()
     return torch.autograd.grad(loss, logits)[0].tolist()
@@ -42,15 +46,25 @@ def test_values_and_expectations(
 
 @pytest.mark.parametrize(
     ("estimator", "gradient"),
-    [(kl_k1, [0, 0, 0]), (kl_k2, TO_REFERENCE), (kl_k3, FROM_REFERENCE), (kl_k3_plus, TO_REFERENCE)],
+    [
+        (kl_k1, [0, 0, 0]),
+        (kl_k2, TO_REFERENCE),
+        (kl_k3, FROM_REFERENCE),
+        (kl_k3_plus, TO_REFERENCE),
+    ],
 )
-def test_expected_gradients_as_a_loss(estimator: Callable[[Tensor, Tensor], Tensor], gradient: list[float]) -> None:
+def test_expected_gradients_as_a_loss(
+    estimator: Callable[[Tensor, Tensor], Tensor], gradient: list[float]
+) -> None:
     assert expected_loss_gradient(estimator) == pytest.approx(gradient, abs=1e-6)
 
 
 def test_the_ratio_form_is_exact_on_samples_of_an_older_policy() -> None:
     """Sampled from [.6, .25, .15]: value and gradient are those of KL(policy || reference)."""
-    sampler, logits = torch.tensor([0.6, 0.25, 0.15], dtype=torch.float64), POLICY.log().requires_grad_()
+    sampler, logits = (
+        torch.tensor([0.6, 0.25, 0.15], dtype=torch.float64),
+        POLICY.log().requires_grad_(),
+    )
     kl = kl_k3_ratio(logits.log_softmax(0), REFERENCE.log(), None, sampler.log())
     loss = (sampler * kl).sum()
     assert float(loss.detach()) == pytest.approx(0.085123, abs=1e-6)
@@ -79,7 +93,9 @@ def test_k1_in_the_reward_gives_the_exact_gradient() -> None:
     ("logprob", "reference", "k1", "k2", "k3", "slope"),
     [(-0.5, -1.2, 0.7, 0.245, 0.196585, 0.503415), (-1.2, -0.5, -0.7, 0.245, 0.313753, -1.013753)],
 )
-def test_a_single_token(logprob: float, reference: float, k1: float, k2: float, k3: float, slope: float) -> None:
+def test_a_single_token(
+    logprob: float, reference: float, k1: float, k2: float, k3: float, slope: float
+) -> None:
     x = torch.tensor([logprob], dtype=torch.float64, requires_grad=True)
     ref = torch.tensor([reference], dtype=torch.float64)
     assert kl_k1(x, ref).item() == pytest.approx(k1) and kl_k2(x, ref).item() == pytest.approx(k2)

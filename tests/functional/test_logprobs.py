@@ -66,8 +66,14 @@ def test_temperature_divides_the_logits() -> None:
 
 def test_low_precision_logits_are_scored_in_float32_and_float64_stays() -> None:
     tokens = torch.tensor([[0, 1]])
-    assert logprobs_from_logits(torch.zeros(1, 2, 4, dtype=torch.bfloat16), tokens).dtype == torch.float32
-    assert logprobs_from_logits(torch.zeros(1, 2, 4, dtype=torch.float64), tokens).dtype == torch.float64
+    assert (
+        logprobs_from_logits(torch.zeros(1, 2, 4, dtype=torch.bfloat16), tokens).dtype
+        == torch.float32
+    )
+    assert (
+        logprobs_from_logits(torch.zeros(1, 2, 4, dtype=torch.float64), tokens).dtype
+        == torch.float64
+    )
 
 
 def test_spread_puts_the_values_of_predicted_tokens_back() -> None:
@@ -75,15 +81,22 @@ def test_spread_puts_the_values_of_predicted_tokens_back() -> None:
     tokens_at, hidden_at = predicted_positions(mask)
     assert tokens_at.tolist() == [1, 2, 5]
     assert hidden_at.tolist() == [0, 1, 4]
-    assert spread(torch.tensor([7.0, 8.0, 9.0]), tokens_at, mask).tolist() == [[0.0, 7.0, 8.0], [0.0, 0.0, 9.0]]
+    assert spread(torch.tensor([7.0, 8.0, 9.0]), tokens_at, mask).tolist() == [
+        [0.0, 7.0, 8.0],
+        [0.0, 0.0, 9.0],
+    ]
 
 
 def test_the_bootstrap_state_is_the_one_of_the_last_real_token() -> None:
-    assert bootstrap_positions(torch.tensor([[True, True, False], [True, True, True]])).tolist() == [1, 5]
+    assert bootstrap_positions(
+        torch.tensor([[True, True, False], [True, True, True]])
+    ).tolist() == [1, 5]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, POSITIONS])
-@pytest.mark.parametrize(("temperature", "softcap", "scale"), [(1.0, None, 1.0), (0.7, None, 1.0), (1.5, 3.0, 0.5)])
+@pytest.mark.parametrize(
+    ("temperature", "softcap", "scale"), [(1.0, None, 1.0), (0.7, None, 1.0), (1.5, 3.0, 0.5)]
+)
 def test_the_chunked_head_equals_full_logits_in_value_and_gradient(
     chunk: int, temperature: float, softcap: float | None, scale: float
 ) -> None:
@@ -92,7 +105,11 @@ def test_the_chunked_head_equals_full_logits_in_value_and_gradient(
     pull = torch.linspace(-1, 2, POSITIONS, dtype=torch.float64)
 
     def scalar(logprobs: Tensor, entropy: Tensor, top_logprobs: Tensor) -> Tensor:
-        return (logprobs * pull).sum() + (entropy * pull.flip(0)).sum() + (top_logprobs * pull[:, None]).sum()
+        return (
+            (logprobs * pull).sum()
+            + (entropy * pull.flip(0)).sum()
+            + (top_logprobs * pull[:, None]).sum()
+        )
 
     expected = torch.autograd.grad(scalar(want[0], want[1], want[4]), (hidden, weight, bias))
     got = chunked_head(
@@ -112,20 +129,27 @@ def test_the_chunked_head_equals_full_logits_in_value_and_gradient(
         strict=True,
     ):
         assert torch.allclose(ours, reference, rtol=0, atol=1e-12)
-    gradients = torch.autograd.grad(scalar(got.logprobs, got.entropy, got.top_logprobs), (hidden, weight, bias))
+    gradients = torch.autograd.grad(
+        scalar(got.logprobs, got.entropy, got.top_logprobs), (hidden, weight, bias)
+    )
     for ours, reference in zip(gradients, expected, strict=True):
         assert torch.allclose(ours, reference, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("chunk", [2, POSITIONS])
-def test_given_candidates_get_their_logprobs_and_gradients_instead_of_the_most_likely(chunk: int) -> None:
+def test_given_candidates_get_their_logprobs_and_gradients_instead_of_the_most_likely(
+    chunk: int,
+) -> None:
     hidden, weight, bias, targets = _problem()
     ids = torch.arange(POSITIONS)[:, None] % 3 + torch.arange(2)
     out = chunked_head(hidden, Head(weight, bias), targets, top_k=2, candidates=ids, chunk=chunk)
     expected = torch.nn.functional.linear(hidden, weight, bias).log_softmax(-1).gather(1, ids)
     torch.testing.assert_close(out.top_logprobs, expected)
     pull = torch.linspace(-1, 2, 2 * POSITIONS, dtype=torch.float64).view(-1, 2)
-    found, right = (torch.autograd.grad((x * pull).sum(), (hidden, weight, bias)) for x in (out.top_logprobs, expected))
+    found, right = (
+        torch.autograd.grad((x * pull).sum(), (hidden, weight, bias))
+        for x in (out.top_logprobs, expected)
+    )
     torch.testing.assert_close(found, right)
 
 
@@ -134,7 +158,9 @@ def test_the_chunk_size_does_not_change_values_or_gradients_in_float32() -> None
     for chunk in (1, 7, POSITIONS):
         hidden, weight, bias, targets = _problem(torch.float32)
         out = chunked_head(hidden, Head(weight, bias), targets, entropy=True, chunk=chunk)
-        gradients = torch.autograd.grad((out.logprobs - 0.1 * out.entropy).sum(), (hidden, weight, bias))
+        gradients = torch.autograd.grad(
+            (out.logprobs - 0.1 * out.entropy).sum(), (hidden, weight, bias)
+        )
         results.append((out.logprobs.detach(), out.entropy.detach(), gradients))
     for logprobs, entropy, gradients in results[1:]:
         assert torch.allclose(logprobs, results[0][0], rtol=0, atol=1e-6)
@@ -155,7 +181,9 @@ def test_entropy_of_uniform_logits_has_no_gradient() -> None:
 def test_no_positions_at_all_give_empty_results_and_zero_gradients() -> None:
     hidden = torch.zeros(0, HIDDEN, requires_grad=True)
     weight = torch.ones(VOCABULARY, HIDDEN, requires_grad=True)
-    out = chunked_head(hidden, Head(weight), torch.zeros(0, dtype=torch.long), entropy=True, top_k=2)
+    out = chunked_head(
+        hidden, Head(weight), torch.zeros(0, dtype=torch.long), entropy=True, top_k=2
+    )
     assert out.logprobs.shape == (0,)
     assert out.top_ids.shape == (0, 2)
     out.logprobs.sum().backward()

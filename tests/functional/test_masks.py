@@ -3,7 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oxrl.functional.masks import fill_masked, masked_mean, masked_sum, require_same_shape, weighted_sum
+from oxrl.functional.masks import (
+    fill_masked,
+    masked_mean,
+    masked_sum,
+    require_same_shape,
+    weighted_sum,
+)
 
 NAN = float("nan")
 
@@ -39,5 +45,7 @@ def test_half_precision_is_raised_and_float64_is_kept(dtype: torch.dtype) -> Non
 
 
 def test_a_wrong_shape_is_named_with_both_shapes() -> None:
-    with pytest.raises(ValueError, match=r"advantages has shape \(2,\) but logprobs has shape \(2, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"advantages has shape \(2,\) but logprobs has shape \(2, 3\)"
+    ):
         require_same_shape(logprobs=torch.zeros(2, 3), correction=None, advantages=torch.zeros(2))

@@ -17,7 +17,8 @@ from oxrl.functional.weights import fixed_length, sequence_mean, token_mean
 NAN = float("nan")
 # Gates that need no further tensor; test_rows.py proves the same of every row of the table.
 ALL_GATES = {
-    name: GATES[name] for name in ("policy_gradient", "ppo_clip", "cispo", "sapo", "dppo_tv", "dppo_kl", "vespo")
+    name: GATES[name]
+    for name in ("policy_gradient", "ppo_clip", "cispo", "sapo", "dppo_tv", "dppo_kl", "vespo")
 }
 ALL_GATES["gspo"] = gspo
 
@@ -27,12 +28,17 @@ def f64(values: object) -> Tensor:
 
 
 def one_token(
-    gate: Callable[..., tuple[Tensor, dict[str, Tensor]]], ratio: float, advantage: float, **numbers: Any
+    gate: Callable[..., tuple[Tensor, dict[str, Tensor]]],
+    ratio: float,
+    advantage: float,
+    **numbers: Any,
 ) -> tuple[float, float]:
     """Loss and effective weight -(d loss / d logprob) / A of a single token with loss weight 1."""
     logprobs = f64([[math.log(ratio)]]).requires_grad_()
     ones = torch.ones(1, 1, dtype=torch.float64)
-    loss, _ = gate(logprobs, 0 * ones, advantage * ones, torch.ones(1, 1, dtype=torch.bool), ones, **numbers)
+    loss, _ = gate(
+        logprobs, 0 * ones, advantage * ones, torch.ones(1, 1, dtype=torch.bool), ones, **numbers
+    )
     (gradient,) = torch.autograd.grad(loss, logprobs)
     return loss.item(), -gradient.item() / advantage
 
@@ -56,12 +62,21 @@ def test_ppo_with_dual_clip(ratio: float, advantage: float, loss: float, weight:
 
 def test_without_dual_clip_a_bad_token_keeps_its_full_ratio() -> None:
     assert one_token(ppo_clip, 4.0, -1, clip_low=0.2, clip_high=0.28) == pytest.approx((4.0, 4.0))
-    assert one_token(ppo_clip, 10.0, -1, clip_low=0.2, clip_high=0.2, clip_dual=4.0) == pytest.approx((4.0, 0.0))
+    assert one_token(
+        ppo_clip, 10.0, -1, clip_low=0.2, clip_high=0.2, clip_dual=4.0
+    ) == pytest.approx((4.0, 0.0))
 
 
 @pytest.mark.parametrize(
     ("ratio", "positive", "negative"),
-    [(0.5, 0.5, 0.0), (0.9, 0.9, 0.9), (1.0, 1, 1), (1.1, 1.1, 1.1), (1.3, 0, 1.3), (1.5, 0.0, 1.5)],
+    [
+        (0.5, 0.5, 0.0),
+        (0.9, 0.9, 0.9),
+        (1.0, 1, 1),
+        (1.1, 1.1, 1.1),
+        (1.3, 0, 1.3),
+        (1.5, 0.0, 1.5),
+    ],
 )
 def test_the_clip_is_one_sided(ratio: float, positive: float, negative: float) -> None:
     """E2c, the row with the correct sign of clip_low."""
@@ -70,12 +85,21 @@ def test_the_clip_is_one_sided(ratio: float, positive: float, negative: float) -
 
 
 def test_a_ratio_exactly_at_the_bound_is_not_clipped() -> None:
-    """min and clamp split or pass the gradient at a tie; the explicit rule does not depend on that. 1.25 is exact."""
+    """min and clamp split or pass the gradient at a tie; the explicit rule does not depend on that.
+    1.25 is exact.
+    """
     logprobs = f64([[0.0]]).requires_grad_()
-    old, ones, mask = f64([[-math.log(1.25)]]), torch.ones(1, 1, dtype=torch.float64), torch.ones(1, 1).bool()
+    old, ones, mask = (
+        f64([[-math.log(1.25)]]),
+        torch.ones(1, 1, dtype=torch.float64),
+        torch.ones(1, 1).bool(),
+    )
     ratio = (logprobs.detach() - old).exp().item()
     loss, metrics = ppo_clip(logprobs, old, ones, mask, ones, clip_high=ratio - 1)
-    assert torch.autograd.grad(loss, logprobs)[0].item() == -ratio and metrics["update/clip_frac_high"] == 0
+    assert (
+        torch.autograd.grad(loss, logprobs)[0].item() == -ratio
+        and metrics["update/clip_frac_high"] == 0
+    )
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 1.5, 2.0, 4.0])
@@ -88,14 +112,33 @@ def test_cispo_caps_the_weight_and_never_drops_a_token(ratio: float) -> None:
 
 
 def test_gspo_of_the_worked_example() -> None:
-    """E6: geometric ratio 1.181360 on a row of three, so each token has s / 3; clipped as a whole at 4e-4."""
+    """E6: geometric ratio 1.181360 on a row of three, so each token has s / 3; clipped as a whole
+    at 4e-4.
+    """
     logprobs = f64([[-0.9, -0.7, -1.4]]).requires_grad_()
-    old, ones, mask = f64([[-1, -0.5, -2]]), torch.ones(1, 3, dtype=torch.float64), torch.ones(1, 3).bool()
+    old, ones, mask = (
+        f64([[-1, -0.5, -2]]),
+        torch.ones(1, 3, dtype=torch.float64),
+        torch.ones(1, 3).bool(),
+    )
     loss, _ = gspo(logprobs, old, ones, mask, sequence_mean(mask).double(), clip_low=9, clip_high=9)
-    assert (-torch.autograd.grad(loss, logprobs)[0]).tolist()[0] == pytest.approx([0.393787] * 3, abs=1e-6)
+    assert (-torch.autograd.grad(loss, logprobs)[0]).tolist()[0] == pytest.approx(
+        [0.393787] * 3, abs=1e-6
+    )
     loss, metrics = gspo(logprobs, old, ones, mask, sequence_mean(mask).double())
-    assert torch.autograd.grad(loss, logprobs)[0].abs().max() == 0 and metrics["update/clip_frac_high"] == 1
-    mixed, _ = gspo(logprobs, old, f64([[1, -1, 2]]), mask, sequence_mean(mask).double(), clip_low=9, clip_high=9)
+    assert (
+        torch.autograd.grad(loss, logprobs)[0].abs().max() == 0
+        and metrics["update/clip_frac_high"] == 1
+    )
+    mixed, _ = gspo(
+        logprobs,
+        old,
+        f64([[1, -1, 2]]),
+        mask,
+        sequence_mean(mask).double(),
+        clip_low=9,
+        clip_high=9,
+    )
     gradient = (-torch.autograd.grad(mixed, logprobs)[0]).tolist()[0]
     assert gradient == pytest.approx([0.393787, -0.393787, 0.787574], abs=1e-6)
 
@@ -153,8 +196,12 @@ def test_a_clipped_token_still_gets_the_gradient_of_the_kl_term() -> None:
 # --- properties of every gate ---
 
 
-def random_batch(seed: int = 0, spread: float = 0.3) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """A ragged batch of 7 rows whose masked positions are NaN in every float tensor; row 6 is empty."""
+def random_batch(
+    seed: int = 0, spread: float = 0.3
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """A ragged batch of 7 rows whose masked positions are NaN in every float tensor; row 6 is
+    empty.
+    """
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor([1, 9, 4, 7, 2, 5, 0])
     mask = torch.arange(9)[None] < lengths[:, None]
@@ -171,7 +218,10 @@ def gradient_of(
 ) -> tuple[float, Tensor]:
     x = batch[0].clone().requires_grad_()
     loss, metrics = gate(x, *batch[1:], **numbers)
-    assert all(metric.ndim == 0 and not metric.requires_grad and metric.isfinite() for metric in metrics.values())
+    assert all(
+        metric.ndim == 0 and not metric.requires_grad and metric.isfinite()
+        for metric in metrics.values()
+    )
     return loss.item(), torch.autograd.grad(loss, x)[0]
 
 
@@ -179,7 +229,9 @@ def gradient_of(
 def test_on_policy_the_gradient_is_reinforce(name: str) -> None:
     _, old, advantages, mask, weights = random_batch()
     _, gradient = gradient_of(ALL_GATES[name], old, old, advantages, mask, weights)
-    torch.testing.assert_close(gradient, torch.where(mask, -advantages * weights, 0.0), atol=1e-15, rtol=1e-12)
+    torch.testing.assert_close(
+        gradient, torch.where(mask, -advantages * weights, 0.0), atol=1e-15, rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", ALL_GATES)
@@ -193,16 +245,22 @@ def test_splitting_into_micro_batches_changes_no_gradient(name: str) -> None:
     batch = random_batch()
     loss, gradient = gradient_of(ALL_GATES[name], *batch)
     for size in (1, 2, 3):
-        parts = [gradient_of(ALL_GATES[name], *(x[i : i + size] for x in batch)) for i in range(0, 7, size)]
+        parts = [
+            gradient_of(ALL_GATES[name], *(x[i : i + size] for x in batch))
+            for i in range(0, 7, size)
+        ]
         assert sum(part[0] for part in parts) == pytest.approx(loss, rel=1e-12)
-        torch.testing.assert_close(torch.cat([part[1] for part in parts]), gradient, rtol=1e-12, atol=1e-16)
+        torch.testing.assert_close(
+            torch.cat([part[1] for part in parts]), gradient, rtol=1e-12, atol=1e-16
+        )
 
 
 @pytest.mark.parametrize("name", ALL_GATES)
 def test_more_padding_changes_no_gradient(name: str) -> None:
     batch = random_batch()
     wide = tuple(
-        torch.cat([x, torch.full((7, 3), NAN if x.is_floating_point() else False).to(x.dtype)], 1) for x in batch
+        torch.cat([x, torch.full((7, 3), NAN if x.is_floating_point() else False).to(x.dtype)], 1)
+        for x in batch
     )
     loss, gradient = gradient_of(ALL_GATES[name], *batch)
     wide_loss, wide_gradient = gradient_of(ALL_GATES[name], *wide)
@@ -224,7 +282,11 @@ def test_the_correction_multiplies_the_policy_term(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_extreme_ratios_stay_finite(name: str, dtype: torch.dtype) -> None:
     x = torch.tensor([[0.0, -100.0]], dtype=dtype)
-    old, ones, mask = torch.tensor([[-100.0, 0.0]], dtype=dtype), torch.ones(1, 2), torch.ones(1, 2).bool()
+    old, ones, mask = (
+        torch.tensor([[-100.0, 0.0]], dtype=dtype),
+        torch.ones(1, 2),
+        torch.ones(1, 2).bool(),
+    )
     for sign in (1, -1):
         loss, gradient = gradient_of(ALL_GATES[name], x, old, sign * ones, mask, ones)
         assert math.isfinite(loss) and gradient.isfinite().all()
@@ -233,7 +295,9 @@ def test_extreme_ratios_stay_finite(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ALL_GATES)
 def test_a_batch_without_trained_tokens_has_a_zero_loss_with_a_graph(name: str) -> None:
     now, old, advantages, mask, weights = random_batch()
-    loss, gradient = gradient_of(ALL_GATES[name], now, old, advantages, torch.zeros_like(mask), weights)
+    loss, gradient = gradient_of(
+        ALL_GATES[name], now, old, advantages, torch.zeros_like(mask), weights
+    )
     assert loss == 0 and gradient.abs().max() == 0
 
 
@@ -241,7 +305,9 @@ def test_a_batch_without_trained_tokens_has_a_zero_loss_with_a_graph(name: str) 
 def test_no_gradient_flows_into_anything_but_the_current_logprobs(name: str) -> None:
     now, old, advantages, mask, weights = random_batch()
     others = [t.clone().requires_grad_() for t in (old, advantages, torch.ones_like(old))]
-    loss, _ = ALL_GATES[name](now.requires_grad_(), *others[:2], mask, weights, correction=others[2])
+    loss, _ = ALL_GATES[name](
+        now.requires_grad_(), *others[:2], mask, weights, correction=others[2]
+    )
     loss.backward()
     assert all(t.grad is None for t in others)
 
@@ -251,7 +317,9 @@ def test_the_surrogate_matches_the_formula_of_the_paper_and_its_autograd() -> No
     now, old, advantages, mask, weights = (torch.nan_to_num(t) for t in random_batch(1, spread=0.5))
     x = now.clone().requires_grad_()
     ratio = (x - old).exp()
-    literal = -(torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages) * weights).sum()
+    literal = -(
+        torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages) * weights
+    ).sum()
     loss, gradient = gradient_of(ppo_clip, now, old, advantages, mask.bool(), weights, **CLIP)
     assert loss == pytest.approx(literal.item(), rel=1e-12)
     torch.testing.assert_close(gradient, torch.autograd.grad(literal, x)[0])
@@ -262,8 +330,12 @@ def test_clip_fractions_count_the_favoured_direction_only() -> None:
     mask, weights = torch.ones(1, 4).bool(), torch.ones(1, 4)
     _, metrics = ppo_clip(ratio.log(), 0 * ratio, advantages, mask, weights)
     assert metrics["update/clip_frac_high"] == 0.25 and metrics["update/clip_frac_low"] == 0.25
-    assert metrics["update/weight_zero_frac"] == 0.5 and metrics["update/weight_mean"] == pytest.approx(0.5)
-    assert metrics["update/weight_ess"] == pytest.approx(4 / (4 * 2.5))  # (1.5 + .5)^2 / (4 * (1.5^2 + .5^2))
+    assert metrics["update/weight_zero_frac"] == 0.5 and metrics[
+        "update/weight_mean"
+    ] == pytest.approx(0.5)
+    assert metrics["update/weight_ess"] == pytest.approx(
+        4 / (4 * 2.5)
+    )  # (1.5 + .5)^2 / (4 * (1.5^2 + .5^2))
 
 
 def test_the_plain_policy_gradient_ignores_the_old_policy() -> None:

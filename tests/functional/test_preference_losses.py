@@ -1,4 +1,5 @@
-"""Preference losses against hand arithmetic, slow references in plain Python, and the properties each must have.
+"""Preference losses against hand arithmetic, slow references in plain Python, and the properties
+each must have.
 
 The worked example, per-token log-probabilities:
     chosen   [-.5, -.4, -.6]      reference [-.7, -.6, -.7]       L_w = -1.5, R_w = -2.0, u =  0.5
@@ -19,11 +20,16 @@ from torch import Tensor
 
 from oxrl.functional import preference_losses as losses
 from oxrl.functional.preference_statistics import dr_dpo_log_mean, kto_baseline, rank_match
-from oxrl.preference_methods import METHODS
+from oxrl.tables.preference import METHODS
 
 Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-# Rows with a loss of their own; the rest of the table is sums of them, or DPO on other log-probabilities.
-ROWS = {n: row for n, row in METHODS.items() if row.loss and not row.parts and n not in ("ld_dpo", "sampo", "tr_dpo")}
+# Rows with a loss of their own; the rest of the table is sums of them, or DPO on other
+# log-probabilities.
+ROWS = {
+    n: row
+    for n, row in METHODS.items()
+    if row.loss and not row.parts and n not in ("ld_dpo", "sampo", "tr_dpo")
+}
 PAIRED = sorted(name for name, row in ROWS.items() if not row.unpaired)
 # Losses that read lengths without dividing the margin by them.
 ANCHORED = ("rpo", "irpo", "cpo", "r_dpo")
@@ -126,15 +132,21 @@ def test_a_loss_has_its_worked_value(name: str, numbers: dict[str, float], expec
 
 
 def test_bco_with_and_without_a_shift() -> None:
-    """d = 0: -log sigmoid(.05) - log sigmoid(.05) = 1.336919; d = .03: softplus(-.02) + softplus(-.08) = 1.337145."""
+    """d = 0: -log sigmoid(.05) - log sigmoid(.05) = 1.336919; d = .03: softplus(-.02) +
+    softplus(-.08) = 1.337145.
+    """
     unshifted = losses.bco(*example(), f64(0.0).squeeze(), beta=0.1)[0]
     assert float(unshifted) == pytest.approx(1.336919, abs=1e-6)
     shifted = math.log1p(math.exp(-0.02)) + math.log1p(math.exp(-0.08))
-    assert float(losses.bco(*example(), f64(0.03).squeeze(), beta=0.1)[0]) == pytest.approx(shifted, abs=1e-12)
+    assert float(losses.bco(*example(), f64(0.03).squeeze(), beta=0.1)[0]) == pytest.approx(
+        shifted, abs=1e-12
+    )
 
 
 def test_dpop_punishes_a_chosen_completion_below_the_reference() -> None:
-    """u = -.2, v = -.5: DPO softplus(-.03) = .678260, DPOP softplus(-.1 (.3 - 5 * .2)) = .728760."""
+    """u = -.2, v = -.5: DPO softplus(-.03) = .678260, DPOP softplus(-.1 (.3 - 5 * .2)) =
+    .728760.
+    """
     assert float(run("dpo", example(u=-0.2))) == pytest.approx(0.678260, abs=1e-6)
     assert float(run("dpop", example(u=-0.2))) == pytest.approx(0.728760, abs=1e-6)
 
@@ -166,14 +178,16 @@ def log_odds(mean: float) -> float:
     return math.log(math.exp(mean) / (1 - math.exp(mean)))
 
 
-# The table's formulas in naive math: (Lw, Ll, Rw, Rl, nw, nl, extras) -> loss of one pair at the defaults.
+# The table's formulas in naive math: (Lw, Ll, Rw, Rl, nw, nl, extras) -> loss of one pair at the
+# defaults.
 SLOW: dict[str, Callable[..., float]] = {
     "dpo": lambda w, l, rw, rl, nw, nl: -log_sigmoid(0.1 * (w - rw - l + rl)),
     "cdpo": lambda w, l, rw, rl, nw, nl: (
         -0.9 * log_sigmoid(0.1 * (w - rw - l + rl)) - 0.1 * log_sigmoid(-0.1 * (w - rw - l + rl))
     ),
     "robust_dpo": lambda w, l, rw, rl, nw, nl: (
-        (-0.9 * log_sigmoid(0.1 * (w - rw - l + rl)) + 0.1 * log_sigmoid(-0.1 * (w - rw - l + rl))) / 0.8
+        (-0.9 * log_sigmoid(0.1 * (w - rw - l + rl)) + 0.1 * log_sigmoid(-0.1 * (w - rw - l + rl)))
+        / 0.8
     ),
     "ipo": lambda w, l, rw, rl, nw, nl: ((w - rw) / nw - (l - rl) / nl - 5) ** 2,
     "ipo_sum": lambda w, l, rw, rl, nw, nl: (w - rw - l + rl - 5) ** 2,
@@ -181,24 +195,38 @@ SLOW: dict[str, Callable[..., float]] = {
     "rso": lambda w, l, rw, rl, nw, nl: max(0, 1 - 0.05 * (w - rw - l + rl)),
     "sigmoid_norm": lambda w, l, rw, rl, nw, nl: -log_sigmoid(5 * ((w - rw) / nw - (l - rl) / nl)),
     "exo": lambda w, l, rw, rl, nw, nl: (
-        (q := sigmoid(0.1 * (w - rw - l + rl))) * math.log(q / 0.999) + (1 - q) * math.log((1 - q) / 0.001)
+        (q := sigmoid(0.1 * (w - rw - l + rl))) * math.log(q / 0.999)
+        + (1 - q) * math.log((1 - q) / 0.001)
     ),
     "discopop": lambda w, l, rw, rl, nw, nl: (
-        (1 - (s := sigmoid((x := 0.05 * (w - rw - l + rl)) / 0.05))) * -log_sigmoid(x) + s * math.exp(-x)
+        (1 - (s := sigmoid((x := 0.05 * (w - rw - l + rl)) / 0.05))) * -log_sigmoid(x)
+        + s * math.exp(-x)
     ),
     "gpo_exponential": lambda w, l, rw, rl, nw, nl: math.exp(-0.1 * (w - rw - l + rl)),
     "gpo_squared_hinge": lambda w, l, rw, rl, nw, nl: max(0, 1 - 0.1 * (w - rw - l + rl)) ** 2,
     "gpo_savage": lambda w, l, rw, rl, nw, nl: sigmoid(-0.1 * (w - rw - l + rl)) ** 2,
-    "focal_po": lambda w, l, rw, rl, nw, nl: -(sigmoid(x := 0.1 * (w - rw - l + rl)) ** 0.05) * log_sigmoid(x),
-    "nca": lambda w, l, rw, rl, nw, nl: (
-        -log_sigmoid(0.01 * (w - rw)) - 0.5 * log_sigmoid(0.01 * (rw - w)) - 0.5 * log_sigmoid(0.01 * (rl - l))
+    "focal_po": lambda w, l, rw, rl, nw, nl: (
+        -(sigmoid(x := 0.1 * (w - rw - l + rl)) ** 0.05) * log_sigmoid(x)
     ),
-    "bco": lambda w, l, rw, rl, nw, nl, d: -log_sigmoid(0.01 * (w - rw) - d) - log_sigmoid(d - 0.01 * (l - rl)),
+    "nca": lambda w, l, rw, rl, nw, nl: (
+        -log_sigmoid(0.01 * (w - rw))
+        - 0.5 * log_sigmoid(0.01 * (rw - w))
+        - 0.5 * log_sigmoid(0.01 * (rl - l))
+    ),
+    "bco": lambda w, l, rw, rl, nw, nl, d: (
+        -log_sigmoid(0.01 * (w - rw) - d) - log_sigmoid(d - 0.01 * (l - rl))
+    ),
     "sppo": lambda w, l, rw, rl, nw, nl: (w - rw - 5) ** 2 + (l - rl + 5) ** 2,
     "apo_zero": lambda w, l, rw, rl, nw, nl: 1 - sigmoid(0.1 * (w - rw)) + sigmoid(0.1 * (l - rl)),
-    "apo_down": lambda w, l, rw, rl, nw, nl: sigmoid(0.1 * (w - rw)) + 1 - sigmoid(0.1 * (w - rw - l + rl)),
-    "cal_dpo": lambda w, l, rw, rl, nw, nl: -log_sigmoid(w - rw - l + rl) + (w - rw - 5) ** 2 + (l - rl + 5) ** 2,
-    "f_dpo_forward_kl": lambda w, l, rw, rl, nw, nl: -log_sigmoid(0.1 * (math.exp(rl - l) - math.exp(rw - w))),
+    "apo_down": lambda w, l, rw, rl, nw, nl: (
+        sigmoid(0.1 * (w - rw)) + 1 - sigmoid(0.1 * (w - rw - l + rl))
+    ),
+    "cal_dpo": lambda w, l, rw, rl, nw, nl: (
+        -log_sigmoid(w - rw - l + rl) + (w - rw - 5) ** 2 + (l - rl + 5) ** 2
+    ),
+    "f_dpo_forward_kl": lambda w, l, rw, rl, nw, nl: (
+        -log_sigmoid(0.1 * (math.exp(rl - l) - math.exp(rw - w)))
+    ),
     "f_dpo_jensen_shannon": lambda w, l, rw, rl, nw, nl: (
         -log_sigmoid(0.1 * (log_sigmoid(w - rw) - log_sigmoid(l - rl)))
     ),
@@ -215,21 +243,33 @@ SLOW: dict[str, Callable[..., float]] = {
     "dpo_shift": lambda w, l, rw, rl, nw, nl: -log_sigmoid(0.1 * (w - rw - 0.95 * (l - rl))),
     "bpo": lambda w, l, rw, rl, nw, nl: -log_sigmoid(0.1 * min(w - rw, rl - l)),
     "minor_dpo": lambda w, l, rw, rl, nw, nl: -log_sigmoid(0.1 * (w - rw - max(0, l - rl))),
-    "c2_dpo": lambda w, l, rw, rl, nw, nl: -log_sigmoid(0.1 * (w - rw - l + rl)) + 0.001 * (w - rw + l - rl) ** 2,
+    "c2_dpo": lambda w, l, rw, rl, nw, nl: (
+        -log_sigmoid(0.1 * (w - rw - l + rl)) + 0.001 * (w - rw + l - rl) ** 2
+    ),
     "rpo": lambda w, l, rw, rl, nw, nl: -log_sigmoid(0.1 * (w - rw - l + rl)) - 0.005 * w / nw,
     "irpo": lambda w, l, rw, rl, nw, nl: -log_sigmoid(0.1 * (w - rw - l + rl)) - w / nw,
     "aot": lambda w, l, rw, rl, nw, nl, m: -log_sigmoid(0.01 * (w - l - m)),
     "aot_unpaired": lambda w, l, rw, rl, nw, nl, v, u: -log_sigmoid(0.01 * (w - rw - v)),
     "beta_dpo": lambda w, l, rw, rl, nw, nl, b: -log_sigmoid(b * (w - rw - l + rl)),
     "wpo": lambda w, l, rw, rl, nw, nl, p: -p * log_sigmoid(0.1 * (w - rw - l + rl)),
-    "alpha_dpo": lambda w, l, rw, rl, nw, nl, z: -log_sigmoid(2.5 * (w / nw - l / nl) - 2.5 * (0.3 + 0.1 * z)),
+    "alpha_dpo": lambda w, l, rw, rl, nw, nl, z: (
+        -log_sigmoid(2.5 * (w / nw - l / nl) - 2.5 * (0.3 + 0.1 * z))
+    ),
     "simpo": lambda w, l, rw, rl, nw, nl: -log_sigmoid(2.5 * (w / nw - l / nl) - 1.375),
     "alpha_po": lambda w, l, rw, rl, nw, nl: (
-        -log_sigmoid(2.5 * (1 - math.exp(w / nw) ** -0.25) / 0.25 - 2.5 * (1 - math.exp(l / nl) ** -0.25) / 0.25 - 0.5)
+        -log_sigmoid(
+            2.5 * (1 - math.exp(w / nw) ** -0.25) / 0.25
+            - 2.5 * (1 - math.exp(l / nl) ** -0.25) / 0.25
+            - 0.5
+        )
     ),
     "cpo": lambda w, l, rw, rl, nw, nl: -log_sigmoid(0.1 * (w - l)) - w / nw,
-    "orpo": lambda w, l, rw, rl, nw, nl: -w / nw - 0.1 * log_sigmoid(log_odds(w / nw) - log_odds(l / nl)),
-    "power": lambda w, l, rw, rl, nw, nl: -log_sigmoid(2 * (w / nw - l / nl + 1 / nw - 1 / nl)) - 5e-4 * 2 * w / nw,
+    "orpo": lambda w, l, rw, rl, nw, nl: (
+        -w / nw - 0.1 * log_sigmoid(log_odds(w / nw) - log_odds(l / nl))
+    ),
+    "power": lambda w, l, rw, rl, nw, nl: (
+        -log_sigmoid(2 * (w / nw - l / nl + 1 / nw - 1 / nl)) - 5e-4 * 2 * w / nw
+    ),
     "nll": lambda w, l, rw, rl, nw, nl: -w / nw,
 }
 
@@ -260,9 +300,13 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch(name: str) -> None:
         loss, _ = loss_of(name)(chosen, rejected, *rest, *sliced, **row.numbers)
         loss.backward()
         total += float(loss.detach())
-        pieces.append((chosen.grad, torch.zeros_like(rejected) if rejected.grad is None else rejected.grad))
+        pieces.append(
+            (chosen.grad, torch.zeros_like(rejected) if rejected.grad is None else rejected.grad)
+        )
     for side in (0, 1):
-        torch.testing.assert_close(torch.cat([piece[side] for piece in pieces]), whole[side], rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            torch.cat([piece[side] for piece in pieces]), whole[side], rtol=0, atol=1e-12
+        )
     assert total == pytest.approx(float(run(name, tensors)), abs=1e-12)
 
 
@@ -283,7 +327,9 @@ def test_a_pair_of_weight_zero_gives_nothing_even_if_it_holds_nan(name: str) -> 
     expected, expected_metrics = loss_of(name)(*clean, *extras, **row.numbers)
     assert float(loss.detach()) == pytest.approx(float(expected), abs=1e-12)
     assert chosen.grad is not None and chosen.grad.isfinite().all() and float(chosen.grad[2]) == 0.0
-    assert rejected.grad is None or (rejected.grad.isfinite().all() and float(rejected.grad[2]) == 0.0)
+    assert rejected.grad is None or (
+        rejected.grad.isfinite().all() and float(rejected.grad[2]) == 0.0
+    )
     assert {k: float(v) for k, v in metrics.items()} == pytest.approx(
         {k: float(v) for k, v in expected_metrics.items()}
     )
@@ -303,7 +349,15 @@ def test_all_weights_zero_give_a_zero_loss_with_a_graph(name: str) -> None:
 @pytest.mark.parametrize("name", PAIRED)
 def test_loss_and_gradient_are_finite_at_huge_margins(name: str, dtype: torch.dtype) -> None:
     sizes = torch.tensor([-1e4, -1e4, -1e-9, -1e-9, -3e3, -5.0], dtype=dtype)
-    tensors = (sizes, sizes.flip(0), sizes.roll(1), sizes.roll(2), torch.ones(6), torch.ones(6), torch.ones(6) / 6)
+    tensors = (
+        sizes,
+        sizes.flip(0),
+        sizes.roll(1),
+        sizes.roll(2),
+        torch.ones(6),
+        torch.ones(6),
+        torch.ones(6) / 6,
+    )
     chosen, rejected = gradients(name, tensors)
     assert run(name, tensors).isfinite() and chosen.isfinite().all() and rejected.isfinite().all()
 
@@ -330,16 +384,24 @@ def test_the_gradient_of_dpo_is_minus_beta_times_the_probability_of_the_wrong_or
     assert float(rejected) == pytest.approx(0.047502, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["dpo", "hinge", "exo", "gpo_savage", "ipo_sum", "ipo", "sigmoid_norm"])
+@pytest.mark.parametrize(
+    "name", ["dpo", "hinge", "exo", "gpo_savage", "ipo_sum", "ipo", "sigmoid_norm"]
+)
 def test_swapping_a_pair_flips_the_margin(name: str) -> None:
-    """Exchanging policy and reference negates u and v, so it must do the same as exchanging the completions."""
+    """Exchanging policy and reference negates u and v, so it must do the same as exchanging the
+    completions.
+    """
     chosen, rejected, ref_chosen, ref_rejected, n_w, n_l, weights = random_pairs(6)
     swapped = (rejected, chosen, ref_rejected, ref_chosen, n_l, n_w, weights)
     mirrored = (ref_chosen, ref_rejected, chosen, rejected, n_w, n_l, weights)  # u -> -u, v -> -v
     assert float(run(name, swapped)) == pytest.approx(float(run(name, mirrored)), abs=1e-12)
     metrics, flipped = (loss_of(name)(*t)[1] for t in (random_pairs(6), swapped))
-    assert float(metrics["preference/margin"]) == pytest.approx(-float(flipped["preference/margin"]))
-    assert float(metrics["preference/accuracy"]) == pytest.approx(1 - float(flipped["preference/accuracy"]))
+    assert float(metrics["preference/margin"]) == pytest.approx(
+        -float(flipped["preference/margin"])
+    )
+    assert float(metrics["preference/accuracy"]) == pytest.approx(
+        1 - float(flipped["preference/accuracy"])
+    )
 
 
 def slope_at_margin(name: str, margin: float, **numbers: float) -> float:
@@ -390,12 +452,16 @@ def test_robust_dpo_is_unbiased_under_label_flips() -> None:
     """(1-e) loss(pair) + e loss(swapped pair) is the clean DPO loss."""
     chosen, rejected, ref_chosen, ref_rejected, n_w, n_l, weights = tensors = random_pairs(5)
     swapped = (rejected, chosen, ref_rejected, ref_chosen, n_l, n_w, weights)
-    noisy = 0.9 * run("robust_dpo", tensors, label_noise=0.1) + 0.1 * run("robust_dpo", swapped, label_noise=0.1)
+    noisy = 0.9 * run("robust_dpo", tensors, label_noise=0.1) + 0.1 * run(
+        "robust_dpo", swapped, label_noise=0.1
+    )
     assert float(noisy) == pytest.approx(float(run("dpo", tensors)), abs=1e-12)
 
 
 def test_a_step_down_the_gradient_raises_the_margin_under_every_loss() -> None:
-    """Except DiscoPOP, which is not convex: just above x = 0 its slope points to a local minimum near x = -0.12."""
+    """Except DiscoPOP, which is not convex: just above x = 0 its slope points to a local minimum
+    near x = -0.12.
+    """
     for name in set(PAIRED) - {"discopop"}:
         chosen, rejected = gradients(name, example(u=0.1, v=0.05))
         assert float(chosen - rejected) < 0, name
@@ -419,7 +485,9 @@ def test_unpaired_aot_equals_the_loss_of_the_sorted_lists_with_its_gradient() ->
     direct = -torch.nn.functional.logsigmoid(0.01 * gap).mean()
     direct.backward()
     assert float(run("aot_unpaired", tensors)) == pytest.approx(float(direct.detach()), abs=1e-12)
-    for ours, theirs in zip(gradients("aot_unpaired", tensors), (chosen.grad, rejected.grad), strict=True):
+    for ours, theirs in zip(
+        gradients("aot_unpaired", tensors), (chosen.grad, rejected.grad), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
 
 
@@ -439,10 +507,18 @@ def test_kto_has_its_worked_values_at_either_label() -> None:
         loss, _ = losses.kto(f64(-1.5), f64(-1.5 - u), torch.tensor([desirable]), f64(1), z)
         assert float(loss) == pytest.approx(expected, abs=1e-6)
         weighted, _ = losses.kto(
-            f64(-1.5), f64(-1.5 - u), torch.tensor([desirable]), f64(1), z, desirable_coeff=1.33, undesirable_coeff=0.7
+            f64(-1.5),
+            f64(-1.5 - u),
+            torch.tensor([desirable]),
+            f64(1),
+            z,
+            desirable_coeff=1.33,
+            undesirable_coeff=0.7,
         )
         assert float(weighted) == pytest.approx(expected * (1.33 if desirable else 0.7), abs=1e-6)
-        at_reference, _ = losses.kto(f64(-1.5), f64(-1.5), torch.tensor([desirable]), f64(1), f64(0).squeeze())
+        at_reference, _ = losses.kto(
+            f64(-1.5), f64(-1.5), torch.tensor([desirable]), f64(1), f64(0).squeeze()
+        )
         assert float(at_reference) == 0.5
 
 
@@ -452,14 +528,18 @@ def test_the_kto_baseline_is_not_negative_and_carries_no_gradient() -> None:
     z = kto_baseline(logprobs, f64(-4, -6))
     assert float(z) == 1.5 and not z.requires_grad
     attached = f64(0.05).squeeze().requires_grad_()
-    loss, _ = losses.kto(logprobs, f64(-1, -1), torch.tensor([True, False]), f64(0.5, 0.5), attached)
+    loss, _ = losses.kto(
+        logprobs, f64(-1, -1), torch.tensor([True, False]), f64(0.5, 0.5), attached
+    )
     loss.backward()
     assert attached.grad is None and logprobs.grad is not None
     assert logprobs.grad[0] < 0 < logprobs.grad[1]
 
 
 @pytest.mark.parametrize("function", [losses.kto, losses.bco_unpaired])
-def test_single_completion_losses_are_exact_in_micro_batches_and_ignore_weight_zero(function: Any) -> None:
+def test_single_completion_losses_are_exact_in_micro_batches_and_ignore_weight_zero(
+    function: Any,
+) -> None:
     logprobs, _, ref_logprobs = random_pairs(6)[:3]
     desirable, statistic = torch.tensor([True, False, True, True, False, False]), f64(0.2).squeeze()
     weights = f64(0.2, 0.2, 0.2, 0.2, 0.2, 0)
@@ -468,7 +548,9 @@ def test_single_completion_losses_are_exact_in_micro_batches_and_ignore_weight_z
     def gradient(*slices: slice) -> Tensor:
         leaf = logprobs.clone().requires_grad_()
         for rows in slices:
-            function(leaf[rows], ref_logprobs[rows], desirable[rows], weights[rows], statistic)[0].backward()
+            function(leaf[rows], ref_logprobs[rows], desirable[rows], weights[rows], statistic)[
+                0
+            ].backward()
         assert leaf.grad is not None
         return leaf.grad
 
@@ -481,8 +563,12 @@ def test_unpaired_bco_on_both_rows_of_a_pair_is_paired_bco() -> None:
     """-log sigmoid(.02) - log sigmoid(.08) with beta .1, d .03."""
     shift = f64(0.03).squeeze()
     labels = torch.tensor([True, False])
-    single, _ = losses.bco_unpaired(f64(-1.5, -3.5), f64(-2, -3), labels, f64(1, 1), shift, beta=0.1)
-    assert float(single) == pytest.approx(float(losses.bco(*example(), shift, beta=0.1)[0]), abs=1e-12)
+    single, _ = losses.bco_unpaired(
+        f64(-1.5, -3.5), f64(-2, -3), labels, f64(1, 1), shift, beta=0.1
+    )
+    assert float(single) == pytest.approx(
+        float(losses.bco(*example(), shift, beta=0.1)[0]), abs=1e-12
+    )
 
 
 def test_metrics_are_detached_means_and_show_both_log_probabilities() -> None:
@@ -508,14 +594,19 @@ def test_a_row_says_what_its_loss_reads(name: str) -> None:
     extras = extras_of(name, tensors)
     assert row.source in (inspect.getdoc(loss_of(name)) or "")
     parameters = inspect.signature(loss_of(name)).parameters
-    assert tuple(parameters)[7 : 7 + len(row.extras)] == row.extras and len(extras) == len(row.extras)
+    assert tuple(parameters)[7 : 7 + len(row.extras)] == row.extras and len(extras) == len(
+        row.extras
+    )
     assert set(row.numbers) == {p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
     if name not in ("rso", "irpo"):  # another row's loss with another default
         assert all(parameters[number].default == value for number, value in row.numbers.items())
     chosen, rejected, ref_chosen, ref_rejected, n_w, n_l, weights = tensors
     without_reference = (chosen, rejected, None, None, n_w, n_l, weights)
     without_lengths = (chosen, rejected, ref_chosen, ref_rejected, None, None, weights)
-    for given, needed in ((without_reference, row.reference), (without_lengths, row.per_token or name in ANCHORED)):
+    for given, needed in (
+        (without_reference, row.reference),
+        (without_lengths, row.per_token or name in ANCHORED),
+    ):
         # alpha_dpo and aot read the reference inside their batch statistic only.
         if needed and name not in ("alpha_dpo", "aot"):
             with pytest.raises(ValueError, match="is None, but this loss reads it"):
@@ -538,7 +629,9 @@ def test_mixtures_are_weighted_sums_of_rows() -> None:
 
 def test_wrong_shapes_and_numbers_say_what_to_do() -> None:
     tensors = random_pairs(4)
-    with pytest.raises(ValueError, match=r"rejected_logprobs has shape \(3,\) but loss_weights has \(4,\)"):
+    with pytest.raises(
+        ValueError, match=r"rejected_logprobs has shape \(3,\) but loss_weights has \(4,\)"
+    ):
         losses.dpo(tensors[0], tensors[1][:3], *tensors[2:])
     with pytest.raises(ValueError, match="use simpo"):
         losses.alpha_po(*tensors, alpha=0.0)
@@ -554,5 +647,7 @@ def test_wrong_shapes_and_numbers_say_what_to_do() -> None:
 
 def test_log1mexp_keeps_its_digits_near_zero_and_far_below() -> None:
     """log(1 - e**-1e-10) = log(1e-10) - 5e-11; log(1 - e**-50) = -e**-50."""
-    torch.testing.assert_close(losses.log1mexp(f64(-1e-10)), f64(math.log(1e-10) - 5e-11), rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        losses.log1mexp(f64(-1e-10)), f64(math.log(1e-10) - 5e-11), rtol=1e-14, atol=0
+    )
     torch.testing.assert_close(losses.log1mexp(f64(-50)), f64(-math.exp(-50)), rtol=1e-14, atol=0)

@@ -17,7 +17,9 @@ def f64(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-LOGPROBS = torch.tensor([[NAN, -0.5, -0.4, -0.6, NAN], [NAN, -1.0, -0.9, -1.1, -0.5]], dtype=torch.float64)
+LOGPROBS = torch.tensor(
+    [[NAN, -0.5, -0.4, -0.6, NAN], [NAN, -1.0, -0.9, -1.1, -0.5]], dtype=torch.float64
+)
 MASK = torch.tensor([[0, 1, 1, 1, 0], [0, 1, 1, 1, 1]], dtype=torch.bool)
 
 
@@ -28,7 +30,9 @@ def test_sequence_logprobs_sum_the_trained_tokens_only() -> None:
 
 
 def test_length_desensitized_sums_count_the_tail_in_part() -> None:
-    """n_min = 3: the chosen row has no tail, the rejected one's last token -.5 counts half: -3 - .25."""
+    """n_min = 3: the chosen row has no tail, the rejected one's last token -.5 counts half: -3 -
+    .25.
+    """
     shared = torch.tensor([3, 3])
     halved = statistics.length_desensitized_logprobs(LOGPROBS, MASK, shared, tail_coeff=0.5)
     torch.testing.assert_close(halved, f64(-1.5, -3.25))
@@ -38,13 +42,19 @@ def test_length_desensitized_sums_count_the_tail_in_part() -> None:
 
 def test_length_desensitized_sums_count_trained_tokens_not_positions_across_a_tool_hole() -> None:
     logprobs, mask = f64(-1, -2, -4, -8)[None], torch.tensor([[True, False, True, True]])
-    sums = statistics.length_desensitized_logprobs(logprobs, mask, torch.tensor([2]), tail_coeff=0.0)
+    sums = statistics.length_desensitized_logprobs(
+        logprobs, mask, torch.tensor([2]), tail_coeff=0.0
+    )
     torch.testing.assert_close(sums, f64(-5))
 
 
 def test_wpo_weights_are_one_where_the_policy_is_uniform() -> None:
-    """Uniform over 4: log p = -log 4 and log sum p**2 = -log 4. Elsewhere exp(mean(-1 - log .5, -2 - log .25))."""
-    logprobs = torch.tensor([[NAN, -math.log(4), -math.log(4)], [NAN, -1.0, -2.0]], dtype=torch.float64)
+    """Uniform over 4: log p = -log 4 and log sum p**2 = -log 4. Elsewhere exp(mean(-1 - log .5, -2
+    - log .25)).
+    """
+    logprobs = torch.tensor(
+        [[NAN, -math.log(4), -math.log(4)], [NAN, -1.0, -2.0]], dtype=torch.float64
+    )
     squares = torch.tensor([[NAN, 0.25, 0.25], [0.0, 0.5, 0.25]], dtype=torch.float64)
     mask = torch.tensor([[False, True, True], [False, True, True]])
     expected = math.exp((-1 + math.log(2) - 2 + math.log(4)) / 2)
@@ -84,7 +94,8 @@ def test_selection_of_beta_dpo_keeps_its_share_and_prefers_typical_margins() -> 
         mask = statistics.beta_dpo_selection(margins, noise, mean=0.0, std=1.0)
         assert int(mask.sum()) == 8
         kept += mask
-    # p ~ exp(-8) for the outliers: of 300 draws of 8 among 10, they get in about 300 * 8 * exp(-8) = 1 time each.
+    # p ~ exp(-8) for the outliers: of 300 draws of 8 among 10, they get in about 300 * 8 * exp(-8)
+    # = 1 time each.
     assert kept[:8].min() > 290 and kept[8:].max() < 10
 
 

@@ -1,8 +1,11 @@
-"""Agreement with TRL: its trainers' own loss methods run on the same random numbers, values and gradients compared.
+"""Agreement with TRL: its trainers' own loss methods run on the same random numbers, values and
+gradients compared.
 
-The methods are called on a namespace that holds what they read, with a model that returns given log-probabilities.
-TRL averages over the pairs of a batch, which is loss_weights = 1/N. Known differences, none of them compared as equal:
-  - TRL's NLL (`sft`, CPO, ORPO) is a mean over tokens, ours over completions; ORPO's there includes the prompt.
+The methods are called on a namespace that holds what they read, with a model that returns given
+log-probabilities. TRL averages over the pairs of a batch, which is loss_weights = 1/N. Known
+differences, none of them compared as equal:
+  - TRL's NLL (`sft`, CPO, ORPO) is a mean over tokens, ours over completions; ORPO's there includes
+    the prompt.
   - TRL computes the odds ratio of ORPO and the constants of EXO in float32 whatever comes in.
   - TRL's DiscoPOP is 0 * inf once exp(-x) overflows; ours is finite.
 """
@@ -31,7 +34,9 @@ from oxrl.functional.reward_model_losses import bradley_terry
 pytestmark = [
     pytest.mark.full,
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason='needs trl: pip install -e ".[bench]"'),
+    pytest.mark.skipif(
+        importlib.util.find_spec("trl") is None, reason='needs trl: pip install -e ".[bench]"'
+    ),
 ]
 
 PAIRS, TOKENS = 7, 12
@@ -46,7 +51,9 @@ ACCELERATOR = SimpleNamespace(device=torch.device("cpu"), gather=same, gather_fo
 
 
 class Case:
-    """Random per-token log-probabilities of 2N completions (chosen first) under policy and reference."""
+    """Random per-token log-probabilities of 2N completions (chosen first) under policy and
+    reference.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -65,7 +72,11 @@ class Case:
         ref, _ = sequence_logprobs(self.ref_logprobs, self.mask)
         own, ref = own if sums is None else sums, ref if ref_sums is None else ref_sums
         weights = torch.full((PAIRS,), 1 / PAIRS, dtype=torch.float64)
-        (chosen, rejected), (ref_chosen, ref_rejected), (n_w, n_l) = own.chunk(2), ref.chunk(2), lengths.chunk(2)
+        (chosen, rejected), (ref_chosen, ref_rejected), (n_w, n_l) = (
+            own.chunk(2),
+            ref.chunk(2),
+            lengths.chunk(2),
+        )
         return chosen, rejected, ref_chosen, ref_rejected, n_w, n_l, weights
 
     def output(self, logprobs: Tensor) -> SimpleNamespace:
@@ -83,7 +94,9 @@ class Case:
         return torch.autograd.grad(loss, self.logprobs, retain_graph=True)[0]
 
 
-def trl_dpo(case: Case, loss_type: str, *, ref_sums: Tensor | None = None, **settings: Any) -> Tensor:
+def trl_dpo(
+    case: Case, loss_type: str, *, ref_sums: Tensor | None = None, **settings: Any
+) -> Tensor:
     from trl.trainer.dpo_trainer import DPOTrainer  # pyright: ignore
 
     trainer = SimpleNamespace(
@@ -96,7 +109,12 @@ def trl_dpo(case: Case, loss_type: str, *, ref_sums: Tensor | None = None, **set
         loss_weights=[1.0],
         _metrics={"eval": defaultdict(list)},
         _total_train_tokens=0,
-        **{"ld_alpha": None, "f_divergence_type": "reverse_kl", "label_smoothing": 0.0, "use_weighting": False}
+        **{
+            "ld_alpha": None,
+            "f_divergence_type": "reverse_kl",
+            "label_smoothing": 0.0,
+            "use_weighting": False,
+        }
         | settings,
     )
     ref = case.ref_logprobs.sum(1) if ref_sums is None else ref_sums
@@ -142,7 +160,12 @@ def test_a_pair_loss_agrees_with_the_dpo_trainer(
     case = Case()
     ours, _ = getattr(losses, name)(*case.tensors(), beta=beta, **numbers)
     # TRL holds EXO's label noise, and so its logarithms, in float32.
-    assert_agree(case, ours, trl_dpo(case, loss_type, beta=beta, **settings), atol=1e-7 if name == "exo" else 1e-12)
+    assert_agree(
+        case,
+        ours,
+        trl_dpo(case, loss_type, beta=beta, **settings),
+        atol=1e-7 if name == "exo" else 1e-12,
+    )
 
 
 def test_alpha_divergence_agrees_in_float32_the_only_precision_trl_allows() -> None:
@@ -150,7 +173,9 @@ def test_alpha_divergence_agrees_in_float32_the_only_precision_trl_allows() -> N
     case.logprobs = case.logprobs.detach().float().requires_grad_()
     case.ref_logprobs = case.ref_logprobs.float()
     ours, _ = losses.f_dpo_alpha(*case.tensors(), beta=0.1, alpha=0.5)
-    theirs = trl_dpo(case, "sigmoid", beta=0.1, f_divergence_type="alpha_divergence", f_alpha_divergence_coef=0.5)
+    theirs = trl_dpo(
+        case, "sigmoid", beta=0.1, f_divergence_type="alpha_divergence", f_alpha_divergence_coef=0.5
+    )
     assert_agree(case, ours, theirs, atol=1e-6)
 
 
@@ -163,7 +188,9 @@ def test_bco_without_a_shift_agrees_with_the_pair_form() -> None:
 def test_optimal_transport_agrees_paired_and_unpaired() -> None:
     case = Case()
     chosen, rejected, ref_chosen, ref_rejected, *_ = tensors = case.tensors()
-    paired, _ = losses.aot(*tensors, rank_match(chosen - rejected, ref_chosen - ref_rejected), beta=0.3)
+    paired, _ = losses.aot(
+        *tensors, rank_match(chosen - rejected, ref_chosen - ref_rejected), beta=0.3
+    )
     assert_agree(case, paired, trl_dpo(case, "aot", beta=0.3))
     u, v = chosen - ref_chosen, rejected - ref_rejected
     unpaired, _ = losses.aot_unpaired(*tensors, rank_match(u, v), rank_match(v, u), beta=0.3)
@@ -226,7 +253,9 @@ def test_kto_agrees_with_the_kto_trainer(seed: int) -> None:
         "ref_logps": ref_sums,
         "ref_KL_logps": other_ref_sums,
     }
-    theirs = KTOTrainer._compute_loss(trainer, lambda **_: case.output(case.logprobs), inputs, False)  # pyright: ignore
+    theirs = KTOTrainer._compute_loss(
+        trainer, lambda **_: case.output(case.logprobs), inputs, False
+    )  # pyright: ignore
     weights = torch.full((2 * PAIRS,), 0.5 / PAIRS, dtype=torch.float64)
     z = kto_baseline(other_sums, other_ref_sums)
     ours, metrics = losses.kto(
@@ -234,25 +263,44 @@ def test_kto_agrees_with_the_kto_trainer(seed: int) -> None:
     )
     assert_agree(case, ours, theirs)
     for label in ("chosen", "rejected"):
-        name = {"chosen": "preference/desirable_reward", "rejected": "preference/undesirable_reward"}[label]
-        assert float(metrics[name]) == pytest.approx(trainer._metrics["eval"][f"rewards/{label}"][0], abs=1e-12)
+        name = {
+            "chosen": "preference/desirable_reward",
+            "rejected": "preference/undesirable_reward",
+        }[label]
+        assert float(metrics[name]) == pytest.approx(
+            trainer._metrics["eval"][f"rewards/{label}"][0], abs=1e-12
+        )
 
 
 @pytest.mark.parametrize(
-    ("name", "loss_type", "alpha"), [("cpo", "sigmoid", 0), ("simpo", "simpo", 0), ("alpha_po", "simpo", 0.25)]
+    ("name", "loss_type", "alpha"),
+    [("cpo", "sigmoid", 0), ("simpo", "simpo", 0), ("alpha_po", "simpo", 0.25)],
 )
-def test_the_reference_free_pair_terms_agree_with_the_cpo_trainer(name: str, loss_type: str, alpha: float) -> None:
+def test_the_reference_free_pair_terms_agree_with_the_cpo_trainer(
+    name: str, loss_type: str, alpha: float
+) -> None:
     from trl.experimental.cpo.cpo_trainer import CPOTrainer  # pyright: ignore
 
     case = Case()
     chosen, rejected, _, _, n_w, n_l, weights = case.tensors()
     trainer = SimpleNamespace(
-        accelerator=ACCELERATOR, alpha=alpha, beta=0.8, simpo_gamma=0.5, label_smoothing=0.0, loss_type=loss_type
+        accelerator=ACCELERATOR,
+        alpha=alpha,
+        beta=0.8,
+        simpo_gamma=0.5,
+        label_smoothing=0.0,
+        loss_type=loss_type,
     )
     means = (chosen, rejected) if name == "cpo" else (chosen / n_w, rejected / n_l)
     theirs = CPOTrainer.cpo_loss(trainer, *means)[0].mean()  # pyright: ignore
-    numbers = {"cpo": {"nll_coeff": 0.0}, "simpo": {"gamma": 0.5}, "alpha_po": {"gamma": 0.5, "alpha": alpha}}[name]
-    ours, _ = getattr(losses, name)(chosen, rejected, None, None, n_w, n_l, weights, beta=0.8, **numbers)
+    numbers = {
+        "cpo": {"nll_coeff": 0.0},
+        "simpo": {"gamma": 0.5},
+        "alpha_po": {"gamma": 0.5, "alpha": alpha},
+    }[name]
+    ours, _ = getattr(losses, name)(
+        chosen, rejected, None, None, n_w, n_l, weights, beta=0.8, **numbers
+    )
     assert_agree(case, ours, theirs)
 
 
@@ -287,8 +335,14 @@ def test_bradley_terry_agrees_with_the_reward_trainer() -> None:
         {"margin": margins},
     )
     weights = torch.full((PAIRS,), 1 / PAIRS, dtype=torch.float64)
-    ours, metrics = bradley_terry(scores[:PAIRS], scores[PAIRS:], weights, margins, center_coeff=0.01)
+    ours, metrics = bradley_terry(
+        scores[:PAIRS], scores[PAIRS:], weights, margins, center_coeff=0.01
+    )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-    (own,), (other,) = (torch.autograd.grad(loss, scores, retain_graph=True) for loss in (ours, theirs))
+    (own,), (other,) = (
+        torch.autograd.grad(loss, scores, retain_graph=True) for loss in (ours, theirs)
+    )
     torch.testing.assert_close(own, other, rtol=0, atol=1e-12)
-    assert float(metrics["reward_model/accuracy"]) == pytest.approx(trainer._metrics["eval"]["accuracy"][0])
+    assert float(metrics["reward_model/accuracy"]) == pytest.approx(
+        trainer._metrics["eval"]["accuracy"][0]
+    )

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from oxrl.algorithms import BUILT, FEATURES, NEEDS, PARAMETERS, ROWS
 from oxrl.functional.advantages import ADVANTAGES
 from oxrl.functional.corrections import CORRECTIONS
 from oxrl.functional.gates import LossAndMetrics
@@ -16,6 +15,7 @@ from oxrl.functional.policy_losses import GATES
 from oxrl.functional.ratios import RATIOS
 from oxrl.functional.selections import SELECTIONS
 from oxrl.functional.weights import WEIGHTS
+from oxrl.tables.policy import BUILT, FEATURES, NEEDS, PARAMETERS, ROWS
 from oxrl_proofs.identities import LIMITS, WORKED
 from oxrl_proofs.rows import ROW_PROOFS, proofs_of, prove, two_rank_errors
 
@@ -51,11 +51,18 @@ def test_at_most_six_rows_are_not_token_local() -> None:
 
 
 def test_a_broken_gate_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proofs must be able to fail: a PPO that clips both directions alike is reported by name."""
+    """The proofs must be able to fail: a PPO that clips both directions alike is reported by
+    name.
+    """
     original = GATES["ppo_clip"]
 
     def both_ways(
-        logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, loss_weights: Tensor, **numbers: Any
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        loss_weights: Tensor,
+        **numbers: Any,
     ) -> LossAndMetrics:
         ratio = (logprobs - old_logprobs).exp()
         inside = (ratio > 0.8) & (ratio < 1.2)

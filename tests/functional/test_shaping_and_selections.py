@@ -9,7 +9,13 @@ from torch import Tensor
 
 from oxrl.functional.group_advantages import mean_normalize, pass_at_k_advantage, pass_at_k_rewards
 from oxrl.functional.ratios import interpolated_anchor
-from oxrl.functional.selections import above_row_quantile, covariance, router_shift, select_clip_cov, select_kl_cov
+from oxrl.functional.selections import (
+    above_row_quantile,
+    covariance,
+    router_shift,
+    select_clip_cov,
+    select_kl_cov,
+)
 from oxrl.functional.shaping import adapt_kl_coeff, informative_groups, overlong_penalty, pass_at_k
 from oxrl.functional.weights import length_preference
 
@@ -23,7 +29,12 @@ def f64(values: object) -> Tensor:
 def test_the_length_penalty_of_dapo() -> None:
     """E11: limit 20480, buffer 4096."""
     lengths = torch.tensor([16384, 18432, 20480, 20481])
-    assert overlong_penalty(lengths, max_tokens=20480, buffer_tokens=4096).tolist() == [0, -0.5, -1, -1]
+    assert overlong_penalty(lengths, max_tokens=20480, buffer_tokens=4096).tolist() == [
+        0,
+        -0.5,
+        -1,
+        -1,
+    ]
 
 
 def test_groups_of_equal_rewards_are_not_informative() -> None:
@@ -34,16 +45,27 @@ def test_groups_of_equal_rewards_are_not_informative() -> None:
 @pytest.mark.parametrize(("kl", "factor"), [(0.15, 1.00512), (0.05, 0.99488), (0.11, 1.00256)])
 def test_the_kl_controller(kl: float, factor: float) -> None:
     """Target .1, 256 rows, horizon 10000; errors beyond 20 % count as 20 %."""
-    assert adapt_kl_coeff(2.0, kl, kl_target=0.1, kl_horizon=10_000, rows=256) == pytest.approx(2 * factor)
+    assert adapt_kl_coeff(2.0, kl, kl_target=0.1, kl_horizon=10_000, rows=256) == pytest.approx(
+        2 * factor
+    )
 
 
 @pytest.mark.parametrize(
     ("n", "c", "k", "expected"),
-    [(4, 1, 2, 0.5), (4, 2, 2, 0.833333), (8, 2, 4, 0.785714), (10, 3, 5, 0.916667), (6, 0, 3, 0), (3, 2, 5, 1)],
+    [
+        (4, 1, 2, 0.5),
+        (4, 2, 2, 0.833333),
+        (8, 2, 4, 0.785714),
+        (10, 3, 5, 0.916667),
+        (6, 0, 3, 0),
+        (3, 2, 5, 1),
+    ],
 )
 def test_the_unbiased_pass_at_k(n: int, c: int, k: int, expected: float) -> None:
     """E11."""
-    assert float(pass_at_k(torch.tensor(n), torch.tensor(c), k=k)) == pytest.approx(expected, abs=1e-6)
+    assert float(pass_at_k(torch.tensor(n), torch.tensor(c), k=k)) == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 # --- success advantages ---
@@ -68,13 +90,19 @@ def pass_at_k_slope(p: float, k: int) -> float:
 def test_pass_at_k_rewards_of_one_and_two_successes_in_four() -> None:
     """E3, k = 2."""
     same = torch.zeros(4, dtype=torch.long)
-    assert pass_at_k_rewards(f64([1, 0, 0, 0]), same, pass_k=2).tolist() == pytest.approx([0.5, *[1 / 6] * 3])
-    assert pass_at_k_rewards(f64([1, 1, 0, 0]), same, pass_k=2).tolist() == pytest.approx([0.5, 0.5, 1 / 3, 1 / 3])
+    assert pass_at_k_rewards(f64([1, 0, 0, 0]), same, pass_k=2).tolist() == pytest.approx(
+        [0.5, *[1 / 6] * 3]
+    )
+    assert pass_at_k_rewards(f64([1, 1, 0, 0]), same, pass_k=2).tolist() == pytest.approx(
+        [0.5, 0.5, 1 / 3, 1 / 3]
+    )
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 @pytest.mark.parametrize("baseline", [False, True])
-def test_the_pass_at_k_gradient_is_unbiased_with_and_without_its_baseline(k: int, baseline: bool) -> None:
+def test_the_pass_at_k_gradient_is_unbiased_with_and_without_its_baseline(
+    k: int, baseline: bool
+) -> None:
     def raw(rewards: Tensor, ids: Tensor) -> Tensor:
         return 5 * pass_at_k_rewards(rewards, ids, pass_k=k)
 
@@ -103,8 +131,12 @@ def test_rewards_that_are_no_successes_are_refused() -> None:
 def test_the_length_preference_of_lambda_grpo() -> None:
     """Lengths 2, 4, 6: h = .863917, 1, 1.136083."""
     lengths, ids = f64([2, 4, 6]), torch.tensor([3, 3, 3])
-    assert length_preference(lengths, ids, 1.0).tolist() == pytest.approx([0.867, 0.994, 1.139], abs=1e-3)
-    assert length_preference(lengths, ids, -1.0).tolist() == pytest.approx([1.149, 0.981, 0.870], abs=1e-3)
+    assert length_preference(lengths, ids, 1.0).tolist() == pytest.approx(
+        [0.867, 0.994, 1.139], abs=1e-3
+    )
+    assert length_preference(lengths, ids, -1.0).tolist() == pytest.approx(
+        [1.149, 0.981, 0.870], abs=1e-3
+    )
     assert length_preference(lengths, ids, 0.0).tolist() == pytest.approx([1, 1, 1])
 
 
@@ -133,7 +165,9 @@ def test_the_covariance_is_centered_on_the_trained_tokens() -> None:
     advantages = torch.where(MASK, torch.arange(10.0).reshape(2, 5) - 4, NAN)
     found = covariance(logprobs, advantages, MASK)
     values = torch.tensor([0, 1, 2, 3, 5, 6, 7, 8, 9.0])
-    assert found[MASK].tolist() == pytest.approx((-((values - values.mean()) ** 2)).tolist(), rel=1e-6)
+    assert found[MASK].tolist() == pytest.approx(
+        (-((values - values.mean()) ** 2)).tolist(), rel=1e-6
+    )
     assert found[0, 4] == 0
 
 
@@ -157,7 +191,9 @@ def test_the_entropy_quantile_is_the_rows_own() -> None:
 
 
 def test_the_router_shift_of_two_layers() -> None:
-    """Mean deviations .05 and .30 of the two layers: gamma = exp(-.175) = .839457; identical routers give 1."""
+    """Mean deviations .05 and .30 of the two layers: gamma = exp(-.175) = .839457; identical
+    routers give 1.
+    """
     old = torch.zeros(1, 2, 2, 2, dtype=torch.float64)
     now = old + f64([[0.05, -0.05], [0.3, -0.3]])
     mask = torch.tensor([[True, False]])
@@ -167,12 +203,18 @@ def test_the_router_shift_of_two_layers() -> None:
 
 
 def test_the_interpolated_anchor_keeps_the_full_ratio_as_a_product() -> None:
-    """E9: lag 2, alpha .5: r = c = [1.161834, .818731, 1.568312]; lags 1, 2, 3, 4 give alpha 0, 1/2, 2/3, 3/4."""
+    """E9: lag 2, alpha .5: r = c = [1.161834, .818731, 1.568312]; lags 1, 2, 3, 4 give alpha 0,
+    1/2, 2/3, 3/4.
+    """
     rollout, logprobs = f64([[-1.2, -0.7, -2]]), f64([[-0.9, -1.1, -1.1]])
     mask, versions = torch.ones(1, 3, dtype=torch.bool), torch.tensor([[3, 3, 3]])
     anchor = interpolated_anchor(logprobs, rollout, 5 - versions, mask)
-    assert (logprobs - anchor).exp().tolist()[0] == pytest.approx([1.161834, 0.818731, 1.568312], abs=1e-6)
-    assert (anchor - rollout).exp().tolist()[0] == pytest.approx([1.161834, 0.818731, 1.568312], abs=1e-6)
+    assert (logprobs - anchor).exp().tolist()[0] == pytest.approx(
+        [1.161834, 0.818731, 1.568312], abs=1e-6
+    )
+    assert (anchor - rollout).exp().tolist()[0] == pytest.approx(
+        [1.161834, 0.818731, 1.568312], abs=1e-6
+    )
     ones = torch.ones(1, 3, dtype=torch.bool)
     lags = interpolated_anchor(f64([[1.0] * 3]), f64([[0.0] * 3]), torch.tensor([[1, 3, 4]]), ones)
     assert lags.tolist()[0] == pytest.approx([0, 2 / 3, 3 / 4])
@@ -189,7 +231,9 @@ def test_decoupled_ppo_learns_where_the_sampler_as_anchor_clips_everything() -> 
     assert correction.tolist()[0] == pytest.approx([1.221403, 0.904837, 1.491825], abs=1e-6)
     loss, _ = ppo_clip(logprobs, old, advantages, mask, ones, correction=correction)
     assert loss.item() == pytest.approx(-1.349859 + 0.723870 - 1.790190, abs=1e-5)
-    assert torch.autograd.grad(loss, logprobs)[0].tolist()[0] == pytest.approx([-1.349859, 0, 0], abs=1e-6)
+    assert torch.autograd.grad(loss, logprobs)[0].tolist()[0] == pytest.approx(
+        [-1.349859, 0, 0], abs=1e-6
+    )
     loss, _ = ppo_clip(logprobs, rollout, advantages, mask, ones)
     assert loss.item() == pytest.approx(-1.2 + 0.8 - 1.2)
     assert torch.autograd.grad(loss, logprobs)[0].abs().max() == 0

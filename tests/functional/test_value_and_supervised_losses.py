@@ -14,10 +14,13 @@ ONE, TRUE = torch.ones(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.
 
 
 @pytest.mark.parametrize(
-    ("value", "target", "loss", "slope"), [(0.9, 0.6, 0.045, 0.3), (0.2, 1.0, 0.32, -0.8), (0.9, 2.0, 0.845, 0.0)]
+    ("value", "target", "loss", "slope"),
+    [(0.9, 0.6, 0.045, 0.3), (0.2, 1.0, 0.32, -0.8), (0.9, 2.0, 0.845, 0.0)],
 )
 def test_the_clipped_value_loss(value: float, target: float, loss: float, slope: float) -> None:
-    """E2b: old value .5, clip .2; in the last case the clipped branch is the larger one, so nothing pulls."""
+    """E2b: old value .5, clip .2; in the last case the clipped branch is the larger one, so nothing
+    pulls.
+    """
     v = (value * ONE).requires_grad_()
     found, _ = value_loss(v, 0.5 * ONE, target * ONE, TRUE, ONE, value_clip=0.2)
     assert found.item() == pytest.approx(loss)
@@ -36,7 +39,9 @@ def test_the_value_loss_ignores_padding_and_gives_no_gradient_to_its_targets() -
     v, old, target = (torch.tensor([[x, NAN]], requires_grad=True) for x in (0.9, 0.5, 2.0))
     loss, _ = value_loss(v, old, target, mask, torch.tensor([[1.0, NAN]]), value_clip=0.2)
     loss.backward()
-    assert loss.item() == pytest.approx(0.845) and v.grad is not None and v.grad.tolist() == [[0, 0]]
+    assert (
+        loss.item() == pytest.approx(0.845) and v.grad is not None and v.grad.tolist() == [[0, 0]]
+    )
     assert old.grad is None and target.grad is None
 
 
@@ -55,5 +60,8 @@ def test_the_supervised_gradient_is_minus_the_weight_however_rows_are_split() ->
     loss, _ = supervised_loss(logprobs, mask, weights)
     (whole,) = torch.autograd.grad(loss, logprobs)
     assert torch.equal(whole, -weights) and whole[mask].tolist() == [-0.25] * 4
-    rows = [supervised_loss(logprobs[i : i + 1], mask[i : i + 1], weights[i : i + 1])[0] for i in range(2)]
+    rows = [
+        supervised_loss(logprobs[i : i + 1], mask[i : i + 1], weights[i : i + 1])[0]
+        for i in range(2)
+    ]
     assert torch.equal(torch.autograd.grad(sum(rows[1:], rows[0]), logprobs)[0], whole)

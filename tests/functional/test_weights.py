@@ -1,4 +1,6 @@
-"""Example E4: rows of token losses [4], [1, 2], [2, 2, 5], so N = 6 and the row sums are 4, 3, 9."""
+"""Example E4: rows of token losses [4], [1, 2], [2, 2, 5], so N = 6 and the row sums are 4, 3,
+9.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from oxrl.functional.weights import WEIGHTS, fixed_length, prompt_mean, sequence_mean, sequence_sum, token_mean
+from oxrl.functional.weights import (
+    WEIGHTS,
+    fixed_length,
+    prompt_mean,
+    sequence_mean,
+    sequence_sum,
+    token_mean,
+)
 
 LOSSES = torch.tensor([[4.0, 0, 0], [1, 2, 0], [2, 2, 5]], dtype=torch.float64)
 MASK = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]], dtype=torch.bool)
 EMPTY = torch.zeros(1, 3, dtype=torch.bool)
 IDS = torch.tensor([7, 7, 3])
-NUMBERS: dict[str, dict[str, Any]] = {"fixed_length": {"weights_length": 4}, "lambda_group": {"length_power": 1.0}}
+NUMBERS: dict[str, dict[str, Any]] = {
+    "fixed_length": {"weights_length": 4},
+    "lambda_group": {"length_power": 1.0},
+}
 
 
 def total(weights: torch.Tensor) -> float:
@@ -46,7 +58,9 @@ def test_an_empty_row_changes_nothing_but_the_row_count_of_fixed_length() -> Non
     assert total(token_mean(with_empty)) == pytest.approx(16 / 6, abs=1e-6)
     assert total(sequence_mean(with_empty)) == pytest.approx(8.5 / 3, abs=1e-6)
     assert total(sequence_sum(with_empty)) == pytest.approx(16 / 3, abs=1e-6)
-    assert total(prompt_mean(with_empty, torch.tensor([7, 7, 3, 9]))) == pytest.approx(8 / 3, abs=1e-6)
+    assert total(prompt_mean(with_empty, torch.tensor([7, 7, 3, 9]))) == pytest.approx(
+        8 / 3, abs=1e-6
+    )
     assert total(fixed_length(with_empty, weights_length=4)) == pytest.approx(16 / 16, abs=1e-6)
 
 

@@ -8,9 +8,13 @@ from oxrl.models.linear import OneDnnLinear, onednn_is_faster, speed_up_linears
 from oxrl.models.load import load_policy
 
 
-@pytest.mark.skipif(not onednn_is_faster(), reason="MKL is as fast as oneDNN on this machine, so it is not replaced")
+@pytest.mark.skipif(
+    not onednn_is_faster(), reason="MKL is as fast as oneDNN on this machine, so it is not replaced"
+)
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("rows", "width", "outputs"), [(3, 7, 5), (201, 256, 128), (131, 128, 320), (700, 320, 320)])
+@pytest.mark.parametrize(
+    ("rows", "width", "outputs"), [(3, 7, 5), (201, 256, 128), (131, 128, 320), (700, 320, 320)]
+)
 def test_onednn_products_and_gradients_are_those_of_float64_to_float32_rounding(
     rows: int, width: int, outputs: int, bias: bool
 ) -> None:

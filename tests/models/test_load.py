@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
 
-from oxrl.engines.local import LocalTrainer
+from oxrl.engines.train.local import LocalTrainer
 from oxrl.errors import DataError
 from oxrl.models.builtin import BUILTIN_DIMS
 from oxrl.models.load import load_critic, load_policy, load_tokenizer
@@ -42,7 +42,9 @@ def test_builtin_weights_depend_on_the_seed_only() -> None:
 
 
 def test_the_small_model_has_the_benchmarks_size() -> None:
-    assert sum(p.numel() for p in load_policy("builtin:small").parameters()) == pytest.approx(3.3e6, rel=0.02)
+    assert sum(p.numel() for p in load_policy("builtin:small").parameters()) == pytest.approx(
+        3.3e6, rel=0.02
+    )
 
 
 def test_a_saved_policy_and_tokenizer_load_from_their_directory(tmp_path: Path) -> None:
@@ -50,11 +52,17 @@ def test_a_saved_policy_and_tokenizer_load_from_their_directory(tmp_path: Path) 
     save_model(model, tmp_path)
     load_tokenizer("builtin:tiny").save_pretrained(tmp_path)
     again = load_policy(str(tmp_path), dtype=torch.bfloat16)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-    assert load_tokenizer(str(tmp_path)).decode([69, 70]) == load_tokenizer("builtin:tiny").decode([69, 70])
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)
+    )
+    assert load_tokenizer(str(tmp_path)).decode([69, 70]) == load_tokenizer("builtin:tiny").decode(
+        [69, 70]
+    )
 
 
-def test_in_bfloat16_a_token_far_from_the_start_is_where_transformers_puts_it(tmp_path: Path) -> None:
+def test_in_bfloat16_a_token_far_from_the_start_is_where_transformers_puts_it(
+    tmp_path: Path,
+) -> None:
     save_model(load_policy("builtin:tiny", seed=2, dtype=torch.bfloat16), tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     tokens = torch.randint(5, 261, (1, 1500), generator=torch.Generator().manual_seed(0))
@@ -69,9 +77,26 @@ def test_in_bfloat16_a_token_far_from_the_start_is_where_transformers_puts_it(tm
 
 
 def test_what_is_not_trained_and_still_part_of_the_model_is_saved_with_it(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "head_dim": 8, "vocab_size": 261}
-    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "first_k_dense_replace": 1}
-    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 16,
+        "head_dim": 8,
+        "vocab_size": 261,
+    }
+    heads = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 1,
+    }
+    experts = {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+    }
     model = Glm4MoeForCausalLM(Glm4MoeConfig(**sizes, **heads, **experts)).eval()
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
     model.get_buffer(name).copy_(torch.arange(4.0))
@@ -101,7 +126,8 @@ def test_a_policy_is_not_made_of_a_checkpoint_that_lacks_weights(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("builtin:huge", "builtin:tiny, builtin:small"), ("./no/such/model", "no directory")]
+    ("name", "says"),
+    [("builtin:huge", "builtin:tiny, builtin:small"), ("./no/such/model", "no directory")],
 )
 def test_an_unknown_name_says_what_would_work(name: str, says: str) -> None:
     with pytest.raises(DataError, match=says):
@@ -114,12 +140,18 @@ def test_a_chat_template_file_replaces_the_models_own(tmp_path: Path) -> None:
     path = tmp_path / "template.jinja"
     path.write_text("{{ messages[0]['content'] }}!")
     tokenizer = load_tokenizer("builtin:tiny", chat_template=str(path))
-    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
+    assert (
+        tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
+    )
     with pytest.raises(DataError, match="no file"):
         load_tokenizer("builtin:tiny", chat_template=str(tmp_path / "none"))
 
 
 def test_buckets_keep_order_and_size() -> None:
     named = [(str(i), torch.zeros(10)) for i in range(5)]
-    assert [[name for name, _ in bucket] for bucket in buckets(named, limit=80)] == [["0", "1"], ["2", "3"], ["4"]]
+    assert [[name for name, _ in bucket] for bucket in buckets(named, limit=80)] == [
+        ["0", "1"],
+        ["2", "3"],
+        ["4"],
+    ]
     assert [len(bucket) for bucket in buckets(named, limit=1)] == [1] * 5

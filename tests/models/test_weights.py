@@ -11,8 +11,14 @@ SIZES = [1, 7, 8, 9, 4096, 2**17 - 1, 2**17, 2**17 + 3, 3 * 2**17 + 8]
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_fingerprint_moves_with_any_one_bit_and_with_the_length(size: int) -> None:
-    data = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(size))
-    seen = {fingerprint(data), fingerprint(torch.cat([data, data.new_zeros(1)])), fingerprint(data[1:])}
+    data = torch.randint(
+        0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(size)
+    )
+    seen = {
+        fingerprint(data),
+        fingerprint(torch.cat([data, data.new_zeros(1)])),
+        fingerprint(data[1:]),
+    }
     places = sorted({0, size // 3, size // 2, size - 1})
     for at in places:
         for bit in (1, 128):

@@ -1,4 +1,6 @@
-"""Small complete runs for the tests of recipes: a random tiny model, a reward it can learn from, a few steps."""
+"""Small complete runs for the tests of recipes: a random tiny model, a reward it can learn from, a
+few steps.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def write_inputs(folder: Path) -> None:
     (folder / "reward.py").write_text(REWARD)
 
 
-def rl_config(folder: Path, name: str, overrides: Sequence[str] = (), **sections: dict[str, Any]) -> Config:
+def rl_config(
+    folder: Path, name: str, overrides: Sequence[str] = (), **sections: dict[str, Any]
+) -> Config:
     """A reinforcement learning run of 6 steps, 4 prompts x 4 samples x 6 tokens."""
     write_inputs(folder)
     content: dict[str, dict[str, Any]] = {
@@ -57,7 +61,9 @@ def rl_config(folder: Path, name: str, overrides: Sequence[str] = (), **sections
     return _load(folder, name, content, sections, overrides)
 
 
-def sft_config(folder: Path, name: str, overrides: Sequence[str] = (), **sections: dict[str, Any]) -> Config:
+def sft_config(
+    folder: Path, name: str, overrides: Sequence[str] = (), **sections: dict[str, Any]
+) -> Config:
     """A supervised run of 6 steps of 8 rows."""
     write_inputs(folder)
     content: dict[str, dict[str, Any]] = {
@@ -76,12 +82,18 @@ def sft_config(folder: Path, name: str, overrides: Sequence[str] = (), **section
     return _load(folder, name, content, sections, overrides)
 
 
-def preference_config(folder: Path, name: str, overrides: Sequence[str] = (), **sections: dict[str, Any]) -> Config:
+def preference_config(
+    folder: Path, name: str, overrides: Sequence[str] = (), **sections: dict[str, Any]
+) -> Config:
     """A run of 6 steps of 8 pairs: digits are better than letters, whatever is asked."""
     folder.mkdir(parents=True, exist_ok=True)
     for file, start in (("pairs", 0), ("held_out_pairs", 100)):
         rows = [
-            {"prompt": f"say {i}", "chosen": f"{i * 7 % 1000}", "rejected": "abcdefg"[: 1 + i * 5 % 7]}
+            {
+                "prompt": f"say {i}",
+                "chosen": f"{i * 7 % 1000}",
+                "rejected": "abcdefg"[: 1 + i * 5 % 7],
+            }
             for i in range(start, start + 40)
         ]
         (folder / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -101,8 +113,11 @@ def preference_config(folder: Path, name: str, overrides: Sequence[str] = (), **
     return _load(folder, name, content, sections, overrides)
 
 
-def steps_config(folder: Path, name: str, overrides: Sequence[str] = (), **sections: dict[str, Any]) -> Config:
-    """A process reward model, 6 steps of 8 solutions: a step of digits is right, one of letters wrong, wherever it is.
+def steps_config(
+    folder: Path, name: str, overrides: Sequence[str] = (), **sections: dict[str, Any]
+) -> Config:
+    """A process reward model, 6 steps of 8 solutions: a step of digits is right, one of letters
+    wrong, wherever it is.
 
     Evaluated on other solutions.
     """
@@ -112,7 +127,10 @@ def steps_config(folder: Path, name: str, overrides: Sequence[str] = (), **secti
         rows: list[dict[str, Any]] = []
         for _ in range(size):
             labels = [chance.random() < 0.5 for _ in range(chance.randint(1, 4))]
-            texts = [str(chance.randint(0, 999)) if label else "abcdefg"[: chance.randint(1, 3)] for label in labels]
+            texts = [
+                str(chance.randint(0, 999)) if label else "abcdefg"[: chance.randint(1, 3)]
+                for label in labels
+            ]
             rows.append({"prompt": "count", "completions": texts, "labels": labels})
         (folder / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"train": str(folder / "steps.jsonl"), "eval": str(folder / "held_out_steps.jsonl")}
@@ -152,11 +170,19 @@ def metric_lines(run: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without the three groups that may differ between identical runs."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n") if line]
     free = ("time/", "throughput/", "system/")
-    return [{key: value for key, value in line.items() if not key.startswith(free)} for line in lines]
+    return [
+        {key: value for key, value in line.items() if not key.startswith(free)} for line in lines
+    ]
 
 
 def final_files(run: Path) -> dict[str, bytes]:
-    """Every file of the newest checkpoint but the manifest (its offsets count bytes of lines that hold times)."""
+    """Every file of the newest checkpoint but the manifest (its offsets count bytes of lines that
+    hold times).
+    """
     newest = max((run / "checkpoints").glob("step_*"))
     skip = ("manifest.json",)
-    return {str(p.relative_to(newest)): p.read_bytes() for p in newest.rglob("*") if p.is_file() and p.name not in skip}
+    return {
+        str(p.relative_to(newest)): p.read_bytes()
+        for p in newest.rglob("*")
+        if p.is_file() and p.name not in skip
+    }

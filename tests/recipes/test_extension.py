@@ -1,4 +1,6 @@
-"""docs/extend.md, done as it says: a gate in a user's own file, trained with, and right by its own formula."""
+"""docs/extend.md, done as it says: a gate in a user's own file, trained with, and right by its own
+formula.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ import pytest
 import torch
 from small_runs import metric_lines, rl_config
 
-from oxrl.algorithms import PARAMETERS, ROWS
 from oxrl.functional.policy_losses import GATES
+from oxrl.tables.policy import PARAMETERS, ROWS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extend.md"
 
@@ -29,10 +31,20 @@ def user_file(tmp_path: Path) -> Path:
 
 def test_a_gate_in_a_users_file_trains_without_touching_the_package(user_file: Path) -> None:
     cfg = rl_config(user_file.parent, "extension")  # writes extension.yaml
-    overrides = ["run.steps=2", "train.minibatches=2", "train.alg_name=my_grpo", "train.clip_high=0.3"]
+    overrides = [
+        "run.steps=2",
+        "train.minibatches=2",
+        "train.alg_name=my_grpo",
+        "train.clip_high=0.3",
+    ]
     command = [sys.executable, user_file, "train", user_file.parent / "extension.yaml", *overrides]
     result = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert result.returncode == 0, result.stderr
     metrics = metric_lines(Path(cfg.run.dir or ""))
@@ -47,7 +59,10 @@ def test_its_gradient_is_that_of_its_formula(user_file: Path) -> None:
         table.clear()
         table.update(content)  # pyright: ignore
     logprobs = torch.tensor([[-1.0, -0.4, -2.0]], dtype=torch.float64, requires_grad=True)
-    old, advantages = logprobs.detach() - torch.tensor([[0.0, 0.3, -0.2]]), torch.tensor([[1.0, -2.0, 0.5]])
+    old, advantages = (
+        logprobs.detach() - torch.tensor([[0.0, 0.3, -0.2]]),
+        torch.tensor([[1.0, -2.0, 0.5]]),
+    )
     mask, weights = torch.ones(1, 3, dtype=torch.bool), torch.full((1, 3), 0.25)
     loss, _ = added["tanh_gate"](logprobs, old, advantages, mask, weights, clip_high=0.3)
     formula = -(0.25 * 0.3 * torch.tanh((logprobs - old) / 0.3) * advantages).sum()

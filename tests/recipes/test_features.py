@@ -1,4 +1,6 @@
-"""Features of rows beyond their cells: each trains, does its particular thing, and resumes exactly."""
+"""Features of rows beyond their cells: each trains, does its particular thing, and resumes
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,21 @@ from oxrl.recipes.session import Session
 from oxrl.types import Output, PolicyBatch, TokenBatch
 
 # 0 or 1, and mostly 0 for a random model: some groups teach nothing.
-SPARSE = "def sparse(prompt, completion):\n    return float(sum(c.isdigit() for c in completion) >= 2)\n"
+SPARSE = (
+    "def sparse(prompt, completion):\n    return float(sum(c.isdigit() for c in completion) >= 2)\n"
+)
 SHARE = "def share(prompt, completion):\n    return sum(c.isdigit() for c in completion) / 6\n"
 NEVER = "def never(prompt, completion):\n    return 0.0\n"
 
 
 def config(
-    folder: Path, algorithm: str, *, reward: str = SPARSE, name: str = "run", max_tokens: int = 6, **train: Any
+    folder: Path,
+    algorithm: str,
+    *,
+    reward: str = SPARSE,
+    name: str = "run",
+    max_tokens: int = 6,
+    **train: Any,
 ) -> Config:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scores.py").write_text(reward)
@@ -45,10 +55,15 @@ def config(
 
 
 def samples_of(run_directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_directory / "samples.jsonl").read_text().split("\n") if line]
+    return [
+        json.loads(line)
+        for line in (run_directory / "samples.jsonl").read_text().split("\n")
+        if line
+    ]
 
 
-# Every row with state or choices of its own, and numbers that make the feature act within six small steps.
+# Every row with state or choices of its own, and numbers that make the feature act within six small
+# steps.
 RESUMED: dict[str, dict[str, Any]] = {
     "dapo": {},
     "prorl": {"reference_sync_steps": 3, "kl_coeff": 0.1},
@@ -75,7 +90,9 @@ def test_a_run_that_dies_between_checkpoints_resumes_exactly(
     died = config(tmp_path, algorithm, name="died", **RESUMED[algorithm])
     original = Session.record
 
-    def die_in_step_4(session: Session, step: int, metrics: dict[str, float], *, tokens: float) -> None:
+    def die_in_step_4(
+        session: Session, step: int, metrics: dict[str, float], *, tokens: float
+    ) -> None:
         if step == 4:
             raise OSError("the machine is gone")
         original(session, step, metrics, tokens=tokens)
@@ -89,7 +106,9 @@ def test_a_run_that_dies_between_checkpoints_resumes_exactly(
     assert final_files(died.run.directory) == final_files(whole.run.directory)
 
 
-def test_dynamic_sampling_trains_on_full_batches_of_groups_whose_rewards_differ(tmp_path: Path) -> None:
+def test_dynamic_sampling_trains_on_full_batches_of_groups_whose_rewards_differ(
+    tmp_path: Path,
+) -> None:
     cfg = config(tmp_path, "dapo")
     run(cfg)
     lines, samples = metric_lines(cfg.run.directory), samples_of(cfg.run.directory)
@@ -102,18 +121,25 @@ def test_dynamic_sampling_trains_on_full_batches_of_groups_whose_rewards_differ(
             rewards.setdefault(sample["draw"], set()).add(sample["reward"])
         differ = sorted(draw for draw, values in rewards.items() if len(values) > 1)
         trained = sorted({sample["draw"] for sample in mine if sample["advantage"] is not None})
-        # The first four that differ, in the order of the data, which goes on right behind the last of them.
+        # The first four that differ, in the order of the data, which goes on right behind the last
+        # of them.
         assert trained == differ[:4]
         assert min(rewards) == drawn
         drawn = trained[-1] + 1
-        assert line["reward/mean"] == pytest.approx(sum(sample["reward"] for sample in mine) / len(mine))
+        assert line["reward/mean"] == pytest.approx(
+            sum(sample["reward"] for sample in mine) / len(mine)
+        )
 
 
 def test_every_sample_is_trained_on_or_dropped_for_a_reason(tmp_path: Path) -> None:
     cfg = config(tmp_path, "dapo")
     run(cfg)
     last, samples = metric_lines(cfg.run.directory)[-1], samples_of(cfg.run.directory)
-    books = {key.removeprefix("samples/"): value for key, value in last.items() if key.startswith("samples/")}
+    books = {
+        key.removeprefix("samples/"): value
+        for key, value in last.items()
+        if key.startswith("samples/")
+    }
     assert books["dispatched"] == len(samples) == sum(books.values()) - books["dispatched"]
     fates = Counter(sample["advantage"] is not None for sample in samples)
     assert books["trained"] == fates[True] == 6 * 16
@@ -128,12 +154,20 @@ def test_sampling_stops_after_its_rounds_and_trains_on_what_it_found(tmp_path: P
     never = config(tmp_path / "never", "dapo", reward=NEVER, sampling_rounds=2)
     run(never)
     for line in metric_lines(never.run.directory):
-        assert (line["sampling/rounds"], line["sampling/groups"], line["data/rows"]) == (2.0, 8.0, 16.0)
+        assert (line["sampling/rounds"], line["sampling/groups"], line["data/rows"]) == (
+            2.0,
+            8.0,
+            16.0,
+        )
         assert line["update/skipped"] == line["reward/mean"] == 0.0
 
 
-def test_the_length_penalty_shapes_advantages_and_never_the_choice_of_groups(tmp_path: Path) -> None:
-    cfg = config(tmp_path, "dapo", reward=NEVER, sampling_rounds=1, overlong_buffer=50, max_tokens=60)
+def test_the_length_penalty_shapes_advantages_and_never_the_choice_of_groups(
+    tmp_path: Path,
+) -> None:
+    cfg = config(
+        tmp_path, "dapo", reward=NEVER, sampling_rounds=1, overlong_buffer=50, max_tokens=60
+    )
     run(cfg)
     line = metric_lines(cfg.run.directory)[0]
     samples = [sample for sample in samples_of(cfg.run.directory) if sample["step"] == 0]
@@ -142,7 +176,11 @@ def test_the_length_penalty_shapes_advantages_and_never_the_choice_of_groups(tmp
     assert line["reward/zero_variance_groups"] == 1.0 and len(set(lengths)) > 1
     assert line["reward/shaping"] == pytest.approx(sum(penalties) / 16)
     for sample, penalty in zip(samples, penalties, strict=True):
-        group = [other for s, other in zip(samples, penalties, strict=True) if s["draw"] == sample["draw"]]
+        group = [
+            other
+            for s, other in zip(samples, penalties, strict=True)
+            if s["draw"] == sample["draw"]
+        ]
         assert (sample["advantage"] > 0) == (penalty > sum(group) / len(group) + 1e-9)
 
 
@@ -158,9 +196,12 @@ def test_cut_responses_are_baseline_only_where_they_are_masked(tmp_path: Path) -
     assert not tensors["loss_weights"][cut].any()
     plain = config(tmp_path / "plain", "sgrpo", reward=SHARE, max_tokens=120)
     run(plain.model_copy(update={"run": plain.run.model_copy(update={"steps": 1})}))
-    # The advantage of a row that ended is the same: the cut ones are still in its group's mean and deviation.
+    # The advantage of a row that ended is the same: the cut ones are still in its group's mean and
+    # deviation.
     for masked, whole in zip(samples, samples_of(plain.run.directory), strict=True):
-        assert masked["advantage"] == (0.0 if masked["finish_reason"] == "length" else whole["advantage"])
+        assert masked["advantage"] == (
+            0.0 if masked["finish_reason"] == "length" else whole["advantage"]
+        )
 
 
 def test_the_kl_coefficient_follows_zieglers_controller(tmp_path: Path) -> None:
@@ -173,7 +214,10 @@ def test_the_kl_coefficient_follows_zieglers_controller(tmp_path: Path) -> None:
         error = max(-0.2, min(0.2, line["kl/steered"] / 1e-3 - 1))
         coefficient *= 1 + error * line["data/rows"] / 50
     # Nothing to hold back at first, too far from the reference later.
-    assert lines[1]["kl/coeff"] == pytest.approx(0.5 * (1 - 0.2 * 16 / 50)) and coefficient > lines[1]["kl/coeff"]
+    assert (
+        lines[1]["kl/coeff"] == pytest.approx(0.5 * (1 - 0.2 * 16 / 50))
+        and coefficient > lines[1]["kl/coeff"]
+    )
 
 
 def test_the_reference_and_the_optimizer_start_afresh_on_schedule(tmp_path: Path) -> None:
@@ -188,7 +232,9 @@ def test_the_reference_and_the_optimizer_start_afresh_on_schedule(tmp_path: Path
     assert set(states["step_00000004"]["adam_steps"].values()) == {1}
     assert states["step_00000006"]["adam_steps"] == {} and states["step_00000006"]["step"] == 6
     newest = cfg.run.directory / "checkpoints" / "step_00000006"
-    assert (newest / "model.safetensors").read_bytes() == (newest / "reference" / "model.safetensors").read_bytes()
+    assert (newest / "model.safetensors").read_bytes() == (
+        newest / "reference" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_the_greedy_response_is_a_baseline_and_is_never_trained_on(tmp_path: Path) -> None:
@@ -200,9 +246,15 @@ def test_the_greedy_response_is_a_baseline_and_is_never_trained_on(tmp_path: Pat
     assert all(sample["advantage"] is None for sample in greedy.values())
     for sample in samples:
         if sample["sample"] < 4:
-            assert sample["advantage"] == pytest.approx(sample["reward"] - greedy[sample["draw"]]["reward"], abs=1e-6)
+            assert sample["advantage"] == pytest.approx(
+                sample["reward"] - greedy[sample["draw"]]["reward"], abs=1e-6
+            )
     line = metric_lines(cfg.run.directory)[-1]
-    assert (line["samples/dropped_baseline"], line["samples/trained"], line["data/rows"]) == (24.0, 96.0, 16.0)
+    assert (line["samples/dropped_baseline"], line["samples/trained"], line["data/rows"]) == (
+        24.0,
+        96.0,
+        16.0,
+    )
 
 
 def test_a_critic_is_fitted_before_the_policy_moves(tmp_path: Path) -> None:
@@ -218,7 +270,10 @@ def policy_batch(rewards: Tensor, **fields: Any) -> PolicyBatch:
     """Two rows of three and two trained tokens; the sampler's logprobs are -1."""
     mask = torch.tensor([[False, True, True, True], [False, True, True, False]])
     tokens = TokenBatch(tokens=mask.long(), attention_mask=mask | ~mask, response_mask=mask)
-    given: dict[str, Any] = {"advantages": rewards[:, None].expand(2, 4) * mask, "versions": mask.long() * 0}
+    given: dict[str, Any] = {
+        "advantages": rewards[:, None].expand(2, 4) * mask,
+        "versions": mask.long() * 0,
+    }
     return PolicyBatch(
         inputs=tokens,
         old_logprobs=None,
@@ -245,15 +300,23 @@ def test_right_responses_add_their_mean_likelihood(tmp_path: Path) -> None:
     torch.testing.assert_close(found, -0.3 * weights)
 
 
-def test_the_unbiased_kl_of_opsm_weighs_tokens_by_their_ratio_to_the_sampler(tmp_path: Path) -> None:
-    """With d = .3 the derivative of r * k3 by the logprob is r * (k3 + 1 - exp(-d)) = .3 r, r = exp(-.8 + 1)."""
+def test_the_unbiased_kl_of_opsm_weighs_tokens_by_their_ratio_to_the_sampler(
+    tmp_path: Path,
+) -> None:
+    """With d = .3 the derivative of r * k3 by the logprob is r * (k3 + 1 - exp(-d)) = .3 r, r =
+    exp(-.8 + 1).
+    """
     cfg = config(tmp_path, "opsm", kl_coeff=0.5, epochs=2)
     logprobs, ref = (torch.full((2, 4), x, dtype=torch.float64) for x in (-0.8, -1.1))
     batch = dataclasses.replace(policy_batch(torch.zeros(2, dtype=torch.float64)), ref_logprobs=ref)
-    torch.testing.assert_close(gradient(cfg, batch, logprobs), 0.5 * batch.loss_weights * math.exp(0.2) * 0.3)
+    torch.testing.assert_close(
+        gradient(cfg, batch, logprobs), 0.5 * batch.loss_weights * math.exp(0.2) * 0.3
+    )
 
 
-def test_an_interpolated_anchor_gives_the_full_ratio_to_the_sampler_whatever_the_lag(tmp_path: Path) -> None:
+def test_an_interpolated_anchor_gives_the_full_ratio_to_the_sampler_whatever_the_lag(
+    tmp_path: Path,
+) -> None:
     cfg = config(tmp_path, "a3po", epochs=3)
     rewards = torch.tensor([1.0, -1.0], dtype=torch.float64)
     logprobs = torch.full((2, 4), -0.95, dtype=torch.float64)
@@ -261,7 +324,8 @@ def test_an_interpolated_anchor_gives_the_full_ratio_to_the_sampler_whatever_the
         batch = policy_batch(rewards, lags=torch.full((2, 4), lag))
         expected = -batch.advantages * batch.loss_weights * math.exp(0.05)
         torch.testing.assert_close(gradient(cfg, batch, logprobs), expected)
-    # Around an anchor that follows the policy, a token three times as likely is not clipped; around the sampler it is.
+    # Around an anchor that follows the policy, a token three times as likely is not clipped; around
+    # the sampler it is.
     far = logprobs + 1
     assert gradient(cfg, policy_batch(rewards, lags=torch.full((2, 4), 20)), far)[0].any()
     assert not gradient(cfg, policy_batch(rewards, lags=torch.full((2, 4), 1)), far)[0].any()
@@ -280,7 +344,14 @@ def test_what_is_decided_over_the_whole_step_does_not_depend_on_micro_batches(
     algorithm: str, train: dict[str, Any], key: str, shares: tuple[float, float], tmp_path: Path
 ) -> None:
     runs = [
-        config(tmp_path / str(tokens), algorithm, reward=SHARE, micro_batch_tokens=tokens, epochs=2, **train)
+        config(
+            tmp_path / str(tokens),
+            algorithm,
+            reward=SHARE,
+            micro_batch_tokens=tokens,
+            epochs=2,
+            **train,
+        )
         for tokens in (40, 16384)
     ]
     for cfg in runs:
@@ -297,7 +368,9 @@ def test_what_is_decided_over_the_whole_step_does_not_depend_on_micro_batches(
     [("sgrpo", "token"), ("tis", "token"), ("mis", "sequence"), ("a3po", "token"), ("geometric_rejection", None),
      ("k3_rejection", None), ("veto", None), ("opsm", None), ("m2po", None)],
 )  # fmt: skip
-def test_weights_are_compared_with_the_ratios_they_come_from(algorithm: str, level: str | None, tmp_path: Path) -> None:
+def test_weights_are_compared_with_the_ratios_they_come_from(
+    algorithm: str, level: str | None, tmp_path: Path
+) -> None:
     assert Algorithm(config(tmp_path, algorithm)).correction_level == level
 
 
@@ -307,12 +380,15 @@ def test_the_second_moment_is_bounded_over_the_whole_step_not_per_row(tmp_path: 
     shift = torch.tensor([[0, 0.01, 0.02, 0.4], [0, 0.3, 0.3, 0]], dtype=torch.float64)
     looked = Output(logprobs=batch.rollout_logprobs.nan_to_num() + shift)
     ahead = look_ahead(algorithm, batch, looked, seed=0)
-    # Squares 0.0001, 0.0004, 0.09, 0.09, 0.16: the mean of the first three is above 0.02. Row 1 alone would keep one.
+    # Squares 0.0001, 0.0004, 0.09, 0.09, 0.16: the mean of the first three is above 0.02. Row 1
+    # alone would keep one.
     assert ahead.correction is not None
     assert ahead.correction.tolist() == [[0, 1, 1, 0], [0, 0, 0, 0]]
     whole = gradient(cfg, ahead, torch.full((2, 4), -1.0, dtype=torch.float64))
     assert (whole != 0).tolist() == [[False, True, True, False], [False] * 4]
-    second = gradient(cfg, ahead.select(torch.tensor([1])), torch.full((1, 4), -1.0, dtype=torch.float64))
+    second = gradient(
+        cfg, ahead.select(torch.tensor([1])), torch.full((1, 4), -1.0, dtype=torch.float64)
+    )
     torch.testing.assert_close(second, whole[1:])
 
 
@@ -326,7 +402,9 @@ def test_a_failed_response_the_policy_still_gives_is_kept(tmp_path: Path) -> Non
 def test_the_divergence_over_top_tokens_is_zero_before_the_update_and_bounds_it_after(
     algorithm: str, tmp_path: Path
 ) -> None:
-    cfg = config(tmp_path, algorithm, reward=SHARE, dppo_low=1e-4, dppo_high=1e-4, epochs=2, lr=1e-2)
+    cfg = config(
+        tmp_path, algorithm, reward=SHARE, dppo_low=1e-4, dppo_high=1e-4, epochs=2, lr=1e-2
+    )
     run(cfg)
     first, second = metric_lines(cfg.run.directory)[:2]
     assert first["update/weight_zero_frac"] == 0.0 and second["update/weight_zero_frac"] > 0.05

@@ -28,14 +28,20 @@ def _run_in_child(cfg: Config) -> None:
 def _start(cfg: Config) -> multiprocessing.process.BaseProcess:
     # The fork server has everything imported, so that a killed run costs a second and not ten.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["oxrl.recipes.rl", "oxrl.recipes.supervised", "oxrl.recipes.preference"])
+    context.set_forkserver_preload(
+        ["oxrl.recipes.rl", "oxrl.recipes.supervised", "oxrl.recipes.preference"]
+    )
     process = context.Process(target=_run_in_child, args=(cfg,))
     process.start()
     return process
 
 
-def _kill_when(process: multiprocessing.process.BaseProcess, run: Path, moment: str, chance: random.Random) -> str:
-    """Wait for `moment` of the run, then SIGKILL it. Says what it hit, or "finished" when the run was faster."""
+def _kill_when(
+    process: multiprocessing.process.BaseProcess, run: Path, moment: str, chance: random.Random
+) -> str:
+    """Wait for `moment` of the run, then SIGKILL it. Says what it hit, or "finished" when the run
+    was faster.
+    """
     metrics, checkpoints = run / "metrics.jsonl", run / "checkpoints"
     lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
     wanted = lines + chance.randint(1, 3)
@@ -43,7 +49,9 @@ def _kill_when(process: multiprocessing.process.BaseProcess, run: Path, moment: 
     while process.is_alive():
         assert time.monotonic() < deadline, f"the run did not reach {moment} in {DEADLINE_S} s"
         if moment == "checkpoint":
-            if checkpoints.is_dir() and any(name.startswith(".tmp") for name in os.listdir(checkpoints)):
+            if checkpoints.is_dir() and any(
+                name.startswith(".tmp") for name in os.listdir(checkpoints)
+            ):
                 if metrics.exists() and metrics.stat().st_size:
                     time.sleep(chance.uniform(0, 0.02))
                     break
@@ -91,7 +99,10 @@ def _assert_same(killed: Path, whole: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_reinforcement_run_killed_ten_times_equals_the_uninterrupted_one(tmp_path: Path) -> None:
-    sections = {"run": {"steps": 160, "checkpoint_every": 3}, "train": {"alg_name": "sgrpo", "lr": 1e-3, "epochs": 2}}
+    sections = {
+        "run": {"steps": 160, "checkpoint_every": 3},
+        "train": {"alg_name": "sgrpo", "lr": 1e-3, "epochs": 2},
+    }
     whole, killed = (
         rl_config(tmp_path, name, run=sections["run"] | {"name": name}, train=sections["train"])
         for name in ("whole", "killed")
@@ -106,7 +117,9 @@ def test_a_reinforcement_run_killed_ten_times_equals_the_uninterrupted_one(tmp_p
 def test_a_run_that_samples_ahead_resumes_exactly(tmp_path: Path) -> None:
     rollout = {"max_tokens": 6, "n_samples": 4, "max_staleness": 3, "force_strict_on_policy": False}
     whole, killed = (
-        rl_config(tmp_path, name, run={"name": name, "steps": 40, "checkpoint_every": 3}, rollout=rollout)
+        rl_config(
+            tmp_path, name, run={"name": name, "steps": 40, "checkpoint_every": 3}, rollout=rollout
+        )
         for name in ("whole", "killed")
     )
     _uninterrupted(whole)
@@ -116,9 +129,17 @@ def test_a_run_that_samples_ahead_resumes_exactly(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_run_with_a_critic_and_a_reference_resumes_exactly(tmp_path: Path) -> None:
-    train = {"alg_name": "ppo", "lr": 1e-3, "critic_lr": 1e-3, "kl": "loss_k3_plus", "kl_coeff": 0.1, "minibatches": 2}
+    train = {
+        "alg_name": "ppo",
+        "lr": 1e-3,
+        "critic_lr": 1e-3,
+        "kl": "loss_k3_plus",
+        "kl_coeff": 0.1,
+        "minibatches": 2,
+    }
     whole, killed = (
-        rl_config(tmp_path, name, run={"name": name, "steps": 16}, train=train) for name in ("whole", "killed")
+        rl_config(tmp_path, name, run={"name": name, "steps": 16}, train=train)
+        for name in ("whole", "killed")
     )
     _uninterrupted(whole)
     assert _killed_until_done(killed, kills=3, seed=1)
@@ -139,13 +160,21 @@ def test_a_supervised_run_resumes_exactly(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("algorithm", ["dpo", "beta_dpo", "tr_dpo", "reward_model"])
 def test_a_preference_run_resumes_exactly(tmp_path: Path, algorithm: str) -> None:
-    train = {"alg_name": algorithm, "lr": 1e-3} | ({"reference_sync_steps": 4} if algorithm == "tr_dpo" else {})
+    train = {"alg_name": algorithm, "lr": 1e-3} | (
+        {"reference_sync_steps": 4} if algorithm == "tr_dpo" else {}
+    )
     data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "eval_rows": 8}
     whole, killed = (
         preference_config(
             tmp_path,
             name,
-            run={"name": name, "steps": 40, "checkpoint_every": 3, "eval_every": 7, "keep_best": True},
+            run={
+                "name": name,
+                "steps": 40,
+                "checkpoint_every": 3,
+                "eval_every": 7,
+                "keep_best": True,
+            },
             train=train,
             data=data,
         )

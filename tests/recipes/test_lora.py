@@ -1,4 +1,6 @@
-"""Adapters in every recipe: what is trained, what is stored, what the reference and the sampler see, and merging."""
+"""Adapters in every recipe: what is trained, what is stored, what the reference and the sampler
+see, and merging.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ from small_runs import final_files, metric_lines, preference_config, rl_config, 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oxrl.config import Config, dump_config, load_config
-from oxrl.engines.local import LocalSampler, LocalTrainer
-from oxrl.engines.trainer import AdapterOff
+from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.trainer import AdapterOff
 from oxrl.errors import ConfigError, EngineError
 from oxrl.models.load import load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import adapter_off, add_adapter
@@ -29,7 +32,12 @@ from oxrl.rewards.reward_model import scorer
 from oxrl.types import Completion, Prompt, Segment, TokenBatch
 
 pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
-BUILD = {"sft": sft_config, "dpo": preference_config, "reward_model": preference_config, "sgrpo": rl_config}
+BUILD = {
+    "sft": sft_config,
+    "dpo": preference_config,
+    "reward_model": preference_config,
+    "sgrpo": rl_config,
+}
 WANT = frozenset({"logprobs"})
 
 
@@ -42,10 +50,18 @@ def base(tmp_path: Path) -> Path:
     return folder
 
 
-def config(base: Path, name: str, algorithm: str, overrides: tuple[str, ...] = (), **sections: Any) -> Config:
+def config(
+    base: Path, name: str, algorithm: str, overrides: tuple[str, ...] = (), **sections: Any
+) -> Config:
     train = {"alg_name": algorithm, "lr": 1e-2} | sections.pop("train", {})
     return BUILD.get(algorithm, rl_config)(
-        base.parent, name, overrides, model={"name": str(base)}, lora={"rank": 4}, train=train, **sections
+        base.parent,
+        name,
+        overrides,
+        model={"name": str(base)},
+        lora={"rank": 4},
+        train=train,
+        **sections,
     )
 
 
@@ -73,7 +89,14 @@ def test_a_run_stores_the_adapter_alone_and_resumes_exactly(base: Path, algorith
     assert not [name for name in names if name.startswith("model")]
     adapted = json.loads((newest(whole) / "adapter_config.json").read_text())["target_modules"]
     assert adapted == sorted(adapted) and len(adapted) == 7
-    assert sum(len(data) for name, data in final_files(whole.run.directory).items() if "optimizer" in name) < 300_000
+    assert (
+        sum(
+            len(data)
+            for name, data in final_files(whole.run.directory).items()
+            if "optimizer" in name
+        )
+        < 300_000
+    )
     assert all(line["update/grad_norm"] > 0 for line in metric_lines(whole.run.directory))
 
     part = config(base, "part", algorithm, ("run.steps=4", "run.dir=" + str(base.parent / "part")))
@@ -83,25 +106,38 @@ def test_a_run_stores_the_adapter_alone_and_resumes_exactly(base: Path, algorith
     written.write_text(written.read_text().replace("steps: 4", "steps: 6"))
     run(config(base, "part", algorithm), resume=True)
     left, right = final_files(whole.run.directory), final_files(part.run.directory)
-    assert left.keys() == right.keys() and [name for name in left if left[name] != right[name]] == []
+    assert (
+        left.keys() == right.keys() and [name for name in left if left[name] != right[name]] == []
+    )
 
 
 def test_only_the_adapter_is_trained_and_it_starts_as_nothing(base: Path) -> None:
     plain, adapted = load_policy(str(base)), load_policy(str(base))
     add_adapter(adapted, base=str(base), rank=4, alpha=32.0, targets="all-linear", seed=0)
     trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
-    assert len(trained) == 2 * 7 * 2 and all("lora_" in name for name in trained)  # A and B, 7 linears, 2 layers
-    assert sum(adapted.get_parameter(name).numel() for name in trained) == 4 * 2 * (9 * 64 + 2 * 64 + 3 * 256)
+    assert len(trained) == 2 * 7 * 2 and all(
+        "lora_" in name for name in trained
+    )  # A and B, 7 linears, 2 layers
+    assert sum(adapted.get_parameter(name).numel() for name in trained) == 4 * 2 * (
+        9 * 64 + 2 * 64 + 3 * 256
+    )
     tokens = some_tokens().tokens
     assert torch.equal(logits(plain, tokens), logits(adapted, tokens))
     some = load_policy(str(base))
     add_adapter(some, base=str(base), rank=2, alpha=32.0, targets="q_proj, v_proj", seed=0)
-    assert len([name for name, parameter in some.named_parameters() if parameter.requires_grad]) == 2 * 2 * 2
+    assert (
+        len([name for name, parameter in some.named_parameters() if parameter.requires_grad])
+        == 2 * 2 * 2
+    )
     with pytest.raises(EngineError, match="no linear layer 'qproj'"):
-        add_adapter(load_policy(str(base)), base=str(base), rank=2, alpha=1.0, targets="qproj", seed=0)
+        add_adapter(
+            load_policy(str(base)), base=str(base), rank=2, alpha=1.0, targets="qproj", seed=0
+        )
 
 
-def test_the_adapter_switched_off_is_the_base_and_the_sampler_sees_it_switched_on(base: Path) -> None:
+def test_the_adapter_switched_off_is_the_base_and_the_sampler_sees_it_switched_on(
+    base: Path,
+) -> None:
     cfg = config(base, "run", "sgrpo")
     team = Team(cfg)
     try:
@@ -127,7 +163,9 @@ def test_the_adapter_switched_off_is_the_base_and_the_sampler_sees_it_switched_o
         team.close()
 
 
-def test_training_on_its_own_samples_meets_no_mismatch_and_a_reference_without_a_second_model(base: Path) -> None:
+def test_training_on_its_own_samples_meets_no_mismatch_and_a_reference_without_a_second_model(
+    base: Path,
+) -> None:
     cfg = config(base, "run", "sgrpo", train={"kl": "loss_k3", "kl_coeff": 0.1})
     team = Team(cfg)
     assert isinstance(team.reference, AdapterOff)
@@ -141,7 +179,9 @@ def test_training_on_its_own_samples_meets_no_mismatch_and_a_reference_without_a
 def test_the_reference_of_dpo_is_the_base(base: Path) -> None:
     cfg = config(base, "adapted", "dpo")
     run(cfg)
-    full = preference_config(base.parent, "full", model={"name": str(base)}, train={"alg_name": "dpo", "lr": 1e-2})
+    full = preference_config(
+        base.parent, "full", model={"name": str(base)}, train={"alg_name": "dpo", "lr": 1e-2}
+    )
     run(full)
     first, other = (metric_lines(c.run.directory)[0] for c in (cfg, full))
     for key in ("update/loss", "preference/chosen_logprobs", "preference/displacement"):
@@ -149,7 +189,9 @@ def test_the_reference_of_dpo_is_the_base(base: Path) -> None:
     assert metric_lines(cfg.run.directory)[-1]["update/loss"] < 0.6
 
 
-def test_a_checkpoint_loads_in_transformers_and_merges_into_the_same_model(base: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_loads_in_transformers_and_merges_into_the_same_model(
+    base: Path, tmp_path: Path
+) -> None:
     cfg = config(base, "run", "sft")
     run(cfg)
     tokens = some_tokens().tokens
@@ -164,7 +206,9 @@ def test_a_checkpoint_loads_in_transformers_and_merges_into_the_same_model(base:
     torch.testing.assert_close(logits(merged, tokens), expected, rtol=0, atol=1e-4)
     assert (expected - logits(load_policy(str(base)), tokens)).abs().max() > 0.1
     with adapter_off(theirs):
-        torch.testing.assert_close(logits(theirs, tokens), logits(load_policy(str(base)), tokens), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            logits(theirs, tokens), logits(load_policy(str(base)), tokens), rtol=0, atol=1e-6
+        )
 
 
 def test_merging_adds_alpha_over_rank_times_b_a_to_the_weight(base: Path, tmp_path: Path) -> None:
@@ -173,7 +217,9 @@ def test_merging_adds_alpha_over_rank_times_b_a_to_the_weight(base: Path, tmp_pa
     adapter = load_file(newest(cfg) / "adapter_model.safetensors")
     prefix, name = "base_model.model.", "model.layers.1.self_attn.q_proj"
     a, b = (adapter[f"{prefix}{name}.lora_{part}.weight"] for part in "AB")
-    weight, merged = (load_policy(str(f)).get_parameter(f"{name}.weight") for f in (base, newest(cfg)))
+    weight, merged = (
+        load_policy(str(f)).get_parameter(f"{name}.weight") for f in (base, newest(cfg))
+    )
     assert a.shape == (4, 64) and b.abs().max() > 0
     torch.testing.assert_close(merged, weight + 6 / 4 * b @ a, rtol=0, atol=1e-6)
 
@@ -184,8 +230,12 @@ def test_a_reward_model_with_an_adapter_scores_as_merged(base: Path, tmp_path: P
     run_export(cfg.run.directory, tmp_path / "merged")
     prompt = Prompt(uid="0", messages=({"role": "user", "content": "say 1"},), token_ids=(1,))
     segment = Segment(token_ids=(1,), logprobs=(0.0,), versions=(0,))
-    answers = [Completion(segments=(segment,), text=text, finish_reason="stop") for text in ("17", "abc")]
-    adapted, merged = (scorer(folder)(prompt, answers) for folder in (newest(cfg), tmp_path / "merged"))
+    answers = [
+        Completion(segments=(segment,), text=text, finish_reason="stop") for text in ("17", "abc")
+    ]
+    adapted, merged = (
+        scorer(folder)(prompt, answers) for folder in (newest(cfg), tmp_path / "merged")
+    )
     assert adapted == pytest.approx(merged, abs=1e-5) and adapted[0] > adapted[1]
     assert load_critic(str(tmp_path / "merged")).value_head.weight.abs().max() > 0
 
@@ -196,7 +246,9 @@ def test_adapters_learn_at_ten_times_the_default_rate(base: Path) -> None:
         return dump_config(cfg)
 
     assert "  lr: 1.0e-06\n" in resolved() and "alpha" not in resolved()
-    assert "  lr: 1.0e-05\n" in resolved(lora={"rank": 8}) and "  alpha: 32.0\n" in resolved(lora={"rank": 8})
+    assert "  lr: 1.0e-05\n" in resolved(lora={"rank": 8}) and "  alpha: 32.0\n" in resolved(
+        lora={"rank": 8}
+    )
     assert "  lr: 0.5\n" in dump_config(config(base, "set", "sft", train={"lr": 0.5}))
 
 
@@ -204,13 +256,18 @@ def test_adapters_learn_at_ten_times_the_default_rate(base: Path) -> None:
     ("overrides", "message"),
     [
         (["model.name=builtin:tiny"], "stored without the model under it"),
-        (["train.alg_name=sgrpo", "train.backend=fsdp", "~data.rows_per_step"], "reinforcement learning train with"),
+        (
+            ["train.alg_name=sgrpo", "train.backend=fsdp", "~data.rows_per_step"],
+            "reinforcement learning train with",
+        ),
         (["train.backend=deepspeed", "model.dtype=bfloat16"], "DeepSpeed rounds adapters"),
         (["train.alg_name=tr_dpo"], "moves its reference by all weights"),
         (["lora.rank=0", "lora.alpha=16"], "is read with lora.rank above 0"),
     ],
 )
-def test_what_adapters_cannot_do_is_an_error(base: Path, overrides: list[str], message: str) -> None:
+def test_what_adapters_cannot_do_is_an_error(
+    base: Path, overrides: list[str], message: str
+) -> None:
     path = config(base, "run", "dpo").run.directory.with_suffix(".yaml")
     with warnings.catch_warnings(), pytest.raises(ConfigError, match=message):
         warnings.simplefilter("ignore", UserWarning)
@@ -222,7 +279,9 @@ def test_an_adapter_on_an_adapter_is_refused(base: Path) -> None:
     run(cfg)
     with pytest.raises(ConfigError, match="merge it first"):
         config(base, "again", "sft", (f"model.name={newest(cfg)}",))
-    run(sft_config(base.parent, "full", ["run.steps=1"], model={"name": str(newest(cfg))}))  # merged when loaded
+    run(
+        sft_config(base.parent, "full", ["run.steps=1"], model={"name": str(newest(cfg))})
+    )  # merged when loaded
 
 
 def test_peft_is_imported_only_when_asked_for(base: Path) -> None:

@@ -1,6 +1,8 @@
-"""Every config field changes something that can be seen from outside: runs with and without the change differ.
+"""Every config field changes something that can be seen from outside: runs with and without the
+change differ.
 
-The numbers that cells of the table read are many; that each of them moves its cell is tested in tests/functional.
+The numbers that cells of the table read are many; that each of them moves its cell is tested in
+tests/functional.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ import pytest
 import torch
 from small_runs import final_files, metric_lines, rl_config, sft_config, write_inputs
 
-from oxrl.algorithms import PARAMETERS, ROWS
 from oxrl.config.schema import FIELDS
 from oxrl.errors import OxrlError
 from oxrl.recipes import run
+from oxrl.tables.policy import PARAMETERS, ROWS
 
 Sections = dict[str, dict[str, Any]]
 REWARDS = """
@@ -41,7 +43,8 @@ TEMPLATE = (
 FLAKY = {"name": "{folder}/rewards.py:flaky", "max_error_rate": 1.0}
 EVAL: Sections = {"data": {"eval": "{folder}/held_out.jsonl"}}
 PPO: Sections = {"train": {"alg_name": "ppo", "lr": 1e-3, "critic_lr": 1e-3}}
-# Two updates on the same samples move the ratio away from 1, so that gates and corrections have something to do.
+# Two updates on the same samples move the ratio away from 1, so that gates and corrections have
+# something to do.
 MOVED: Sections = {"train": {"alg_name": "sgrpo", "lr": 0.02, "epochs": 3}, "run": {"steps": 3}}
 
 
@@ -69,19 +72,29 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "data.eval": ({}, "{folder}/held_out.jsonl"),
     "data.prompts_per_step": ({}, 3),
     "data.max_prompt_tokens": ({}, 6),
-    "data.overlong": ({"data": {"train": "{folder}/held_out.jsonl", "max_prompt_tokens": 8}}, "error"),
+    "data.overlong": (
+        {"data": {"train": "{folder}/held_out.jsonl", "max_prompt_tokens": 8}},
+        "error",
+    ),
     "data.eval_rows": (EVAL, 2),
     "reward.name": ({}, "exact"),
     "reward.max_error_rate": ({"reward": FLAKY}, 0.0),
-    "reward.timeout_s": ({"reward": {"name": "{folder}/rewards.py:slow", "max_error_rate": 1.0}}, 0.05),
+    "reward.timeout_s": (
+        {"reward": {"name": "{folder}/rewards.py:slow", "max_error_rate": 1.0}},
+        0.05,
+    ),
     "rollout.temperature": ({}, 0.5),
-    "rollout.max_staleness": ({"rollout": {"force_strict_on_policy": False}, "run": {"steps": 3}}, 1),
+    "rollout.max_staleness": (
+        {"rollout": {"force_strict_on_policy": False}, "run": {"steps": 3}},
+        1,
+    ),
     "rollout.max_tokens": ({}, 5),
     "rollout.n_samples": ({}, 3),
     "rollout.eval_samples": (EVAL, 2),
     "rollout.eval_temperature": (EVAL, 0.0),
     "inference_engine.max_rows": ({}, 3),
-    # Refused without rollout actors, before a model is loaded; with them in tests/recipes/test_ray_recipe.py.
+    # Refused without rollout actors, before a model is loaded; with them in
+    # tests/recipes/test_ray_recipe.py.
     "inference_engine.name": ({}, "vllm"),
     # One value works today; any other is an error before a model is loaded.
     "run.training_gpus": ({}, 2),
@@ -103,28 +116,49 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "train.entropy_coeff": ({}, 0.1),
     "train.mask_truncated": ({}, True),
     "train.old_logprobs": (MOVED, "bypass"),
-    "train.max_skipped_steps": ({"run": {"steps": 2}, "train": {"lr": 1e30, "alg_name": "sgrpo"}}, 0),
+    "train.max_skipped_steps": (
+        {"run": {"steps": 2}, "train": {"lr": 1e30, "alg_name": "sgrpo"}},
+        0,
+    ),
     "train.advantage": ({}, "group_center"),
     "train.ratio": (MOVED, "geometric"),
     "train.denominator": (MOVED, "rollout"),
     "train.loss": (MOVED, "policy_gradient"),
     "train.correction": (MOVED, "truncate"),
-    "train.kl": ({"train": {"kl_coeff": 0.5, "alg_name": "sgrpo", "lr": 1e-3}, "run": {"steps": 2}}, "loss_k3"),
+    "train.kl": (
+        {"train": {"kl_coeff": 0.5, "alg_name": "sgrpo", "lr": 1e-3}, "run": {"steps": 2}},
+        "loss_k3",
+    ),
     "train.weights": ({}, "sequence_sum"),
     "train.clip_low": (MOVED, 0.001),
     "train.clip_high": (MOVED, 0.001),
     "train.clip_dual": (MOVED, 1.0001),
-    "train.weight_min": ({"train": MOVED["train"] | {"alg_name": "cispo"}, "run": MOVED["run"]}, 0.9999),
-    "train.weight_max": ({"train": MOVED["train"] | {"alg_name": "cispo"}, "run": MOVED["run"]}, 1.0001),
+    "train.weight_min": (
+        {"train": MOVED["train"] | {"alg_name": "cispo"}, "run": MOVED["run"]},
+        0.9999,
+    ),
+    "train.weight_max": (
+        {"train": MOVED["train"] | {"alg_name": "cispo"}, "run": MOVED["run"]},
+        1.0001,
+    ),
     "train.kl_coeff": ({"run": {"steps": 2}}, 0.5),
     "train.gamma": (PPO, 0.9),
     "train.critic_lr": (PPO, 1e-2),
     "train.whiten": (PPO, False),
     "train.critic_warmup_steps": ({**PPO, "run": {"steps": 2}}, 1),
-    "train.kl_target": ({"train": {"alg_name": "ppo_rlhf", "kl_horizon": 10}, "run": {"steps": 3}}, 1e-6),
+    "train.kl_target": (
+        {"train": {"alg_name": "ppo_rlhf", "kl_horizon": 10}, "run": {"steps": 3}},
+        1e-6,
+    ),
     "train.kl_horizon": ({"train": {"alg_name": "ppo_rlhf"}, "run": {"steps": 2}}, 100),
-    "train.reference_sync_steps": ({"train": {"alg_name": "prorl", "lr": 1e-3}, "run": {"steps": 3}}, 1),
-    "train.nll_coeff": ({"train": {"alg_name": "vapo", "critic_warmup_steps": 0}, "reward": FLAKY}, 1.0),
+    "train.reference_sync_steps": (
+        {"train": {"alg_name": "prorl", "lr": 1e-3}, "run": {"steps": 3}},
+        1,
+    ),
+    "train.nll_coeff": (
+        {"train": {"alg_name": "vapo", "critic_warmup_steps": 0}, "reward": FLAKY},
+        1.0,
+    ),
     "train.drift_max": (_moved("opsm"), -9.0),
     "train.second_moment_max": (_moved("m2po"), 1e-30),
     "train.simko_alpha": (_moved("simko"), 0.5),
@@ -138,10 +172,16 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "train.cov_low": (_moved("clip_cov", cov_fraction=0.5, cov_high=9.0), 0.0),
     "train.cov_high": (_moved("clip_cov", cov_fraction=0.5, cov_low=-9.0), 0.0),
     "train.kl_cov_coeff": (_moved("kl_cov", cov_fraction=0.5), 5.0),
-    "train.sampling_rounds": ({"train": {"alg_name": "dapo"}, "rollout": {"n_samples": 2, "max_tokens": 2}}, 1),
+    "train.sampling_rounds": (
+        {"train": {"alg_name": "dapo"}, "rollout": {"n_samples": 2, "max_tokens": 2}},
+        1,
+    ),
     "train.overlong_buffer": ({"train": {"alg_name": "dapo"}, "rollout": {"max_tokens": 60}}, 50),
 }
-SUPERVISED: dict[str, tuple[Sections, Any]] = {"data.rows_per_step": ({}, 5), "data.pack_tokens": ({}, 40)}
+SUPERVISED: dict[str, tuple[Sections, Any]] = {
+    "data.rows_per_step": ({}, 5),
+    "data.pack_tokens": ({}, 40),
+}
 
 # Seen elsewhere: the test that shows it.
 ELSEWHERE = {
@@ -220,7 +260,10 @@ def _observe(folder: Path, recipe: str, sections: Sections) -> str:
         sorted(p.name for p in (home / "rollouts").iterdir()),
         home.name,
         seen_threads,
-        {name: hashlib.sha256(data).hexdigest() for name, data in sorted(final_files(home).items())},
+        {
+            name: hashlib.sha256(data).hexdigest()
+            for name, data in sorted(final_files(home).items())
+        },
     ]
     samples = (home / "samples.jsonl").read_text() if (home / "samples.jsonl").exists() else ""
     return json.dumps([facts, samples])
@@ -230,14 +273,19 @@ def _observe(folder: Path, recipe: str, sections: Sections) -> str:
     ("recipe", "field"),
     [*(("rl", name) for name in CHANGES), *(("supervised", name) for name in SUPERVISED)],
 )
-def test_changing_the_field_changes_what_the_run_leaves_behind(recipe: str, field: str, tmp_path: Path) -> None:
+def test_changing_the_field_changes_what_the_run_leaves_behind(
+    recipe: str, field: str, tmp_path: Path
+) -> None:
     base, value = (CHANGES if recipe == "rl" else SUPERVISED)[field]
     changed = copy.deepcopy(base)
     section, _, name = field.partition(".")
     if section == "train":
         changed.setdefault("train", {"alg_name": "sgrpo" if recipe == "rl" else "sft", "lr": 1e-3})
     changed.setdefault(section, {})[name] = value
-    one, other = _observe_once(tmp_path / "base", recipe, base), _observe_once(tmp_path / "changed", recipe, changed)
+    one, other = (
+        _observe_once(tmp_path / "base", recipe, base),
+        _observe_once(tmp_path / "changed", recipe, changed),
+    )
     assert one != other
 
 

@@ -1,4 +1,6 @@
-"""Preference and reward-model recipes on tiny runs: every method of the table steps, learns where it can, resumes."""
+"""Preference and reward-model recipes on tiny runs: every method of the table steps, learns where
+it can, resumes.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,21 @@ import pytest
 import torch
 from small_runs import metric_lines, preference_config
 
-from oxrl.algorithms import ROWS
-from oxrl.engines.local import LocalTrainer
+from oxrl.engines.train.local import LocalTrainer
 from oxrl.errors import ConfigError
 from oxrl.models.load import load_policy, load_tokenizer
-from oxrl.preference_methods import METHODS
 from oxrl.recipes import run
 from oxrl.recipes.preference import follow
+from oxrl.tables.policy import ROWS
+from oxrl.tables.preference import METHODS
 
 LOG2 = math.log(2)
-# Loss of a policy that equals its reference, by hand from algorithms.md Table B at the default numbers.
+# Loss of a policy that equals its reference, by hand from algorithms.md Table B at the default
+# numbers.
 AT_REFERENCE = {
     **dict.fromkeys(
-        "dpo cdpo robust_dpo rso_ sigmoid_norm_ dpop dpo_shift bpo minor_dpo ld_dpo sampo tr_dpo".split(), LOG2
+        "dpo cdpo robust_dpo rso_ sigmoid_norm_ dpop dpo_shift bpo minor_dpo ld_dpo sampo tr_dpo".split(),
+        LOG2,
     ),
     "chi_po": LOG2,
     "wpo": None,
@@ -50,7 +54,9 @@ RUNNABLE = [name for name in METHODS if name != "nll"]
 
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_every_method_takes_steps(tmp_path: Path, name: str) -> None:
-    cfg = preference_config(tmp_path, "run", [f"train.alg_name={name}", "run.steps=2", "data.rows_per_step=6"])
+    cfg = preference_config(
+        tmp_path, "run", [f"train.alg_name={name}", "run.steps=2", "data.rows_per_step=6"]
+    )
     run(cfg)
     first, second = metric_lines(tmp_path / "run")
     assert not first["update/skipped"] and not second["update/skipped"]
@@ -62,9 +68,13 @@ def test_every_method_takes_steps(tmp_path: Path, name: str) -> None:
 
 def test_a_mix_adds_weighted_losses_with_their_own_numbers(tmp_path: Path) -> None:
     # At the reference: log 2 + 0.5 * 1 (hinge) + 0.01 * 1 / (2 * 0.1)^2 (ipo, mean margin 0).
-    mixed = preference_config(tmp_path, "mixed", ["run.steps=2", "train.mix={hinge: 0.5, ipo: 0.01}", "train.beta=0.3"])
+    mixed = preference_config(
+        tmp_path, "mixed", ["run.steps=2", "train.mix={hinge: 0.5, ipo: 0.01}", "train.beta=0.3"]
+    )
     run(mixed)
-    assert metric_lines(tmp_path / "mixed")[0]["update/loss"] == pytest.approx(LOG2 + 0.5 + 0.25, abs=2e-4)
+    assert metric_lines(tmp_path / "mixed")[0]["update/loss"] == pytest.approx(
+        LOG2 + 0.5 + 0.25, abs=2e-4
+    )
     # The sum that is a row of its own, put together by hand.
     for name, overrides in (
         ("row", ["train.alg_name=cpo_simpo"]),
@@ -88,14 +98,18 @@ def test_a_mix_adds_weighted_losses_with_their_own_numbers(tmp_path: Path) -> No
         ("dpo", "{nll: 0}", "greater than 0"),
     ],
 )
-def test_a_mix_that_cannot_be_says_why(tmp_path: Path, algorithm: str, mix: str, words: str) -> None:
+def test_a_mix_that_cannot_be_says_why(
+    tmp_path: Path, algorithm: str, mix: str, words: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         preference_config(tmp_path, "run", [f"train.alg_name={algorithm}", f"train.mix={mix}"])
     assert words in " ".join(str(caught.value).split())
 
 
 @pytest.mark.parametrize("name", ["dpo", "simpo", "orpo", "kto"])
-def test_held_out_accuracy_on_a_synthetic_preference_exceeds_95_percent(tmp_path: Path, name: str) -> None:
+def test_held_out_accuracy_on_a_synthetic_preference_exceeds_95_percent(
+    tmp_path: Path, name: str
+) -> None:
     data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "rows_per_step": 16}
     run(preference_config(tmp_path, "run", ["run.steps=30", f"train.alg_name={name}"], data=data))
     last = metric_lines(tmp_path / "run")[-1]
@@ -105,7 +119,11 @@ def test_held_out_accuracy_on_a_synthetic_preference_exceeds_95_percent(tmp_path
 
 def test_a_reward_model_learns_a_synthetic_preference_and_loads_again(tmp_path: Path) -> None:
     data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "rows_per_step": 16}
-    run(preference_config(tmp_path, "run", ["run.steps=30", "train.alg_name=reward_model"], data=data))
+    run(
+        preference_config(
+            tmp_path, "run", ["run.steps=30", "train.alg_name=reward_model"], data=data
+        )
+    )
     lines = metric_lines(tmp_path / "run")
     assert lines[0]["update/loss"] == pytest.approx(LOG2, abs=1e-6)  # the head starts at zero
     assert lines[0]["reward_model/accuracy"] == 0.5
@@ -138,7 +156,11 @@ def test_a_margin_is_zero_before_the_first_step(tmp_path: Path) -> None:
 def test_micro_batches_do_not_change_a_run(tmp_path: Path) -> None:
     lines = []
     for tokens in (16384, 30):
-        run(preference_config(tmp_path, f"run{tokens}", [f"train.micro_batch_tokens={tokens}", "run.steps=3"]))
+        run(
+            preference_config(
+                tmp_path, f"run{tokens}", [f"train.micro_batch_tokens={tokens}", "run.steps=3"]
+            )
+        )
         lines.append(metric_lines(tmp_path / f"run{tokens}"))
     for left, right in zip(*lines, strict=True):
         assert left == pytest.approx(right, rel=1e-3, abs=2e-5)
@@ -156,7 +178,10 @@ def test_the_moving_reference_follows_by_its_rate() -> None:
 
 def test_labels_are_read_by_the_unpaired_methods(tmp_path: Path) -> None:
     cfg = preference_config(tmp_path, "run")
-    rows = [{"prompt": f"{i}?", "completion": "7" if i % 2 else "no", "label": bool(i % 2)} for i in range(16)]
+    rows = [
+        {"prompt": f"{i}?", "completion": "7" if i % 2 else "no", "label": bool(i % 2)}
+        for i in range(16)
+    ]
     (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = {"train": str(tmp_path / "labels.jsonl"), "eval": str(tmp_path / "labels.jsonl")}
     cfg = preference_config(tmp_path, "labels", ["train.alg_name=kto", "run.steps=30"], data=files)
@@ -164,10 +189,15 @@ def test_labels_are_read_by_the_unpaired_methods(tmp_path: Path) -> None:
     assert metric_lines(tmp_path / "labels")[-1]["eval/accuracy"] > 0.9
 
 
-def test_displacement_is_reported_when_both_likelihoods_fall(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_displacement_is_reported_when_both_likelihoods_fall(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nearly equal completions at a large rate: the classic case in which DPO lowers both."""
     cfg = preference_config(tmp_path, "run", ["run.steps=40", "train.lr=3e-3"])
-    rows = [{"prompt": f"{i}", "chosen": f"the answer is {i}a", "rejected": f"the answer is {i}b"} for i in range(16)]
+    rows = [
+        {"prompt": f"{i}", "chosen": f"the answer is {i}a", "rejected": f"the answer is {i}b"}
+        for i in range(16)
+    ]
     Path(str(cfg.data.train)).write_text("".join(json.dumps(row) + "\n" for row in rows))
     with caplog.at_level("WARNING"):
         run(cfg)

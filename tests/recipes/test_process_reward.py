@@ -1,4 +1,6 @@
-"""Process reward models: where a step is judged, what is learned, and the worst step as a reward."""
+"""Process reward models: where a step is judged, what is learned, and the worst step as a
+reward.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from small_runs import final_files, metric_lines, steps_config
 from oxrl.config import Config
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.steps import StepDataset, encode_steps, to_step_batch
-from oxrl.engines.local import LocalTrainer
+from oxrl.engines.train.local import LocalTrainer
 from oxrl.errors import DataError
 from oxrl.models.load import load_critic, load_tokenizer
 from oxrl.recipes import run
@@ -31,7 +33,9 @@ def judge(folder: Path, name: str, **run_section: Any) -> Config:
 
 def completion(text: str) -> Completion:
     return Completion(
-        segments=(Segment(token_ids=(1,), logprobs=(0.0,), versions=(0,)),), text=text, finish_reason="stop"
+        segments=(Segment(token_ids=(1,), logprobs=(0.0,), versions=(0,)),),
+        text=text,
+        finish_reason="stop",
     )
 
 
@@ -40,7 +44,9 @@ def test_a_step_is_judged_at_the_token_after_it() -> None:
     ids, ends = encode_steps(QUESTION, ["1+1=2", "so 2"], encoder)
     # <|user|>count<|end|><|assistant|> is 8 tokens, "1+1=2\n" 6, "so 2" 4, then <|end|>.
     assert ends == (14, 18) and len(ids) == 19
-    whole = encoder.render([*QUESTION, {"role": "assistant", "content": "1+1=2\nso 2"}], generation_prompt=False)
+    whole = encoder.render(
+        [*QUESTION, {"role": "assistant", "content": "1+1=2\nso 2"}], generation_prompt=False
+    )
     assert list(ids) == encoder.encode(whole, {})
 
 
@@ -51,7 +57,9 @@ def test_the_loss_reads_only_what_is_known_after_a_step(tmp_path: Path) -> None:
     batch = to_step_batch(units, 0)
     assert float(batch.loss_weights.sum()) == pytest.approx(1.0)
     assert int(batch.inputs.response_mask.sum()) == sum(len(unit.ends) for unit in units)
-    assert batch.labels[batch.inputs.response_mask].tolist() == [label for unit in units for label in unit.labels]
+    assert batch.labels[batch.inputs.response_mask].tolist() == [
+        label for unit in units for label in unit.labels
+    ]
     critic = load_critic("builtin:tiny")
     torch.nn.init.normal_(critic.value_head.weight, generator=torch.Generator().manual_seed(1))
     values = LocalTrainer(critic, lr=0.0).forward(batch.inputs, frozenset({"values"})).values
@@ -65,7 +73,9 @@ def test_held_out_steps_are_judged_right_and_the_checkpoint_is_a_reward(tmp_path
     cfg = judge(tmp_path, "run", steps=40)
     run(cfg)
     lines = metric_lines(cfg.run.directory)
-    assert lines[0]["update/loss"] == pytest.approx(math.log(2), abs=1e-6)  # the head starts at zero
+    assert lines[0]["update/loss"] == pytest.approx(
+        math.log(2), abs=1e-6
+    )  # the head starts at zero
     assert lines[-1]["eval/accuracy"] > 0.95 > lines[-1]["eval/majority"] + 0.2
     folder = max((cfg.run.directory / "checkpoints").glob("step_*"))
     assert load_critic(str(folder)).kind == "process"
@@ -74,7 +84,9 @@ def test_held_out_steps_are_judged_right_and_the_checkpoint_is_a_reward(tmp_path
     replies = ["12\n345\n6", "12\nabc\n6", "", "12", "12\n345"]
     good, bad, blank, first, second = score(prompt, [completion(reply) for reply in replies])
     assert good > 0.8 and bad < 0.2 and blank == 0.0
-    assert good <= second <= first  # the worst step: another step cannot raise it, and does not change those before
+    assert (
+        good <= second <= first
+    )  # the worst step: another step cannot raise it, and does not change those before
 
 
 def test_a_run_resumes_exactly(tmp_path: Path) -> None:
@@ -87,7 +99,9 @@ def test_a_run_resumes_exactly(tmp_path: Path) -> None:
     written.write_text(written.read_text().replace("steps: 4\n", "steps: 8\n"))
     run(judge(tmp_path, "part", steps=8, checkpoint_every=4), resume=True)
     left, right = final_files(whole.run.directory), final_files(part.run.directory)
-    assert left.keys() == right.keys() and [name for name in left if left[name] != right[name]] == []
+    assert (
+        left.keys() == right.keys() and [name for name in left if left[name] != right[name]] == []
+    )
 
 
 @pytest.mark.parametrize(

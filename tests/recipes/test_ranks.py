@@ -1,4 +1,6 @@
-"""Recipes on several ranks: the run of one process, by more hands. Each rank is a process of its own, over gloo."""
+"""Recipes on several ranks: the run of one process, by more hands. Each rank is a process of its
+own, over gloo.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,16 @@ from oxrl.runs.checkpoint import latest_checkpoint
 
 DOOR = Path(__file__).parents[2] / "main_sl.py"
 needs_deepspeed = pytest.mark.skipif(
-    find_spec("deepspeed") is None, reason="DeepSpeed is not installed here; `make test-scale` runs this"
+    find_spec("deepspeed") is None,
+    reason="DeepSpeed is not installed here; `make test-scale` runs this",
 )
 SLOW = {"lr": 1e-3}  # so that rounding does not grow over many steps
 BACKENDS: list[Any] = ["fsdp", pytest.param("deepspeed", marks=needs_deepspeed)]
 
 
-def configure(folder: Path, name: str, algorithm: str, world: int, backend: str, **sections: dict[str, Any]) -> Config:
+def configure(
+    folder: Path, name: str, algorithm: str, world: int, backend: str, **sections: dict[str, Any]
+) -> Config:
     """A small run of 6 steps; the local backend where it has one rank."""
     # With the usual epsilon AdamW would blow up gradients that are zero but for rounding.
     train = {"alg_name": algorithm, "lr": 1e-2, "adam_eps": 1e-3} | sections.pop("train", {})
@@ -45,19 +50,36 @@ def configure(folder: Path, name: str, algorithm: str, world: int, backend: str,
     if algorithm != "sft":
         held_out = "held_out_steps" if algorithm == "process_reward_model" else "held_out_pairs"
         data = {"eval": str(folder / f"{held_out}.jsonl"), "eval_rows": 10}
-    run = {"training_gpus": world, **sections.pop("run", {}), **({"deadline_s": 60} if backend != "local" else {})}
+    run = {
+        "training_gpus": world,
+        **sections.pop("run", {}),
+        **({"deadline_s": 60} if backend != "local" else {}),
+    }
     run |= {"keep_best": True, "eval_every": 2} if data else {}
-    build = {"sft": sft_config, "process_reward_model": steps_config}.get(algorithm, preference_config)
+    build = {"sft": sft_config, "process_reward_model": steps_config}.get(
+        algorithm, preference_config
+    )
     return build(folder, name, data=data, run=run, train=train, **sections)
 
 
 def run_where_only_rank_0_may_write(cfg: Config, resume: bool = False) -> None:
-    """On one rank: the whole run. On every rank but the first, touching the run directory is an error."""
+    """On one rank: the whole run. On every rank but the first, touching the run directory is an
+    error.
+    """
     home = str(cfg.run.directory)
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        changes = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.truncate")
-        writes = event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
+        changes = event in (
+            "os.mkdir",
+            "os.rename",
+            "os.remove",
+            "os.rmdir",
+            "shutil.rmtree",
+            "os.truncate",
+        )
+        writes = (
+            event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
+        )
         if (changes or writes) and str(arguments[0]).startswith(home):
             raise AssertionError(f"rank {os.environ['RANK']}: {event} {arguments[0]}")
 
@@ -86,7 +108,9 @@ def assert_same_lines(found: Path, expected: Path) -> None:
     [("sft", 3), ("dpo", 2), pytest.param("bco", 2, marks=pytest.mark.full), ("tr_dpo", 2)]
     + [("reward_model", 2), ("process_reward_model", 2)],
 )
-def test_ranks_do_what_one_process_does(tmp_path: Path, algorithm: str, world: int, backend: str) -> None:
+def test_ranks_do_what_one_process_does(
+    tmp_path: Path, algorithm: str, world: int, backend: str
+) -> None:
     train = {"reference_sync_steps": 2} if algorithm == "tr_dpo" else {}
     one = configure(tmp_path, "one", algorithm, 1, "local", train=train)
     run(one)
@@ -125,7 +149,12 @@ def wait_for_lines(cfg: Config, count: int, ranks: list[Any]) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("world", "lost"), [(2, 1), pytest.param(2, 0, marks=pytest.mark.full), pytest.param(3, 1, marks=pytest.mark.full)]
+    ("world", "lost"),
+    [
+        (2, 1),
+        pytest.param(2, 0, marks=pytest.mark.full),
+        pytest.param(3, 1, marks=pytest.mark.full),
+    ],
 )
 def test_the_ranks_left_name_the_one_that_was_killed_and_resume_goes_on(
     tmp_path: Path, world: int, lost: int, backend: str
@@ -143,8 +172,11 @@ def test_the_ranks_left_name_the_one_that_was_killed_and_resume_goes_on(
     for rank in set(range(world)) - {lost}:
         assert codes[rank] == 1
         said = (tmp_path / f"log.{rank}").read_text()
-        # Rank 0 holds the store where signs of life are left; without it there is nothing to read them from.
-        assert re.search(rf"EngineError: rank {rank} of {world}: rank {lost}(, where all meet,)? went away", said)
+        # Rank 0 holds the store where signs of life are left; without it there is nothing to read
+        # them from.
+        assert re.search(
+            rf"EngineError: rank {rank} of {world}: rank {lost}(, where all meet,)? went away", said
+        )
     run_ranks(world, run_where_only_rank_0_may_write, cfg, True)
     assert_same_lines(cfg.run.directory, whole.run.directory)
 
@@ -156,7 +188,9 @@ def enter(path: Path) -> None:
 
 
 def test_a_signal_saves_and_every_rank_ends_with_75(tmp_path: Path) -> None:
-    cfg = configure(tmp_path, "stopped", "sft", 2, "fsdp", run={"steps": 2000, "checkpoint_every": 0})
+    cfg = configure(
+        tmp_path, "stopped", "sft", 2, "fsdp", run={"steps": 2000, "checkpoint_every": 0}
+    )
     ranks = start_ranks(2, tmp_path / "log", enter, tmp_path / "stopped.yaml")
     wait_for_lines(cfg, 3, ranks)
     for rank in ranks:
@@ -178,17 +212,24 @@ def test_a_rank_that_hangs_is_named_when_the_deadline_is_over(tmp_path: Path) ->
     assert ranks[0].exitcode == 1
     assert 14 < time.monotonic() - began < 60
     exit_codes(ranks, timeout_s=0)
-    assert "DeadlineError: rank 0 of 2 waited run.deadline_s=15 s for rank 1" in (tmp_path / "log.0").read_text()
+    assert (
+        "DeadlineError: rank 0 of 2 waited run.deadline_s=15 s for rank 1"
+        in (tmp_path / "log.0").read_text()
+    )
 
 
 def test_another_number_of_processes_than_configured_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = configure(tmp_path, "run", "sft", 2, "fsdp")
-    with pytest.raises(ConfigError, match="run.training_gpus is 2 and the launcher started 1 process"):
+    with pytest.raises(
+        ConfigError, match="run.training_gpus is 2 and the launcher started 1 process"
+    ):
         run(cfg)
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ConfigError, match=r"run.training_gpus is 2 and the launcher started 3 .*torchrun"):
+    with pytest.raises(
+        ConfigError, match=r"run.training_gpus is 2 and the launcher started 3 .*torchrun"
+    ):
         run(cfg)
     with pytest.raises(ConfigError, match="train.backend is local"):
         run(configure(tmp_path, "run", "sft", 1, "local"))
@@ -196,7 +237,15 @@ def test_another_number_of_processes_than_configured_is_refused_at_once(
 
 
 def launcher(path: Path, log: Path, *options: str) -> subprocess.Popen[bytes]:
-    program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--redirects", "3"]
+    program = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--redirects",
+        "3",
+    ]
     program += ["--log-dir", str(log), "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen([*program, str(DOOR), "--config", str(path), *options], env=environment)
@@ -205,7 +254,9 @@ def launcher(path: Path, log: Path, *options: str) -> subprocess.Popen[bytes]:
 @pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_torchrun_runs_stops_on_a_signal_and_resumes(tmp_path: Path, backend: str) -> None:
-    """torchrun hands SIGTERM on to its ranks; each saves with the others and ends with 75, torchrun itself with 1."""
+    """torchrun hands SIGTERM on to its ranks; each saves with the others and ends with 75, torchrun
+    itself with 1.
+    """
     whole = configure(tmp_path, "whole", "sft", 1, "local", run={"steps": 60}, train=SLOW)
     run(whole)
     cfg = configure(tmp_path, "stopped", "sft", 2, backend, run={"steps": 60}, train=SLOW)
@@ -255,19 +306,29 @@ def test_adapters_train_on_ranks_as_on_one(
     several = configure(tmp_path, "several", algorithm, world, backend, **base, **deepspeed)
     run_ranks(world, run_where_only_rank_0_may_write, several)
     assert_same_lines(several.run.directory, one.run.directory)
-    newest, expected = (max((cfg.run.directory / "checkpoints").glob("step_*")) for cfg in (several, one))
+    newest, expected = (
+        max((cfg.run.directory / "checkpoints").glob("step_*")) for cfg in (several, one)
+    )
     assert {p.name for p in newest.iterdir()} == {p.name for p in expected.iterdir()}
-    ours, theirs = (load_file(folder / "adapter_model.safetensors") for folder in (newest, expected))
+    ours, theirs = (
+        load_file(folder / "adapter_model.safetensors") for folder in (newest, expected)
+    )
     assert ours.keys() == theirs.keys() and len(ours) == 28
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-2, atol=1e-4)
-    merged, also = (run_export(cfg.run.directory, cfg.run.directory / "merged") for cfg in (several, one))
+    merged, also = (
+        run_export(cfg.run.directory, cfg.run.directory / "merged") for cfg in (several, one)
+    )
     for name, tensor in load_file(merged / "model.safetensors").items():
-        torch.testing.assert_close(tensor, load_file(also / "model.safetensors")[name], rtol=1e-2, atol=1e-4)
+        torch.testing.assert_close(
+            tensor, load_file(also / "model.safetensors")[name], rtol=1e-2, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_adapter_moves_from_two_ranks_to_one_and_back(tmp_path: Path, base: dict[str, Any], backend: str) -> None:
+def test_an_adapter_moves_from_two_ranks_to_one_and_back(
+    tmp_path: Path, base: dict[str, Any], backend: str
+) -> None:
     whole = configure(tmp_path, "whole", "dpo", 1, "local", **base)
     run(whole)
     for steps, world, engine in ((2, 2, backend), (4, 1, "local"), (6, 2, backend)):
@@ -286,7 +347,14 @@ def test_deepspeed_decays_only_what_is_asked_for(tmp_path: Path, stage: int) -> 
     one = configure(tmp_path, "one", "sft", 1, "local", run={"steps": 3}, train=train)
     run(one)
     several = configure(
-        tmp_path, "several", "sft", 2, "deepspeed", run={"steps": 3}, train=train, deepspeed={"zero_stage": stage}
+        tmp_path,
+        "several",
+        "sft",
+        2,
+        "deepspeed",
+        run={"steps": 3},
+        train=train,
+        deepspeed={"zero_stage": stage},
     )
     run_ranks(2, run_where_only_rank_0_may_write, several)
     assert_same_lines(several.run.directory, one.run.directory)

@@ -1,4 +1,6 @@
-"""Reinforcement learning with training ranks and rollout actors over Ray: the numbers of one process, whoever dies."""
+"""Reinforcement learning with training ranks and rollout actors over Ray: the numbers of one
+process, whoever dies.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,26 @@ from oxrl.recipes.replay import ReplayBuffer
 from oxrl.recipes.session import Session
 from oxrl.types import PolicyBatch, TokenBatch
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale")
+ray = pytest.importorskip(
+    "ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale"
+)
 
-from oxrl.engines import ray_cluster, ray_trainer  # noqa: E402
+from oxrl.engines.ray import cluster as ray_cluster  # noqa: E402
+from oxrl.engines.ray import trainer as ray_trainer  # noqa: E402
 
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-RUN = {"steps": 3, "checkpoint_every": 1, "keep_checkpoints": 9, "threads": 1, "deadline_s": 60, "record": "tokens"}
+RUN = {
+    "steps": 3,
+    "checkpoint_every": 1,
+    "keep_checkpoints": 9,
+    "threads": 1,
+    "deadline_s": 60,
+    "record": "tokens",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,13 +53,19 @@ def connected() -> Iterator[None]:
     """One small Ray cluster for the whole module."""
     ray_cluster._import_ray(loopback=True)
     with ray_cluster._own_signals():
-        options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        options: dict[str, Any] = {
+            "include_dashboard": False,
+            "log_to_driver": False,
+            "logging_level": "ERROR",
+        }
         ray.init(num_cpus=6, object_store_memory=200 << 20, **options)
     yield
     ray.shutdown()
 
 
-def config(folder: Path, name: str, backend: str, *, actors: int = 0, **sections: dict[str, Any]) -> Any:
+def config(
+    folder: Path, name: str, backend: str, *, actors: int = 0, **sections: dict[str, Any]
+) -> Any:
     if backend == "local":
         ranks: dict[str, Any] = {}
     else:
@@ -68,7 +86,9 @@ def samples(folder: Path, step: int) -> list[tuple[str, float]]:
 
 def recorded(path: Path) -> PolicyBatch:
     held: dict[str, Any] = load_file(path)
-    inputs = TokenBatch(**{name: held.pop(name) for name in ("tokens", "attention_mask", "response_mask")})
+    inputs = TokenBatch(
+        **{name: held.pop(name) for name in ("tokens", "attention_mask", "response_mask")}
+    )
     empty = {"old_logprobs": None, "ref_logprobs": None}
     return PolicyBatch(inputs=inputs, **(empty | held))
 
@@ -77,7 +97,9 @@ def gradients(cfg: Any, batch: PolicyBatch) -> dict[str, torch.Tensor]:
     team = Team(cfg)
     try:
         policy: Any = team.policy
-        policy.forward_backward(batch, Algorithm(cfg).policy_loss, frozenset({"logprobs", "entropy"}))
+        policy.forward_backward(
+            batch, Algorithm(cfg).policy_loss, frozenset({"logprobs", "entropy"})
+        )
         return {name: gradient.clone() for name, gradient in policy.gradients()}
     finally:
         team.close()
@@ -90,11 +112,18 @@ def test_two_zero3_ranks_and_a_rollout_actor_train_like_one_process(tmp_path: Pa
     run(local)
     started = time.monotonic()
     run(scaled)
-    print(f"3 steps with 2 ZeRO-3 ranks and a rollout actor: {time.monotonic() - started:.1f} s, start included")  # noqa: T201
+    figure = f"3 steps with 2 ZeRO-3 ranks and a rollout actor: {time.monotonic() - started:.1f} s, start included"
+    print(figure)  # noqa: T201
     one, other = local.run.directory, scaled.run.directory
     assert samples(one, 0) == samples(other, 0)
     for ours, theirs in zip(metric_lines(one), metric_lines(other), strict=True):
-        for key in ("reward/mean", "update/loss", "update/grad_norm", "data/tokens", "update/param_norm"):
+        for key in (
+            "reward/mean",
+            "update/loss",
+            "update/grad_norm",
+            "data/tokens",
+            "update/param_norm",
+        ):
             assert theirs[key] == pytest.approx(ours[key], rel=1e-4, abs=1e-6), key
         assert theirs["mismatch/logprob_max"] < 1e-4 if "mismatch/logprob_max" in theirs else True
 
@@ -102,7 +131,9 @@ def test_two_zero3_ranks_and_a_rollout_actor_train_like_one_process(tmp_path: Pa
     expected = gradients(local, batch)
     found = gradients(scaled, batch)
     norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
-    worst = max(float((found[name] - gradient).norm() / norm) for name, gradient in expected.items())
+    worst = max(
+        float((found[name] - gradient).norm() / norm) for name, gradient in expected.items()
+    )
     assert found.keys() == expected.keys()
     assert 0 < float(norm)
     assert worst < 1e-5
@@ -116,7 +147,8 @@ def test_sampling_ahead_in_actors_trains_like_sampling_ahead_in_one_process(
     ahead = {"max_tokens": 6, "n_samples": 4, "max_staleness": 3, "force_strict_on_policy": False}
     sections: dict[str, Any] = {"run": {"steps": 8, "checkpoint_every": 3}, "rollout": ahead}
     one, other = (
-        config(tmp_path, f"actors_{actors}", "local", actors=actors, **copy.deepcopy(sections)) for actors in (0, 2)
+        config(tmp_path, f"actors_{actors}", "local", actors=actors, **copy.deepcopy(sections))
+        for actors in (0, 2)
     )
     run(one)
     if killed:  # as soon as there is something to sample in the background
@@ -126,15 +158,26 @@ def test_sampling_ahead_in_actors_trains_like_sampling_ahead_in_one_process(
             work(buffer)
             if buffer.books["dispatched"] == 6 * 16:
                 actor = buffer._sampler._workers[0].actor
-                os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60), signal.SIGKILL)
+                os.kill(
+                    ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60),
+                    signal.SIGKILL,
+                )
 
         monkeypatch.setattr(ReplayBuffer, "work", working)
     run(other)
     ours, theirs = one.run.directory, other.run.directory
     for step in range(8):
         assert samples(ours, step) == samples(theirs, step)
-    for key in ("reward/mean", "data/staleness_max", "samples/in_flight", "update/loss", "update/param_norm"):
-        assert [line[key] for line in metric_lines(ours)] == [line[key] for line in metric_lines(theirs)], key
+    for key in (
+        "reward/mean",
+        "data/staleness_max",
+        "samples/in_flight",
+        "update/loss",
+        "update/param_norm",
+    ):
+        assert [line[key] for line in metric_lines(ours)] == [
+            line[key] for line in metric_lines(theirs)
+        ], key
     assert max(line["data/staleness_max"] for line in metric_lines(theirs)) == 3
     assert max(line["rollout/replaced_actors"] for line in metric_lines(theirs)) == killed
 
@@ -181,7 +224,9 @@ def test_a_killed_training_rank_ends_the_run_with_the_reason_and_a_checkpoint_to
     cfg = config(tmp_path, "run", "fsdp")
     with monkeypatch.context() as patch:
         killer = Killer(patch, signal.SIGKILL, step=2)
-        with pytest.raises(LostRankError, match=r"training rank 1 of 2 died.*the group of 2 ranks is ended"):
+        with pytest.raises(
+            LostRankError, match=r"training rank 1 of 2 died.*the group of 2 ranks is ended"
+        ):
             run(cfg)
         print(f"kill -9 of a training rank: the run ended after {killer.seconds:.1f} s")  # noqa: T201
     run(cfg, resume=True)
@@ -206,31 +251,42 @@ def test_the_whole_group_starts_again_from_the_checkpoint(
     assert "Starting the whole group again" in capsys.readouterr().out
     assert metric_lines(cfg.run.directory) == metric_lines(uninterrupted)
     assert final_files(cfg.run.directory) == final_files(uninterrupted)
-    print(f"{number.name} of a training rank: the run was complete {seconds:.1f} s later, one step repeated")  # noqa: T201
+    figure = f"{number.name} of a training rank: the run was complete {seconds:.1f} s later, one step repeated"
+    print(figure)  # noqa: T201
 
 
 def test_critic_and_reference_live_on_the_same_ranks(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make env-scale")
     train = {"alg_name": "ppo", "lr": 1e-3, "critic_lr": 1e-3, "kl": "loss_k3", "kl_coeff": 0.1}
     one, other = (
-        config(tmp_path, backend, backend, run={"steps": 2}, train=train) for backend in ("local", "deepspeed")
+        config(tmp_path, backend, backend, run={"steps": 2}, train=train)
+        for backend in ("local", "deepspeed")
     )
     run(one)
     run(other)
     assert samples(one.run.directory, 0) == samples(other.run.directory, 0)
-    for ours, theirs in zip(metric_lines(one.run.directory), metric_lines(other.run.directory), strict=True):
+    for ours, theirs in zip(
+        metric_lines(one.run.directory), metric_lines(other.run.directory), strict=True
+    ):
         for key in ("value/loss", "update/loss", "update/grad_norm", "value/grad_norm"):
             assert theirs[key] == pytest.approx(ours[key], rel=1e-4, abs=1e-6), key
-    assert (max((other.run.directory / "checkpoints").iterdir()) / "critic" / "config.json").is_file()
+    assert (
+        max((other.run.directory / "checkpoints").iterdir()) / "critic" / "config.json"
+    ).is_file()
 
 
 def test_vllm_in_two_actors_samples_for_the_local_trainer(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed: make env-scale")
     # vLLM on CPU has no attention heads as small as builtin:tiny's.
-    sections = {"model": {"name": "builtin:small", "max_length": 64}, "run": {"steps": 2, "deadline_s": 120}}
+    sections = {
+        "model": {"name": "builtin:small", "max_length": 64},
+        "run": {"steps": 2, "deadline_s": 120},
+    }
     one = config(tmp_path, "one", "local", **copy.deepcopy(sections))
     other = config(tmp_path, "other", "local", actors=2, **copy.deepcopy(sections))
-    other = other.model_copy(update={"inference_engine": other.inference_engine.model_copy(update={"name": "vllm"})})
+    other = other.model_copy(
+        update={"inference_engine": other.inference_engine.model_copy(update={"name": "vllm"})}
+    )
     run(one)
     run(other)
     assert samples(one.run.directory, 0) == samples(other.run.directory, 0)

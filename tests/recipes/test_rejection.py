@@ -1,4 +1,6 @@
-"""Rejection-sampling fine-tuning: which responses survive, what is learned from them, and best-of-n evaluation."""
+"""Rejection-sampling fine-tuning: which responses survive, what is learned from them, and best-of-n
+evaluation.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def rft_config(folder: Path, name: str, *overrides: str, **sections: dict[str, A
     sampling = {"max_tokens": 40, "n_samples": 24}
     reward = {"name": f"{folder / 'short.py'}:short"} | sections.pop("reward", {})
     data = {"rows_per_step": 8} | sections.pop("data", {})
-    return rl_config(folder, name, overrides, train=train, rollout=sampling, reward=reward, data=data, **sections)
+    return rl_config(
+        folder, name, overrides, train=train, rollout=sampling, reward=reward, data=data, **sections
+    )
 
 
 def rollout(text: str, value: float | None, *, sample: int = 0, reason: Any = "stop") -> Rollout:
@@ -42,7 +46,9 @@ def rollout(text: str, value: float | None, *, sample: int = 0, reason: Any = "s
     segment = Segment(token_ids=(1,), logprobs=(0.0,), versions=(0,))
     score = Score(value=value, status="ok" if value is not None else "error")
     completion = Completion(segments=(segment,), text=text, finish_reason=reason)
-    return Rollout(prompt=prompt, completion=completion, score=score, group_id=0, sample=sample, seed=0)
+    return Rollout(
+        prompt=prompt, completion=completion, score=score, group_id=0, sample=sample, seed=0
+    )
 
 
 def test_who_survives_is_finished_good_and_different(tmp_path: Path) -> None:
@@ -67,13 +73,21 @@ def test_a_run_learns_what_was_kept_and_equals_supervised_tuning_on_it(tmp_path:
     cfg = rft_config(tmp_path, "rft", "run.steps=8")
     before = run_eval(tmp_path / "rft.yaml", ["model.name=builtin:tiny"], samples=8)
     run(cfg)
-    kept = [json.loads(line) for line in (cfg.run.directory / "kept.jsonl").read_text().splitlines()]
-    assert len(kept) >= 5 and all(row["reward"] == 1.0 and len(row["completion"]) <= 2 for row in kept)
+    kept = [
+        json.loads(line) for line in (cfg.run.directory / "kept.jsonl").read_text().splitlines()
+    ]
+    assert len(kept) >= 5 and all(
+        row["reward"] == 1.0 and len(row["completion"]) <= 2 for row in kept
+    )
     after = run_eval(cfg.run.directory, samples=8)
     assert after["eval/reward"] > before["eval/reward"] + 0.3
 
     data = {"train": str(cfg.run.directory / "kept.jsonl"), "rows_per_step": 8}
-    run(sft_config(tmp_path, "sft", ["run.steps=8"], data=data, train={"alg_name": "sft", "lr": 1e-2}))
+    run(
+        sft_config(
+            tmp_path, "sft", ["run.steps=8"], data=data, train={"alg_name": "sft", "lr": 1e-2}
+        )
+    )
     assert metric_lines(tmp_path / "sft") == metric_lines(cfg.run.directory)
     left, right = final_files(tmp_path / "sft"), final_files(cfg.run.directory)
     assert [name for name in left if left[name] != right[name]] == []
@@ -85,10 +99,16 @@ def test_a_resumed_run_finds_what_was_kept(tmp_path: Path) -> None:
     kept, home = (cfg.run.directory / "kept.jsonl").read_bytes(), cfg.run.directory
     again = rft_config(tmp_path, "again", "run.steps=2")
     run(again)
-    assert (again.run.directory / "kept.jsonl").read_bytes() == kept  # the same seeds, the same samples
+    assert (
+        again.run.directory / "kept.jsonl"
+    ).read_bytes() == kept  # the same seeds, the same samples
     (home / "result.json").unlink()
-    (home / "config.yaml").write_text((home / "config.yaml").read_text().replace("steps: 2", "steps: 4"))
-    (tmp_path / "short.py").write_text("def short(prompt, completion):\n    raise RuntimeError('asked again')\n")
+    (home / "config.yaml").write_text(
+        (home / "config.yaml").read_text().replace("steps: 2", "steps: 4")
+    )
+    (tmp_path / "short.py").write_text(
+        "def short(prompt, completion):\n    raise RuntimeError('asked again')\n"
+    )
     run(replace_steps(cfg, 4), resume=True)
     assert (home / "kept.jsonl").read_bytes() == kept and len(metric_lines(home)) == 4
 
@@ -118,7 +138,9 @@ def test_best_at_k_is_the_mean_maximum_of_all_draws_and_pass_at_k_for_rewards_0_
     rewards = torch.tensor([[0.3, -1.0, 2.0, 0.3, 0.7]])
     for k in (1, 2, 3, 5):
         draws = torch.combinations(rewards[0].double(), r=k)
-        torch.testing.assert_close(best_at_k(rewards, k=k)[0], draws.amax(1).mean(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            best_at_k(rewards, k=k)[0], draws.amax(1).mean(), rtol=1e-12, atol=1e-12
+        )
     binary = torch.tensor([[1.0, 0, 0, 1, 0, 0], [0.0] * 6, [1.0] * 6])
     expected = pass_at_k(torch.full((3,), 6), binary.sum(1), k=4)
     torch.testing.assert_close(best_at_k(binary, k=4), expected, rtol=1e-12, atol=1e-12)
@@ -129,11 +151,18 @@ def test_an_evaluation_reports_best_of_k_and_what_another_reward_would_pick() ->
     rollouts = [rollout(str(i), value, sample=i % 4) for i, value in enumerate(values)]
     metrics = evaluation_metrics(rollouts, samples=4)
     assert metrics["eval/best@1"] == metrics["eval/reward"] == pytest.approx(1.75 / 8)
-    assert metrics["eval/best@4"] == pytest.approx((1.0 + 0.5) / 2) and metrics["eval/pass@4"] == 0.5
+    assert (
+        metrics["eval/best@4"] == pytest.approx((1.0 + 0.5) / 2) and metrics["eval/pass@4"] == 0.5
+    )
     scores = [Score(value=float(v)) for v in (0, 1, 2, 0, 5, 0, 0, 1)]
-    assert picked_reward(rollouts, scores, samples=4)["eval/picked@4"] == pytest.approx((0.25 + 0.0) / 2)
+    assert picked_reward(rollouts, scores, samples=4)["eval/picked@4"] == pytest.approx(
+        (0.25 + 0.0) / 2
+    )
     unknown = [replace(score, value=None, status="error") for score in scores[:4]] + scores[4:]
-    assert picked_reward(rollouts, unknown, samples=4) == {"eval/picked@4": 0.0, "eval/picked_prompts": 1.0}
+    assert picked_reward(rollouts, unknown, samples=4) == {
+        "eval/picked@4": 0.0,
+        "eval/picked_prompts": 1.0,
+    }
 
 
 def test_an_evaluation_whose_every_reward_failed_is_not_a_number() -> None:
@@ -147,7 +176,9 @@ def test_an_evaluation_whose_every_reward_failed_is_not_a_number() -> None:
 def test_evaluation_with_a_picking_reward_runs_from_a_config(tmp_path: Path) -> None:
     rft_config(tmp_path, "eval")
     metrics = run_eval(tmp_path / "eval.yaml", samples=4, pick=f"{tmp_path / 'short.py'}:short")
-    assert metrics["eval/picked@4"] == pytest.approx(metrics["eval/best@4"])  # it picks by what is measured
+    assert metrics["eval/picked@4"] == pytest.approx(
+        metrics["eval/best@4"]
+    )  # it picks by what is measured
     other = run_eval(tmp_path / "eval.yaml", samples=4, pick=f"{tmp_path / 'reward.py'}:digits")
     assert other["eval/picked@4"] <= metrics["eval/best@4"]
 
@@ -156,6 +187,8 @@ def test_prompts_and_kept_rows_may_stay_on_disk(tmp_path: Path) -> None:
     for name, stream in (("held", False), ("streamed", True)):
         run(rft_config(tmp_path, name, "run.steps=2", data={"stream": stream}))
     for file in ("kept.jsonl", "data.json"):
-        assert (tmp_path / "held" / file).read_bytes() == (tmp_path / "streamed" / file).read_bytes()
+        assert (tmp_path / "held" / file).read_bytes() == (
+            tmp_path / "streamed" / file
+        ).read_bytes()
     assert final_files(tmp_path / "held") == final_files(tmp_path / "streamed")
     assert not list(tmp_path.rglob("*.partial"))

@@ -1,4 +1,6 @@
-"""Sampling ahead of the update: who samples with which weights, the books, and what a resume keeps."""
+"""Sampling ahead of the update: who samples with which weights, the books, and what a resume
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 from small_runs import final_files, metric_lines, rl_config, stop_after_three_steps
 
 from oxrl.config import Config, load_config
-from oxrl.engines.local import LocalSampler
+from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import InvariantError
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.recipes import run
@@ -23,7 +25,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def config(folder: Path, name: str, staleness: int, **sections: dict[str, Any]) -> Config:
-    rollout = {"max_tokens": 6, "n_samples": 4, "max_staleness": staleness, "force_strict_on_policy": staleness == 0}
+    rollout = {
+        "max_tokens": 6,
+        "n_samples": 4,
+        "max_staleness": staleness,
+        "force_strict_on_policy": staleness == 0,
+    }
     return rl_config(folder, name, **{"rollout": rollout, **sections})
 
 
@@ -57,19 +64,30 @@ def test_each_batch_is_sampled_whole_by_the_weights_its_wave_began_with(tmp_path
         ]
         assert max(line["data/staleness_max"] for line in metrics) <= bound
         # The data order is the same, however far ahead it is sampled.
-        assert [sample["draw"] for sample in samples] == [draw for draw in range(4 * len(versions)) for _ in range(4)]
-        assert metrics[-1]["samples/in_flight"] == 0 and metrics[-1]["samples/dispatched"] == len(samples)
+        assert [sample["draw"] for sample in samples] == [
+            draw for draw in range(4 * len(versions)) for _ in range(4)
+        ]
+        assert metrics[-1]["samples/in_flight"] == 0 and metrics[-1]["samples/dispatched"] == len(
+            samples
+        )
         in_flight = [line["samples/in_flight"] for line in metrics[::updates]]
         assert in_flight[0] == {0: 0, 1: 16, 2: 16, 3: 48, 5: 80}[bound]
 
 
-def test_stale_samples_are_corrected_by_default_and_the_ratio_to_the_sampler_shows(tmp_path: Path) -> None:
+def test_stale_samples_are_corrected_by_default_and_the_ratio_to_the_sampler_shows(
+    tmp_path: Path,
+) -> None:
     cfg = config(tmp_path, "run", 1, train={"alg_name": "sgrpo", "lr": 1e-2})
     run(cfg)
     assert cfg.train.correction == "truncate"
     lines = metric_lines(cfg.run.directory)
     assert lines[0]["mismatch/abs_logdiff_max"] < 1e-4 < 1e-2 < lines[1]["mismatch/abs_logdiff_max"]
-    assert abs(lines[0]["mismatch/weight_mean"] - 1) < 1e-5 < 1e-4 < abs(lines[1]["mismatch/weight_mean"] - 1)
+    assert (
+        abs(lines[0]["mismatch/weight_mean"] - 1)
+        < 1e-5
+        < 1e-4
+        < abs(lines[1]["mismatch/weight_mean"] - 1)
+    )
 
 
 def test_dynamic_sampling_goes_on_where_the_batch_before_stopped(tmp_path: Path) -> None:
@@ -84,10 +102,16 @@ def test_dynamic_sampling_goes_on_where_the_batch_before_stopped(tmp_path: Path)
         start = max(sample["draw"] for sample in mine if sample["advantage"] is not None) + 1
         # More prompts, where the first ones do not suffice, are sampled by the newest weights.
         now = line["step"] - 1
-        expected = [max(0, now - 1) if sample["draw"] < mine[0]["draw"] + 4 else now for sample in mine]
+        expected = [
+            max(0, now - 1) if sample["draw"] < mine[0]["draw"] + 4 else now for sample in mine
+        ]
         assert [span[0] for sample in mine for span in sample["versions"]] == expected
     books = {key: value for key, value in lines[-1].items() if key.startswith("samples/")}
-    assert books["samples/dispatched"] == len(samples) == sum(books.values()) - books["samples/dispatched"]
+    assert (
+        books["samples/dispatched"]
+        == len(samples)
+        == sum(books.values()) - books["samples/dispatched"]
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["sgrpo", "dapo"])
@@ -101,12 +125,16 @@ def test_evaluating_changes_no_sample(algorithm: str, tmp_path: Path) -> None:
         }
         cfg = config(tmp_path, name, 1, **sections, data=data)
         run(load_config(tmp_path / f"{name}.yaml", [f"run.eval_every={every}"]))
-    assert (tmp_path / "seldom/samples.jsonl").read_bytes() == (tmp_path / "often/samples.jsonl").read_bytes()
+    assert (tmp_path / "seldom/samples.jsonl").read_bytes() == (
+        tmp_path / "often/samples.jsonl"
+    ).read_bytes()
     evaluated = ["eval/reward" in line for line in metric_lines(cfg.run.directory)]
     assert evaluated == [True] * 6
 
 
-def test_a_signal_in_the_middle_saves_what_is_in_flight_and_resume_completes_the_same_run(tmp_path: Path) -> None:
+def test_a_signal_in_the_middle_saves_what_is_in_flight_and_resume_completes_the_same_run(
+    tmp_path: Path,
+) -> None:
     sections = {"run": {"steps": 30, "checkpoint_every": 0}}
     whole, cfg = (config(tmp_path / name, "run", 3, **sections) for name in ("whole", "stopped"))
     run(whole)
@@ -116,7 +144,9 @@ def test_a_signal_in_the_middle_saves_what_is_in_flight_and_resume_completes_the
     assert len(kept["completions"]) == 16 * len(kept["batches"]) > 0
     run(cfg, resume=True)
     assert metric_lines(cfg.run.directory) == metric_lines(whole.run.directory)
-    assert (cfg.run.directory / "samples.jsonl").read_bytes() == (whole.run.directory / "samples.jsonl").read_bytes()
+    assert (cfg.run.directory / "samples.jsonl").read_bytes() == (
+        whole.run.directory / "samples.jsonl"
+    ).read_bytes()
     assert final_files(cfg.run.directory) == final_files(whole.run.directory)
 
 
@@ -127,21 +157,29 @@ def sampler() -> LocalSampler:
 
 def buffer_of(sampler: LocalSampler, capacity: int, *, background: bool = False) -> ReplayBuffer:
     prompts = [
-        Prompt(uid=str(i), messages=(), token_ids=(5 + i, 7, 9), answer=None, source="", images=()) for i in range(8)
+        Prompt(uid=str(i), messages=(), token_ids=(5 + i, 7, 9), answer=None, source="", images=())
+        for i in range(8)
     ]
 
     def ask(draws: Sequence[int]) -> list[Request]:
         sampling = Sampling(max_tokens=5, stop_token_ids=())
-        return make_requests([(draw, prompts[draw]) for draw in draws], samples=2, sampling=sampling, run_seed=1)
+        return make_requests(
+            [(draw, prompts[draw]) for draw in draws], samples=2, sampling=sampling, run_seed=1
+        )
 
     return ReplayBuffer(sampler, ask, capacity=capacity, deadline_s=60, background=background)
 
 
-def test_the_buffer_refuses_more_than_it_holds_and_samples_that_nobody_accounts_for(sampler: LocalSampler) -> None:
+def test_the_buffer_refuses_more_than_it_holds_and_samples_that_nobody_accounts_for(
+    sampler: LocalSampler,
+) -> None:
     buffer = buffer_of(sampler, 8)
     buffer.dispatch(0, 2)
     buffer.dispatch(2, 2)
-    with pytest.raises(InvariantError, match="2 samples are dispatched while 8 are in flight, and the buffer holds 8"):
+    with pytest.raises(
+        InvariantError,
+        match="2 samples are dispatched while 8 are in flight, and the buffer holds 8",
+    ):
         buffer.dispatch(4, 1)
     assert buffer.sampled(0, 2) is None and buffer.settle()
     assert [request.draw for request, _ in buffer.sampled(0, 2) or []] == [0, 0, 1, 1]
@@ -152,8 +190,12 @@ def test_the_buffer_refuses_more_than_it_holds_and_samples_that_nobody_accounts_
         buffer.account(trained=3, dropped={})
 
 
-def test_background_and_saved_samples_are_those_sampled_while_waiting(sampler: LocalSampler, tmp_path: Path) -> None:
-    patient, busy, restored = (buffer_of(sampler, 16, background=flag) for flag in (False, True, False))
+def test_background_and_saved_samples_are_those_sampled_while_waiting(
+    sampler: LocalSampler, tmp_path: Path
+) -> None:
+    patient, busy, restored = (
+        buffer_of(sampler, 16, background=flag) for flag in (False, True, False)
+    )
     for buffer in (patient, busy):
         buffer.dispatch(0, 3)
         buffer.work()

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import final_files, metric_lines, rl_config, sft_config, stop_after_three_steps, write_inputs
+from small_runs import (
+    final_files,
+    metric_lines,
+    rl_config,
+    sft_config,
+    stop_after_three_steps,
+    write_inputs,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oxrl.config import load_config
@@ -56,7 +63,11 @@ def test_a_run_writes_every_metric_key_it_promises(algorithm: str, tmp_path: Pat
     wanted = [*KEYS, *(PPO_KEYS if algorithm == "ppo" else [])]
     assert [key for key in wanted if key not in lines[-1]] == []
     assert lines[0]["mismatch/abs_logdiff_max"] < 1e-4
-    samples = [json.loads(line) for line in (cfg.run.directory / "samples.jsonl").read_text().split("\n") if line]
+    samples = [
+        json.loads(line)
+        for line in (cfg.run.directory / "samples.jsonl").read_text().split("\n")
+        if line
+    ]
     assert len(samples) == 2 * 16
     fields = "uid draw sample step prompt response reward status advantage versions seed finish_reason".split()
     assert [field for field in fields if field not in samples[0]] == []
@@ -68,13 +79,20 @@ def test_the_last_checkpoint_loads_in_transformers_as_it_stands(tmp_path: Path) 
     run(cfg)
     newest = max((cfg.run.directory / "checkpoints").glob("step_*"))
     assert newest.name == "step_00000002" and (newest / "manifest.json").exists()
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(newest), AutoTokenizer.from_pretrained(newest)
-    ids = tokenizer.apply_chat_template([{"role": "user", "content": "1+1="}], add_generation_prompt=True)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(newest),
+        AutoTokenizer.from_pretrained(newest),
+    )
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "1+1="}], add_generation_prompt=True
+    )
     ids = ids if isinstance(ids, list) else ids["input_ids"]
     assert model(torch.tensor([ids])).logits.isfinite().all()
 
 
-def test_several_minibatches_and_epochs_make_that_many_steps_and_start_at_ratio_one(tmp_path: Path) -> None:
+def test_several_minibatches_and_epochs_make_that_many_steps_and_start_at_ratio_one(
+    tmp_path: Path,
+) -> None:
     train = {"alg_name": "grpo", "lr": 5e-3, "minibatches": 2, "epochs": 2}
     cfg = rl_config(tmp_path, "run", run={"steps": 8}, train=train)
     run(cfg)
@@ -102,12 +120,18 @@ def test_minibatches_left_empty_by_failed_rewards_do_not_end_the_run(tmp_path: P
     lines = metric_lines(cfg.run.directory)
     assert len(lines) == 8
     empty = [bool(line["data/empty_steps"]) for line in lines]
-    assert any(one and other for one, other in zip(empty, empty[1:], strict=False)) and not all(empty)
+    assert any(one and other for one, other in zip(empty, empty[1:], strict=False)) and not all(
+        empty
+    )
 
 
-def test_a_non_finite_step_is_refused_dumped_counted_and_finally_ends_the_run(tmp_path: Path) -> None:
+def test_a_non_finite_step_is_refused_dumped_counted_and_finally_ends_the_run(
+    tmp_path: Path,
+) -> None:
     train = {"alg_name": "sgrpo", "lr": 1e30, "max_grad_norm": 1e30, "max_skipped_steps": 2}
-    cfg = rl_config(tmp_path, "run", run={"steps": 9}, train=train, rollout={"max_tokens": 4, "n_samples": 4})
+    cfg = rl_config(
+        tmp_path, "run", run={"steps": 9}, train=train, rollout={"max_tokens": 4, "n_samples": 4}
+    )
     with pytest.raises((NonFiniteError, RewardError)) as caught:
         run(cfg)
     lines = metric_lines(cfg.run.directory)
@@ -129,7 +153,11 @@ def test_failing_rewards_are_counted_and_never_become_zero(tmp_path: Path) -> No
     reward = {"name": f"{tmp_path / 'moody.py'}:moody", "max_error_rate": 1.0}
     cfg = rl_config(tmp_path, "run", run={"steps": 3}, reward=reward)
     run(cfg)
-    samples = [json.loads(line) for line in (cfg.run.directory / "samples.jsonl").read_text().split("\n") if line]
+    samples = [
+        json.loads(line)
+        for line in (cfg.run.directory / "samples.jsonl").read_text().split("\n")
+        if line
+    ]
     failed = [sample for sample in samples if sample["status"] == "error"]
     assert failed and all(s["reward"] is None and s["advantage"] is None for s in failed)
     assert all("cannot score this" in sample["reason"] for sample in failed)
@@ -137,10 +165,14 @@ def test_failing_rewards_are_counted_and_never_become_zero(tmp_path: Path) -> No
     assert sum(line["reward/error"] for line in lines) == len(failed)
     assert all(line["data/rows"] + line["reward/error"] == 16 for line in lines)
     with pytest.raises(RewardError, match="max_error_rate"):
-        run(rl_config(tmp_path, "strict", run={"steps": 3}, reward=reward | {"max_error_rate": 0.0}))
+        run(
+            rl_config(tmp_path, "strict", run={"steps": 3}, reward=reward | {"max_error_rate": 0.0})
+        )
 
 
-def test_starting_over_an_existing_run_is_refused_and_resuming_a_finished_one_does_nothing(tmp_path: Path) -> None:
+def test_starting_over_an_existing_run_is_refused_and_resuming_a_finished_one_does_nothing(
+    tmp_path: Path,
+) -> None:
     cfg = sft_config(tmp_path, "run", run={"steps": 2})
     run(cfg)
     before = final_files(cfg.run.directory)
@@ -194,7 +226,10 @@ def test_eval_and_generate_read_the_checkpoint_of_a_run(tmp_path: Path) -> None:
     out = tmp_path / "responses.jsonl"
     overrides = [f"data.eval={tmp_path / 'prompts.jsonl'}", "data.eval_rows=5"]
     metrics = run_eval(cfg.run.directory, overrides, samples=4, temperature=1.0, out=out)
-    assert metrics["eval/responses"] == 20 and {"eval/pass@1", "eval/pass@2", "eval/pass@4"} <= metrics.keys()
+    assert (
+        metrics["eval/responses"] == 20
+        and {"eval/pass@1", "eval/pass@2", "eval/pass@4"} <= metrics.keys()
+    )
     assert len(out.read_text().strip().split("\n")) == 20
     newest = max((cfg.run.directory / "checkpoints").glob("step_*"))
     records = run_generate(str(newest), ["1+1=", "2+2="], samples=2, max_tokens=5, seed=3)
@@ -208,7 +243,9 @@ def test_both_doors_train_and_send_the_other_kind_away(tmp_path: Path) -> None:
 
     def door(script: str, config: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(ROOT / script), "--config", str(tmp_path / f"{config}.yaml")]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+        )
 
     for script, config in (("main_rl.py", "rl"), ("main_sl.py", "sft")):
         done = door(script, config)

@@ -1,4 +1,6 @@
-"""Supervised batches: packing changes neither loss nor gradient; schedules; a mixture of files runs and resumes."""
+"""Supervised batches: packing changes neither loss nor gradient; schedules; a mixture of files runs
+and resumes.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from small_runs import metric_lines, sft_config
 from torch import Tensor
 
 from oxrl.data.conversations import ConversationDataset, Example
-from oxrl.engines.local import LocalTrainer
-from oxrl.engines.trainer import Options
+from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.trainer import Options
 from oxrl.errors import NonFiniteError
 from oxrl.models.load import load_policy
 from oxrl.recipes import run, supervised
@@ -29,13 +31,24 @@ def examples(count: int = 12) -> list[Example]:
     for index in range(count):
         length = int(torch.randint(4, 30, (), generator=generator))
         tokens = torch.randint(5, 261, (length,), generator=generator).tolist()
-        made.append(Example(uid=str(index), token_ids=tuple(tokens), trained=tuple(at >= 2 for at in range(length))))
-    # The first token of an example has nothing before it: it must count neither alone nor behind another example.
+        made.append(
+            Example(
+                uid=str(index),
+                token_ids=tuple(tokens),
+                trained=tuple(at >= 2 for at in range(length)),
+            )
+        )
+    # The first token of an example has nothing before it: it must count neither alone nor behind
+    # another example.
     return [*made, dataclasses.replace(made[0], trained=(True,) * len(made[0].token_ids))]
 
 
-def gradients(pack_tokens: int | None, budget: int, dtype: torch.dtype) -> tuple[float, dict[str, Tensor], int]:
-    trainer = LocalTrainer(load_policy("builtin:tiny", seed=0, dtype=dtype), lr=1e-3, micro_batch_tokens=budget)
+def gradients(
+    pack_tokens: int | None, budget: int, dtype: torch.dtype
+) -> tuple[float, dict[str, Tensor], int]:
+    trainer = LocalTrainer(
+        load_policy("builtin:tiny", seed=0, dtype=dtype), lr=1e-3, micro_batch_tokens=budget
+    )
     batch = to_supervised_batch(examples(), 0, pack_tokens=pack_tokens)
     trainer.forward_backward(batch, loss_fn, WANT)
     return trainer.last_loss, dict(trainer.gradients()), len(batch)
@@ -50,14 +63,18 @@ def test_packed_padded_and_single_rows_give_the_same_loss_and_gradient(
     packed_loss, packed, packed_rows = gradients(64, budget, dtype)
     one_by_one_loss, one_by_one, _ = gradients(None, 1, dtype)
     assert packed_rows < rows / 2
-    assert packed_loss == pytest.approx(loss, abs=tolerance) and one_by_one_loss == pytest.approx(loss, abs=tolerance)
+    assert packed_loss == pytest.approx(loss, abs=tolerance) and one_by_one_loss == pytest.approx(
+        loss, abs=tolerance
+    )
     for name, gradient in padded.items():
         torch.testing.assert_close(packed[name], gradient, rtol=0, atol=tolerance)
         torch.testing.assert_close(one_by_one[name], gradient, rtol=0, atol=tolerance)
 
 
 def test_best_fit_decreasing_fills_rows_and_keeps_examples_whole() -> None:
-    sized = [Example(uid=str(n), token_ids=(9,) * n, trained=(True,) * n) for n in (5, 6, 2, 3, 4, 12)]
+    sized = [
+        Example(uid=str(n), token_ids=(9,) * n, trained=(True,) * n) for n in (5, 6, 2, 3, 4, 12)
+    ]
     rows = [[len(example.token_ids) for example in row] for row in pack(sized, 10)]
     assert rows == [[12], [6, 4], [5, 3, 2]]  # 12 is longer than a row and gets its own
 
@@ -65,14 +82,18 @@ def test_best_fit_decreasing_fills_rows_and_keeps_examples_whole() -> None:
 def test_a_packed_run_equals_an_unpacked_one(tmp_path: Path) -> None:
     run(sft_config(tmp_path, "padded"))
     run(sft_config(tmp_path, "packed", data={"pack_tokens": 40}))
-    for padded, packed in zip(metric_lines(tmp_path / "padded"), metric_lines(tmp_path / "packed"), strict=True):
+    for padded, packed in zip(
+        metric_lines(tmp_path / "padded"), metric_lines(tmp_path / "packed"), strict=True
+    ):
         assert packed["update/loss"] == pytest.approx(padded["update/loss"], rel=1e-4)
         assert packed["data/rows"] == padded["data/rows"] == 8
 
 
 def test_warmup_stable_decay_is_flat_and_then_falls_to_zero() -> None:
     def at(step: int) -> float:
-        return Options(lr=2.0, lr_schedule="wsd", warmup_steps=10, total_steps=110).learning_rate(step)
+        return Options(lr=2.0, lr_schedule="wsd", warmup_steps=10, total_steps=110).learning_rate(
+            step
+        )
 
     assert [at(4), at(10), at(50), at(89)] == pytest.approx([1.0, 2.0, 2.0, 2.0])
     assert at(100) == pytest.approx(1.0)
@@ -104,7 +125,9 @@ def test_an_evaluation_that_is_no_number_neither_counts_as_best_nor_hides_what_i
     assert kept.read_bytes() == fourth.read_bytes()
 
 
-def test_the_best_weights_are_there_until_better_ones_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_weights_are_there_until_better_ones_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     losses = iter([2.0, 1.0])
     monkeypatch.setattr(supervised, "evaluate_loss", lambda *_, **__: {"eval/loss": next(losses)})
     save, written = LocalTrainer.save, list[Path]()
@@ -125,6 +148,9 @@ def test_steps_without_anything_to_train_on_are_not_called_infinite(tmp_path: Pa
     cfg = sft_config(tmp_path, "run", ["train.max_skipped_steps=1"], data={"rows_per_step": 1})
     # A reply that the first token of a row would be: nothing before it to be predicted from.
     empty = Example(uid="e", token_ids=(3,), trained=(True,))
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(NonFiniteError, match="no token to train on"):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(NonFiniteError, match="no token to train on"),
+    ):
         patch.setattr(ConversationDataset, "at", lambda *_, **__: empty)
         run(cfg)

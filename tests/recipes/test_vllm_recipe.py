@@ -1,4 +1,6 @@
-"""A whole run that samples with vLLM. In `make test-scale`; skipped where vLLM or Ray is not installed."""
+"""A whole run that samples with vLLM. In `make test-scale`; skipped where vLLM or Ray is not
+installed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from oxrl.errors import EngineError
 from oxrl.recipes import run
 
 pytestmark = pytest.mark.skipif(
-    find_spec("vllm") is None or find_spec("ray") is None, reason="needs vLLM and Ray: `make env-scale`"
+    find_spec("vllm") is None or find_spec("ray") is None,
+    reason="needs vLLM and Ray: `make env-scale`",
 )
 # vLLM's attention on the CPU has no heads as small as those of builtin:tiny.
 SHARED = ["model.name=builtin:small", "run.steps=3", "run.checkpoint_every=0"]
@@ -35,14 +38,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, tuple[st
     return train
 
 
-def test_a_run_on_vllm_samples_and_learns_what_a_local_run_does(trained: Callable[..., Config]) -> None:
+def test_a_run_on_vllm_samples_and_learns_what_a_local_run_does(
+    trained: Callable[..., Config],
+) -> None:
     local, vllm = trained("local", ()), trained("vllm", (*VLLM, "inference_engine.probe_every=1"))
     texts = [
         [(line["uid"], line["response"]) for line in map(json.loads, file.read_text().splitlines())]
         for file in (local.run.directory / "samples.jsonl", vllm.run.directory / "samples.jsonl")
     ]
     assert texts[0] == texts[1]
-    for ours, theirs in zip(metric_lines(local.run.directory), metric_lines(vllm.run.directory), strict=True):
+    for ours, theirs in zip(
+        metric_lines(local.run.directory), metric_lines(vllm.run.directory), strict=True
+    ):
         assert theirs["update/grad_norm"] == pytest.approx(ours["update/grad_norm"], rel=1e-4)
         assert theirs["mismatch/abs_logdiff_max"] < 1e-4
         assert theirs["sync/probe_max"] < 1e-4
@@ -51,21 +58,37 @@ def test_a_run_on_vllm_samples_and_learns_what_a_local_run_does(trained: Callabl
 
 
 def test_what_vllm_says_is_in_a_file_of_the_run(trained: Callable[..., Config]) -> None:
-    (log,) = trained("vllm", (*VLLM, "inference_engine.probe_every=1")).run.directory.glob("vllm_*.log")
+    (log,) = trained("vllm", (*VLLM, "inference_engine.probe_every=1")).run.directory.glob(
+        "vllm_*.log"
+    )
     assert "vLLM" in log.read_text() or "vllm" in log.read_text()
 
 
-def test_memory_that_is_too_small_for_one_response_is_an_error_that_names_the_log(tmp_path: Path) -> None:
+def test_memory_that_is_too_small_for_one_response_is_an_error_that_names_the_log(
+    tmp_path: Path,
+) -> None:
     cfg = rl_config(tmp_path, "small", [*SHARED, *VLLM, "inference_engine.kv_cache_gb=0.0001"])
     with pytest.raises(EngineError, match=r"vLLM does not start .*vllm_\d+\.log"):
         run(cfg)
 
 
-def test_two_processes_that_share_a_model_sample_what_one_does(trained: Callable[..., Config]) -> None:
+def test_two_processes_that_share_a_model_sample_what_one_does(
+    trained: Callable[..., Config],
+) -> None:
     one, two = (
         trained("vllm", (*VLLM, "inference_engine.probe_every=1")),
-        trained("two", (*VLLM, "inference_engine.tensor_parallel=2", "inference_engine.gpu_memory_fraction=0.3")),
+        trained(
+            "two",
+            (
+                *VLLM,
+                "inference_engine.tensor_parallel=2",
+                "inference_engine.gpu_memory_fraction=0.3",
+            ),
+        ),
     )
-    lines = [json.loads((cfg.run.directory / "samples.jsonl").read_text().splitlines()[0]) for cfg in (one, two)]
+    lines = [
+        json.loads((cfg.run.directory / "samples.jsonl").read_text().splitlines()[0])
+        for cfg in (one, two)
+    ]
     assert lines[0]["response"] == lines[1]["response"]
     assert metric_lines(two.run.directory)[-1]["mismatch/abs_logdiff_max"] < 1e-4

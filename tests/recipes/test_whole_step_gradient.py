@@ -1,4 +1,6 @@
-"""A whole step's gradient, through the recipe's own losses: micro-batches, row order and padding must not matter."""
+"""A whole step's gradient, through the recipe's own losses: micro-batches, row order and padding
+must not matter.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from small_runs import rl_config
 from tiny import VOCABULARY, AttentionModel, token_batch
 from torch import Tensor, nn
 
-from oxrl.engines.local import LocalTrainer
+from oxrl.engines.train.local import LocalTrainer
 from oxrl.functional.advantages import AdvantageInputs
 from oxrl.functional.weights import token_mean
 from oxrl.models.load import load_critic, load_policy
@@ -20,7 +22,14 @@ from oxrl.recipes.objective import Algorithm
 from oxrl.recipes.supervised import loss_fn as sft_loss
 from oxrl.types import LossFn, PolicyBatch, SupervisedBatch, TokenBatch, ValueBatch
 
-LENGTHS = [(3, 4), (2, 1), (5, 7), (1, 3), (4, 2), (2, 6)]  # (prompt, response) of two groups of three rows
+LENGTHS = [
+    (3, 4),
+    (2, 1),
+    (5, 7),
+    (1, 3),
+    (4, 2),
+    (2, 6),
+]  # (prompt, response) of two groups of three rows
 EXTRA = 9  # columns of padding
 CASES = ["sgrpo", "grpo", "cispo", "ppo", "ppo value", "sft"]
 
@@ -28,7 +37,9 @@ CASES = ["sgrpo", "grpo", "cispo", "ppo", "ppo value", "sft"]
 def _noise(inputs: TokenBatch, seed: int, dtype: torch.dtype, poison: bool) -> Tensor:
     """The same random numbers on trained tokens whatever the width; NaN elsewhere when poisoned."""
     width = max(sum(pair) for pair in LENGTHS)
-    values = torch.randn(len(LENGTHS), width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    values = torch.randn(
+        len(LENGTHS), width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     values = nn.functional.pad(values, (0, inputs.tokens.shape[1] - width)).to(dtype)
     return values.masked_fill(~inputs.response_mask, torch.nan if poison else 0.0)
 
@@ -43,7 +54,12 @@ def _problem(
         weights = token_mean(mask).to(dtype).masked_fill(~mask, torch.nan if poison else 0.0)
         return SupervisedBatch(inputs=inputs, loss_weights=weights), sft_loss, "logprobs"
     algorithm = Algorithm(
-        rl_config(folder, "run", train={"alg_name": case.split()[0], "lr": 1e-3, "epochs": 2}, run={"steps": 2})
+        rl_config(
+            folder,
+            "run",
+            train={"alg_name": case.split()[0], "lr": 1e-3, "epochs": 2},
+            run={"steps": 2},
+        )
     )
     group_ids = torch.tensor([0, 0, 0, 1, 1, 1])
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.25], dtype=torch.float64)
@@ -53,7 +69,11 @@ def _problem(
     token_rewards = torch.zeros_like(values).scatter_(1, last[:, None], rewards[:, None])
     advantages, returns = algorithm.advantage(
         AdvantageInputs(
-            rewards=rewards, token_rewards=token_rewards, response_mask=mask, group_ids=group_ids, values=values
+            rewards=rewards,
+            token_rewards=token_rewards,
+            response_mask=mask,
+            group_ids=group_ids,
+            values=values,
         )
     )
     empty = torch.nan if poison else 0.0
@@ -64,7 +84,10 @@ def _problem(
     if case == "ppo value":
         assert returns is not None
         batch = ValueBatch(
-            inputs=inputs, old_values=fill(values), returns=fill(returns), loss_weights=fill(token_mean(mask))
+            inputs=inputs,
+            old_values=fill(values),
+            returns=fill(returns),
+            loss_weights=fill(token_mean(mask)),
         )
         return batch, algorithm.value_loss, "values"
     policy = PolicyBatch(
@@ -85,9 +108,15 @@ def _gradients(
 ) -> Iterator[tuple[str, Tensor]]:
     def gradient(batch: Any, loss_fn: LossFn, want: str, rows: int) -> Tensor:
         model.zero_grad()
-        trainer = LocalTrainer(model, lr=1e-3, micro_batch_tokens=rows * batch.inputs.tokens.shape[1])
-        trainer.forward_backward(batch, loss_fn, frozenset({want, "entropy"} if want == "logprobs" else {want}))
-        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).clone()
+        trainer = LocalTrainer(
+            model, lr=1e-3, micro_batch_tokens=rows * batch.inputs.tokens.shape[1]
+        )
+        trainer.forward_backward(
+            batch, loss_fn, frozenset({want, "entropy"} if want == "logprobs" else {want})
+        )
+        return torch.cat(
+            [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        ).clone()
 
     plain = _problem(case, folder, dtype, vocabulary, 0, False)
     yield "all rows at once", gradient(*plain, rows=len(LENGTHS))
@@ -104,7 +133,9 @@ def _worst(model: nn.Module, case: str, folder: Path, dtype: torch.dtype, vocabu
     variants = dict(_gradients(model, case, folder, dtype, vocabulary))
     reference = variants.pop("all rows at once")
     assert reference.norm() > 1e-4
-    return max(((other - reference).norm() / reference.norm()).item() for other in variants.values())
+    return max(
+        ((other - reference).norm() / reference.norm()).item() for other in variants.values()
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -116,10 +147,14 @@ def test_the_whole_steps_gradient_is_invariant_in_float64(case: str, tmp_path: P
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_whole_steps_gradient_is_invariant_in_float32_on_the_hf_model(case: str, tmp_path: Path) -> None:
+def test_the_whole_steps_gradient_is_invariant_in_float32_on_the_hf_model(
+    case: str, tmp_path: Path
+) -> None:
     if case == "ppo value":
         model: nn.Module = load_critic("builtin:tiny", seed=0)
-        nn.init.normal_(model.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(1))  # pyright: ignore
+        nn.init.normal_(
+            model.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(1)
+        )  # pyright: ignore
     else:
         model = load_policy("builtin:tiny", seed=0)
     worst = _worst(model, case, tmp_path, torch.float32, 261)

@@ -1,4 +1,6 @@
-"""math_reward on real data: every GSM8K row, the labelled model solutions, and math-verify's own cases."""
+"""math_reward on real data: every GSM8K row, the labelled model solutions, and math-verify's own
+cases.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def test_every_published_solution_scores_one_and_gold_plus_one_scores_zero(
     for row in rows(real_data("gsm8k") / f"{split}.jsonl"):
         gold = row["answer"].rpartition("####")[2].strip()
         assert math_reward(row["answer"], gold).value == 1.0, row["answer"]
-        assert math_reward(row["answer"], int(gold.replace(",", "")) + 1).value == 0.0, row["answer"]
+        assert math_reward(row["answer"], int(gold.replace(",", "")) + 1).value == 0.0, row[
+            "answer"
+        ]
         seen += 1
     assert seen == count
 
@@ -46,7 +50,13 @@ def test_labels_of_model_solutions_are_reproduced(real_data: Find) -> None:
 
 
 def test_plain_cases_of_math_verify_get_the_expected_verdict(real_data: Find) -> None:
-    cases = [row for row in rows(real_data("math_verify") / "cases.jsonl") if row["label_kind"] == "plain"]
-    wrong = [row["id"] for row in cases if math_reward(row["pred"], row["gold"]).value != row["expected"]]
+    cases = [
+        row
+        for row in rows(real_data("math_verify") / "cases.jsonl")
+        if row["label_kind"] == "plain"
+    ]
+    wrong = [
+        row["id"] for row in cases if math_reward(row["pred"], row["gold"]).value != row["expected"]
+    ]
     assert len(cases) == 113
     assert wrong == []

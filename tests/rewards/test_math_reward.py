@@ -80,7 +80,9 @@ def test_no_answer_is_a_wrong_answer_and_says_so(response: str) -> None:
     assert math_reward(response, "42").reason == "no answer found"
 
 
-@pytest.mark.parametrize("answer", [None, True, "", "what?", [1], {"a": 1}, float("nan"), "\\frac{"])
+@pytest.mark.parametrize(
+    "answer", [None, True, "", "what?", [1], {"a": 1}, float("nan"), "\\frac{"]
+)
 def test_a_ground_truth_that_cannot_be_read_is_invalid_and_never_zero(answer: object) -> None:
     score = math_reward("#### 5", answer)
     assert score.value is None and score.status == "invalid" and repr(answer) in score.reason

@@ -1,4 +1,6 @@
-"""Finding a reward by name, and what becomes of every kind of thing a reward may return or raise."""
+"""Finding a reward by name, and what becomes of every kind of thing a reward may return or
+raise.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,17 @@ from oxrl.errors import RewardError
 from oxrl.rewards.base import LoadedReward, load_reward
 from oxrl.types import Completion, Prompt, Score, Segment
 
-PROMPT = Prompt(uid="p7", messages=({"role": "user", "content": "2+2"},), token_ids=(1,), answer="4")
+PROMPT = Prompt(
+    uid="p7", messages=({"role": "user", "content": "2+2"},), token_ids=(1,), answer="4"
+)
 Load = Callable[..., LoadedReward]
 
 
 def completion(text: str) -> Completion:
     return Completion(
-        segments=(Segment(token_ids=(5,), logprobs=(-0.5,), versions=(3,)),), text=text, finish_reason="stop"
+        segments=(Segment(token_ids=(5,), logprobs=(-0.5,), versions=(3,)),),
+        text=text,
+        finish_reason="stop",
     )
 
 
@@ -46,13 +52,20 @@ def test_reasoning_gym_tasks_are_scored_by_their_own_verifier() -> None:
     entry = {"question": "1 + 2 =", "answer": "3", "metadata": {"source_dataset": "chain_sum"}}
     prompt = Prompt(uid="q", messages=(), token_ids=(), answer="3", metadata={"entry": entry})
     right, tagged, wrong = (completion(text) for text in ("3", "so <answer> 3 </answer>.", "4"))
-    assert [score.value for score in load_reward("reasoning-gym")(prompt, [right, tagged, wrong])] == [1.0, 1.0, 0.0]
+    assert [
+        score.value for score in load_reward("reasoning-gym")(prompt, [right, tagged, wrong])
+    ] == [1.0, 1.0, 0.0]
 
 
 def test_a_function_of_one_sample_gets_the_prompt_and_the_text(load: Load) -> None:
-    reward = load("def score(prompt, completion): return len(completion) + 10 * (completion == prompt.answer)")
+    reward = load(
+        "def score(prompt, completion): return len(completion) + 10 * (completion == prompt.answer)"
+    )
     assert reward.per_sample
-    assert [score.value for score in reward(PROMPT, [completion("4"), completion("777")])] == [11.0, 3.0]
+    assert [score.value for score in reward(PROMPT, [completion("4"), completion("777")])] == [
+        11.0,
+        3.0,
+    ]
 
 
 def test_a_reward_of_the_group_gets_completions_with_their_tokens(load: Load) -> None:
@@ -68,7 +81,9 @@ def test_a_reward_of_the_group_gets_completions_with_their_tokens(load: Load) ->
 @pytest.mark.parametrize("second", ["completion", "completions"])
 def test_rewards_may_be_async(load: Load, second: str) -> None:
     value = "0.5" if second == "completion" else f"[0.5] * len({second})"
-    reward = load(f"import asyncio\nasync def score(prompt, {second}):\n    await asyncio.sleep(0)\n    return {value}")
+    reward = load(
+        f"import asyncio\nasync def score(prompt, {second}):\n    await asyncio.sleep(0)\n    return {value}"
+    )
     assert [score.value for score in reward(PROMPT, GROUP)] == [0.5, 0.5]
 
 
@@ -82,7 +97,9 @@ def test_rewards_may_be_async(load: Load, second: str) -> None:
     ],
 )
 def test_numbers_of_other_types_are_numbers(load: Load, value: str, number: float) -> None:
-    assert load(f"def score(prompt, completion): return {value}")(PROMPT, GROUP[:1]) == [Score(value=number)]
+    assert load(f"def score(prompt, completion): return {value}")(PROMPT, GROUP[:1]) == [
+        Score(value=number)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +112,10 @@ def test_numbers_of_other_types_are_numbers(load: Load, value: str, number: floa
         ("None", "returned None (NoneType), need a number"),
         ("1j", "returned 1j (complex), need a number"),
         ("[1.0]", "returned [1.0] (list), need a number"),
-        ("__import__('torch').zeros(2)", "returned tensor([0., 0.]) (Tensor), which is no single number"),
+        (
+            "__import__('torch').zeros(2)",
+            "returned tensor([0., 0.]) (Tensor), which is no single number",
+        ),
     ],
 )
 def test_a_value_that_is_no_finite_number_is_invalid_and_names_function_and_sample(
@@ -107,14 +127,20 @@ def test_a_value_that_is_no_finite_number_is_invalid_and_names_function_and_samp
     )
     for index, score in enumerate(reward(PROMPT, GROUP)):
         assert score.value is None and score.status == "invalid"
-        assert f"mine.py:score, sample {index} of prompt p7: " in score.reason and reason in score.reason
+        assert (
+            f"mine.py:score, sample {index} of prompt p7: " in score.reason
+            and reason in score.reason
+        )
 
 
 def test_a_group_of_the_wrong_length_is_invalid_as_a_whole(load: Load) -> None:
     reward = load("def score(prompt, completions): return [1.0]")
     (first, second) = reward(PROMPT, GROUP)
     assert first == second and first.status == "invalid"
-    assert first.reason == "mine.py:score, samples 0 to 1 of prompt p7: returned 1 scores for 2 completions"
+    assert (
+        first.reason
+        == "mine.py:score, samples 0 to 1 of prompt p7: returned 1 scores for 2 completions"
+    )
 
 
 def test_one_bad_value_in_a_group_spoils_only_its_sample(load: Load) -> None:
@@ -125,7 +151,9 @@ def test_one_bad_value_in_a_group_spoils_only_its_sample(load: Load) -> None:
 def test_an_exception_is_an_error_with_its_text(load: Load) -> None:
     reward = load("def score(prompt, completion): return 1 / (len(completion) - 1)")
     (score,) = reward(PROMPT, GROUP[:1])
-    assert score.status == "error" and score.reason.endswith("raised ZeroDivisionError: division by zero")
+    assert score.status == "error" and score.reason.endswith(
+        "raised ZeroDivisionError: division by zero"
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,22 +174,42 @@ def test_a_name_that_leads_nowhere_teaches(load: Load, name: str, message: str) 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("def score(prompt, completion, answer): return 0", r"signature \(prompt, completion, answer\): missing a req"),
+        (
+            "def score(prompt, completion, answer): return 0",
+            r"signature \(prompt, completion, answer\): missing a req",
+        ),
         ("def score(text): return 0", "too many positional arguments; need "),
         ("class score: pass", "type is not a function"),
         ("score = 3", "int is not a function"),
         ("def score(prompt, completion) return 0", r"mine\.py:1 is not Python: expected ':'"),
-        ("import no_such_library as score", "raised ModuleNotFoundError: No module named 'no_such_library'"),
+        (
+            "import no_such_library as score",
+            "raised ModuleNotFoundError: No module named 'no_such_library'",
+        ),
         ("import sys; score = sys.exit(3)", "raised SystemExit: 3"),
         ("def score(prompt, completion): return nmae", "a dry call .* raised NameError"),
-        ("def score(prompt, completion): import no_such_library", "a dry call .* raised ModuleNotFoundError"),
+        (
+            "def score(prompt, completion): import no_such_library",
+            "a dry call .* raised ModuleNotFoundError",
+        ),
         ("def score(prompt, completion): return prompt.gold", "a dry call .* no attribute 'gold'"),
-        ("def score(prompt, completion): return completion.text", "a dry call .* 'str' object has no attribute 'text'"),
-        ("def score(prompt, completion): pass", r"a dry call .* returned None \(NoneType\), need a number"),
-        ("def score(prompt, completions): return 1.0", r"a dry call .* returned 1\.0 \(float\), need a list of 1"),
+        (
+            "def score(prompt, completion): return completion.text",
+            "a dry call .* 'str' object has no attribute 'text'",
+        ),
+        (
+            "def score(prompt, completion): pass",
+            r"a dry call .* returned None \(NoneType\), need a number",
+        ),
+        (
+            "def score(prompt, completions): return 1.0",
+            r"a dry call .* returned 1\.0 \(float\), need a list of 1",
+        ),
     ],
 )
-def test_a_reward_that_cannot_work_is_refused_when_it_is_loaded(load: Load, source: str, message: str) -> None:
+def test_a_reward_that_cannot_work_is_refused_when_it_is_loaded(
+    load: Load, source: str, message: str
+) -> None:
     with pytest.raises(RewardError, match=message):
         load(source)
 
@@ -169,4 +217,6 @@ def test_a_reward_that_cannot_work_is_refused_when_it_is_loaded(load: Load, sour
 def test_a_failure_that_the_made_up_sample_may_explain_is_left_to_the_run(load: Load) -> None:
     prompt = Prompt(uid="q", messages=(), token_ids=(), answer={"value": 2})
     for read in ("prompt.answer['value']", "prompt.answer.get('value')"):
-        assert load(f"def score(prompt, completion): return {read}")(prompt, GROUP[:1]) == [Score(value=2.0)]
+        assert load(f"def score(prompt, completion): return {read}")(prompt, GROUP[:1]) == [
+            Score(value=2.0)
+        ]

@@ -1,4 +1,6 @@
-"""A trained reward model by its folder: same scores as the engine that trained it, in a worker process too."""
+"""A trained reward model by its folder: same scores as the engine that trained it, in a worker
+process too.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import torch
 
 from oxrl.config import load_config
 from oxrl.data.preferences import PreferenceDataset, to_preference_batch
-from oxrl.engines.local import LocalTrainer
+from oxrl.engines.train.local import LocalTrainer
 from oxrl.models.load import load_critic, load_tokenizer
 from oxrl.rewards.base import load_reward
 from oxrl.rewards.workers import RewardPool
@@ -33,8 +35,12 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder_scores_as_the_training_engine_does(folder: Path, tmp_path: Path) -> None:
     rows = tmp_path / "pairs.jsonl"
-    rows.write_text(json.dumps({"prompt": "1+1", "chosen": "2", "rejected": "a long wrong answer"}) + "\n")
-    batch = to_preference_batch(PreferenceDataset.load(rows, load_tokenizer(str(folder))).in_order(), 0)
+    rows.write_text(
+        json.dumps({"prompt": "1+1", "chosen": "2", "rejected": "a long wrong answer"}) + "\n"
+    )
+    batch = to_preference_batch(
+        PreferenceDataset.load(rows, load_tokenizer(str(folder))).in_order(), 0
+    )
     engine = LocalTrainer(load_critic(str(folder)), lr=0.0)
     expected = engine.forward(batch.inputs, frozenset({"values"})).bootstrap
     assert expected is not None and float(expected[0]) != float(expected[1])
@@ -42,11 +48,15 @@ def test_a_folder_scores_as_the_training_engine_does(folder: Path, tmp_path: Pat
     scores = [score.value for score in load_reward(str(folder))(PROMPT, completions)]
     assert scores == pytest.approx(expected.tolist(), abs=1e-5)
     pool = RewardPool(str(folder), timeout_s=30)
-    assert [s.value for s in pool.score([(PROMPT, completions)])[0]] == pytest.approx(scores, abs=1e-6)
+    assert [s.value for s in pool.score([(PROMPT, completions)])[0]] == pytest.approx(
+        scores, abs=1e-6
+    )
     pool.close()
 
 
-def test_the_config_takes_a_folder_of_a_reward_model_and_no_other(folder: Path, tmp_path: Path) -> None:
+def test_the_config_takes_a_folder_of_a_reward_model_and_no_other(
+    folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
     config = tmp_path / "c.yaml"
     config.write_text(

@@ -23,15 +23,23 @@ Open = Callable[..., RewardPool]
 
 def group(*texts: str, uid: str = "p", answer: object = "") -> tuple[Prompt, list[Completion]]:
     prompt = Prompt(
-        uid=uid, messages=({"role": "user", "content": "q"},), token_ids=(1, 2), answer=answer, metadata={"k": [1]}
+        uid=uid,
+        messages=({"role": "user", "content": "q"},),
+        token_ids=(1, 2),
+        answer=answer,
+        metadata={"k": [1]},
     )
     segment = Segment(token_ids=(5, 6), logprobs=(-0.5, -0.25), versions=(3, 3))
-    return prompt, [Completion(segments=(segment,), text=text, finish_reason="stop") for text in texts]
+    return prompt, [
+        Completion(segments=(segment,), text=text, finish_reason="stop") for text in texts
+    ]
 
 
 @pytest.fixture
 def open_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """`open_pool(source, ...)` is a pool on the reward `score` of a file with that source, closed after the test."""
+    """`open_pool(source, ...)` is a pool on the reward `score` of a file with that source, closed
+    after the test.
+    """
     monkeypatch.chdir(tmp_path)
     pools: list[RewardPool] = []
 
@@ -92,14 +100,16 @@ def test_a_group_reward_sees_the_prompt_and_the_tokens_as_they_were(open_pool: O
 )
 def test_a_hung_sample_times_out_and_the_others_are_scored(open_pool: Open, hang: str) -> None:
     pool = open_pool(
-        f"def score(prompt, completion):\n    if completion == 'hang': {hang}\n    return 1.0", timeout_s=0.5
+        f"def score(prompt, completion):\n    if completion == 'hang': {hang}\n    return 1.0",
+        timeout_s=0.5,
     )
     pool.start()
     began = time.monotonic()
     (scores,) = pool.score([group("a", "hang", "b", "hang", "c")])
     assert [score.status for score in scores] == ["ok", "timeout", "ok", "timeout", "ok"]
     assert (
-        scores[1].reason == "mine.py:score, sample 1 of prompt p: no score within 0.5 s (reward.timeout_s=0.5); killed"
+        scores[1].reason
+        == "mine.py:score, sample 1 of prompt p: no score within 0.5 s (reward.timeout_s=0.5); killed"
     )
     assert time.monotonic() - began < 10  # two deadlines and two fresh workers
 
@@ -117,10 +127,16 @@ def test_a_hung_group_times_out_as_a_whole_after_the_time_of_its_samples(open_po
 
 
 @pytest.mark.parametrize(
-    ("end", "how"), [("os._exit(7)", "exit code 7"), ("sys.exit(3)", "exit code 3"), ("os.abort()", "signal 6")]
+    ("end", "how"),
+    [("os._exit(7)", "exit code 7"), ("sys.exit(3)", "exit code 3"), ("os.abort()", "signal 6")],
 )
-def test_a_worker_that_ends_is_an_error_of_its_sample_only(open_pool: Open, end: str, how: str) -> None:
-    pool = open_pool(f"def score(prompt, completion):\n    if completion == 'end': {end}\n    return 1.0", workers=2)
+def test_a_worker_that_ends_is_an_error_of_its_sample_only(
+    open_pool: Open, end: str, how: str
+) -> None:
+    pool = open_pool(
+        f"def score(prompt, completion):\n    if completion == 'end': {end}\n    return 1.0",
+        workers=2,
+    )
     (scores,) = pool.score([group("a", "end", "b", "c")])
     assert [score.status for score in scores] == ["ok", "error", "ok", "ok"]
     assert "sample 1 of prompt p" in scores[1].reason and how in scores[1].reason
@@ -155,7 +171,9 @@ def test_what_a_reward_prints_or_reads_does_not_disturb_the_exchange(
 
 def test_large_and_odd_text_travels_unchanged(open_pool: Open) -> None:
     text = "é🙂\0\u2028\n" * 100_000 + "\ud800"
-    pool = open_pool("def score(prompt, completion): return len(completion) + (completion[-1] == '\\ud800') / 2")
+    pool = open_pool(
+        "def score(prompt, completion): return len(completion) + (completion[-1] == '\\ud800') / 2"
+    )
     assert pool.score([group(text)]) == [[Score(value=500_001.5)]]
 
 
@@ -198,14 +216,19 @@ def test_killing_a_sample_ends_the_processes_it_started(open_pool: Open, tmp_pat
     deadline = time.monotonic() + 5
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
-        if Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+        if (
+            Path(f"/proc/{pid}/stat").exists()
+            and Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+        ):
             break  # dead, and waiting for an init process that does not collect
     else:
         assert not alive(pid)
 
 
 def test_a_reward_that_cannot_be_loaded_fails_at_start_with_the_reason(open_pool: Open) -> None:
-    with pytest.raises(RewardError, match="raised ModuleNotFoundError: No module named 'no_such_library'"):
+    with pytest.raises(
+        RewardError, match="raised ModuleNotFoundError: No module named 'no_such_library'"
+    ):
         open_pool("import no_such_library\ndef score(prompt, completion): return 0").start()
     pool = open_pool("score = os._exit(4)")
     for _ in range(2):
@@ -222,10 +245,16 @@ def test_a_name_that_leads_nowhere_fails_before_any_worker_starts(tmp_path: Path
 
 def test_the_exact_reward_needs_no_process_and_math_gets_one() -> None:
     exact = RewardPool("exact")
-    assert [score.value for score in exact.score([group("4", " 4 ", "5", answer="4")])[0]] == [1.0, 1.0, 0.0]
+    assert [score.value for score in exact.score([group("4", " 4 ", "5", answer="4")])[0]] == [
+        1.0,
+        1.0,
+        0.0,
+    ]
     maths = RewardPool("math", timeout_s=30)
     try:
-        scores = maths.score([group("#### 4", "\\boxed{\\frac{8}{2}}", "A: 5", answer="4"), group("4", answer=None)])
+        scores = maths.score(
+            [group("#### 4", "\\boxed{\\frac{8}{2}}", "A: 5", answer="4"), group("4", answer=None)]
+        )
         assert [[score.value for score in s] for s in scores] == [[1.0, 1.0, 0.0], [None]]
         assert scores[1][0].status == "invalid"
     finally:

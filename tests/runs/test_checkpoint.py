@@ -1,4 +1,6 @@
-"""Checkpoints are whole or absent, whatever happens while they are written and to the disk afterwards."""
+"""Checkpoints are whole or absent, whatever happens while they are written and to the disk
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from oxrl.errors import CheckpointError, CheckpointWriteError
-from oxrl.runs.checkpoint import latest_checkpoint, remove_leftovers, save_checkpoint, verify_checkpoint
+from oxrl.runs.checkpoint import (
+    latest_checkpoint,
+    remove_leftovers,
+    save_checkpoint,
+    verify_checkpoint,
+)
 
 
 def save(root: Path, step: int, keep: int = 3) -> Path:
@@ -29,7 +36,9 @@ def save(root: Path, step: int, keep: int = 3) -> Path:
         save_file({"weight": torch.full((64,), float(step))}, directory / "model.safetensors")
         (directory / "config.json").write_text("{}")
 
-    return save_checkpoint(root, step, write, state={"draw": step * 16}, offsets={"metrics.jsonl": step}, keep=keep)
+    return save_checkpoint(
+        root, step, write, state={"draw": step * 16}, offsets={"metrics.jsonl": step}, keep=keep
+    )
 
 
 def names(root: Path) -> list[str]:
@@ -43,7 +52,12 @@ def test_a_saved_checkpoint_is_intact_and_comes_back_as_it_was_given(tmp_path: P
     assert verify_checkpoint(path) == []
     found = latest_checkpoint(tmp_path)
     assert found is not None
-    assert (found.path, found.step, found.state, found.offsets) == (path, 40, {"draw": 640}, {"metrics.jsonl": 40})
+    assert (found.path, found.step, found.state, found.offsets) == (
+        path,
+        40,
+        {"draw": 640},
+        {"metrics.jsonl": 40},
+    )
     assert load_file(found.path / "model.safetensors")["weight"].tolist() == [40.0] * 64
     manifest = json.loads((path / "manifest.json").read_text())
     assert sorted(manifest["files"]) == ["config.json", "model.safetensors", "state.json"]
@@ -93,9 +107,17 @@ def damage_manifest_step(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "damage", "said"),
     [
-        ("model.safetensors", lambda path: os.truncate(path, 100), "model.safetensors is 100 bytes"),
+        (
+            "model.safetensors",
+            lambda path: os.truncate(path, 100),
+            "model.safetensors is 100 bytes",
+        ),
         ("model.safetensors", lambda path: os.truncate(path, 0), "model.safetensors is 0 bytes"),
-        ("model.safetensors", flip_a_bit, "model.safetensors has the right size but other contents"),
+        (
+            "model.safetensors",
+            flip_a_bit,
+            "model.safetensors has the right size but other contents",
+        ),
         ("state.json", flip_a_bit, "state.json has the right size but other contents"),
         ("config.json", Path.unlink, "config.json is missing"),
         ("manifest.json", Path.unlink, "manifest.json is missing"),
@@ -106,7 +128,11 @@ def damage_manifest_step(path: Path) -> None:
     ],
 )
 def test_a_damaged_newest_checkpoint_is_named_and_the_previous_one_is_used(
-    file: str, damage: Callable[[Path], object], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    file: str,
+    damage: Callable[[Path], object],
+    said: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     save(tmp_path, 10)
     newest = save(tmp_path, 20)
@@ -118,10 +144,14 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_previous_one_is_used(
     assert "using" in caplog.text and "step_00000010" in caplog.text
 
 
-def test_when_every_checkpoint_is_damaged_the_run_does_not_start_over_silently(tmp_path: Path) -> None:
+def test_when_every_checkpoint_is_damaged_the_run_does_not_start_over_silently(
+    tmp_path: Path,
+) -> None:
     for step in (10, 20):
         flip_a_bit(save(tmp_path, step) / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"(?s)step_00000020: model.*step_00000010: model.*run\.dir"):
+    with pytest.raises(
+        CheckpointError, match=r"(?s)step_00000020: model.*step_00000010: model.*run\.dir"
+    ):
         latest_checkpoint(tmp_path)
 
 
@@ -134,7 +164,9 @@ def rewrite_manifest(path: Path, change: Callable[[dict[str, dict[str, object]]]
     (path / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest}))
 
 
-@pytest.mark.parametrize("name", ["../secret.json", "/etc/passwd", "a/../../secret.json", "..\\secret.json"])
+@pytest.mark.parametrize(
+    "name", ["../secret.json", "/etc/passwd", "a/../../secret.json", "..\\secret.json"]
+)
 def test_a_manifest_that_leads_out_of_the_checkpoint_is_refused(name: str, tmp_path: Path) -> None:
     path = save(tmp_path, 10)
     (tmp_path / "secret.json").write_text("{}")
@@ -158,7 +190,9 @@ class Canary:
         return (os.mkdir, (os.environ["CANARY"],))
 
 
-def test_a_pickle_in_a_checkpoint_is_refused_and_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_in_a_checkpoint_is_refused_and_never_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CANARY", str(tmp_path / "canary"))
     (tmp_path / "checkpoints").mkdir()
     path = save(tmp_path / "checkpoints", 10)
@@ -173,7 +207,14 @@ def test_a_pickle_in_a_checkpoint_is_refused_and_never_loaded(tmp_path: Path, mo
 
 def test_an_engine_that_writes_a_pickle_is_told_so_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"optimizer\.pt, a file of a kind that can run code"):
-        save_checkpoint(tmp_path, 1, lambda path: torch.save({}, path / "optimizer.pt"), state={}, offsets={}, keep=1)
+        save_checkpoint(
+            tmp_path,
+            1,
+            lambda path: torch.save({}, path / "optimizer.pt"),
+            state={},
+            offsets={},
+            keep=1,
+        )
     assert names(tmp_path) == []
 
 
@@ -196,7 +237,9 @@ def test_a_write_that_fails_leaves_older_checkpoints_and_no_rubbish(tmp_path: Pa
 
 
 @pytest.mark.parametrize("writer", ["python", "safetensors"])
-def test_a_full_disk_is_a_clear_error_and_the_old_checkpoint_stays(writer: str, tmp_path: Path) -> None:
+def test_a_full_disk_is_a_clear_error_and_the_old_checkpoint_stays(
+    writer: str, tmp_path: Path
+) -> None:
     save(tmp_path, 10)
     limit = 1 << 20
 
@@ -207,9 +250,14 @@ def test_a_full_disk_is_a_clear_error_and_the_old_checkpoint_stays(writer: str, 
             save_file({"weight": torch.zeros(limit)}, directory / "model.safetensors")
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))  # a write past it fails, as on a full disk
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (limit, before[1])
+    )  # a write past it fails, as on a full disk
     try:
-        with pytest.raises(CheckpointWriteError, match=r"(?s)step_00000020 could not be written.*step_00000010 is unt"):
+        with pytest.raises(
+            CheckpointWriteError,
+            match=r"(?s)step_00000020 could not be written.*step_00000010 is unt",
+        ):
             save_checkpoint(tmp_path, 20, write, state={}, offsets={}, keep=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -218,15 +266,18 @@ def test_a_full_disk_is_a_clear_error_and_the_old_checkpoint_stays(writer: str, 
 
 
 @pytest.mark.parametrize("root", ["file", "vanished/checkpoints"])
-def test_a_place_that_went_away_is_a_clear_error_and_is_not_made_anew(root: str, tmp_path: Path) -> None:
+def test_a_place_that_went_away_is_a_clear_error_and_is_not_made_anew(
+    root: str, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointWriteError, match="there is no earlier checkpoint"):
         save(tmp_path / root, 10)
     assert names(tmp_path) == ["file"]
 
 
-# The victim stops at a named place inside save_checkpoint, says so through a file, and is killed there. Places are the
-# calls by which a checkpoint reaches the disk, counted: no function of ours is replaced.
+# The victim stops at a named place inside save_checkpoint, says so through a file, and is killed
+# there. Places are the calls by which a checkpoint reaches the disk, counted: no function of ours
+# is replaced.
 VICTIM = """
 import os, sys, time
 from pathlib import Path
@@ -261,7 +312,9 @@ here.write_text("done")
 
 
 def run_until(root: Path, place: int, here: Path) -> str:
-    """Start a save of step 20, SIGKILL it at its `place`-th flush or rename; what it was about to do."""
+    """Start a save of step 20, SIGKILL it at its `place`-th flush or rename; what it was about to
+    do.
+    """
     command = [sys.executable, "-c", VICTIM, str(root), str(place), str(here)]
     with subprocess.Popen(command) as process:
         deadline = time.monotonic() + 60
@@ -275,8 +328,12 @@ def run_until(root: Path, place: int, here: Path) -> str:
     return place_name
 
 
-@pytest.mark.parametrize("damaged", [False, True], ids=["new step", "a damaged step is saved again"])
-def test_a_kill_anywhere_in_the_write_leaves_a_whole_checkpoint(damaged: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damaged", [False, True], ids=["new step", "a damaged step is saved again"]
+)
+def test_a_kill_anywhere_in_the_write_leaves_a_whole_checkpoint(
+    damaged: bool, tmp_path: Path
+) -> None:
     base = tmp_path / "base"
     base.mkdir()
     for step in (0, 10, 20) if damaged else (0, 10):
@@ -293,9 +350,14 @@ def test_a_kill_anywhere_in_the_write_leaves_a_whole_checkpoint(damaged: bool, t
         assert found is not None
         assert found.state == {10: {"draw": 160}, 20: {"draw": 2}}[found.step]
         # Whatever else is there is whole too, apart from the one that was damaged before.
-        assert all(damaged and path.name == "step_00000020" for path in root.iterdir() if verify_checkpoint(path))
+        assert all(
+            damaged and path.name == "step_00000020"
+            for path in root.iterdir()
+            if verify_checkpoint(path)
+        )
         assert all(path.name.startswith("step_") for path in root.iterdir())
     assert found.step == 20
-    # Two shards mid-write, three files, the manifest, directories, the renames: every place was really hit.
+    # Two shards mid-write, three files, the manifest, directories, the renames: every place was
+    # really hit.
     assert len(places) >= 10
     assert places.count("rename") >= 2

@@ -1,4 +1,6 @@
-"""Progress: plain lines where nobody redraws, one live line on a terminal, and never the reason a run fails."""
+"""Progress: plain lines where nobody redraws, one live line on a terminal, and never the reason a
+run fails.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_piped_output_is_one_plain_line_per_step() -> None:
         console.step(300, {"update/nll": 2.5})
     lines = stream.getvalue().splitlines()
     assert lines[0] == "sampling [bold] prompts"
-    assert lines[1].startswith("step 12/300  reward 0.412  length 34.2  KL 1.23e-03  tokens/s 5,130  ETA ")
+    assert lines[1].startswith(
+        "step 12/300  reward 0.412  length 34.2  KL 1.23e-03  tokens/s 5,130  ETA "
+    )
     assert lines[2] == "step 300/300  loss 2.5000  ETA 0s"
     assert "\x1b" not in stream.getvalue()
 
@@ -44,13 +48,17 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_a_terminal_that_asks_for_plain_text_gets_it(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_that_asks_for_plain_text_gets_it(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(name, value)
     stream = Terminal()
     with Console(3, "x", stream=stream) as console:
         console.step(1, METRICS)
-    assert stream.getvalue().startswith("step 1/3  reward 0.412") and "\x1b" not in stream.getvalue()
+    assert (
+        stream.getvalue().startswith("step 1/3  reward 0.412") and "\x1b" not in stream.getvalue()
+    )
 
 
 LIVE = """
@@ -68,7 +76,9 @@ def test_a_terminal_sees_a_line_that_redraws_itself_and_messages_that_stay() -> 
     master, slave = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     environment |= {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "24"}
-    with subprocess.Popen([sys.executable, "-c", LIVE], stdout=slave, stderr=slave, env=environment) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", LIVE], stdout=slave, stderr=slave, env=environment
+    ) as process:
         os.close(slave)
         seen, deadline = b"", time.monotonic() + 60
         while time.monotonic() < deadline:
@@ -118,7 +128,9 @@ sys.stderr.write("trained to the end")
 
 
 def test_a_reader_that_goes_away_does_not_fail_the_run() -> None:
-    with subprocess.Popen([sys.executable, "-c", PIPED], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", PIPED], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline().startswith(b"step 1/100000")
         process.stdout.close()
@@ -127,12 +139,16 @@ def test_a_reader_that_goes_away_does_not_fail_the_run() -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0s"), (59, "59s"), (125, "2m05s"), (11_225, "3h07m")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0s"), (59, "59s"), (125, "2m05s"), (11_225, "3h07m")]
+)
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-def test_everything_is_kept_and_only_warnings_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_is_kept_and_only_warnings_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     logger = logging.getLogger("oxrl.somewhere")
     for text in ("first start", "second start"):
         with run_logging(tmp_path / "run.log"):

@@ -47,7 +47,9 @@ def test_a_directory_that_is_not_empty_is_refused_with_the_command_to_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/oxrl", "train", "my config.yaml", "run.seed=3"])
+    monkeypatch.setattr(
+        sys, "argv", ["/somewhere/bin/oxrl", "train", "my config.yaml", "run.seed=3"]
+    )
     with pytest.raises(
         RunDirectoryError, match=r"(?s)oxrl train 'my config.yaml' run.seed=3 --resume.*run\.dir"
     ) as error:
@@ -84,7 +86,10 @@ def test_a_resumed_run_continues_clears_leftovers_and_notes_each_start(tmp_path:
         assert (run.resuming, run.finished) == (True, False)
     assert list(run.checkpoints.iterdir()) == []
     starts = [json.loads(line) for line in (tmp_path / "starts.jsonl").read_text().splitlines()]
-    assert [(entry["resuming"], entry["pid"]) for entry in starts] == [(False, os.getpid()), (True, os.getpid())]
+    assert [(entry["resuming"], entry["pid"]) for entry in starts] == [
+        (False, os.getpid()),
+        (True, os.getpid()),
+    ]
 
 
 def test_a_finished_run_has_nothing_to_do_until_it_is_given_more_steps(tmp_path: Path) -> None:
@@ -120,7 +125,9 @@ def test_how_a_run_is_carried_out_may_change_and_is_written_down(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     start(tmp_path)
-    changed = CONFIG.replace("checkpoint_every: 50", "checkpoint_every: 5, threads: 2").replace("128", "32")
+    changed = CONFIG.replace("checkpoint_every: 50", "checkpoint_every: 5, threads: 2").replace(
+        "128", "32"
+    )
     with caplog.at_level(logging.WARNING), open_run(tmp_path, changed, resume=True) as run:
         assert (run.path / "config.yaml").read_text() == changed
     assert "run.threads: None -> 2; sums are added in another order" in caplog.text
@@ -152,11 +159,17 @@ def test_differences_compare_values_not_spelling() -> None:
 
 
 def test_the_order_of_several_data_files_is_part_of_the_run(tmp_path: Path) -> None:
-    """A mixture draws ties and seeds by a file's place in the list: another order is another order of the data."""
+    """A mixture draws ties and seeds by a file's place in the list: another order is another order
+    of the data.
+    """
     mixed = CONFIG + "data: {train: {a.jsonl: 0.5, b.jsonl: 0.5}}\n"
     start(tmp_path, mixed)
     with pytest.raises(RunDirectoryError, match="data.train"):
-        open_run(tmp_path, mixed.replace("a.jsonl: 0.5, b.jsonl: 0.5", "b.jsonl: 0.5, a.jsonl: 0.5"), resume=True)
+        open_run(
+            tmp_path,
+            mixed.replace("a.jsonl: 0.5, b.jsonl: 0.5", "b.jsonl: 0.5, a.jsonl: 0.5"),
+            resume=True,
+        )
     open_run(tmp_path, mixed, resume=True).close()
 
 
@@ -218,7 +231,9 @@ def test_a_worker_that_outlives_its_killed_run_does_not_keep_it_locked(tmp_path:
         os.kill(worker, signal.SIGKILL)
 
 
-def open_and_report(path: Path, queue: multiprocessing.Queue[str], together: threading.Barrier) -> None:
+def open_and_report(
+    path: Path, queue: multiprocessing.Queue[str], together: threading.Barrier
+) -> None:
     together.wait(60)
     try:
         run = open_run(path, CONFIG, resume=True)
@@ -234,7 +249,9 @@ def open_and_report(path: Path, queue: multiprocessing.Queue[str], together: thr
 def test_of_several_processes_that_start_at_once_one_wins(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     queue, together = context.Queue(), context.Barrier(3)
-    processes = [context.Process(target=open_and_report, args=(tmp_path, queue, together)) for _ in range(3)]
+    processes = [
+        context.Process(target=open_and_report, args=(tmp_path, queue, together)) for _ in range(3)
+    ]
     for process in processes:
         process.start()
     answers = sorted(queue.get(timeout=60) for _ in processes)
@@ -246,7 +263,12 @@ def test_of_several_processes_that_start_at_once_one_wins(tmp_path: Path) -> Non
 def test_no_secret_reaches_the_environment_record(monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "sw0rdfish"
     monkeypatch.setenv("HF_TOKEN", secret)
-    arguments = [f"reward.api_key={secret}", f"--hub-token={secret}", "rollout.max_tokens=512", f"db.password={secret}"]
+    arguments = [
+        f"reward.api_key={secret}",
+        f"--hub-token={secret}",
+        "rollout.max_tokens=512",
+        f"db.password={secret}",
+    ]
     monkeypatch.setattr(sys, "argv", ["main_rl.py", "--config", "a.yaml", *arguments])
     assert secret not in json.dumps(environment())
     line = command_line(["--resume"])

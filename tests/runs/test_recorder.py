@@ -1,4 +1,6 @@
-"""The record is append-only, valid JSON whatever the numbers, and is cut back to exactly what a checkpoint covers."""
+"""The record is append-only, valid JSON whatever the numbers, and is cut back to exactly what a
+checkpoint covers.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_a_step_is_one_line_with_the_step_first_and_the_keys_sorted(run: RunDire
 def test_a_number_that_is_not_finite_stays_visible_in_valid_json(run: RunDirectory) -> None:
     with Recorder(run) as recorder:
         recorder.record_step(1, {"a": math.nan, "b": math.inf, "c": -math.inf})
-        recorder.record_samples([{"uid": "x", "reward": None, "parts": {"p": math.nan}, "versions": ((0, 0, 3),)}])
+        recorder.record_samples(
+            [{"uid": "x", "reward": None, "parts": {"p": math.nan}, "versions": ((0, 0, 3),)}]
+        )
 
     def no_constant(name: str) -> float:
         raise AssertionError(f"bare {name} is not JSON")
@@ -79,11 +83,15 @@ def test_rollouts_are_readable_safetensors_named_by_step(run: RunDirectory) -> N
 def fill(recorder: Recorder, steps: range) -> None:
     for step in steps:
         recorder.record_step(step, {"reward/mean": step / 7})
-        recorder.record_samples([{"uid": f"{step}/{sample}", "response": "é" * step} for sample in range(3)])
+        recorder.record_samples(
+            [{"uid": f"{step}/{sample}", "response": "é" * step} for sample in range(3)]
+        )
         recorder.record_rollouts(step, {"tokens": torch.tensor([step])})
 
 
-def test_truncation_gives_back_exactly_what_was_there_when_the_offsets_were_taken(run: RunDirectory) -> None:
+def test_truncation_gives_back_exactly_what_was_there_when_the_offsets_were_taken(
+    run: RunDirectory,
+) -> None:
     with Recorder(run) as recorder:
         fill(recorder, range(1, 4))
         offsets = recorder.offsets()
@@ -101,7 +109,9 @@ def test_truncation_gives_back_exactly_what_was_there_when_the_offsets_were_take
     with Recorder(run) as recorder:
         recorder.truncate(offsets)
         assert {path: path.read_bytes() for path in kept} == kept
-        assert sorted(path.name for path in run.rollouts.iterdir()) == [f"step_{n:08d}.safetensors" for n in (1, 2, 3)]
+        assert sorted(path.name for path in run.rollouts.iterdir()) == [
+            f"step_{n:08d}.safetensors" for n in (1, 2, 3)
+        ]
         assert recorder.offsets() == offsets
         fill(recorder, range(4, 6))
     assert [record["step"] for record in read_records(run.metrics)] == [1, 2, 3, 4, 5]
@@ -175,7 +185,10 @@ for step in range(1, 10**9):
 def test_a_killed_process_loses_no_line_it_recorded(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)]) as process:
         deadline = time.monotonic() + 60
-        while not (tmp_path / "samples.jsonl").exists() or (tmp_path / "samples.jsonl").stat().st_size < 100_000:
+        while (
+            not (tmp_path / "samples.jsonl").exists()
+            or (tmp_path / "samples.jsonl").stat().st_size < 100_000
+        ):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)

@@ -1,4 +1,6 @@
-"""MLflow mirrors metrics.jsonl from a process of its own; nothing it does or fails to do reaches the run."""
+"""MLflow mirrors metrics.jsonl from a process of its own; nothing it does or fails to do reaches
+the run.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ CONFIG = "run: {name: mirrored, steps: 4}\ntrain: {alg_name: sgrpo, lr: 1.0e-06}
 def record(run: RunDirectory, steps: range) -> None:
     with Recorder(run) as recorder:
         for step in steps:
-            recorder.record_step(step, {"reward/mean": step / 7, "mismatch/kl": math.nan if step == 2 else 1e-9 * step})
+            recorder.record_step(
+                step,
+                {"reward/mean": step / 7, "mismatch/kl": math.nan if step == 2 else 1e-9 * step},
+            )
 
 
 def mirrored(path: Path) -> dict[tuple[str, int], list[float]]:
@@ -56,7 +61,8 @@ def test_mlflow_holds_what_the_record_holds_across_a_kill_and_a_resume(
         record(run, range(1, 4))
         tracker.close("KILLED", timeout_s=120)
     first = mirrored(path)
-    # The resumed run starts from a checkpoint of step 1, repeats 2 and 3, and is given one more step.
+    # The resumed run starts from a checkpoint of step 1, repeats 2 and 3, and is given one more
+    # step.
     with open_run(path, CONFIG.replace("steps: 4", "steps: 5"), resume=True) as run:
         with Recorder(run) as recorder:
             lines = run.metrics.read_bytes().splitlines(keepends=True)
@@ -71,14 +77,20 @@ def test_mlflow_holds_what_the_record_holds_across_a_kill_and_a_resume(
     assert {step for _, step in first} == {1, 2, 3}
     assert [line["step"] for line in record_now] == [1, 2, 3, 4, 5]
     assert all(len(logged) == 1 for logged in values.values()), "no step is logged twice"
-    expected = {(key, line["step"]): float(value) for line in record_now for key, value in line.items()}
+    expected = {
+        (key, line["step"]): float(value) for line in record_now for key, value in line.items()
+    }
     assert set(values) == set(expected)
     for place, value in expected.items():
         logged = values[place][0]
         assert logged == value or (math.isnan(logged) and math.isnan(value)), place
     assert query(path, "select name, status from runs") == {"mirrored": "FINISHED"}
     params = query(path, "select key, value from params")
-    assert (params["train.alg_name"], params["run.steps"], params["train.lr"]) == ("sgrpo", "4", "1e-06")
+    assert (params["train.alg_name"], params["run.steps"], params["train.lr"]) == (
+        "sgrpo",
+        "4",
+        "1e-06",
+    )
     tags = query(path, "select key, value from tags")
     assert tags["resumed.run.steps"] == "5"
     facts = json.loads((path / "environment.json").read_text())
@@ -91,12 +103,18 @@ def test_mlflow_holds_what_the_record_holds_across_a_kill_and_a_resume(
 def test_a_mirror_notices_that_the_record_was_cut_and_misses_no_step(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     assert read_new_steps(metrics, 0, -1) == ([], 0)
-    metrics.write_text("".join(f'{{"step": {step}, "time/step_s": 1.5}}\n' for step in range(1, 8)) + '{"step": 8')
+    metrics.write_text(
+        "".join(f'{{"step": {step}, "time/step_s": 1.5}}\n' for step in range(1, 8)) + '{"step": 8'
+    )
     records, offset = read_new_steps(metrics, 0, -1)
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6, 7]
-    # The run goes back to step 2 and repeats the rest with other timings, past the place the mirror had reached.
+    # The run goes back to step 2 and repeats the rest with other timings, past the place the mirror
+    # had reached.
     lines = metrics.read_text().splitlines(keepends=True)[:2]
-    metrics.write_text("".join(lines) + "".join(f'{{"step": {step}, "time/step_s": 1.25}}\n' for step in range(3, 11)))
+    metrics.write_text(
+        "".join(lines)
+        + "".join(f'{{"step": {step}, "time/step_s": 1.25}}\n' for step in range(3, 11))
+    )
     records, offset = read_new_steps(metrics, offset, 7)
     assert [record["step"] for record in records] == [8, 9, 10]
     assert offset == metrics.stat().st_size

@@ -1,4 +1,6 @@
-"""Tasks made from a seed: sums, with a held-out part that training never sees, and those of reasoning-gym."""
+"""Tasks made from a seed: sums, with a held-out part that training never sees, and those of
+reasoning-gym.
+"""
 
 from __future__ import annotations
 
@@ -31,27 +33,37 @@ def arithmetic(
 ) -> tuple[dict[str, list[Row]], dict[str, Any]]:
     """Rows of sft (prompt, completion), rl and eval (prompt, answer): chain sums such as 12+34=.
 
-    eval holds different unordered operand tuples; none of them occurs in sft or rl in any order. Those two are drawn
+    eval holds different unordered operand tuples; none of them occurs in sft or rl in any order.
+    Those two are drawn
     with replacement, independently of each other: a problem may come twice.
 
     Args:
         operands: numbers per problem, at least 2, from `low` (at least 0) to `high`.
         operators: characters to choose from between operands, "+", "-" or "+-".
         question: the prompt; `{expression}` becomes the sum.
-        reverse: write the digits of the answer back to front, which is easier for a model that writes left to right.
-        slips: share of the sft answers that forget every carry (27+48=65), as careless demonstrations do.
+        reverse: write the digits of the answer back to front, which is easier for a model that
+            writes left to right.
+        slips: share of the sft answers that forget every carry (27+48=65), as careless
+            demonstrations do.
 
     Raises:
         DataError: an option out of range, or more held-out tuples asked for than exist.
     """
-    counts = {"eval": eval_rows, "rl": rl_rows, "sft": sft_rows}  # eval first: it decides what the others may not hold
-    counts = {split: count if limit is None else min(count, limit) for split, count in counts.items()}
+    counts = {
+        "eval": eval_rows,
+        "rl": rl_rows,
+        "sft": sft_rows,
+    }  # eval first: it decides what the others may not hold
+    counts = {
+        split: count if limit is None else min(count, limit) for split, count in counts.items()
+    }
     tuples = math.comb(max(0, high - low) + operands, operands) if operands > 1 else 0
     problems = {
         f"needs operands >= 2 and 0 <= low < high, got operands={operands}, low={low}, high={high}": (
             operands < 2 or not 0 <= low < high
         ),
-        f"operators={operators!r}: only + and - are known": not operators or bool(set(operators) - set("+-")),
+        f"operators={operators!r}: only + and - are known": not operators
+        or bool(set(operators) - set("+-")),
         f"question={question!r} must contain {{expression}}": "{expression}" not in question,
         f"slips={slips} must lie in [0, 1] and needs operators='+' and no reverse": (
             not 0 <= slips <= 1 or bool(slips and (operators != "+" or reverse))
@@ -93,13 +105,17 @@ def _problem(
         expression += f"{operator}{number}"
         total += number if operator == "+" else -number
     sign, digits = "-" if total < 0 else "", str(abs(total))
-    return question.replace("{expression}", expression), sign + (digits[::-1] if reverse else digits)
+    return question.replace("{expression}", expression), sign + (
+        digits[::-1] if reverse else digits
+    )
 
 
 def sum_without_carries(numbers: list[int]) -> int:
     """Each column added on its own, the carry forgotten: 27+48 is 65."""
     columns = range(len(str(max(numbers))))
-    return sum(sum(number // 10**column % 10 for number in numbers) % 10 * 10**column for column in columns)
+    return sum(
+        sum(number // 10**column % 10 for number in numbers) % 10 * 10**column for column in columns
+    )
 
 
 def reasoning_gym(
@@ -113,8 +129,8 @@ def reasoning_gym(
 ) -> tuple[dict[str, list[Row]], dict[str, Any]]:
     """Train and eval rows of one task; an eval question that train has too is rejected.
 
-    Score with `reward.name: reasoning-gym` (the task's verifier, which reads the `entry` field), or with "math" or
-    "exact" where the task has one answer.
+    Score with `reward.name: reasoning-gym` (the task's verifier, which reads the `entry` field), or
+    with "math" or "exact" where the task has one answer.
 
     Args:
         task: a dataset name of reasoning-gym.
@@ -132,7 +148,9 @@ def reasoning_gym(
             'reasoning-gym is not installed: pip install -e ".[tasks]" (one of its dependencies needs a C compiler)'
         ) from error
     if task not in DATASETS:
-        raise DataError(f"reasoning-gym has no task {task!r}; close names: {difflib.get_close_matches(task, DATASETS)}")
+        raise DataError(
+            f"reasoning-gym has no task {task!r}; close names: {difflib.get_close_matches(task, DATASETS)}"
+        )
     try:
         own = dict(json.loads(parameters))
     except (TypeError, ValueError) as error:
@@ -146,7 +164,9 @@ def reasoning_gym(
         try:
             entries = library.create_dataset(task, **settings)
         except (TypeError, ValueError, AssertionError) as error:
-            raise DataError(f"reasoning-gym refuses task={task} with {settings}: {error}") from error
+            raise DataError(
+                f"reasoning-gym refuses task={task} with {settings}: {error}"
+            ) from error
         taken = {row["prompt"] for row in files.get("train", ())}
         files[split] = []
         for number, entry in enumerate(entries):

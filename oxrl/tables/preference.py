@@ -1,7 +1,9 @@
-"""Table B: the preference methods. Pure data, like `algorithms.py`; a recipe resolves the names in `oxrl.functional`.
+"""Table B: the preference methods. Pure data, like `algorithms.py`; a recipe resolves the names in
+`oxrl.functional`.
 
-`train.<field>` of a number is `FIELDS.get(number, number)`: what means something else in reinforcement learning gets a
-prefix. Not here, because they are a row on other data: SPIN (own samples as rejected), online DPO, XPO, TPO.
+`train.<field>` of a number is `FIELDS.get(number, number)`: what means something else in
+reinforcement learning gets a prefix. Not here, because they are a row on other data: SPIN (own
+samples as rejected), online DPO, XPO, TPO.
 """
 
 from __future__ import annotations
@@ -15,11 +17,15 @@ FIELDS = {"alpha": "preference_alpha", "gamma": "preference_gamma", "tau": "pref
 class Method:
     """One row.
 
-    loss: function of `oxrl.functional.preference_losses`, or "" for a weighted sum of rows (`parts`).
-    source: arXiv id. numbers: the loss's keyword arguments with their defaults. knobs: numbers of what surrounds it.
-    reference: whether a reference is needed. per_token: log-probabilities are divided by lengths in the margin.
+    loss: function of `oxrl.functional.preference_losses`, or "" for a weighted sum of rows
+    (`parts`).
+    source: arXiv id. numbers: the loss's keyword arguments with their defaults. knobs: numbers of
+    what surrounds it.
+    reference: whether a reference is needed. per_token: log-probabilities are divided by lengths in
+    the margin.
     unpaired: on single completions with a verdict; pairs are read as two.
-    extras: what the loss takes beside the pair: the data column `offsets`, or statistics of the global batch.
+    extras: what the loss takes beside the pair: the data column `offsets`, or statistics of the
+    global batch.
     """
 
     def __init__(
@@ -40,13 +46,17 @@ class Method:
 
     @property
     def addable(self) -> bool:
-        """Whether `train.mix` may add it to another row: it takes a pair and numbers, and nothing else."""
+        """Whether `train.mix` may add it to another row: it takes a pair and numbers, and nothing
+        else.
+        """
         return not (self.unpaired or self.extras or self.knobs or self.parts)
 
     @property
     def fields(self) -> dict[str, float]:
         """Every `train` field the row reads, with its default."""
-        return {FIELDS.get(name, name): value for name, value in {**self.numbers, **self.knobs}.items()}
+        return {
+            FIELDS.get(name, name): value for name, value in {**self.numbers, **self.knobs}.items()
+        }
 
 
 METHODS: dict[str, Method] = {
@@ -85,31 +95,68 @@ METHODS: dict[str, Method] = {
     "rpo": Method("rpo", "2405.16436", beta=0.1, nll_coeff=0.005),
     "irpo": Method("rpo", "2404.19733", beta=0.1, nll_coeff=1.0),
     "aot": Method("aot", "2406.05882", "matched_ref_margins", beta=0.01),
-    "aot_unpaired": Method("aot_unpaired", "2406.05882", "matched_rejected", "matched_chosen", beta=0.01),
+    "aot_unpaired": Method(
+        "aot_unpaired", "2406.05882", "matched_rejected", "matched_chosen", beta=0.01
+    ),
     "beta_dpo": Method(
-        "beta_dpo", "2407.08639", "batch_beta", knobs={"beta": 0.1, "beta_scale": 0.6, "drop_frac": 0.2}
+        "beta_dpo",
+        "2407.08639",
+        "batch_beta",
+        knobs={"beta": 0.1, "beta_scale": 0.6, "drop_frac": 0.2},
     ),
     "dr_dpo": Method("dr_dpo", "2407.07880", "log_mean", beta=0.1, robustness=1.0),
     "wpo": Method("wpo", "2406.11827", "pair_weights", beta=0.1),
-    "alpha_dpo": Method("alpha_dpo", "2410.10148", "standardized_gaps", per_token=True, beta=2.5, gamma=0.3, alpha=0.1),
+    "alpha_dpo": Method(
+        "alpha_dpo",
+        "2410.10148",
+        "standardized_gaps",
+        per_token=True,
+        beta=2.5,
+        gamma=0.3,
+        alpha=0.1,
+    ),
     "simpo": Method("simpo", "2405.14734", reference=False, per_token=True, beta=2.5, gamma=1.375),
-    "alpha_po": Method("alpha_po", "2501.03884", reference=False, per_token=True, beta=2.5, gamma=0.5, alpha=0.25),
+    "alpha_po": Method(
+        "alpha_po", "2501.03884", reference=False, per_token=True, beta=2.5, gamma=0.5, alpha=0.25
+    ),
     "cpo": Method("cpo", "2401.08417", reference=False, beta=0.1, nll_coeff=1.0),
     "orpo": Method("orpo", "2403.07691", reference=False, per_token=True, odds_coeff=0.1),
-    "power": Method("power", "2412.09544", reference=False, per_token=True, beta=2.0, nll_coeff=5e-4),
+    "power": Method(
+        "power", "2412.09544", reference=False, per_token=True, beta=2.0, nll_coeff=5e-4
+    ),
     "kto": Method(
-        "kto", "2402.01306", "kl_baseline", unpaired=True, beta=0.1, desirable_coeff=1.0, undesirable_coeff=1.0
+        "kto",
+        "2402.01306",
+        "kl_baseline",
+        unpaired=True,
+        beta=0.1,
+        desirable_coeff=1.0,
+        undesirable_coeff=1.0,
     ),
     "bco_unpaired": Method("bco_unpaired", "2404.04656", "reward_shift", unpaired=True, beta=0.01),
     # The supervised anchor of the sums below.
     "nll": Method("nll", "", reference=False, per_token=True),
     # Sums of rows: a number of theirs goes to every part that takes it.
-    "mpo": Method("", "2411.10442", "reward_shift", parts={"dpo": 0.8, "bco": 0.2, "nll": 1.0}, beta=0.1),
-    "cpo_simpo": Method(
-        "", "2405.14734", reference=False, per_token=True, parts={"simpo": 1.0, "nll": 1.0}, beta=2.5, gamma=1.375
+    "mpo": Method(
+        "", "2411.10442", "reward_shift", parts={"dpo": 0.8, "bco": 0.2, "nll": 1.0}, beta=0.1
     ),
-    # DPO on other sums of log-probabilities, on as many tokens of both completions, or against a moving reference.
+    "cpo_simpo": Method(
+        "",
+        "2405.14734",
+        reference=False,
+        per_token=True,
+        parts={"simpo": 1.0, "nll": 1.0},
+        beta=2.5,
+        gamma=1.375,
+    ),
+    # DPO on other sums of log-probabilities, on as many tokens of both completions, or against a
+    # moving reference.
     "ld_dpo": Method("dpo", "2409.06411", knobs={"tail_coeff": 0.5}, beta=0.1),
     "sampo": Method("dpo", "2406.10957", beta=0.1),
-    "tr_dpo": Method("dpo", "2404.09656", knobs={"reference_sync_steps": 512, "reference_sync_rate": 0.6}, beta=0.1),
+    "tr_dpo": Method(
+        "dpo",
+        "2404.09656",
+        knobs={"reference_sync_steps": 512, "reference_sync_rate": 0.6},
+        beta=0.1,
+    ),
 }

@@ -2,12 +2,13 @@
 
     rewards -> advantage -> ratio (level, denominator) -> gate -> correction -> KL -> loss weights
 
-A cell names a function in `oxrl/functional` (ADVANTAGES, RATIOS, GATES, CORRECTIONS, KLS, WEIGHTS there, and by a
-gate's name SELECTIONS: what it reads of the whole step); a recipe resolves the names once, when it is built.
-`PARAMETERS` says which `train.*` fields each cell reads: the config refuses any other. `NEEDS` says what a cell cannot
-do without, `BUILT` which of these the recipes deliver: a row that needs more is listed, proved and documented, but
-refused by the config (`Row.unsupported`). All of that holds for rows composed by hand as well, because it belongs to
-cells.
+A cell names a function in `oxrl/functional` (ADVANTAGES, RATIOS, GATES, CORRECTIONS, KLS, WEIGHTS
+there, and by a gate's name SELECTIONS: what it reads of the whole step); a recipe resolves the
+names once, when it is built. `PARAMETERS` says which `train.*` fields each cell reads: the config
+refuses any other. `NEEDS` says what a cell cannot
+do without, `BUILT` which of these the recipes deliver: a row that needs more is listed, proved and
+documented, but refused by the config (`Row.unsupported`). All of that holds for rows composed by
+hand as well, because it belongs to cells.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
-from oxrl.preference_methods import METHODS
+from oxrl.tables.preference import METHODS
 
 Value = float | int | str | bool | None
 
@@ -25,10 +26,10 @@ Value = float | int | str | bool | None
 class Row:
     """One algorithm.
 
-    `extras` are features of the recipe beyond its cells; `defaults` values of `train.*` fields that differ from the
-    schema's; `deviation` what differs from the source, and why; `shared_weight` why a token's effective weight depends
-    on other tokens or reaches other tokens (empty for token-local rows); `exempt` maps a proof to the reason why it
-    does not apply.
+    `extras` are features of the recipe beyond its cells; `defaults` values of `train.*` fields that
+    differ from the schema's; `deviation` what differs from the source, and why; `shared_weight` why
+    a token's effective weight depends on other tokens or reaches other tokens (empty for
+    token-local rows); `exempt` maps a proof to the reason why it does not apply.
     """
 
     name: str
@@ -68,7 +69,9 @@ class Row:
     def unsupported(self) -> str:
         """Empty if the recipes can run this row, else what is missing."""
         missing = [f"{need} ({FEATURES[need]})" for need in self.needs if need not in BUILT]
-        return f"{self.name} needs {', '.join(missing)}: not part of a recipe yet" if missing else ""
+        return (
+            f"{self.name} needs {', '.join(missing)}: not part of a recipe yet" if missing else ""
+        )
 
 
 # What a cell or an extra can need -> what a recipe does to deliver it.

@@ -1,7 +1,8 @@
-"""Keys and values of the rows being decoded, and attention over them, behind transformers' own interfaces.
+"""Keys and values of the rows being decoded, and attention over them, behind transformers' own
+interfaces.
 
-Every row owns a slot of preallocated memory and has its own length. Active rows lie in slots 0..n-1, so that a decode
-step reads views and finished rows cost nothing.
+Every row owns a slot of preallocated memory and has its own length. Active rows lie in slots
+0..n-1, so that a decode step reads views and finished rows cost nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def rounded(length: int) -> int:
 
 
 class RowCache(Cache):
-    """Slots of keys and values, `kv` [layers, 2, rows, heads, capacity, d], and which of them are real, `mask`.
+    """Slots of keys and values, `kv` [layers, 2, rows, heads, capacity, d], and which of them are
+    real, `mask`.
 
     `mask` [rows, capacity] is added to attention scores: 0 where a token lies, -inf elsewhere.
     """
@@ -59,12 +61,16 @@ class RowCache(Cache):
         self.mask[slots, length:] = -torch.inf
 
     def move(self, sources: Tensor, targets: Tensor, longest: int) -> None:
-        """Copy slots `sources` over slots `targets`; only the first `longest` tokens are worth copying."""
+        """Copy slots `sources` over slots `targets`; only the first `longest` tokens are worth
+        copying.
+        """
         self.kv[:, :, targets, :, :longest] = self.kv[:, :, sources, :, :longest]
         self.mask[targets] = self.mask[sources]
 
     def begin_step(self, active: int, positions: Tensor, longest: int) -> Tensor:
-        """The mask [active, 1, 1, span] of a decode step of slots 0..active-1, whose new tokens go to `positions`."""
+        """The mask [active, 1, 1, span] of a decode step of slots 0..active-1, whose new tokens go
+        to `positions`.
+        """
         self._active = active
         self._span = min(rounded(longest), self.capacity)
         heads = self.kv.shape[3]
@@ -76,7 +82,9 @@ class RowCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write one new token per active row and return everything the rows attend over: views, not copies."""
+        """Write one new token per active row and return everything the rows attend over: views, not
+        copies.
+        """
         keys, values = self.kv[layer_idx]
         width = keys.shape[-1]
         keys.view(-1, width).index_copy_(0, self._places, key_states.reshape(-1, width))
@@ -89,9 +97,15 @@ class RowCache(Cache):
 
 
 def grouped_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one new token per row. The query heads that share a key head are laid out as its queries.
+    """Attention of one new token per row. The query heads that share a key head are laid out as its
+    queries.
 
     That needs no repeated copy of the keys and values, which is what costs time in a decode step.
     """

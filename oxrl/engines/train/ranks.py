@@ -1,4 +1,6 @@
-"""The training ranks of a run: processes that make the same calls in the same order, each with a part of the rows."""
+"""The training ranks of a run: processes that make the same calls in the same order, each with a
+part of the rows.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Ranks:
         return tensor
 
     def agree(self, value: T) -> T:
-        """Rank 0's `value`, on every rank; collective. Whatever depends on a file, a signal or a clock goes here."""
+        """Rank 0's `value`, on every rank; collective. Whatever depends on a file, a signal or a
+        clock goes here.
+        """
         if self.world == 1:
             return value
         box = [value]
@@ -56,7 +60,9 @@ ALONE = Ranks()
 
 
 def launched_world() -> int:
-    """How many processes the launcher (torchrun, deepspeed, a Ray actor group) says there are; 1 without one."""
+    """How many processes the launcher (torchrun, deepspeed, a Ray actor group) says there are; 1
+    without one.
+    """
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -65,7 +71,8 @@ def joined_ranks(device: torch.device, *, deadline_s: float) -> Iterator[Ranks]:
     """Join the process group that the launcher's environment describes, and leave it at the end.
 
     Args:
-        device: cuda ranks take the device of LOCAL_RANK and talk over NCCL; CPU tensors always travel over gloo.
+        device: cuda ranks take the device of LOCAL_RANK and talk over NCCL; CPU tensors always
+            travel over gloo.
         deadline_s: longest wait for the others, when joining and in each collective.
 
     Raises:
@@ -73,7 +80,11 @@ def joined_ranks(device: torch.device, *, deadline_s: float) -> Iterator[Ranks]:
         EngineError: a rank went away.
         ConfigError: the launcher's environment is incomplete.
     """
-    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    missing = [
+        name
+        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        if name not in os.environ
+    ]
     if missing:
         raise ConfigError(
             f"a distributed train.backend needs a launcher that sets {', '.join(missing)}; start the run with "
@@ -112,7 +123,9 @@ def joined_ranks(device: torch.device, *, deadline_s: float) -> Iterator[Ranks]:
 
 
 class _Pulse:
-    """Which ranks live: in the store where they met, each counts up every second and watches the others' counts."""
+    """Which ranks live: in the store where they met, each counts up every second and watches the
+    others' counts.
+    """
 
     def __init__(self, store: dist.Store, rank: int, world: int) -> None:
         self._store, self._rank = store.clone(), rank  # pyright: ignore[reportAttributeAccessIssue]  (not in its stub)
@@ -122,7 +135,9 @@ class _Pulse:
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _beat(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the store went away, with the process that held it
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the store went away, with the process that held it
             while not self._stop.wait(BEAT_S):
                 for rank, seen in enumerate(self._counts):
                     count = self._store.add(f"oxrl/pulse/{rank}", int(rank == self._rank))
@@ -138,7 +153,8 @@ class _Pulse:
         """The first that fell silent: those that were cut off by it stop a moment later."""
         deadline = time.monotonic() + SILENT_S + 2 * BEAT_S
         while (silent := self._looked - min(self._changed)) <= SILENT_S:
-            # Rank 0, which holds the store, is gone too: because it was cut off, or it is what cut us off.
+            # Rank 0, which holds the store, is gone too: because it was cut off, or it is what cut
+            # us off.
             if self._store_gone or time.monotonic() - self._looked > SILENT_S:
                 if silent > 2 * BEAT_S:
                     break
@@ -147,7 +163,9 @@ class _Pulse:
                 return "another training rank"
             time.sleep(BEAT_S / 10)
         first = min(self._changed) + BEAT_S
-        return "rank " + ", ".join(str(rank) for rank, changed in enumerate(self._changed) if changed < first)
+        return "rank " + ", ".join(
+            str(rank) for rank, changed in enumerate(self._changed) if changed < first
+        )
 
 
 def _first_line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The local engine, plain PyTorch in one process: LocalTrainer here, LocalSampler beside it, on one set of weights."""
+"""The local engine, plain PyTorch in one process: LocalSampler works on the same weights."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from oxrl.engines.base import Bucket, Want
-from oxrl.engines.local_sampler import LocalSampler
-from oxrl.engines.ranks import ALONE, Ranks
-from oxrl.engines.trainer import LOW, Stored, Trainer, read_tokens
+from oxrl.engines.train.base import Bucket, Want
+from oxrl.engines.train.ranks import ALONE, Ranks
+from oxrl.engines.train.trainer import LOW, Stored, Trainer, read_tokens
 from oxrl.models.weights import buckets
 from oxrl.types import Output, TokenBatch
 
-__all__ = ["LocalSampler", "LocalTrainer"]
-
 
 class LocalTrainer(Trainer):
-    """TrainEngine on the CPU or one GPU: the executable specification. Arguments as for `Trainer`."""
+    """TrainEngine on the CPU or one GPU: the executable specification. Arguments as for
+    `Trainer`.
+    """
 
     def __init__(self, model: nn.Module, *, ranks: Ranks = ALONE, **options: Any) -> None:
         super().__init__(model, ranks=ranks, **options)
@@ -56,7 +55,9 @@ class LocalTrainer(Trainer):
 
     @torch.no_grad()
     def _raise_gradients(self) -> None:
-        """Add low-precision gradients to their float32 masters: a bf16 running sum would lose micro-batches."""
+        """Add low-precision gradients to their float32 masters: a bf16 running sum would lose
+        micro-batches.
+        """
         for name, master in self._masters.items():
             parameter = self._parameters[name]
             if master is parameter or parameter.grad is None:
@@ -68,7 +69,9 @@ class LocalTrainer(Trainer):
             parameter.grad = None
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, self._whole(p.grad)) for name, p in self._masters.items() if p.grad is not None)
+        return (
+            (name, self._whole(p.grad)) for name, p in self._masters.items() if p.grad is not None
+        )
 
     def _clip_and_step(self, lr: float) -> tuple[float, bool]:
         total_norm = get_total_norm([p.grad for p in self._masters.values() if p.grad is not None])
@@ -98,7 +101,8 @@ class LocalTrainer(Trainer):
     def weights(self) -> Iterator[Bucket]:
         """See TrainEngine. On one rank the tensors are the model's own, not copies."""
         return buckets(
-            (name, self._whole(p.detach()).to(self._stored[name][1])) for name, p in self.model.named_parameters()
+            (name, self._whole(p.detach()).to(self._stored[name][1]))
+            for name, p in self.model.named_parameters()
         )
 
     def _state(self, kind: str) -> Iterator[tuple[str, Tensor]]:
@@ -117,11 +121,15 @@ class LocalTrainer(Trainer):
                 continue
             held = self._masters[name]
             if self._stored[name][1] in LOW:
-                held.copy_(self._cut_like(weight.to(held.dtype) if master is None else master, held))
+                held.copy_(
+                    self._cut_like(weight.to(held.dtype) if master is None else master, held)
+                )
             self._adam.state.pop(held, None)
             if moments:
                 state = {moment: self._cut_like(tensor, held) for moment, tensor in moments.items()}
-                self._adam.state[held] = {"step": torch.tensor(float(steps), device=held.device)} | state
+                self._adam.state[held] = {
+                    "step": torch.tensor(float(steps), device=held.device)
+                } | state
 
 
 def _master_of(parameter: nn.Parameter) -> nn.Parameter:

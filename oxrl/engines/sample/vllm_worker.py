@@ -1,6 +1,8 @@
-"""What oxRL adds to each of vLLM's workers: loading weights in buckets, drawing tokens, scoring at a temperature.
+"""What oxRL adds to each of vLLM's workers: loading weights in buckets, drawing tokens, scoring at
+a temperature.
 
-vLLM mixes `Worker` into its own worker class (`worker_extension_cls`); every method is called on all workers at once.
+vLLM mixes `Worker` into its own worker class (`worker_extension_cls`); every method is called on
+all workers at once.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxrl.engines.base import Bucket
-from oxrl.engines.local_draw import draw, noise_keys, restrict
+from oxrl.engines.sample.gumbel import draw, noise_keys, restrict
+from oxrl.engines.train.base import Bucket
 from oxrl.models.weights import fingerprint
 
-# (name, how to get the tensor): its arguments are handles when the tensor lies in another process's GPU memory.
+# (name, how to get the tensor): its arguments are handles when the tensor lies in another process's
+# GPU memory.
 Payload = list[tuple[str, Callable[..., Tensor], tuple[Any, ...]]]
 RELOAD = "model_executor.model_loader.reload"
 
@@ -34,7 +37,9 @@ class Worker:
     device: torch.device
 
     def oxrl_install(self) -> None:
-        """Draw tokens as the local sampler does, and let prompt log-probabilities have a temperature."""
+        """Draw tokens as the local sampler does, and let prompt log-probabilities have a
+        temperature.
+        """
         runner = self.model_runner
         runner.sampler.topk_topp_sampler.forward = partial(_draw, runner)
         self.oxrl_score_plainly = runner._get_prompt_logprobs_dict
@@ -45,9 +50,13 @@ class Worker:
         self.oxrl_temperature = temperature
 
     def oxrl_score(self, *inputs: Any) -> Any:
-        """vLLM's prompt log-probabilities, of logits / temperature; sampled tokens are not touched."""
+        """vLLM's prompt log-probabilities, of logits / temperature; sampled tokens are not
+        touched.
+        """
         sampler = self.model_runner.sampler
-        sampler.compute_logprobs = lambda logits: (logits.float() / self.oxrl_temperature).log_softmax(-1)
+        sampler.compute_logprobs = lambda logits: (
+            logits.float() / self.oxrl_temperature
+        ).log_softmax(-1)
         try:
             return self.oxrl_score_plainly(*inputs)
         finally:
@@ -60,14 +69,20 @@ class Worker:
         vllm_module(RELOAD).initialize_layerwise_reload(model)
 
     def oxrl_load(self, payload: Payload) -> None:
-        """Load a bucket; the fingerprints are those of what is loaded, cast and on this worker's device."""
+        """Load a bucket; the fingerprints are those of what is loaded, cast and on this worker's
+        device.
+        """
         config = self.model_runner.model_config
-        tensors = [(name, make(*handle).to(self.device, config.dtype)) for name, make, handle in payload]
+        tensors = [
+            (name, make(*handle).to(self.device, config.dtype)) for name, make, handle in payload
+        ]
         self.oxrl_received |= {name: fingerprint(tensor) for name, tensor in tensors}
         self.oxrl_unloaded -= self.model_runner.get_model().load_weights(tensors) or set()
 
     def oxrl_finish_load(self) -> tuple[dict[str, str], list[str]]:
-        """(fingerprint of every tensor received, vLLM's own parameters that none of them reached)."""
+        """(fingerprint of every tensor received, vLLM's own parameters that none of them
+        reached).
+        """
         runner = self.model_runner
         vllm_module(RELOAD).finalize_layerwise_reload(runner.get_model(), runner.model_config)
         if self.device.type == "cpu":
@@ -78,7 +93,9 @@ class Worker:
 
 
 def payload(bucket: Bucket, *, other_processes: bool) -> Payload:
-    """How workers get the tensors of `bucket`: as they are, or as CUDA IPC handles where memory can be shared so."""
+    """How workers get the tensors of `bucket`: as they are, or as CUDA IPC handles where memory can
+    be shared so.
+    """
     from torch.multiprocessing.reductions import reduce_tensor
 
     def handle(tensor: Tensor) -> tuple[Any, ...]:
@@ -94,7 +111,8 @@ def _same(tensor: Tensor) -> Tensor:
 def _repack(model: Any) -> None:
     """Renew the packed copies that vLLM's CPU layers compute with.
 
-    Its reload renews those of linear layers only: a tied output head and fused experts would keep the old weights.
+    Its reload renews those of linear layers only: a tied output head and fused experts would keep
+    the old weights.
     """
     layers = "model_executor.layers"
     pack = vllm_module(f"{layers}.utils").dispatch_cpu_unquantized_gemm
@@ -110,27 +128,35 @@ def _repack(model: Any) -> None:
 def _draw(
     runner: Any, logits: Tensor, generators: Any, top_k: Tensor | None, top_p: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Replaces vLLM's random sampler: noise is a function of (seed, position), so samples are those of LocalSampler.
+    """Replaces vLLM's random sampler: noise is a function of (seed, position), so samples are those
+    of LocalSampler.
 
-    vLLM's own draws depend on how often a generator was asked; a continued prefix would not go on where it stopped.
-    Row i of `logits` [n, V], float32 and divided by the temperature already, belongs to the runner's request i.
+    vLLM's own draws depend on how often a generator was asked; a continued prefix would not go on
+    where it stopped. Row i of `logits` [n, V], float32 and divided by the temperature already,
+    belongs to the runner's request i.
 
     Returns:
         (token ids [n], logprobs [n, V] of the distribution drawn from).
     """
     rows = [runner.requests[name] for name in runner.input_batch.req_ids[: len(logits)]]
     extra = [row.sampling_params.extra_args or {"seed": 0, "known": 0} for row in rows]
-    places = [known["known"] + len(row.output_token_ids) for known, row in zip(extra, rows, strict=True)]
+    places = [
+        known["known"] + len(row.output_token_ids) for known, row in zip(extra, rows, strict=True)
+    ]
     numbers = torch.tensor([[known["seed"] for known in extra], places], device=logits.device)
     ones = torch.ones(len(logits), device=logits.device)
     if top_k is not None or top_p is not None:
         all_of_it = torch.full((len(logits),), logits.shape[1], device=logits.device)
         top_k = all_of_it if top_k is None else top_k
-        logits = restrict(logits, temperature=ones, top_k=top_k, top_p=ones if top_p is None else top_p)
+        logits = restrict(
+            logits, temperature=ones, top_k=top_k, top_p=ones if top_p is None else top_p
+        )
     tokens, _ = draw(logits, noise_keys(*numbers), temperature=ones, stochastic=None)
     return tokens, logits.log_softmax(-1, dtype=torch.float32)
 
 
 def sampled_logprobs(flat: Any, tokens: Sequence[int]) -> list[float]:
-    """The logprob of each sampled token out of vLLM's FlatLogprobs, where it stands first at its position."""
+    """The logprob of each sampled token out of vLLM's FlatLogprobs, where it stands first at its
+    position.
+    """
     return [flat.logprobs[start] for start in flat.start_indices[: len(tokens)]]

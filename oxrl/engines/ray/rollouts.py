@@ -1,7 +1,7 @@
 """RayRollouts: several rollout actors presented as one RolloutEngine.
 
-Each actor hosts an engine of its own. A response depends on its request alone (per-request seeds), so it does not
-matter who samples it, or whether somebody died over it before.
+Each actor hosts an engine of its own. A response depends on its request alone (per-request seeds),
+so it does not matter who samples it, or whether somebody died over it before.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from oxrl.engines.base import Bucket, Finished, RolloutEngine
-from oxrl.engines.ray_cluster import LOAD_S, Cluster, Lost, Place, answer, pack, unpack
+from oxrl.engines.ray.cluster import LOAD_S, Cluster, Lost, Place, answer, pack, unpack
+from oxrl.engines.sample.base import Finished, RolloutEngine
+from oxrl.engines.train.base import Bucket
 from oxrl.errors import DeadlineError, EngineError, WeightSyncError
 from oxrl.types import Metrics, Request
 
@@ -23,7 +24,8 @@ log = logging.getLogger(__name__)
 # An actor reports back at least this often while it samples, so that silence means something.
 POLL_S = 1.0
 CLOSE_S = 5.0
-# Actors that hold the same weights may say this much (nats) differently of the same row: bfloat16 rounding.
+# Actors that hold the same weights may say this much (nats) differently of the same row: bfloat16
+# rounding.
 AGREEMENT = 0.1
 
 
@@ -31,7 +33,9 @@ class SamplerActor:
     """The process around one engine."""
 
     def build(self, directory: str, build: Callable[[], RolloutEngine]) -> int:
-        """Make the engine, where the driver's relative paths mean the same; returns its weight version."""
+        """Make the engine, where the driver's relative paths mean the same; returns its weight
+        version.
+        """
         os.chdir(directory)
         self._engine = build()
         return self._engine.version
@@ -50,11 +54,16 @@ class SamplerActor:
     def update_weights(self, references: Sequence[Any], version: int) -> Mapping[str, str]:
         import ray  # pyright: ignore[reportMissingImports]  (an extra)
 
-        return self._engine.update_weights((unpack(ray.get(reference)) for reference in references), version)
+        return self._engine.update_weights(
+            (unpack(ray.get(reference)) for reference in references),  # pyright: ignore
+            version,
+        )
 
 
 class _Worker:
-    """An actor as the driver sees it: what it owes, and the poll that it is working on. `call` raises Lost."""
+    """An actor as the driver sees it: what it owes, and the poll that it is working on. `call`
+    raises Lost.
+    """
 
     def __init__(self, group: RayRollouts, number: int, place: Place) -> None:
         self.name, self._group, self._place = f"rollout actor {number}", group, place
@@ -72,7 +81,10 @@ class _Worker:
         return self.answer(self._loading, "load its model", LOAD_S)
 
     def answer(self, reference: Any, asked: str, at_least_s: float = 0.0) -> Any:
-        what, deadline_s = f"{self.name}, asked to {asked},", max(at_least_s, self._group.deadline_s)
+        what, deadline_s = (
+            f"{self.name}, asked to {asked},",
+            max(at_least_s, self._group.deadline_s),
+        )
         return answer(self._group.cluster.ray, reference, what, deadline_s=deadline_s)
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -85,19 +97,25 @@ class _Worker:
     def version(self) -> int:
         return self._group.ask(self, "version")
 
-    def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+    def logprobs(
+        self, rows: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> list[list[float]]:
         return self._group.scores(self, rows, temperature)
 
 
 class RayRollouts:
-    """RolloutEngine over a cluster: the place of each actor, and the picklable function that builds its engine there.
+    """RolloutEngine over a cluster: the place of each actor, and the picklable function that builds
+    its engine there.
 
-    An actor that dies or hangs is replaced: the new one gets the current weights, has to prove that it holds them, and
-    samples again what the old one still owed. A request that loses a second actor ends the run.
+    An actor that dies or hangs is replaced: the new one gets the current weights, has to prove that
+    it holds them, and samples again what the old one still owed. A request that loses a second
+    actor ends the run.
 
     Args:
-        sleeping: whether actors sleep while nothing is being sampled, because a training rank needs their memory.
-        deadline_s: longest wait for an actor's answer; one that is silent for half of it while it samples is replaced.
+        sleeping: whether actors sleep while nothing is being sampled, because a training rank needs
+            their memory.
+        deadline_s: longest wait for an actor's answer; one that is silent for half of it while it
+            samples is replaced.
     """
 
     def __init__(
@@ -109,7 +127,12 @@ class RayRollouts:
         deadline_s: float,
         sleeping: bool = False,
     ) -> None:
-        self.cluster, self.build, self.deadline_s, self._sleeping = cluster, build, deadline_s, sleeping
+        self.cluster, self.build, self.deadline_s, self._sleeping = (
+            cluster,
+            build,
+            deadline_s,
+            sleeping,
+        )
         self._workers = [_Worker(self, number, place) for number, place in enumerate(places)]
         self._retried: set[str] = set()
         self._asleep = False
@@ -126,7 +149,9 @@ class RayRollouts:
         return self._version
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """See RolloutEngine. Samples of one prompt go to one actor, which computes the prompt once."""
+        """See RolloutEngine. Samples of one prompt go to one actor, which computes the prompt
+        once.
+        """
         held = {id for worker in self._workers for id in worker.owed}
         twice = next((request.id for request in requests if request.id in held), None)
         if twice is not None:
@@ -143,7 +168,10 @@ class RayRollouts:
         while not finished and (busy := [worker for worker in self._workers if worker.owed]):
             for worker in busy:
                 if worker.poll is None:
-                    worker.poll, worker.asked = worker.actor.poll.remote(min(POLL_S, deadline_s)), time.monotonic()
+                    worker.poll, worker.asked = (
+                        worker.actor.poll.remote(min(POLL_S, deadline_s)),
+                        time.monotonic(),
+                    )
             polls = [worker.poll for worker in busy]
             self.cluster.ray.wait(polls, timeout=POLL_S)
             ready, _ = self.cluster.ray.wait(polls, num_returns=len(polls), timeout=0)
@@ -151,7 +179,9 @@ class RayRollouts:
                 if worker.poll in ready:
                     finished += self._collect(worker)
                 elif (silent := time.monotonic() - worker.asked) > self.deadline_s / 2:
-                    self._replace(worker, Lost(f"{worker.name} has not answered for {silent:.1f} s"))
+                    self._replace(
+                        worker, Lost(f"{worker.name} has not answered for {silent:.1f} s")
+                    )
                     end = time.monotonic() + deadline_s
             # Somebody who is silent is waited for: either it answers or it is replaced.
             answering = all(worker.poll is None or worker.poll in ready for worker in busy)
@@ -174,7 +204,9 @@ class RayRollouts:
             return []
         for item in found:
             if worker.owed.pop(item.request.id, None) is None:
-                raise EngineError(f"{worker.name} returned {item.request.id!r}, which it does not owe")
+                raise EngineError(
+                    f"{worker.name} returned {item.request.id!r}, which it does not owe"
+                )
             self._retried.discard(item.request.id)
         return found
 
@@ -190,7 +222,8 @@ class RayRollouts:
         return aborted
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
-        """See RolloutEngine. Each bucket enters the object store once, whatever the number of actors.
+        """See RolloutEngine. Each bucket enters the object store once, whatever the number of
+        actors.
 
         Raises:
             WeightSyncError: actors do not hold the same tensors, or not this version.
@@ -200,7 +233,10 @@ class RayRollouts:
         self._weights, self._fingerprints, self._probe = [], {}, None
         self._weights += [self.cluster.ray.put(pack(bucket)) for bucket in buckets]
         self._version = version
-        started = [(worker, worker.actor.update_weights.remote(self._weights, version)) for worker in self._workers]
+        started = [
+            (worker, worker.actor.update_weights.remote(self._weights, version))
+            for worker in self._workers
+        ]
         for worker, reference in started:
             try:
                 self._prove(worker, worker.answer(reference, "update_weights"))
@@ -209,13 +245,17 @@ class RayRollouts:
         return self._fingerprints
 
     def _prove(self, worker: _Worker, fingerprints: Mapping[str, str]) -> None:
-        """`worker` acknowledges the version, holds the tensors that every actor holds, and scores what they scored."""
+        """`worker` acknowledges the version, holds the tensors that every actor holds, and scores
+        what they scored.
+        """
         self._fingerprints = self._fingerprints or fingerprints
         version = worker.call("version")
         if version != self._version:
             raise WeightSyncError(f"{worker.name} serves version {version}, not {self._version}")
         names = self._fingerprints.keys() | fingerprints.keys()
-        wrong = sorted(name for name in names if fingerprints.get(name) != self._fingerprints.get(name))
+        wrong = sorted(
+            name for name in names if fingerprints.get(name) != self._fingerprints.get(name)
+        )
         if wrong:
             raise WeightSyncError(
                 f"{worker.name} holds other weights of version {version} than the others: {len(wrong)} tensors differ, "
@@ -226,9 +266,13 @@ class RayRollouts:
             found = worker.call("logprobs", rows, temperature)
             pairs = zip(itertools.chain(*found), itertools.chain(*expected), strict=True)
             if not (worst := max(abs(a - b) for a, b in pairs)) <= AGREEMENT:
-                raise WeightSyncError(f"{worker.name} scores the last probe up to {worst:.3g} nats off")
+                raise WeightSyncError(
+                    f"{worker.name} scores the last probe up to {worst:.3g} nats off"
+                )
 
-    def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+    def logprobs(
+        self, rows: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> list[list[float]]:
         """See RolloutEngine. Actor 0 answers; `members` are asked one by one."""
         return self.scores(self._workers[0], rows, temperature)
 
@@ -237,7 +281,9 @@ class RayRollouts:
         """Every actor by name, for what has to be asked of each."""
         return {worker.name: worker for worker in self._workers}
 
-    def scores(self, worker: _Worker, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+    def scores(
+        self, worker: _Worker, rows: Sequence[Sequence[int]], temperature: float
+    ) -> list[list[float]]:
         """What one actor says of `rows`; kept, for replacements to be compared with."""
         self._set_asleep(False)
         scores: list[list[float]] = self.ask(worker, "logprobs", rows, temperature)
@@ -248,7 +294,11 @@ class RayRollouts:
         """See RolloutEngine: counts and rates are summed over actors, means averaged."""
         parts: list[Metrics] = [self.ask(worker, "metrics") for worker in self._workers]
         merged = {name: sum(part[name] for part in parts) for name in parts[0]}
-        merged |= {name: value / len(parts) for name, value in merged.items() if "mean" in name or "frac" in name}
+        merged |= {
+            name: value / len(parts)
+            for name, value in merged.items()
+            if "mean" in name or "frac" in name
+        }
         replaced, self._replaced = self._replaced, 0
         return merged | {"rollout/replaced_actors": float(replaced)}
 
@@ -259,7 +309,9 @@ class RayRollouts:
         self._set_asleep(False)
 
     def close(self) -> None:
-        """End every actor, after a moment for its engine's own processes; the cluster is its owner's to close."""
+        """End every actor, after a moment for its engine's own processes; the cluster is its
+        owner's to close.
+        """
         closing = [worker.actor.call.remote("close") for worker in self._workers]
         self.cluster.ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
         for worker in self._workers:
@@ -276,7 +328,9 @@ class RayRollouts:
             self._asleep = asleep
 
     def ask(self, worker: _Worker, method: str, *arguments: Any) -> Any:
-        """A call to an actor's engine; an actor that is lost over it is replaced and asked once more."""
+        """A call to an actor's engine; an actor that is lost over it is replaced and asked once
+        more.
+        """
         try:
             return worker.call(method, *arguments)
         except Lost as lost:
@@ -284,10 +338,14 @@ class RayRollouts:
             return worker.call(method, *arguments)
 
     def _replace(self, worker: _Worker, lost: Lost) -> None:
-        """A new actor in the place of a lost one, with the current weights and what the old one still owed."""
+        """A new actor in the place of a lost one, with the current weights and what the old one
+        still owed.
+        """
         twice = sorted(self._retried & worker.owed.keys())
         if twice:
-            raise EngineError(f"{lost}; {len(twice)} requests lost their second actor over it, such as {twice[0]!r}")
+            raise EngineError(
+                f"{lost}; {len(twice)} requests lost their second actor over it, such as {twice[0]!r}"
+            )
         started = time.monotonic()
         self.cluster.ray.kill(worker.actor)
         worker.start()

@@ -1,7 +1,8 @@
 """VllmEngine: RolloutEngine on vLLM, run inside this process and driven step by step.
 
-vLLM takes over its process (threads, random state, torch.distributed), so a trainer must live in another one: a run
-hosts this engine in a Ray actor. Everything the constructor takes is plain and picklable for that reason.
+vLLM takes over its process (threads, random state, torch.distributed), so a trainer must live in
+another one: a run hosts this engine in a Ray actor. Everything the constructor takes is plain and
+picklable for that reason.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from typing import Any
 
 import torch
 
-from oxrl.engines.base import Bucket, Finished
-from oxrl.engines.sampler import Sampler
-from oxrl.engines.vllm_worker import payload, sampled_logprobs, vllm_module
+from oxrl.engines.sample.base import Finished
+from oxrl.engines.sample.sampler import Sampler
+from oxrl.engines.sample.vllm_worker import payload, sampled_logprobs, vllm_module
+from oxrl.engines.train.base import Bucket
 from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyncError
 from oxrl.models.builtin import is_builtin
 from oxrl.models.load import load_policy, load_tokenizer
@@ -31,7 +33,8 @@ from oxrl.models.weights import save_model
 from oxrl.types import Metrics, Prefix, Request
 
 ENVIRONMENT = {
-    # The engine core in this process: no start-up of a second one, and weights are handed over by reference.
+    # The engine core in this process: no start-up of a second one, and weights are handed over by
+    # reference.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # The runner whose sampler `vllm_worker` replaces.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -41,7 +44,8 @@ ENVIRONMENT = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
-# Without these, vLLM on CPU compiles its sampler at the first call (10 s) and pins threads to NUMA nodes.
+# Without these, vLLM on CPU compiles its sampler at the first call (10 s) and pins threads to NUMA
+# nodes.
 CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 CPU_KV_CACHE_GB = 0.25
 # Names of the requests that only score, and the longest wait for them.
@@ -59,22 +63,31 @@ class _Active:
 
     @property
     def sampled(self) -> Prefix:
-        return Prefix(token_ids=tuple(self.tokens), logprobs=tuple(self.logprobs), versions=tuple(self.versions))
+        return Prefix(
+            token_ids=tuple(self.tokens),
+            logprobs=tuple(self.logprobs),
+            versions=tuple(self.versions),
+        )
 
 
 class VllmEngine(Sampler):
-    """Samples with vLLM, one vLLM request per sample; samples of one prompt share its cached keys and values.
+    """Samples with vLLM, one vLLM request per sample; samples of one prompt share its cached keys
+    and values.
 
-    Tokens are drawn with the local sampler's noise, a function of (seed, position): the same request gives the same
-    sample on both engines up to rounding, alone or in any batch, continued or not.
+    Tokens are drawn with the local sampler's noise, a function of (seed, position): the same
+    request gives the same sample on both engines up to rounding, alone or in any batch, continued
+    or not.
 
     Args:
-        model: a directory with config.json, tokenizer files and initial weights, a hub name or `builtin:...`.
+        model: a directory with config.json, tokenizer files and initial weights, a hub name or
+            `builtin:...`.
         dtype: float32 or bfloat16.
         max_rows: requests decoded at the same time.
         tensor_parallel: devices (on CPU: processes) that share one copy of the model.
-        gpu_memory_fraction: share of the GPU's memory for weights and keys and values; unused on CPU.
-        kv_cache_gb: memory of the keys and values in GB per device, instead of that share; on CPU None is 0.25 GB.
+        gpu_memory_fraction: share of the GPU's memory for weights and keys and values; unused on
+            CPU.
+        kv_cache_gb: memory of the keys and values in GB per device, instead of that share; on CPU
+            None is 0.25 GB.
         max_model_len: longest prompt plus response; None: the model's context.
         log_file: where vLLM's messages go, and what this process prints while vLLM starts.
 
@@ -111,7 +124,8 @@ class VllmEngine(Sampler):
             "dtype": dtype,
             "max_num_seqs": max_rows,
             "tensor_parallel_size": tensor_parallel,
-            # In a Ray actor vLLM would ask Ray for its workers, which has no room for them (and cannot on CPU).
+            # In a Ray actor vLLM would ask Ray for its workers, which has no room for them (and
+            # cannot on CPU).
             "distributed_executor_backend": "mp" if tensor_parallel > 1 else None,
             "gpu_memory_utilization": gpu_memory_fraction,
             "kv_cache_memory_bytes": None if kv_cache_gb is None else int(kv_cache_gb * 2**30),
@@ -121,14 +135,15 @@ class VllmEngine(Sampler):
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",
             "enable_prefix_caching": True,
-            # The smallest that vLLM's CPU attention takes: only whole blocks are shared by samples of one prompt.
+            # The smallest that vLLM's CPU attention takes: only whole blocks are shared by samples
+            # of one prompt.
             "block_size": 32 if on_cpu else 16,
             "enable_sleep_mode": not on_cpu,
             # A step returns what it sampled, so that a token's weight version is known.
             "async_scheduling": False,
             "enforce_eager": on_cpu,
             "use_tqdm_on_load": False,
-            "worker_extension_cls": "oxrl.engines.vllm_worker.Worker",
+            "worker_extension_cls": "oxrl.engines.sample.vllm_worker.Worker",
         }
         with _noise_to(log_file), _folder(model) as folder:
             self._engine = self._start({"model": folder, **settings}, log_file)
@@ -154,11 +169,17 @@ class VllmEngine(Sampler):
             raise EngineError(f"vLLM does not start ({error}); its messages: {log_file}") from error
 
     def _check_heads(self) -> None:
-        """vLLM's CPU attention takes some sizes only, and says so at the first token, by a number."""
-        known = vllm_module("v1.attention.backends.cpu_attn").CPUAttentionBackend.get_supported_head_sizes()
+        """vLLM's CPU attention takes some sizes only, and says so at the first token, by a
+        number.
+        """
+        known = vllm_module(
+            "v1.attention.backends.cpu_attn"
+        ).CPUAttentionBackend.get_supported_head_sizes()
         size = self._engine.model_config.get_head_size()
         if size not in known:
-            raise EngineError(f"vLLM on CPU has no attention for heads of {size} (only {known}): use another model")
+            raise EngineError(
+                f"vLLM on CPU has no attention for heads of {size} (only {known}): use another model"
+            )
 
     def _accept(self, request: Request) -> None:
         prompt, prefix, sampling = request.prompt.token_ids, request.prefix, request.sampling
@@ -182,7 +203,9 @@ class VllmEngine(Sampler):
         sampling: Any = vllm_module("sampling_params")
         # A request's own stop tokens are all that stop it; each step returns only what is new.
         fixed = {"ignore_eos": True, "detokenize": False, "flat_logprobs": True}
-        params = sampling.SamplingParams(output_kind=sampling.RequestOutputKind.DELTA, **fixed, **parameters)
+        params = sampling.SamplingParams(
+            output_kind=sampling.RequestOutputKind.DELTA, **fixed, **parameters
+        )
         self._engine.add_request(name, {"prompt_token_ids": tokens}, params)
 
     def _stop(self, ids: set[str]) -> list[Finished]:
@@ -195,10 +218,12 @@ class VllmEngine(Sampler):
         return f"{len(self._active)} requests are in vLLM, the longest has {longest} tokens"
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
-        """See RolloutEngine. Running requests keep their tokens; their keys and values are computed again.
+        """See RolloutEngine. Running requests keep their tokens; their keys and values are computed
+        again.
 
         Raises:
-            WeightSyncError: vLLM cannot load a tensor, some of its weights got none, or its workers disagree.
+            WeightSyncError: vLLM cannot load a tensor, some of its weights got none, or its workers
+                disagree.
         """
         failure: Exception | None = None
         self._rpc("oxrl_begin_load")
@@ -206,7 +231,13 @@ class VllmEngine(Sampler):
             for bucket in buckets:
                 try:
                     self._rpc("oxrl_load", payload(bucket, other_processes=self._several))
-                except (RuntimeError, ValueError, KeyError, AssertionError, AttributeError) as error:
+                except (
+                    RuntimeError,
+                    ValueError,
+                    KeyError,
+                    AssertionError,
+                    AttributeError,
+                ) as error:
                     failure = error
                     break
         finally:
@@ -215,15 +246,21 @@ class VllmEngine(Sampler):
             self._engine.reset_prefix_cache(reset_running_requests=True)
         received, unloaded = reports[0]
         if failure is not None:
-            raise WeightSyncError(f"vLLM cannot load the weights: {type(failure).__name__}: {failure}") from failure
+            raise WeightSyncError(
+                f"vLLM cannot load the weights: {type(failure).__name__}: {failure}"
+            ) from failure
         if unloaded:
-            raise WeightSyncError(f"{len(unloaded)} weights of vLLM's model got nothing, such as {unloaded[0]}")
+            raise WeightSyncError(
+                f"{len(unloaded)} weights of vLLM's model got nothing, such as {unloaded[0]}"
+            )
         if any(report != reports[0] for report in reports):
             raise WeightSyncError("vLLM's tensor-parallel workers received different weights")
         self._version = version
         return received
 
-    def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+    def logprobs(
+        self, rows: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> list[list[float]]:
         """See RolloutEngine. Rows must be at least one token shorter than the context."""
         self._rpc("oxrl_set_score_temperature", temperature)
         names = [f"{SCORING}{next(self._scoring)}" for _ in rows]
@@ -239,10 +276,14 @@ class VllmEngine(Sampler):
     def metrics(self) -> Metrics:
         said = super().metrics()
         saved = said["rollout/prefill_tokens_saved"]
-        return said | {"rollout/prefix_hit_frac": saved / max(1.0, saved + said["rollout/prefill_tokens"])}
+        return said | {
+            "rollout/prefix_hit_frac": saved / max(1.0, saved + said["rollout/prefill_tokens"])
+        }
 
     def sleep(self) -> None:
-        """Give GPU memory back: weights move to the CPU, keys and values are dropped. Nothing to give on a CPU."""
+        """Give GPU memory back: weights move to the CPU, keys and values are dropped. Nothing to
+        give on a CPU.
+        """
         self._engine.reset_prefix_cache(reset_running_requests=True)
         if not self._on_cpu:
             self._engine.sleep(level=1, mode="keep")
@@ -276,7 +317,9 @@ class VllmEngine(Sampler):
             self._counted["tokens"] += len(sample.token_ids)
             if output.finished:
                 # Whatever else ends a request left it incomplete.
-                reason = sample.finish_reason if sample.finish_reason in ("stop", "length") else "abort"
+                reason = (
+                    sample.finish_reason if sample.finish_reason in ("stop", "length") else "abort"
+                )
                 del self._active[name]
                 self._finished.append(self._ended(active.request, reason, active.sampled))
 
@@ -300,7 +343,9 @@ def _ignore(*_: Any) -> None:
 
 @contextmanager
 def _folder(model: str) -> Iterator[str]:
-    """Where vLLM reads the model: a built-in one is written to a folder that lasts until vLLM has started."""
+    """Where vLLM reads the model: a built-in one is written to a folder that lasts until vLLM has
+    started.
+    """
     if not is_builtin(model):
         yield model
         return
@@ -311,7 +356,9 @@ def _folder(model: str) -> Iterator[str]:
 
 @contextmanager
 def _noise_to(log_file: str) -> Iterator[None]:
-    """vLLM's messages go to the file; inside the block, so does what this process and its children print."""
+    """vLLM's messages go to the file; inside the block, so does what this process and its children
+    print.
+    """
     Path(log_file).parent.mkdir(parents=True, exist_ok=True)
     logger, handler = logging.getLogger("vllm"), logging.FileHandler(log_file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

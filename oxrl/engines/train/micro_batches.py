@@ -1,4 +1,6 @@
-"""How a batch is cut for the model: which rank reads which rows, micro-batches by token budget, and back together."""
+"""How a batch is cut for the model: which rank reads which rows, micro-batches by token budget, and
+back together.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from oxrl.engines.ranks import Ranks
+from oxrl.engines.train.ranks import Ranks
 from oxrl.types import Output, TokenBatch, TrainBatch
 
 # (unit indices [n] int64, length of the longest row)
@@ -15,11 +17,13 @@ MicroBatch = tuple[Tensor, int]
 
 
 def micro_batches(batch: TrainBatch, *, budget: int, ranks: int = 1) -> list[list[MicroBatch]]:
-    """Micro-batches of every rank: longest units first, at most `budget` tokens each, padding included.
+    """Micro-batches of every rank: longest units first, at most `budget` tokens each, padding
+    included.
 
-    Units (rows, or pairs of rows) are sorted by length and dealt out one by one, so every rank gets every length; a
-    unit is in exactly one micro-batch of one rank. The result depends on the batch alone, so that each rank can
-    compute everybody's share, and a rank with fewer micro-batches than another knows how many it has to sit out.
+    Units (rows, or pairs of rows) are sorted by length and dealt out one by one, so every rank gets
+    every length; a unit is in exactly one micro-batch of one rank. The result depends on the batch
+    alone, so that each rank can compute everybody's share, and a rank with fewer micro-batches than
+    another knows how many it has to sit out.
     """
     units = len(batch)
     if units == 0:
@@ -27,7 +31,10 @@ def micro_batches(batch: TrainBatch, *, budget: int, ranks: int = 1) -> list[lis
     rows_per_unit = len(batch.inputs) // units
     lengths = batch.inputs.attention_mask.sum(1).view(units, rows_per_unit).amax(1).clamp(min=1)
     ordered, order = lengths.cpu().sort(descending=True, stable=True)
-    return [_cut(order[rank::ranks], ordered[rank::ranks].tolist(), rows_per_unit, budget) for rank in range(ranks)]
+    return [
+        _cut(order[rank::ranks], ordered[rank::ranks].tolist(), rows_per_unit, budget)
+        for rank in range(ranks)
+    ]
 
 
 def _cut(units: Tensor, lengths: list[int], rows_per_unit: int, budget: int) -> list[MicroBatch]:
@@ -45,8 +52,8 @@ def own_share(
 ) -> Iterator[tuple[Tensor, TrainBatch]]:
     """(unit indices, that part of the batch on `device`) of each micro-batch of this rank.
 
-    Every rank gets as many, so that all call collectives alike: one that has fewer sits the last ones out, without
-    units, on two tokens of nobody's data, none of them trained.
+    Every rank gets as many, so that all call collectives alike: one that has fewer sits the last
+    ones out, without units, on two tokens of nobody's data, none of them trained.
     """
     shares = micro_batches(batch, budget=budget, ranks=ranks.world)
     mine = shares[ranks.rank]
@@ -59,14 +66,18 @@ def own_share(
 
 
 class Merged:
-    """Puts the outputs of micro-batches back into the row order and the length of the whole batch, on the CPU."""
+    """Puts the outputs of micro-batches back into the row order and the length of the whole batch,
+    on the CPU.
+    """
 
     def __init__(self, inputs: TokenBatch) -> None:
         self._shape = inputs.tokens.shape
         self._fields: dict[str, Tensor] = {}
 
     def add(self, rows: Tensor, output: Output) -> None:
-        """Place `output` at `rows` of the batch; without rows (padding) it only tells which fields there are."""
+        """Place `output` at `rows` of the batch; without rows (padding) it only tells which fields
+        there are.
+        """
         for name, value in vars(output).items():
             if value is None:
                 continue
@@ -81,5 +92,7 @@ class Merged:
                 field[rows, : value.shape[1]] = value[: len(rows)]
 
     def output(self, ranks: Ranks) -> Output:
-        """The whole batch, on every rank: each row is zero everywhere but on the rank that had it."""
+        """The whole batch, on every rank: each row is zero everywhere but on the rank that had
+        it.
+        """
         return Output(**{name: ranks.sum(field) for name, field in self._fields.items()})

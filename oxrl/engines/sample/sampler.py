@@ -1,4 +1,6 @@
-"""What the samplers of one process share: who is here, the wait for somebody to finish, and what a response is."""
+"""What the samplers of one process share: who is here, the wait for somebody to finish, and what a
+response is.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,14 @@ from typing import ClassVar, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from oxrl.engines.base import Finished
+from oxrl.engines.sample.base import Finished
 from oxrl.errors import DeadlineError, EngineError
 from oxrl.types import Completion, FinishReason, Metrics, Prefix, Request, Segment
 
 
 class Sampler(ABC):
-    """RolloutEngine: requests go in, every one comes back once, from `poll` when it ends or from `abort`.
+    """RolloutEngine: requests go in, every one comes back once, from `poll` when it ends or from
+    `abort`.
 
     Args:
         context: most tokens of a prompt and its response.
@@ -24,7 +27,12 @@ class Sampler(ABC):
     """
 
     # What is counted in `_counted` and reported as it is.
-    TOTALS: ClassVar[tuple[str, ...]] = ("tokens", "decode_steps", "prefill_tokens", "prefill_tokens_saved")
+    TOTALS: ClassVar[tuple[str, ...]] = (
+        "tokens",
+        "decode_steps",
+        "prefill_tokens",
+        "prefill_tokens_saved",
+    )
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, context: int, version: int) -> None:
         self.tokenizer = tokenizer
@@ -57,7 +65,8 @@ class Sampler(ABC):
         """See RolloutEngine.
 
         Raises:
-            EngineError: an id that is already here, an empty prompt, or a request longer than the context.
+            EngineError: an id that is already here, an empty prompt, or a request longer than the
+                context.
         """
         for request in requests:
             prompt, most = len(request.prompt.token_ids), request.sampling.max_tokens
@@ -92,7 +101,9 @@ class Sampler(ABC):
         return finished
 
     def abort(self, ids: Sequence[str]) -> list[Finished]:
-        """See RolloutEngine. Ids that are not here are ignored; what had finished already comes back as it ended."""
+        """See RolloutEngine. Ids that are not here are ignored; what had finished already comes
+        back as it ended.
+        """
         wanted = self._here.intersection(ids)
         aborted = [item for item in self._finished if item.request.id in wanted]
         self._finished = [item for item in self._finished if item.request.id not in wanted]
@@ -109,6 +120,10 @@ class Sampler(ABC):
 
     def _ended(self, request: Request, reason: FinishReason, sampled: Prefix) -> Finished:
         """`sampled` holds the request's own prefix too."""
-        segment = Segment(token_ids=sampled.token_ids, logprobs=sampled.logprobs, versions=sampled.versions)
+        segment = Segment(
+            token_ids=sampled.token_ids, logprobs=sampled.logprobs, versions=sampled.versions
+        )
         text = self.tokenizer.decode(list(segment.token_ids), skip_special_tokens=True)
-        return Finished(request, Completion(segments=(segment,), text=cast(str, text), finish_reason=reason))
+        return Finished(
+            request, Completion(segments=(segment,), text=cast(str, text), finish_reason=reason)
+        )

@@ -1,9 +1,11 @@
-"""DeepSpeedTrainer: TrainEngine over several ranks with DeepSpeed's ZeRO stages 0 to 3 and CPU offload.
+"""DeepSpeedTrainer: TrainEngine over several ranks with DeepSpeed's ZeRO stages 0 to 3 and CPU
+offload.
 
     stage 0  every rank holds everything        stage 2  and gradients are cut up too
     stage 1  AdamW's state is cut up            stage 3  and weights are, gathered layer by layer
 
-DeepSpeed clips, steps and skips; who calls it when, and what a checkpoint looks like, is oxRL's (`Trainer`).
+DeepSpeed clips, steps and skips; who calls it when, and what a checkpoint looks like, is oxRL's
+(`Trainer`).
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oxrl.engines.base import Bucket, Want
-from oxrl.engines.ranks import Ranks
-from oxrl.engines.trainer import LOW, MOMENTS, Reader, Stored, Trainer
+from oxrl.engines.train.base import Bucket, Want
+from oxrl.engines.train.ranks import Ranks
+from oxrl.engines.train.trainer import LOW, MOMENTS, Reader, Stored, Trainer
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.weights import buckets
 from oxrl.types import Output, TokenBatch
@@ -30,11 +32,12 @@ from oxrl.types import Output, TokenBatch
 def deepspeed_config(
     settings: Mapping[str, Any], *, dtype: torch.dtype, max_grad_norm: float, trained: bool = True
 ) -> dict[str, Any]:
-    """DeepSpeed's own configuration for the `deepspeed:` (or `deepspeed_ref:`) section, a dtype and a clipping norm.
+    """DeepSpeed's own configuration for the `deepspeed:` (or `deepspeed_ref:`) section, a dtype and
+    a clipping norm.
 
     Raises:
-        EngineError: stage 0 with bfloat16, whose first AdamW step DeepSpeed computes wrongly; offload without the
-            stage that allows it.
+        EngineError: stage 0 with bfloat16, whose first AdamW step DeepSpeed computes wrongly;
+            offload without the stage that allows it.
     """
     stage = settings["zero_stage"]
     if stage == 0 and dtype == torch.bfloat16 and trained:
@@ -42,15 +45,23 @@ def deepspeed_config(
             "deepspeed.zero_stage 0 with model.dtype bfloat16: DeepSpeed runs one empty AdamW step first, so every "
             "bias correction is one step off. Use zero_stage 1, 2 or 3, or float32"
         )
-    if settings.get("offload_param") and stage < 3 or settings.get("offload_optimizer") and stage == 0:
-        raise EngineError(f"deepspeed.zero_stage {stage} cannot offload: optimizer needs stage 1, parameters stage 3")
+    if (
+        settings.get("offload_param")
+        and stage < 3
+        or settings.get("offload_optimizer")
+        and stage == 0
+    ):
+        raise EngineError(
+            f"deepspeed.zero_stage {stage} cannot offload: optimizer needs stage 1, parameters stage 3"
+        )
     offload = {
         f"offload_{what}": {"device": "cpu", "pin_memory": torch.cuda.is_available()}
         for what in ("optimizer", "param")
         if settings.get(f"offload_{what}")
     }
     config: dict[str, Any] = {
-        # Rows per rank vary from step to step: these numbers only have to be consistent, nothing is computed from them.
+        # Rows per rank vary from step to step: these numbers only have to be consistent, nothing is
+        # computed from them.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         # How many micro-batches make a step is known when it is taken, not before.
@@ -71,19 +82,29 @@ def deepspeed_config(
 
 
 class DeepSpeedTrainer(Trainer):
-    """Arguments as for `Trainer`; `ranks` as `joined_ranks` gives them, each with the same model on its device.
+    """Arguments as for `Trainer`; `ranks` as `joined_ranks` gives them, each with the same model on
+    its device.
 
     Args:
         settings: the `deepspeed:` section: zero_stage 0-3, offload_optimizer, offload_param.
-        trained: False for a model that only answers `forward` (a reference): no optimizer, no gradients. Stage 0 or 3.
+        trained: False for a model that only answers `forward` (a reference): no optimizer, no
+            gradients. Stage 0 or 3.
     """
 
     def __init__(
-        self, model: nn.Module, *, ranks: Ranks, settings: Mapping[str, Any], trained: bool = True, **options: Any
+        self,
+        model: nn.Module,
+        *,
+        ranks: Ranks,
+        settings: Mapping[str, Any],
+        trained: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__(model, ranks=ranks, **options)
         dtype = next(model.parameters()).dtype
-        config = deepspeed_config(settings, dtype=dtype, max_grad_norm=self.options.max_grad_norm, trained=trained)
+        config = deepspeed_config(
+            settings, dtype=dtype, max_grad_norm=self.options.max_grad_norm, trained=trained
+        )
         self._deepspeed = _import_deepspeed(self.device)
         self._stage: int = settings["zero_stage"]
         self._cut_up = self._stage > 0
@@ -92,39 +113,52 @@ class DeepSpeedTrainer(Trainer):
         adam = self._optimizer(self._named) if trained else None
         reader = Reader(self)
         buffers = [(m, key, b) for m in model.modules() for key, b in m._buffers.items()]  # pyright: ignore[reportPrivateUsage]
-        self._engine: Any = self._deepspeed.initialize(model=reader, optimizer=adam, config=config)[0]
+        self._engine: Any = self._deepspeed.initialize(model=reader, optimizer=adam, config=config)[
+            0
+        ]
         for module, key, buffer in buffers:
-            # DeepSpeed rounds buffers with the weights; rotary frequencies in bfloat16 would misplace every token.
+            # DeepSpeed rounds buffers with the weights; rotary frequencies in bfloat16 would
+            # misplace every token.
             module._buffers[key] = buffer  # pyright: ignore[reportPrivateUsage]
         if self._stage == 3:
             # The head's weight is used outside the module that owns it.
             self._deepspeed.zero.register_external_parameter(reader, self.network.head.weight)
         self._zero: Any = self._engine.optimizer
-        # float32 parameters that AdamW steps: this rank's flat pieces, or at stage 0 the weights themselves.
+        # float32 parameters that AdamW steps: this rank's flat pieces, or at stage 0 the weights
+        # themselves.
         self._flat: list[Tensor] = [] if adam is None else self._stepped()
         # Reduction at stage 0 is ours to call, so that the norm is known before DeepSpeed steps.
         self._engine.enable_backward_allreduce = self._stage > 0
         if self._stage == 3 and trained:
-            # Weights that do not divide by the ranks are padded with whatever was in memory, which norms would count.
+            # Weights that do not divide by the ranks are padded with whatever was in memory, which
+            # norms would count.
             for name, whole in self._whole_weights():
                 if name in self._named:
                     self._set(self._named[name], None, whole.float())
 
     def _stepped(self) -> list[Tensor]:
-        for held in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
+        for held in (
+            "fp32_partitioned_groups_flat",
+            "single_partition_of_fp32_groups",
+            "fp32_groups_flat_partition",
+        ):
             if hasattr(self._zero, held):
                 return list(getattr(self._zero, held))
         return list(self._named.values())
 
     def _states(self) -> list[dict[str, Any]]:
-        return [(self._zero if self._stage == 0 else self._zero.optimizer).state[piece] for piece in self._flat]
+        return [
+            (self._zero if self._stage == 0 else self._zero.optimizer).state[piece]
+            for piece in self._flat
+        ]
 
     def _read(self, inputs: TokenBatch, want: Want) -> Output:
         return Output(**self._engine(inputs, want))
 
     def _backward(self, loss: Tensor) -> None:
-        # DeepSpeed divides the summed gradient by the number of ranks. The loss is a sum over the rows of all ranks,
-        # so this is undone here and nowhere else; it is told not to divide by the number of micro-batches.
+        # DeepSpeed divides the summed gradient by the number of ranks. The loss is a sum over the
+        # rows of all ranks, so this is undone here and nowhere else; it is told not to divide by
+        # the number of micro-batches.
         self._engine.backward(loss * self.ranks.world, scale_wrt_gas=False)
 
     def _reduce(self) -> None:
@@ -155,7 +189,8 @@ class DeepSpeedTrainer(Trainer):
             group["lr"] = lr
         self._engine.step()
         if self._stage in (1, 2) and len(self._flat) > 1:
-            # DeepSpeed links weights to their moments after the first group's step, when the others have none yet.
+            # DeepSpeed links weights to their moments after the first group's step, when the others
+            # have none yet.
             self._zero._hp_optimizer_states_linked = False
             self._zero._lazy_init_hp_params_optimizer_state()
         norm = float(self._engine.get_global_grad_norm()) if norm is None else norm
@@ -185,11 +220,17 @@ class DeepSpeedTrainer(Trainer):
 
     def _shards(self) -> Iterator[tuple[Tensor, Mapping[str, Any] | None, float]]:
         decays = [self._decays[name] for name in self._named]
-        if self._stage:  # each flat piece is of one group of AdamW's; stage 3 cuts a group into several
+        if (
+            self._stage
+        ):  # each flat piece is of one group of AdamW's; stage 3 cuts a group into several
             groups = [group["weight_decay"] for group in self._zero.param_groups]
-            decays = [groups[i] for i in getattr(self._zero, "sub_group_to_group_id", {}).values()] or groups
+            decays = [
+                groups[i] for i in getattr(self._zero, "sub_group_to_group_id", {}).values()
+            ] or groups
         # A model that is not trained has no pieces.
-        for piece, state, decay in zip(self._flat, self._states(), decays[: len(self._flat)], strict=True):
+        for piece, state, decay in zip(
+            self._flat, self._states(), decays[: len(self._flat)], strict=True
+        ):
             yield piece.detach(), state or None, decay
 
     def weights(self) -> Iterator[Bucket]:
@@ -246,7 +287,11 @@ class DeepSpeedTrainer(Trainer):
     def _restore_one(self, stored: Stored) -> None:
         p = self._named[stored.name]
         if not self._flat:
-            whole = self._deepspeed.zero.GatheredParameters([p], modifier_rank=0) if self._stage else nullcontext()
+            whole = (
+                self._deepspeed.zero.GatheredParameters([p], modifier_rank=0)
+                if self._stage
+                else nullcontext()
+            )
             with whole:
                 p.copy_(stored.weight)
             return
@@ -259,20 +304,31 @@ class DeepSpeedTrainer(Trainer):
         weight = stored.weight.float() if stored.master is None else stored.master
         self._set(p, None, weight.to(self.device))
         for moment in MOMENTS:
-            self._set(p, moment, stored.moments.get(moment, torch.zeros_like(weight)).to(self.device))
+            self._set(
+                p, moment, stored.moments.get(moment, torch.zeros_like(weight)).to(self.device)
+            )
 
     def _set(self, p: nn.Parameter, moment: str | None, value: Tensor) -> None:
-        """Overwrite this rank's part of a float32 weight (`moment` None) or of one of its moments."""
+        """Overwrite this rank's part of a float32 weight (`moment` None) or of one of its
+        moments.
+        """
         utils = self._deepspeed.utils
         if self._stage == 0:
             (p if moment is None else self._zero.state[p][moment]).copy_(value)
         elif self._stage < 3:
-            set_whole = utils.safe_set_full_fp32_param if moment is None else utils.safe_set_full_optimizer_state
+            set_whole = (
+                utils.safe_set_full_fp32_param
+                if moment is None
+                else utils.safe_set_full_optimizer_state
+            )
             set_whole(p, value) if moment is None else set_whole(p, value, moment)
         else:
-            # The last rank's piece may stick out over the end, which DeepSpeed's own setter does not expect.
+            # The last rank's piece may stick out over the end, which DeepSpeed's own setter does
+            # not expect.
             size = p.ds_tensor.numel()  # pyright: ignore[reportAttributeAccessIssue]
-            padded = nn.functional.pad(value.flatten(), (0, size * self.ranks.world - value.numel()))
+            padded = nn.functional.pad(
+                value.flatten(), (0, size * self.ranks.world - value.numel())
+            )
             piece = padded.narrow(0, size * self.ranks.rank, size)
             if moment is None:
                 utils.safe_set_local_fp32_param(p, piece)

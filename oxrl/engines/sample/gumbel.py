@@ -1,8 +1,9 @@
 """Drawing tokens: a pure function of (logits, seed, position), whatever else is in the batch.
 
-argmax over the vocabulary of z / temperature - log E with E ~ Exponential(1) is a draw from softmax(z / temperature)
-(the Gumbel trick). E comes from a counter-based hash of (seed, position, token id), so nothing has a state, and a row
-draws the same tokens alone, in any batch, on any device and after a crash.
+argmax over the vocabulary of z / temperature - log E with E ~ Exponential(1) is a draw from
+softmax(z / temperature) (the Gumbel trick). E comes from a counter-based hash of (seed, position,
+token id), so nothing has a state, and a row draws the same tokens alone, in any batch, on any
+device and after a crash.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ _GOLDEN_32 = 0x9E3779B1 - 2**32
 _MIX_32 = (0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32)
 
 
-def draw(logits: Tensor, keys: Tensor, *, temperature: Tensor, stochastic: Tensor | None) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, keys: Tensor, *, temperature: Tensor, stochastic: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Draw one token per row.
 
     Args:
@@ -30,24 +33,36 @@ def draw(logits: Tensor, keys: Tensor, *, temperature: Tensor, stochastic: Tenso
     """
     z = logits / temperature[:, None]
     noise = gumbel_noise(keys, z.shape[1], z.dtype)
-    tokens = (z + noise if stochastic is None else torch.addcmul(z, noise, stochastic[:, None])).argmax(1)
+    tokens = (
+        z + noise if stochastic is None else torch.addcmul(z, noise, stochastic[:, None])
+    ).argmax(1)
     logprobs = z.gather(1, tokens[:, None]).squeeze(1) - z.logsumexp(1)
     return tokens, logprobs
 
 
 def noise_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """One 64-bit key per row from its seed and the index of the token in its response; both [n] int64."""
+    """One 64-bit key per row from its seed and the index of the token in its response; both [n]
+    int64.
+    """
     return _mix_64(_mix_64(seeds + _GOLDEN_64) + positions * _GOLDEN_64)
 
 
 def gumbel_noise(keys: Tensor, vocabulary: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard Gumbel noise [n, vocabulary], entry (i, v) a function of (keys[i], v). 32 random bits per entry."""
+    """Standard Gumbel noise [n, vocabulary], entry (i, v) a function of (keys[i], v). 32 random
+    bits per entry.
+    """
     low, high = keys.to(torch.int32), (keys >> 32).to(torch.int32)
     counter = torch.arange(vocabulary, dtype=torch.int32, device=keys.device) * _GOLDEN_32
     bits = _mix_32_(counter[None, :] ^ low[:, None])
     bits = _mix_32_(bits.add_(high[:, None]))
     # The smallest of 2**32 uniforms keeps all its precision; the largest must stay below 1.
-    uniform = (bits.to(torch.int64) & 0xFFFFFFFF).to(dtype).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+    uniform = (
+        (bits.to(torch.int64) & 0xFFFFFFFF)
+        .to(dtype)
+        .add_(0.5)
+        .mul_(2.0**-32)
+        .clamp_(max=1 - 2.0**-24)
+    )
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
@@ -63,7 +78,9 @@ def restrict(logits: Tensor, *, temperature: Tensor, top_k: Tensor, top_p: Tenso
     ordered, order = logits.sort(dim=1, descending=True, stable=True)
     rank = torch.arange(logits.shape[1], device=logits.device)
     outside = (rank >= top_k[:, None]) & (top_k[:, None] > 0)
-    probabilities = torch.softmax(ordered.masked_fill(outside, -torch.inf) / temperature[:, None], 1)
+    probabilities = torch.softmax(
+        ordered.masked_fill(outside, -torch.inf) / temperature[:, None], 1
+    )
     before = probabilities.cumsum(1) - probabilities
     outside |= (before >= top_p[:, None]) & (top_p[:, None] < 1)
     outside[:, 0] = False
@@ -78,7 +95,9 @@ def _mix_64(x: Tensor) -> Tensor:
 
 
 def _mix_32_(x: Tensor) -> Tensor:
-    """Finaliser of MurmurHash3 in place; int32 arithmetic wraps, and the mask makes the shifts logical."""
+    """Finaliser of MurmurHash3 in place; int32 arithmetic wraps, and the mask makes the shifts
+    logical.
+    """
     x ^= (x >> 16).bitwise_and_(2**16 - 1)
     x *= _MIX_32[0]
     x ^= (x >> 13).bitwise_and_(2**19 - 1)

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from oxrl.engines.base import Bucket, Finished
-from oxrl.engines.local_cache import RowCache, decoding_attention
-from oxrl.engines.local_draw import draw, noise_keys, restrict
-from oxrl.engines.sampler import Sampler
-from oxrl.engines.trainer import read_tokens
+from oxrl.engines.sample.base import Finished
+from oxrl.engines.sample.cache import RowCache, decoding_attention
+from oxrl.engines.sample.gumbel import draw, noise_keys, restrict
+from oxrl.engines.sample.sampler import Sampler
+from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.trainer import read_tokens
 from oxrl.errors import EngineError, WeightSyncError
 from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import CausalNetwork
@@ -37,7 +38,9 @@ PrefillKey = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass
 class _Slots:
-    """State of the active rows, row i in slot i. `versions`: weight versions, as far as the last change of weights."""
+    """State of the active rows, row i in slot i. `versions`: weight versions, as far as the last
+    change of weights.
+    """
 
     integers: Tensor
     floats: Tensor
@@ -52,21 +55,30 @@ class _Slots:
             extra = (0, response - self.tokens.shape[1])
             self.tokens, self.logprobs = pad(self.tokens, extra), pad(self.logprobs, extra)
         if STOPS + stops > self.integers.shape[1]:
-            self.integers = pad(self.integers, (0, STOPS + stops - self.integers.shape[1]), value=-1)
+            self.integers = pad(
+                self.integers, (0, STOPS + stops - self.integers.shape[1]), value=-1
+            )
 
 
 class LocalSampler(Sampler):
-    """Samples with continuous batching: prompts prefilled once for all their samples, finished rows replaced at once.
+    """Samples with continuous batching: prompts prefilled once for all their samples, finished rows
+    replaced at once.
 
     Args:
-        model: a Hugging Face causal LM with full attention in every layer. The trainer's own module is fine: its
-            weights are then always current, and `update_weights` only drops what was computed from the old ones.
+        model: a Hugging Face causal LM with full attention in every layer. The trainer's own module
+            is fine: its weights are then always current, and `update_weights` only drops what was
+            computed from the old ones.
         max_rows: rows decoded at the same time.
         version: weight version that the model holds now.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_rows: int = 128, version: int = 0
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_rows: int = 128,
+        version: int = 0,
     ) -> None:
         config = model.config.get_text_config()
         layers = getattr(config, "layer_types", None)
@@ -111,15 +123,22 @@ class LocalSampler(Sampler):
 
     @torch.inference_mode()
     def _stop(self, ids: set[str]) -> list[Finished]:
-        stopped = [self._ended(request, "abort", request.prefix) for request in self._waiting if request.id in ids]
+        stopped = [
+            self._ended(request, "abort", request.prefix)
+            for request in self._waiting
+            if request.id in ids
+        ]
         self._waiting = deque(request for request in self._waiting if request.id not in ids)
         for item in stopped:
             self._forget_prefill(_key(item.request))
-        return stopped + self._release([i for i, r in enumerate(self._slots.requests) if r.id in ids], "abort")
+        return stopped + self._release(
+            [i for i, r in enumerate(self._slots.requests) if r.id in ids], "abort"
+        )
 
     @torch.no_grad()
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
-        """See RolloutEngine. Tensors that already are this model's memory are not copied, and get no fingerprint.
+        """See RolloutEngine. Tensors that already are this model's memory are not copied, and get
+        no fingerprint.
 
         Raises:
             WeightSyncError: a tensor is unknown, of another shape, or missing.
@@ -130,27 +149,35 @@ class LocalSampler(Sampler):
             parameter = missing.pop(name, None)
             if parameter is None or parameter.shape != tensor.shape:
                 has = "no such tensor" if parameter is None else f"shape {tuple(parameter.shape)}"
-                raise WeightSyncError(f"got {name!r} of shape {tuple(tensor.shape)}; the sampler has {has}")
+                raise WeightSyncError(
+                    f"got {name!r} of shape {tuple(tensor.shape)}; the sampler has {has}"
+                )
             if parameter.data_ptr() != tensor.data_ptr():
                 parameter.copy_(tensor)
                 fingerprints[name] = fingerprint(parameter)
         if missing:
             raise WeightSyncError(f"{len(missing)} tensors were not sent, such as {min(missing)!r}")
         counts = self._slots.integers[:, COUNT].tolist()
-        self._slots.versions = [self._versions(slot, counts[slot]) for slot in range(len(self._slots.requests))]
+        self._slots.versions = [
+            self._versions(slot, counts[slot]) for slot in range(len(self._slots.requests))
+        ]
         self._version = version
         self._prefilled.clear()
         self._stale = bool(self._slots.requests)
         return fingerprints
 
     @torch.inference_mode()
-    def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+    def logprobs(
+        self, rows: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> list[list[float]]:
         results: list[list[float]] = []
         for batch in _token_batches(rows):
             tokens, lengths = self._padded(batch)
             real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
             inputs = TokenBatch(tokens=tokens, attention_mask=real, response_mask=real)
-            scored = read_tokens(self.network, inputs, frozenset({"logprobs"}), temperature=temperature)
+            scored = read_tokens(
+                self.network, inputs, frozenset({"logprobs"}), temperature=temperature
+            )
             aligned = cast(Tensor, scored.logprobs).tolist()
             results += [row[: len(ids)] for row, ids in zip(aligned, batch, strict=True)]
         return results
@@ -167,14 +194,22 @@ class LocalSampler(Sampler):
     def close(self) -> None:
         """Drop every request and free the keys and values."""
         slots = self._slots
-        for held in (self._waiting, self._waiting_keys, slots.requests, slots.versions, self._finished, self._here):
+        for held in (
+            self._waiting,
+            self._waiting_keys,
+            slots.requests,
+            slots.versions,
+            self._finished,
+            self._here,
+        ):
             held.clear()
         self.sleep()
 
     def _admit(self) -> None:
         """Move waiting requests into free slots and draw their first tokens.
 
-        Free slots cost nothing, so they are filled some at a time: a prefill per slot would cost more than it gains.
+        Free slots cost nothing, so they are filled some at a time: a prefill per slot would cost
+            more than it gains.
         """
         while self._waiting:
             free = self.max_rows - len(self._slots.requests)
@@ -198,13 +233,18 @@ class LocalSampler(Sampler):
                 self._prefilled[next(new)] = kv, logits
         prefilled = sum(len(prompt) + len(prefix) for prompt, prefix in missing)
         self._counted["prefill_tokens"] += prefilled
-        self._counted["prefill_tokens_saved"] += sum(len(prompt) + len(prefix) for prompt, prefix in keys) - prefilled
+        self._counted["prefill_tokens_saved"] += (
+            sum(len(prompt) + len(prefix) for prompt, prefix in keys) - prefilled
+        )
 
     def _run_prompts(self, batch: Sequence[Sequence[int]]) -> tuple[list[Tensor], Tensor]:
-        """Keys and values [layers, 2, 1, heads, T, d] of every row, and hidden states [P, H] at the rows' ends."""
+        """Keys and values [layers, 2, 1, heads, T, d] of every row, and hidden states [P, H] at the
+        rows' ends.
+        """
         tokens, lengths = self._padded(batch)
         cache = DynamicCache()
-        # Causal attention over right-padded rows needs no mask: what padding computes is never attended to.
+        # Causal attention over right-padded rows needs no mask: what padding computes is never
+        # attended to.
         output: Any = self.network.decoder(input_ids=tokens, past_key_values=cache, use_cache=True)
         layers = cast(list[Any], cache.layers)
         kv = torch.stack([torch.stack((layer.keys, layer.values)) for layer in layers])
@@ -212,19 +252,25 @@ class LocalSampler(Sampler):
         return [kv[:, :, row : row + 1, :, : len(ids)] for row, ids in enumerate(batch)], ends
 
     def _forget_prefill(self, key: PrefillKey) -> None:
-        """One request less waits for this prompt; after the last one its keys and values are dropped."""
+        """One request less waits for this prompt; after the last one its keys and values are
+        dropped.
+        """
         self._waiting_keys[key] -= 1
         if self._waiting_keys[key] == 0:
             del self._waiting_keys[key]
             self._prefilled.pop(key, None)
 
     def _occupy(self, requests: list[Request]) -> Tensor:
-        """Fill the next free slots with `requests` and return the logits [m, V] that their first tokens come from."""
+        """Fill the next free slots with `requests` and return the logits [m, V] that their first
+        tokens come from.
+        """
         slots, first, device = self._slots, len(self._slots.requests), self.model.device
         longest = max(request.sampling.max_tokens for request in requests)
         slots.reserve(longest, max(len(request.sampling.stop_token_ids) for request in requests))
         new, width = slice(first, first + len(requests)), slots.integers.shape[1]
-        slots.integers[new] = torch.tensor([_integers(request, width) for request in requests], device=device)
+        slots.integers[new] = torch.tensor(
+            [_integers(request, width) for request in requests], device=device
+        )
         slots.floats[new] = torch.tensor([_floats(request) for request in requests], device=device)
         for slot, request in enumerate(requests, first):
             self._greedy |= request.sampling.temperature == 0
@@ -264,26 +310,36 @@ class LocalSampler(Sampler):
         self._advance(0, head_logits(output.last_hidden_state[:, 0], self.network.head))
 
     def _advance(self, first: int, logits: Tensor) -> None:
-        """Draw a token for the slots from `first` on, record it, and release the rows that it finishes."""
+        """Draw a token for the slots from `first` on, record it, and release the rows that it
+        finishes.
+        """
         slots = self._slots
         integers = slots.integers[first : first + len(logits)]
         temperature, stochastic, top_p = slots.floats[first : first + len(logits)].unbind(1)
         if self._restricted:
-            logits = restrict(logits, temperature=temperature, top_k=integers[:, TOP_K], top_p=top_p)
+            logits = restrict(
+                logits, temperature=temperature, top_k=integers[:, TOP_K], top_p=top_p
+            )
         keys = noise_keys(integers[:, SEED], integers[:, COUNT])
-        tokens, logprobs = draw(logits, keys, temperature=temperature, stochastic=stochastic if self._greedy else None)
+        tokens, logprobs = draw(
+            logits, keys, temperature=temperature, stochastic=stochastic if self._greedy else None
+        )
         at = integers[:, COUNT, None]
         slots.tokens[first : first + len(logits)].scatter_(1, at, tokens[:, None])
         slots.logprobs[first : first + len(logits)].scatter_(1, at, logprobs[:, None])
         integers[:, LAST] = tokens
         integers[:, LENGTH : COUNT + 1] += 1
-        done = (tokens[:, None] == integers[:, STOPS:]).any(1) | (integers[:, COUNT] >= integers[:, LIMIT])
+        done = (tokens[:, None] == integers[:, STOPS:]).any(1) | (
+            integers[:, COUNT] >= integers[:, LIMIT]
+        )
         self._counted["tokens"] += len(logits)
         if done.any():
             self._finished += self._release((done.nonzero().squeeze(1) + first).tolist(), None)
 
     def _release(self, ended: list[int], reason: FinishReason | None) -> list[Finished]:
-        """Turn slots into completions and close the gaps they leave. `reason` None means stop or length."""
+        """Turn slots into completions and close the gaps they leave. `reason` None means stop or
+        length.
+        """
         if not ended:
             return []
         slots, device = self._slots, self.model.device
@@ -293,7 +349,9 @@ class LocalSampler(Sampler):
         finished: list[Finished] = []
         for slot, count, ids, values in zip(ended, counts, tokens, logprobs, strict=True):
             request = slots.requests[slot]
-            why: FinishReason = reason or ("stop" if ids[count - 1] in request.sampling.stop_token_ids else "length")
+            why: FinishReason = reason or (
+                "stop" if ids[count - 1] in request.sampling.stop_token_ids else "length"
+            )
             # A prefix has the log-probabilities it came with: float32 state would round them.
             known = request.prefix.logprobs
             sampled = Prefix(
@@ -307,13 +365,19 @@ class LocalSampler(Sampler):
         targets = [slot for slot in ended if slot < left]
         sources = [slot for slot in range(left, len(slots.requests)) if slot not in gone]
         if targets:
-            source, target = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
+            source, target = (
+                torch.tensor(sources, device=device),
+                torch.tensor(targets, device=device),
+            )
             for tensor in (slots.integers, slots.floats, slots.tokens, slots.logprobs):
                 tensor[target] = tensor[source]
             if self._cache is not None:  # asleep, it is gone, and made anew from the slots
                 self._cache.move(source, target, int(slots.integers[source, LENGTH].max()))
             for source, target in zip(sources, targets, strict=True):
-                slots.requests[target], slots.versions[target] = slots.requests[source], slots.versions[source]
+                slots.requests[target], slots.versions[target] = (
+                    slots.requests[source],
+                    slots.versions[source],
+                )
         del slots.requests[left:], slots.versions[left:]
         if not slots.requests:
             self._greedy = self._restricted = False
@@ -329,7 +393,10 @@ class LocalSampler(Sampler):
         slots, self._cache = self._slots, None
         active = len(slots.requests)
         state = zip(
-            slots.requests, slots.integers[:active, COUNT].tolist(), slots.tokens[:active].tolist(), strict=True
+            slots.requests,
+            slots.integers[:active, COUNT].tolist(),
+            slots.tokens[:active].tolist(),
+            strict=True,
         )
         # The last token is not among them: the next decode step runs it.
         read = [(*request.prompt.token_ids, *ids[: count - 1]) for request, count, ids in state]
@@ -354,7 +421,9 @@ class LocalSampler(Sampler):
 
     def _progress(self) -> str:
         active = len(self._slots.requests)
-        longest, limit = self._slots.integers[:active, [COUNT, LIMIT]].amax(0).tolist() if active else (0, 0)
+        longest, limit = (
+            self._slots.integers[:active, [COUNT, LIMIT]].amax(0).tolist() if active else (0, 0)
+        )
         return (
             f"{active} rows are being decoded, the longest has {longest} of at most {limit} tokens, and "
             f"{len(self._waiting)} requests wait"
@@ -369,14 +438,23 @@ def _integers(request: Request, width: int) -> list[int]:
     sampling = request.sampling
     known = len(request.prefix.token_ids)
     top_k = sampling.top_k if sampling.temperature > 0 else 0
-    state = [0, len(request.prompt.token_ids) + known, known, sampling.max_tokens, request.seed, top_k]
+    state = [
+        0,
+        len(request.prompt.token_ids) + known,
+        known,
+        sampling.max_tokens,
+        request.seed,
+        top_k,
+    ]
     state += sampling.stop_token_ids
     return state + [-1] * (width - len(state))
 
 
 def _floats(request: Request) -> list[float]:
     sampling = request.sampling
-    return [sampling.temperature, 1.0, sampling.top_p] if sampling.temperature > 0 else [1.0, 0.0, 1.0]
+    return (
+        [sampling.temperature, 1.0, sampling.top_p] if sampling.temperature > 0 else [1.0, 0.0, 1.0]
+    )
 
 
 def _token_batches(rows: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:

@@ -1,7 +1,8 @@
-"""FsdpTrainer: TrainEngine over several ranks with PyTorch's fully_shard (FSDP2). Needs nothing but PyTorch.
+"""FsdpTrainer: TrainEngine over several ranks with PyTorch's fully_shard (FSDP2). Needs nothing but
+PyTorch.
 
-Each rank holds a piece of every weight, gradient and moment; a layer's weights are gathered while it runs. Everything
-but the cutting up is LocalTrainer's.
+Each rank holds a piece of every weight, gradient and moment; a layer's weights are gathered while
+it runs. Everything but the cutting up is LocalTrainer's.
 """
 
 from __future__ import annotations
@@ -14,21 +15,32 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from oxrl.engines.base import Want
-from oxrl.engines.local import LocalTrainer
-from oxrl.engines.trainer import LOW, Reader
+from oxrl.engines.train.base import Want
+from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.trainer import LOW, Reader
 from oxrl.models.lora import has_adapter
 from oxrl.types import LossFn, Output, TokenBatch, TrainBatch
 
 
 class FsdpTrainer(LocalTrainer):
-    """Arguments as for `Trainer`; `ranks` as `joined_ranks` gives them, each with the same model on its device."""
+    """Arguments as for `Trainer`; `ranks` as `joined_ranks` gives them, each with the same model on
+    its device.
+    """
 
     def _shard_model(self) -> None:
-        # An adapter computes in float32 beside frozen weights as they are stored: nothing is cast then.
-        low = next((p.dtype for p in self.model.parameters() if p.dtype in LOW and not has_adapter(self.model)), None)
-        # The pieces are the float32 masters; the weights a layer computes with are cast when it gathers them, and
-        # gradients are cast up before they are summed over ranks and micro-batches.
+        # An adapter computes in float32 beside frozen weights as they are stored: nothing is cast
+        # then.
+        low = next(
+            (
+                p.dtype
+                for p in self.model.parameters()
+                if p.dtype in LOW and not has_adapter(self.model)
+            ),
+            None,
+        )
+        # The pieces are the float32 masters; the weights a layer computes with are cast when it
+        # gathers them, and gradients are cast up before they are summed over ranks and
+        # micro-batches.
         for parameter in self.model.parameters():
             if parameter.dtype == low:
                 parameter.data = parameter.data.float()
@@ -44,12 +56,14 @@ class FsdpTrainer(LocalTrainer):
         fully_shard(self._reader, mesh=mesh, mp_policy=policy)
         for module in self._reader.modules():
             if isinstance(module, FSDPModule):
-                # FSDP divides gradients by the number of ranks; the loss is a sum over all rows, so nothing may be.
+                # FSDP divides gradients by the number of ranks; the loss is a sum over all rows, so
+                # nothing may be.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
 
-    # FSDP leaves the outermost weights whole for the backward pass that follows. After a `forward`, or where nothing is
-    # trained, none does; if the pieces change meanwhile, the next pass would read the old ones.
+    # FSDP leaves the outermost weights whole for the backward pass that follows. After a `forward`,
+    # or where nothing is trained, none does; if the pieces change meanwhile, the next pass would
+    # read the old ones.
 
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
         said = super().forward(inputs, want)
@@ -77,6 +91,12 @@ class FsdpTrainer(LocalTrainer):
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a Hugging Face model, which are gathered one at a time; none for other modules."""
-    names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    """The repeated blocks of a Hugging Face model, which are gathered one at a time; none for other
+    modules.
+    """
+    names = {
+        name
+        for module in model.modules()
+        for name in getattr(module, "_no_split_modules", None) or ()
+    }
     return [module for module in model.modules() if type(module).__name__ in names]

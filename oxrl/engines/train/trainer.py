@@ -1,4 +1,6 @@
-"""What every training engine shares: the micro-batch loop, what a step reports, and the one checkpoint format."""
+"""What every training engine shares: the micro-batch loop, what a step reports, and the one
+checkpoint format.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from oxrl.engines.base import Bucket, Want
-from oxrl.engines.micro_batches import Merged, own_share
-from oxrl.engines.ranks import ALONE, Ranks
+from oxrl.engines.train.base import Bucket, Want
+from oxrl.engines.train.micro_batches import Merged, own_share
+from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.errors import CheckpointError, EngineError
 from oxrl.functional.logprobs import bootstrap_positions, chunked_head, predicted_positions, spread
 from oxrl.models.lora import adapter_off
@@ -45,12 +47,15 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 class Options:
     """What every engine is given beside its model, as keyword arguments.
 
-    lr, lr_schedule, warmup_steps, total_steps: see `learning_rate`; only a constant rate goes without `total_steps`.
-    decay: which weights `weight_decay` shrinks: "all", or "matrices" (no norms, biases and embeddings).
-    weight_decay, adam_betas, adam_eps: AdamW. bf16 and fp16 weights get float32 masters and float32 gradient sums.
+    lr, lr_schedule, warmup_steps, total_steps: see `learning_rate`; only a constant rate goes
+    without `total_steps`.
+    decay: which weights `weight_decay` shrinks: "all", or "matrices" (no norms, biases and
+    embeddings).
+    weight_decay, adam_betas, adam_eps: AdamW. bf16 and fp16 weights get float32 masters and float32
+    gradient sums.
     max_grad_norm: global norm the gradient is clipped to; `math.inf` turns clipping off.
-    micro_batch_tokens: largest number of tokens, padding included, that go through the model at once; a unit (row, or
-        all rows of a pair) longer than that goes alone.
+    micro_batch_tokens: largest number of tokens, padding included, that go through the model at
+        once; a unit (row, or all rows of a pair) longer than that goes alone.
     temperature: logprobs, entropy and the rest are those of logits / temperature.
     gradient_checkpointing: recompute each layer in backward instead of storing its activations.
     tokenizer: saved beside the weights, so that the checkpoint is complete.
@@ -77,10 +82,12 @@ class Options:
             raise EngineError(f"lr_schedule {self.lr_schedule!r} needs total_steps")
 
     def learning_rate(self, step: int) -> float:
-        """Of optimizer step `step` (the first is 0): linear warm-up, then the schedule down to 0 at the end.
+        """Of optimizer step `step` (the first is 0): linear warm-up, then the schedule down to 0 at
+        the end.
 
-        A pure function of the step, so a resumed or skipped step cannot shift it. Step `warmup_steps - 1` already has
-        the full rate; `linear` and `cosine` reach 0 only at step `total_steps`, which is never run.
+        A pure function of the step, so a resumed or skipped step cannot shift it. Step
+        `warmup_steps - 1` already has the full rate; `linear` and `cosine` reach 0 only at step
+        `total_steps`, which is never run.
         """
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
@@ -91,7 +98,12 @@ class Options:
 
     def adamw(self) -> dict[str, Any]:
         """Keyword arguments of torch's AdamW."""
-        return {"lr": self.lr, "betas": self.adam_betas, "eps": self.adam_eps, "weight_decay": self.weight_decay}
+        return {
+            "lr": self.lr,
+            "betas": self.adam_betas,
+            "eps": self.adam_eps,
+            "weight_decay": self.weight_decay,
+        }
 
 
 class Stored(NamedTuple):
@@ -105,20 +117,28 @@ class Stored(NamedTuple):
 
 
 def undecayed(model: nn.Module) -> frozenset[str]:
-    """Parameters that hold no matrix product: norms, biases and embeddings, also where one is the output head too."""
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    return frozenset(name for name, p in model.named_parameters() if p.ndim < 2 or id(p) in embeddings)
+    """Parameters that hold no matrix product: norms, biases and embeddings, also where one is the
+    output head too.
+    """
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
+    }
+    return frozenset(
+        name for name, p in model.named_parameters() if p.ndim < 2 or id(p) in embeddings
+    )
 
 
 class Trainer(ABC):
-    """TrainEngine: a model, its gradient and its AdamW, in one process or in several that make the same calls (SPMD).
+    """TrainEngine: a model, its gradient and its AdamW, in one process or in several that make the
+    same calls (SPMD).
 
-    Every rank is given the whole batch, reads its own share of the rows (`micro_batches`) and returns the whole
-    output; the gradient is that of the plain sum of the loss over all rows, whatever the number of ranks.
+    Every rank is given the whole batch, reads its own share of the rows (`micro_batches`) and
+    returns the whole output; the gradient is that of the plain sum of the loss over all rows,
+    whatever the number of ranks.
 
     Args:
-        model: a Hugging Face causal LM, a ValueModel, or any TokenModel module. Kept in eval mode: dropout would make
-            the ratio of unchanged weights differ from 1.
+        model: a Hugging Face causal LM, a ValueModel, or any TokenModel module. Kept in eval mode:
+            dropout would make the ratio of unchanged weights differ from 1.
         ranks: the training ranks; alone by default.
         options: the fields of `Options`.
     """
@@ -132,12 +152,14 @@ class Trainer(ABC):
         self.step, self.last_loss = 0, 0.0
         spared = undecayed(model) if self.options.decay == "matrices" else frozenset[str]()
         self._decays = {
-            name: 0.0 if name in spared else self.options.weight_decay for name, _ in model.named_parameters()
+            name: 0.0 if name in spared else self.options.weight_decay
+            for name, _ in model.named_parameters()
         }
         self._pending_losses: list[float] = []
         self._has_gradient = False
         self._cut_up = True  # over the ranks; alone, this rank has all pieces
-        # Shape and type of each weight as it is stored, before an engine cuts it up or raises it to float32.
+        # Shape and type of each weight as it is stored, before an engine cuts it up or raises it to
+        # float32.
         self._stored = {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
         if self.options.gradient_checkpointing:
             _enable_gradient_checkpointing(model)
@@ -161,27 +183,34 @@ class Trainer(ABC):
 
     @abstractmethod
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole gradient accumulated so far) on every rank; collective. Only `skip_step` may follow."""
+        """(name, whole gradient accumulated so far) on every rank; collective. Only `skip_step` may
+        follow.
+        """
 
     @abstractmethod
     def weights(self) -> Iterator[Bucket]: ...
 
     @abstractmethod
     def _clip_and_step(self, lr: float) -> tuple[float, bool]:
-        """(gradient norm before the clip, whether the step was taken: not with a non-finite gradient)."""
+        """(gradient norm before the clip, whether the step was taken: not with a non-finite
+        gradient).
+        """
 
     @abstractmethod
     def _drop_gradients(self) -> None: ...
 
     @abstractmethod
     def _shards(self) -> Iterator[tuple[Tensor, Mapping[str, Any] | None, float]]:
-        """(this rank's piece of float32 weights, its Adam state, None if the last step did not move it, its decay)."""
+        """(this rank's piece of float32 weights, its Adam state, None if the last step did not move
+        it, its decay).
+        """
 
     @abstractmethod
     def _state(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """(name, whole tensor) of every weight that has one; collective.
 
-        Kinds: "exp_avg", "exp_avg_sq" and "step", AdamW's; "master", the float32 copy of a weight of lower precision.
+        Kinds: "exp_avg", "exp_avg_sq" and "step", AdamW's; "master", the float32 copy of a weight
+            of lower precision.
         """
 
     @abstractmethod
@@ -192,7 +221,9 @@ class Trainer(ABC):
 
     @torch.no_grad()
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
-        """See TrainEngine. Token fields are 0.0 wherever `response_mask` is False: the head runs nowhere else."""
+        """See TrainEngine. Token fields are 0.0 wherever `response_mask` is False: the head runs
+        nowhere else.
+        """
         merged = Merged(inputs)
         for rows, part in self._share(inputs):
             merged.add(rows, self._read(part.inputs, want))
@@ -201,13 +232,14 @@ class Trainer(ABC):
     def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
         """See TrainEngine. The loss summed over micro-batches and ranks is left in `last_loss`.
 
-        A batch with several rows per unit keeps the rows of unit u at `rows_per_unit * u` onwards in `inputs`.
+        A batch with several rows per unit keeps the rows of unit u at `rows_per_unit * u` onwards
+        in `inputs`.
         """
         merged = Merged(batch.inputs)
         rows_per_unit = len(batch.inputs) // max(1, len(batch))
         losses = [torch.zeros(())]
-        # Without any trained token there is no gradient at all, not a zero one that would still move weights by
-        # momentum. Every rank sees the whole batch, so all of them decide alike.
+        # Without any trained token there is no gradient at all, not a zero one that would still
+        # move weights by momentum. Every rank sees the whole batch, so all of them decide alike.
         trained = bool(batch.inputs.response_mask[:, 1:].any())
         self._has_gradient |= trained
         if self.options.gradient_checkpointing:
@@ -222,7 +254,9 @@ class Trainer(ABC):
                     loss = found
             if trained:
                 self._backward(_nothing(output) if loss is None else loss)
-            merged.add((units[:, None] * rows_per_unit + torch.arange(rows_per_unit)).flatten(), output)
+            merged.add(
+                (units[:, None] * rows_per_unit + torch.arange(rows_per_unit)).flatten(), output
+            )
         if self.options.gradient_checkpointing:
             self.model.eval()
         self.last_loss = self.ranks.sum(torch.stack(losses).double().sum()).item()
@@ -244,7 +278,10 @@ class Trainer(ABC):
         return self._finish_step(self._gradient_norm() if self._has_gradient else 0.0, skipped=True)
 
     def _gradient_norm(self) -> float:
-        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for _, gradient in self.gradients()]
+        norms = [
+            torch.linalg.vector_norm(gradient, dtype=torch.float64)
+            for _, gradient in self.gradients()
+        ]
         return torch.linalg.vector_norm(torch.stack(norms)).item()
 
     @torch.no_grad()
@@ -270,26 +307,37 @@ class Trainer(ABC):
         }
 
     def _change(self, weight: Tensor, adam: Mapping[str, Any], lr: float, decay: float) -> Tensor:
-        """Norm of AdamW's last change of `weight`, from the moments: no copy of the weights is kept for it."""
+        """Norm of AdamW's last change of `weight`, from the moments: no copy of the weights is kept
+        for it.
+        """
         beta1, beta2 = self.options.adam_betas
         step = float(adam["step"])
         scale = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
-        denominator = adam["exp_avg_sq"].sqrt().add_(self.options.adam_eps * math.sqrt(1 - beta2**step))
+        denominator = (
+            adam["exp_avg_sq"].sqrt().add_(self.options.adam_eps * math.sqrt(1 - beta2**step))
+        )
         change = adam["exp_avg"] / denominator * scale
         if decay:
             change = change + (weight + change) * (decay / (1 - decay))
         return torch.linalg.vector_norm(change, dtype=torch.float64)
 
     def save(self, directory: Path) -> None:
-        """See TrainEngine. Moments, and masters where the weights are not float32, lie beside the weights.
+        """See TrainEngine. Moments, and masters where the weights are not float32, lie beside the
+        weights.
 
-        Collective; rank 0 writes. It takes part in every gather even when the disk refuses, so that nobody waits.
+        Collective; rank 0 writes. It takes part in every gather even when the disk refuses, so that
+        nobody waits.
         """
         # Generators: nothing is gathered before it is written.
         weights = (named for bucket in self.weights() for named in bucket)
-        parts: list[tuple[Callable[[Iterator[tuple[str, Tensor]]], None], Iterator[tuple[str, Tensor]]]] = [
+        parts: list[
+            tuple[Callable[[Iterator[tuple[str, Tensor]]], None], Iterator[tuple[str, Tensor]]]
+        ] = [
             (partial(save_model, self.model, directory), weights),
-            *((partial(write_sharded, directory, f"optimizer_{k}"), self._state(k)) for k in ("master", *MOMENTS)),
+            *(
+                (partial(write_sharded, directory, f"optimizer_{k}"), self._state(k))
+                for k in ("master", *MOMENTS)
+            ),
         ]
         refused: OSError | SafetensorError | None = None
         for write, named in parts:
@@ -307,22 +355,32 @@ class Trainer(ABC):
             if self.options.tokenizer is not None:
                 self.options.tokenizer.save_pretrained(directory)
             content = {"format": STATE_FORMAT, "step": self.step, "adam_steps": steps}
-            (directory / STATE_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            (directory / STATE_FILE).write_text(
+                json.dumps(content, indent=1) + "\n", encoding="utf-8"
+            )
 
     def load(self, directory: Path) -> None:
-        """See TrainEngine. Whichever engine wrote it, on however many ranks; each rank reads the files itself.
+        """See TrainEngine. Whichever engine wrote it, on however many ranks; each rank reads the
+        files itself.
 
         Raises:
             CheckpointError: the directory does not hold a checkpoint of this model.
         """
         path = directory / STATE_FILE
         if not path.is_file():
-            raise CheckpointError(f"{directory} has no {STATE_FILE}: it is not a training checkpoint")
+            raise CheckpointError(
+                f"{directory} has no {STATE_FILE}: it is not a training checkpoint"
+            )
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.get("format") != STATE_FORMAT:
-            raise CheckpointError(f"{path} has format {content.get('format')!r}; this version reads {STATE_FORMAT}")
+            raise CheckpointError(
+                f"{path} has format {content.get('format')!r}; this version reads {STATE_FORMAT}"
+            )
         steps: dict[str, int] = content["adam_steps"]
-        state = {kind: stored_tensors(directory, f"optimizer_{kind}-*.safetensors") for kind in ("master", *MOMENTS)}
+        state = {
+            kind: stored_tensors(directory, f"optimizer_{kind}-*.safetensors")
+            for kind in ("master", *MOMENTS)
+        }
         for name in steps:
             dtype = self._stored[name][1] if name in self._stored else None
             needed = ("master", *MOMENTS) if dtype in LOW else MOMENTS
@@ -359,7 +417,9 @@ class AdapterOff:
 
 
 class Reader(nn.Module):
-    """The whole of a micro-batch's forward pass as one module: what sharding libraries hook to gather weights."""
+    """The whole of a micro-batch's forward pass as one module: what sharding libraries hook to
+    gather weights.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
@@ -367,27 +427,36 @@ class Reader(nn.Module):
         self._trainer = (trainer,)  # in a tuple, so that nothing of it is registered here
 
     def forward(self, inputs: TokenBatch, want: Want) -> dict[str, Tensor]:
-        """The fields of Output that were asked for; a dict, because hooks look for tensors in plain containers."""
+        """The fields of Output that were asked for; a dict, because hooks look for tensors in plain
+        containers.
+        """
         [trainer] = self._trainer
         output = read_tokens(trainer.network, inputs, want, temperature=trainer.options.temperature)
         # Cloned, because hooks that gather weights for backward do not survive on views.
         return {name: value.clone() for name, value in vars(output).items() if value is not None}
 
 
-def read_tokens(network: TokenModel, inputs: TokenBatch, want: Want, *, temperature: float) -> Output:
+def read_tokens(
+    network: TokenModel, inputs: TokenBatch, want: Want, *, temperature: float
+) -> Output:
     """What `network` says of one micro-batch; differentiable."""
-    # Rows are right-padded and attention is causal, so no real token sees padding and no mask has to be built.
-    # Positions that start again mark packed rows: transformers keeps them apart, but only when it is given no mask.
+    # Rows are right-padded and attention is causal, so no real token sees padding and no mask has
+    # to be built. Positions that start again mark packed rows: transformers keeps them apart, but
+    # only when it is given no mask.
     flat = network.backbone(inputs.tokens, None, inputs.position_ids).flatten(0, 1)
     head = network.head
     token_at, hidden_at = predicted_positions(inputs.response_mask)
     if "values" in want:
         if head.weight.shape[0] != 1:
-            raise EngineError(f"{type(network).__name__} has no value head, but values were asked for")
+            raise EngineError(
+                f"{type(network).__name__} has no value head, but values were asked for"
+            )
         values = nn.functional.linear(flat, head.weight, head.bias).squeeze(1)
         values = values if values.dtype == torch.float64 else values.float()
         token_values = spread(values[hidden_at], token_at, inputs.tokens)
-        return Output(values=token_values, bootstrap=values[bootstrap_positions(inputs.attention_mask)])
+        return Output(
+            values=token_values, bootstrap=values[bootstrap_positions(inputs.attention_mask)]
+        )
     result = chunked_head(
         flat[hidden_at],
         head,
@@ -396,7 +465,9 @@ def read_tokens(network: TokenModel, inputs: TokenBatch, want: Want, *, temperat
         entropy="entropy" in want,
         sum_p_squared="sum_p_squared" in want,
         candidates=None if inputs.candidates is None else inputs.candidates.flatten(0, 1)[token_at],
-        top_k=next((int(item.removeprefix("top_k=")) for item in want if item.startswith("top_k=")), 0),
+        top_k=next(
+            (int(item.removeprefix("top_k=")) for item in want if item.startswith("top_k=")), 0
+        ),
     )
     placed = {
         name: None if value is None else spread(value, token_at, inputs.tokens)
@@ -406,17 +477,27 @@ def read_tokens(network: TokenModel, inputs: TokenBatch, want: Want, *, temperat
 
 
 def _nothing(output: Output) -> Tensor:
-    """A zero that hangs on every weight: backward must run on all ranks alike, also where there is nothing to learn."""
+    """A zero that hangs on every weight: backward must run on all ranks alike, also where there is
+    nothing to learn.
+    """
     fields: Iterable[Any] = vars(output).values()
-    return sum((field.sum() * 0.0 for field in fields if field is not None and field.requires_grad), torch.zeros(()))
+    return sum(
+        (field.sum() * 0.0 for field in fields if field is not None and field.requires_grad),
+        torch.zeros(()),
+    )
 
 
 def _enable_gradient_checkpointing(model: nn.Module) -> None:
     host = getattr(model, "decoder", model)
     if not hasattr(host, "gradient_checkpointing_enable"):
-        raise EngineError(f"{type(model).__name__} does not support gradient checkpointing; set it to false")
-    cast(Any, host).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    # Checkpointed layers recompute only in train mode, which must not switch dropout on, whatever a model calls it.
+        raise EngineError(
+            f"{type(model).__name__} does not support gradient checkpointing; set it to false"
+        )
+    cast(Any, host).gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs={"use_reentrant": False}
+    )
+    # Checkpointed layers recompute only in train mode, which must not switch dropout on, whatever a
+    # model calls it.
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and ("drop" in name or isinstance(module, nn.Dropout)):

@@ -1,6 +1,7 @@
 """A Ray cluster with room reserved for every actor of a run, and calls to actors that end.
 
-Without an address oxRL starts a cluster of its own on this machine: no dashboard, every port on the loopback device.
+Without an address oxRL starts a cluster of its own on this machine: no dashboard, every port on the
+loopback device.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from oxrl.engines.base import Bucket
+from oxrl.engines.train.base import Bucket
 from oxrl.errors import ConfigError, EngineError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -25,15 +26,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESERVE_S = 10.0
-# Importing libraries and reading a model's files may take this long, whatever the deadline of other calls is.
+# Importing libraries and reading a model's files may take this long, whatever the deadline of other
+# calls is.
 LOAD_S = 600.0
 Bundle = dict[str, float]
-# (name, dtype, shape, bytes): numpy arrays travel through Ray's object store without a copy per reader.
+# (name, dtype, shape, bytes): numpy arrays travel through Ray's object store without a copy per
+# reader.
 Packed = list[tuple[str, torch.dtype, torch.Size, "numpy.ndarray[Any, Any]"]]
 
 
 class Place(NamedTuple):
-    """Where an actor lives: which bundle of the placement group, and how many of its GPUs it takes (and one CPU)."""
+    """Where an actor lives: which bundle of the placement group, and how many of its GPUs it takes
+    (and one CPU).
+    """
 
     bundle: int
     gpus: float
@@ -44,12 +49,15 @@ def layout(
 ) -> tuple[list[Bundle], list[Place], list[Place]]:
     """(bundles to reserve, places of the training ranks, places of the rollout actors).
 
-    Colocated, rank i and rollout actor i share a bundle and half its GPU each; separate, everybody has a bundle.
+    Colocated, rank i and rollout actor i share a bundle and half its GPU each; separate, everybody
+    has a bundle.
     """
     if colocated:
         places = [Place(i, trainer_gpus / 2) for i in range(max(trainers, samplers))]
         return [_bundle(2, trainer_gpus)] * len(places), places[:trainers], places[:samplers]
-    places = [Place(i, trainer_gpus if i < trainers else sampler_gpus) for i in range(trainers + samplers)]
+    places = [
+        Place(i, trainer_gpus if i < trainers else sampler_gpus) for i in range(trainers + samplers)
+    ]
     return [_bundle(1, place.gpus) for place in places], places[:trainers], places[trainers:]
 
 
@@ -58,12 +66,14 @@ def _bundle(cpus: float, gpus: float) -> Bundle:
 
 
 class Cluster:
-    """Join the Ray cluster at `address`, or start one for this process, and reserve `bundles` in it.
+    """Join the Ray cluster at `address`, or start one for this process, and reserve `bundles` in
+    it.
 
     A process that is connected to a cluster already keeps it, and keeps it afterwards.
 
     Raises:
-        ConfigError: the cluster cannot be reached, or does not have what was asked for within 10 seconds.
+        ConfigError: the cluster cannot be reached, or does not have what was asked for within 10
+            seconds.
         MissingExtraError: Ray is not installed.
     """
 
@@ -79,8 +89,12 @@ class Cluster:
             raise
 
     def _connect(self, address: str | None, cpus: float) -> None:
-        # CPUs are names for places here, not a share of a core: a small machine may run more actors than it has cores.
-        own: dict[str, Any] = {"num_cpus": max(int(cpus), os.cpu_count() or 1), "include_dashboard": False}
+        # CPUs are names for places here, not a share of a core: a small machine may run more actors
+        # than it has cores.
+        own: dict[str, Any] = {
+            "num_cpus": max(int(cpus), os.cpu_count() or 1),
+            "include_dashboard": False,
+        }
         options = own if address is None else {"address": address}
         try:
             with _own_signals():
@@ -107,15 +121,26 @@ class Cluster:
         )
 
     def start(self, actor: type, place: Place) -> Any:
-        """A handle to a new actor at `place`. Ray never restarts it: whoever started it decides what follows."""
+        """A handle to a new actor at `place`. Ray never restarts it: whoever started it decides
+        what follows.
+        """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
 
-        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place.bundle)
-        options = {"num_cpus": 1, "num_gpus": place.gpus, "max_restarts": 0, "scheduling_strategy": strategy}
+        strategy = PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=place.bundle
+        )
+        options = {
+            "num_cpus": 1,
+            "num_gpus": place.gpus,
+            "max_restarts": 0,
+            "scheduling_strategy": strategy,
+        }
         return self.ray.remote(actor).options(**options).remote()
 
     def close(self) -> None:
-        """Give the room back, which ends every actor in it; end the cluster if it was started here."""
+        """Give the room back, which ends every actor in it; end the cluster if it was started
+        here.
+        """
         if hasattr(self, "_group"):
             self.ray.util.remove_placement_group(self._group)
         if self._started:
@@ -145,29 +170,41 @@ def answer(ray: Any, reference: Any, what: str, *, deadline_s: float) -> Any:
 def _reason(error: Exception) -> str:
     """The line of Ray's account of a death that says why."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "dead because" in line or "exit" in line.lower()), lines[0])[:300]
+    return next(
+        (line for line in lines if "dead because" in line or "exit" in line.lower()), lines[0]
+    )[:300]
 
 
 def pack(bucket: Bucket) -> Packed:
     """A bucket as the object store likes it."""
     return [
-        (name, t.dtype, t.shape, t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()) for name, t in bucket
+        (name, t.dtype, t.shape, t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        for name, t in bucket
     ]
 
 
 def unpack(packed: Packed) -> Bucket:
-    """The bucket again. On CPU its tensors are the object store's memory, which must not be written to."""
+    """The bucket again. On CPU its tensors are the object store's memory, which must not be written
+    to.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # PyTorch has no read-only tensors, and says so
-        return [(name, torch.from_numpy(data).view(dtype).view(shape)) for name, dtype, shape, data in packed]
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # PyTorch has no read-only tensors, and says so
+        return [
+            (name, torch.from_numpy(data).view(dtype).view(shape))
+            for name, dtype, shape, data in packed
+        ]
 
 
 def _import_ray(*, loopback: bool) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if loopback:
-        # Ray's own switch for "this cluster is one machine": every server then listens on 127.0.0.1 alone.
+        # Ray's own switch for "this cluster is one machine": every server then listens on 127.0.0.1
+        # alone.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        # Ray gives way to everything else on the machine (15); here the actors are what the machine is for.
+        # Ray gives way to everything else on the machine (15); here the actors are what the machine
+        # is for.
         os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         import ray  # pyright: ignore[reportMissingImports]  (an extra)
@@ -181,7 +218,9 @@ def _import_ray(*, loopback: bool) -> Any:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Ray takes over SIGTERM when it connects; a run that saves and stops on it needs its own handler back."""
+    """Ray takes over SIGTERM when it connects; a run that saves and stops on it needs its own
+    handler back.
+    """
     main = threading.current_thread() is threading.main_thread()
     held = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield

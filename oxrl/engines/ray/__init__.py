@@ -1,0 +1,1 @@
+"""Engines in Ray actors: the same two interfaces, several processes."""

@@ -1,0 +1,1 @@
+"""What samples: engines behind `base.RolloutEngine`."""

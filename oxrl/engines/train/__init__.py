@@ -1,0 +1,1 @@
+"""What trains: engines behind `base.TrainEngine`."""

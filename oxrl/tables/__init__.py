@@ -1,0 +1,3 @@
+"""The tables: algorithms and preference methods as rows of named cells. Pure data; nothing
+heavy.
+"""
