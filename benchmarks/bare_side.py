@@ -14,6 +14,7 @@ from torch import Tensor
 
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import micro_batches
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.functional.policy_losses import ppo_clip
 from oxrl.models.load import load_policy
 from oxrl.types import Output, PolicyBatch, TokenBatch
@@ -76,7 +77,9 @@ def main() -> None:
     adam = torch.optim.AdamW(
         theirs.parameters(), lr=problem.LEARNING_RATE, weight_decay=0.0, fused=True
     )
-    trainer = LocalTrainer(ours, lr=problem.LEARNING_RATE, micro_batch_tokens=budget)
+    trainer = LocalTrainer(
+        ours, TrainerOptions(lr=problem.LEARNING_RATE, micro_batch_tokens=budget)
+    )
     pieces = []
     for rows, length in micro_batches(batch, budget=budget)[0]:
         part = batch.select(rows, length)

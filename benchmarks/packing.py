@@ -18,6 +18,7 @@ from torch import Tensor
 
 from oxrl.data.conversations import ConversationDataset, Example
 from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch
 
@@ -38,7 +39,7 @@ def learn(
 ) -> tuple[float, Tensor, float]:
     """(loss, gradient of all weights as one vector, share of padding) of one step."""
     trainer = LocalTrainer(
-        load_policy(MODEL, seed=0, dtype=dtype), lr=1e-3, micro_batch_tokens=budget
+        load_policy(MODEL, seed=0, dtype=dtype), TrainerOptions(lr=1e-3, micro_batch_tokens=budget)
     )
     batch = to_supervised_batch(examples, 0, pack_tokens=pack)
     output = trainer.forward_backward(batch, loss_fn, frozenset({"logprobs"}))

@@ -17,7 +17,7 @@ from oxrl.data.prompts import PromptDataset
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.base import Scorer, TrainEngine
-from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks, joined_ranks, launched_world
 from oxrl.engines.train.trainer import AdapterOff, Trainer
 from oxrl.engines.weight_sync import WeightSync
@@ -27,6 +27,7 @@ from oxrl.models.lora import add_adapter
 from oxrl.models.network import ValueModel
 from oxrl.rewards.workers import RewardPool
 from oxrl.seeds import stable_seed
+from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.types import Sampling
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -155,26 +156,27 @@ def build_trainer(
         lr: instead of `train.lr`.
     """
     train = cfg.train
-    same = "lr_schedule warmup_steps weight_decay decay adam_eps max_grad_norm micro_batch_tokens"
-    options: dict[str, Any] = {name: getattr(train, name) for name in same.split()} | {
-        "lr": train.lr if lr is None else lr,
-        "total_steps": cfg.run.steps,
-        "adam_betas": (train.adam_beta1, train.adam_beta2),
-        "temperature": temperature,
-        "gradient_checkpointing": cfg.model.gradient_checkpointing,
-        "tokenizer": tokenizer,
-    }
-    # Imported where they are chosen: PyTorch's sharding takes a second, DeepSpeed is an extra.
-    if train.backend == "fsdp":
-        from oxrl.engines.train.fsdp import FsdpTrainer
-
-        return FsdpTrainer(model, ranks=ranks, **options)
-    if train.backend == "deepspeed":
-        from oxrl.engines.train.zero import DeepSpeedTrainer
-
-        settings = (cfg.deepspeed if trained else cfg.deepspeed_ref).model_dump()
-        return DeepSpeedTrainer(model, ranks=ranks, settings=settings, trained=trained, **options)
-    return LocalTrainer(model, **options)
+    options = TrainerOptions(
+        lr=train.lr if lr is None else lr,
+        lr_schedule=train.lr_schedule,
+        warmup_steps=train.warmup_steps,
+        total_steps=cfg.run.steps,
+        weight_decay=train.weight_decay,
+        decay=train.decay,
+        adam_betas=(train.adam_beta1, train.adam_beta2),
+        adam_eps=train.adam_eps,
+        max_grad_norm=train.max_grad_norm,
+        micro_batch_tokens=train.micro_batch_tokens,
+        temperature=temperature,
+        gradient_checkpointing=cfg.model.gradient_checkpointing,
+        trained=trained,
+        tokenizer=tokenizer,
+    )
+    # Imported where it is chosen: PyTorch's sharding takes a second, DeepSpeed is an extra.
+    engine = TRAINING_ENGINES[train.backend]
+    section = engine.settings if trained else engine.reference_settings
+    settings: dict[str, Any] = getattr(cfg, section).model_dump() if section else {}
+    return engine.load()(model, options, ranks=ranks, **settings)
 
 
 def build_reference(cfg: Config, *, temperature: float = 1.0, ranks: Ranks = ALONE) -> Trainer:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from tiny import AttentionModel, batches, token_batch
 from torch import Tensor, nn
 
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import Ranks, joined_ranks
 from oxrl.errors import CheckpointError
 from oxrl.functional.policy_losses import ppo_clip
@@ -20,6 +21,7 @@ from oxrl.functional.preference_statistics import sequence_logprobs
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.models.load import load_critic, load_policy
 from oxrl.models.lora import add_adapter
+from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.types import Output, PreferenceBatch, SupervisedBatch
 
 # Seven rows on two ranks: four and three, in three and two micro-batches of 15 tokens, so one rank
@@ -52,26 +54,20 @@ def supervised(output: Output, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
     return supervised_loss(output.logprobs, batch.inputs.response_mask, batch.loss_weights)
 
 
-def make_trainer(engine: str, model: nn.Module, ranks: Ranks, **options: Any) -> Any:
-    options = OPTIONS | options
-    if engine == "local":
-        from oxrl.engines.train.local import LocalTrainer
-
-        return LocalTrainer(model, **options)
-    if engine == "fsdp":
-        from oxrl.engines.train.fsdp import FsdpTrainer
-
-        return FsdpTrainer(model, ranks=ranks, **options)
-    from oxrl.engines.train.zero import DeepSpeedTrainer
-
+def make_trainer(engine: str, model: nn.Module, ranks: Ranks, **changed: Any) -> Any:
+    """An engine of the table; DeepSpeed's stages are `zero0` to `zero3`, `+offload` moves to the
+    CPU what can be.
+    """
+    options = TrainerOptions(**(OPTIONS | changed))
+    if not engine.startswith("zero"):
+        return TRAINING_ENGINES[engine].load()(model, options, ranks=ranks)
     stage, _, offload = engine.removeprefix("zero").partition("+")
-    config = {"zero_stage": int(stage)}
-    if offload:
-        config |= {
-            "offload_optimizer": options.get("trained", True),
-            "offload_param": int(stage) == 3,
-        }
-    return DeepSpeedTrainer(model, ranks=ranks, settings=config, **options)
+    settings = {
+        "zero_stage": int(stage),
+        "offload_optimizer": bool(offload) and options.trained,
+        "offload_param": bool(offload) and int(stage) == 3,
+    }
+    return TRAINING_ENGINES["deepspeed"].load()(model, options, ranks=ranks, **settings)
 
 
 def preference(output: Output, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -219,8 +215,7 @@ def measure_reference(engine: str, dtype: str, folder: Path, ranks: Ranks) -> di
     """
     inputs = token_batch(LENGTHS, vocabulary=261)
     model = load_policy("builtin:tiny", dtype=DTYPES[dtype], seed=0)
-    options = {"lr": 0.0, "trained": False} if engine.startswith("zero") else {"lr": 0.0}
-    trainer = make_trainer(engine, model, ranks, **options)
+    trainer = make_trainer(engine, model, ranks, lr=0.0, trained=False)
     said = {"reference/first": trainer.forward(inputs, LOGPROBS).logprobs}
     other = load_policy("builtin:tiny", dtype=DTYPES[dtype], seed=1)
     trainer.set_weights((name, p.detach()) for name, p in other.named_parameters())

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.seeds import sample_seed
 from oxrl.types import Completion, Prompt, Request, Sampling, TokenBatch
@@ -73,7 +74,7 @@ def trainer_logprobs(
     real = column < torch.tensor([[len(row)] for row in rows])
     sampled = real & (column >= torch.tensor([[len(r.prompt.token_ids)] for r in requests]))
     inputs = TokenBatch(tokens=tokens, attention_mask=real, response_mask=sampled)
-    output = LocalTrainer(model, lr=1e-3, temperature=temperature).forward(
+    output = LocalTrainer(model, TrainerOptions(lr=1e-3, temperature=temperature)).forward(
         inputs, frozenset({"logprobs"})
     )
     assert output.logprobs is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,34 +13,27 @@ from oxrl.errors import EngineError
 
 
 def test_the_stage_and_each_offload_reach_deepspeed() -> None:
-    settings = {"zero_stage": 3, "offload_optimizer": True, "offload_param": False}
-    zero = deepspeed_config(settings, dtype=torch.float32, max_grad_norm=0.5)["zero_optimization"]
+    zero = deepspeed_config(3, offload_optimizer=True, dtype=torch.float32, max_grad_norm=0.5)[
+        "zero_optimization"
+    ]
     assert zero["stage"] == 3
     assert zero["offload_optimizer"]["device"] == "cpu"
     assert "offload_param" not in zero
     zero = deepspeed_config(
-        settings | {"offload_param": True}, dtype=torch.float32, max_grad_norm=0.5
+        3, offload_optimizer=True, offload_param=True, dtype=torch.float32, max_grad_norm=0.5
     )
     assert zero["zero_optimization"]["offload_param"]["device"] == "cpu"
 
 
 def test_clipping_is_deepspeeds_and_infinity_turns_it_off() -> None:
+    assert deepspeed_config(1, dtype=torch.float32, max_grad_norm=0.5)["gradient_clipping"] == 0.5
     assert (
-        deepspeed_config({"zero_stage": 1}, dtype=torch.float32, max_grad_norm=0.5)[
-            "gradient_clipping"
-        ]
-        == 0.5
-    )
-    assert (
-        deepspeed_config({"zero_stage": 1}, dtype=torch.float32, max_grad_norm=math.inf)[
-            "gradient_clipping"
-        ]
-        == 0.0
+        deepspeed_config(1, dtype=torch.float32, max_grad_norm=math.inf)["gradient_clipping"] == 0.0
     )
 
 
 def test_bfloat16_sums_stay_in_float32() -> None:
-    config = deepspeed_config({"zero_stage": 2}, dtype=torch.bfloat16, max_grad_norm=1.0)
+    config = deepspeed_config(2, dtype=torch.bfloat16, max_grad_norm=1.0)
     assert config["bf16"]["enabled"]
     assert config["data_types"]["grad_accum_dtype"] == config["communication_data_type"] == "fp32"
 
@@ -53,7 +47,7 @@ def test_bfloat16_sums_stay_in_float32() -> None:
     ],
 )
 def test_what_deepspeed_would_do_wrongly_is_refused(
-    settings: dict[str, object], dtype: torch.dtype, words: str
+    settings: dict[str, Any], dtype: torch.dtype, words: str
 ) -> None:
     with pytest.raises(EngineError, match=words):
-        deepspeed_config(settings, dtype=dtype, max_grad_norm=1.0)
+        deepspeed_config(**settings, dtype=dtype, max_grad_norm=1.0)

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.seeds import sample_seed
 from oxrl.types import Completion, Prompt, Request, Sampling, TokenBatch
@@ -56,7 +57,7 @@ def _trainer_logprobs(
     trained[:, :4] = False
     inputs = TokenBatch(tokens=rows, attention_mask=torch.ones_like(trained), response_mask=trained)
     logprobs = (
-        LocalTrainer(model, lr=0.0, temperature=temperature)
+        LocalTrainer(model, TrainerOptions(lr=0.0, temperature=temperature))
         .forward(inputs, frozenset({"logprobs"}))
         .logprobs
     )
@@ -70,7 +71,8 @@ def _recorded(completions: list[Completion]) -> torch.Tensor:
 
 def test_forward_agrees_with_the_cpu() -> None:
     one, other = (
-        LocalTrainer(_model(device), lr=0.0).forward(_inputs(), WANT) for device in ("cpu", "cuda")
+        LocalTrainer(_model(device), TrainerOptions(lr=0.0)).forward(_inputs(), WANT)
+        for device in ("cpu", "cuda")
     )
     for name in WANT:
         assert torch.allclose(getattr(one, name), getattr(other, name), atol=1e-3)

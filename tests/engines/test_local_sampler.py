@@ -16,6 +16,7 @@ from transformers import (
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DeadlineError, EngineError, WeightSyncError
 from oxrl.models.load import load_policy
 from oxrl.types import Completion, Request, TokenBatch
@@ -118,7 +119,10 @@ def test_weights_that_are_the_samplers_own_memory_cost_nothing(
     monkeypatch.setattr(
         "oxrl.engines.sample.local.fingerprint", lambda tensor: pytest.fail("read a whole tensor")
     )
-    assert sampler.update_weights(LocalTrainer(policy, lr=1.0).weights(), version=1) == {}
+    assert (
+        sampler.update_weights(LocalTrainer(policy, TrainerOptions(lr=1.0)).weights(), version=1)
+        == {}
+    )
     assert sampler.version == 1
 
 
@@ -189,7 +193,10 @@ def test_a_model_with_a_sliding_window_samples_what_fits_into_it() -> None:
 
 def test_sampling_and_training_take_turns_on_one_model(model: PreTrainedModel) -> None:
     policy = load_policy("builtin:tiny", seed=0)
-    trainer, sampler = LocalTrainer(policy, lr=1e-2), LocalSampler(policy, TOKENIZER, max_rows=8)
+    trainer, sampler = (
+        LocalTrainer(policy, TrainerOptions(lr=1e-2)),
+        LocalSampler(policy, TOKENIZER, max_rows=8),
+    )
     requests = make_requests(4, 2)
     before = generate(sampler, requests, deadline_s=60)
     rows = [[*r.prompt.token_ids, *c.token_ids] for r, c in zip(requests, before, strict=True)]

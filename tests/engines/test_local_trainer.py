@@ -15,7 +15,8 @@ from transformers import OPTConfig, OPTForCausalLM, Qwen3MoeConfig, Qwen3MoeForC
 
 from oxrl.engines.train.base import Want
 from oxrl.engines.train.local import LocalTrainer
-from oxrl.engines.train.trainer import Options, undecayed
+from oxrl.engines.train.options import TrainerOptions
+from oxrl.engines.train.trainer import undecayed
 from oxrl.errors import CheckpointError, EngineError
 from oxrl.functional.logprobs import logprobs_from_logits
 from oxrl.functional.policy_losses import LossAndMetrics, cispo, ppo_clip
@@ -69,7 +70,7 @@ def _gradient(
     model: nn.Module, batch: Any, loss_fn: LossFn, want: Want, *, micro_batch_tokens: int
 ) -> tuple[Tensor, Output, float]:
     model.zero_grad()
-    trainer = LocalTrainer(model, lr=1e-3, micro_batch_tokens=micro_batch_tokens)
+    trainer = LocalTrainer(model, TrainerOptions(lr=1e-3, micro_batch_tokens=micro_batch_tokens))
     output = trainer.forward_backward(batch, loss_fn, want)
     gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     return gradient, output, trainer.last_loss
@@ -166,7 +167,7 @@ def test_the_gradient_is_that_of_plain_autograd_over_the_full_logits() -> None:
 def test_logprobs_are_those_of_the_hf_models_own_logits_at_the_temperature() -> None:
     model = load_policy("builtin:tiny", seed=0)
     inputs = token_batch(LENGTHS, vocabulary=261)
-    trainer = LocalTrainer(model, lr=1e-3, micro_batch_tokens=20, temperature=0.7)
+    trainer = LocalTrainer(model, TrainerOptions(lr=1e-3, micro_batch_tokens=20, temperature=0.7))
     output = trainer.forward(inputs, frozenset({"logprobs", "entropy", "sum_p_squared", "top_k=2"}))
     with torch.no_grad():
         logits = model(input_ids=inputs.tokens, attention_mask=inputs.attention_mask).logits
@@ -185,7 +186,7 @@ def test_gradients_of_two_calls_add() -> None:
         model, batch, _supervised, frozenset({"logprobs"}), micro_batch_tokens=100
     )
     model.zero_grad()
-    trainer = LocalTrainer(model, lr=1e-3)
+    trainer = LocalTrainer(model, TrainerOptions(lr=1e-3))
     trainer.forward_backward(
         batch.select(torch.tensor([0, 1, 2])), _supervised, frozenset({"logprobs"})
     )
@@ -200,7 +201,7 @@ def test_gradients_of_two_calls_add() -> None:
 def test_values_of_a_fresh_critic_are_zero_and_the_bootstrap_is_read_after_the_last_token() -> None:
     model = AttentionModel(1)
     inputs = token_batch(LENGTHS)
-    output = LocalTrainer(model, lr=1e-3, micro_batch_tokens=15).forward(
+    output = LocalTrainer(model, TrainerOptions(lr=1e-3, micro_batch_tokens=15)).forward(
         inputs, frozenset({"values"})
     )
     hidden = model.backbone(inputs.tokens, None, None)
@@ -209,17 +210,21 @@ def test_values_of_a_fresh_critic_are_zero_and_the_bootstrap_is_read_after_the_l
     expected = values[row, prompt - 1 : prompt + response - 1]
     assert torch.allclose(output.values[row, prompt : prompt + response], expected)
     assert output.bootstrap[row].item() == pytest.approx(values[row, prompt + response - 1].item())
-    critic = LocalTrainer(load_critic("builtin:tiny"), lr=1e-3)
+    critic = LocalTrainer(load_critic("builtin:tiny"), TrainerOptions(lr=1e-3))
     assert not critic.forward(token_batch(LENGTHS), frozenset({"values"})).values.any()
 
 
 def test_asking_a_policy_for_values_is_an_error() -> None:
     with pytest.raises(EngineError, match="no value head"):
-        LocalTrainer(AttentionModel(), lr=1e-3).forward(token_batch(LENGTHS), frozenset({"values"}))
+        LocalTrainer(AttentionModel(), TrainerOptions(lr=1e-3)).forward(
+            token_batch(LENGTHS), frozenset({"values"})
+        )
 
 
 def _optimizer_problem(model: nn.Module | None = None, **options) -> tuple[LocalTrainer, Any]:
-    trainer = LocalTrainer(model or AttentionModel(), lr=1e-2, micro_batch_tokens=30, **options)
+    trainer = LocalTrainer(
+        model or AttentionModel(), TrainerOptions(lr=1e-2, micro_batch_tokens=30, **options)
+    )
     return trainer, batches(LENGTHS)["supervised"]
 
 
@@ -260,7 +265,9 @@ def test_weight_decay_can_spare_norms_biases_and_embeddings() -> None:
     for kind, weight_decay in (("matrices", 0.5), ("all", 0.5), ("all", 0.0)):
         model = load_policy("builtin:tiny", seed=1)
         spared = undecayed(model)
-        trainer = LocalTrainer(model, lr=1e-2, weight_decay=weight_decay, decay=kind)
+        trainer = LocalTrainer(
+            model, TrainerOptions(lr=1e-2, weight_decay=weight_decay, decay=kind)
+        )
         before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
         metrics = _one_step(trainer, batch)
         after = torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -326,7 +333,7 @@ def test_a_batch_without_any_trained_token_has_zero_loss_and_makes_no_step() -> 
 
 def test_the_learning_rate_is_a_function_of_the_step() -> None:
     def rates(schedule: str) -> list[float]:
-        options = Options(lr=1.0, lr_schedule=schedule, warmup_steps=2, total_steps=6)
+        options = TrainerOptions(lr=1.0, lr_schedule=schedule, warmup_steps=2, total_steps=6)
         return [options.learning_rate(step) for step in range(6)]
 
     assert rates("constant") == [0.5, 1, 1, 1, 1, 1]
@@ -338,7 +345,7 @@ def test_the_learning_rate_is_a_function_of_the_step() -> None:
 
 def test_a_schedule_that_decays_needs_to_know_the_end() -> None:
     with pytest.raises(EngineError, match="total_steps"):
-        LocalTrainer(AttentionModel(), lr=1.0, lr_schedule="cosine")
+        LocalTrainer(AttentionModel(), TrainerOptions(lr=1.0, lr_schedule="cosine"))
 
 
 def _hf_trainer(dtype: torch.dtype = torch.float32, seed: int = 0) -> LocalTrainer:
@@ -346,12 +353,14 @@ def _hf_trainer(dtype: torch.dtype = torch.float32, seed: int = 0) -> LocalTrain
     tokenizer = load_tokenizer("builtin:tiny")
     return LocalTrainer(
         model,
-        lr=1e-3,
-        lr_schedule="linear",
-        warmup_steps=2,
-        total_steps=10,
-        micro_batch_tokens=30,
-        tokenizer=tokenizer,
+        TrainerOptions(
+            lr=1e-3,
+            lr_schedule="linear",
+            warmup_steps=2,
+            total_steps=10,
+            micro_batch_tokens=30,
+            tokenizer=tokenizer,
+        ),
     )
 
 
@@ -401,7 +410,7 @@ def test_experts_that_are_fused_in_memory_and_apart_in_the_checkpoint_resume_too
         return trainer.optim_step()
 
     first, second = (
-        LocalTrainer(ValueModel(model.base_model) if critic else model, lr=1e-2)
+        LocalTrainer(ValueModel(model.base_model) if critic else model, TrainerOptions(lr=1e-2))
         for model in (_experts(0, dtype), _experts(1, dtype))
     )
     step(first)
@@ -421,7 +430,7 @@ def test_a_checkpoint_is_a_hugging_face_directory_without_pickle(tmp_path: Path)
     model = load_policy(str(tmp_path))
     inputs = token_batch(LENGTHS, vocabulary=261)
     again = (
-        LocalTrainer(model, lr=1e-3, micro_batch_tokens=30)
+        LocalTrainer(model, TrainerOptions(lr=1e-3, micro_batch_tokens=30))
         .forward(inputs, frozenset({"logprobs"}))
         .logprobs
     )
@@ -436,16 +445,16 @@ def test_a_checkpoint_is_a_hugging_face_directory_without_pickle(tmp_path: Path)
 
 def test_a_critic_and_a_plain_module_resume_too(tmp_path: Path) -> None:
     batch = batches(LENGTHS, dtype=torch.float32, vocabulary=261)["value"]
-    critic = LocalTrainer(load_critic("builtin:tiny", seed=0), lr=1e-3)
+    critic = LocalTrainer(load_critic("builtin:tiny", seed=0), TrainerOptions(lr=1e-3))
     critic.forward_backward(batch, _value, frozenset({"values"}))
     critic.optim_step()
     critic.save(tmp_path / "critic")
-    loaded = LocalTrainer(load_critic("builtin:tiny", seed=5), lr=1e-3)
+    loaded = LocalTrainer(load_critic("builtin:tiny", seed=5), TrainerOptions(lr=1e-3))
     loaded.load(tmp_path / "critic")
     want = critic.forward(batch.inputs, frozenset({"values"})).values
     assert want.any()
     assert torch.equal(loaded.forward(batch.inputs, frozenset({"values"})).values, want)
-    reread = LocalTrainer(load_critic(str(tmp_path / "critic")), lr=1e-3)
+    reread = LocalTrainer(load_critic(str(tmp_path / "critic")), TrainerOptions(lr=1e-3))
     assert torch.equal(reread.forward(batch.inputs, frozenset({"values"})).values, want)
 
     trainer, supervised = _optimizer_problem()
@@ -463,7 +472,7 @@ def test_a_directory_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a training checkpoint"):
         trainer.load(tmp_path)
     trainer.save(tmp_path)
-    other = LocalTrainer(load_policy("builtin:small"), lr=1e-3)
+    other = LocalTrainer(load_policy("builtin:small"), TrainerOptions(lr=1e-3))
     with pytest.raises(CheckpointError, match="the model has"):
         other.load(tmp_path)
 
@@ -493,7 +502,7 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
     gradients = []
     for checkpointing in (False, True):
         model = load_policy("builtin:tiny", seed=0)
-        trainer = LocalTrainer(model, lr=1e-3, gradient_checkpointing=checkpointing)
+        trainer = LocalTrainer(model, TrainerOptions(lr=1e-3, gradient_checkpointing=checkpointing))
         trainer.forward_backward(batch, _supervised, frozenset({"logprobs"}))
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
         assert not model.training
@@ -516,7 +525,7 @@ def test_gradient_checkpointing_switches_no_dropout_on_whatever_a_model_calls_it
     for checkpointing in (False, True):
         torch.manual_seed(0)
         trainer = LocalTrainer(
-            OPTForCausalLM(config), lr=1e-3, gradient_checkpointing=checkpointing
+            OPTForCausalLM(config), TrainerOptions(lr=1e-3, gradient_checkpointing=checkpointing)
         )
         trainer.forward_backward(batch, _supervised, frozenset({"logprobs"}))
         gradients.append(torch.cat([gradient.flatten() for _, gradient in trainer.gradients()]))
@@ -525,4 +534,4 @@ def test_gradient_checkpointing_switches_no_dropout_on_whatever_a_model_calls_it
 
 def test_a_module_that_is_no_token_model_is_refused_by_name() -> None:
     with pytest.raises(EngineError, match="Linear is neither"):
-        LocalTrainer(torch.nn.Linear(2, 2), lr=1e-3)
+        LocalTrainer(torch.nn.Linear(2, 2), TrainerOptions(lr=1e-3))

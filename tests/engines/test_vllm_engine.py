@@ -20,6 +20,7 @@ from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.base import Bucket
 from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.weight_sync import WeightSync
 from oxrl.errors import EngineError, WeightSyncError
 from oxrl.models.load import load_policy
@@ -173,7 +174,9 @@ class Line:
 def _sync(
     engine: Any, model: PreTrainedModel, dtype: torch.dtype = torch.float32, **options: Any
 ) -> WeightSync:
-    policy = LocalTrainer(model, lr=1e-3, temperature=options.get("temperature", 1.0))
+    policy = LocalTrainer(
+        model, TrainerOptions(lr=1e-3, temperature=options.get("temperature", 1.0))
+    )
     settings = {"vocabulary": 261, "temperature": 1.0, **options}
     return WeightSync(
         policy, engine, dtype=dtype, new_model=lambda: lively(seed=3, dtype=dtype), **settings
@@ -308,7 +311,7 @@ def test_fused_experts_get_new_weights_and_are_caught_when_vllm_leaves_them_stal
     save_model(_experts(0), tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
     engine = VllmEngine(str(tmp_path), log_file=str(tmp_path / "vllm.log"))
-    policy = LocalTrainer(_experts(1), lr=0.0)
+    policy = LocalTrainer(_experts(1), TrainerOptions(lr=0.0))
     settings: dict[str, Any] = {"dtype": torch.float32, "vocabulary": 261, "temperature": 1.0}
     try:
         sync = WeightSync(policy, engine, new_model=lambda: _experts(2), **settings)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.base import Bucket
 from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.weight_sync import PERTURBED, WeightSync, differences, perturb, probe_rows, scores
 from oxrl.errors import WeightSyncError
 from oxrl.models.load import load_policy, load_tokenizer
@@ -50,7 +51,9 @@ def _sync(sampler: Any, policy: LocalTrainer | None = None, **options: Any) -> W
         "temperature": 1.0,
         "new_model": lambda: _model(9),
     }
-    return WeightSync(policy or LocalTrainer(_model(0), lr=1e-3), sampler, **defaults | options)
+    return WeightSync(
+        policy or LocalTrainer(_model(0), TrainerOptions(lr=1e-3)), sampler, **defaults | options
+    )
 
 
 def _small_step(policy: LocalTrainer) -> None:
@@ -67,7 +70,7 @@ def _small_step(policy: LocalTrainer) -> None:
 def test_a_delivery_leaves_the_sampler_with_the_policys_weights_and_scores(
     dtype: torch.dtype, limit: float, temperature: float
 ) -> None:
-    policy = LocalTrainer(_model(0, dtype), lr=1e-3, temperature=temperature)
+    policy = LocalTrainer(_model(0, dtype), TrainerOptions(lr=1e-3, temperature=temperature))
     sampler = Remote(_model(5, dtype))
     sync = _sync(
         sampler, policy, dtype=dtype, temperature=temperature, new_model=lambda: _model(9, dtype)
@@ -167,7 +170,7 @@ def test_a_tampered_payload_is_refused_twice_and_named(
     attack: Attack, says: str, from_start: bool
 ) -> None:
     policy, sampler = (
-        LocalTrainer(_model(0), lr=1e-3),
+        LocalTrainer(_model(0), TrainerOptions(lr=1e-3)),
         Remote(_model(5), attack if from_start else lambda b: b),
     )
     sync = _sync(sampler, policy)
@@ -254,7 +257,7 @@ def test_every_member_of_a_group_is_asked_by_name() -> None:
 
 
 def test_a_sampler_on_the_policys_own_memory_is_sent_nothing_and_asked_nothing() -> None:
-    policy = LocalTrainer(_model(0), lr=1e-3)
+    policy = LocalTrainer(_model(0), TrainerOptions(lr=1e-3))
     sampler = LocalSampler(policy.model, TOKENIZER)  # pyright: ignore
     sync = _sync(sampler, policy, shared=True, new_model=lambda: pytest.fail("nothing to prove"))
     sync.deliver(4)

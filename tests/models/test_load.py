@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
 
 from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DataError
 from oxrl.models.builtin import BUILTIN_DIMS
 from oxrl.models.load import load_critic, load_policy, load_tokenizer
@@ -100,7 +101,7 @@ def test_what_is_not_trained_and_still_part_of_the_model_is_saved_with_it(tmp_pa
     model = Glm4MoeForCausalLM(Glm4MoeConfig(**sizes, **heads, **experts)).eval()
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
     model.get_buffer(name).copy_(torch.arange(4.0))
-    trainer = LocalTrainer(model, lr=1e-3)
+    trainer = LocalTrainer(model, TrainerOptions(lr=1e-3))
     trainer.save(tmp_path)
     assert torch.equal(load_policy(str(tmp_path)).get_buffer(name), torch.arange(4.0))
     with torch.no_grad():

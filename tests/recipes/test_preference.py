@@ -13,6 +13,7 @@ import torch
 from small_runs import metric_lines, preference_config
 
 from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import ConfigError
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.recipes import run
@@ -167,7 +168,10 @@ def test_micro_batches_do_not_change_a_run(tmp_path: Path) -> None:
 
 
 def test_the_moving_reference_follows_by_its_rate() -> None:
-    engines = [LocalTrainer(load_policy("builtin:tiny", seed=seed), lr=0.0) for seed in (0, 1)]
+    engines = [
+        LocalTrainer(load_policy("builtin:tiny", seed=seed), TrainerOptions(lr=0.0))
+        for seed in (0, 1)
+    ]
     reference, policy = engines
     before = [t.clone() for bucket in reference.weights() for _, t in bucket]
     follow(reference, policy, 0.6)

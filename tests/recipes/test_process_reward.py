@@ -17,6 +17,7 @@ from oxrl.config import Config
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.steps import StepDataset, encode_steps, to_step_batch
 from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DataError
 from oxrl.models.load import load_critic, load_tokenizer
 from oxrl.recipes import run
@@ -62,7 +63,11 @@ def test_the_loss_reads_only_what_is_known_after_a_step(tmp_path: Path) -> None:
     ]
     critic = load_critic("builtin:tiny")
     torch.nn.init.normal_(critic.value_head.weight, generator=torch.Generator().manual_seed(1))
-    values = LocalTrainer(critic, lr=0.0).forward(batch.inputs, frozenset({"values"})).values
+    values = (
+        LocalTrainer(critic, TrainerOptions(lr=0.0))
+        .forward(batch.inputs, frozenset({"values"}))
+        .values
+    )
     assert values is not None
     hidden = critic.backbone(batch.inputs.tokens[:1], None, None)[0]
     expected = critic.value_head(hidden[torch.tensor(units[0].ends) - 1])[:, 0]

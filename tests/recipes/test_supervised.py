@@ -16,7 +16,7 @@ from torch import Tensor
 
 from oxrl.data.conversations import ConversationDataset, Example
 from oxrl.engines.train.local import LocalTrainer
-from oxrl.engines.train.trainer import Options
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import NonFiniteError
 from oxrl.models.load import load_policy
 from oxrl.recipes import run, supervised
@@ -47,7 +47,8 @@ def gradients(
     pack_tokens: int | None, budget: int, dtype: torch.dtype
 ) -> tuple[float, dict[str, Tensor], int]:
     trainer = LocalTrainer(
-        load_policy("builtin:tiny", seed=0, dtype=dtype), lr=1e-3, micro_batch_tokens=budget
+        load_policy("builtin:tiny", seed=0, dtype=dtype),
+        TrainerOptions(lr=1e-3, micro_batch_tokens=budget),
     )
     batch = to_supervised_batch(examples(), 0, pack_tokens=pack_tokens)
     trainer.forward_backward(batch, loss_fn, WANT)
@@ -91,9 +92,9 @@ def test_a_packed_run_equals_an_unpacked_one(tmp_path: Path) -> None:
 
 def test_warmup_stable_decay_is_flat_and_then_falls_to_zero() -> None:
     def at(step: int) -> float:
-        return Options(lr=2.0, lr_schedule="wsd", warmup_steps=10, total_steps=110).learning_rate(
-            step
-        )
+        return TrainerOptions(
+            lr=2.0, lr_schedule="wsd", warmup_steps=10, total_steps=110
+        ).learning_rate(step)
 
     assert [at(4), at(10), at(50), at(89)] == pytest.approx([1.0, 2.0, 2.0, 2.0])
     assert at(100) == pytest.approx(1.0)

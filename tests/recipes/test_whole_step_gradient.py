@@ -15,6 +15,7 @@ from tiny import VOCABULARY, AttentionModel, token_batch
 from torch import Tensor, nn
 
 from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.functional.advantages import AdvantageInputs
 from oxrl.functional.weights import token_mean
 from oxrl.models.load import load_critic, load_policy
@@ -109,7 +110,7 @@ def _gradients(
     def gradient(batch: Any, loss_fn: LossFn, want: str, rows: int) -> Tensor:
         model.zero_grad()
         trainer = LocalTrainer(
-            model, lr=1e-3, micro_batch_tokens=rows * batch.inputs.tokens.shape[1]
+            model, TrainerOptions(lr=1e-3, micro_batch_tokens=rows * batch.inputs.tokens.shape[1])
         )
         trainer.forward_backward(
             batch, loss_fn, frozenset({want, "entropy"} if want == "logprobs" else {want})

@@ -13,6 +13,7 @@ import torch
 from oxrl.config import load_config
 from oxrl.data.preferences import PreferenceDataset, to_preference_batch
 from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import load_critic, load_tokenizer
 from oxrl.rewards.base import load_reward
 from oxrl.rewards.workers import RewardPool
@@ -29,7 +30,9 @@ def completion(text: str) -> Completion:
 def folder(tmp_path: Path) -> Path:
     model = load_critic("builtin:tiny", seed=3)
     torch.nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(0))
-    LocalTrainer(model, lr=0.0, tokenizer=load_tokenizer("builtin:tiny")).save(tmp_path / "rm")
+    LocalTrainer(model, TrainerOptions(lr=0.0, tokenizer=load_tokenizer("builtin:tiny"))).save(
+        tmp_path / "rm"
+    )
     return tmp_path / "rm"
 
 
@@ -41,7 +44,7 @@ def test_a_folder_scores_as_the_training_engine_does(folder: Path, tmp_path: Pat
     batch = to_preference_batch(
         PreferenceDataset.load(rows, load_tokenizer(str(folder))).in_order(), 0
     )
-    engine = LocalTrainer(load_critic(str(folder)), lr=0.0)
+    engine = LocalTrainer(load_critic(str(folder)), TrainerOptions(lr=0.0))
     expected = engine.forward(batch.inputs, frozenset({"values"})).bootstrap
     assert expected is not None and float(expected[0]) != float(expected[1])
     completions = [completion("2"), completion("a long wrong answer")]

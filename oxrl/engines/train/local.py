@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from oxrl.engines.train.base import Bucket, Want
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.engines.train.trainer import LOW, Stored, Trainer, read_tokens
 from oxrl.models.weights import buckets
@@ -22,8 +23,8 @@ class LocalTrainer(Trainer):
     `Trainer`.
     """
 
-    def __init__(self, model: nn.Module, *, ranks: Ranks = ALONE, **options: Any) -> None:
-        super().__init__(model, ranks=ranks, **options)
+    def __init__(self, model: nn.Module, options: TrainerOptions, *, ranks: Ranks = ALONE) -> None:
+        super().__init__(model, options, ranks=ranks)
         self._shard_model()
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._masters = {name: _master_of(p) for name, p in self._parameters.items()}

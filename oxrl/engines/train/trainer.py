@@ -8,7 +8,6 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -17,10 +16,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from oxrl.engines.train.base import Bucket, Want
 from oxrl.engines.train.micro_batches import Merged, own_share
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.errors import CheckpointError, EngineError
 from oxrl.functional.logprobs import bootstrap_positions, chunked_head, predicted_positions, spread
@@ -34,76 +33,6 @@ STATE_FORMAT = 1
 MOMENTS = ("exp_avg", "exp_avg_sq")
 # Weights of these types are stepped as float32 copies, their masters.
 LOW = (torch.bfloat16, torch.float16)
-SCHEDULES: dict[str, Callable[[float], float]] = {
-    "constant": lambda progress: 1.0,
-    "linear": lambda progress: 1.0 - progress,
-    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
-    # Warm-up, stable, decay: linear over the last fifth.
-    "wsd": lambda progress: min(1.0, 5.0 * (1.0 - progress)),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What every engine is given beside its model, as keyword arguments.
-
-    lr, lr_schedule, warmup_steps, total_steps: see `learning_rate`; only a constant rate goes
-    without `total_steps`.
-    decay: which weights `weight_decay` shrinks: "all", or "matrices" (no norms, biases and
-    embeddings).
-    weight_decay, adam_betas, adam_eps: AdamW. bf16 and fp16 weights get float32 masters and float32
-    gradient sums.
-    max_grad_norm: global norm the gradient is clipped to; `math.inf` turns clipping off.
-    micro_batch_tokens: largest number of tokens, padding included, that go through the model at
-        once; a unit (row, or all rows of a pair) longer than that goes alone.
-    temperature: logprobs, entropy and the rest are those of logits / temperature.
-    gradient_checkpointing: recompute each layer in backward instead of storing its activations.
-    tokenizer: saved beside the weights, so that the checkpoint is complete.
-    """
-
-    lr: float
-    lr_schedule: str = "constant"
-    warmup_steps: int = 0
-    total_steps: int | None = None
-    weight_decay: float = 0.0
-    decay: str = "all"
-    adam_betas: tuple[float, float] = (0.9, 0.999)
-    adam_eps: float = 1e-8
-    max_grad_norm: float = 1.0
-    micro_batch_tokens: int = 16384
-    temperature: float = 1.0
-    gradient_checkpointing: bool = False
-    tokenizer: PreTrainedTokenizerBase | None = None
-
-    def __post_init__(self) -> None:
-        if self.lr_schedule not in SCHEDULES:
-            raise EngineError(f"lr_schedule {self.lr_schedule!r} is none of {', '.join(SCHEDULES)}")
-        if self.lr_schedule != "constant" and self.total_steps is None:
-            raise EngineError(f"lr_schedule {self.lr_schedule!r} needs total_steps")
-
-    def learning_rate(self, step: int) -> float:
-        """Of optimizer step `step` (the first is 0): linear warm-up, then the schedule down to 0 at
-        the end.
-
-        A pure function of the step, so a resumed or skipped step cannot shift it. Step
-        `warmup_steps - 1` already has the full rate; `linear` and `cosine` reach 0 only at step
-        `total_steps`, which is never run.
-        """
-        if step < self.warmup_steps:
-            return self.lr * (step + 1) / self.warmup_steps
-        if self.total_steps is None:
-            return self.lr
-        progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
-        return self.lr * SCHEDULES[self.lr_schedule](min(1.0, progress))
-
-    def adamw(self) -> dict[str, Any]:
-        """Keyword arguments of torch's AdamW."""
-        return {
-            "lr": self.lr,
-            "betas": self.adam_betas,
-            "eps": self.adam_eps,
-            "weight_decay": self.weight_decay,
-        }
 
 
 class Stored(NamedTuple):
@@ -139,12 +68,12 @@ class Trainer(ABC):
     Args:
         model: a Hugging Face causal LM, a ValueModel, or any TokenModel module. Kept in eval mode:
             dropout would make the ratio of unchanged weights differ from 1.
+        options: of the optimizer, of micro-batches and of what is read from logits.
         ranks: the training ranks; alone by default.
-        options: the fields of `Options`.
     """
 
-    def __init__(self, model: nn.Module, *, ranks: Ranks = ALONE, **options: Any) -> None:
-        self.options = Options(**options)
+    def __init__(self, model: nn.Module, options: TrainerOptions, *, ranks: Ranks = ALONE) -> None:
+        self.options = options
         self.model = model.eval()
         self.network: TokenModel = token_model(model)
         self.ranks = ranks

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from oxrl.engines.train.base import Bucket, Want
+from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import Ranks
 from oxrl.engines.train.trainer import LOW, MOMENTS, Reader, Stored, Trainer
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
@@ -30,35 +31,44 @@ from oxrl.types import Output, TokenBatch
 
 
 def deepspeed_config(
-    settings: Mapping[str, Any], *, dtype: torch.dtype, max_grad_norm: float, trained: bool = True
+    zero_stage: int,
+    *,
+    offload_optimizer: bool = False,
+    offload_param: bool = False,
+    dtype: torch.dtype,
+    max_grad_norm: float,
+    trained: bool = True,
 ) -> dict[str, Any]:
-    """DeepSpeed's own configuration for the `deepspeed:` (or `deepspeed_ref:`) section, a dtype and
-    a clipping norm.
+    """DeepSpeed's own configuration.
+
+    Args:
+        zero_stage: 0-3, as in the module's docstring.
+        offload_optimizer: keep AdamW's state in CPU memory and step there.
+        offload_param: keep weights in CPU memory until a layer needs them.
+        dtype: of the weights.
+        max_grad_norm: global norm the gradient is clipped to; `math.inf` turns clipping off.
+        trained: False for a model that only answers `forward`.
 
     Raises:
         EngineError: stage 0 with bfloat16, whose first AdamW step DeepSpeed computes wrongly;
             offload without the stage that allows it.
     """
-    stage = settings["zero_stage"]
-    if stage == 0 and dtype == torch.bfloat16 and trained:
+    if zero_stage == 0 and dtype == torch.bfloat16 and trained:
         raise EngineError(
-            "deepspeed.zero_stage 0 with model.dtype bfloat16: DeepSpeed runs one empty AdamW step first, so every "
-            "bias correction is one step off. Use zero_stage 1, 2 or 3, or float32"
+            "deepspeed.zero_stage 0 with model.dtype bfloat16: DeepSpeed runs one empty AdamW step "
+            "first, so every bias correction is one step off. Use zero_stage 1, 2 or 3, or float32"
         )
-    if (
-        settings.get("offload_param")
-        and stage < 3
-        or settings.get("offload_optimizer")
-        and stage == 0
-    ):
+    if offload_param and zero_stage < 3 or offload_optimizer and zero_stage == 0:
         raise EngineError(
-            f"deepspeed.zero_stage {stage} cannot offload: optimizer needs stage 1, parameters stage 3"
+            f"deepspeed.zero_stage {zero_stage} cannot offload: optimizer needs stage 1, "
+            "parameters stage 3"
         )
-    offload = {
-        f"offload_{what}": {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-        for what in ("optimizer", "param")
-        if settings.get(f"offload_{what}")
-    }
+    zero: dict[str, Any] = {"stage": zero_stage, "overlap_comm": False}
+    on_cpu = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    if offload_optimizer:
+        zero["offload_optimizer"] = on_cpu
+    if offload_param:
+        zero["offload_param"] = on_cpu
     config: dict[str, Any] = {
         # Rows per rank vary from step to step: these numbers only have to be consistent, nothing is
         # computed from them.
@@ -67,7 +77,7 @@ def deepspeed_config(
         # How many micro-batches make a step is known when it is taken, not before.
         "managed_gradient_accumulation": False,
         "gradient_clipping": max_grad_norm if math.isfinite(max_grad_norm) else 0.0,
-        "zero_optimization": {"stage": stage, "overlap_comm": False, **offload},
+        "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         # DeepSpeed's own CPU Adam needs a compiler; torch's does not.
         "zero_force_ds_cpu_optimizer": False,
@@ -82,31 +92,36 @@ def deepspeed_config(
 
 
 class DeepSpeedTrainer(Trainer):
-    """Arguments as for `Trainer`; `ranks` as `joined_ranks` gives them, each with the same model on
-    its device.
+    """Arguments as for `Trainer`; without `options.trained` it has no optimizer and no gradients.
 
     Args:
-        settings: the `deepspeed:` section: zero_stage 0-3, offload_optimizer, offload_param.
-        trained: False for a model that only answers `forward` (a reference): no optimizer, no
-            gradients. Stage 0 or 3.
+        ranks: as `joined_ranks` gives them, each with the same model on its device.
+        zero_stage, offload_optimizer, offload_param: see `deepspeed_config`; stage 0 or 3 for a
+            model that is not trained.
     """
 
     def __init__(
         self,
         model: nn.Module,
+        options: TrainerOptions,
         *,
         ranks: Ranks,
-        settings: Mapping[str, Any],
-        trained: bool = True,
-        **options: Any,
+        zero_stage: int,
+        offload_optimizer: bool = False,
+        offload_param: bool = False,
     ) -> None:
-        super().__init__(model, ranks=ranks, **options)
-        dtype = next(model.parameters()).dtype
+        super().__init__(model, options, ranks=ranks)
+        trained = options.trained
         config = deepspeed_config(
-            settings, dtype=dtype, max_grad_norm=self.options.max_grad_norm, trained=trained
+            zero_stage,
+            offload_optimizer=offload_optimizer,
+            offload_param=offload_param,
+            dtype=next(model.parameters()).dtype,
+            max_grad_norm=options.max_grad_norm,
+            trained=trained,
         )
         self._deepspeed = _import_deepspeed(self.device)
-        self._stage: int = settings["zero_stage"]
+        self._stage = zero_stage
         self._cut_up = self._stage > 0
         self._reduced = False
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -1,0 +1,102 @@
+"""What a training engine is told beside its model, and the learning rate that follows from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypedDict
+
+from transformers import PreTrainedTokenizerBase
+
+from oxrl.errors import EngineError
+
+SCHEDULES = ("constant", "linear", "cosine", "wsd")
+
+
+class AdamW(TypedDict):
+    """Keyword arguments of `torch.optim.AdamW`."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerOptions:
+    """What every training engine is told beside its model.
+
+    Args:
+        lr, lr_schedule, warmup_steps, total_steps: see `learning_rate`; only a constant rate goes
+            without `total_steps`.
+        weight_decay, adam_betas, adam_eps: of AdamW. Weights in bf16 and fp16 get float32 masters
+            and float32 gradient sums.
+        decay: which weights `weight_decay` shrinks: "all", or "matrices" (no norms, biases and
+            embeddings).
+        max_grad_norm: global norm the gradient is clipped to; `math.inf` turns clipping off.
+        micro_batch_tokens: largest number of tokens, padding included, that go through the model
+            at once; a unit (row, or all rows of a pair) longer than that goes alone.
+        temperature: logprobs, entropy and the rest are those of logits / temperature.
+        gradient_checkpointing: recompute each layer in backward instead of storing its
+            activations.
+        trained: False for a model that only answers `forward`; an engine may then go without an
+            optimizer.
+        tokenizer: saved beside the weights, so that the checkpoint is complete.
+
+    Raises:
+        EngineError: no such schedule, or one that ends without `total_steps`.
+    """
+
+    lr: float
+    lr_schedule: str = "constant"
+    warmup_steps: int = 0
+    total_steps: int | None = None
+    weight_decay: float = 0.0
+    decay: str = "all"
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_eps: float = 1e-8
+    max_grad_norm: float = 1.0
+    micro_batch_tokens: int = 16384
+    temperature: float = 1.0
+    gradient_checkpointing: bool = False
+    trained: bool = True
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    def __post_init__(self) -> None:
+        if self.lr_schedule not in SCHEDULES:
+            raise EngineError(f"lr_schedule {self.lr_schedule!r} is none of {', '.join(SCHEDULES)}")
+        if self.lr_schedule != "constant" and self.total_steps is None:
+            raise EngineError(f"lr_schedule {self.lr_schedule!r} needs total_steps")
+
+    def learning_rate(self, step: int) -> float:
+        """The rate of optimizer step `step`: linear warm-up, then the schedule.
+
+        A pure function of the step, so a resumed or skipped step cannot shift it. Step
+        `warmup_steps - 1` already has the full rate; "linear" and "cosine" reach 0 only at step
+        `total_steps`, which is never run.
+
+        Args:
+            step: counted from 0.
+        """
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        if self.total_steps is None:
+            return self.lr
+        done = step - self.warmup_steps
+        progress = min(1.0, done / max(1, self.total_steps - self.warmup_steps))
+        if self.lr_schedule == "linear":
+            return self.lr * (1.0 - progress)
+        if self.lr_schedule == "cosine":
+            return self.lr * (0.5 * (1.0 + math.cos(math.pi * progress)))
+        if self.lr_schedule == "wsd":  # warm-up, stable, decay: linear over the last fifth
+            return self.lr * min(1.0, 5.0 * (1.0 - progress))
+        return self.lr
+
+    def adamw(self) -> AdamW:
+        """Keyword arguments of torch's AdamW."""
+        return {
+            "lr": self.lr,
+            "betas": self.adam_betas,
+            "eps": self.adam_eps,
+            "weight_decay": self.weight_decay,
+        }

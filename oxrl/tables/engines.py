@@ -1,0 +1,99 @@
+"""The engines: which class each name stands for, what it needs installed, and what it can do.
+
+Pure data. Configuration, checks, memory plan and `recipes/build.py` read it, so a new engine is a
+class that passes tests/engines/test_conformance.py, a row here, and its name in the type above the
+table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """What is known of an engine before anything heavy is imported.
+
+    builder: "module:Class".
+    package: what has to be importable beside oxRL's own dependencies; None: nothing.
+    extra: the extra of oxRL that installs it: `pip install -e '.[extra]'`.
+    """
+
+    builder: str
+    package: str | None = None
+    extra: str | None = None
+
+    def load(self) -> Any:
+        """The class, imported now."""
+        module, _, name = self.builder.partition(":")
+        return getattr(import_module(module), name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingEngine(Engine):
+    """An implementation of `oxrl.engines.train.base.TrainEngine`.
+
+    several_ranks: trains with several processes; in reinforcement learning they are Ray actors.
+    zero_stage: how much of a model it cuts up over the ranks, in ZeRO's counting; None: `settings`
+        say it.
+    settings: the config section with arguments of its own; of a reference model, `reference_settings`.
+    bfloat16_adapters: adapters train beside frozen bfloat16 weights.
+    """
+
+    several_ranks: bool
+    zero_stage: int | None
+    settings: str | None = None
+    reference_settings: str | None = None
+    bfloat16_adapters: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingEngine(Engine):
+    """An implementation of `oxrl.engines.sample.base.RolloutEngine`.
+
+    own_process: takes a process over, so that in training it lives in Ray actors only.
+    """
+
+    own_process: bool
+
+
+TrainingEngineName = Literal["local", "deepspeed", "fsdp"]
+TRAINING_ENGINES: Mapping[TrainingEngineName, TrainingEngine] = MappingProxyType(
+    {
+        "local": TrainingEngine(
+            builder="oxrl.engines.train.local:LocalTrainer", several_ranks=False, zero_stage=0
+        ),
+        "deepspeed": TrainingEngine(
+            builder="oxrl.engines.train.zero:DeepSpeedTrainer",
+            package="deepspeed",
+            extra="deepspeed",
+            several_ranks=True,
+            zero_stage=None,
+            settings="deepspeed",
+            reference_settings="deepspeed_ref",
+            bfloat16_adapters=False,
+        ),
+        "fsdp": TrainingEngine(
+            builder="oxrl.engines.train.fsdp:FsdpTrainer", several_ranks=True, zero_stage=3
+        ),
+    }
+)
+
+SamplingEngineName = Literal["local", "vllm"]
+SAMPLING_ENGINES: Mapping[SamplingEngineName, SamplingEngine] = MappingProxyType(
+    {
+        "local": SamplingEngine(
+            builder="oxrl.engines.sample.local:LocalSampler", own_process=False
+        ),
+        "vllm": SamplingEngine(
+            builder="oxrl.engines.sample.vllm:VllmEngine",
+            package="vllm",
+            extra="vllm",
+            own_process=True,
+        ),
+    }
+)
