@@ -1,36 +1,46 @@
 """Losses that train a reward model: on pairs of completions (Bradley-Terry) and on steps (process
 rewards).
-
-A loss is (losses * loss_weights).sum(): the weight is 1 / (pairs or step ends of the global batch),
-0 for what to leave out. It returns the scalar to minimize and metrics under `reward_model/`;
-ValueError where shapes differ.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from oxrl.functional.masks import fill_masked, masked_mean, require_same_shape
-from oxrl.functional.preference_losses import Loss, weighted_loss
+from oxrl.functional.preference_pairs import Loss, OptionalTensor, weighted_loss
 
 
 def bradley_terry(
     chosen_scores: Tensor,
     rejected_scores: Tensor,
     loss_weights: Tensor,
-    margins: Tensor | None = None,
+    margins: OptionalTensor = None,
     *,
     center_coeff: float = 0.0,
 ) -> Loss:
-    """-log sigmoid(s_w - s_l - margin) + center_coeff * (s_w + s_l)**2. InstructGPT,
-    arXiv:2203.02155, Eq. 1.
+    """Score the chosen completion above the rejected one.
 
-    Margins (Llama 2, arXiv:2307.09288, Eq. 2): by how much the chosen one is better, in score
-    units. Scores are known up to a constant per prompt; centering (arXiv:2312.09244: 0.01) fixes
-    it. All [N]; scores are those at the last real token. Metrics: accuracy (a tie counts one half),
-    margin, score_mean, score_std.
+        loss = -log sigmoid(s_w - s_l - margin) + center_coeff * (s_w + s_l)**2
+
+    Scores are known up to a constant per prompt; centering fixes it.
+
+    Args:
+        chosen_scores, rejected_scores: [N], s_w and s_l, at the last real token.
+        loss_weights: [N], 1 / pairs of the global batch; 0 leaves a pair out.
+        margins: [N], by how much the chosen one is better, in score units.
+        center_coeff: pull of the scores of a pair to 0.
+
+    Returns:
+        The scalar to minimize, and under `reward_model/`: accuracy (a tie counts one half), margin,
+        score_mean, score_std.
+
+    Raises:
+        ValueError: shapes differ.
+
+    Source: InstructGPT, arXiv:2203.02155, Eq. 1; margins: Llama 2, arXiv:2307.09288, Eq. 2;
+    centering: arXiv:2312.09244, where it is 0.01.
     """
     require_same_shape(
         loss_weights=loss_weights,
@@ -38,19 +48,20 @@ def bradley_terry(
         rejected_scores=rejected_scores,
         margins=margins,
     )
-    trained = loss_weights != 0
-    chosen, rejected = fill_masked(chosen_scores, trained), fill_masked(rejected_scores, trained)
+    counted = loss_weights != 0
+    chosen = fill_masked(chosen_scores, counted)
+    rejected = fill_masked(rejected_scores, counted)
     gap = chosen - rejected
-    wanted = gap if margins is None else gap - fill_masked(margins.detach(), trained)
-    loss = weighted_loss(
-        -F.logsigmoid(wanted) + center_coeff * (chosen + rejected).square(), loss_weights
-    )
+    excess = gap if margins is None else gap - fill_masked(margins.detach(), counted)
+    centering = (chosen + rejected).square()
+    loss = weighted_loss(-logsigmoid(excess) + center_coeff * centering, loss_weights)
     with torch.no_grad():
-        scores, both = torch.cat((chosen, rejected)), torch.cat((trained, trained))
+        scores = torch.cat((chosen, rejected))
+        both = torch.cat((counted, counted))
         mean = masked_mean(scores, both)
         metrics = {
-            "reward_model/accuracy": masked_mean((gap.sign() + 1) / 2, trained),
-            "reward_model/margin": masked_mean(gap, trained),
+            "reward_model/accuracy": masked_mean((gap.sign() + 1) / 2, counted),
+            "reward_model/margin": masked_mean(gap, counted),
             "reward_model/score_mean": mean,
             "reward_model/score_std": masked_mean((scores - mean).square(), both).sqrt(),
         }
@@ -58,33 +69,50 @@ def bradley_terry(
 
 
 def process_reward(step_scores: Tensor, step_labels: Tensor, loss_weights: Tensor) -> Loss:
-    """Binary cross-entropy of step labels at the tokens that end a step. arXiv:2305.20050,
-    arXiv:2211.14275.
+    """Binary cross-entropy of step labels at the tokens that end a step.
 
-    All [B, T], token-aligned, read where a weight is not 0. A score is the logit of a right step
-    (of a two-class head: logit_1 - logit_0), a label 1 right and 0 wrong, or between. Metrics:
-    accuracy, score_mean, label_mean.
+        loss = -y log sigmoid(s) - (1 - y) log sigmoid(-s)
+
+    Args:
+        step_scores: [B, T], s, the logit of a right step (of a two-class head: logit_1 - logit_0).
+        step_labels: [B, T], y, 1 right and 0 wrong, or between.
+        loss_weights: [B, T], 1 / step ends of the global batch; 0 where no step ends.
+
+    Returns:
+        The scalar to minimize, and under `reward_model/`: accuracy, score_mean, label_mean.
+
+    Raises:
+        ValueError: shapes differ.
+
+    Source: arXiv:2305.20050, arXiv:2211.14275.
     """
     require_same_shape(loss_weights=loss_weights, step_scores=step_scores, step_labels=step_labels)
     ends = loss_weights != 0
-    scores, labels = fill_masked(step_scores, ends), fill_masked(step_labels.detach(), ends)
-    losses = -labels * F.logsigmoid(scores) - (1 - labels) * F.logsigmoid(-scores)
+    scores = fill_masked(step_scores, ends)
+    labels = fill_masked(step_labels.detach(), ends)
+    losses = -labels * logsigmoid(scores) - (1 - labels) * logsigmoid(-scores)
     with torch.no_grad():
         right = ((scores > 0) == (labels > 0.5)).to(scores.dtype)
-        values = {"accuracy": right, "score_mean": scores, "label_mean": labels}
         metrics = {
-            f"reward_model/{name}": masked_mean(value, ends) for name, value in values.items()
+            "reward_model/accuracy": masked_mean(right, ends),
+            "reward_model/score_mean": masked_mean(scores, ends),
+            "reward_model/label_mean": masked_mean(labels, ends),
         }
     return weighted_loss(losses, loss_weights), metrics
 
 
 def potential_rewards(step_scores: Tensor, step_mask: Tensor) -> Tensor:
-    """Dense rewards [B, T] from step scores: score at this step's end minus the one before, 0
-    before the first.
+    """Pay for each step the change of the score it brings: its score minus the one before.
 
     A sum of scores would pay for more steps; differences telescope to the last score, so a step
-    that changes no score changes no return. `step_scores` [B, T] probabilities or values;
-    `step_mask` [B, T] bool, True where a step ends.
+    that changes no score changes no return.
+
+    Args:
+        step_scores: [B, T] probabilities or values.
+        step_mask: [B, T] bool, True where a step ends.
+
+    Returns:
+        Dense rewards [B, T], 0 where no step ends; the score before the first step counts as 0.
     """
     scores = fill_masked(step_scores, step_mask)
     # Index of the latest step end strictly before t, or -1.

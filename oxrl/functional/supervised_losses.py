@@ -10,11 +10,20 @@ from oxrl.functional.masks import masked_mean, weighted_sum
 def supervised_loss(
     logprobs: Tensor, mask: Tensor, loss_weights: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Negative log-likelihood of the target tokens: loss = -sum_bt loss_weights * logprobs.
+    """Negative log-likelihood of the target tokens.
 
-    All [B, T], else ValueError: logprobs in nats, the mask of targets, the end-of-turn token among
-    them, and the loss weights, usually `token_mean`. Returns a scalar, and `update/nll`, nats per
-    target token of this call.
+        loss = -sum_bt loss_weights * logprobs
+
+    Args:
+        logprobs: [B, T] nats.
+        mask: [B, T] bool, the targets, the end-of-turn token among them.
+        loss_weights: [B, T], usually `token_mean`.
+
+    Returns:
+        A scalar, and `update/nll`, nats per target token of this call.
+
+    Raises:
+        ValueError: shapes differ.
     """
     loss = -weighted_sum(logprobs, mask, loss_weights)
     return loss, {"update/nll": -masked_mean(logprobs.detach(), mask)}

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +26,8 @@ from oxrl.data.rows import read_rows
 from oxrl.engines.train.base import Scorer, TrainEngine
 from oxrl.engines.train.ranks import Ranks
 from oxrl.engines.train.trainer import AdapterOff, Trainer
-from oxrl.functional import preference_losses
 from oxrl.functional import preference_statistics as statistics
+from oxrl.functional.preference_losses import PAIR_LOSSES, SINGLE_LOSSES
 from oxrl.models.weights import fingerprint
 from oxrl.recipes.build import (
     build_reference,
@@ -49,6 +50,7 @@ DECAY = 0.9
 REFERENCE_ROWS = 256
 # Nats per token by which the chosen completions may become less likely before the user is told.
 DISPLACEMENT = 0.05
+LOSSES: dict[str, Any] = {**PAIR_LOSSES, **SINGLE_LOSSES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,8 @@ class Objective:
             given = self.numbers if part in own else {}
             numbers = {name: given.get(name, default) for name, default in part.numbers.items()}
             extras = (batch.extras[name] for name in part.extras)
-            loss, more = getattr(preference_losses, part.loss)(*tensors, *extras, **numbers)
+            function = LOSSES[part.loss]
+            loss, more = function(*tensors, *extras, **numbers)
             total, metrics = total + weight * loss, more | metrics
         if ref is not None and batch.desirable is None:
             counts = batch.loss_weights != 0

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from oxrl.functional import preference_losses as losses
+from oxrl.functional.preference_pairs import log1mexp
 from oxrl.functional.preference_statistics import dr_dpo_log_mean, kto_baseline, rank_match
 from oxrl.tables.preference import METHODS
 
@@ -36,7 +37,7 @@ ANCHORED = ("rpo", "irpo", "cpo", "r_dpo")
 
 
 def loss_of(name: str) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
-    return getattr(losses, METHODS[name].loss)
+    return {**losses.PAIR_LOSSES, **losses.SINGLE_LOSSES}[METHODS[name].loss]
 
 
 def f64(*values: float) -> Tensor:
@@ -648,6 +649,6 @@ def test_wrong_shapes_and_numbers_say_what_to_do() -> None:
 def test_log1mexp_keeps_its_digits_near_zero_and_far_below() -> None:
     """log(1 - e**-1e-10) = log(1e-10) - 5e-11; log(1 - e**-50) = -e**-50."""
     torch.testing.assert_close(
-        losses.log1mexp(f64(-1e-10)), f64(math.log(1e-10) - 5e-11), rtol=1e-14, atol=0
+        log1mexp(f64(-1e-10)), f64(math.log(1e-10) - 5e-11), rtol=1e-14, atol=0
     )
-    torch.testing.assert_close(losses.log1mexp(f64(-50)), f64(-math.exp(-50)), rtol=1e-14, atol=0)
+    torch.testing.assert_close(log1mexp(f64(-50)), f64(-math.exp(-50)), rtol=1e-14, atol=0)
