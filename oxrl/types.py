@@ -1,17 +1,25 @@
 """The objects that flow through oxRL, in order of flow.
 
-Dimension letters: `B` rows (sequences), `T` tokens per row (prompt + response, right-padded), `P`
-prompts, `G` samples per prompt, `V` vocabulary, `N` preference pairs.
+Dimension letters:
+
+    B   rows (sequences)
+    T   tokens per row: prompt and response, padded on the right
+    P   prompts
+    G   samples per prompt
+    V   vocabulary
+    N   preference pairs
 
 Everything `[B, T]` is token-aligned: entry `[b, t]` belongs to `tokens[b, t]`. `logprobs[b, t]` is
 log p(tokens[b, t] | tokens[b, :t]); position 0 is 0.0.
 
 A batch of two rows, prompt lengths 2 and 1, responses "4 6 <end>" and "9" (cut by the token limit):
 
-    tokens          [[11, 12,  4,  6,  2],    attention_mask [[1, 1, 1, 1, 1],
-        response_mask [[0, 0, 1, 1, 1],
-                     [13,  9,  0,  0,  0]]                     [1, 1, 0, 0, 0]]
-                         [0, 1, 0, 0, 0]]
+    tokens            [[11, 12,  4,  6,  2],
+                       [13,  9,  0,  0,  0]]
+    attention_mask    [[ 1,  1,  1,  1,  1],      real tokens
+                       [ 1,  1,  0,  0,  0]]
+    response_mask     [[ 0,  0,  1,  1,  1],      sampled by the policy, and trained on
+                       [ 0,  1,  0,  0,  0]]
 """
 
 from __future__ import annotations
@@ -21,8 +29,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-# Reward workers read these types and must start fast: torch is imported where a tensor is touched,
-# not here.
+# Reward workers read these types and must start fast: torch is imported where a tensor is touched.
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -34,8 +41,9 @@ ScoreStatus = Literal["ok", "timeout", "error", "invalid"]
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """One question. `uid` is stable across runs and epochs; `token_ids` is the rendered chat
-    template.
+    """One question to the model.
+
+    `uid` is stable across runs and epochs; `token_ids` is the rendered chat template.
     """
 
     uid: str
@@ -60,8 +68,9 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Prefix:
-    """Tokens of a response that were sampled earlier and are continued, with who sampled each of
-    them.
+    """Tokens of a response that were sampled earlier and are continued.
+
+    `versions` says which weights sampled each of them, `logprobs` (nats) how likely it was then.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -71,8 +80,9 @@ class Prefix:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One response to sample. `draw` is the prompt's global position in the data order and its
-    group id.
+    """One response to sample.
+
+    `draw` is the prompt's global position in the data order, and its group id.
     """
 
     id: str
@@ -86,8 +96,9 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A run of tokens of one origin. `logprobs` are the sampler's, in nats, at the sampling
-    temperature.
+    """A run of tokens of one origin, with one logprob and one weight version per token.
+
+    `logprobs` are the sampler's, in nats, at the sampling temperature.
     """
 
     token_ids: tuple[int, ...]
@@ -98,7 +109,9 @@ class Segment:
     reward: float | None = None
 
     def __post_init__(self) -> None:
-        tokens, logprobs, versions = len(self.token_ids), len(self.logprobs), len(self.versions)
+        tokens = len(self.token_ids)
+        logprobs = len(self.logprobs)
+        versions = len(self.versions)
         if not tokens == logprobs == versions:
             found = f"{tokens} tokens, {logprobs} logprobs, {versions} versions"
             raise ValueError(f"a segment needs one logprob and one version per token, got {found}")
@@ -106,9 +119,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """A sampled response. The stop token, when one ended it, is the last token and is trained
-    on.
-    """
+    """A sampled response, its stop token included: that is trained on like any other."""
 
     segments: tuple[Segment, ...]
     text: str
@@ -116,13 +127,15 @@ class Completion:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
+        """Tokens of all segments in order."""
         return tuple(token for segment in self.segments for token in segment.token_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What a reward says of one completion. `value` is None unless `status` is ok: a failure is
-    never a number.
+    """What a reward says of one completion.
+
+    `value` is None unless `status` is ok: a failure is never a number.
     """
 
     value: float | None
@@ -132,15 +145,15 @@ class Score:
 
     def __post_init__(self) -> None:
         if (self.value is None) == (self.status == "ok"):
-            raise ValueError(
-                f"a score has a value exactly when its status is ok, got {self.value!r}, {self.status!r}"
-            )
+            found = f"{self.value!r}, {self.status!r}"
+            raise ValueError(f"a score has a value exactly when its status is ok, got {found}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """A scored completion. `group_id` is the request's `draw`: a prompt drawn twice makes two
-    groups.
+    """A scored completion.
+
+    `group_id` is the request's `draw`: a prompt that is drawn twice makes two groups.
     """
 
     prompt: Prompt
@@ -159,17 +172,17 @@ class Ragged:
     row_offsets: Tensor
 
     def select(self, rows: Tensor) -> Ragged:
+        """Values of `rows` (int64 indices) only."""
         import torch
 
-        pieces = [
-            self.values[self.row_offsets[row] : self.row_offsets[row + 1]] for row in rows.tolist()
-        ]
+        ends = self.row_offsets
+        pieces = [self.values[ends[row] : ends[row + 1]] for row in rows.tolist()]
         lengths = torch.tensor([0] + [len(piece) for piece in pieces])
-        return Ragged(
-            values=torch.cat(pieces) if pieces else self.values[:0], row_offsets=lengths.cumsum(0)
-        )
+        values = torch.cat(pieces) if pieces else self.values[:0]
+        return Ragged(values=values, row_offsets=lengths.cumsum(0))
 
     def to(self, device: torch.device | str) -> Ragged:
+        """The same with its values on `device`."""
         return Ragged(values=self.values.to(device), row_offsets=self.row_offsets)
 
 
@@ -180,24 +193,29 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     return None if value is None else change(value)
 
 
+@dataclass(frozen=True)
 class RowBatch:
-    """Selecting rows and moving devices for every batch dataclass below; the dataclasses stay
-    frozen.
-    """
+    """Base of the batches below: rows can be counted and selected, tensors move between devices."""
 
     def __len__(self: TrainBatch) -> int:
         return len(self.inputs)
 
     def select(self, rows: Tensor, length: int | None = None) -> Self:
-        """New batch of `rows` (int64 indices), its time axis cut to the first `length` tokens."""
+        """New batch of some rows.
+
+        Args:
+            rows: int64 indices, in the order in which they are wanted.
+            length: the time axis is cut to so many tokens; None: it stays.
+        """
         return self._changed(lambda value: _narrow(value, rows, length))
 
     def to(self, device: torch.device | str) -> Self:
+        """The same with every tensor on `device`."""
         return self._changed(lambda value: value.to(device))
 
     def _changed(self, change: Callable[[Any], Any]) -> Self:
-        fields = dataclasses.fields(self)  # pyright: ignore
-        return type(self)(**{f.name: _each(getattr(self, f.name), change) for f in fields})
+        names = [field.name for field in dataclasses.fields(self)]
+        return type(self)(**{name: _each(getattr(self, name), change) for name in names})
 
 
 def _narrow(value: Any, rows: Tensor, length: int | None) -> Any:
@@ -213,9 +231,12 @@ def _narrow(value: Any, rows: Tensor, length: int | None) -> Any:
 class TokenBatch(RowBatch):
     """What a model reads. Example in the module docstring.
 
-    tokens [B, T] int64; attention_mask [B, T] bool, real tokens; response_mask [B, T] bool, sampled
-    by the policy and trained on; position_ids [B, T] int64 or None for 0..n-1; candidates [B, T, K]
-    int64: ids whose logprobs "top_k=<K>" returns instead of those of the most likely tokens;
+    tokens: [B, T] int64.
+    attention_mask: [B, T] bool, real tokens.
+    response_mask: [B, T] bool, sampled by the policy and trained on.
+    position_ids: [B, T] int64, or None for 0..n-1.
+    candidates: [B, T, K] int64, ids whose logprobs "top_k=<K>" returns instead of those of the
+        most likely tokens.
     extras: pixels and the like, sliceable by row.
     """
 
@@ -229,13 +250,12 @@ class TokenBatch(RowBatch):
     def __post_init__(self) -> None:
         import torch
 
-        for name in ("attention_mask", "response_mask"):
-            mask = getattr(self, name)
-            if mask.shape != self.tokens.shape or mask.dtype != torch.bool:
-                found = f"{mask.dtype} of shape {tuple(mask.shape)}"
-                raise ValueError(
-                    f"TokenBatch.{name} must be bool of shape {tuple(self.tokens.shape)}, got {found}"
-                )
+        shape = tuple(self.tokens.shape)
+        for name, mask in (("attention", self.attention_mask), ("response", self.response_mask)):
+            found = tuple(mask.shape)
+            if found != shape or mask.dtype != torch.bool:
+                wrong = f"got {mask.dtype} of shape {found}"
+                raise ValueError(f"TokenBatch.{name}_mask must be bool of shape {shape}, {wrong}")
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -254,11 +274,15 @@ class TokenBatch(RowBatch):
 class RolloutBatch(RowBatch):
     """Scored rollouts as tensors, before advantages.
 
-    rollout_logprobs [B, T] float32 nats, the sampler's; rewards [B] float64; token_rewards [B, T]
-    float64, placed on the last response token unless a segment carries its own; group_ids [B]
-    int64; versions [B, T] int64, -1 where nothing was sampled; terminated [B] bool, ended by a stop
-    token; truncated [B] bool, cut by the token limit; valid [B] bool, has a score; greedy_rewards
-    [B] float64, of the greedy response to the same prompt.
+    rollout_logprobs: [B, T] float32 nats, the sampler's.
+    rewards: [B] float64.
+    token_rewards: [B, T] float64, on the last response token unless a segment carries its own.
+    group_ids: [B] int64, rows of one prompt.
+    versions: [B, T] int64, weights that sampled the token; -1 where nothing was sampled.
+    terminated: [B] bool, ended by a stop token.
+    truncated: [B] bool, cut by the token limit.
+    valid: [B] bool, has a score.
+    greedy_rewards: [B] float64, of the greedy response to the same prompt; None without one.
     """
 
     inputs: TokenBatch
@@ -275,15 +299,23 @@ class RolloutBatch(RowBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyBatch(RowBatch):
-    """What one policy-gradient optimizer step reads. All [B, T] float32 but `versions` (int64) and
-    `group_ids` [B].
+    """What one policy-gradient optimizer step reads: [B, T] float32 where nothing else is said.
 
-    `old_logprobs` None means the current logprobs are their own anchor (`train.old_logprobs:
-    current`); `ref_logprobs` None means no reference model. `loss_weights` already hold the global
-    normalisation, so the loss is a plain sum. Where the row needs them: `likelihood_weights` [B,
-    T], the same for the likelihood of right responses; `lags` [B, T] int64, optimizer steps since a
-    token was sampled; `correction` [B, T], decided over the whole step; `signals`, what the gate
-    takes by keyword.
+    old_logprobs: anchor of the ratio, in nats; None: the current logprobs are their own anchor
+        (`train.old_logprobs: current`).
+    rollout_logprobs: the sampler's, in nats.
+    ref_logprobs: the reference model's, in nats; None: there is none.
+    advantages: one per token.
+    loss_weights: hold the normalisation over the whole step, so that the loss is a plain sum.
+    versions: [B, T] int64, weights that sampled the token.
+    group_ids: [B] int64, rows of one prompt.
+
+    Where the algorithm's row needs them:
+
+    likelihood_weights: as `loss_weights`, for the likelihood of right responses.
+    lags: [B, T] int64, optimizer steps since a token was sampled.
+    correction: decided over the whole step.
+    signals: what the gate takes by keyword.
     """
 
     inputs: TokenBatch
@@ -312,8 +344,9 @@ class ValueBatch(RowBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedBatch(RowBatch):
-    """What one supervised step reads: loss_weights [B, T] float32, zero on every token that is not
-    a target.
+    """What one supervised step reads.
+
+    loss_weights: [B, T] float32, zero on every token that is not a target.
     """
 
     inputs: TokenBatch
@@ -322,8 +355,10 @@ class SupervisedBatch(RowBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class StepBatch(RowBatch):
-    """What one process-reward step reads, [B, T] float32: labels after each step, loss_weights,
-    zero elsewhere.
+    """What one process-reward step reads.
+
+    labels: [B, T] float32, at the last token of each step of a solution.
+    loss_weights: [B, T] float32, zero elsewhere.
     """
 
     inputs: TokenBatch
@@ -336,10 +371,11 @@ class PreferenceBatch(RowBatch):
     """What one preference or reward-model step reads: N units, each a pair or a single judged
     completion.
 
-    `inputs` holds the R rows of unit n from R * n on (R = 2: chosen, rejected). ref_logprobs [R *
-    N] float32, sums over the trained tokens, None without a reference; loss_weights [N] float32,
-    1/N over the global batch; desirable [N] bool, None for pairs; extras: [N] columns and scalar
-    statistics of the global batch, by name.
+    inputs: the R rows of unit n stand from R * n on (R = 2: chosen, rejected).
+    ref_logprobs: [R * N] float32, sums over the trained tokens; None without a reference.
+    loss_weights: [N] float32, 1/N over the global batch.
+    desirable: [N] bool; None for pairs.
+    extras: [N] columns and scalar statistics of the global batch, by name.
     """
 
     inputs: TokenBatch
@@ -352,18 +388,18 @@ class PreferenceBatch(RowBatch):
         return len(self.loss_weights)
 
     def select(self, rows: Tensor, length: int | None = None) -> PreferenceBatch:
+        """New batch of some units, each with all of its rows of tokens."""
         import torch
 
         per_unit = len(self.inputs) // max(1, len(self))
         of_units = (rows[:, None] * per_unit + torch.arange(per_unit)).flatten()
+        extras = {name: value[rows] if value.ndim else value for name, value in self.extras.items()}
         return PreferenceBatch(
             inputs=self.inputs.select(of_units, length),
             ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs[of_units],
             loss_weights=self.loss_weights[rows],
             desirable=None if self.desirable is None else self.desirable[rows],
-            extras={
-                name: extra[rows] if extra.ndim else extra for name, extra in self.extras.items()
-            },
+            extras=extras,
         )
 
 
@@ -371,10 +407,12 @@ class PreferenceBatch(RowBatch):
 class Output(RowBatch):
     """What a model says of a TokenBatch; a field is None when it was not asked for by `want`.
 
-    logprobs, entropy, values: [B, T] token-aligned, at least float32; values[b, t] = V(tokens[b,
-    :t]).
-    bootstrap: [B], value after the last real token. top_ids, top_logprobs: [B, T, K], most likely
-    first.
+    Token-aligned and at least float32, logprobs and entropy in nats:
+
+    logprobs, entropy: [B, T].
+    values: [B, T], values[b, t] = V(tokens[b, :t]).
+    bootstrap: [B], value after the last real token.
+    top_ids, top_logprobs: [B, T, K], most likely first.
     sum_p_squared: [B, T], sum over the vocabulary of p**2.
     """
 
@@ -401,6 +439,6 @@ class TrainBatch(Protocol):
     def to(self, device: torch.device | str) -> Self: ...
 
 
-# A loss is a pure function of what the model said and the batch: (scalar to minimise, detached
-# scalar metrics).
+# A loss is a pure function of what the model said and the batch.
+# It returns the scalar to minimise and detached scalar metrics.
 LossFn = Callable[[Output, Any], "tuple[Tensor, dict[str, Tensor]]"]

@@ -8,9 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from oxrl.tables.policy import ROWS
 
+# Sizes of Qwen2.5: hidden, intermediate, layers, heads, key-value heads, vocabulary, tied embeddings.
+QWEN25 = {
+    "0.5B": (896, 4864, 24, 14, 2, 151936, True),
+    "1.5B": (1536, 8960, 28, 12, 2, 151936, True),
+    "7B": (3584, 18944, 28, 28, 4, 152064, False),
+}
 BASE: dict[str, dict[str, Any]] = {
     "run": {"name": "test", "steps": 12},
     "model": {"name": "builtin:tiny"},
@@ -18,6 +25,34 @@ BASE: dict[str, dict[str, Any]] = {
     "reward": {"name": "math"},
     "train": {"alg_name": "sgrpo"},
 }
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub cache with the config.json of Qwen2.5 models, as `hf download MODEL config.json` does."""
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    commit = "0" * 40
+    for size, sizes in QWEN25.items():
+        hidden, intermediate, layers, heads, kv_heads, vocabulary, tied = sizes
+        values = {
+            "model_type": "qwen2",
+            "hidden_size": hidden,
+            "intermediate_size": intermediate,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "vocab_size": vocabulary,
+            "tie_word_embeddings": tied,
+            "max_position_embeddings": 32768,
+        }
+        for name in (f"Qwen2.5-{size}", f"Qwen2.5-{size}-Instruct"):
+            model = cache / f"models--Qwen--{name}"
+            (model / "snapshots" / commit).mkdir(parents=True)
+            (model / "snapshots" / commit / "config.json").write_text(json.dumps(values))
+            (model / "refs").mkdir()
+            (model / "refs" / "main").write_text(commit)
+    return cache
 
 
 @pytest.fixture

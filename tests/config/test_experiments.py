@@ -22,7 +22,7 @@ DEVICE = 60e9
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def data(tmp_path: Path, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = Path("data/gsm8k")
     folder.mkdir(parents=True)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from oxrl.config import load_config
 from oxrl.config.dims import model_dims, stored_parameters
 from oxrl.config.plan import dry_run_config, memory, plan_text
+from oxrl.errors import ConfigError
 from oxrl.models.builtin import BUILTIN_DIMS
 from oxrl.models.load import load_policy
 
@@ -100,7 +101,7 @@ def test_memory_counts_weights_moments_gradients_reference_and_critic(
 
 
 def test_ranks_stages_and_offload_divide_the_memory_of_each_rank(
-    write: Callable[..., Path],
+    write: Callable[..., Path], hub: Path
 ) -> None:
     """bfloat16, 4 ranks: 2 weights + 12 state + 6 gradients = 20 per parameter, each divided by 4
     from its stage on.
@@ -141,7 +142,7 @@ def test_ranks_stages_and_offload_divide_the_memory_of_each_rank(
     assert per_parameter("deepspeed_ref.zero_stage=3", algorithm="tr_dpo") == reference - 2 + 2 / 4
 
 
-def test_what_is_offloaded_is_told(write: Callable[..., Path]) -> None:
+def test_what_is_offloaded_is_told(write: Callable[..., Path], hub: Path) -> None:
     settings = [
         "train.backend=deepspeed",
         "deepspeed.offload_optimizer=true",
@@ -151,9 +152,22 @@ def test_what_is_offloaded_is_told(write: Callable[..., Path]) -> None:
     assert "and 4.0 GB offloaded to CPU memory" in text  # 494,032,768 x 8
 
 
-def test_a_model_that_is_not_on_disk_has_unknown_memory(write: Callable[..., Path]) -> None:
-    text = plan_text(load_config(write(), ["model.name=nobody/nothing-7b"]))
+@pytest.mark.parametrize("name", ["nobody/nothing-7b", "Qwen/Qwen2.5-3B", "gone/folder/of/mine"])
+def test_a_model_that_is_not_on_this_machine_has_unknown_memory(
+    write: Callable[..., Path], hub: Path, name: str
+) -> None:
+    text = plan_text(load_config(write(), [f"model.name={name}"]))
     assert "memory     unknown" in text
+
+
+def test_a_model_in_the_cache_of_the_hub_has_its_sizes_and_context(
+    write: Callable[..., Path], hub: Path
+) -> None:
+    settings = ["model.name=Qwen/Qwen2.5-0.5B-Instruct", "rollout.max_tokens=30000"]
+    text = plan_text(load_config(write(), settings))
+    assert "494,032,768 parameters, context 32768" in text
+    with pytest.raises(ConfigError, match="no room for a prompt in the model's context 32768"):
+        load_config(write(), [*settings, "rollout.max_tokens=32768"])
 
 
 def test_parquet_rows_are_counted(write: Callable[..., Path], folder: Path) -> None:
