@@ -125,17 +125,16 @@ def details(row: Row) -> Iterator[str]:
 
 
 def equation(kind: str, name: str) -> Iterator[str]:
-    """One cell: its docstring without arguments, its line, its numbers."""
+    """One cell: its docstring up to the arguments, its line, its numbers."""
     function = EQUATIONS[kind][name]
-    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
-    told = [text for text in paragraphs if not text.startswith(("Args:", "Returns:", "Raises:"))]
+    text = (inspect.getdoc(function) or "").split("\n\nArgs")[0].split("\n\nReturns:")[0]
     yield f"### {kind} {name}"
     yield ""
     yield f"{source(function)}" + (
         f", as `{function.__name__}`" if function.__name__ != name else ""
     )
     yield ""
-    yield from ("```text", *"\n\n".join(told).splitlines(), "```")
+    yield from ("```text", *text.splitlines(), "```")
     numbers = PARAMETERS.get((kind, name), ()) + (
         PARAMETERS.get(("selection", name), ()) if kind == "gate" else ()
     )

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
@@ -116,3 +119,14 @@ class Interrupted(OxrlError):
     """A signal asked the run to stop; it saved a checkpoint first."""
 
     exit_code = 75
+
+
+def required(value: T | None, what: str = "what was asked for") -> T:
+    """`value`, which must be there by our own rules.
+
+    Raises:
+        InvariantError: it is None; names `what` is missing.
+    """
+    if value is None:
+        raise InvariantError(f"{what} is missing where it cannot be: report this as a bug")
+    return value

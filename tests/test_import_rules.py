@@ -19,7 +19,7 @@ MODULES = {
     ): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-PARTS = ("oxrl.data", "oxrl.rewards", "oxrl.models", "oxrl.engines", "oxrl.runs")
+PARTS = ("oxrl.data", "oxrl.rewards", "oxrl.models", "oxrl.engines", "oxrl.rollouts", "oxrl.runs")
 HEAVY = (
     "torch",
     "transformers",

@@ -418,6 +418,10 @@ class TrainConfig(Section):
             else known(value, ROWS if name == "alg_name" else cell_names(CELLS[name]))
         )
 
+    def numbers(self, kind: str, name: str) -> dict[str, Any]:
+        """The values of the numbers that a cell or feature reads."""
+        return {field: getattr(self, field) for field in PARAMETERS.get((kind, name), ())}
+
     @property
     def updates(self) -> int:
         """Optimizer steps per rollout step."""

@@ -31,6 +31,7 @@ def run(cfg: Config, *, resume: bool = False) -> None:
 
 def _run(cfg: Config, *, resume: bool, after: LostRankError | None) -> None:
     from oxrl.recipes.build import training_ranks
+    from oxrl.recipes.inputs import with_pinned_data
     from oxrl.recipes.session import Follower, Session
 
     # Only the loop that runs is imported: the others bring libraries of their own.
@@ -44,4 +45,4 @@ def _run(cfg: Config, *, resume: bool, after: LostRankError | None) -> None:
             return
         if after is not None:
             session.message(f"{after}\nStarting the whole group again from the newest checkpoint")
-        loop(session.with_data(), session)
+        loop(with_pinned_data(cfg, cfg.run.directory, ranks), session)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
-from oxrl.data.order import open_rows
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.train.base import Scorer, TrainEngine
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks, joined_ranks, launched_world
-from oxrl.engines.train.trainer import AdapterOff, Trainer
-from oxrl.engines.weight_sync import WeightSync
+from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import ConfigError
 from oxrl.models.load import load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import add_adapter
@@ -289,116 +285,10 @@ def training_sampling(
     )
 
 
-class Team:
-    """Everybody in an RL run, every model loaded once. Alone, trainer and sampler share the
-    policy's weights.
-
-    `reference` and `critic` are None when the algorithm has no use for them, `moving_reference`
-    when it stays as it is.
-    """
-
-    def __init__(self, cfg: Config) -> None:
-        tokenizer = build_tokenizer(cfg)
-        with ExitStack() as stack:
-            # Before the models: a reward that cannot be loaded should not cost the time they take.
-            self.pool = build_rewards(cfg)
-            stack.callback(self.pool.close)
-            self.pool.start()
-            alone = cfg.train.backend == "local" and not cfg.inference_engine.actors
-            trainers, self.sampler, limits = (
-                _local_engines(cfg) if alone else _ray_engines(cfg, stack)
-            )
-            stack.callback(self.sampler.close)
-            self.policy = trainers["policy"]
-            self.critic = trainers.get("critic")
-            self.reference: Scorer | None = trainers.get("reference")
-            self.moving_reference = (
-                trainers.get("reference") if "reference_reset" in cfg.train.row.needs else None
-            )
-            if needs_reference(cfg) and cfg.lora.rank:
-                self.reference = AdapterOff(
-                    cast(Trainer, self.policy)
-                )  # the checks keep adapters in this process
-            self.sync = WeightSync(
-                self.policy,
-                self.sampler,
-                dtype=DTYPES[cfg.model.dtype],
-                vocabulary=len(tokenizer),
-                temperature=cfg.rollout.temperature,
-                new_model=lambda: load_model(cfg, torch.device("cpu")),
-                probe_every=cfg.inference_engine.probe_every,
-                shared=alone,
-            )
-            longest, self.stop_token_ids = limits
-            self.pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
-            prompts = partial(load_prompts, cfg, tokenizer, longest, False)
-            self.prompts = open_rows(cfg.data.train, prompts, per_step=cfg.data.prompts_per_step)
-            self.held_out = (
-                load_prompts(cfg, tokenizer, longest, True, cfg.data.eval)
-                if cfg.data.eval
-                else None
-            )
-            self._resources = stack.pop_all()
-
-    def engines(self) -> dict[str, TrainEngine]:
-        """What a checkpoint holds: subdirectory of the checkpoint -> engine. The policy is the
-        checkpoint itself.
-        """
-        engines = {".": self.policy, "critic": self.critic, "reference": self.moving_reference}
-        return {name: engine for name, engine in engines.items() if engine is not None}
-
-    def close(self) -> None:
-        self._resources.close()
-
-
 def load_prompts(
     cfg: Config, tokenizer: PreTrainedTokenizerBase, longest: int | None, held_out: bool, path: str
 ) -> PromptDataset:
     return PromptDataset.load(path, tokenizer, **row_options(cfg, held_out, longest))
-
-
-def _local_engines(cfg: Config) -> tuple[Mapping[str, TrainEngine], RolloutEngine, Limits]:
-    trainers = build_trainers(cfg)
-    policy = trainers["policy"]
-    return trainers, build_sampler(cfg, cast(PreTrainedModel, policy.model)), limits_of(policy, cfg)
-
-
-def _ray_engines(
-    cfg: Config, stack: ExitStack
-) -> tuple[Mapping[str, TrainEngine], RolloutEngine, Limits]:
-    """The engines of a run with Ray actors that train, sample or both."""
-    # Imported where it is chosen: Ray is an extra.
-    from oxrl.engines.ray.cluster import Cluster, layout
-    from oxrl.engines.ray.rollouts import RayRollouts
-    from oxrl.engines.ray.trainer import RankGroup, RayTrainer
-
-    sampling, deadline_s = cfg.inference_engine, cfg.run.deadline_s
-    training, colocated = cfg.train.backend != "local", sampling.placement == "colocated"
-    gpus = int(cfg.run.device != "cpu" and torch.cuda.is_available())
-    devices = {"trainer_gpus": gpus, "sampler_gpus": gpus * sampling.tensor_parallel}
-    ranks = cfg.run.training_gpus if training else 0
-    bundles, trainer_places, sampler_places = layout(
-        ranks, sampling.actors, colocated=colocated, **devices
-    )
-    cluster = Cluster(bundles, address=cfg.run.ray_address)
-    stack.callback(cluster.close)
-    if training:
-        group = RankGroup(
-            cluster, trainer_places, partial(trainers_of_rank, cfg), deadline_s=deadline_s
-        )
-        trainers = {name: RayTrainer(group, name) for name in group.names}
-        limits: Limits = group.call("call", ("policy", limits_of, (cfg,)))
-    else:
-        trainers = build_trainers(cfg)
-        limits = limits_of(trainers["policy"], cfg)
-    if not sampling.actors:
-        return trainers, build_sampler(cfg), limits
-    build = partial(build_sampler, cfg)
-    return (
-        trainers,
-        RayRollouts(cluster, sampler_places, build, deadline_s=deadline_s, sleeping=colocated),
-        limits,
-    )
 
 
 def needs_reference(cfg: Config) -> bool:

@@ -24,9 +24,12 @@ from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.models.load import VALUE_HEAD_FILE, load_critic, load_policy, load_tokenizer
 from oxrl.models.weights import save_model
 from oxrl.recipes import build
-from oxrl.recipes.rollouts import make_requests, sample_record, score_groups
-from oxrl.recipes.session import read_pins
+from oxrl.recipes.inputs import read_pins
+from oxrl.recipes.setup import RLSetup
 from oxrl.rewards.workers import RewardPool
+from oxrl.rollouts.record import sample_record
+from oxrl.rollouts.requests import make_requests
+from oxrl.rollouts.scoring import score_groups
 from oxrl.runs.checkpoint import latest_checkpoint
 from oxrl.runs.files import encode_line
 from oxrl.seeds import stable_seed
@@ -99,18 +102,18 @@ def sample_and_score(
     return score_groups(pool, list(zip(requests, completions, strict=True)), samples=samples)
 
 
-def evaluate_held_out(cfg: Config, team: build.Team) -> Metrics:
+def evaluate_held_out(cfg: Config, setup: RLSetup) -> Metrics:
     """The evaluation inside a training run: `data.eval` under `rollout.eval_*`, the same seeds
     every time.
     """
-    if team.held_out is None:
+    if setup.held_out is None:
         return {}
     asked, samples, seed = (
-        enumerate(team.held_out.in_order()),
+        enumerate(setup.held_out.in_order()),
         cfg.rollout.eval_samples,
         evaluation_seed(cfg),
     )
-    sample = partial(sample_and_score, cfg, team.sampler, team.pool, team.stop_token_ids)
+    sample = partial(sample_and_score, cfg, setup.sampler, setup.pool, setup.stop_token_ids)
     rollouts = sample(
         list(asked), samples=samples, temperature=cfg.rollout.eval_temperature, seed=seed
     )

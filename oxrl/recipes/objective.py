@@ -1,164 +1,254 @@
-"""A row of the table as functions: what `train.*` says, bound once, and the losses that the engines
-differentiate.
-"""
+"""A row of the table as objects: what is prepared before the update, and what the update minimises."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from oxrl.config import Config
-from oxrl.engines.train.base import Want
-from oxrl.errors import InvariantError
-from oxrl.functional.advantages import ADVANTAGES
+from oxrl.config.schema import TrainConfig
+from oxrl.engines.train.base import Scorer, TrainEngine, Want
+from oxrl.errors import required
+from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
 from oxrl.functional.corrections import CORRECTIONS, Level, importance_ratio
-from oxrl.functional.kl import KLS, kl_k3_ratio
+from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k3_ratio
 from oxrl.functional.masks import weighted_sum
 from oxrl.functional.policy_losses import GATES
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
-from oxrl.functional.selections import SELECTIONS
-from oxrl.functional.value_losses import value_loss
 from oxrl.functional.weights import WEIGHTS
-from oxrl.recipes.collect import penalize_overlong
-from oxrl.tables.policy import PARAMETERS
-from oxrl.types import Output, PolicyBatch, ValueBatch
+from oxrl.recipes.features.base import Feature, Prepared
+from oxrl.types import Output, PolicyBatch, RolloutBatch
 
-# (old_logprobs, rollout_logprobs, mask) -> weights, with the advantages by keyword where a
-# correction reads them.
-Correction = Callable[..., Tensor]
+LOGPROBS: Want = frozenset({"logprobs"})
 
 
-class Algorithm:
-    """A row of the table as functions, looked up once, its numbers bound."""
+class Objective:
+    """The cells of a row as functions, looked up once, their numbers bound.
 
-    def __init__(self, cfg: Config) -> None:
-        row, needs, train = cfg.train.row, set(cfg.train.row.needs), cfg.train
+    Args:
+        train: the section `train` of the config: the row and its numbers.
+        features: of the row.
+        max_tokens: longest response, what `fixed_length` divides by unless told otherwise.
+    """
 
-        def bound(
-            function: Callable[..., Any], kind: str, name: str, **numbers: Any
-        ) -> Callable[..., Any]:
-            read = {field: getattr(train, field) for field in PARAMETERS[(kind, name)]}
-            return partial(function, **(read | numbers))
-
-        limit, buffer = cfg.rollout.max_tokens, train.overlong_buffer
-        fixed_length = (
-            {"weights_length": train.weights_length or limit}
-            if row.weights == "fixed_length"
-            else {}
+    def __init__(
+        self, train: TrainConfig, features: Sequence[Feature] = (), *, max_tokens: int
+    ) -> None:
+        row = train.row
+        self.features = features
+        self.advantage = partial(
+            ADVANTAGES[row.advantage], **train.numbers("advantage", row.advantage)
         )
-        self.weights = bound(WEIGHTS[row.weights], "weights", row.weights, **fixed_length)
-        self.advantage = bound(ADVANTAGES[row.advantage], "advantage", row.advantage)
-        # Of rewards, before advantages.
-        shape = partial(
-            penalize_overlong, max_tokens=limit, buffer_tokens=buffer or max(1, limit // 5)
-        )
-        self.shape = shape if "overlong_penalty" in needs else None
-        # recompute | current | bypass | interpolated
+        self.ratio = RATIOS[row.ratio]
+        self.ratio_to_sampler = row.denominator == "rollout"
+        self.gate = partial(GATES[row.gate], **train.numbers("gate", row.gate))
+        weights_numbers = train.numbers("weights", row.weights)
+        if row.weights == "fixed_length":
+            weights_numbers = {"weights_length": train.weights_length or max_tokens}
+        self.weights = partial(WEIGHTS[row.weights], **weights_numbers)
+        self.mask_truncated = train.mask_truncated
+        self.entropy_coeff = train.entropy_coeff
+        self.kl_coeff = train.kl_coeff
+        self.kl = KLS[row.kl] if row.kl.startswith("loss_") else None
+        self.subtracts_kl = row.kl.startswith("reward_") and train.kl_coeff > 0
+
+        # Where the denominator of the ratio comes from: recompute, current, bypass, interpolated.
         self.old_logprobs: str = train.old_logprobs
-        if "interpolated_anchor" in needs:
-            self.old_logprobs = "interpolated"
-        elif train.old_logprobs == "auto":
+        if self.old_logprobs == "auto":
             self.old_logprobs = "current" if train.updates == 1 else "recompute"
-        # The proximal policy's weight against the sampler belongs to the interpolation.
-        correction: Correction | None = (
-            importance_ratio if self.old_logprobs == "interpolated" else None
-        )
+        for feature in features:
+            self.old_logprobs = feature.old_logprobs or self.old_logprobs
+
+        # Weights of tokens against the sampler, in the loss; None where there are none, or where
+        # they are decided before the update.
+        self.correction: Any = None
         if row.correction != "none":
-            correction = bound(CORRECTIONS[row.correction], "correction", row.correction)
-        # Inside the loss, or over the whole rollout batch before the update.
-        self.correction = self.step_correction = None
-        if correction is not None and "full_batch_correction" in needs:
-            self.step_correction = correction
-        elif correction is not None:
-            self.correction = partial(
-                corrected, correction=correction, graded="advantages_in_correction" in needs
-            )
-        # Of the ratios that the correction's weights are; None where they are 0 or 1.
-        levels: dict[str, Level] = {
-            "none": "token",
-            "truncate": train.correction_level,
-            "mask": train.correction_level,
-        }
-        self.correction_level: Level | None = levels.get(row.correction)
-        # What the policy is asked before the update beside old_logprobs, what the gate reads from
-        # that, and what the policy is asked in the update.
-        top: Want = frozenset({f"top_k={train.top_candidates}"} if "top_logprobs" in needs else ())
-        looked = not needs.isdisjoint({"token_selection", "full_batch_correction"})
-        self.looks: Want = top | {"entropy"} if top else frozenset({"logprobs"} if looked else ())
-        self.select = (
-            bound(SELECTIONS[row.gate], "selection", row.gate) if row.gate in SELECTIONS else None
+            numbers = train.numbers("correction", row.correction)
+            self.correction = partial(CORRECTIONS[row.correction], **numbers)
+        elif self.old_logprobs == "interpolated":
+            # The proximal policy's weight against the sampler belongs to the interpolation.
+            self.correction = importance_ratio
+        if any(feature.corrects_whole_step for feature in features):
+            self.correction = None
+        self.correction_reads_advantages = any(
+            feature.correction_reads_advantages for feature in features
         )
-        self.want: Want = frozenset({"logprobs", "entropy"}) | top
-        self.likelihood = "positive_nll" in needs  # of right responses, in the loss
-        self.ratio, self.to_rollout = RATIOS[row.ratio], row.denominator == "rollout"
-        self.gate = bound(GATES[row.gate], "gate", row.gate)
-        self.kl: Callable[..., Tensor] | None = KLS[row.kl] if row.kl.startswith("loss_") else None
-        self.coefficients = train  # of KL, entropy and likelihood, and the clip of values
+        # Of the ratios that the correction's weights are; None where they are 0 or 1.
+        self.correction_level: Level | None = None
+        if row.correction in ("truncate", "mask"):
+            self.correction_level = train.correction_level
+        elif row.correction == "none":
+            self.correction_level = "token"
+
+        self.want: Want = frozenset({"logprobs", "entropy"})
+        self.want_before: Want = frozenset()
+        for feature in features:
+            self.want |= feature.want
+            self.want_before |= feature.want_before
 
     def policy_loss(self, output: Output, batch: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """loss = gate(ratio, advantages) * correction + kl_coeff * KL - entropy_coeff * H, weighted
-        by loss_weights.
+        """The policy's loss, a LossFn.
 
-        Right responses add nll_coeff times the mean negative log-likelihood of their tokens, where
-        the row says so.
+        gate(ratio, advantages) * correction + kl_coeff * KL - entropy_coeff * H, all weighted by
+        loss_weights, plus the terms of features.
         """
-        logprobs, mask, numbers = (
-            required(output.logprobs),
-            batch.inputs.response_mask,
-            self.coefficients,
+        logprobs = required(output.logprobs, "logprobs")
+        mask = batch.inputs.response_mask
+        old = start_of_update(logprobs, batch)
+        denominator = batch.rollout_logprobs if self.ratio_to_sampler else old
+        anchor = self.ratio(logprobs, denominator, mask)
+        signals = dict(batch.signals)
+        if output.top_logprobs is not None:
+            signals["top_logprobs"] = output.top_logprobs
+        loss, metrics = self.gate(
+            logprobs,
+            anchor,
+            batch.advantages,
+            mask,
+            batch.loss_weights,
+            correction=self.corrected(old, batch),
+            **signals,
         )
-        old = old_logprobs(logprobs, batch)
-        anchor = self.ratio(logprobs, batch.rollout_logprobs if self.to_rollout else old, mask)
-        weights = batch.correction if self.correction is None else self.correction(old, batch)
-        signals = dict(batch.signals) | (
-            {} if output.top_logprobs is None else {"top_logprobs": output.top_logprobs}
-        )
-        given = (batch.advantages, mask, batch.loss_weights)
-        loss, metrics = self.gate(logprobs, anchor, *given, correction=weights, **signals)
         if self.kl is not None and batch.ref_logprobs is not None:
-            sampler = (batch.rollout_logprobs,) if self.kl is kl_k3_ratio else ()
-            kl = self.kl(logprobs, batch.ref_logprobs, mask, *sampler)
-            loss = loss + numbers.kl_coeff * weighted_sum(kl, mask, batch.loss_weights)
-        if numbers.entropy_coeff:
-            loss = loss - numbers.entropy_coeff * weighted_sum(
-                required(output.entropy), mask, batch.loss_weights
-            )
-        if batch.likelihood_weights is not None:
-            likelihood = weighted_sum(logprobs, mask, batch.likelihood_weights)
-            loss, metrics = (
-                loss - numbers.nll_coeff * likelihood,
-                metrics | {"update/nll": -likelihood.detach()},
-            )
+            kl = self.kl_term(logprobs, batch.ref_logprobs, batch)
+            loss = loss + self.kl_coeff * weighted_sum(kl, mask, batch.loss_weights)
+        if self.entropy_coeff:
+            entropy = required(output.entropy, "entropy")
+            loss = loss - self.entropy_coeff * weighted_sum(entropy, mask, batch.loss_weights)
+        for feature in self.features:
+            added = feature.loss(output, batch)
+            if added is not None:
+                loss = loss + added[0]
+                metrics = metrics | added[1]
         return loss, metrics
 
-    def value_loss(self, output: Output, batch: ValueBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        given = (batch.old_values, batch.returns, batch.inputs.response_mask, batch.loss_weights)
-        return value_loss(required(output.values), *given, value_clip=self.coefficients.value_clip)
+    def kl_term(self, logprobs: Tensor, ref_logprobs: Tensor, batch: PolicyBatch) -> Tensor:
+        """The KL estimate of each token; one estimator measures its ratio against the sampler."""
+        mask = batch.inputs.response_mask
+        if self.kl is kl_k3_ratio:
+            return kl_k3_ratio(logprobs, ref_logprobs, mask, batch.rollout_logprobs)
+        return required(self.kl, "kl")(logprobs, ref_logprobs, mask)
+
+    def corrected(self, old: Tensor, batch: PolicyBatch) -> Tensor | None:
+        """[B, T]: the weight of each token against the sampler; None without a correction."""
+        if self.correction is None:
+            return batch.correction
+        mask = batch.inputs.response_mask
+        if self.correction_reads_advantages:
+            advantages = batch.advantages
+            return self.correction(old, batch.rollout_logprobs, mask, advantages=advantages)
+        return self.correction(old, batch.rollout_logprobs, mask)
 
 
-def old_logprobs(logprobs: Tensor, batch: PolicyBatch) -> Tensor:
-    """The policy that the update starts from, detached: recorded, interpolated by age, or the
-    current one itself.
+def start_of_update(logprobs: Tensor, batch: PolicyBatch) -> Tensor:
+    """Log-probabilities of the policy that the update starts from, [B, T], detached.
+
+    Recorded before the update, interpolated by the age of tokens, or the current ones themselves.
     """
     if batch.old_logprobs is not None:
         return batch.old_logprobs
     if batch.lags is not None:
-        return interpolated_anchor(
-            logprobs, batch.rollout_logprobs, batch.lags, batch.inputs.response_mask
-        )
+        mask = batch.inputs.response_mask
+        return interpolated_anchor(logprobs, batch.rollout_logprobs, batch.lags, mask)
     return logprobs.detach()
 
 
-def corrected(old: Tensor, batch: PolicyBatch, *, correction: Correction, graded: bool) -> Tensor:
-    """The correction's weights on `batch`; a graded one sees the advantages."""
-    seen = {"advantages": batch.advantages} if graded else {}
-    return correction(old, batch.rollout_logprobs, batch.inputs.response_mask, **seen)
+def prepare_update(
+    objective: Objective,
+    policy: TrainEngine,
+    reference: Scorer | None,
+    rollouts: RolloutBatch,
+    *,
+    kl_coeff: float,
+    seed: int,
+) -> PolicyBatch:
+    """Everything that the updates on a rollout batch read, from one forward pass per model.
+
+    Args:
+        reference: None where no KL is taken.
+        kl_coeff: of the KL in the reward, where the row subtracts one.
+        seed: of random choices over the whole batch.
+    """
+    # What the policy says before the update, and the reference.
+    said: Output | None = None
+    old: Tensor | None = None
+    ref: Tensor | None = None
+    if objective.old_logprobs == "recompute" or objective.want_before:
+        said = policy.forward(rollouts.inputs, LOGPROBS | objective.want_before)
+    if objective.old_logprobs == "recompute":
+        old = required(said, "old log-probabilities").logprobs
+    elif objective.old_logprobs == "bypass":
+        old = rollouts.rollout_logprobs
+    if reference is not None:
+        ref = required(reference.forward(rollouts.inputs, LOGPROBS).logprobs, "logprobs")
+
+    # Rewards relative to a group, a baseline or a critic.
+    rewarded = rollouts
+    if objective.subtracts_kl:
+        rewarded = subtract_kl(rollouts, old, required(ref, "a reference"), kl_coeff=kl_coeff)
+    mask = rollouts.inputs.response_mask
+    given = AdvantageInputs(
+        rewards=rewarded.rewards,
+        token_rewards=rewarded.token_rewards,
+        response_mask=mask,
+        group_ids=rollouts.group_ids,
+        truncated=rollouts.truncated,
+    )
+    for feature in objective.features:
+        given = feature.on_advantage_inputs(given, rollouts)
+    advantages, returns = objective.advantage(given)
+
+    inputs = rollouts.inputs
+    if objective.mask_truncated:
+        # Overlong filtering, arXiv:2503.14476: cut rows were part of the baseline and are no more.
+        mask = mask & ~rollouts.truncated[:, None]
+        inputs = dataclasses.replace(inputs, response_mask=mask)
+    batch = PolicyBatch(
+        inputs=inputs,
+        old_logprobs=old,
+        rollout_logprobs=rollouts.rollout_logprobs,
+        ref_logprobs=ref,
+        advantages=advantages,
+        loss_weights=objective.weights(mask, rollouts.group_ids),
+        versions=rollouts.versions,
+        group_ids=rollouts.group_ids,
+    )
+    prepared = Prepared(rollouts=rollouts, said=said, returns=returns, seed=seed)
+    for feature in objective.features:
+        batch = feature.on_prepared(batch, prepared)
+    return batch
 
 
-def required(tensor: Tensor | None) -> Tensor:
-    if tensor is None:
-        raise InvariantError("the engine did not return what the loss asked for")
-    return tensor
+def subtract_kl(
+    rollouts: RolloutBatch, old: Tensor | None, ref: Tensor, *, kl_coeff: float
+) -> RolloutBatch:
+    """The rollouts with kl_coeff times the KL to the reference taken off their rewards."""
+    sampled = rollouts.rollout_logprobs if old is None else old
+    rewards, token_rewards = add_kl_to_rewards(
+        rollouts.rewards,
+        rollouts.token_rewards,
+        sampled,
+        ref,
+        rollouts.inputs.response_mask,
+        kl_coeff=kl_coeff,
+    )
+    return dataclasses.replace(rollouts, rewards=rewards, token_rewards=token_rewards)
+
+
+def minibatch(
+    objective: Objective, batch: PolicyBatch, rows: Tensor, *, version: int
+) -> PolicyBatch:
+    """`rows` of a rollout batch, their loss weights normalised over themselves.
+
+    Args:
+        version: of the weights that will read them.
+    """
+    part = batch.select(rows)
+    weights = objective.weights(part.inputs.response_mask, part.group_ids)
+    part = dataclasses.replace(part, loss_weights=weights)
+    for feature in objective.features:
+        part = feature.on_minibatch(part, version=version)
+    return part

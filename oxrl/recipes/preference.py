@@ -37,8 +37,9 @@ from oxrl.recipes.build import (
     row_options,
 )
 from oxrl.recipes.objective import required
-from oxrl.recipes.offline import apply_step, run_steps
-from oxrl.recipes.session import Progress, Session
+from oxrl.recipes.offline import run_steps
+from oxrl.recipes.session import Session
+from oxrl.recipes.step import apply_step
 from oxrl.seeds import stable_seed
 from oxrl.tables.preference import FIELDS, METHODS, Method
 from oxrl.types import Metrics, Output, PreferenceBatch, TokenBatch
@@ -166,7 +167,7 @@ def train(cfg: Config, session: Session) -> None:
 
     drops: list[float] = []
 
-    def step_on(units: list[Judged], step: int, memory: Progress) -> tuple[Metrics, float]:
+    def step_on(units: list[Judged], step: int, memory: dict[str, Any]) -> tuple[Metrics, float]:
         if (
             moving is not None
             and step > 1
@@ -252,7 +253,7 @@ def with_statistics(
     objective: Objective,
     batch: PreferenceBatch,
     units: list[Judged],
-    memory: Progress,
+    memory: dict[str, Any],
     *,
     seed: int,
 ) -> PreferenceBatch:
@@ -324,7 +325,7 @@ def _with(batch: PreferenceBatch, **extras: Tensor) -> PreferenceBatch:
     return dataclasses.replace(batch, extras={**batch.extras, **extras})
 
 
-def _moments(memory: Progress, values: Tensor) -> dict[str, float]:
+def _moments(memory: dict[str, Any], values: Tensor) -> dict[str, float]:
     """Running mean and standard deviation with this batch in it; the first batch is taken as it
     is.
     """

@@ -15,8 +15,8 @@ from oxrl.config import Config
 from oxrl.errors import DataError, Interrupted
 from oxrl.recipes import supervised
 from oxrl.recipes.evaluate import sampling_from
-from oxrl.recipes.rollouts import check_error_rate
 from oxrl.recipes.session import Session
+from oxrl.rollouts.scoring import check_error_rate
 from oxrl.types import Rollout
 
 

@@ -16,8 +16,9 @@ from oxrl.data.steps import StepDataset, to_step_batch
 from oxrl.functional.reward_model_losses import bradley_terry, process_reward
 from oxrl.recipes.build import build_tokenizer, build_trainer, load_critic_to_train, row_options
 from oxrl.recipes.objective import required
-from oxrl.recipes.offline import apply_step, run_steps
-from oxrl.recipes.session import Progress, Session
+from oxrl.recipes.offline import run_steps
+from oxrl.recipes.session import Session
+from oxrl.recipes.step import apply_step
 from oxrl.types import Metrics, Output, PreferenceBatch, StepBatch
 
 WANT = frozenset({"values"})
@@ -64,7 +65,7 @@ def train(cfg: Config, session: Session) -> None:
     def rows(path: str, held_out: bool) -> Any:
         return dataset.load(path, tokenizer, **row_options(cfg, held_out))
 
-    def step_on(units: list[Any], step: int, memory: Progress) -> tuple[Metrics, float]:
+    def step_on(units: list[Any], step: int, memory: dict[str, Any]) -> tuple[Metrics, float]:
         batch = to_batch(units, pad_id)
         metrics = apply_step(engine, session, batch, loss_fn, WANT, step=step)
         return metrics | {"data/rows": float(len(units))}, float(batch.inputs.attention_mask.sum())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,9 @@ from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
 from oxrl.recipes.build import build_tokenizer, build_trainer, load_policy_to_train, row_options
 from oxrl.recipes.objective import required
-from oxrl.recipes.offline import apply_step, run_steps
-from oxrl.recipes.session import Progress, Session
+from oxrl.recipes.offline import run_steps
+from oxrl.recipes.session import Session
+from oxrl.recipes.step import apply_step
 from oxrl.types import Metrics, Output, SupervisedBatch
 
 WANT = frozenset({"logprobs"})
@@ -41,7 +43,9 @@ def train(cfg: Config, session: Session) -> None:
     def rows(path: str, held_out: bool) -> ConversationDataset:
         return ConversationDataset.load(path, tokenizer, **row_options(cfg, held_out))
 
-    def step_on(examples: list[Example], step: int, memory: Progress) -> tuple[Metrics, float]:
+    def step_on(
+        examples: list[Example], step: int, memory: dict[str, Any]
+    ) -> tuple[Metrics, float]:
         batch = to_supervised_batch(examples, pad_id, pack_tokens=cfg.data.pack_tokens)
         mask, real = batch.inputs.response_mask, batch.inputs.attention_mask
         metrics: Metrics = {

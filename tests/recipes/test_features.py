@@ -19,8 +19,9 @@ from torch import Tensor
 
 from oxrl.config import Config
 from oxrl.recipes import run
-from oxrl.recipes.objective import Algorithm
-from oxrl.recipes.rl import look_ahead
+from oxrl.recipes.features import build_features
+from oxrl.recipes.features.base import FeatureInputs, Prepared
+from oxrl.recipes.objective import Objective
 from oxrl.recipes.session import Session
 from oxrl.types import Output, PolicyBatch, TokenBatch
 
@@ -285,9 +286,26 @@ def policy_batch(rewards: Tensor, **fields: Any) -> PolicyBatch:
     )
 
 
+class NoEngine:
+    """Stands for engines that a loss never asks."""
+
+
+def objective(cfg: Config) -> Objective:
+    engine: Any = NoEngine()
+    given = FeatureInputs(
+        row=cfg.train.row,
+        train=cfg.train,
+        max_tokens=cfg.rollout.max_tokens,
+        policy=engine,
+        critic=engine,
+        reference=engine,
+    )
+    return Objective(cfg.train, build_features(given), max_tokens=cfg.rollout.max_tokens)
+
+
 def gradient(cfg: Config, batch: PolicyBatch, logprobs: Tensor) -> Tensor:
     leaf = logprobs.clone().requires_grad_()
-    loss, _ = Algorithm(cfg).policy_loss(Output(logprobs=leaf), batch)
+    loss, _ = objective(cfg).policy_loss(Output(logprobs=leaf), batch)
     return torch.autograd.grad(loss, leaf)[0]
 
 
@@ -371,15 +389,19 @@ def test_what_is_decided_over_the_whole_step_does_not_depend_on_micro_batches(
 def test_weights_are_compared_with_the_ratios_they_come_from(
     algorithm: str, level: str | None, tmp_path: Path
 ) -> None:
-    assert Algorithm(config(tmp_path, algorithm)).correction_level == level
+    assert objective(config(tmp_path, algorithm)).correction_level == level
 
 
 def test_the_second_moment_is_bounded_over_the_whole_step_not_per_row(tmp_path: Path) -> None:
-    algorithm = Algorithm(cfg := config(tmp_path, "m2po", second_moment_max=0.02))
+    cfg = config(tmp_path, "m2po", second_moment_max=0.02)
+    (feature,) = objective(cfg).features
     batch = policy_batch(torch.tensor([1.0, -1.0], dtype=torch.float64))
     shift = torch.tensor([[0, 0.01, 0.02, 0.4], [0, 0.3, 0.3, 0]], dtype=torch.float64)
     looked = Output(logprobs=batch.rollout_logprobs.nan_to_num() + shift)
-    ahead = look_ahead(algorithm, batch, looked, seed=0)
+    rollouts: Any = None
+    ahead = feature.on_prepared(
+        batch, Prepared(rollouts=rollouts, said=looked, returns=None, seed=0)
+    )
     # Squares 0.0001, 0.0004, 0.09, 0.09, 0.16: the mean of the first three is above 0.02. Row 1
     # alone would keep one.
     assert ahead.correction is not None

@@ -26,9 +26,10 @@ from oxrl.models.load import load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import adapter_off, add_adapter
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
-from oxrl.recipes.build import Team
 from oxrl.recipes.evaluate import run_export
+from oxrl.recipes.setup import RLSetup
 from oxrl.rewards.reward_model import scorer
+from oxrl.runs.clock import Clock
 from oxrl.types import Completion, Prompt, Segment, TokenBatch
 
 pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
@@ -139,9 +140,9 @@ def test_the_adapter_switched_off_is_the_base_and_the_sampler_sees_it_switched_o
     base: Path,
 ) -> None:
     cfg = config(base, "run", "sgrpo")
-    team = Team(cfg)
+    setup = RLSetup(cfg, Clock())
     try:
-        trainer, sampler = team.policy, team.sampler
+        trainer, sampler = setup.policy, setup.sampler
         assert isinstance(trainer, LocalTrainer) and isinstance(sampler, LocalSampler)
         before = trainer.forward(some_tokens(), WANT).logprobs
         generator = torch.Generator().manual_seed(2)
@@ -160,16 +161,16 @@ def test_the_adapter_switched_off_is_the_base_and_the_sampler_sees_it_switched_o
         assert (adapted - reference).abs().max() > 0.1
         assert torch.equal(trainer.forward(inputs, WANT).logprobs, adapted)  # it is on again
     finally:
-        team.close()
+        setup.close()
 
 
 def test_training_on_its_own_samples_meets_no_mismatch_and_a_reference_without_a_second_model(
     base: Path,
 ) -> None:
     cfg = config(base, "run", "sgrpo", train={"kl": "loss_k3", "kl_coeff": 0.1})
-    team = Team(cfg)
-    assert isinstance(team.reference, AdapterOff)
-    team.close()
+    setup = RLSetup(cfg, Clock())
+    assert isinstance(setup.reference, AdapterOff)
+    setup.close()
     run(cfg)
     lines = metric_lines(cfg.run.directory)
     assert max(line["mismatch/abs_logdiff_max"] for line in lines) < 1e-4

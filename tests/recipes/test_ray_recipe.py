@@ -20,10 +20,10 @@ from small_runs import final_files, metric_lines, rl_config
 
 from oxrl.errors import LostRankError
 from oxrl.recipes import run
-from oxrl.recipes.build import Team
-from oxrl.recipes.objective import Algorithm
-from oxrl.recipes.replay import ReplayBuffer
 from oxrl.recipes.session import Session
+from oxrl.recipes.setup import RLSetup
+from oxrl.rollouts.ahead import AheadRollouts
+from oxrl.runs.clock import Clock
 from oxrl.types import PolicyBatch, TokenBatch
 
 ray = pytest.importorskip(
@@ -94,15 +94,15 @@ def recorded(path: Path) -> PolicyBatch:
 
 
 def gradients(cfg: Any, batch: PolicyBatch) -> dict[str, torch.Tensor]:
-    team = Team(cfg)
+    setup = RLSetup(cfg, Clock())
     try:
-        policy: Any = team.policy
+        policy: Any = setup.policy
         policy.forward_backward(
-            batch, Algorithm(cfg).policy_loss, frozenset({"logprobs", "entropy"})
+            batch, setup.objective.policy_loss, frozenset({"logprobs", "entropy"})
         )
         return {name: gradient.clone() for name, gradient in policy.gradients()}
     finally:
-        team.close()
+        setup.close()
 
 
 def test_two_zero3_ranks_and_a_rollout_actor_train_like_one_process(tmp_path: Path) -> None:
@@ -152,18 +152,18 @@ def test_sampling_ahead_in_actors_trains_like_sampling_ahead_in_one_process(
     )
     run(one)
     if killed:  # as soon as there is something to sample in the background
-        work = ReplayBuffer.work
+        dispatch = AheadRollouts._dispatch_batches
 
-        def working(buffer: Any) -> None:
-            work(buffer)
-            if buffer.books["dispatched"] == 6 * 16:
-                actor = buffer._sampler._workers[0].actor
+        def dispatching(source: Any, start: int, count: int) -> None:
+            dispatch(source, start, count)
+            if source.batches and source.batches[-1].end == 6 * 4:
+                actor = source.parts.sampler._workers[0].actor
                 os.kill(
                     ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60),
                     signal.SIGKILL,
                 )
 
-        monkeypatch.setattr(ReplayBuffer, "work", working)
+        monkeypatch.setattr(AheadRollouts, "_dispatch_batches", dispatching)
     run(other)
     ours, theirs = one.run.directory, other.run.directory
     for step in range(8):

@@ -19,7 +19,10 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.functional.advantages import AdvantageInputs
 from oxrl.functional.weights import token_mean
 from oxrl.models.load import load_critic, load_policy
-from oxrl.recipes.objective import Algorithm
+from oxrl.recipes.features import build_features
+from oxrl.recipes.features.base import FeatureInputs
+from oxrl.recipes.features.critic import Critic
+from oxrl.recipes.objective import Objective
 from oxrl.recipes.supervised import loss_fn as sft_loss
 from oxrl.types import LossFn, PolicyBatch, SupervisedBatch, TokenBatch, ValueBatch
 
@@ -54,21 +57,30 @@ def _problem(
     if case == "sft":
         weights = token_mean(mask).to(dtype).masked_fill(~mask, torch.nan if poison else 0.0)
         return SupervisedBatch(inputs=inputs, loss_weights=weights), sft_loss, "logprobs"
-    algorithm = Algorithm(
-        rl_config(
-            folder,
-            "run",
-            train={"alg_name": case.split()[0], "lr": 1e-3, "epochs": 2},
-            run={"steps": 2},
-        )
+    cfg = rl_config(
+        folder,
+        "run",
+        train={"alg_name": case.split()[0], "lr": 1e-3, "epochs": 2},
+        run={"steps": 2},
     )
+    engine: Any = "never asked"
+    given = FeatureInputs(
+        row=cfg.train.row,
+        train=cfg.train,
+        max_tokens=cfg.rollout.max_tokens,
+        policy=engine,
+        critic=engine,
+        reference=None,
+    )
+    features = build_features(given)
+    objective = Objective(cfg.train, features, max_tokens=cfg.rollout.max_tokens)
     group_ids = torch.tensor([0, 0, 0, 1, 1, 1])
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.25], dtype=torch.float64)
     old = _noise(inputs, 1, dtype, poison) * 0.05 - 2.5
     values = _noise(inputs, 2, torch.float64, False)
     last = torch.where(mask, torch.arange(mask.shape[1]), -1).amax(1)
     token_rewards = torch.zeros_like(values).scatter_(1, last[:, None], rewards[:, None])
-    advantages, returns = algorithm.advantage(
+    advantages, returns = objective.advantage(
         AdvantageInputs(
             rewards=rewards,
             token_rewards=token_rewards,
@@ -90,18 +102,20 @@ def _problem(
             returns=fill(returns),
             loss_weights=fill(token_mean(mask)),
         )
-        return batch, algorithm.value_loss, "values"
+        (critic,) = features
+        assert isinstance(critic, Critic)
+        return batch, critic.value_loss, "values"
     policy = PolicyBatch(
         inputs=inputs,
         old_logprobs=old,
         rollout_logprobs=old,
         ref_logprobs=None,
         advantages=fill(advantages),
-        loss_weights=fill(algorithm.weights(mask, group_ids)),
+        loss_weights=fill(objective.weights(mask, group_ids)),
         versions=torch.zeros_like(inputs.tokens),
         group_ids=group_ids,
     )
-    return policy, algorithm.policy_loss, "logprobs"
+    return policy, objective.policy_loss, "logprobs"
 
 
 def _gradients(

@@ -17,9 +17,12 @@ from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import InvariantError
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.recipes import run
-from oxrl.recipes.replay import ReplayBuffer
-from oxrl.recipes.rollouts import make_requests
-from oxrl.types import Prompt, Request, Sampling
+from oxrl.rollouts.ahead import AheadRollouts
+from oxrl.rollouts.counts import count_samples
+from oxrl.rollouts.requests import PromptRequests
+from oxrl.rollouts.sync import RolloutParts
+from oxrl.runs.clock import Clock
+from oxrl.types import Completion, Prompt, Sampling, Score
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,59 +153,106 @@ def test_a_signal_in_the_middle_saves_what_is_in_flight_and_resume_completes_the
     assert final_files(cfg.run.directory) == final_files(whole.run.directory)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def sampler() -> LocalSampler:
     return LocalSampler(load_policy("builtin:tiny"), load_tokenizer("builtin:tiny"))
 
 
-def buffer_of(sampler: LocalSampler, capacity: int, *, background: bool = False) -> ReplayBuffer:
-    prompts = [
-        Prompt(uid=str(i), messages=(), token_ids=(5 + i, 7, 9), answer=None, source="", images=())
-        for i in range(8)
-    ]
+class LengthPool:
+    """A reward without processes: the length of a response."""
 
-    def ask(draws: Sequence[int]) -> list[Request]:
-        sampling = Sampling(max_tokens=5, stop_token_ids=())
-        return make_requests(
-            [(draw, prompts[draw]) for draw in draws], samples=2, sampling=sampling, run_seed=1
-        )
-
-    return ReplayBuffer(sampler, ask, capacity=capacity, deadline_s=60, background=background)
+    def score(self, groups: Sequence[tuple[Prompt, Sequence[Completion]]]) -> list[list[Score]]:
+        return [
+            [Score(value=float(len(completion.token_ids))) for completion in completions]
+            for _, completions in groups
+        ]
 
 
-def test_the_buffer_refuses_more_than_it_holds_and_samples_that_nobody_accounts_for(
-    sampler: LocalSampler,
-) -> None:
-    buffer = buffer_of(sampler, 8)
-    buffer.dispatch(0, 2)
-    buffer.dispatch(2, 2)
+class Prompts:
+    def __len__(self) -> int:
+        return 8
+
+    def at(self, draw: int, *, seed: int) -> Prompt:
+        return Prompt(uid=str(draw), messages=(), token_ids=(5 + draw, 7, 9))
+
+
+class NoDelivery:
+    """The sampler keeps the weights it has."""
+
+    def deliver(self, version: int) -> None: ...
+
+
+def source_of(
+    sampler: LocalSampler, capacity: int, *, block: int = 1, background: bool = False
+) -> AheadRollouts:
+    pool: Any = LengthPool()
+    delivery: Any = NoDelivery()
+    requests = PromptRequests(
+        Prompts(),
+        samples=2,
+        sampling=Sampling(max_tokens=5, stop_token_ids=()),
+        run_seed=1,
+        baseline=False,
+    )
+    parts = RolloutParts(
+        sampler=sampler,
+        pool=pool,
+        requests=requests,
+        clock=Clock(),
+        prompts_per_step=2,
+        deadline_s=60,
+        max_error_rate=0.5,
+    )
+    return AheadRollouts(
+        parts,
+        delivery,
+        block=block,
+        capacity=capacity,
+        rollout_steps=4,
+        updates=1,
+        background=background,
+    )
+
+
+def test_no_more_is_dispatched_than_the_capacity(sampler: LocalSampler) -> None:
+    source = source_of(sampler, 7, block=2)
     with pytest.raises(
         InvariantError,
-        match="2 samples are dispatched while 8 are in flight, and the buffer holds 8",
+        match="4 samples are dispatched while 4 are in flight, and the buffer holds 7",
     ):
-        buffer.dispatch(4, 1)
-    assert buffer.sampled(0, 2) is None and buffer.settle()
-    assert [request.draw for request, _ in buffer.sampled(0, 2) or []] == [0, 0, 1, 1]
-    buffer.take()
-    assert buffer.account(trained=3, dropped={"unscored": 1})["samples/in_flight"] == 4
-    buffer.take()
+        source.next(0, step=0, stop=lambda: False)
+
+
+def test_samples_that_nobody_accounts_for_end_the_run() -> None:
+    counts: dict[str, int] = {}
+    first = {"dispatched": 8, "in_flight": 4, "trained": 3, "dropped": {"unscored": 1}}
+    assert count_samples(counts, **first)["samples/in_flight"] == 4
     with pytest.raises(InvariantError, match="8 samples were dispatched but 7 are accounted for"):
-        buffer.account(trained=3, dropped={})
+        count_samples(counts, dispatched=0, in_flight=0, trained=3, dropped={})
 
 
-def test_background_and_saved_samples_are_those_sampled_while_waiting(
-    sampler: LocalSampler, tmp_path: Path
-) -> None:
+def test_background_and_saved_samples_are_those_sampled_while_waiting(tmp_path: Path) -> None:
     patient, busy, restored = (
-        buffer_of(sampler, 16, background=flag) for flag in (False, True, False)
+        source_of(
+            LocalSampler(load_policy("builtin:tiny"), load_tokenizer("builtin:tiny")),
+            16,
+            block=2,
+            background=flag,
+        )
+        for flag in (False, True, False)
     )
-    for buffer in (patient, busy):
-        buffer.dispatch(0, 3)
-        buffer.work()
-        buffer.save(tmp_path)
+    steps = [source.next(0, step=0, stop=lambda: False) for source in (patient, busy)]
+    busy.save(tmp_path)
     restored.load(tmp_path)
     busy.close()
-    sampled = patient.sampled(0, 3)
-    assert sampled is not None and len(sampled) == 6
-    assert sampled == busy.sampled(0, 3) == restored.sampled(0, 3)
-    assert restored.batches == patient.batches
+    assert steps[0] is not None and steps[1] is not None
+    assert steps[0].rollouts == steps[1].rollouts and len(steps[0].rollouts) == 4
+    assert patient.batches == restored.batches and restored.in_flight == 12
+    for step in (1, 2):
+        waited = patient.next(2 * step, step=step, stop=lambda: False)
+        resumed = restored.next(2 * step, step=step, stop=lambda: False)
+        assert waited is not None and resumed is not None
+        assert waited.rollouts == resumed.rollouts
+        assert [rollout.group_id for rollout in waited.rollouts] == [2 * step] * 2 + [
+            2 * step + 1
+        ] * 2

@@ -1,0 +1,113 @@
+"""What a row of the table can add to the training loop beyond its cells: one small class each.
+
+A feature overrides only the hooks it needs; the loop calls every hook of every feature of the row,
+in the order in which the hooks stand here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from oxrl.engines.train.base import TrainEngine, Want
+from oxrl.functional.advantages import AdvantageInputs
+from oxrl.rollouts.groups import GroupChoice
+from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch
+
+if TYPE_CHECKING:
+    from oxrl.config.schema import TrainConfig
+    from oxrl.recipes.session import RolloutProgress
+    from oxrl.tables.policy import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureInputs:
+    """What a feature is built from.
+
+    row: the algorithm. train: its numbers. max_tokens: longest response.
+    policy, critic, reference: engines; None where the run has none. The reference is one whose
+    weights can be set.
+    """
+
+    row: Row
+    train: TrainConfig
+    max_tokens: int
+    policy: TrainEngine
+    critic: TrainEngine | None
+    reference: TrainEngine | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What is known of a rollout batch when its policy batch has been prepared.
+
+    said: the policy before the update, None where nobody asked. returns: [B, T] for a critic.
+    seed: of random choices over the whole batch.
+    """
+
+    rollouts: RolloutBatch
+    said: Output | None
+    returns: Tensor | None
+    seed: int
+
+
+class Feature:
+    """Does nothing; every hook can be overridden."""
+
+    # Which groups a rollout step trains on; None: all.
+    choice: GroupChoice | None = None
+    # One greedy response per prompt is sampled as well, as a baseline.
+    greedy_baseline: bool = False
+    # The reference changes during the run, so checkpoints hold it.
+    moves_reference: bool = False
+    # What the policy is asked before the update, and in the update, beside logprobs and entropy.
+    want_before: Want = frozenset()
+    want: Want = frozenset()
+    # Where the ratio's denominator comes from, when not from `train.old_logprobs`.
+    old_logprobs: str | None = None
+    # The correction is computed once per rollout batch, or reads the advantages.
+    corrects_whole_step: bool = False
+    correction_reads_advantages: bool = False
+
+    def on_rollouts(self, batch: RolloutBatch) -> RolloutBatch:
+        """Change rewards before anything is computed from them."""
+        return batch
+
+    def on_advantage_inputs(
+        self, inputs: AdvantageInputs, rollouts: RolloutBatch
+    ) -> AdvantageInputs:
+        """Add what the advantage reads."""
+        return inputs
+
+    def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
+        """Decide about tokens over the whole rollout batch, before the update."""
+        return batch
+
+    def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
+        """Move a number of the run by what this rollout batch says."""
+        return {}
+
+    def on_minibatch(self, batch: PolicyBatch, *, version: int) -> PolicyBatch:
+        """Complete a minibatch that weights of `version` will read."""
+        return batch
+
+    def loss(self, output: Output, batch: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """A term that is added to the policy's loss, and its metrics."""
+        return None
+
+    def add_gradients(self, rows: Tensor, batch: PolicyBatch) -> Metrics | None:
+        """Add the gradient of a further model on `rows`; None when it is not finite."""
+        return {}
+
+    def holds_policy(self, step: int) -> bool:
+        """Whether the policy stays as it is in optimizer step `step`."""
+        return False
+
+    def optim_step(self, *, skip: bool) -> Metrics:
+        """Step a further model, or refuse its step."""
+        return {}
+
+    def after_updates(self, before: int, step: int) -> None:
+        """The updates of a rollout step are done: they led from step `before` to `step`."""

@@ -1,0 +1,56 @@
+"""Dynamic sampling: prompts are drawn until enough groups have rewards that differ.
+
+Source: DAPO, arXiv:2503.14476, section 3.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from oxrl.functional.shaping import informative_groups
+from oxrl.recipes.features.base import Feature, FeatureInputs
+from oxrl.rollouts.batch import scored_rewards
+from oxrl.types import Rollout
+
+
+class TeachingGroups:
+    """A GroupChoice: only groups whose rewards differ are trained on.
+
+    Groups past the last one needed are not trained on; their prompts are drawn again in the next
+    step. Where no group differs, the first ones are trained on with advantage 0.
+
+    Args:
+        rounds: most rounds of sampling per rollout step.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def missing(self, rollouts: Sequence[Rollout], *, wanted: int, rounds: int) -> int:
+        """As many prompts more as should do, at the share of groups that taught something so far."""
+        teaching = len(teaching_groups(rollouts))
+        if teaching >= wanted or rounds >= self.rounds:
+            return 0
+        sampled = len({rollout.group_id for rollout in rollouts})
+        needed = math.ceil((wanted - teaching) * sampled / max(teaching, 1))
+        return min(wanted, needed)
+
+    def groups(self, rollouts: Sequence[Rollout], *, wanted: int) -> tuple[int, ...]:
+        """The first `wanted` groups that teach something."""
+        every_group = dict.fromkeys(rollout.group_id for rollout in rollouts)
+        chosen = teaching_groups(rollouts) or list(every_group)
+        return tuple(chosen[:wanted])
+
+
+def teaching_groups(rollouts: Sequence[Rollout]) -> list[int]:
+    """Groups, in draw order, whose rewards differ, before any shaping of rewards."""
+    rewards, group_ids = scored_rewards(rollouts)
+    return group_ids[informative_groups(rewards, group_ids)].unique().tolist()
+
+
+class DynamicSampling(Feature):
+    """See the module; reads train.sampling_rounds."""
+
+    def __init__(self, given: FeatureInputs) -> None:
+        self.choice = TeachingGroups(given.train.sampling_rounds)

@@ -1,0 +1,23 @@
+"""The reward of the greedy response to the same prompt as a baseline. Source: ReMax, arXiv:2310.10505."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from oxrl.functional.advantages import AdvantageInputs
+from oxrl.recipes.features.base import Feature, FeatureInputs
+from oxrl.types import RolloutBatch
+
+
+class GreedyBaseline(Feature):
+    """See the module."""
+
+    greedy_baseline = True
+
+    def __init__(self, given: FeatureInputs) -> None: ...
+
+    def on_advantage_inputs(
+        self, inputs: AdvantageInputs, rollouts: RolloutBatch
+    ) -> AdvantageInputs:
+        """See Feature."""
+        return dataclasses.replace(inputs, greedy_rewards=rollouts.greedy_rewards)

@@ -1,0 +1,33 @@
+"""A reward penalty that grows towards the token limit. Source: DAPO, arXiv:2503.14476, Eq. 13."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from oxrl.functional.shaping import overlong_penalty
+from oxrl.recipes.features.base import Feature, FeatureInputs
+from oxrl.types import RolloutBatch
+
+
+class OverlongPenalty(Feature):
+    """See the module; reads train.overlong_buffer."""
+
+    def __init__(self, given: FeatureInputs) -> None:
+        self.max_tokens = given.max_tokens
+        self.buffer_tokens = given.train.overlong_buffer or max(1, given.max_tokens // 5)
+
+    def on_rollouts(self, batch: RolloutBatch) -> RolloutBatch:
+        """Add the penalty to each row's reward, on its last token."""
+        mask = batch.inputs.response_mask
+        penalty = overlong_penalty(
+            mask.sum(1), max_tokens=self.max_tokens, buffer_tokens=self.buffer_tokens
+        )
+        tokens_from_here = mask.flip(1).cumsum(1).flip(1)
+        last = mask & (tokens_from_here == 1)
+        return dataclasses.replace(
+            batch,
+            rewards=batch.rewards + penalty,
+            token_rewards=batch.token_rewards + torch.where(last, penalty[:, None], 0.0),
+        )

@@ -1,0 +1,38 @@
+"""Corrections that see more than the tokens of a micro-batch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from oxrl.errors import required
+from oxrl.functional.corrections import CORRECTIONS
+from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
+from oxrl.types import PolicyBatch
+
+
+class StepCorrection(Feature):
+    """The correction's weights, decided once over the whole rollout batch."""
+
+    want_before = frozenset({"logprobs"})
+    corrects_whole_step = True
+
+    def __init__(self, given: FeatureInputs) -> None:
+        name = given.row.correction
+        self.correct = CORRECTIONS[name]
+        self.numbers = given.train.numbers("correction", name)
+
+    def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
+        """See the class."""
+        said = required(prepared.said, "what the policy says before the update")
+        logprobs = required(said.logprobs, "logprobs")
+        mask = batch.inputs.response_mask
+        weights = self.correct(logprobs, batch.rollout_logprobs, mask, **self.numbers)
+        return dataclasses.replace(batch, correction=weights)
+
+
+class AdvantagesInCorrection(Feature):
+    """A correction that is given the advantages."""
+
+    correction_reads_advantages = True
+
+    def __init__(self, given: FeatureInputs) -> None: ...

@@ -1,0 +1,51 @@
+"""Tokens chosen over the whole rollout batch before the update, and candidates beside the sampled one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from oxrl.functional.selections import SELECTIONS
+from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
+from oxrl.types import PolicyBatch
+
+
+class TokenSelection(Feature):
+    """What the row's gate reads of the whole batch, as signals of the policy batch."""
+
+    want_before = frozenset({"logprobs"})
+
+    def __init__(self, given: FeatureInputs) -> None:
+        gate = given.row.gate
+        self.select = SELECTIONS[gate]
+        self.numbers = given.train.numbers("selection", gate)
+
+    def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
+        """Choose by what the policy said, and by noise that depends on the seed alone."""
+        if prepared.said is None:
+            return batch
+        said = prepared.said
+        inputs = batch.inputs
+        generator = torch.Generator().manual_seed(prepared.seed)
+        noise = torch.rand(inputs.tokens.shape, generator=generator, dtype=torch.float64)
+        known = {
+            "tokens": inputs.tokens,
+            "mask": inputs.response_mask,
+            "advantages": batch.advantages,
+            "noise": noise,
+        }
+        known |= {name: value for name, value in vars(said).items() if value is not None}
+        signals = self.select(known, **self.numbers)
+        # The update asks for the same candidates, whatever is most likely by then.
+        candidates = dataclasses.replace(inputs, candidates=said.top_ids)
+        return dataclasses.replace(batch, signals=signals, inputs=candidates)
+
+
+class TopCandidates(TokenSelection):
+    """A gate that reads the logprobs of the most likely tokens, before and in the update."""
+
+    def __init__(self, given: FeatureInputs) -> None:
+        super().__init__(given)
+        self.want = frozenset({f"top_k={given.train.top_candidates}"})
+        self.want_before = self.want | {"entropy"}

@@ -1,0 +1,256 @@
+"""Everything an RL run works with, built once from its config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from oxrl.config import Config
+from oxrl.data.order import open_rows
+from oxrl.engines.sample.base import RolloutEngine
+from oxrl.engines.train.base import Saved, Scorer, TrainEngine
+from oxrl.engines.train.trainer import AdapterOff, Trainer
+from oxrl.engines.weight_sync import WeightSync
+from oxrl.recipes.build import (
+    DTYPES,
+    Limits,
+    build_rewards,
+    build_sampler,
+    build_tokenizer,
+    build_trainers,
+    limits_of,
+    load_model,
+    load_prompts,
+    needs_reference,
+    trainers_of_rank,
+    training_sampling,
+)
+from oxrl.recipes.features import build_features
+from oxrl.recipes.features.base import Feature, FeatureInputs
+from oxrl.recipes.objective import Objective
+from oxrl.rollouts.batch import RowRules
+from oxrl.rollouts.groups import EveryGroup, GroupChoice
+from oxrl.rollouts.requests import PromptRequests
+from oxrl.rollouts.sync import RolloutParts, RolloutSource, SyncRollouts
+from oxrl.runs.clock import Clock
+
+# Old log-probabilities come from the same weights by the same code; only padding widths differ
+# between the two passes.
+FIRST_RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engines:
+    """Who trains and who samples. `shared`: both use one copy of the policy's weights."""
+
+    trainers: Mapping[str, TrainEngine]
+    sampler: RolloutEngine
+    limits: Limits
+    shared: bool
+
+
+class RLSetup:
+    """Engines, reward, prompts, features and objective of a run; every model is loaded once.
+
+    `reference` is None where the algorithm has no use for one. `saved` is what a checkpoint holds:
+    subdirectory -> what is stored there; the policy is the checkpoint itself.
+    """
+
+    def __init__(self, cfg: Config, clock: Clock) -> None:
+        tokenizer = build_tokenizer(cfg)
+        with ExitStack() as stack:
+            # Before the models: a reward that cannot be loaded should not cost the time they take.
+            self.pool = build_rewards(cfg)
+            stack.callback(self.pool.close)
+            self.pool.start()
+            engines = build_engines(cfg, stack)
+            self.sampler = engines.sampler
+            stack.callback(self.sampler.close)
+            self.policy = engines.trainers["policy"]
+            self.reference = reference_of(cfg, engines)
+            self.delivery = build_delivery(cfg, engines, len(tokenizer))
+            self.features = build_features(feature_inputs(cfg, engines))
+            self.objective = Objective(cfg.train, self.features, max_tokens=cfg.rollout.max_tokens)
+            longest, self.stop_token_ids = engines.limits
+            self.row_rules = build_row_rules(cfg, tokenizer, self.stop_token_ids)
+            self.held_out = None
+            if cfg.data.eval:
+                self.held_out = load_prompts(cfg, tokenizer, longest, True, cfg.data.eval)
+            parts = self._rollout_parts(cfg, tokenizer, longest, clock)
+            self.source = build_source(cfg, parts, self.delivery)
+            stack.callback(self.source.close)
+            self.saved = what_is_saved(engines, self.features, self.source)
+            self.ratio_tolerance = FIRST_RATIO_TOLERANCE[cfg.model.dtype]
+            self._resources = stack.pop_all()
+
+    def close(self) -> None:
+        """Stop samplers, workers and actors."""
+        self._resources.close()
+
+    def _rollout_parts(
+        self, cfg: Config, tokenizer: PreTrainedTokenizerBase, longest: int | None, clock: Clock
+    ) -> RolloutParts:
+        load = partial(load_prompts, cfg, tokenizer, longest, False)
+        requests = PromptRequests(
+            open_rows(cfg.data.train, load, per_step=cfg.data.prompts_per_step),
+            samples=cfg.rollout.n_samples,
+            sampling=training_sampling(cfg, self.stop_token_ids),
+            run_seed=cfg.run.seed,
+            baseline=any(feature.greedy_baseline for feature in self.features),
+        )
+        return RolloutParts(
+            sampler=self.sampler,
+            pool=self.pool,
+            requests=requests,
+            clock=clock,
+            prompts_per_step=cfg.data.prompts_per_step,
+            deadline_s=cfg.run.deadline_s,
+            max_error_rate=cfg.reward.max_error_rate,
+            choice=group_choice(self.features),
+        )
+
+
+def build_engines(cfg: Config, stack: ExitStack) -> Engines:
+    """Trainers and sampler in this process, or in Ray actors where a config asks for them."""
+    if cfg.train.backend != "local" or cfg.inference_engine.actors:
+        return build_ray_engines(cfg, stack)
+    trainers = build_trainers(cfg)
+    policy = trainers["policy"]
+    sampler = build_sampler(cfg, cast(PreTrainedModel, policy.model))
+    return Engines(trainers=trainers, sampler=sampler, limits=limits_of(policy, cfg), shared=True)
+
+
+def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
+    """Ray actors that train, sample or both."""
+    # Imported where they are chosen: Ray is an extra.
+    from oxrl.engines.ray.cluster import Cluster, layout
+    from oxrl.engines.ray.rollouts import RayRollouts
+    from oxrl.engines.ray.trainer import RankGroup, RayTrainer
+
+    sampling = cfg.inference_engine
+    deadline_s = cfg.run.deadline_s
+    colocated = sampling.placement == "colocated"
+    gpus = int(cfg.run.device != "cpu" and torch.cuda.is_available())
+    training = cfg.train.backend != "local"
+    bundles, trainer_places, sampler_places = layout(
+        cfg.run.training_gpus if training else 0,
+        sampling.actors,
+        colocated=colocated,
+        trainer_gpus=gpus,
+        sampler_gpus=gpus * sampling.tensor_parallel,
+    )
+    cluster = Cluster(bundles, address=cfg.run.ray_address)
+    stack.callback(cluster.close)
+    trainers: Mapping[str, TrainEngine]
+    limits: Limits
+    if training:
+        build_rank = partial(trainers_of_rank, cfg)
+        group = RankGroup(cluster, trainer_places, build_rank, deadline_s=deadline_s)
+        trainers = {name: RayTrainer(group, name) for name in group.names}
+        limits = group.call("call", ("policy", limits_of, (cfg,)))
+    else:
+        trainers = build_trainers(cfg)
+        limits = limits_of(trainers["policy"], cfg)
+    sampler: RolloutEngine
+    if sampling.actors:
+        build = partial(build_sampler, cfg)
+        sampler = RayRollouts(
+            cluster, sampler_places, build, deadline_s=deadline_s, sleeping=colocated
+        )
+    else:
+        sampler = build_sampler(cfg)
+    return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=False)
+
+
+def reference_of(cfg: Config, engines: Engines) -> Scorer | None:
+    """The frozen policy: a model of its own, or the policy with its adapter switched off."""
+    if needs_reference(cfg) and cfg.lora.rank:
+        # The checks keep adapters in this process.
+        return AdapterOff(cast(Trainer, engines.trainers["policy"]))
+    return engines.trainers.get("reference")
+
+
+def build_delivery(cfg: Config, engines: Engines, vocabulary: int) -> WeightSync:
+    """How the policy's weights reach the sampler, and are proved to."""
+    return WeightSync(
+        engines.trainers["policy"],
+        engines.sampler,
+        dtype=DTYPES[cfg.model.dtype],
+        vocabulary=vocabulary,
+        temperature=cfg.rollout.temperature,
+        new_model=partial(load_model, cfg, torch.device("cpu")),
+        probe_every=cfg.inference_engine.probe_every,
+        shared=engines.shared,
+    )
+
+
+def feature_inputs(cfg: Config, engines: Engines) -> FeatureInputs:
+    """What the features of the row are built from."""
+    return FeatureInputs(
+        row=cfg.train.row,
+        train=cfg.train,
+        max_tokens=cfg.rollout.max_tokens,
+        policy=engines.trainers["policy"],
+        critic=engines.trainers.get("critic"),
+        reference=engines.trainers.get("reference"),
+    )
+
+
+def build_row_rules(
+    cfg: Config, tokenizer: PreTrainedTokenizerBase, stop_token_ids: tuple[int, ...]
+) -> RowRules:
+    """What every row that is trained on has to satisfy."""
+    return RowRules(
+        pad_id=int(tokenizer.pad_token_id),  # pyright: ignore[reportArgumentType]
+        stop_token_ids=stop_token_ids,
+        max_tokens=cfg.rollout.max_tokens,
+        strict=cfg.rollout.force_strict_on_policy,
+        max_staleness=cfg.rollout.max_staleness,
+        groups_of_two="groups" in cfg.train.row.needs,
+    )
+
+
+def group_choice(features: list[Feature]) -> GroupChoice:
+    """Which groups are trained on: all, unless a feature says otherwise."""
+    for feature in features:
+        if feature.choice is not None:
+            return feature.choice
+    return EveryGroup()
+
+
+def build_source(cfg: Config, parts: RolloutParts, delivery: WeightSync) -> RolloutSource:
+    """Where rollouts come from: one step after the other, or sampled ahead of training."""
+    if not cfg.wave:
+        return SyncRollouts(parts)
+    from oxrl.rollouts.ahead import AheadRollouts
+
+    per_batch = parts.prompts_per_step * parts.requests.per_prompt * parts.choice.rounds
+    return AheadRollouts(
+        parts,
+        delivery,
+        block=cfg.wave,
+        capacity=2 * cfg.wave * per_batch,
+        rollout_steps=cfg.run.steps // cfg.train.updates,
+        updates=cfg.train.updates,
+        background=cfg.inference_engine.actors > 0,
+    )
+
+
+def what_is_saved(
+    engines: Engines, features: list[Feature], source: RolloutSource
+) -> dict[str, Saved]:
+    """Subdirectory of a checkpoint -> what is stored there."""
+    saved: dict[str, Saved] = {".": engines.trainers["policy"]}
+    if "critic" in engines.trainers:
+        saved["critic"] = engines.trainers["critic"]
+    if any(feature.moves_reference for feature in features) and "reference" in engines.trainers:
+        saved["reference"] = engines.trainers["reference"]
+    if not isinstance(source, SyncRollouts):
+        saved["samples"] = cast(Saved, source)
+    return saved

@@ -1,0 +1,276 @@
+"""Sampling ahead of training: the same calls as `sync.py`, with batches in flight in between.
+
+The rollout batches come in blocks of `block`. Block b is sampled, by the weights at the start of
+block b - 1, while block b - 1 trains. With k optimizer steps per rollout step, a sample is therefore
+at most (2 block - 1) k weight versions old when it is trained on. Weights reach the sampler only
+between blocks, so the version that samples a prompt never depends on how long anything took, and no
+sample is thrown away for its age: admission bounds it (arXiv:2505.24298, section 5).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from oxrl.engines.weight_sync import WeightSync
+from oxrl.errors import DeadlineError, InvariantError
+from oxrl.rollouts.sync import RolloutParts, RolloutStep, StopAsked, add_round
+from oxrl.types import Completion, FinishReason, Metrics, Request, Segment
+
+FILE = "samples.json"
+# How long a signal may go unseen while the sampler works in the background, in seconds.
+LOOK_S = 0.2
+
+
+@dataclass
+class Batch:
+    """The positions [start, end) of the data order, dispatched in `rounds` parts for one step."""
+
+    start: int
+    end: int
+    rounds: int = 1
+
+
+class AheadRollouts:
+    """A RolloutSource that keeps the next batches in flight while one trains.
+
+    Args:
+        parts: as for `SyncRollouts`.
+        delivery: hands the newest weights to the sampler between two blocks.
+        block: rollout batches that are sampled by the same weights.
+        capacity: samples that may be in flight.
+        rollout_steps: rollout steps of the whole run, after which nothing more is sampled.
+        updates: optimizer steps per rollout step.
+        background: whether the sampler works while the caller does something else.
+    """
+
+    def __init__(
+        self,
+        parts: RolloutParts,
+        delivery: WeightSync,
+        *,
+        block: int,
+        capacity: int,
+        rollout_steps: int,
+        updates: int,
+        background: bool,
+    ) -> None:
+        self.parts = parts
+        self.batches: list[Batch] = []
+        self._delivery = delivery
+        self._block = block
+        self._capacity = capacity
+        self._rollout_steps = rollout_steps
+        self._updates = updates
+        self._requests: dict[str, Request] = {}
+        self._done: dict[str, Completion] = {}
+        self._counters: Metrics = {}
+        self._counted = True
+        self._thread = ThreadPoolExecutor(1, "sampling") if background else None
+        self._working: Future[bool] | None = None
+        self._dispatched = 0
+        self._leaving = False
+
+    @property
+    def idle(self) -> bool:
+        """See RolloutSource."""
+        return not self.batches
+
+    @property
+    def in_flight(self) -> int:
+        """See RolloutSource."""
+        return len(self._requests)
+
+    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep | None:
+        """See RolloutSource. At the start of a block, the next one goes to the sampler."""
+        rollout_step = step // self._updates
+        starts_block = rollout_step % self._block == 0
+        with self.parts.clock.phase("time/rollout_s"):
+            began = not self.batches
+            if began:
+                self._dispatch_batches(draw, max(1, min(self._block, self._left(rollout_step))))
+        found = self._finish(self.batches[0], step=step, stop=stop)
+        with self.parts.clock.phase("time/rollout_s"):
+            if found is None or (starts_block and not self.settle(stop)):
+                return None
+            self._hand_over(found)
+            if starts_block:
+                if not began:
+                    self._delivery.deliver(step)
+                start = self.batches[-1].end if self.batches else found.next_draw
+                more = self._left(rollout_step) - 1 - len(self.batches)
+                self._dispatch_batches(start, min(self._block, more))
+        found.dispatched = self._dispatched
+        self._dispatched = 0
+        return found
+
+    def settle(self, stop: StopAsked = lambda: False) -> bool:
+        """Wait until everything in flight is sampled and the sampler is idle.
+
+        Returns:
+            False as soon as `stop` says so.
+        """
+        if self._working is None:
+            return self._poll(stop)
+        while not wait([self._working], timeout=LOOK_S).done:
+            if stop():
+                return False
+        settled = self._working.result()
+        self._working = None
+        return settled
+
+    def close(self) -> None:
+        """Stop sampling; what is in flight is lost with the run."""
+        self._leaving = True
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def save(self, directory: Path) -> None:
+        """Finish what is in flight, by the weights that began it, and write it."""
+        self.settle()
+        self._count()
+        completions = {id: dataclasses.asdict(done) for id, done in self._done.items()}
+        batches = [dataclasses.asdict(batch) for batch in self.batches]
+        content = {
+            "batches": batches,
+            "completions": completions,
+            "counters": self._counters,
+            "dispatched": self._dispatched,
+        }
+        (directory / FILE).write_text(json.dumps(content), encoding="utf-8")
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote."""
+        path = directory / FILE
+        content = json.loads(path.read_text(encoding="utf-8"))
+        self.batches = [Batch(**batch) for batch in content["batches"]]
+        for batch in self.batches:
+            for request in self.parts.requests.at(range(batch.start, batch.end)):
+                self._requests[request.id] = request
+        self._done = {id: _completion(stored) for id, stored in content["completions"].items()}
+        self._counters = content["counters"]
+        self._dispatched = content.get("dispatched", 0)
+        if self._requests.keys() != self._done.keys():
+            raise InvariantError(f"{path} holds other samples than its batches {self.batches} need")
+
+    def _left(self, rollout_step: int) -> int:
+        """Rollout steps from this one on."""
+        return self._rollout_steps - rollout_step
+
+    def _dispatch_batches(self, start: int, count: int) -> None:
+        """Dispatch `count` batches from position `start` on, and let the sampler work on them."""
+        for _ in range(count):
+            batch = Batch(start, start + self.parts.prompts_per_step)
+            self._dispatch(range(batch.start, batch.end))
+            self.batches.append(batch)
+            start = batch.end
+        if self._thread is None:
+            self.settle()
+        else:
+            self._working = self._thread.submit(self._poll, lambda: self._leaving)
+
+    def _dispatch(self, draws: Sequence[int]) -> None:
+        """Submit the requests of `draws`.
+
+        Raises:
+            InvariantError: more would be in flight than the capacity.
+        """
+        requests = self.parts.requests.at(draws)
+        if len(self._requests) + len(requests) > self._capacity:
+            raise InvariantError(
+                f"{len(requests)} samples are dispatched while {len(self._requests)} are in "
+                f"flight, and the buffer holds {self._capacity}"
+            )
+        self._requests.update((request.id, request) for request in requests)
+        self._dispatched += len(requests)
+        self.parts.sampler.submit(requests)
+
+    def _finish(self, batch: Batch, *, step: int, stop: StopAsked) -> RolloutStep | None:
+        """Wait for the samples of `batch` and score them, in as many rounds as it takes."""
+        found = RolloutStep(start=batch.start, end=batch.start)
+        while found.end < batch.end:
+            sampled = self._wait_for(range(found.end, batch.end), stop)
+            if sampled is None:
+                return None
+            found.rounds = batch.rounds - 1
+            missing = add_round(found, self.parts, sampled)
+            if missing:
+                # An evaluation may have been in between, and must not matter.
+                if self.parts.sampler.version != step:
+                    self._delivery.deliver(step)
+                self._dispatch(range(batch.end, batch.end + missing))
+                batch.end += missing
+                batch.rounds += 1
+        return found
+
+    def _wait_for(
+        self, draws: Sequence[int], stop: StopAsked
+    ) -> list[tuple[Request, Completion]] | None:
+        """The samples of `draws` in the order dispatched; None when asked to stop."""
+        wanted = [request for request in self._requests.values() if request.draw in draws]
+        with self.parts.clock.phase("time/rollout_s"):
+            while any(request.id not in self._done for request in wanted):
+                if not self.settle(stop):
+                    return None
+        return [(request, self._done[request.id]) for request in wanted]
+
+    def _hand_over(self, found: RolloutStep) -> None:
+        """The oldest batch leaves, and with it the sampler's counters."""
+        self._count()
+        found.sampler = self._counters
+        self._counters = dict.fromkeys(self._counters, 0.0)
+        batch = self.batches.pop(0)
+        for id, request in list(self._requests.items()):
+            if batch.start <= request.draw < batch.end:
+                del self._requests[id]
+                del self._done[id]
+
+    def _count(self) -> None:
+        """Take over the sampler's counters, where it is idle and did something."""
+        if self._working is None and not self._counted:
+            self._counters = self.parts.sampler.metrics()
+            self._counted = True
+
+    def _poll(self, stop: StopAsked) -> bool:
+        """Sample until nothing in flight is missing; False as soon as `stop` says so."""
+        while missing := [id for id in self._requests if id not in self._done]:
+            if stop():
+                return False
+            finished = self.parts.sampler.poll(self.parts.deadline_s)
+            if not finished:
+                raise DeadlineError(
+                    f"the sampler is idle but {len(missing)} requests never finished: {missing[:5]}"
+                )
+            self._done.update((item.request.id, item.completion) for item in finished)
+            self._counted = False
+        return True
+
+
+class _StoredSegment(TypedDict):
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+
+
+class _StoredCompletion(TypedDict):
+    segments: list[_StoredSegment]
+    text: str
+    finish_reason: FinishReason
+
+
+def _completion(stored: _StoredCompletion) -> Completion:
+    segments: list[Segment] = []
+    for segment in stored["segments"]:
+        fields = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in segment.items()
+        }
+        segments.append(Segment(**fields))  # pyright: ignore[reportArgumentType]
+    return Completion(
+        segments=tuple(segments), text=stored["text"], finish_reason=stored["finish_reason"]
+    )

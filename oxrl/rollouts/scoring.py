@@ -1,0 +1,57 @@
+"""From sampled completions to scored rollouts; used by training, evaluation and rejection sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oxrl.errors import RewardError
+from oxrl.rewards.workers import RewardPool
+from oxrl.types import Completion, Request, Rollout, Score
+
+
+def score_groups(
+    pool: RewardPool, sampled: Sequence[tuple[Request, Completion]], *, samples: int
+) -> list[Rollout]:
+    """Score the `samples` completions of each prompt together.
+
+    Args:
+        pool: the reward's workers.
+        sampled: requests with their completions, `samples` in a row per prompt.
+        samples: completions per prompt.
+
+    Returns:
+        Scored rollouts, in the order given.
+    """
+    groups = []
+    for start in range(0, len(sampled), samples):
+        group = sampled[start : start + samples]
+        prompt = group[0][0].prompt
+        groups.append((prompt, [completion for _, completion in group]))
+    scores = [score for group_scores in pool.score(groups) for score in group_scores]
+    rollouts: list[Rollout] = []
+    for (request, completion), score in zip(sampled, scores, strict=True):
+        rollout = Rollout(
+            prompt=request.prompt,
+            completion=completion,
+            score=score,
+            group_id=request.draw,
+            sample=request.sample,
+            seed=request.seed,
+        )
+        rollouts.append(rollout)
+    return rollouts
+
+
+def check_error_rate(scores: Sequence[Score], max_error_rate: float) -> None:
+    """Stop the run when most rewards fail: what is left is not the data meant to be trained on.
+
+    Raises:
+        RewardError: more than `max_error_rate` of the scores are not ok; shows the first reason.
+    """
+    failed = [score for score in scores if score.status != "ok"]
+    if len(failed) > max_error_rate * len(scores):
+        raise RewardError(
+            f"the reward failed on {len(failed)} of {len(scores)} samples, more than "
+            f"reward.max_error_rate={max_error_rate}; the first says: "
+            f"{failed[0].status}: {failed[0].reason}"
+        )

@@ -1,0 +1,40 @@
+"""Where the seconds of a step went."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from oxrl.types import Metrics
+
+
+class Clock:
+    """Seconds per phase, added up until they are taken for the line of a step."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._step_started = time.monotonic()
+
+    @contextmanager
+    def phase(self, key: str) -> Iterator[None]:
+        """Add the seconds spent inside to metric `key` of the next step's line."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[key] += time.monotonic() - start
+
+    def restart(self) -> None:
+        """The step begins now: what a resume took does not count."""
+        self._step_started = time.monotonic()
+
+    def take(self) -> Metrics:
+        """The seconds of every phase and of the whole step; a new step begins."""
+        now = time.monotonic()
+        seconds = dict(self._seconds)
+        seconds["time/step_s"] = now - self._step_started
+        self._seconds.clear()
+        self._step_started = now
+        return seconds
