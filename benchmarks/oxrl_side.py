@@ -20,7 +20,7 @@ from torch import Tensor
 import oxrl.models.load
 import oxrl.recipes.build
 from oxrl.config import load_config
-from oxrl.engines.sample.local import COUNT, LIMIT, LocalSampler
+from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.base import TrainEngine
 from oxrl.recipes import rl
 from oxrl.recipes.session import Progress, Session
@@ -53,15 +53,15 @@ class ForcedSampler(LocalSampler):
             ]
         )
 
-    def _advance(self, first: int, logits: Tensor) -> None:
+    def _sample_next(self, first: int, logits: Tensor) -> None:
         end = int(self.tokenizer.eos_token_id)  # pyright: ignore
         logits[:, end] = -torch.inf
         if self.force_stop:
-            integers = self._slots.integers[first : first + len(logits)]
-            last = integers[:, COUNT] + 1 == integers[:, LIMIT]
+            rows = slice(first, first + len(logits))
+            last = self._slots.count[rows] + 1 == self._slots.limit[rows]
             logits[last] = -torch.inf
             logits[last, end] = 0.0
-        super()._advance(first, logits)
+        super()._sample_next(first, logits)
 
 
 class GatedSession(Session):

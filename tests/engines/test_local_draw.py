@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from oxrl.engines.sample.gumbel import draw, gumbel_noise, noise_keys, restrict
+from oxrl.engines.sample.gumbel import gumbel_noise, noise_keys, restrict, sample_tokens
 
 
 def test_noise_is_a_function_of_seed_position_and_token_alone() -> None:
@@ -34,7 +34,7 @@ def test_draws_follow_the_softmax_at_the_temperature() -> None:
     count, temperature = 40_000, 0.7
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -4.0])
     keys = noise_keys(torch.full((count,), 11), torch.arange(count))
-    tokens, logprobs = draw(
+    tokens, logprobs = sample_tokens(
         logits.expand(count, -1),
         keys,
         temperature=torch.full((count,), temperature),
@@ -48,7 +48,7 @@ def test_draws_follow_the_softmax_at_the_temperature() -> None:
 def test_a_greedy_row_takes_the_largest_logit_beside_sampled_rows() -> None:
     logits = torch.tensor([[0.0, 0.1, 0.0]]).expand(200, -1)
     stochastic = torch.arange(200) % 2.0
-    tokens, _ = draw(
+    tokens, _ = sample_tokens(
         logits,
         noise_keys(torch.arange(200), torch.zeros(200).long()),
         temperature=torch.ones(200),

@@ -34,7 +34,8 @@ class RowCache(Cache):
 
     def __init__(self, rows: int, like: Tensor) -> None:
         super().__init__(layers=[])
-        self.kv = like.new_zeros(*like.shape[:2], rows, like.shape[3], 0, like.shape[5])
+        layers, two, heads, _, width = like.shape
+        self.kv = like.new_zeros(layers, two, rows, heads, 0, width)
         self.mask = like.new_zeros(rows, 0)
         self._active = 0
         self._span = 0
@@ -52,13 +53,13 @@ class RowCache(Cache):
             self.kv = nn.functional.pad(self.kv, (0, 0, 0, extra))
             self.mask = nn.functional.pad(self.mask, (0, extra), value=-torch.inf)
 
-    def fill(self, slots: Tensor, prefilled: Tensor) -> None:
-        """Copy one prompt, [layers, 2, 1, heads, T, d], into every slot of `slots` [m]."""
-        length = prefilled.shape[4]
+    def fill(self, slot: int, prefilled: Tensor) -> None:
+        """Copy the keys and values of one row, [layers, 2, heads, T, d], into `slot`."""
+        length = prefilled.shape[3]
         self.reserve(length)
-        self.kv[:, :, slots, :, :length] = prefilled
-        self.mask[slots, :length] = 0.0
-        self.mask[slots, length:] = -torch.inf
+        self.kv[:, :, slot, :, :length] = prefilled
+        self.mask[slot, :length] = 0.0
+        self.mask[slot, length:] = -torch.inf
 
     def move(self, sources: Tensor, targets: Tensor, longest: int) -> None:
         """Copy slots `sources` over slots `targets`; only the first `longest` tokens are worth

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxrl.engines.sample.gumbel import draw, noise_keys, restrict
+from oxrl.engines.sample.gumbel import noise_keys, restrict, sample_tokens
 from oxrl.engines.train.base import Bucket
 from oxrl.models.weights import fingerprint
 
@@ -151,7 +151,7 @@ def _draw(
         logits = restrict(
             logits, temperature=ones, top_k=top_k, top_p=ones if top_p is None else top_p
         )
-    tokens, _ = draw(logits, noise_keys(*numbers), temperature=ones, stochastic=None)
+    tokens, _ = sample_tokens(logits, noise_keys(*numbers), temperature=ones, stochastic=None)
     return tokens, logits.log_softmax(-1, dtype=torch.float32)
 
 

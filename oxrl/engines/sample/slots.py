@@ -1,0 +1,173 @@
+"""Slots: what the rows being decoded have sampled and still need, one slot a row, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from oxrl.types import Prefix, Request
+
+
+class Moves(NamedTuple):
+    """Slots that were copied over others, both [m] int64, and how far their rows reach."""
+
+    sources: Tensor
+    targets: Tensor
+    longest: int
+
+
+class Slots:
+    """State of the rows being decoded. Active rows lie in slots 0..n-1, without gaps.
+
+    A decode step reads and writes the tensors of all active rows at once, so that no Python runs
+    per row. `[rows]` each, entry i for slot i:
+
+        last        int64, the last token, which the next decode step reads
+        prompt_end  int64, position of the prompt's last token
+        count       int64, tokens of the response so far, a continued prefix included
+        limit       int64, most tokens of the response
+        seed        int64, of the request
+        top_k       int64, 0 keeps all; 0 for greedy rows
+        temperature, stochastic, top_p   float32; 1, 0 and 1 for greedy rows, stochastic 1 for others
+
+    `stops` [rows, S] int64 holds the stop tokens, filled up with -1. Of the responses, `tokens`
+    [rows, R] int64, `logprobs` [rows, R] float32 (nats) and `versions` [rows, R] int64.
+
+    Args:
+        rows: number of slots.
+    """
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self._integers = torch.zeros(rows, 6, dtype=torch.int64, device=device)
+        columns = self._integers.unbind(1)
+        self.last, self.prompt_end, self.count, self.limit, self.seed, self.top_k = columns
+        self._floats = torch.zeros(rows, 3, device=device)
+        self.temperature, self.stochastic, self.top_p = self._floats.unbind(1)
+        self.stops = torch.zeros(rows, 0, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros(rows, 0, dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros(rows, 0, device=device)
+        self.versions = torch.zeros(rows, 0, dtype=torch.int64, device=device)
+        self.requests: list[Request] = []
+        # Whether any active row is greedy, or samples from a part of the vocabulary only.
+        self.greedy = False
+        self.restricted = False
+
+    def occupy(self, requests: Sequence[Request]) -> None:
+        """Put `requests` into the next free slots, each with the prefix that it continues."""
+        first = len(self.requests)
+        new = slice(first, first + len(requests))
+        self._make_room(requests)
+        self._integers[new] = self.stops.new_tensor([_integers(request) for request in requests])
+        self._floats[new] = self._floats.new_tensor([_floats(request) for request in requests])
+        self.stops[new] = -1
+        for slot, request in enumerate(requests, first):
+            sampling = request.sampling
+            prefix = request.prefix
+            stops = len(sampling.stop_token_ids)
+            known = len(prefix.token_ids)
+            if stops:
+                self.stops[slot, :stops] = self.stops.new_tensor(sampling.stop_token_ids)
+            if known:
+                self.tokens[slot, :known] = self.tokens.new_tensor(prefix.token_ids)
+                self.logprobs[slot, :known] = self.logprobs.new_tensor(prefix.logprobs)
+                self.versions[slot, :known] = self.versions.new_tensor(prefix.versions)
+            self.greedy |= sampling.temperature == 0
+            self.restricted |= sampling.top_k > 0 or sampling.top_p < 1
+            self.requests.append(request)
+
+    def append(self, first: int, tokens: Tensor, logprobs: Tensor, version: int) -> list[int]:
+        """Note one sampled token for each of the m slots from `first` on.
+
+        Args:
+            tokens: [m] int64.
+            logprobs: [m], nats.
+            version: of the weights that they were sampled with.
+
+        Returns:
+            The slots whose response it ends, by a stop token or by its length.
+        """
+        rows = slice(first, first + len(tokens))
+        count = self.count[rows]
+        at = count[:, None]
+        self.tokens[rows].scatter_(1, at, tokens[:, None])
+        self.logprobs[rows].scatter_(1, at, logprobs[:, None])
+        self.versions[rows].scatter_(1, at, version)
+        self.last[rows] = tokens
+        count += 1
+        stopped = (tokens[:, None] == self.stops[rows]).any(1)
+        done = stopped | (count >= self.limit[rows])
+        if not done.any():
+            return []
+        return (done.nonzero().squeeze(1) + first).tolist()
+
+    def response(self, slot: int) -> Prefix:
+        """What has been sampled in `slot`, the prefix that it continues included."""
+        count = int(self.count[slot])
+        tokens = self.tokens[slot, :count].tolist()
+        logprobs = self.logprobs[slot, :count].tolist()
+        versions = self.versions[slot, :count].tolist()
+        # A prefix has the log-probabilities it came with: float32 state would round them.
+        known = self.requests[slot].prefix.logprobs
+        logprobs[: len(known)] = known
+        return Prefix(token_ids=tuple(tokens), logprobs=tuple(logprobs), versions=tuple(versions))
+
+    def release(self, ended: Sequence[int]) -> Moves | None:
+        """Free the slots `ended`; the last active rows move into the gaps, so that none is left.
+
+        Returns:
+            What was moved, for whatever else is kept by slot; None: nothing.
+        """
+        left = len(self.requests) - len(ended)
+        targets = [slot for slot in ended if slot < left]
+        sources = sorted(set(range(left, len(self.requests))).difference(ended))
+        moves = self._move(sources, targets) if targets else None
+        del self.requests[left:]
+        if not self.requests:
+            self.greedy = False
+            self.restricted = False
+        return moves
+
+    def _move(self, sources: list[int], targets: list[int]) -> Moves:
+        for source, target in zip(sources, targets, strict=True):
+            self.requests[target] = self.requests[source]
+        source = self.tokens.new_tensor(sources)
+        target = self.tokens.new_tensor(targets)
+        sampled = (self.tokens, self.logprobs, self.versions)
+        for tensor in (self._integers, self._floats, self.stops, *sampled):
+            tensor[target] = tensor[source]
+        lengths = self.prompt_end[source] + self.count[source] + 1
+        return Moves(source, target, int(lengths.max()))
+
+    def _make_room(self, requests: Sequence[Request]) -> None:
+        """Widen the tensors to the longest response and the most stop tokens of `requests`."""
+        response = max(request.sampling.max_tokens for request in requests)
+        stops = max(len(request.sampling.stop_token_ids) for request in requests)
+        longer = response - self.tokens.shape[1]
+        if longer > 0:
+            self.tokens = pad(self.tokens, (0, longer))
+            self.logprobs = pad(self.logprobs, (0, longer))
+            self.versions = pad(self.versions, (0, longer))
+        more = stops - self.stops.shape[1]
+        if more > 0:
+            self.stops = pad(self.stops, (0, more), value=-1)
+
+
+def _integers(request: Request) -> list[int]:
+    """last, prompt_end, count, limit, seed, top_k of a row before its first new token."""
+    sampling = request.sampling
+    prompt_end = len(request.prompt.token_ids) - 1
+    count = len(request.prefix.token_ids)
+    top_k = sampling.top_k if sampling.temperature > 0 else 0
+    return [0, prompt_end, count, sampling.max_tokens, request.seed, top_k]
+
+
+def _floats(request: Request) -> list[float]:
+    """temperature, stochastic, top_p of a row."""
+    sampling = request.sampling
+    if sampling.temperature == 0:
+        return [1.0, 0.0, 1.0]
+    return [sampling.temperature, 1.0, sampling.top_p]
