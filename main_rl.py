@@ -1,10 +1,8 @@
-"""Reinforcement learning: `python main_rl.py --config config.yaml [section.field=value ...]
-[--resume]`.
-"""
+"""Reinforcement learning: `python main_rl.py --config FILE [section.field=value ...]`."""
 
 from __future__ import annotations
 
-from oxrl.cli import door
+from oxrl.cli import script
 
 if __name__ == "__main__":
-    door("rl")
+    script("rl")

@@ -1,10 +1,8 @@
-"""Learning from given answers: `python main_sl.py --config config.yaml [section.field=value ...]
-[--resume]`.
-"""
+"""Learning from given answers: `python main_sl.py --config FILE [section.field=value ...]`."""
 
 from __future__ import annotations
 
-from oxrl.cli import door
+from oxrl.cli import script
 
 if __name__ == "__main__":
-    door("sl")
+    script("sl")

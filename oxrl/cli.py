@@ -1,5 +1,6 @@
-"""The `oxrl` command. Every command imports what it runs when it runs: help and config errors need
-no torch.
+"""The `oxrl` command.
+
+Every command imports what it runs when it runs: help and config errors need no torch.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from oxrl.config import Config, config_diff, config_schema, dump_config, load_co
 from oxrl.config.plan import dry_run_config, plan_text
 from oxrl.errors import ConfigError, DataError, OxrlError, known, why_no_file
 from oxrl.runs.files import encode_line
-from oxrl.tables.policy import ROWS
+from oxrl.tables.policy import ROWS, Row
 
 app = typer.Typer(
     name="oxrl",
-    help="Post-training of language models. Exit codes: 0 done, 2 bad input, 75 stopped and resumable, 1 other.",
+    help="Post-training of language models. "
+    "Exit codes: 0 done, 2 bad input, 75 stopped and resumable, 1 other.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -56,8 +58,12 @@ def _writable(out: Path | None) -> Path | None:
     return out
 
 
-_OUT_HELP = "Write every response there, one JSON object per line."
-Out = Annotated[Path | None, typer.Option("--out", callback=_writable, help=_OUT_HELP)]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", callback=_writable, help="Write every response there, one JSON object per line."
+    ),
+]
 
 
 @app.command()
@@ -136,38 +142,43 @@ def generate(
         raise typer.BadParameter(
             "must be above 0; --top-k 1 takes the most likely token", param_hint="--top-p"
         )
-    prompts = [*(prompt or []), *(_read_prompts(prompts_file) if prompts_file else [])]
+    prompts = list(prompt or [])
+    if prompts_file is not None:
+        prompts += _read_prompts(prompts_file)
     if not prompts:
         raise DataError("no prompt: give --prompt TEXT (repeatable) or --prompts-file FILE")
     from oxrl.recipes.evaluate import run_generate
 
-    sampling = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "max_tokens": max_tokens,
-    }
-    records = run_generate(model, prompts, samples=n, seed=seed, **sampling)
+    records = run_generate(
+        model,
+        prompts,
+        samples=n,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=max_tokens,
+        seed=seed,
+    )
     for record in records:
         end = f"[{record['finish_reason']}, {record['tokens']} tokens]"
         typer.echo(f"> {record['prompt']}\n{record['response']}\n{end}\n")
     if out is not None:
-        out.write_bytes(b"".join(map(encode_line, records)))
+        out.write_bytes(b"".join(encode_line(record) for record in records))
 
 
 def _read_prompts(path: Path) -> list[str]:
+    """One prompt per line that is not blank, or the field "prompt" of each row of a .jsonl file."""
     from oxrl.data.rows import read_rows
 
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"--prompts-file {path}: {getattr(error, 'strerror', None) or 'not UTF-8'}"
-        ) from None
+    except OSError as error:
+        raise DataError(f"--prompts-file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"--prompts-file {path}: not UTF-8") from None
     if path.suffix != ".jsonl":
-        return [
-            line for line in text.split("\n") if line.strip()
-        ]  # other line separators may stand in a prompt
+        # Not splitlines: other line separators may stand in a prompt.
+        return [line for line in text.split("\n") if line.strip()]
     rows = list(read_rows(path))
     for row in rows:
         if not isinstance(row.fields.get("prompt"), str):
@@ -231,7 +242,8 @@ def algorithms(
 ) -> None:
     """Print the table of algorithms; with --check, run every row's proofs."""
     if not check:
-        return typer.echo(algorithm_table())
+        typer.echo(algorithm_table())
+        return
     from oxrl_proofs.rows import check_all
 
     reports = check_all()
@@ -239,41 +251,40 @@ def algorithms(
         notes = [f"FAILED {proof}: {why}" for proof, why in report.failed.items()]
         notes += [f"exempt from {proof}: {why}" for proof, why in report.exempt.items()]
         typer.echo(f"{name:<30}{len(report.passed):>3} proofs  {'; '.join(notes)}".rstrip())
-    proofs = sum(len(report.passed) for report in reports.values())
-    typer.echo(
-        f"{len(reports)} rows, {proofs} proofs passed, {sum(len(r.failed) for r in reports.values())} failed"
-    )
-    raise typer.Exit(1 if any(report.failed for report in reports.values()) else 0)
+    passed = sum(len(report.passed) for report in reports.values())
+    failed = sum(len(report.failed) for report in reports.values())
+    typer.echo(f"{len(reports)} rows, {passed} proofs passed, {failed} failed")
+    raise typer.Exit(1 if failed else 0)
+
+
+HEADER = (
+    "algorithm",
+    "recipe",
+    "advantage",
+    "ratio",
+    "loss",
+    "correction",
+    "kl",
+    "weights",
+    "needs",
+)
 
 
 def algorithm_table() -> str:
-    """The table as text, one row per algorithm."""
-    rows: list[tuple[str, ...]] = [
-        (
-            "algorithm",
-            "recipe",
-            "advantage",
-            "ratio",
-            "loss",
-            "correction",
-            "kl",
-            "weights",
-            "needs",
-        )
-    ]
-    for row in ROWS.values():
+    """The table as text: a line of cells per algorithm, then a line of words per algorithm."""
+    table = [HEADER, *(_cells(row) for row in ROWS.values())]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
+    words = [f"{row.name}: {row.summary} ({row.source})" for row in ROWS.values()]
+    return "\n".join([*lines, "", *words])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    cells = ("-",) * 5
+    if row.recipe == "rl":
         ratio = row.ratio if row.ratio == "none" else f"{row.ratio}/{row.denominator}"
-        chain = (
-            (row.advantage, ratio, row.gate, row.correction, row.kl)
-            if row.recipe == "rl"
-            else ("-",) * 5
-        )
-        rows.append((row.name, row.recipe, *chain, row.weights, ", ".join(row.needs)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join(
-        [*lines, "", *(f"{row.name}: {row.summary} ({row.source})" for row in ROWS.values())]
-    )
+        cells = (row.advantage, ratio, row.gate, row.correction, row.kl)
+    return (row.name, row.recipe, *cells, row.weights, ", ".join(row.needs))
 
 
 @app.command()
@@ -309,7 +320,8 @@ def config_diff_command(
     b: Annotated[Path, typer.Argument(help="YAML file.")],
 ) -> None:
     """Print the fields in which two configurations differ, defaults included."""
-    for path, (left, right) in config_diff(_load(a, None), _load(b, None)).items():
+    differences = config_diff(_load(a, None), _load(b, None))
+    for path, (left, right) in differences.items():
         typer.echo(f"{path}: {json.dumps(left)} -> {json.dumps(right)}")
 
 
@@ -328,13 +340,15 @@ def main() -> None:
     _run(app)
 
 
-def door(kind: Literal["rl", "sl"]) -> None:
-    """Entry point of `main_rl.py` and `main_sl.py`: `--config FILE [key=value ...]` for one kind of
-    algorithm.
+def script(kind: Literal["rl", "sl"]) -> None:
+    """Entry point of `main_rl.py` and `main_sl.py`: `--config FILE [key=value ...]`.
+
+    Args:
+        kind: of algorithm that the script takes; the other kind is refused.
     """
     kinds = {"rl": "reinforcement learning", "sl": "learning from given answers"}
 
-    def train_door(
+    def train_kind(
         config: Annotated[Path, typer.Option(help="YAML file.")],
         overrides: Overrides = None,
         resume: Resume = False,
@@ -343,23 +357,20 @@ def door(kind: Literal["rl", "sl"]) -> None:
         cfg = _load(config, overrides)
         found = "rl" if cfg.train.row.recipe == "rl" else "sl"
         if found != kind:
-            name = cfg.train.alg_name
-            raise ConfigError(
-                f"train.alg_name={name} is {kinds[found]}; use: python main_{found}.py --config {config}"
-            )
+            command = f"python main_{found}.py --config {config}"
+            why = f"train.alg_name={cfg.train.alg_name} is {kinds[found]}; use: {command}"
+            raise ConfigError(why)
         _train(cfg, resume=resume, dry_run=dry_run)
 
-    single = typer.Typer(
+    program = typer.Typer(
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
     )
-    single.command(help=f"Train by {kinds[kind]}; the same as `oxrl train CONFIG`.")(train_door)
-    _run(single)
+    program.command(help=f"Train by {kinds[kind]}; the same as `oxrl train CONFIG`.")(train_kind)
+    _run(program)
 
 
 def _run(program: Callable[[], object]) -> None:
-    """Turn our own errors into a message and an exit code; anything else is a bug and keeps its
-    traceback.
-    """
+    """Turn our own errors into a message and an exit code; a bug keeps its traceback."""
     try:
         program()
     except OxrlError as error:

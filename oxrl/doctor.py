@@ -27,8 +27,10 @@ class Finding(NamedTuple):
 
 
 def examine(runs: Path) -> list[Finding]:
-    """Look at Python, packages, devices, memory and disk. `runs` is where run directories will
-    go.
+    """Look at Python, packages, devices, memory and disk.
+
+    Args:
+        runs: where run directories will go.
     """
     python = Finding("ok", "python", f"{sys.version.split()[0]} at {sys.executable}")
     return [python, *_packages(), *_torch(), *_shared_memory(), _disk(runs)]
@@ -39,29 +41,32 @@ def _packages() -> Iterator[Finding]:
     try:
         stated = [Requirement(text) for text in requires("oxrl") or []]
     except PackageNotFoundError:
-        yield Finding(
-            "FAIL", "oxrl", "is not installed as a package", "pip install -e . from the checkout"
-        )
+        fix = "pip install -e . from the checkout"
+        yield Finding("FAIL", "oxrl", "is not installed as a package", fix)
         return
     yield Finding("ok", "oxrl", f"{version('oxrl')} at {Path(__file__).parent}")
     for requirement in stated:
-        extra = str(requirement.marker or "").partition("extra ==")[2].strip(" \"'")
-        if extra == "dev" or (
-            requirement.marker and not requirement.marker.evaluate({"extra": extra})
-        ):
-            continue
-        fix = f'pip install -e ".[{extra}]"' if extra else REPAIR
-        try:
-            found = version(requirement.name)
-        except PackageNotFoundError:
-            optional = Finding("ok", requirement.name, f"not installed (optional: {fix})")
-            yield optional if extra else Finding("FAIL", requirement.name, "is not installed", fix)
-            continue
-        if requirement.specifier.contains(found, prereleases=True):
-            yield Finding("ok", requirement.name, found)
-        else:
-            text = f"{found} is installed, this version of oxRL needs {requirement.specifier}"
-            yield Finding("warn" if extra else "FAIL", requirement.name, text, fix)
+        marker = requirement.marker
+        extra = str(marker or "").partition("extra ==")[2].strip(" \"'")
+        applies = marker is None or marker.evaluate({"extra": extra})
+        if applies and extra != "dev":
+            yield _package(requirement, extra)
+
+
+def _package(requirement: Requirement, extra: str) -> Finding:
+    """Whether one package is there, in a version that fits; `extra` of oxRL asks for it, or ""."""
+    name = requirement.name
+    fix = f'pip install -e ".[{extra}]"' if extra else REPAIR
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        if extra:
+            return Finding("ok", name, f"not installed (optional: {fix})")
+        return Finding("FAIL", name, "is not installed", fix)
+    if requirement.specifier.contains(found, prereleases=True):
+        return Finding("ok", name, found)
+    text = f"{found} is installed, this version of oxRL needs {requirement.specifier}"
+    return Finding("warn" if extra else "FAIL", name, text, fix)
 
 
 def _torch() -> Iterator[Finding]:
@@ -74,36 +79,31 @@ def _torch() -> Iterator[Finding]:
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         yield Finding("FAIL", "import", f"{type(error).__name__}: {error}", REPAIR)
         return
-    yield Finding(
-        "ok",
-        "threads",
-        f"{torch.get_num_threads()} of {os.cpu_count()} cores (run.threads changes it)",
-    )
+    threads = f"{torch.get_num_threads()} of {os.cpu_count()} cores (run.threads changes it)"
+    yield Finding("ok", "threads", threads)
     if not torch.cuda.is_available():
-        built = (
-            f"torch is built for CUDA {torch.version.cuda}"
-            if torch.version.cuda
-            else "torch is a CPU build"
-        )
+        built = "torch is a CPU build"
+        if torch.version.cuda:
+            built = f"torch is built for CUDA {torch.version.cuda}"
         yield Finding("ok", "device", f"cpu; no CUDA device ({built})")
         return
     dtypes = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
     for index in range(torch.cuda.device_count()):
-        memory = torch.cuda.get_device_properties(index).total_memory / 1e9
-        yield Finding(
-            "ok",
-            "device",
-            f"cuda:{index} {torch.cuda.get_device_name(index)}, {memory:.0f} GB, {dtypes}",
-        )
+        device = torch.cuda.get_device_properties(index)
+        size = f"{device.total_memory / 1e9:.0f} GB"
+        yield Finding("ok", "device", f"cuda:{index} {device.name}, {size}, {dtypes}")
 
 
 def _shared_memory() -> Iterator[Finding]:
     path = Path("/dev/shm")
-    if path.is_dir():
-        size = shutil.disk_usage(path).total / 1e9
-        text = f"{size:.1f} GB; the local engine does not need it, multi-process engines do"
-        small = Finding("warn", "/dev/shm", text, "in a container: --shm-size=8g")
-        yield small if size < 0.5 else Finding("ok", "/dev/shm", text)
+    if not path.is_dir():
+        return
+    size = shutil.disk_usage(path).total / 1e9
+    text = f"{size:.1f} GB; the local engine does not need it, multi-process engines do"
+    if size < 0.5:
+        yield Finding("warn", "/dev/shm", text, "in a container: --shm-size=8g")
+    else:
+        yield Finding("ok", "/dev/shm", text)
 
 
 def _disk(runs: Path) -> Finding:
@@ -112,15 +112,11 @@ def _disk(runs: Path) -> Finding:
         with tempfile.NamedTemporaryFile(dir=folder):
             free = shutil.disk_usage(folder).free / 1e9
     except OSError as error:
+        text = f"{runs.resolve()} cannot be written: {error.strerror}"
         fix = "choose another folder with run.dir, or change its permissions"
-        return Finding(
-            "FAIL", "run directory", f"{runs.resolve()} cannot be written: {error.strerror}", fix
-        )
-    fix = (
-        "free space or set run.dir to another disk; `oxrl plan` says what a checkpoint needs"
-        if free < 1
-        else ""
-    )
-    return Finding(
-        "warn" if fix else "ok", "run directory", f"{runs.resolve()}, {free:.1f} GB free", fix
-    )
+        return Finding("FAIL", "run directory", text, fix)
+    text = f"{runs.resolve()}, {free:.1f} GB free"
+    if free < 1:
+        fix = "free space or set run.dir to another disk; `oxrl plan` says what a checkpoint needs"
+        return Finding("warn", "run directory", text, fix)
+    return Finding("ok", "run directory", text)

@@ -1,5 +1,4 @@
-"""Errors a user can trigger, the exit code each one ends the program with, and the hints in their
-messages.
+"""Errors that a user can trigger, their exit codes, and the hints in their messages.
 
 OxrlError 1: ConfigError 2, DataError 2, MissingExtraError 2, RunDirectoryError 2,
     CheckpointError 1 (CheckpointWriteError), EngineError 1 (WeightSyncError, LostRankError),
@@ -23,18 +22,18 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 
 
 def known(value: str, options: Iterable[str]) -> str:
-    """Return `value` if it is one of `options`; raise ValueError that lists them and names the
-    closest.
+    """Return `value` if it is one of `options`.
+
+    Raises:
+        ValueError: it is none; lists them and names the closest.
     """
     options = sorted(options)
-    if value not in options:
-        listed = (
-            ", ".join(options)
-            if len(options) <= 30
-            else f"{len(options)} names, see `oxrl algorithms`"
-        )
-        raise ValueError(f"must be one of {listed}{did_you_mean(value, options)}")
-    return value
+    if value in options:
+        return value
+    listed = ", ".join(options)
+    if len(options) > 30:
+        listed = f"{len(options)} names, see `oxrl algorithms`"
+    raise ValueError(f"must be one of {listed}{did_you_mean(value, options)}")
 
 
 def why_no_file(path: Path | str) -> str:
@@ -43,8 +42,10 @@ def why_no_file(path: Path | str) -> str:
     if path.is_dir():
         return "is a folder; give a file"
     if not path.parent.is_dir():
-        return f"no such file: the folder {path.parent} does not exist (relative paths start at {Path.cwd()})"
-    return f"no such file{did_you_mean(path.name, [item.name for item in path.parent.iterdir()])}"
+        start = f"relative paths start at {Path.cwd()}"
+        return f"no such file: the folder {path.parent} does not exist ({start})"
+    neighbours = [item.name for item in path.parent.iterdir()]
+    return f"no such file{did_you_mean(path.name, neighbours)}"
 
 
 class OxrlError(Exception):
@@ -82,8 +83,9 @@ class CheckpointError(OxrlError, RuntimeError):
 
 
 class CheckpointWriteError(CheckpointError):
-    """A checkpoint could not be written; older ones are as they were, so a run may go on and try
-    later.
+    """A checkpoint could not be written.
+
+    Older ones are as they were, so a run may go on and try later.
     """
 
 

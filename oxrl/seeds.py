@@ -12,9 +12,18 @@ import hashlib
 def stable_seed(*parts: int | str) -> int:
     """Hash `parts` to an integer in [0, 2**63), the same on every machine and Python version."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 def sample_seed(run_seed: int, draw: int, sample: int, turn: int = 0, segment: int = 0) -> int:
-    """Seed of one sampled segment: `draw` is the prompt's global position in the data order."""
+    """Seed of one sampled segment.
+
+    Args:
+        run_seed: `run.seed`.
+        draw: the prompt's global position in the data order.
+        sample: position among the samples of the prompt.
+        turn: of a conversation with an environment.
+        segment: within the turn.
+    """
     return stable_seed("sample", run_seed, draw, sample, turn, segment)

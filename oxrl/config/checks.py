@@ -1,91 +1,179 @@
-"""Checks across sections, all run before anything heavy is imported. Each yields every problem it
-finds.
+"""Checks across sections, all run before anything heavy is imported.
+
+Each check yields every problem that it finds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
-from oxrl.config.dims import context_length, model_dims
+from oxrl.config.dims import context_length, model_context
 from oxrl.config.reads import row_fields
 from oxrl.config.schema import CELLS, Config
 from oxrl.config.source import Problem
 from oxrl.data.hub import SCHEME, SUFFIXES, locate
 from oxrl.errors import DataError, RewardError, did_you_mean, why_no_file
 from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
+from oxrl.tables.engines import SAMPLING_ENGINES, TRAINING_ENGINES
 from oxrl.tables.preference import METHODS
 
 ADAPTER = "adapter_config.json"
-MODEL_FILES = ("config.json", ADAPTER)
+
+Check = Callable[[Config], Iterator[Problem]]
 
 
 def _at(cfg: Config, path: str, rule: str, *also: str) -> Problem:
-    section, _, name = path.partition(".")
-    return Problem(path, rule, getattr(getattr(cfg, section), name), also=also)
+    return Problem(path, rule, attrgetter(path)(cfg), also=also)
 
 
-def check_scale(cfg: Config) -> Iterator[Problem]:
-    """Engines of the scale-out extras, which the local engine cannot stand in for."""
-    backend, zero = cfg.train.backend, cfg.deepspeed
-    if cfg.run.training_gpus > 1 and backend == "local":
-        rule = "the local engine is one process: set it to 1, or train.backend to deepspeed or fsdp"
-        yield _at(cfg, "run.training_gpus", rule, "train.backend")
-    if backend != "local" and cfg.train.row.recipe == "rejection":
-        rule = "rft samples in one process: set it to local, or train sft on the kept.jsonl of a run that did"
-        yield _at(cfg, "train.backend", rule, "train.alg_name")
-    if backend == "deepspeed":
-        if zero.zero_stage == 0 and cfg.model.dtype == "bfloat16":
-            rule = "with model.dtype bfloat16 makes DeepSpeed's first AdamW step wrong; use 1, 2, 3 or float32"
-            yield _at(cfg, "deepspeed.zero_stage", rule, "model.dtype")
-        needs = {
-            "deepspeed.offload_optimizer": 1,
-            "deepspeed.offload_param": 3,
-            "deepspeed_ref.offload_param": 3,
-        }
-        for path, least in needs.items():
-            section, _, name = path.partition(".")
-            given = getattr(cfg, section)
-            if getattr(given, name) and given.zero_stage < least:
-                rule = f"needs {section}.zero_stage {least} or more, this is {given.zero_stage}"
-                yield _at(cfg, path, rule, f"{section}.zero_stage")
-    sampling = cfg.inference_engine
-    if sampling.placement == "colocated" and sampling.actors > cfg.run.training_gpus:
-        rule = f"each shares the device of a training actor, and run.training_gpus is {cfg.run.training_gpus}"
+def check_ranks(cfg: Config) -> Iterator[Problem]:
+    """Several training ranks where the engine and the recipe have them."""
+    engine = TRAINING_ENGINES[cfg.train.backend]
+    if cfg.run.training_gpus > 1 and not engine.several_ranks:
         yield _at(
-            cfg, "inference_engine.actors", rule, "run.training_gpus", "inference_engine.placement"
+            cfg,
+            "run.training_gpus",
+            "the local engine is one process: set it to 1, or train.backend to deepspeed or fsdp",
+            "train.backend",
         )
-    if sampling.name == "vllm" and not (sampling.actors and cfg.train.row.recipe == "rl"):
-        rule = "runs in Ray actors of reinforcement learning: set inference_engine.actors to 1 or more, or it to local"
-        yield _at(cfg, "inference_engine.name", rule, "inference_engine.actors", "train.alg_name")
-    if sampling.placement == "colocated" and sampling.tensor_parallel > 1:
-        rule = "needs devices of its own: set inference_engine.placement to separate, or this to 1"
-        yield _at(cfg, "inference_engine.tensor_parallel", rule, "inference_engine.placement")
+    if engine.several_ranks and cfg.train.row.recipe == "rejection":
+        yield _at(
+            cfg,
+            "train.backend",
+            (
+                "rft samples in one process: "
+                "set it to local, or train sft on the kept.jsonl of a run that did"
+            ),
+            "train.alg_name",
+        )
+
+
+def check_deepspeed(cfg: Config) -> Iterator[Problem]:
+    """Sections `deepspeed` and `deepspeed_ref`: what DeepSpeed can do at their stages."""
+    if cfg.train.backend != "deepspeed":
+        return
+    policy = cfg.deepspeed
+    reference = cfg.deepspeed_ref
+    if policy.zero_stage == 0 and cfg.model.dtype == "bfloat16":
+        yield _at(
+            cfg,
+            "deepspeed.zero_stage",
+            (
+                "with model.dtype bfloat16 makes DeepSpeed's first AdamW step wrong; "
+                "use 1, 2, 3 or float32"
+            ),
+            "model.dtype",
+        )
+    offloads = (
+        ("deepspeed.offload_optimizer", policy.offload_optimizer, policy.zero_stage, 1),
+        ("deepspeed.offload_param", policy.offload_param, policy.zero_stage, 3),
+        ("deepspeed_ref.offload_param", reference.offload_param, reference.zero_stage, 3),
+    )
+    for path, wanted, stage, least in offloads:
+        if wanted and stage < least:
+            decider = f"{path.partition('.')[0]}.zero_stage"
+            yield _at(cfg, path, f"needs {decider} {least} or more, this is {stage}", decider)
+
+
+def check_samplers(cfg: Config) -> Iterator[Problem]:
+    """What samples has the processes and devices that it needs."""
+    engine = cfg.inference_engine
+    colocated = engine.placement == "colocated"
+    if colocated and engine.actors > cfg.run.training_gpus:
+        yield _at(
+            cfg,
+            "inference_engine.actors",
+            (
+                "each shares the device of a training actor, "
+                f"and run.training_gpus is {cfg.run.training_gpus}"
+            ),
+            "run.training_gpus",
+            "inference_engine.placement",
+        )
+    in_actors = engine.actors and cfg.train.row.recipe == "rl"
+    if SAMPLING_ENGINES[engine.name].own_process and not in_actors:
+        yield _at(
+            cfg,
+            "inference_engine.name",
+            (
+                "runs in Ray actors of reinforcement learning: "
+                "set inference_engine.actors to 1 or more, or it to local"
+            ),
+            "inference_engine.actors",
+            "train.alg_name",
+        )
+    if colocated and engine.tensor_parallel > 1:
+        yield _at(
+            cfg,
+            "inference_engine.tensor_parallel",
+            "needs devices of its own: set inference_engine.placement to separate, or this to 1",
+            "inference_engine.placement",
+        )
 
 
 def check_adapter(cfg: Config) -> Iterator[Problem]:
-    """Adapters where they can be trained, on a model that can be loaded again."""
+    """Adapters where they can be trained and sampled."""
     if not cfg.lora.rank:
         return
-    if cfg.train.backend != "local" and cfg.train.row.recipe == "rl":
-        rule = (
-            "adapters of reinforcement learning train with train.backend: local; set one of the two"
-        )
-        yield _at(cfg, "lora.rank", rule, "train.backend", "train.alg_name")
-    if cfg.train.backend == "deepspeed" and cfg.model.dtype == "bfloat16":
-        rule = "DeepSpeed rounds adapters to model.dtype, which are float32 elsewhere: train with fsdp, or in float32"
-        yield _at(cfg, "lora.rank", rule, "train.backend", "model.dtype")
-    if cfg.inference_engine.actors:
-        rule = "adapters are sampled in the process that trains them; set it to 0"
-        yield _at(cfg, "inference_engine.actors", rule, "lora.rank")
-    if "reference_sync_rate" in cfg.train.row.numbers:
-        rule = f"{cfg.train.alg_name} moves its reference by all weights, of which adapters have none: set it to 0"
-        yield _at(cfg, "lora.rank", rule, "train.alg_name")
-    if is_builtin(cfg.model.name):
-        rule = "an adapter is stored without the model under it, and a built-in one is on no disk; give a folder"
+    engine = TRAINING_ENGINES[cfg.train.backend]
+    if engine.several_ranks and cfg.train.row.recipe == "rl":
         yield _at(
-            cfg, "model.name", f"{rule}, for one the checkpoint of an earlier run", "lora.rank"
+            cfg,
+            "lora.rank",
+            (
+                "adapters of reinforcement learning train with train.backend: local; "
+                "set one of the two"
+            ),
+            "train.backend",
+            "train.alg_name",
+        )
+    if cfg.model.dtype == "bfloat16" and not engine.bfloat16_adapters:
+        yield _at(
+            cfg,
+            "lora.rank",
+            (
+                "DeepSpeed rounds adapters to model.dtype, which are float32 elsewhere: "
+                "train with fsdp, or in float32"
+            ),
+            "train.backend",
+            "model.dtype",
+        )
+    if cfg.inference_engine.actors:
+        yield _at(
+            cfg,
+            "inference_engine.actors",
+            "adapters are sampled in the process that trains them; set it to 0",
+            "lora.rank",
+        )
+    if cfg.train.row.moves_reference:
+        yield _at(
+            cfg,
+            "lora.rank",
+            (
+                f"{cfg.train.alg_name} moves its reference by all weights, "
+                "of which adapters have none: set it to 0"
+            ),
+            "train.alg_name",
+        )
+
+
+def check_adapter_model(cfg: Config) -> Iterator[Problem]:
+    """Adapters on a model that can be loaded again, and has none itself."""
+    if not cfg.lora.rank:
+        return
+    if is_builtin(cfg.model.name):
+        yield _at(
+            cfg,
+            "model.name",
+            (
+                "an adapter is stored without the model under it, "
+                "and a built-in one is on no disk; "
+                "give a folder, for one the checkpoint of an earlier run"
+            ),
+            "lora.rank",
         )
     elif (Path(cfg.model.name) / ADAPTER).is_file():
         yield _at(
@@ -98,67 +186,72 @@ def check_adapter(cfg: Config) -> Iterator[Problem]:
 
 def check_model(cfg: Config) -> Iterator[Problem]:
     """Model and template are there, as far as that can be seen without the network."""
-    name, template = cfg.model.name, cfg.model.chat_template
+    name = cfg.model.name
     if is_builtin(name):
         if name not in BUILTIN_DIMS:
-            rule = f"must be one of {', '.join(sorted(BUILTIN_DIMS))}{did_you_mean(name, BUILTIN_DIMS)}"
-            yield Problem("model.name", rule, name)
-    elif name.startswith((".", "/", "~")) and not any(
-        (Path(name) / file).is_file() for file in MODEL_FILES
-    ):
-        state = "has no config.json" if Path(name).is_dir() else "is no folder"
-        rule = f"{state}; give a folder in Hugging Face format, a hub name or builtin:tiny"
-        yield Problem("model.name", rule, name)
+            names = ", ".join(sorted(BUILTIN_DIMS))
+            yield Problem(
+                "model.name", f"must be one of {names}{did_you_mean(name, BUILTIN_DIMS)}", name
+            )
+    elif name.startswith((".", "/", "~")):
+        folder = Path(name)
+        if not (folder / "config.json").is_file() and not (folder / ADAPTER).is_file():
+            state = "has no config.json" if folder.is_dir() else "is no folder"
+            yield Problem(
+                "model.name",
+                f"{state}; give a folder in Hugging Face format, a hub name or builtin:tiny",
+                name,
+            )
+    template = cfg.model.chat_template
     if template is not None and not Path(template).is_file():
         yield Problem("model.chat_template", why_no_file(template), template)
-    limit, dims = cfg.model.max_length, model_dims(name)
-    if limit is not None and dims is not None and dims.context is not None and limit > dims.context:
+    limit = cfg.model.max_length
+    context = model_context(name)
+    if limit is not None and context is not None and limit > context:
         yield _at(
             cfg,
             "model.max_length",
-            f"exceeds the model's context {dims.context}; lower it",
+            f"exceeds the model's context {context}; lower it",
             "model.name",
         )
 
 
-def check_files(cfg: Config) -> Iterator[Problem]:
-    """Data files exist, here or on the hub, and have a format that can be read."""
-    train = cfg.data.train
-    paths = (
-        {"data.train": train}
-        if isinstance(train, str)
-        else {f"data.train.{file}": file for file in train}
-    )
-    for path, value in {
-        **paths,
-        **({"data.eval": cfg.data.eval} if cfg.data.eval is not None else {}),
-    }.items():
-        if value.startswith(SCHEME):
-            try:
-                locate(value, fetch=False)
-            except DataError as error:
-                yield Problem(path, str(error), value)
-        elif Path(value).suffix not in SUFFIXES:
-            yield Problem(
-                path,
-                f"must end in {' or '.join(SUFFIXES)}; `oxrl prepare` writes such files",
-                value,
-            )
-        elif not Path(value).is_file():
-            yield Problem(path, why_no_file(value), value)
-        if cfg.data.stream and value.endswith(".parquet"):
-            yield Problem(
-                path, "must end in .jsonl for data.stream, which reads rows by their place", value
-            )
+def check_training_files(cfg: Config) -> Iterator[Problem]:
+    """Files of `data.train` exist and can be read."""
+    several = not isinstance(cfg.data.train, str)
+    for file in cfg.data.train_files:
+        yield from _file_problems(cfg, f"data.train.{file}" if several else "data.train", file)
+
+
+def check_evaluation_file(cfg: Config) -> Iterator[Problem]:
+    """The file of `data.eval` exists and can be read."""
+    if cfg.data.eval is not None:
+        yield from _file_problems(cfg, "data.eval", cfg.data.eval)
+
+
+def _file_problems(cfg: Config, path: str, file: str) -> Iterator[Problem]:
+    """A data file exists, here or on the hub, and has a format that can be read."""
+    if file.startswith(SCHEME):
+        try:
+            locate(file, fetch=False)
+        except DataError as error:
+            yield Problem(path, str(error), file)
+    elif Path(file).suffix not in SUFFIXES:
+        yield Problem(
+            path, f"must end in {' or '.join(SUFFIXES)}; `oxrl prepare` writes such files", file
+        )
+    elif not Path(file).is_file():
+        yield Problem(path, why_no_file(file), file)
+    if cfg.data.stream and file.endswith(".parquet"):
+        yield Problem(
+            path, "must end in .jsonl for data.stream, which reads rows by their place", file
+        )
 
 
 def check_reward(cfg: Config) -> Iterator[Problem]:
-    """The reward is built in, or a function that its file defines; nothing of the user's is
-    imported.
-    """
-    from oxrl.rewards.base import (
-        locate,  # only where a reward is read: it is a quarter of the time to start
-    )
+    """The reward is built in, or a function that its file defines; no code of users is imported."""
+    # Only where a reward is read: it is a quarter of the time to start.
+    from oxrl.rewards.base import locate
 
     name = cfg.reward.name
     if not name:
@@ -175,93 +268,117 @@ def check_reward(cfg: Config) -> Iterator[Problem]:
 
 def check_batch(cfg: Config) -> Iterator[Problem]:
     """Batch equation: whole groups per minibatch, whole rollout steps per run."""
-    prompts, minibatches, epochs = (
-        cfg.data.prompts_per_step,
-        cfg.train.minibatches,
-        cfg.train.epochs,
-    )
-    each, passes = epochs * minibatches, ("train.epochs", "train.minibatches")
-    equation = f"{each} = train.epochs {epochs} x train.minibatches {minibatches}"
+    prompts = cfg.data.prompts_per_step
+    minibatches = cfg.train.minibatches
+    updates = cfg.train.updates
+    steps = cfg.run.steps
+    passes = ("train.epochs", "train.minibatches")
+    equation = f"{updates} = train.epochs {cfg.train.epochs} x train.minibatches {minibatches}"
     if prompts % minibatches:
-        divisors = _nearest([n for n in range(1, prompts + 1) if prompts % n == 0], minibatches)
-        rule = (
-            f"must divide data.prompts_per_step={prompts}, so that each minibatch holds whole groups; nearest valid: "
-            f"train.minibatches {divisors}, or data.prompts_per_step {_multiples(minibatches, prompts)}"
+        divisors = [number for number in range(1, prompts + 1) if prompts % number == 0]
+        yield _at(
+            cfg,
+            "train.minibatches",
+            (
+                f"must divide data.prompts_per_step={prompts}, "
+                "so that each minibatch holds whole groups; nearest valid: "
+                f"train.minibatches {_nearest(divisors, minibatches)}, "
+                f"or data.prompts_per_step {_multiples(minibatches, prompts)}"
+            ),
+            "data.prompts_per_step",
         )
-        yield _at(cfg, "train.minibatches", rule, "data.prompts_per_step")
-    if cfg.run.steps % each:
-        rule = f"must be a multiple of {equation}, the optimizer steps of one rollout step; nearest valid: "
-        yield _at(cfg, "run.steps", rule + _multiples(each, cfg.run.steps), *passes)
-    if cfg.train.old_logprobs == "current" and each > 1:
-        rule = f"needs one optimizer step per rollout batch, this run has {equation}; set it to recompute or auto"
-        yield _at(cfg, "train.old_logprobs", rule, *passes)
+    if steps % updates:
+        yield _at(
+            cfg,
+            "run.steps",
+            (
+                f"must be a multiple of {equation}, the optimizer steps of one rollout step; "
+                f"nearest valid: {_multiples(updates, steps)}"
+            ),
+            *passes,
+        )
+    if cfg.train.old_logprobs == "current" and updates > 1:
+        yield _at(
+            cfg,
+            "train.old_logprobs",
+            (
+                f"needs one optimizer step per rollout batch, this run has {equation}; "
+                "set it to recompute or auto"
+            ),
+            *passes,
+        )
 
 
 def _multiples(unit: int, value: int) -> str:
-    return _nearest([unit * n for n in (value // unit, -(-value // unit)) if n], value)
+    below = value - value % unit
+    return _nearest([number for number in (below, below + unit) if number], value)
 
 
 def _nearest(candidates: list[int], value: int) -> str:
-    return " or ".join(str(n) for n in sorted(sorted(candidates, key=lambda n: abs(n - value))[:2]))
+    closest = sorted(candidates, key=lambda candidate: abs(candidate - value))[:2]
+    return " or ".join(str(number) for number in sorted(closest))
 
 
 def check_sampling(cfg: Config) -> Iterator[Problem]:
     """Sampling that training can learn from."""
-    rollout, row = cfg.rollout, cfg.train.row
-    grouped = not {"groups", "dynamic_sampling"}.isdisjoint(row.needs)
-    cut = ": a cut distribution is not the policy that is trained; `oxrl eval` may cut"
+    rollout = cfg.rollout
+    row = cfg.train.row
+    cut = "a cut distribution is not the policy that is trained; `oxrl eval` may cut"
     if rollout.temperature == 0:
-        same = ": all samples of a prompt are identical and every advantage is 0" if grouped else ""
-        rule = f"training cannot sample greedily{same}; set it above 0 (rollout.eval_temperature may be 0)"
+        rule = "training cannot sample greedily"
+        if row.compares_samples:
+            rule += ": all samples of a prompt are identical and every advantage is 0"
+        rule += "; set it above 0 (rollout.eval_temperature may be 0)"
         yield _at(cfg, "rollout.temperature", rule, "train.advantage")
     if rollout.top_p < 1:
-        yield _at(cfg, "rollout.top_p", "training needs 1" + cut)
+        yield _at(cfg, "rollout.top_p", f"training needs 1: {cut}")
     if rollout.top_k > 0:
-        yield _at(cfg, "rollout.top_k", "training needs 0" + cut)
-    if grouped and rollout.n_samples < 2:
-        who = row.advantage if "groups" in row.needs else row.name
-        rule = f"{who} compares the samples of one prompt: set it to 2 or more"
-        yield _at(cfg, "rollout.n_samples", rule, "train.advantage")
-    if row.advantage == "pass_at_k" and cfg.train.pass_k > rollout.n_samples:
-        rule = f"cannot exceed rollout.n_samples {rollout.n_samples}: lower it, or sample more"
-        yield _at(cfg, "train.pass_k", rule, "rollout.n_samples")
-    if cfg.train.mask_truncated and "overlong_penalty" in row.needs:
-        # A row that is not trained on cannot be taught; its penalty would only move the baseline of
-        # the others.
-        rule = f"{row.name} punishes the responses that this leaves out: set it to false"
-        yield _at(cfg, "train.mask_truncated", rule)
+        yield _at(cfg, "rollout.top_k", f"training needs 0: {cut}")
 
 
 def check_staleness(cfg: Config) -> Iterator[Problem]:
     """What sampling ahead of the update takes."""
-    least, path = cfg.train.updates, "rollout.max_staleness"
+    path = "rollout.max_staleness"
+    least = cfg.train.updates
     if cfg.rollout.max_staleness == 0:
         return
     if cfg.rollout.max_staleness < least:
-        rule = f"a batch sampled while another trains lags train.epochs x train.minibatches = {least} versions"
         yield _at(
             cfg,
             path,
-            f"{rule}: set it to {least} or more, or to 0",
+            (
+                "a batch sampled while another trains lags "
+                f"train.epochs x train.minibatches = {least} versions: "
+                f"set it to {least} or more, or to 0"
+            ),
             "train.epochs",
             "train.minibatches",
         )
     if cfg.rollout.force_strict_on_policy:
-        rule = "refuses every sample of earlier weights, which rollout.max_staleness asks for: set it to false"
-        yield _at(cfg, "rollout.force_strict_on_policy", rule, path)
-    if "dynamic_sampling" in cfg.train.row.needs and cfg.wave > 1:
-        rule = f"dynamic sampling decides batch by batch what to draw next: at most {3 * least - 1}"
-        yield _at(cfg, path, rule)
+        yield _at(
+            cfg,
+            "rollout.force_strict_on_policy",
+            f"refuses every sample of earlier weights, which {path} asks for: set it to false",
+            path,
+        )
     if cfg.inference_engine.placement == "colocated":
-        rule = "takes turns on one device, and cannot sample while training: set it to separate"
-        yield _at(cfg, "inference_engine.placement", rule, path)
+        yield _at(
+            cfg,
+            "inference_engine.placement",
+            "takes turns on one device, and cannot sample while training: set it to separate",
+            path,
+        )
 
 
 def check_rejection(cfg: Config) -> Iterator[Problem]:
     """Sampling of which something different can be kept."""
     if cfg.rollout.temperature == 0 and cfg.rollout.n_samples > 1:
-        rule = "all samples of a prompt are identical; set it above 0, or rollout.n_samples to 1"
-        yield _at(cfg, "rollout.temperature", rule, "rollout.n_samples")
+        yield _at(
+            cfg,
+            "rollout.temperature",
+            "all samples of a prompt are identical; set it above 0, or rollout.n_samples to 1",
+            "rollout.n_samples",
+        )
     if not isinstance(cfg.data.train, str):
         yield _at(
             cfg, "data.train", "rft asks every prompt of one file; give a path without shares"
@@ -270,142 +387,266 @@ def check_rejection(cfg: Config) -> Iterator[Problem]:
 
 def check_preference(cfg: Config) -> Iterator[Problem]:
     """Numbers at which a formula has no value, and sums of losses that read different things."""
-    row, rows = (
-        METHODS[cfg.train.alg_name],
-        {name: method for name, method in METHODS.items() if method.addable},
-    )
+    algorithm = cfg.train.alg_name
+    addable = [name for name, method in METHODS.items() if method.addable]
     for name in cfg.train.mix:
-        if name not in rows:
-            why = (
-                "takes more than a pair, or is a sum itself"
-                if name in METHODS
-                else "is no preference loss"
-            )
-            yield _at(cfg, "train.mix", f"{name} {why}{did_you_mean(name, rows)}")
-        elif why := (
-            ("is a loss of pairs" if row.unpaired else "")
-            or ("is in it already" if name in (cfg.train.alg_name, *row.parts) else "")
-            or ("needs a reference" if rows[name].reference and not row.reference else "")
-        ):
-            yield _at(
-                cfg,
-                "train.mix",
-                f"{name} {why}, and cannot be added to {cfg.train.alg_name}",
-                "train.alg_name",
-            )
-    if cfg.train.alg_name == "exo" and cfg.train.label_noise == 0:
+        if name in addable:
+            if why := _why_not_added(name, algorithm):
+                yield _at(
+                    cfg,
+                    "train.mix",
+                    f"{name} {why}, and cannot be added to {algorithm}",
+                    "train.alg_name",
+                )
+        else:
+            why = "is no preference loss"
+            if name in METHODS:
+                why = "takes more than a pair, or is a sum itself"
+            yield _at(cfg, "train.mix", f"{name} {why}{did_you_mean(name, addable)}")
+    if algorithm == "exo" and cfg.train.label_noise == 0:
         yield _at(
             cfg, "train.label_noise", "exo takes its logarithm: set it above 0; 0.001 is usual"
         )
-    if cfg.train.alg_name == "f_dpo_alpha" and cfg.train.preference_alpha == 1:
+    if algorithm == "f_dpo_alpha" and cfg.train.preference_alpha == 1:
         yield _at(
             cfg, "train.preference_alpha", "at 1 the alpha divergence is the reverse KL: use dpo"
         )
 
 
+def _why_not_added(name: str, algorithm: str) -> str:
+    """Why the addable loss `name` cannot be added to `algorithm`; empty where it can."""
+    method = METHODS[algorithm]
+    if method.unpaired:
+        return "is a loss of pairs"
+    if name == algorithm or name in method.parts:
+        return "is in it already"
+    if METHODS[name].reference and not method.reference:
+        return "needs a reference"
+    return ""
+
+
 def check_context(cfg: Config) -> Iterator[Problem]:
     """Prompt and response fit into the model's context."""
-    limit, context = cfg.model.max_length, context_length(cfg)
+    limit = cfg.model.max_length
+    context = context_length(cfg)
     if context is None:
         return
     bound = f"the model's context {context}" if limit is None else f"model.max_length {limit}"
-    prompt, response, rule = cfg.data.max_prompt_tokens or 0, cfg.rollout.max_tokens, ""
-    if prompt and prompt + response > context:
-        rule = f"{response} + data.max_prompt_tokens {prompt} = {prompt + response} exceeds {bound}; lower one"
-    elif response >= context:
-        rule = f"leaves no room for a prompt in {bound}; set it below {context}"
-    if rule:
+    prompt = cfg.data.max_prompt_tokens
+    response = cfg.rollout.max_tokens
+    also = ("model.max_length", "model.name", "data.max_prompt_tokens")
+    if prompt is not None and prompt + response > context:
         yield _at(
             cfg,
             "rollout.max_tokens",
-            rule,
-            "model.max_length",
-            "model.name",
-            "data.max_prompt_tokens",
+            (
+                f"{response} + data.max_prompt_tokens {prompt} = {prompt + response} "
+                f"exceeds {bound}; lower one"
+            ),
+            *also,
         )
-
-
-def check_anchor(cfg: Config) -> Iterator[Problem]:
-    """Old logprobs, correction and denominator: the sampler's mismatch may be corrected once."""
-    row, also = cfg.train.row, ("train.correction", "train.denominator")
-    if "interpolated_anchor" in row.needs and cfg.train.old_logprobs != "auto":
-        yield _at(cfg, "train.old_logprobs", f"{row.name} interpolates them: set it to auto")
-    if row.correction == "none":
-        return
-    if cfg.train.old_logprobs == "bypass":
-        rule = f"puts the sampler's logprobs into the ratio, and correction {row.correction} would count them twice"
-        yield _at(
-            cfg, "train.old_logprobs", f"{rule}; set train.correction: none or recompute", *also
-        )
-    if row.denominator == "rollout":
-        rule = f"a ratio against the rollout policy and correction {row.correction} count the mismatch twice"
+    elif response >= context:
         yield _at(
             cfg,
-            "train.correction",
-            f"{rule}; set train.correction: none or train.denominator: old",
+            "rollout.max_tokens",
+            f"leaves no room for a prompt in {bound}; set it below {context}",
             *also,
         )
 
 
-def check_reference(cfg: Config) -> Iterator[Problem]:
-    """Rows that steer or reset their reference have one of the kind that can be."""
-    row, also = cfg.train.row, ("train.kl", "train.kl_coeff")
-    moved = not {"adaptive_kl", "reference_reset"}.isdisjoint(row.needs)
-    if moved and (row.kl == "none" or cfg.train.kl_coeff == 0):
-        yield Problem(
-            "train.alg_name",
-            "needs a KL term: set train.kl and train.kl_coeff",
-            row.name,
-            also=also,
-        )
-    if "adaptive_kl" in row.needs and row.kl.startswith("loss_"):
-        yield Problem(
-            "train.kl",
-            f"{row.name} steers a KL in the reward: set it to reward_k1",
-            row.kl,
-            also=also,
-        )
-    if "reference_reset" in row.needs and cfg.lora.rank:
+def check_correction(cfg: Config) -> Iterator[Problem]:
+    """Old logprobs, correction and denominator: the sampler's mismatch is corrected once."""
+    row = cfg.train.row
+    also = ("train.correction", "train.denominator")
+    if row.correction == "none":
+        return
+    if cfg.train.old_logprobs == "bypass":
         yield _at(
             cfg,
-            "lora.rank",
-            f"{row.name} resets the reference, which an adapter's base cannot be: set it to 0",
+            "train.old_logprobs",
+            (
+                "puts the sampler's logprobs into the ratio, "
+                f"and correction {row.correction} would count them twice; "
+                "set train.correction: none or recompute"
+            ),
+            *also,
+        )
+    if row.denominator == "rollout":
+        yield _at(
+            cfg,
+            "train.correction",
+            (
+                f"a ratio against the rollout policy and correction {row.correction} "
+                "count the mismatch twice; set train.correction: none or train.denominator: old"
+            ),
+            *also,
         )
 
 
 def check_cells(cfg: Config) -> Iterator[Problem]:
     """Cells and numbers that do not fit together."""
-    row, read = cfg.train.row, row_fields(cfg.train.row)
+    row = cfg.train.row
     if row.unsupported:
         yield _at(cfg, "train.alg_name", row.unsupported, *(f"train.{name}" for name in CELLS))
-    if row.ratio == "none" and row.gate != "policy_gradient":
-        rule = (
-            f"{row.gate} needs an importance ratio: set train.ratio, or train.loss: policy_gradient"
+    if row.gate == "policy_gradient":
+        rule = f"has no effect: {row.gate} reads no importance ratio; remove it, or set train.loss"
+        if cfg.train.ratio not in (None, "none"):
+            yield _at(cfg, "train.ratio", rule, "train.loss")
+        if cfg.train.denominator is not None:
+            yield _at(cfg, "train.denominator", rule, "train.loss")
+    elif row.ratio == "none":
+        yield Problem(
+            "train.ratio",
+            (
+                f"{row.gate} needs an importance ratio: "
+                "set train.ratio, or train.loss: policy_gradient"
+            ),
+            row.ratio,
+            also=("train.loss",),
         )
-        yield Problem("train.ratio", rule, row.ratio, also=("train.loss",))
-    for name in ("ratio", "denominator") if row.gate == "policy_gradient" else ():
-        if getattr(cfg.train, name) not in (None, "none"):
-            rule = (
-                f"has no effect: {row.gate} reads no importance ratio; remove it, or set train.loss"
-            )
-            yield _at(cfg, f"train.{name}", rule, "train.loss")
+    samples = cfg.rollout.n_samples
+    if row.advantage == "pass_at_k" and cfg.train.pass_k > samples:
+        yield _at(
+            cfg,
+            "train.pass_k",
+            f"cannot exceed rollout.n_samples {samples}: lower it, or sample more",
+            "rollout.n_samples",
+        )
+    read = row_fields(row)
     for low, high in (("weight_min", "weight_max"), ("correction_min", "correction_max")):
-        lower, upper = getattr(cfg.train, low), getattr(cfg.train, high)
-        if {f"train.{low}", f"train.{high}"} <= read and lower >= upper:
-            yield _at(cfg, f"train.{low}", f"must be below train.{high}={upper}", f"train.{high}")
+        path = f"train.{low}"
+        upper = getattr(cfg.train, high)
+        both = path in read and f"train.{high}" in read
+        if both and getattr(cfg.train, low) >= upper:
+            yield _at(cfg, path, f"must be below train.{high}={upper}", f"train.{high}")
 
 
-OF_RL = (
-    check_reward,
-    check_batch,
-    check_sampling,
-    check_staleness,
-    check_anchor,
-    check_reference,
-    check_cells,
+def check_groups(cfg: Config) -> Iterator[Problem]:
+    """Samples of one prompt that can be compared."""
+    if cfg.rollout.n_samples < 2:
+        yield _at(
+            cfg,
+            "rollout.n_samples",
+            f"{cfg.train.row.advantage} compares the samples of one prompt: set it to 2 or more",
+            "train.advantage",
+        )
+
+
+def check_dynamic_sampling(cfg: Config) -> Iterator[Problem]:
+    """Samples of one prompt that can differ, and no second batch sampled ahead."""
+    if cfg.rollout.n_samples < 2:
+        yield _at(
+            cfg,
+            "rollout.n_samples",
+            f"{cfg.train.row.name} compares the samples of one prompt: set it to 2 or more",
+            "train.advantage",
+        )
+    if cfg.wave > 1:
+        most = 3 * cfg.train.updates - 1
+        yield _at(
+            cfg,
+            "rollout.max_staleness",
+            f"dynamic sampling decides batch by batch what to draw next: at most {most}",
+        )
+
+
+def check_overlong_penalty(cfg: Config) -> Iterator[Problem]:
+    """Responses that are punished are trained on."""
+    # A row that is not trained on cannot be taught; its penalty would only move the baseline of the
+    # others.
+    if cfg.train.mask_truncated:
+        yield _at(
+            cfg,
+            "train.mask_truncated",
+            f"{cfg.train.row.name} punishes the responses that this leaves out: set it to false",
+        )
+
+
+def check_interpolated_anchor(cfg: Config) -> Iterator[Problem]:
+    """Old logprobs that can be interpolated."""
+    if cfg.train.old_logprobs != "auto":
+        yield _at(
+            cfg, "train.old_logprobs", f"{cfg.train.row.name} interpolates them: set it to auto"
+        )
+
+
+def _kl_needed(cfg: Config) -> Iterator[Problem]:
+    row = cfg.train.row
+    if row.kl == "none" or cfg.train.kl_coeff == 0:
+        yield _at(
+            cfg,
+            "train.alg_name",
+            "needs a KL term: set train.kl and train.kl_coeff",
+            "train.kl",
+            "train.kl_coeff",
+        )
+
+
+def check_adaptive_kl(cfg: Config) -> Iterator[Problem]:
+    """A KL term in the reward, which can be steered."""
+    yield from _kl_needed(cfg)
+    row = cfg.train.row
+    if row.kl.startswith("loss_"):
+        yield Problem(
+            "train.kl",
+            f"{row.name} steers a KL in the reward: set it to reward_k1",
+            row.kl,
+            also=("train.kl_coeff",),
+        )
+
+
+def check_reference_reset(cfg: Config) -> Iterator[Problem]:
+    """A KL term, to a reference that can be replaced."""
+    yield from _kl_needed(cfg)
+    if cfg.lora.rank:
+        yield _at(
+            cfg,
+            "lora.rank",
+            (
+                f"{cfg.train.row.name} resets the reference, "
+                "which an adapter's base cannot be: set it to 0"
+            ),
+        )
+
+
+OF_FEATURE: Mapping[str, Check] = {
+    "groups": check_groups,
+    "dynamic_sampling": check_dynamic_sampling,
+    "overlong_penalty": check_overlong_penalty,
+    "interpolated_anchor": check_interpolated_anchor,
+    "adaptive_kl": check_adaptive_kl,
+    "reference_reset": check_reference_reset,
+}
+
+
+def check_features(cfg: Config) -> Iterator[Problem]:
+    """What the row adds to its cells has what it needs."""
+    for need in cfg.train.row.needs:
+        if need in OF_FEATURE:
+            yield from OF_FEATURE[need](cfg)
+
+
+OF_ALL: tuple[Check, ...] = (
+    check_ranks,
+    check_deepspeed,
+    check_samplers,
+    check_adapter,
+    check_adapter_model,
+    check_model,
+    check_training_files,
+    check_evaluation_file,
 )
-OF_RECIPE = {
-    "rl": (*OF_RL, check_context),
+OF_RECIPE: Mapping[str, tuple[Check, ...]] = {
+    "rl": (
+        check_reward,
+        check_batch,
+        check_sampling,
+        check_staleness,
+        check_features,
+        check_correction,
+        check_cells,
+        check_context,
+    ),
     "rejection": (check_reward, check_rejection, check_context),
     "preference": (check_preference,),
 }
@@ -413,38 +654,43 @@ OF_RECIPE = {
 
 def training_problems(cfg: Config) -> Iterator[Problem]:
     """Every cross-section problem of a training run."""
-    for check in (check_scale, check_adapter, check_model, check_files):
+    for check in OF_ALL:
         yield from check(cfg)
     for check in OF_RECIPE.get(cfg.train.row.recipe, ()):
-        # While the algorithm is in doubt, so is what it asks for.
-        yield from (
-            replace(problem, also=(*problem.also, "train.alg_name")) for problem in check(cfg)
-        )
+        for problem in check(cfg):
+            # While the algorithm is in doubt, so is what it asks for.
+            yield replace(problem, also=(*problem.also, "train.alg_name"))
 
 
 def evaluation_problems(cfg: Config) -> Iterator[Problem]:
     """Problems that matter when a configuration is only evaluated."""
-    for check in (check_scale, check_model, check_reward):
+    for check in (check_ranks, check_deepspeed, check_samplers, check_model, check_reward):
         yield from check(cfg)
-    if cfg.data.eval is None and len(cfg.data.train_files) > 1:
+    if cfg.data.eval is not None:
+        yield from check_evaluation_file(cfg)
+        return
+    if len(cfg.data.train_files) > 1:
         yield _at(
             cfg,
             "data.eval",
             "is needed: data.train is several files; name the one to evaluate on",
             "data.train",
         )
-    evaluated = "data.train" if cfg.data.eval is None else "data.eval"
-    yield from (problem for problem in check_files(cfg) if problem.path.startswith(evaluated))
+    yield from check_training_files(cfg)
 
 
 def notices(cfg: Config) -> Iterator[str]:
     """Settings that are allowed and do less than they seem to."""
-    row, train, steps = cfg.train.row, cfg.train, cfg.run.steps
+    train = cfg.train
+    row = train.row
+    steps = cfg.run.steps
     if train.kl is not None and row.kl != "none" and train.kl_coeff == 0:
         yield f"train.kl = {row.kl} has no effect while train.kl_coeff is 0"
     if train.warmup_steps >= steps:
-        yield f"train.warmup_steps = {train.warmup_steps} is not over when the run ends at run.steps = {steps}"
-    if "critic" in row.needs and train.critic_warmup_steps >= steps:
-        yield f"train.critic_warmup_steps = {train.critic_warmup_steps} leaves none of {steps} steps to the policy"
+        warmup = f"train.warmup_steps = {train.warmup_steps}"
+        yield f"{warmup} is not over when the run ends at run.steps = {steps}"
+    if "train.critic_warmup_steps" in row_fields(row) and train.critic_warmup_steps >= steps:
+        warmup = f"train.critic_warmup_steps = {train.critic_warmup_steps}"
+        yield f"{warmup} leaves none of {steps} steps to the policy"
     if cfg.run.device == "cpu" and cfg.model.dtype == "bfloat16":
         yield "model.dtype = bfloat16 on run.device = cpu is slower and less exact than float32"

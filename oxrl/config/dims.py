@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from oxrl.config.schema import Config
 from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
 
 # Families whose parameters can be counted from their sizes alone.
 COUNTED = ("llama", "mistral", "qwen2", "qwen3")
-# The format of safetensors refuses a longer header; a truncated file must not make us read more.
-MOST_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -98,18 +98,21 @@ def stored_parameters(folder: Path) -> int | None:
     """Parameters in the folder's model*.safetensors, by their headers; None when there are none."""
     total = 0
     for file in folder.glob("model*.safetensors"):
-        with file.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            try:
-                header = json.loads(stream.read(min(size, MOST_HEADER_BYTES)))
-            except ValueError:
-                return None
-        header.pop("__metadata__", None)
-        total += sum(math.prod(entry["shape"]) for entry in header.values())
+        try:
+            with safe_open(file, framework="np") as weights:
+                for name in weights.keys():
+                    total += math.prod(weights.get_slice(name).get_shape())
+        except SafetensorError:
+            return None
     return total or None
 
 
+def model_context(name: str) -> int | None:
+    """Longest row, in tokens, that a model was made for; None where that is not known."""
+    dims = model_dims(name)
+    return None if dims is None else dims.context
+
+
 def context_length(cfg: Config) -> int | None:
-    """Longest row in tokens: `model.max_length`, else the model's own, else None."""
-    dims = model_dims(cfg.model.name)
-    return cfg.model.max_length or (dims.context if dims is not None else None)
+    """Longest row of a run in tokens: `model.max_length`, else the model's own, else None."""
+    return cfg.model.max_length or model_context(cfg.model.name)

@@ -8,10 +8,11 @@ from typing import NamedTuple
 from rich.filesize import decimal
 
 from oxrl.config.dims import ModelDims, context_length, model_dims
-from oxrl.config.reads import has_reference_model
+from oxrl.config.reads import has_reference_model, row_fields
 from oxrl.config.schema import Config, EngineConfig
 from oxrl.data.hub import locate
 from oxrl.errors import ConfigError
+from oxrl.tables.engines import TRAINING_ENGINES
 
 
 class Sizes(NamedTuple):
@@ -181,9 +182,11 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     sizes = SIZES[cfg.model.dtype]
     ranks = cfg.run.training_gpus
     engine = cfg.inference_engine
-    # ZeRO cuts a thing into pieces from a stage on; FSDP cuts as stage 3 does.
-    stage = {"local": 0, "fsdp": 3, "deepspeed": cfg.deepspeed.zero_stage}[cfg.train.backend]
-    models = 2 if "critic" in cfg.train.row.needs else 1
+    # ZeRO cuts a thing into pieces from a stage on.
+    stage = TRAINING_ENGINES[cfg.train.backend].zero_stage
+    if stage is None:
+        stage = cfg.deepspeed.zero_stage
+    models = 2 if "train.critic_lr" in row_fields(cfg.train.row) else 1
     weights = models * dims.parameters
     trained = weights
     if cfg.lora.rank:
@@ -291,12 +294,7 @@ def dry_run_config(cfg: Config, directory: Path) -> Config:
         "checkpoint_every": 0,
         "eval_every": 0,
     }
-    model = {
-        "name": "builtin:tiny",
-        "dtype": "float32",
-        "max_length": None,
-        "chat_template": None,
-    }
+    model = {"name": "builtin:tiny", "dtype": "float32", "max_length": None, "chat_template": None}
     data = {
         "prompts_per_step": cfg.train.minibatches,
         "rows_per_step": min(cfg.data.rows_per_step, 4),
@@ -308,10 +306,10 @@ def dry_run_config(cfg: Config, directory: Path) -> Config:
         "n_samples": min(cfg.rollout.n_samples, 4),
         "max_tokens": min(cfg.rollout.max_tokens, 32),
     }
-    changed = {
+    sections = {
         "run": cfg.run.model_copy(update=run),
         "model": cfg.model.model_copy(update=model),
         "data": cfg.data.model_copy(update=data),
         "rollout": cfg.rollout.model_copy(update=rollout),
     }
-    return cfg.model_copy(update=changed)
+    return cfg.model_copy(update=sections)

@@ -1,6 +1,4 @@
-"""Reading YAML and `key=value` overrides into plain values that remember where they were
-written.
-"""
+"""YAML and `key=value` overrides as plain values that remember where they were written."""
 
 from __future__ import annotations
 
@@ -17,14 +15,27 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from oxrl.config.schema import FIELDS, SECTIONS
 from oxrl.errors import ConfigError, did_you_mean, why_no_file
 
+Values = dict[str, dict[str, Any]]
+
 UNSET: Any = object()
-MOST_CHARACTERS, MOST_BRACKETS = 100_000, 200
+# Fields that hold a mapping; every other one holds a single value.
+MAPPINGS = ("data.train", "train.mix")
+# The parser takes seconds per hundred kilobytes and per thousand brackets; no configuration comes
+# near either.
+MOST_CHARACTERS = 100_000
+MOST_BRACKETS = 200
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong. `also` names other fields that took part: a problem there hides this
-    one.
+    """One thing that is wrong.
+
+    Args:
+        path: dotted name of the field.
+        rule: what is wrong, and what would be right.
+        value: what the field holds.
+        where: the place where it was written, if it is not that of `path`.
+        also: other fields that took part: a problem there hides this one.
     """
 
     path: str
@@ -36,40 +47,44 @@ class Problem:
 
 @dataclass
 class Source:
-    """What the user wrote: section -> field -> value, and for each dotted path the place it came
-    from.
-    """
+    """What the user wrote: section -> field -> value, and where each dotted path was written."""
 
     file: str
-    values: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    values: Values = field(default_factory=Values)
     where: dict[str, str] = field(default_factory=dict[str, str])
     problems: list[Problem] = field(default_factory=list[Problem])
 
     def written(self, path: str) -> bool:
+        """Whether the field of this dotted name was given a value."""
         section, _, name = path.partition(".")
         return name in self.values.get(section, {})
 
     def wrong(self, path: str, rule: str, place: str) -> None:
+        """Add a problem that was found at `place`."""
         self.problems.append(Problem(path, rule, where=place))
 
 
 def read_source(path: Path | str, overrides: Sequence[str]) -> Source:
     """Read a file and apply overrides in order.
 
+    Args:
+        path: YAML file.
+        overrides: `section.field=value` or `~section.field`.
+
+    Returns:
+        What was written, with the problems found on the way.
+
     Raises:
-        ConfigError: the file cannot be read, or is not YAML at all; nothing else can be checked
-            then.
+        ConfigError: the file cannot be read, or is no YAML: nothing else can be checked then.
     """
     source = Source(file=str(path))
     root = _compose(_read_text(Path(path)), source.file)
     if root is None:
-        source.problems.append(
-            Problem("", f"{path} is empty; it needs at least run, model, data and train")
-        )
+        rule = f"{path} is empty; it needs at least run, model, data and train"
+        source.problems.append(Problem("", rule))
     elif not isinstance(root, MappingNode):
-        raise ConfigError(
-            f"{path}:1: the file must hold sections such as `train:`, not a list or a single value"
-        )
+        rule = "the file must hold sections such as `train:`, not a list or a single value"
+        raise ConfigError(f"{path}:1: {rule}")
     else:
         _read_sections(root, source)
     for override in overrides:
@@ -81,18 +96,16 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8"
-        ) from None
+        why = f"byte {error.start} is not UTF-8; save the file as UTF-8"
+        raise ConfigError(f"{path}: {why}") from None
     except OSError as error:
         why = f"cannot be read: {error.strerror}" if path.is_file() else why_no_file(path)
         raise ConfigError(f"{path}: {why}") from None
 
 
 def _compose(text: str, name: str) -> Node | None:
-    # The parser takes seconds per hundred kilobytes and per thousand brackets; no configuration
-    # comes near either.
-    if len(text) > MOST_CHARACTERS or text.count("[") + text.count("{") > MOST_BRACKETS:
+    brackets = text.count("[") + text.count("{")
+    if len(text) > MOST_CHARACTERS or brackets > MOST_BRACKETS:
         limits = f"more than {MOST_CHARACTERS} characters or {MOST_BRACKETS} brackets"
         raise ConfigError(f"{name}: not a configuration: {limits}")
     try:
@@ -100,11 +113,10 @@ def _compose(text: str, name: str) -> Node | None:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line if mark is not None else 0
-        tab = "\t" in "".join(text.splitlines()[line : line + 1])
-        hint = "; YAML is indented with spaces, this line has a tab" if tab else ""
-        raise ConfigError(
-            f"{name}:{line + 1}: not YAML: {error.problem or error.context}{hint}"
-        ) from None
+        why = error.problem or error.context
+        if "\t" in "".join(text.splitlines()[line : line + 1]):
+            why = f"{why}; YAML is indented with spaces, this line has a tab"
+        raise ConfigError(f"{name}:{line + 1}: not YAML: {why}") from None
     except YAMLError as error:
         raise ConfigError(f"{name}: not YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
@@ -114,19 +126,24 @@ def _compose(text: str, name: str) -> Node | None:
 def _entries(
     node: MappingNode, prefix: str, source: Source, override: str = ""
 ) -> Iterator[tuple[str, Node, str]]:
-    """Yield (dotted path, value node, place) of each key; a key that is no text or comes twice is a
-    problem.
+    """Yield (dotted path, value node, place) of each key.
+
+    A key that is no text, or comes twice, becomes a problem. `override` is the place of everything
+    that an override says.
     """
     first: dict[str, str] = {}
     for key, value in node.value:
         place = override or f"{source.file}:{key.start_mark.line + 1}"
         if not isinstance(key, ScalarNode):
             source.wrong(prefix.rstrip("."), "a field name must be a word", place)
-        elif (path := prefix + key.value) in first:
+            continue
+        path = prefix + key.value
+        if path in first:
             source.wrong(path, f"written twice, first at {first[path]}; keep one of them", place)
-        else:
-            first[path] = source.where[path] = place
-            yield path, value, place
+            continue
+        first[path] = place
+        source.where[path] = place
+        yield path, value, place
 
 
 def _read_sections(root: MappingNode, source: Source) -> None:
@@ -141,7 +158,8 @@ def _read_sections(root: MappingNode, source: Source) -> None:
 
 
 def _unknown_section(name: str) -> str:
-    return f"unknown section{homes(name) or did_you_mean(name, SECTIONS)} (sections: {', '.join(SECTIONS)})"
+    hint = homes(name) or did_you_mean(name, SECTIONS)
+    return f"unknown section{hint} (sections: {', '.join(SECTIONS)})"
 
 
 def homes(name: str) -> str:
@@ -156,13 +174,11 @@ def _store(path: str, node: Node, place: str, source: Source) -> None:
     try:
         if isinstance(node, ScalarNode):
             values[name] = _scalar(node)
-        elif path in ("data.train", "train.mix") and isinstance(node, MappingNode):
-            shares = _entries(
-                node, f"{path}.", source, place if place.startswith("override") else ""
-            )
-            values[name] = {
-                key.removeprefix(f"{path}."): _scalar(share) for key, share, _ in shares
-            }
+        elif path in MAPPINGS and isinstance(node, MappingNode):
+            prefix = f"{path}."
+            override = place if place.startswith("override") else ""
+            inside = _entries(node, prefix, source, override)
+            values[name] = {key.removeprefix(prefix): _scalar(item) for key, item, _ in inside}
         else:
             raise ValueError("takes a single value, not a list or nested fields")
     except ValueError as error:
@@ -187,9 +203,13 @@ def _apply_override(override: str, source: Source) -> None:
     place = f"override '{override}'"
     if override.startswith("~"):
         if equals or not source.written(path):
-            rule = "takes back a field that the file sets: write ~section.field, naming one that is there"
-            return source.wrong(path, rule, place)
-        del source.values[section][name]
+            rule = (
+                "takes back a field that the file sets: "
+                "write ~section.field, naming one that is there"
+            )
+            source.wrong(path, rule, place)
+        else:
+            del source.values[section][name]
     elif not equals or (section in SECTIONS and not dot):
         source.wrong(path, "an override is written section.field=value", place)
     elif section not in SECTIONS:
@@ -197,8 +217,8 @@ def _apply_override(override: str, source: Source) -> None:
     else:
         source.where[path] = place
         try:
-            _store(
-                path, _compose(text, "") or ScalarNode("tag:yaml.org,2002:null", ""), place, source
-            )
+            node = _compose(text, "") or ScalarNode("tag:yaml.org,2002:null", "")
         except ConfigError as error:
             source.wrong(path, f"{str(error).lstrip(':1 ')}; quote the value if it is text", place)
+        else:
+            _store(path, node, place, source)

@@ -66,6 +66,16 @@ class Row:
         return tuple(dict.fromkeys(found))
 
     @property
+    def compares_samples(self) -> bool:
+        """Whether it learns from samples of one prompt that differ."""
+        return not {"groups", "dynamic_sampling"}.isdisjoint(self.needs)
+
+    @property
+    def moves_reference(self) -> bool:
+        """Whether its reference follows the policy by all its weights."""
+        return "reference_sync_rate" in self.numbers
+
+    @property
     def unsupported(self) -> str:
         """Empty if the recipes can run this row, else what is missing."""
         missing = [f"{need} ({FEATURES[need]})" for need in self.needs if need not in BUILT]

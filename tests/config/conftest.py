@@ -12,7 +12,7 @@ from huggingface_hub import constants
 
 from oxrl.tables.policy import ROWS
 
-# Sizes of Qwen2.5: hidden, intermediate, layers, heads, key-value heads, vocabulary, tied embeddings.
+# Qwen2.5: hidden, intermediate, layers, heads, key-value heads, vocabulary, tied embeddings.
 QWEN25 = {
     "0.5B": (896, 4864, 24, 14, 2, 151936, True),
     "1.5B": (1536, 8960, 28, 12, 2, 151936, True),
@@ -29,7 +29,7 @@ BASE: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A hub cache with the config.json of Qwen2.5 models, as `hf download MODEL config.json` does."""
+    """A hub cache with config.json of Qwen2.5 models, as `hf download` leaves it."""
     cache = tmp_path / "hub"
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     commit = "0" * 40

@@ -19,48 +19,112 @@ LOOSE = "rollout.force_strict_on_policy=false"
 @pytest.mark.parametrize(
     ("overrides", "field", "words"),
     [
-        (["train.minibatches=5"], "train.minibatches", ["prompts_per_step=12", "4 or 6", "10 or 15"]),
+        (
+            ["train.minibatches=5"],
+            "train.minibatches",
+            ["prompts_per_step=12", "4 or 6", "10 or 15"],
+        ),
         (["train.minibatches=24"], "train.minibatches", ["6 or 12", "data.prompts_per_step 24"]),
         (["train.epochs=5"], "run.steps", ["multiple of 5", "10 or 15"]),
         (["train.epochs=5", "run.steps=3"], "run.steps", ["nearest valid: 5"]),
-        (["train.epochs=2", "train.old_logprobs=current"], "train.old_logprobs", ["this run has 2", "recompute"]),
+        (
+            ["train.epochs=2", "train.old_logprobs=current"],
+            "train.old_logprobs",
+            ["this run has 2", "recompute"],
+        ),
         (["rollout.temperature=0"], "rollout.temperature", ["identical", "every advantage is 0"]),
         (["rollout.n_samples=1"], "rollout.n_samples", ["group_normalize", "2 or more"]),
         (["rollout.top_p=0.9"], "rollout.top_p", ["training needs 1"]),
-        (["train.alg_name=dapo", "train.mask_truncated=true"], "train.mask_truncated", ["dapo punishes"]),
+        (
+            ["train.alg_name=dapo", "train.mask_truncated=true"],
+            "train.mask_truncated",
+            ["dapo punishes"],
+        ),
         (["rollout.top_k=50"], "rollout.top_k", ["training needs 0"]),
-        (["rollout.max_staleness=1"], "rollout.force_strict_on_policy", ["rollout.max_staleness", "false"]),
-        (["rollout.max_staleness=1", "train.epochs=2"], "rollout.max_staleness", ["lags", "= 2 versions", "or to 0"]),
-        (["rollout.max_staleness=3", LOOSE, "train.alg_name=dapo"], "rollout.max_staleness", ["at most 2"]),
-        (["rollout.max_tokens=1500", "data.max_prompt_tokens=549"], "rollout.max_tokens", ["1500", "2049", "2048"]),
+        (
+            ["rollout.max_staleness=1"],
+            "rollout.force_strict_on_policy",
+            ["rollout.max_staleness", "false"],
+        ),
+        (
+            ["rollout.max_staleness=1", "train.epochs=2"],
+            "rollout.max_staleness",
+            ["lags", "= 2 versions", "or to 0"],
+        ),
+        (
+            ["rollout.max_staleness=3", LOOSE, "train.alg_name=dapo"],
+            "rollout.max_staleness",
+            ["at most 2"],
+        ),
+        (
+            ["rollout.max_tokens=1500", "data.max_prompt_tokens=549"],
+            "rollout.max_tokens",
+            ["1500", "2049", "2048"],
+        ),
         (["rollout.max_tokens=2048"], "rollout.max_tokens", ["no room for a prompt", "2048"]),
         (["model.max_length=256"], "rollout.max_tokens", ["model.max_length 256"]),
         (["model.max_length=4096"], "model.max_length", ["2048"]),
         (["run.training_gpus=2"], "run.training_gpus", ["one process", "fsdp"]),
-        (["inference_engine.name=vllm"], "inference_engine.name", ["inference_engine.actors", "local"]),
+        (
+            ["inference_engine.name=vllm"],
+            "inference_engine.name",
+            ["inference_engine.actors", "local"],
+        ),
         (["data.train=data"], "data.train", [".jsonl or .parquet"]),
         (["data.eval=data/none.parquet"], "data.eval", ["no such file"]),
-        (["data.train=elsewhere/train.jsonl"], "data.train", ["the folder elsewhere does not exist"]),
+        (
+            ["data.train=elsewhere/train.jsonl"],
+            "data.train",
+            ["the folder elsewhere does not exist"],
+        ),
         (["model.name=./nothing"], "model.name", ["is no folder"]),
         (["model.name=./data"], "model.name", ["has no config.json"]),
         (["model.chat_template=none.jinja"], "model.chat_template", ["no such file"]),
         (["reward.name=reward.py:score"], "reward.name", ["no such file"]),
-        (["train.correction=truncate", "train.old_logprobs=bypass"], "train.old_logprobs", ["twice", "recompute"]),
+        (
+            ["train.correction=truncate", "train.old_logprobs=bypass"],
+            "train.old_logprobs",
+            ["twice", "recompute"],
+        ),
         (["train.correction=truncate", "train.denominator=rollout"], "train.correction", ["twice"]),
         (["train.ratio=none"], "train.ratio", ["ppo_clip needs an importance ratio"]),
         (["train.loss=policy_gradient", "train.ratio=token"], "train.ratio", ["has no effect"]),
-        (["train.alg_name=reinforce", "train.denominator=old"], "train.denominator", ["has no effect"]),
-        (["train.alg_name=cispo", "train.weight_min=6"], "train.weight_min", ["below train.weight_max=5.0"]),
-        (["train.correction=mask", "train.correction_min=3"], "train.correction_min", ["train.correction_max=2.0"]),
+        (
+            ["train.alg_name=reinforce", "train.denominator=old"],
+            "train.denominator",
+            ["has no effect"],
+        ),
+        (
+            ["train.alg_name=cispo", "train.weight_min=6"],
+            "train.weight_min",
+            ["below train.weight_max=5.0"],
+        ),
+        (
+            ["train.correction=mask", "train.correction_min=3"],
+            "train.correction_min",
+            ["train.correction_max=2.0"],
+        ),
         (["train.alg_name=ppo_rlhf", "train.kl_coeff=0"], "train.alg_name", ["needs a KL term"]),
         (["train.alg_name=prorl", "train.kl=none"], "train.alg_name", ["needs a KL term"]),
         (["train.alg_name=ppo_rlhf", "train.kl=loss_k2"], "train.kl", ["reward_k1"]),
-        (["train.alg_name=prorl", "lora.rank=4", "model.name=Qwen/Qwen2.5-0.5B"], "lora.rank", ["cannot be"]),
-        (["train.alg_name=a3po", "train.old_logprobs=bypass"], "train.old_logprobs", ["interpolates", "auto"]),
-        (["train.alg_name=dapo", "train.advantage=batch_center", "rollout.n_samples=1"], "rollout.n_samples", ["dapo"]),
+        (
+            ["train.alg_name=prorl", "lora.rank=4", "model.name=Qwen/Qwen2.5-0.5B"],
+            "lora.rank",
+            ["cannot be"],
+        ),
+        (
+            ["train.alg_name=a3po", "train.old_logprobs=bypass"],
+            "train.old_logprobs",
+            ["interpolates", "auto"],
+        ),
+        (
+            ["train.alg_name=dapo", "train.advantage=batch_center", "rollout.n_samples=1"],
+            "rollout.n_samples",
+            ["dapo"],
+        ),
         (["train.alg_name=pkpo", "train.pass_k=9"], "train.pass_k", ["rollout.n_samples 8"]),
     ],
-)  # fmt: skip
+)
 def test_one_contradiction_is_one_problem_with_its_numbers(
     write: Callable[..., Path], overrides: list[str], field: str, words: list[str]
 ) -> None:
@@ -77,12 +141,18 @@ def test_one_contradiction_is_one_problem_with_its_numbers(
     ("overrides", "field", "words"),
     [
         (["deepspeed.zero_stage=2"], "deepspeed.zero_stage", "train.backend: deepspeed"),
-        (["train.backend=deepspeed", "deepspeed.zero_stage=0", "model.dtype=bfloat16"],
-         "deepspeed.zero_stage", "AdamW"),
-        (["train.backend=deepspeed", "deepspeed.zero_stage=2", "deepspeed.offload_param=true"],
-         "deepspeed.offload_param", "zero_stage 3 or more, this is 2"),
+        (
+            ["train.backend=deepspeed", "deepspeed.zero_stage=0", "model.dtype=bfloat16"],
+            "deepspeed.zero_stage",
+            "AdamW",
+        ),
+        (
+            ["train.backend=deepspeed", "deepspeed.zero_stage=2", "deepspeed.offload_param=true"],
+            "deepspeed.offload_param",
+            "zero_stage 3 or more, this is 2",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_distributed_backend_is_checked_before_anything_starts(
     write: Callable[..., Path], overrides: list[str], field: str, words: str
 ) -> None:
@@ -136,16 +206,34 @@ def test_reinforcement_learning_over_ray_actors_is_accepted(
     ("overrides", "field", "words"),
     [
         (["run.ray_address=auto"], "run.ray_address", "Ray actors"),
-        (["inference_engine.actors=2", "run.max_restarts=1"], "run.max_restarts", "training actors"),
-        (["inference_engine.actors=2", "inference_engine.placement=colocated"],
-         "inference_engine.placement", "needs both"),
+        (
+            ["inference_engine.actors=2", "run.max_restarts=1"],
+            "run.max_restarts",
+            "training actors",
+        ),
+        (
+            ["inference_engine.actors=2", "inference_engine.placement=colocated"],
+            "inference_engine.placement",
+            "needs both",
+        ),
         (["inference_engine.tensor_parallel=2"], "inference_engine.tensor_parallel", "vllm"),
-        ([*RAY, "inference_engine.name=vllm", "inference_engine.tensor_parallel=2",
-          "inference_engine.placement=colocated"], "inference_engine.tensor_parallel", "separate"),
-        ([*RAY, "inference_engine.actors=3", "inference_engine.placement=colocated"],
-         "inference_engine.actors", "run.training_gpus is 2"),
+        (
+            [
+                *RAY,
+                "inference_engine.name=vllm",
+                "inference_engine.tensor_parallel=2",
+                "inference_engine.placement=colocated",
+            ],
+            "inference_engine.tensor_parallel",
+            "separate",
+        ),
+        (
+            [*RAY, "inference_engine.actors=3", "inference_engine.placement=colocated"],
+            "inference_engine.actors",
+            "run.training_gpus is 2",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_nobody_would_read_of_ray_is_refused(
     write: Callable[..., Path], overrides: list[str], field: str, words: str
 ) -> None:

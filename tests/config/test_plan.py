@@ -60,10 +60,16 @@ def test_the_parameter_count_of_a_built_in_model_is_exact(name: str) -> None:
 def test_the_parameter_count_of_a_published_model_is_exact(folder: Path) -> None:
     """Qwen2.5-0.5B: 494,032,768 parameters with tied embeddings (its model card says 0.49B)."""
     config = {
-        "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
-        "vocab_size": 151936, "num_attention_heads": 14, "num_key_value_heads": 2,
-        "tie_word_embeddings": True, "max_position_embeddings": 32768,
-    }  # fmt: skip
+        "model_type": "qwen2",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "vocab_size": 151936,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 32768,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     dims = model_dims(".")
     assert dims is not None

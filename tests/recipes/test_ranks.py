@@ -21,7 +21,7 @@ from rank_processes import exit_codes, run_ranks, start_ranks
 from safetensors.torch import load_file
 from small_runs import metric_lines, preference_config, sft_config, steps_config
 
-from oxrl.cli import door
+from oxrl.cli import script
 from oxrl.config import Config
 from oxrl.errors import ConfigError
 from oxrl.models.load import load_policy, load_tokenizer
@@ -184,7 +184,7 @@ def test_the_ranks_left_name_the_one_that_was_killed_and_resume_goes_on(
 def enter(path: Path) -> None:
     """On one rank: `python main_sl.py --config path`."""
     sys.argv = ["main_sl.py", "--config", str(path)]
-    door("sl")
+    script("sl")
 
 
 def test_a_signal_saves_and_every_rank_ends_with_75(tmp_path: Path) -> None:
