@@ -67,9 +67,8 @@ def reference() -> str:
         lines += ["|---|---|---|---|"]
         for field_name, field in section.model_fields.items():
             meaning = (field.description or "").replace("|", "\\|").replace("<", "&lt;")
-            lines.append(
-                f"| `{field_name}` | {type_words(field.annotation)} | {default_words(field)} | {meaning} |"
-            )
+            cells = (f"`{field_name}`", type_words(field.annotation), default_words(field), meaning)
+            lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -112,16 +112,17 @@ def a_batch_of_metrics() -> dict[str, float]:
 
 
 METRICS = {
-    "reward": "mean std min max pass_rate zero_variance_groups all_pass_groups all_fail_groups group_std",
-    "data": "tokens rows empty_rows length_mean length_p95 length_max length_correct length_wrong truncated_frac "
-    "staleness_mean staleness_max",
+    "reward": "mean std min max pass_rate zero_variance_groups all_pass_groups all_fail_groups "
+    "group_std",
+    "data": "tokens rows empty_rows length_mean length_p95 length_max length_correct length_wrong "
+    "truncated_frac staleness_mean staleness_max",
     "advantage": "mean std abs_max positive_frac",
-    "update": "ratio_mean ratio_std ratio_min ratio_max ratio_p01 ratio_p99 ratio_clamped_frac clip_frac_high "
-    "clip_frac_low clip_frac_dual weight_mean weight_zero_frac nll",
+    "update": "ratio_mean ratio_std ratio_min ratio_max ratio_p01 ratio_p99 ratio_clamped_frac "
+    "clip_frac_high clip_frac_low clip_frac_dual weight_mean weight_zero_frac nll",
     "kl": "old_k3 ref_k1 ref_k3 ref_row_sum clamped_frac",
     "policy": "entropy logprob_mean",
-    "mismatch": "kl_k1 kl_k3 abs_logdiff_mean abs_logdiff_max prob_diff_max ppl_ratio chi2_token chi2_seq weight_mean "
-    "ess trunc_frac_hi trunc_frac_lo reject_frac_token reject_frac_row",
+    "mismatch": "kl_k1 kl_k3 abs_logdiff_mean abs_logdiff_max prob_diff_max ppl_ratio chi2_token "
+    "chi2_seq weight_mean ess trunc_frac_hi trunc_frac_lo reject_frac_token reject_frac_row",
     "value": "mean return_mean error explained_variance clip_frac",
 }
 

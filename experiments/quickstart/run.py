@@ -97,13 +97,11 @@ def accuracies(model: Path, folder: Path, seed: int, name: str) -> tuple[float, 
 def quickstart(folder: Path, seed: int, *, control: bool) -> Result:
     """Prepare, warm start, evaluate, reinforce, evaluate. Everything lands in `folder`."""
     start = time.monotonic()
-    say(
-        f"Preparing sums of two numbers from {TASK['low']} to {TASK['high']} in {folder / 'data'} ..."
-    )
+    numbers = f"two numbers from {TASK['low']} to {TASK['high']}"
+    say(f"Preparing sums of {numbers} in {folder / 'data'} ...")
     report = PREPARERS["arithmetic"](None, folder / "data", seed=seed, **TASK)
-    say(
-        f"  {report['written']}; {report['held_out_tuples']} pairs of numbers are held out in either order"
-    )
+    held_out = report["held_out_tuples"]
+    say(f"  {report['written']}; {held_out} pairs of numbers are held out in either order")
 
     say("\nWarm start: supervised, on answers that forget the carry half of the time")
     shared = [f"run.seed={seed}"]
@@ -150,10 +148,12 @@ def show(folder: Path, result: Result) -> None:
         say(f"\nSampled {name}: {answers}")
     say(f"\nDone in {result.seconds:.0f} s. Everything is in {folder}:")
     say(
-        "  rl/metrics.jsonl   one line per step          rl/samples.jsonl   every answer with its reward"
+        "  rl/metrics.jsonl   one line per step          "
+        "rl/samples.jsonl   every answer with its reward"
     )
     say(
-        "  rl/checkpoints     load with transformers     rl/config.yaml     the resolved configuration"
+        "  rl/checkpoints     load with transformers     "
+        "rl/config.yaml     the resolved configuration"
     )
 
 

@@ -142,9 +142,8 @@ def report(results: list[dict[str, Any]]) -> None:
             if seed in rewards["local"]
         ]
         values = "  ".join(f"{seed}: {value:.4f}" for seed, value in sorted(found.items()))
-        say(
-            f"  {engine:<12}{values}   mean {statistics.mean(found.values()):.4f}   largest difference {max(off):.4f}"
-        )
+        mean = statistics.mean(found.values())
+        say(f"  {engine:<12}{values}   mean {mean:.4f}   largest difference {max(off):.4f}")
     for line in results:
         phases = ", ".join(
             f"{key.removeprefix('time/')} {value:.2f}" for key, value in line["time"].items()
