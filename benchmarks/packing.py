@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from oxrl.data.conversations import ConversationDataset, Example
+from oxrl.data.dataset import ReadOptions
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import load_policy, load_tokenizer
@@ -55,7 +56,9 @@ def learn(
 
 def main() -> None:
     path, count = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 64
-    data = ConversationDataset.load(path, load_tokenizer(MODEL), limit=count, max_tokens=PACK)
+    data = ConversationDataset.load(
+        path, load_tokenizer(MODEL), ReadOptions(limit=count, max_tokens=PACK)
+    )
     examples = data.in_order()
     lines = [
         f"{len(examples)} rows of {path.name}, {sum(len(e.token_ids) for e in examples)} tokens, {MODEL}"

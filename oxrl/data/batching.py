@@ -1,10 +1,10 @@
-"""Scored rollouts and tokenised examples to padded tensors, with the structural checks every batch
-must pass.
-"""
+"""Rollouts and examples to padded tensors, and the checks that every batch must pass."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,18 +19,28 @@ LOGPROB_CEILING = 1e-3
 
 
 def pad_rows(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
-    """Stack rows of uneven length into [B, T], filled on the right with `fill`; T is at least 1."""
-    length = max([1, *(len(row) for row in rows)])
-    out = torch.full((len(rows), length), fill, dtype=dtype)
+    """Stack rows of uneven length, filled on the right.
+
+    Returns:
+        [B, T], B = len(rows), T the longest of them and at least 1.
+    """
+    length = max([1, *map(len, rows)])
+    padded = torch.full((len(rows), length), fill, dtype=dtype)
     for index, row in enumerate(rows):
-        out[index, : len(row)] = torch.tensor(row, dtype=dtype)
-    return out
+        padded[index, : len(row)] = torch.tensor(row, dtype=dtype)
+    return padded
 
 
 def to_token_batch(
     rows: Sequence[Sequence[int]], trained: Sequence[Sequence[bool]], pad_id: int
 ) -> TokenBatch:
-    """Right-pad token rows; `trained` marks, per row and token, what goes into `response_mask`."""
+    """Lay token rows out as a batch, padded on the right.
+
+    Args:
+        rows: B rows of token ids.
+        trained: per row and token, whether it goes into `response_mask`.
+        pad_id: the token that fills rows on the right.
+    """
     lengths = torch.tensor([len(row) for row in rows])
     tokens = pad_rows(rows, pad_id, torch.int64)
     return TokenBatch(
@@ -41,55 +51,72 @@ def to_token_batch(
 
 
 def to_rollout_batch(rollouts: Sequence[Rollout], *, pad_id: int) -> RolloutBatch:
-    """Lay out rollouts as [B, T] tensors, B = len(rollouts), in the order given. An invalid row has
-    reward NaN.
+    """Lay scored rollouts out as padded tensors, in the order given.
+
+    Args:
+        rollouts: B of them.
+        pad_id: the token that fills rows on the right.
+
+    Returns:
+        [B, T] tensors. A row without a score has reward NaN and is not valid, nor is an aborted one.
     """
-    columns = [_columns(rollout) for rollout in rollouts]
-    tokens, trained, logprobs, versions, rewards = map(list, zip(*columns, strict=True))
-    finish = [rollout.completion.finish_reason for rollout in rollouts]
+    rows = [_lay_out(rollout) for rollout in rollouts]
+    tokens, trained, logprobs, versions, rewards = map(list, zip(*rows, strict=True))
+    finished = [rollout.completion.finish_reason for rollout in rollouts]
     values = [rollout.score.value for rollout in rollouts]
+    scores = [math.nan if value is None else value for value in values]
+    # An aborted sample is a fragment; training on it as if it had ended would teach the model to
+    # stop there.
+    ended = [reason != "abort" for reason in finished]
+    scored = [value is not None for value in values]
     return RolloutBatch(
         inputs=to_token_batch(tokens, trained, pad_id),
         rollout_logprobs=pad_rows(logprobs, 0.0, torch.float32),
-        rewards=torch.tensor(
-            [float("nan") if value is None else value for value in values], dtype=torch.float64
-        ),
+        rewards=torch.tensor(scores, dtype=torch.float64),
         token_rewards=pad_rows(rewards, 0.0, torch.float64),
         group_ids=torch.tensor([rollout.group_id for rollout in rollouts], dtype=torch.int64),
         versions=pad_rows(versions, -1, torch.int64),
-        terminated=torch.tensor([reason == "stop" for reason in finish]),
-        truncated=torch.tensor([reason == "length" for reason in finish]),
-        # An aborted sample is a fragment; training on it as if it had ended would teach the model
-        # to stop there.
-        valid=torch.tensor(
-            [v is not None and reason != "abort" for v, reason in zip(values, finish, strict=True)]
-        ),
+        terminated=torch.tensor([reason == "stop" for reason in finished]),
+        truncated=torch.tensor([reason == "length" for reason in finished]),
+        valid=torch.tensor(scored) & torch.tensor(ended),
     )
 
 
-def _columns(rollout: Rollout) -> tuple[list[int], list[bool], list[float], list[int], list[float]]:
-    """Per token of a rollout: id, trained, log-probability, version, reward.
+class _Row(NamedTuple):
+    """What a batch holds of each token of one rollout."""
+
+    tokens: list[int]
+    trained: list[bool]
+    logprobs: list[float]
+    versions: list[int]
+    rewards: list[float]
+
+
+def _lay_out(rollout: Rollout) -> _Row:
+    """A rollout token by token, with its rewards in place.
 
     The outcome reward sits on the last policy token; a segment's own reward on that segment's last
     policy token, or on the policy token before it when an environment produced the segment.
     """
     tokens = list(rollout.prompt.token_ids)
-    trained, logprobs, versions = [False] * len(tokens), [0.0] * len(tokens), [-1] * len(tokens)
-    placed: list[tuple[int, float | None]] = []
-    last = -1
+    given = len(tokens)
+    row = _Row(tokens, [False] * given, [0.0] * given, [-1] * given, [0.0] * given)
+    last = None
     for segment in rollout.completion.segments:
-        count, by_policy = len(segment.token_ids), segment.origin == "policy"
-        tokens += segment.token_ids
-        trained += [by_policy] * count
-        logprobs += segment.logprobs if by_policy else [0.0] * count
-        versions += segment.versions if by_policy else [-1] * count
-        last = len(tokens) - 1 if by_policy and count else last
-        placed.append((last, segment.reward))
-    rewards = [0.0] * len(tokens)
-    for position, reward in (*placed, (last, rollout.score.value)):
-        if reward is not None and position >= 0:
-            rewards[position] += reward
-    return tokens, trained, logprobs, versions, rewards
+        count = len(segment.token_ids)
+        by_policy = segment.origin == "policy"
+        row.tokens.extend(segment.token_ids)
+        row.trained.extend([by_policy] * count)
+        row.logprobs.extend(segment.logprobs if by_policy else [0.0] * count)
+        row.versions.extend(segment.versions if by_policy else [-1] * count)
+        row.rewards.extend([0.0] * count)
+        if by_policy and count:
+            last = len(tokens) - 1
+        if last is not None:
+            row.rewards[last] += segment.reward or 0.0
+    if last is not None:
+        row.rewards[last] += rollout.score.value or 0.0
+    return row
 
 
 def check_rollout_batch(
@@ -101,61 +128,70 @@ def check_rollout_batch(
 ) -> None:
     """Refuse a structurally broken batch before anything is learned from it.
 
+    Args:
+        stop_token_ids: tokens that end a response.
+        max_tokens: the longest response that is sampled.
+        strict_version: the weights that must have sampled every token; None allows any.
+
     Raises:
         InvariantError: a hole in the padding, a trained token on padding, a log-probability above
             zero, a finished row that does not end in a stop token inside its mask, a cut row that
-            does, or a token sampled by a version other than `strict_version` (None allows any).
-            Names the row and the position.
+            does, or a token of another version. Names the row and the position.
     """
-    tokens, attention, trained = (
-        batch.inputs.tokens,
-        batch.inputs.attention_mask,
-        batch.inputs.response_mask,
-    )
+    tokens = batch.inputs.tokens
+    attention = batch.inputs.attention_mask
+    trained = batch.inputs.response_mask
     _refuse("padding hole: a real token follows padding", attention[:, 1:] & ~attention[:, :-1])
     _refuse("a padding position is marked as trained", trained & ~attention)
-    _refuse(
-        f"a sampler log-probability above {LOGPROB_CEILING} (wrong gather or wrong temperature)",
-        trained & (batch.rollout_logprobs > LOGPROB_CEILING),
-    )
+    cause = "(wrong gather or wrong temperature)"
+    above = trained & (batch.rollout_logprobs > LOGPROB_CEILING)
+    _refuse(f"a sampler log-probability above {LOGPROB_CEILING} {cause}", above)
     positions = torch.arange(tokens.shape[1])
     last = torch.where(trained, positions, -1).amax(1)  # [B], -1 for an empty response
-    is_stop = torch.isin(tokens, torch.tensor(sorted(stop_token_ids), dtype=torch.int64)) & trained
-    ends_in_stop = (last >= 0) & is_stop.gather(1, last.clamp(min=0)[:, None])[:, 0]
-    too_short = batch.truncated & (trained.sum(1) < max_tokens) & (last == attention.sum(1) - 1)
-    _refuse(
-        "a row that finished with a stop token does not end in one",
-        batch.terminated & ~ends_in_stop,
-    )
+    stops = torch.tensor(sorted(stop_token_ids), dtype=torch.int64)
+    is_stop = torch.isin(tokens, stops) & trained
+    last_is_stop = is_stop.gather(1, last.clamp(min=0)[:, None])[:, 0]
+    ends_in_stop = (last >= 0) & last_is_stop
+    unfinished = batch.terminated & ~ends_in_stop
+    _refuse("a row that finished with a stop token does not end in one", unfinished)
     _refuse("a row cut by the token limit ends in a stop token", batch.truncated & ends_in_stop)
+    ends_in_response = last == attention.sum(1) - 1
+    too_short = batch.truncated & (trained.sum(1) < max_tokens) & ends_in_response
     _refuse(f"a row is marked as cut before rollout.max_tokens={max_tokens}", too_short)
     # Only the last policy token may be a stop token, unless an environment answered in between
     # (multi-turn).
     _refuse("a stop token inside a response", is_stop[:, :-1] & trained[:, 1:])
     if strict_version is not None:
         stale = trained & (batch.versions != strict_version)
-        _refuse(
-            f"a token of a weight version other than {strict_version} under rollout.force_strict_on_policy",
-            stale,
-        )
+        other = f"a token of a weight version other than {strict_version}"
+        _refuse(f"{other} under rollout.force_strict_on_policy", stale)
 
 
 def _refuse(what: str, where: Tensor) -> None:
-    """`where` is [B] or [B, T]."""
-    if where.any():
-        place = ", ".join(
-            f"{name} {int(i)}"
-            for name, i in zip(("row", "position"), where.nonzero()[0], strict=False)
-        )
-        raise InvariantError(f"{what}: {place} ({int(where.sum())} in all)")
+    """Raise for the first place of a mask [B] or [B, T], if there is one."""
+    if not where.any():
+        return
+    row, *position = where.nonzero()[0].tolist()
+    place = f"row {row}" + "".join(f", position {at}" for at in position)
+    raise InvariantError(f"{what}: {place} ({int(where.sum())} in all)")
 
 
 def split_by_group(group_ids: Tensor, count: int, *, seed: int) -> list[Tensor]:
-    """Rows of `count` minibatches: groups shuffled by `seed`, kept whole, spread as evenly as they
-    go. [int64] each.
+    """Spread the rows of a batch over minibatches, groups kept whole.
+
+    Args:
+        group_ids: [B] int64.
+        count: how many minibatches, as even as they go.
+        seed: of the shuffle of the groups, where there is more than one minibatch.
+
+    Returns:
+        The rows of each minibatch, int64.
     """
     groups = group_ids.unique().numpy()
     if count > 1:
         groups = np.random.default_rng(stable_seed("minibatches", seed)).permutation(groups)
-    parts = np.array_split(groups, count)
-    return [torch.isin(group_ids, torch.from_numpy(part)).nonzero()[:, 0] for part in parts]
+    minibatches: list[Tensor] = []
+    for part in np.array_split(groups, count):
+        chosen = torch.isin(group_ids, torch.from_numpy(part))
+        minibatches.append(chosen.nonzero()[:, 0])
+    return minibatches

@@ -1,6 +1,4 @@
-"""What all datasets share: the rows of a file read once and counted, and drawn in a seeded endless
-order.
-"""
+"""What all datasets share: a file read once and counted, and drawn in a seeded endless order."""
 
 from __future__ import annotations
 
@@ -8,53 +6,127 @@ import logging
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.order import index_at
-from oxrl.data.rows import Row, file_hash, read_rows, row_at
+from oxrl.data.rows import Record, read_rows, row_at
 from oxrl.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
-Unit = TypeVar("Unit")
+# Of every file: its rows, those kept, and those dropped because nothing, or too much, is in them;
+# rows that hold the text of a special token, encoded as text; tokens of the longest row kept.
+COUNTS = ("rows", "kept", "empty", "overlong", "special_text", "longest")
+SHORTER = (
+    "shorter ones, a larger data.max_prompt_tokens or model.max_length, or data.overlong: drop"
+)
 
 
-class Lazy(Sequence[Unit]):
-    """So many units, each made when it is asked for."""
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """How the rows of a data file are read.
 
-    def __init__(self, size: int, make: Callable[[int], Unit]) -> None:
-        self._size, self._make = size, make
+    Args:
+        max_tokens: the longest row; prompts are measured with the template, all else with the
+            replies. None: any length.
+        overlong: drop and count longer rows, or refuse them.
+        limit: how many usable rows are read, from the first on. None: all.
+        stream: hold only where the rows of a .jsonl file begin; read a row whenever it is drawn.
+        unpaired: read preferences as single judged completions, a pair as two of them.
+    """
+
+    max_tokens: int | None = None
+    overlong: Literal["drop", "error"] = "drop"
+    limit: int | None = None
+    stream: bool = False
+    unpaired: bool = False
+
+
+EVERYTHING = ReadOptions()
+
+
+class Identified(Protocol):
+    """What a dataset is made of."""
+
+    @property
+    def uid(self) -> str: ...
+
+
+Unit = TypeVar("Unit", bound=Identified)
+Held = TypeVar("Held", covariant=True)
+
+
+class Units(Protocol[Held]):
+    """So many units, in memory or made when they are asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Held: ...
+
+
+class Dropped(Exception):
+    """A row that nothing can be learned from; `reason` is the count that it goes under."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class StreamedUnits(Generic[Unit]):
+    """Units of a .jsonl file of which only the places are held.
+
+    Raises:
+        DataError: the file is no longer the one it was, when a unit is asked for.
+    """
+
+    def __init__(self, path: Path, encode: Callable[[Record], list[Unit]]) -> None:
+        self._path = path
+        self._encode = encode
+        self._written = _written(path)
+        self._starts = array("q")  # of each unit, the byte where its row begins
+        self._parts = array("q")  # and which of the row's units it is
+
+    def add(self, record: Record, count: int) -> None:
+        """Note the place of a record that makes `count` units."""
+        for part in range(count):
+            self._starts.append(record.start)
+            self._parts.append(part)
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._starts)
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._make(range(self._size)[index])
+    def __getitem__(self, index: int) -> Unit:
+        start = self._starts[index]
+        if _written(self._path) != self._written:
+            told = f"{self._path} changed while it was being read: the row at byte {start}"
+            raise DataError(told)
+        made = self._encode(row_at(self._path, start))
+        return made[self._parts[index]]
 
 
 def _written(path: Path) -> tuple[int, ...]:
     """What tells that a file is no longer the one it was; nothing where there is none."""
-    found = path.stat() if path.is_file() else None
-    return () if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
+    if not path.is_file():
+        return ()
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class Dataset(ABC, Generic[Unit]):
     """Units in file order, each ready to sample from or to train on.
 
-    `report` counts rows, kept, overlong and empty (both dropped), special_text (rows that hold the
-    text of a special token, encoded as text), longest (tokens) and what the dataset adds; and names
-    the file's path and sha256.
+    `report` has the COUNTS of the file, and those that the dataset adds.
     """
 
     noun: ClassVar[str]
     counts: ClassVar[tuple[str, ...]]
 
-    def __init__(self, units: Sequence[Unit], report: Mapping[str, int | str]) -> None:
+    def __init__(self, units: Units[Unit], report: Mapping[str, int]) -> None:
         self._units = units
         self.report = dict(report)
 
@@ -63,118 +135,125 @@ class Dataset(ABC, Generic[Unit]):
 
     def at(self, draw: int, *, seed: int) -> Unit:
         """The unit at global position `draw` of the shuffled, endless order of `seed`."""
-        return self._units[index_at(draw, len(self._units), seed)]
+        return self._units[index_at(draw, len(self), seed)]
 
     def in_order(self) -> list[Unit]:
         """Every unit once, in file order."""
-        return list(self._units)
+        return [self._units[index] for index in range(len(self))]
 
     def batches(self, size: int) -> Iterator[list[Unit]]:
-        """The same, at most `size` at a time."""
+        """Every unit once, in file order, at most `size` at a time."""
+        everything = range(len(self))
         for start in range(0, len(self), size):
-            yield [self._units[index] for index in range(start, min(start + size, len(self)))]
+            yield [self._units[index] for index in everything[start : start + size]]
 
     @classmethod
     @abstractmethod
-    def encode(cls, row: Row, encoder: ChatEncoder) -> list[Unit] | str:
-        """The units of a row, or the count under which it is dropped."""
+    def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Unit]:
+        """Make the units of one record, at least one.
+
+        Raises:
+            Dropped: nothing can be learned from it.
+            DataError: it is malformed, or the chat template cannot be used for it.
+        """
 
     @classmethod
     @abstractmethod
     def measure(cls, units: Sequence[Unit]) -> tuple[int, Mapping[str, int]]:
-        """Tokens of the longest of a row's units, and what they add to `counts`."""
+        """Tokens of the longest of a record's units, and what they add to `counts`."""
 
     @classmethod
-    def check(cls, row: Row, first: Row) -> None:
-        """Refuse a row that is unlike the first one of its file."""
+    def check(cls, record: Record, first: Record) -> None:
+        """Refuse a record that is unlike the first one of its file."""
 
     @classmethod
     def load(
         cls,
         path: str | Path,
         tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_tokens: int | None = None,
-        overlong: Literal["drop", "error"] = "drop",
-        limit: int | None = None,
-        stream: bool = False,
-        **options: Any,
+        options: ReadOptions = EVERYTHING,
     ) -> Self:
-        """The first `limit` usable rows of a .jsonl or .parquet file, encoded; `options` are those
-        of `encode`.
+        """Read and encode a data file; log its report, as a warning where rows were dropped.
 
-        Rows of more than `max_tokens` tokens (prompts with the template, all else with the replies)
-        are dropped and counted, or an error. With `stream` the rows of a .jsonl file are read again
-        whenever drawn. The report is logged, as a warning where rows were dropped.
+        Args:
+            path: a .jsonl or .parquet file.
+            tokenizer: encodes the rows through its chat template.
+
+        Returns:
+            The usable rows, in file order.
 
         Raises:
             DataError: the file cannot be read, a row is malformed, its template unusable, or no row
                 is left; names row or counts.
         """
-        encoder, first = ChatEncoder(tokenizer), None
-        encode = partial(cls.encode, encoder=encoder, **options)
-        units, uids = list[Unit](), set[str]()
-        # Of each unit on disk, where its row begins and which of the row's units it is.
-        places, written = array("q"), _written(Path(path))
-        report = dict.fromkeys(
-            ("rows", "kept", "empty", "overlong", "special_text", "longest", *cls.counts), 0
-        )
-        for row in read_rows(path):
-            if limit is not None and report["kept"] >= limit:
-                break
+        encoder = ChatEncoder(tokenizer)
+        encode = partial(cls.encode, encoder=encoder, options=options)
+        report = dict.fromkeys((*COUNTS, *cls.counts), 0)
+        in_memory: list[Unit] = []
+        streamed = StreamedUnits(Path(path), encode)
+        for record, made in cls._usable(path, encoder, options, report):
+            if options.stream:
+                streamed.add(record, len(made))
+            else:
+                in_memory += made
+        rows = report["rows"]
+        if report["kept"] == 0:
+            why = f"{report['empty']} empty, {report['overlong']} longer than {options.max_tokens} tokens"
+            if report.get("identical"):
+                why += f", {report['identical']} identical pairs"
+            raise DataError(f"{path}: no {cls.noun} is left to train on: {rows} rows, {why}")
+        level = logging.WARNING if report["kept"] < rows else logging.INFO
+        log.log(level, "%s: %d of %d rows are used: %s", path, report["kept"], rows, report)
+        return cls(streamed if options.stream else in_memory, report)
+
+    @classmethod
+    def _usable(
+        cls, path: str | Path, encoder: ChatEncoder, options: ReadOptions, report: dict[str, int]
+    ) -> Iterator[tuple[Record, list[Unit]]]:
+        """Yield what can be used, record by record with its units, and count into `report`."""
+        first = None
+        seen: set[str] = set()
+        for record in read_rows(path):
+            if report["kept"] == options.limit:
+                return
             report["rows"] += 1
-            first, hidden = first or row, encoder.hidden
-            cls.check(row, first)
-            if row.fields.get("images"):
-                row.fail(
-                    "it has images, which models here do not see",
-                    "text alone: drop the row or the column",
-                )
+            first = first or record
+            hidden = encoder.hidden
+            cls.check(record, first)
             try:
-                made: list[Any] | str = encode(row)
-            except TemplateError as error:
-                raise DataError(f"{row.place}: {error}") from error
-            if isinstance(made, str):
-                report[made] += 1
+                made = cls._encoded(record, encoder, options)
+                tokens, counts = cls._measured(record, made, options)
+            except Dropped as dropped:
+                report[dropped.reason] += 1
                 continue
-            tokens, counts = cls.measure(made)
-            if max_tokens is not None and tokens > max_tokens:
-                if overlong == "error":
-                    row.fail(
-                        f"the {cls.noun} has {tokens} tokens, more than {max_tokens}",
-                        "shorter ones, a larger data.max_prompt_tokens or model.max_length, or data.overlong: drop",
-                    )
-                report["overlong"] += 1
-                continue
+            for name, count in counts.items():
+                report[name] += count
             if "duplicate_uids" in report:
-                report["duplicate_uids"] += made[0].uid in uids
-                uids.add(made[0].uid)
-            report |= {name: report[name] + count for name, count in counts.items()}
+                report["duplicate_uids"] += made[0].uid in seen
+                seen.add(made[0].uid)
             report["kept"] += 1
             report["special_text"] += encoder.hidden > hidden
             report["longest"] = max(report["longest"], tokens)
-            if stream:
-                places.extend(number for part in range(len(made)) for number in (row.start, part))
-            else:
-                units += made
-        if not (units or places):
-            dropped = (
-                f"{report['empty']} empty, {report['overlong']} longer than {max_tokens} tokens"
-            )
-            same = f", {report['identical']} identical pairs" if report.get("identical") else ""
-            raise DataError(
-                f"{path}: no {cls.noun} is left to train on: {report['rows']} rows, {dropped}{same}"
-            )
-        level = logging.WARNING if report["kept"] < report["rows"] else logging.INFO
-        log.log(
-            level, "%s: %d of %d rows are used: %s", path, report["kept"], report["rows"], report
-        )
+            yield record, made
 
-        def again(index: int) -> Unit:
-            start, part = places[2 * index : 2 * index + 2]
-            if _written(Path(path)) != written:
-                raise DataError(f"{path} changed while it was being read: the row at byte {start}")
-            return encode(row_at(Path(path), start))[part]  # pyright: ignore[reportReturnType]
+    @classmethod
+    def _encoded(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Unit]:
+        if record.fields.get("images"):
+            problem = "it has images, which models here do not see"
+            record.fail(problem, "text alone: drop the row or the column")
+        try:
+            return cls.encode(record, encoder, options)
+        except TemplateError as error:
+            raise DataError(f"{record.place}: {error}") from error
 
-        held = Lazy(len(places) // 2, again) if stream else units
-        return cls(held, {"path": str(path), "sha256": file_hash(path), **report})
+    @classmethod
+    def _measured(
+        cls, record: Record, units: list[Unit], options: ReadOptions
+    ) -> tuple[int, Mapping[str, int]]:
+        tokens, counts = cls.measure(units)
+        longest = options.max_tokens
+        if longest is not None and tokens > longest:
+            if options.overlong == "error":
+                record.fail(f"the {cls.noun} has {tokens} tokens, more than {longest}", SHORTER)
+            raise Dropped("overlong")
+        return tokens, counts

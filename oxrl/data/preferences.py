@@ -1,29 +1,31 @@
-"""Judged completions to learn from: pairs of a better and a worse one, or single ones with a thumb
-up or down.
-"""
+"""Judged completions to learn from: pairs of a better and a worse one, or single verdicts."""
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, takewhile
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from oxrl.data.batching import to_token_batch
-from oxrl.data.chat import ChatEncoder, Message, read_messages
-from oxrl.data.conversations import Example, encode_conversation, has_blank_reply
-from oxrl.data.dataset import Dataset, Lazy
-from oxrl.data.rows import Row
+from oxrl.data.chat import ChatEncoder, Messages, read_messages
+from oxrl.data.conversations import (
+    Example,
+    assistant_texts,
+    encode_conversation,
+    has_blank_reply,
+)
+from oxrl.data.dataset import Dataset, Dropped, ReadOptions, Units
+from oxrl.data.rows import Record
 from oxrl.seeds import stable_seed
 from oxrl.types import PreferenceBatch
 
 EXPECTED = (
-    '{"prompt", "chosen", "rejected": each text or messages}, without "prompt" where the other two are whole '
-    'conversations; optional numbers "offset" and "margin"; or {"prompt", "completion", "label": true or false}'
+    '{"prompt", "chosen", "rejected": each text or messages}, without "prompt" where the other two '
+    'are whole conversations; optional numbers "offset" and "margin"; or {"prompt", "completion", '
+    '"label": true or false}'
 )
 COLUMNS = ("offset", "margin")
 
@@ -43,11 +45,25 @@ class Judged:
     ref_logprobs: tuple[float, ...] | None = None
 
 
-class PreferenceDataset(Dataset[Judged]):
-    """Pairs, or with `unpaired` single judged completions, from rows of the form `EXPECTED`; a row
-    of one kind is never read as the other, but pairs may be read as two judged completions each.
+class ChangedUnits:
+    """Units of a dataset, each changed when it is asked for."""
 
-    `report` counts too: identical (chosen equals rejected; dropped, as is a blank reply),
+    def __init__(self, units: Units[Judged], change: Callable[[int, Judged], Judged]) -> None:
+        self._units = units
+        self._change = change
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def __getitem__(self, index: int) -> Judged:
+        return self._change(index, self._units[index])
+
+
+class PreferenceDataset(Dataset[Judged]):
+    """Pairs, or with `unpaired` single judged completions, from rows of the form `EXPECTED`.
+
+    A row of one kind is never read as the other, but pairs may be read as two judged completions
+    each. `report` counts too: identical (chosen equals rejected; dropped, as is a blank reply),
     chosen_longer (pairs whose chosen completion has more tokens) and desirable.
     """
 
@@ -55,144 +71,169 @@ class PreferenceDataset(Dataset[Judged]):
     counts = ("identical", "chosen_longer", "desirable")
 
     @classmethod
-    def encode(
-        cls, row: Row, encoder: ChatEncoder, *, unpaired: bool = False
-    ) -> list[Judged] | str:
-        context, replies, labels = _parse(row, unpaired)
+    def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Judged]:
+        paired = "chosen" in record.fields and "rejected" in record.fields
+        if not paired:
+            _check_label(record, unpaired=options.unpaired)
+        names = ("chosen", "rejected") if paired else ("completion",)
+        prompt, replies = _prompt_and_replies(record, names)
         if any(map(has_blank_reply, replies)):
-            return "empty"
-        if len(replies) == 2 and replies[0] == replies[1]:
-            return "identical"
-        rows = tuple(
-            encode_conversation((*context, *r), encoder, context=len(context)) for r in replies
-        )
-        uid = str(row.fields.get("uid") or rows[0].uid)
-        if unpaired:
-            return [
-                Judged(uid=uid, rows=(e,), desirable=label)
-                for e, label in zip(rows, labels, strict=True)
-            ]
-        columns = {name: row.fields[name] for name in COLUMNS if row.fields.get(name) is not None}
-        if not all(isinstance(value, int | float) for value in columns.values()):
-            row.fail(f"{' or '.join(columns)} is no number", EXPECTED)
-        return [Judged(uid=uid, rows=rows, columns=columns)]
+            raise Dropped("empty")
+        if paired and replies[0] == replies[1]:
+            raise Dropped("identical")
+        context = len(prompt)
+        rows = [encode_conversation(prompt + reply, encoder, context=context) for reply in replies]
+        uid = str(record.fields.get("uid") or rows[0].uid)
+        if options.unpaired:
+            verdicts = [True, False] if paired else [record.fields["label"]]
+            judged = zip(rows, verdicts, strict=True)
+            return [Judged(uid=uid, rows=(row,), desirable=verdict) for row, verdict in judged]
+        return [Judged(uid=uid, rows=tuple(rows), columns=_columns(record))]
 
     @classmethod
     def measure(cls, units: Sequence[Judged]) -> tuple[int, Mapping[str, int]]:
-        lengths = [len(example.token_ids) for unit in units for example in unit.rows]
+        lengths = [len(row.token_ids) for unit in units for row in unit.rows]
         desirable = sum(unit.desirable for unit in units)
         return max(lengths), {"chosen_longer": lengths[0] > lengths[-1], "desirable": desirable}
 
     def with_reference(self, sums: Tensor) -> PreferenceDataset:
-        """The same units with the reference's log-probabilities, [units, rows of a unit]."""
-        return self._changed(
-            lambda i, unit: dataclasses.replace(unit, ref_logprobs=tuple(sums[i].tolist()))
-        )
+        """Add the reference's log-probabilities to the units.
 
-    def with_mismatched(self) -> PreferenceDataset:
-        """Each completion followed by the next one to another prompt, put behind this prompt: KTO's
-        baseline.
+        Args:
+            sums: [units, rows of a unit], in nats, summed over the trained tokens of a row.
         """
 
+        def scored(index: int, unit: Judged) -> Judged:
+            return replace(unit, ref_logprobs=tuple(sums[index].tolist()))
+
+        return self._changed(scored)
+
+    def with_mismatched(self) -> PreferenceDataset:
+        """Add KTO's baseline to the units: the next completion to another prompt, behind this one."""
+
         def followed(index: int, unit: Judged) -> Judged:
-            prompt = _prompt_tokens(unit.rows[0])
-            rows = (
-                self._units[o].rows[0] for o in chain(range(index + 1, len(self)), range(index))
-            )
-            other = next((row for row in rows if _prompt_tokens(row) != prompt), unit.rows[0])
-            start = len(_prompt_tokens(other))
+            prompt = prompt_tokens(unit.rows[0])
+            other = self._next_of_another_prompt(index, prompt) or unit.rows[0]
+            start = len(prompt_tokens(other))
             mismatched = Example(
                 uid=f"{unit.uid}/{other.uid}",
                 token_ids=prompt + other.token_ids[start:],
                 trained=(False,) * len(prompt) + other.trained[start:],
             )
-            return dataclasses.replace(unit, rows=(*unit.rows, mismatched))
+            return replace(unit, rows=(*unit.rows, mismatched))
 
         return self._changed(followed)
 
+    def _next_of_another_prompt(self, index: int, prompt: tuple[int, ...]) -> Example | None:
+        """The first row after unit `index`, going round, whose prompt differs, if there is one."""
+        size = len(self)
+        for step in range(1, size):
+            row = self._units[(index + step) % size].rows[0]
+            if prompt_tokens(row) != prompt:
+                return row
+        return None
+
     def with_equal_lengths(self) -> PreferenceDataset:
-        """SamPO: per pair, as many trained tokens of the longer completion as the shorter one has,
-        drawn by its uid.
+        """Train on as many tokens of a pair's longer completion as its shorter one has, for SamPO.
+
+        Which ones is drawn by the row's uid.
         """
 
-        def evened(index: int, unit: Judged) -> Judged:
-            count, rows = min(sum(row.trained) for row in unit.rows), list[Example]()
-            for row in unit.rows:
-                positions = [position for position, trained in enumerate(row.trained) if trained]
-                kept = set(random.Random(stable_seed("sampo", row.uid)).sample(positions, count))
-                trained = tuple(position in kept for position in range(len(row.trained)))
-                rows.append(dataclasses.replace(row, trained=trained))
-            return dataclasses.replace(unit, rows=tuple(rows))
+        def evened(_: int, unit: Judged) -> Judged:
+            shortest = min(sum(row.trained) for row in unit.rows)
+            return replace(unit, rows=tuple(_thinned(row, shortest) for row in unit.rows))
 
         return self._changed(evened)
 
     def _changed(self, change: Callable[[int, Judged], Judged]) -> PreferenceDataset:
-        return PreferenceDataset(Lazy(len(self), lambda i: change(i, self._units[i])), self.report)
+        return PreferenceDataset(ChangedUnits(self._units, change), self.report)
+
+
+def prompt_tokens(row: Example) -> tuple[int, ...]:
+    """The tokens before the first one that is trained."""
+    return row.token_ids[: row.trained.index(True)]
 
 
 def to_preference_batch(units: Sequence[Judged], pad_id: int, *, rows: int = 2) -> PreferenceBatch:
-    """Lay units out as [R * N, T], each weighing 1/N; extras `offsets` and `margins` are 0.0 where
-    a data row has none.
+    """Lay judged units out as padded rows, each unit weighing 1/N.
 
-    `rows` = 1 leaves KTO's mismatched rows out.
+    Args:
+        units: N units of the same kind.
+        pad_id: the token that fills rows on the right.
+        rows: of each unit, how many rows are taken: 1 leaves KTO's mismatched rows out.
+
+    Returns:
+        Rows [R * N, T], those of a unit side by side; extras `offsets` and `margins` [N] are 0.0
+        where a data row has none.
     """
-    examples = [example for unit in units for example in unit.rows[:rows]]
+    count = len(units)
+    taken = [row for unit in units for row in unit.rows[:rows]]
     references = [value for unit in units for value in (unit.ref_logprobs or ())[:rows]]
-    desirable = (
-        torch.tensor([unit.desirable for unit in units])
-        if min(rows, len(units[0].rows)) == 1
-        else None
-    )
+    desirable = None
+    if len(taken) == count:
+        desirable = torch.tensor([unit.desirable for unit in units])
+    offsets = [unit.columns.get("offset", 0.0) for unit in units]
+    margins = [unit.columns.get("margin", 0.0) for unit in units]
+    token_ids = [row.token_ids for row in taken]
     return PreferenceBatch(
-        inputs=to_token_batch(
-            [e.token_ids for e in examples], [e.trained for e in examples], pad_id
-        ),
+        inputs=to_token_batch(token_ids, [row.trained for row in taken], pad_id),
         ref_logprobs=torch.tensor(references) if references else None,
-        loss_weights=torch.full((len(units),), 1 / len(units)),
+        loss_weights=torch.full((count,), 1 / count),
         desirable=desirable,
-        extras={
-            f"{name}s": torch.tensor([unit.columns.get(name, 0.0) for unit in units])
-            for name in COLUMNS
-        },
+        extras={"offsets": torch.tensor(offsets), "margins": torch.tensor(margins)},
     )
 
 
-def _prompt_tokens(example: Example) -> tuple[int, ...]:
-    return example.token_ids[: example.trained.index(True)]
+def _thinned(row: Example, count: int) -> Example:
+    """The row with `count` of its trained tokens left trained."""
+    positions = [position for position, trained in enumerate(row.trained) if trained]
+    kept = set(random.Random(stable_seed("sampo", row.uid)).sample(positions, count))
+    return replace(row, trained=tuple(position in kept for position in range(len(row.trained))))
 
 
-def _parse(
-    row: Row, unpaired: bool
-) -> tuple[tuple[Message, ...], list[tuple[Message, ...]], list[bool]]:
-    """(shared prompt, replies, verdicts) of a row; a pair is chosen first."""
-    fields = row.fields
-    paired = "chosen" in fields and "rejected" in fields
-    if not paired and not unpaired:
-        row.fail(
-            "no 'chosen' and 'rejected'; only the unpaired methods (kto, bco_unpaired) read labels",
-            EXPECTED,
-        )
-    if not paired and not (
-        isinstance(fields.get("label"), bool) and "completion" in fields and "prompt" in fields
-    ):
-        row.fail("neither a pair nor a completion with a true or false 'label'", EXPECTED)
-    names = ("chosen", "rejected") if paired else ("completion",)
-    replies = [read_messages(row, fields[name], what=name, role="assistant") for name in names]
+def _check_label(record: Record, *, unpaired: bool) -> None:
+    """Refuse a record that is no pair, unless it has a verdict that can be learned from."""
+    fields = record.fields
+    if not unpaired:
+        methods = "only the unpaired methods (kto, bco_unpaired) read labels"
+        record.fail(f"no 'chosen' and 'rejected'; {methods}", EXPECTED)
+    judged = isinstance(fields.get("label"), bool)
+    if not judged or "completion" not in fields or "prompt" not in fields:
+        record.fail("neither a pair nor a completion with a true or false 'label'", EXPECTED)
+
+
+def _columns(record: Record) -> dict[str, float]:
+    found = {name: record.fields.get(name) for name in COLUMNS}
+    columns = {name: value for name, value in found.items() if value is not None}
+    if not all(isinstance(value, int | float) for value in columns.values()):
+        record.fail(f"{' or '.join(columns)} is no number", EXPECTED)
+    return columns
+
+
+def _prompt_and_replies(record: Record, names: Sequence[str]) -> tuple[Messages, list[Messages]]:
+    """The messages before the replies that are in the fields `names`, and those of each reply."""
+    fields = record.fields
+    replies = [read_messages(record, fields[name], what=name, role="assistant") for name in names]
     if "prompt" in fields:
-        prompt = read_messages(row, fields["prompt"], what="prompt")
+        prompt = read_messages(record, fields["prompt"], what="prompt")
         # Many published sets repeat the prompt in front of both replies.
-        replies = [
-            reply[len(prompt) :] if reply[: len(prompt)] == prompt else reply for reply in replies
-        ]
+        given = len(prompt)
+        replies = [reply[given:] if reply[:given] == prompt else reply for reply in replies]
     else:
-        shared = sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*replies, strict=False))
-        )
-        # Where both are the same to the end, the last message is the reply.
-        shared = min(shared, *(len(reply) - 1 for reply in replies))
-        prompt, replies = replies[0][:shared], [reply[shared:] for reply in replies]
+        given = _shared_messages(*replies)
+        prompt = replies[0][:given]
+        replies = [reply[given:] for reply in replies]
     if not prompt or prompt[-1]["role"] == "assistant":
-        row.fail("there is no prompt that ends where the assistant answers", EXPECTED)
-    if not all(any(message["role"] == "assistant" for message in reply) for reply in replies):
-        row.fail("a reply without an assistant message", EXPECTED)
-    return prompt, replies, [True, False] if paired else [bool(fields["label"])]
+        record.fail("there is no prompt that ends where the assistant answers", EXPECTED)
+    if not all(map(assistant_texts, replies)):
+        record.fail("a reply without an assistant message", EXPECTED)
+    return prompt, replies
+
+
+def _shared_messages(chosen: Messages, rejected: Messages) -> int:
+    """How many messages two conversations begin with, their last ones left out."""
+    most = min(len(chosen), len(rejected)) - 1
+    shared = 0
+    while shared < most and chosen[shared] == rejected[shared]:
+        shared += 1
+    return shared

@@ -1,15 +1,13 @@
-"""Prompts to sample from: a JSONL or Parquet file, its chat template applied, in a seeded endless
-order.
-"""
+"""Prompts to sample from: data rows with the chat template applied."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 
-from oxrl.data.chat import EXPECTED_MESSAGES, ChatEncoder, Message, read_messages
-from oxrl.data.dataset import Dataset
-from oxrl.data.rows import Row, content_uid
+from oxrl.data.chat import EXPECTED_MESSAGES, ChatEncoder, read_messages
+from oxrl.data.dataset import Dataset, Dropped, ReadOptions
+from oxrl.data.rows import Record, content_uid
 from oxrl.types import Prompt
 
 EXPECTED = (
@@ -19,69 +17,62 @@ EXPECTED = (
 
 
 class PromptDataset(Dataset[Prompt]):
-    """Prompts with their token ids, from rows of the form `EXPECTED`; `report` counts
-    duplicate_uids too.
+    """Prompts with their token ids, from rows of the form `EXPECTED`.
+
+    `report` counts duplicate_uids too.
     """
 
     noun = "prompt"
     counts = ("duplicate_uids",)
 
     @classmethod
-    def check(cls, row: Row, first: Row) -> None:
+    def check(cls, record: Record, first: Record) -> None:
         """A file of mixed layouts is a mistake in its making: say so rather than guess."""
         for key in ("prompt", "answer"):
-            if (key in row.fields) != (key in first.fields):
-                row.fail(
-                    f"no {key!r}"
-                    if key in first.fields
-                    else f"{key!r}, which {first.place} has not",
-                    EXPECTED,
-                )
-        if isinstance(row.fields.get("prompt"), str) != isinstance(first.fields.get("prompt"), str):
-            row.fail(
-                f"its prompt is {type(row.fields.get('prompt')).__name__}, unlike that of {first.place}",
-                EXPECTED,
-            )
+            expected = key in first.fields
+            if (key in record.fields) != expected:
+                unlike = f"no {key!r}" if expected else f"{key!r}, which {first.place} has not"
+                record.fail(unlike, EXPECTED)
+        prompt = record.fields.get("prompt")
+        if isinstance(prompt, str) != isinstance(first.fields.get("prompt"), str):
+            kind = type(prompt).__name__
+            record.fail(f"its prompt is {kind}, unlike that of {first.place}", EXPECTED)
 
     @classmethod
-    def encode(cls, row: Row, encoder: ChatEncoder) -> list[Prompt] | str:
-        if "prompt" not in row.fields:
-            row.fail("no 'prompt'", EXPECTED)
-        messages = read_messages(row, row.fields["prompt"], what="prompt")
+    def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Prompt]:
+        if "prompt" not in record.fields:
+            record.fail("no 'prompt'", EXPECTED)
+        messages = read_messages(record, record.fields["prompt"], what="prompt")
         if messages and messages[-1]["role"] == "assistant":
-            row.fail(
-                "the prompt ends with an assistant message",
-                "a prompt that ends where the assistant answers",
-            )
-        if not any(
-            message["content"].strip() for message in messages if message["role"] != "system"
-        ):
-            return "empty"
-        return [_to_prompt(row, messages, tuple(encoder.encode_prompt(messages)))]
+            ends = "a prompt that ends where the assistant answers"
+            record.fail("the prompt ends with an assistant message", ends)
+        texts = [message["content"] for message in messages if message["role"] != "system"]
+        if not any(map(str.strip, texts)):
+            raise Dropped("empty")
+        metadata = dict(record.fields)
+        text = metadata.pop("prompt")
+        answer = metadata.pop("answer", None)
+        uid = metadata.pop("uid", None)
+        source = metadata.pop("source", None)
+        token_ids = tuple(encoder.encode_prompt(messages))
+        if not isinstance(source, str | None) or not isinstance(uid, str | int | None):
+            kinds = f"uid is {type(uid).__name__}, source is {type(source).__name__}"
+            record.fail(kinds, EXPECTED)
+        try:
+            computed = content_uid(text, answer)
+            json.dumps(metadata)
+        except (TypeError, ValueError) as error:
+            record.fail(f"a field is not JSON: {error}", EXPECTED)
+        prompt = Prompt(
+            uid=computed if uid is None else str(uid),
+            messages=messages,
+            token_ids=token_ids,
+            answer=answer,
+            source=source or "",
+            metadata=metadata,
+        )
+        return [prompt]
 
     @classmethod
     def measure(cls, units: Sequence[Prompt]) -> tuple[int, Mapping[str, int]]:
         return len(units[0].token_ids), {}
-
-
-def _to_prompt(row: Row, messages: tuple[Message, ...], token_ids: tuple[int, ...]) -> Prompt:
-    rest = dict(row.fields)
-    text, answer, uid, source = (
-        rest.pop(key, None) for key in ("prompt", "answer", "uid", "source")
-    )
-    if not isinstance(source, str | None) or not isinstance(uid, str | int | None):
-        row.fail(f"uid is {type(uid).__name__}, source is {type(source).__name__}", EXPECTED)
-    try:
-        computed = content_uid(text, answer)
-        json.dumps(rest)
-    except (TypeError, ValueError) as error:
-        row.fail(f"a field is not JSON: {error}", EXPECTED)
-    known = computed if uid is None else str(uid)
-    return Prompt(
-        uid=known,
-        messages=messages,
-        token_ids=token_ids,
-        answer=answer,
-        source=source or "",
-        metadata=rest,
-    )

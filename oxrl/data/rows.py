@@ -1,6 +1,4 @@
-"""Rows of a JSONL or Parquet file, each with the place it came from, and errors that name that
-place.
-"""
+"""Records of a JSONL or Parquet file, each with its place, and errors that name that place."""
 
 from __future__ import annotations
 
@@ -13,35 +11,50 @@ from typing import Any, NoReturn
 
 from oxrl.errors import DataError
 
+# Whatever JSON can hold, and the object on one line of a file. What is inside is checked where it
+# is read, with errors that name the record.
+Json = Any
+Fields = Mapping[str, Json]
+
 _BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One object of a data file. `place` reads "file:line" or "file row N", counted from 1; `start`
-    is its byte offset in a JSONL file.
+class Record:
+    """One object of a data file.
+
+    Args:
+        place: "file:line" or "file row N", counted from 1.
+        start: its byte offset in a JSONL file.
     """
 
     place: str
-    fields: Mapping[str, Any]
+    fields: Fields
     start: int = -1
 
     def fail(self, problem: str, expected: str) -> NoReturn:
-        """Raise a DataError that shows the problem, what a row should look like, and what this one
-        holds.
+        """Refuse this record.
+
+        Args:
+            problem: what is wrong with it.
+            expected: what a record should look like.
+
+        Raises:
+            DataError: always; shows both, and the fields that the record has.
         """
-        keys = (
-            ", ".join(f"{key} ({type(value).__name__})" for key, value in self.fields.items())
-            or "nothing"
-        )
-        raise DataError(f"{self.place}: {problem}\n  expected: {expected}\n  this row has: {keys}")
+        described = [f"{key} ({type(value).__name__})" for key, value in self.fields.items()]
+        found = ", ".join(described) or "nothing"
+        raise DataError(f"{self.place}: {problem}\n  expected: {expected}\n  this row has: {found}")
 
 
-def read_rows(path: str | Path) -> Iterator[Row]:
-    """Yield every row of `path`, whose suffix is .jsonl or .parquet.
+def read_rows(path: str | Path) -> Iterator[Record]:
+    """Yield every record of a data file, in file order.
 
     JSONL is split on line feeds only (a trailing carriage return and a byte order mark are dropped,
     blank lines are skipped): other Unicode line separators may stand inside strings.
+
+    Args:
+        path: a file that ends in .jsonl or .parquet.
 
     Raises:
         DataError: no such file, another suffix, or a line or file that cannot be read; names line
@@ -58,17 +71,36 @@ def read_rows(path: str | Path) -> Iterator[Row]:
         raise DataError(f"{path}: a data file ends in .jsonl or .parquet, not {path.suffix!r}")
 
 
+def row_at(path: Path, start: int) -> Record:
+    """Read one record of a JSONL file again.
+
+    Args:
+        start: the byte at which `read_rows` found it.
+
+    Returns:
+        A record whose place names the byte instead of the line.
+    """
+    with path.open("rb") as file:
+        file.seek(start)
+        fields = json.loads(file.readline().removeprefix(_BOM))
+    return Record(f"{path} byte {start}", fields, start)
+
+
 def file_hash(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal: tells whether a dataset changed since a
-    checkpoint.
+    """Hash a file's bytes, which tells whether a dataset changed since a checkpoint.
+
+    Returns:
+        SHA-256 in hexadecimal.
     """
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def content_uid(*parts: Any) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of `parts` as canonical JSON: the same row,
-    the same uid.
+def content_uid(*parts: Json) -> str:
+    """Name a row by what it holds: the same content, the same uid.
+
+    Returns:
+        The first 16 hexadecimal digits of the SHA-256 of `parts` as canonical JSON.
 
     Raises:
         TypeError, ValueError: a part is not JSON.
@@ -77,53 +109,48 @@ def content_uid(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _jsonl(path: Path) -> Iterator[Row]:
-    offset = 0
+def _jsonl(path: Path) -> Iterator[Record]:
+    start = 0
     with path.open("rb") as file:  # a binary file iterates over \n only
         for number, line in enumerate(file, start=1):
-            where, start, offset = f"{path}:{number}", offset, offset + len(line)
-            line = line.removeprefix(_BOM) if number == 1 else line
-            if not line.strip():
-                continue
-            try:
-                fields = json.loads(line.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{where} (byte {start + error.start}): not UTF-8: {error.reason}"
-                ) from error
-            except json.JSONDecodeError as error:
-                cut = (
-                    ""
-                    if line.endswith(b"\n")
-                    else "; the file ends inside this line: it may be truncated"
-                )
-                at = start + len(line.decode("utf-8")[: error.pos].encode())
-                raise DataError(f"{where} (byte {at}): not JSON: {error.msg}{cut}") from error
-            except RecursionError as error:
-                raise DataError(f"{where} (byte {start}): JSON is nested too deeply") from error
-            if not isinstance(fields, dict):
-                got = f"{type(fields).__name__}: {line[:80]!r}"
-                raise DataError(f"{where} (byte {start}): a line must be a JSON object, got {got}")
-            yield Row(where, fields, start)
+            place = f"{path}:{number}"
+            content = line.removeprefix(_BOM) if number == 1 else line
+            if content.strip():
+                yield Record(place, _parse(content, place, start), start)
+            start += len(line)
 
 
-def row_at(path: Path, start: int) -> Row:
-    """The row of a JSONL file that `read_rows` found at byte `start`."""
-    with path.open("rb") as file:
-        file.seek(start)
-        return Row(f"{path} byte {start}", json.loads(file.readline().removeprefix(_BOM)), start)
+def _parse(line: bytes, place: str, start: int) -> dict[str, Json]:
+    """The JSON object on a line that begins at byte `start` of its file."""
+    try:
+        fields = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        at = start + error.start
+        raise DataError(f"{place} (byte {at}): not UTF-8: {error.reason}") from error
+    except json.JSONDecodeError as error:
+        at = start + len(error.doc[: error.pos].encode())
+        cut = "; the file ends inside this line: it may be truncated"
+        hint = "" if line.endswith(b"\n") else cut
+        raise DataError(f"{place} (byte {at}): not JSON: {error.msg}{hint}") from error
+    except RecursionError as error:
+        raise DataError(f"{place} (byte {start}): JSON is nested too deeply") from error
+    if not isinstance(fields, dict):
+        found = f"{type(fields).__name__}: {line[:80]!r}"
+        raise DataError(f"{place} (byte {start}): a line must be a JSON object, got {found}")
+    return fields
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet(path: Path) -> Iterator[Record]:
     import pyarrow
     import pyarrow.parquet
 
+    number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            rows = (fields for batch in file.iter_batches() for fields in batch.to_pylist())
-            yield from (
-                Row(f"{path} row {number}", fields) for number, fields in enumerate(rows, start=1)
-            )
+            for batch in file.iter_batches():
+                for fields in batch.to_pylist():
+                    number += 1
+                    yield Record(f"{path} row {number}", fields)
     except (pyarrow.ArrowException, OSError) as error:
         size = path.stat().st_size
         raise DataError(f"{path} ({size} bytes): not a readable Parquet file: {error}") from error

@@ -9,19 +9,23 @@ import torch
 
 from oxrl.data.batching import pad_rows, to_token_batch
 from oxrl.data.chat import ChatEncoder, Message, TemplateError, read_messages
-from oxrl.data.dataset import Dataset
-from oxrl.data.rows import Row, content_uid
+from oxrl.data.dataset import Dataset, Dropped, ReadOptions
+from oxrl.data.rows import Json, Record, content_uid
 from oxrl.types import StepBatch
 
-EXPECTED = '{"prompt": text or messages, "completions": [a text per step], "labels": [true, false or 0 to 1 per step]}'
+EXPECTED = (
+    '{"prompt": text or messages, "completions": [a text per step], '
+    '"labels": [true, false or 0 to 1 per step]}'
+)
 # Between the steps of one reply; a reply that is to be scored is cut there.
 SEPARATOR = "\n"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """A reply of several steps. `ends[i]` is the position of the token after step i: what is known
-    of it there.
+    """A reply of several steps; `ends[i]` is the position of the token after step i.
+
+    What is known of a step is known there.
     """
 
     uid: str
@@ -37,57 +41,64 @@ class StepDataset(Dataset[Steps]):
     counts = ("steps", "right")
 
     @classmethod
-    def encode(cls, row: Row, encoder: ChatEncoder) -> list[Steps] | str:
-        texts, labels = row.fields.get("completions"), row.fields.get("labels")
+    def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Steps]:
+        texts = record.fields.get("completions")
+        labels = record.fields.get("labels")
         if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
-            row.fail("no 'completions' and 'labels' of equal length", EXPECTED)
-        if not all(isinstance(label, bool | int | float) and 0 <= label <= 1 for label in labels):
-            row.fail("a label that is neither true nor false nor between 0 and 1", EXPECTED)
-        prompt = read_messages(row, row.fields.get("prompt"), what="prompt")
-        replies = [
-            read_messages(row, text, what="completions", role="assistant")[0] for text in texts
-        ]
-        if not replies or not all(reply["content"].strip() for reply in replies):
-            return "empty"
-        token_ids, ends = encode_steps(prompt, [reply["content"] for reply in replies], encoder)
-        uid = str(
-            row.fields.get("uid") or content_uid([dict(message) for message in (*prompt, *replies)])
-        )
-        return [Steps(uid=uid, token_ids=token_ids, ends=ends, labels=tuple(map(float, labels)))]
+            record.fail("no 'completions' and 'labels' of equal length", EXPECTED)
+        if not all(map(_is_label, labels)):
+            problem = "a label that is neither true nor false nor between 0 and 1"
+            record.fail(problem, EXPECTED)
+        prompt = read_messages(record, record.fields.get("prompt"), what="prompt")
+        role = "assistant"
+        replies = [read_messages(record, text, what="completions", role=role)[0] for text in texts]
+        steps = [reply["content"] for reply in replies]
+        if not steps or not all(map(str.strip, steps)):
+            raise Dropped("empty")
+        token_ids, ends = encode_steps(prompt, steps, encoder)
+        uid = record.fields.get("uid") or content_uid([*prompt, *replies])
+        labels = tuple(map(float, labels))
+        return [Steps(uid=str(uid), token_ids=token_ids, ends=ends, labels=labels)]
 
     @classmethod
     def measure(cls, units: Sequence[Steps]) -> tuple[int, Mapping[str, int]]:
         (unit,) = units
-        return len(unit.token_ids), {
-            "steps": len(unit.ends),
-            "right": sum(label > 0.5 for label in unit.labels),
-        }
+        right = sum(label > 0.5 for label in unit.labels)
+        return len(unit.token_ids), {"steps": len(unit.ends), "right": right}
+
+
+def _is_label(label: Json) -> bool:
+    return isinstance(label, bool | int | float) and 0 <= label <= 1
 
 
 def encode_steps(
     prompt: Sequence[Message], steps: Sequence[str], encoder: ChatEncoder
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Token ids of the prompt and a reply of `steps`, each step encoded apart, and the position
-    after each step.
+    """Encode a prompt and a reply of several steps, each step apart from the others.
+
+    Returns:
+        The token ids, and the position after each step.
 
     Raises:
         TemplateError: the template does not keep the reply as it is, or ends it with no token.
     """
-    shown, hidden = encoder.hide(
-        [*prompt, *({"role": "assistant", "content": step} for step in steps)]
-    )
+    replies = [{"role": "assistant", "content": step} for step in steps]
+    shown, hidden = encoder.hide([*prompt, *replies])
+    context = shown[: len(prompt)]
     pieces = [message["content"] + SEPARATOR for message in shown[len(prompt) :]]
     pieces[-1] = pieces[-1].removesuffix(SEPARATOR)
-    reply = {"role": "assistant", "content": "".join(pieces)}
-    before = encoder.render(shown[: len(prompt)], generation_prompt=True)
-    after = encoder.render([*shown[: len(prompt)], reply], generation_prompt=False)
-    start = after.find(reply["content"], len(before)) if after.startswith(before) else -1
-    tail = encoder.encode(after[start + len(reply["content"]) :], hidden)
+    reply = "".join(pieces)
+    before = encoder.render(context, generation_prompt=True)
+    spoken = {"role": "assistant", "content": reply}
+    after = encoder.render([*context, spoken], generation_prompt=False)
+    start = after.find(reply, len(before)) if after.startswith(before) else -1
+    tail = encoder.encode(after[start + len(reply) :], hidden)
     if start < 0 or not tail:
         raise TemplateError(
             "the chat template changes a reply, or ends it with no token; set model.chat_template"
         )
-    ids, ends = encoder.encode(after[:start], hidden), list[int]()
+    ids = encoder.encode(after[:start], hidden)
+    ends: list[int] = []
     for piece in pieces:
         ids += encoder.encode(piece, hidden)
         ends.append(len(ids))
@@ -95,22 +106,26 @@ def encode_steps(
 
 
 def to_step_batch(units: Sequence[Steps], pad_id: int) -> StepBatch:
-    """Rows [B, T] whose response mask holds the positions after steps, each weighing 1 / steps of
-    the batch.
+    """Lay solutions out as padded rows, each position after a step weighing 1 / steps of the batch.
+
+    Args:
+        units: B solutions; those without labels are read as wrong.
+        pad_id: the token that fills rows on the right.
+
+    Returns:
+        Rows [B, T]; the response mask holds the positions after steps, `labels` what is known there.
     """
-    rows = [unit.token_ids for unit in units]
-    known = [
-        dict(zip(unit.ends, unit.labels or [0.0] * len(unit.ends), strict=True)) for unit in units
-    ]
-    inputs = to_token_batch(
-        rows,
-        [[t in at for t in range(len(row))] for row, at in zip(rows, known, strict=True)],
-        pad_id,
-    )
-    labels = [
-        [at.get(t, 0.0) for t in range(len(row))] for row, at in zip(rows, known, strict=True)
-    ]
-    weights = inputs.response_mask / inputs.response_mask.sum().clamp(min=1)
+    ended: list[list[bool]] = []
+    labels: list[list[float]] = []
+    for unit in units:
+        known = dict(zip(unit.ends, unit.labels or [0.0] * len(unit.ends), strict=True))
+        positions = range(len(unit.token_ids))
+        ended.append([position in known for position in positions])
+        labels.append([known.get(position, 0.0) for position in positions])
+    inputs = to_token_batch([unit.token_ids for unit in units], ended, pad_id)
+    mask = inputs.response_mask
     return StepBatch(
-        inputs=inputs, labels=pad_rows(labels, 0.0, torch.float32), loss_weights=weights
+        inputs=inputs,
+        labels=pad_rows(labels, 0.0, torch.float32),
+        loss_weights=mask / mask.sum().clamp(min=1),
     )

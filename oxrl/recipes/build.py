@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
+from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.sample.local import LocalSampler
@@ -55,13 +56,17 @@ def build_tokenizer(cfg: Config) -> PreTrainedTokenizerBase:
     )
 
 
-def row_options(cfg: Config, held_out: bool, max_tokens: int | None = None) -> dict[str, Any]:
-    """How the rows of a data file, or of data.eval, are read: keyword arguments of
-    `Dataset.load`.
-    """
-    limit = cfg.data.eval_rows if held_out else None
-    fixed = {"overlong": cfg.data.overlong, "stream": cfg.data.stream, "limit": limit}
-    return {"max_tokens": max_tokens or cfg.model.max_length, **fixed}
+def row_options(
+    cfg: Config, held_out: bool, max_tokens: int | None = None, *, unpaired: bool = False
+) -> ReadOptions:
+    """How the rows of a data file, or of data.eval, are read."""
+    return ReadOptions(
+        max_tokens=max_tokens or cfg.model.max_length,
+        overlong=cfg.data.overlong,
+        limit=cfg.data.eval_rows if held_out else None,
+        stream=cfg.data.stream,
+        unpaired=unpaired,
+    )
 
 
 def load_model(
@@ -288,7 +293,7 @@ def training_sampling(
 def load_prompts(
     cfg: Config, tokenizer: PreTrainedTokenizerBase, longest: int | None, held_out: bool, path: str
 ) -> PromptDataset:
-    return PromptDataset.load(path, tokenizer, **row_options(cfg, held_out, longest))
+    return PromptDataset.load(path, tokenizer, row_options(cfg, held_out, longest))
 
 
 def needs_reference(cfg: Config) -> bool:

@@ -151,9 +151,8 @@ def train(cfg: Config, session: Session) -> None:
 
     def rows(path: str, held_out: bool) -> PreferenceDataset:
         unpaired = singly if held_out else method.unpaired
-        data = PreferenceDataset.load(
-            path, tokenizer, unpaired=unpaired, **row_options(cfg, held_out)
-        )
+        options = row_options(cfg, held_out, unpaired=unpaired)
+        data = PreferenceDataset.load(path, tokenizer, options)
         data = data.with_mismatched() if "kl_baseline" in method.extras and unpaired else data
         data = data.with_equal_lengths() if cfg.train.alg_name == "sampo" else data
         if not method.reference or moving is not None:

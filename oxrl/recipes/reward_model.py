@@ -63,7 +63,7 @@ def train(cfg: Config, session: Session) -> None:
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
 
     def rows(path: str, held_out: bool) -> Any:
-        return dataset.load(path, tokenizer, **row_options(cfg, held_out))
+        return dataset.load(path, tokenizer, row_options(cfg, held_out))
 
     def step_on(units: list[Any], step: int, memory: dict[str, Any]) -> tuple[Metrics, float]:
         batch = to_batch(units, pad_id)

@@ -41,7 +41,7 @@ def train(cfg: Config, session: Session) -> None:
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
 
     def rows(path: str, held_out: bool) -> ConversationDataset:
-        return ConversationDataset.load(path, tokenizer, **row_options(cfg, held_out))
+        return ConversationDataset.load(path, tokenizer, row_options(cfg, held_out))
 
     def step_on(
         examples: list[Example], step: int, memory: dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from oxrl.data.order import Rows
+from oxrl.data.order import RowSource
 from oxrl.seeds import sample_seed
 from oxrl.types import Prompt, Request, Sampling
 
@@ -58,7 +58,7 @@ class PromptRequests:
 
     def __init__(
         self,
-        prompts: Rows[Prompt],
+        prompts: RowSource[Prompt],
         *,
         samples: int,
         sampling: Sampling,

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from oxrl.data.conversations import ConversationDataset, Example
+from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import DataError
 from oxrl.models.builtin import builtin_tokenizer
@@ -167,7 +168,7 @@ def test_long_and_empty_rows_are_dropped_and_counted(
     write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     rows = [{"prompt": "x", "completion": reply} for reply in ("123", "1234", " ")]
-    dataset = ConversationDataset.load(write_rows(*rows), tokenizer, max_tokens=8)
+    dataset = ConversationDataset.load(write_rows(*rows), tokenizer, ReadOptions(max_tokens=8))
     report = {
         k: dataset.report[k]
         for k in ("rows", "kept", "overlong", "empty", "longest", "trained_tokens")
@@ -183,9 +184,11 @@ def test_long_and_empty_rows_are_dropped_and_counted(
     with pytest.raises(
         DataError, match=r"rows\.jsonl:2: the conversation has 9 tokens, more than 8"
     ):
-        ConversationDataset.load(write_rows(*rows), tokenizer, max_tokens=8, overlong="error")
+        ConversationDataset.load(
+            write_rows(*rows), tokenizer, ReadOptions(max_tokens=8, overlong="error")
+        )
     with pytest.raises(DataError, match=r"3 rows, 1 empty, 2 longer than 2 tokens"):
-        ConversationDataset.load(write_rows(*rows), tokenizer, max_tokens=2)
+        ConversationDataset.load(write_rows(*rows), tokenizer, ReadOptions(max_tokens=2))
 
 
 def test_dropped_rows_are_warned_of(

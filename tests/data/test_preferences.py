@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from oxrl.data.dataset import ReadOptions
 from oxrl.data.preferences import PreferenceDataset, to_preference_batch
 from oxrl.errors import DataError
 from oxrl.models.builtin import builtin_tokenizer
@@ -71,7 +72,7 @@ def test_useless_pairs_are_counted_and_dropped(
     path = write_rows(
         PAIR, PAIR | {"rejected": "2"}, PAIR | {"rejected": " \n"}, PAIR | {"chosen": "x" * 99}
     )
-    report = PreferenceDataset.load(path, tokenizer, max_tokens=40).report
+    report = PreferenceDataset.load(path, tokenizer, ReadOptions(max_tokens=40)).report
     assert [report[name] for name in ("rows", "kept", "identical", "empty", "overlong")] == [
         4,
         1,
@@ -80,7 +81,7 @@ def test_useless_pairs_are_counted_and_dropped(
         1,
     ]
     with pytest.raises(DataError, match="more than 40"):
-        PreferenceDataset.load(path, tokenizer, max_tokens=40, overlong="error")
+        PreferenceDataset.load(path, tokenizer, ReadOptions(max_tokens=40, overlong="error"))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,9 @@ def test_labels_and_pairs_both_give_single_completions(
     write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     labeled = {"prompt": "2+2", "completion": "4", "label": True}
-    units = PreferenceDataset.load(write_rows(PAIR, labeled), tokenizer, unpaired=True).in_order()
+    units = PreferenceDataset.load(
+        write_rows(PAIR, labeled), tokenizer, ReadOptions(unpaired=True)
+    ).in_order()
     assert [unit.desirable for unit in units] == [True, False, True]
     mismatched = PreferenceDataset(units, {}).with_mismatched().in_order()
     texts = [tokenizer.decode(unit.rows[1].token_ids) for unit in mismatched]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from oxrl.data.conversations import ConversationDataset
+from oxrl.data.dataset import ReadOptions
 from oxrl.data.prepare import PREPARERS
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import DataError, MissingExtraError
@@ -185,7 +186,7 @@ def test_question_and_digit_order_are_options_and_files_load(tmp_path: Path) -> 
         str(first + second)[::-1],
     )
     (prompt, *_) = PromptDataset.load(
-        tmp_path / "rl.jsonl", builtin_tokenizer(), limit=3
+        tmp_path / "rl.jsonl", builtin_tokenizer(), ReadOptions(limit=3)
     ).in_order()
     assert exact_reward(str(prompt.answer), prompt.answer).value == 1.0
     assert len(ConversationDataset.load(tmp_path / "sft.jsonl", builtin_tokenizer())) == 4000

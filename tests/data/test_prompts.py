@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import DataError
 from oxrl.models.builtin import builtin_tokenizer
@@ -101,7 +102,7 @@ def test_a_prompt_of_a_megabyte_is_measured_and_dropped(
     write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     path = write_rows({"prompt": "x" * 1_000_000}, {"prompt": "y"})
-    assert PromptDataset.load(path, tokenizer, max_tokens=512).report["overlong"] == 1
+    assert PromptDataset.load(path, tokenizer, ReadOptions(max_tokens=512)).report["overlong"] == 1
 
 
 def test_uids_are_stable_and_depend_on_prompt_and_answer_only(
@@ -146,22 +147,22 @@ def test_long_and_empty_prompts_are_dropped_and_counted(
         {"prompt": "y" * 11},
         {"prompt": "z"},
     )
-    dataset = PromptDataset.load(path, tokenizer, max_tokens=13)
+    dataset = PromptDataset.load(path, tokenizer, ReadOptions(max_tokens=13))
     report = {key: dataset.report[key] for key in ("rows", "kept", "overlong", "empty", "longest")}
     assert report == {"rows": 5, "kept": 2, "overlong": 1, "empty": 2, "longest": 13}
     with pytest.raises(DataError, match=r"rows\.jsonl:4: the prompt has 14 tokens, more than 13"):
-        PromptDataset.load(path, tokenizer, max_tokens=13, overlong="error")
+        PromptDataset.load(path, tokenizer, ReadOptions(max_tokens=13, overlong="error"))
     with pytest.raises(
         DataError, match=r"no prompt is left.*5 rows, 2 empty, 3 longer than 3 tokens"
     ):
-        PromptDataset.load(path, tokenizer, max_tokens=3)
+        PromptDataset.load(path, tokenizer, ReadOptions(max_tokens=3))
 
 
 def test_limit_keeps_the_first_prompts(
     write_rows: WriteRows, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     path = write_rows(*[{"prompt": f"p{i}"} for i in range(5)])
-    kept = PromptDataset.load(path, tokenizer, limit=2).in_order()
+    kept = PromptDataset.load(path, tokenizer, ReadOptions(limit=2)).in_order()
     assert [prompt.messages[0]["content"] for prompt in kept] == ["p0", "p1"]
 
 

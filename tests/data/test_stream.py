@@ -13,6 +13,7 @@ from small_runs import final_files, metric_lines, preference_config, sft_config,
 
 from oxrl.config import load_config
 from oxrl.data.conversations import ConversationDataset
+from oxrl.data.dataset import ReadOptions
 from oxrl.data.preferences import PreferenceDataset
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import ConfigError, DataError
@@ -32,7 +33,8 @@ def test_streamed_units_and_their_report_are_those_of_memory(tmp_path: Path) -> 
     path = write(tmp_path / "chats.jsonl", chats, start=b"\xef\xbb\xbf")
     tokenizer = load_tokenizer("builtin:tiny")
     held, streamed = (
-        ConversationDataset.load(path, tokenizer, max_tokens=14, stream=s) for s in (False, True)
+        ConversationDataset.load(path, tokenizer, ReadOptions(max_tokens=14, stream=s))
+        for s in (False, True)
     )
     assert held.report == streamed.report and held.report["empty"] and held.report["overlong"]
     assert len(held) == len(streamed) > 0 and held.in_order() == streamed.in_order()
@@ -41,17 +43,19 @@ def test_streamed_units_and_their_report_are_those_of_memory(tmp_path: Path) -> 
         tmp_path / "prompts.jsonl",
         [{"prompt": f"{i}+1", "answer": i + 1, "uid": i} for i in range(9)],
     )
-    held, streamed = (PromptDataset.load(prompts, tokenizer, stream=s) for s in (False, True))
+    held, streamed = (
+        PromptDataset.load(prompts, tokenizer, ReadOptions(stream=s)) for s in (False, True)
+    )
     assert [held.at(i, seed=0) for i in range(30)] == [streamed.at(i, seed=0) for i in range(30)]
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     path = write(tmp_path / "long.jsonl", [{"prompt": "?", "completion": "abcdefgh" * 250}] * 300)
     tokenizer, held = load_tokenizer("builtin:tiny"), {}
-    ConversationDataset.load(path, tokenizer, limit=1)  # caches of the libraries
+    ConversationDataset.load(path, tokenizer, ReadOptions(limit=1))  # caches of the libraries
     for stream in (False, True):
         tracemalloc.start()
-        data = ConversationDataset.load(path, tokenizer, stream=stream)
+        data = ConversationDataset.load(path, tokenizer, ReadOptions(stream=stream))
         held[stream] = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         assert len(data) == 300
@@ -91,11 +95,11 @@ def test_pairs_on_disk_hold_places_and_a_table_only(tmp_path: Path) -> None:
         load_tokenizer("builtin:tiny"),
         {},
     )
-    PreferenceDataset.load(path, tokenizer, limit=1)
+    PreferenceDataset.load(path, tokenizer, ReadOptions(limit=1))
     for stream in (False, True):
         tracemalloc.start()
         data = PreferenceDataset.load(
-            path, tokenizer, stream=stream, unpaired=True
+            path, tokenizer, ReadOptions(stream=stream, unpaired=True)
         ).with_mismatched()
         data = data.with_reference(torch.arange(800.0).view(400, 2))
         held[stream] = tracemalloc.get_traced_memory()[0]
@@ -112,7 +116,7 @@ def test_a_file_that_changes_meanwhile_and_what_cannot_be_streamed_are_errors(
     tmp_path: Path,
 ) -> None:
     path = write(tmp_path / "chats.jsonl", [{"prompt": "a", "completion": "b"}])
-    data = ConversationDataset.load(path, load_tokenizer("builtin:tiny"), stream=True)
+    data = ConversationDataset.load(path, load_tokenizer("builtin:tiny"), ReadOptions(stream=True))
     for completion in ("c", " "):  # one that could be learned, and of the same length, is as wrong
         write(path, [{"prompt": "a", "completion": completion}])
         with pytest.raises(DataError, match="changed while it was being read"):

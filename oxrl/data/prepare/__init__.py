@@ -17,7 +17,7 @@ from pydantic import ConfigDict, ValidationError, create_model
 
 from oxrl.data.prepare.generated import arithmetic, reasoning_gym
 from oxrl.data.prepare.published import CONVERTERS, checked
-from oxrl.data.rows import Row, file_hash, read_rows
+from oxrl.data.rows import Record, file_hash, read_rows
 from oxrl.errors import DataError, MissingExtraError
 from oxrl.runs.files import write_atomically
 from oxrl.seeds import stable_seed
@@ -167,7 +167,7 @@ def _local_files(source: Path, wanted: Sequence[str]) -> dict[str, Path]:
     return {stem: found[stem] for stem in wanted or found if stem in found}
 
 
-def _hub_rows(name: str, subset: str, split: str) -> Iterable[Row]:
+def _hub_rows(name: str, subset: str, split: str) -> Iterable[Record]:
     instead = "or pass --source with the raw files"
     try:
         import datasets  # pyright: ignore[reportMissingImports]
@@ -181,7 +181,8 @@ def _hub_rows(name: str, subset: str, split: str) -> Iterable[Row]:
             f"cannot fetch {name} ({type(error).__name__}: {error}); {instead}"
         ) from error
     return (
-        Row(f"{name} {split} row {number}", dict(row)) for number, row in enumerate(data, start=1)
+        Record(f"{name} {split} row {number}", dict(row))
+        for number, row in enumerate(data, start=1)
     )
 
 
