@@ -58,7 +58,8 @@ def to_rollout_batch(rollouts: Sequence[Rollout], *, pad_id: int) -> RolloutBatc
         pad_id: the token that fills rows on the right.
 
     Returns:
-        [B, T] tensors. A row without a score has reward NaN and is not valid, nor is an aborted one.
+        [B, T] tensors. A row without a score has reward NaN and is not valid; an aborted one is not
+            valid either.
     """
     rows = [_lay_out(rollout) for rollout in rollouts]
     tokens, trained, logprobs, versions, rewards = map(list, zip(*rows, strict=True))
@@ -100,7 +101,13 @@ def _lay_out(rollout: Rollout) -> _Row:
     """
     tokens = list(rollout.prompt.token_ids)
     given = len(tokens)
-    row = _Row(tokens, [False] * given, [0.0] * given, [-1] * given, [0.0] * given)
+    row = _Row(
+        tokens=tokens,
+        trained=[False] * given,
+        logprobs=[0.0] * given,
+        versions=[-1] * given,
+        rewards=[0.0] * given,
+    )
     last = None
     for segment in rollout.completion.segments:
         count = len(segment.token_ids)

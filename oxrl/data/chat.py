@@ -1,4 +1,4 @@
-"""Chat messages to token ids through the tokenizer's template, user text kept from control tokens."""
+"""Chat messages to token ids through the tokenizer's template; user text stays plain text."""
 
 from __future__ import annotations
 

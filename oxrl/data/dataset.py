@@ -198,7 +198,8 @@ class Dataset(ABC, Generic[Unit]):
                 in_memory += made
         rows = report["rows"]
         if report["kept"] == 0:
-            why = f"{report['empty']} empty, {report['overlong']} longer than {options.max_tokens} tokens"
+            overlong = f"{report['overlong']} longer than {options.max_tokens} tokens"
+            why = f"{report['empty']} empty, {overlong}"
             if report.get("identical"):
                 why += f", {report['identical']} identical pairs"
             raise DataError(f"{path}: no {cls.noun} is left to train on: {rows} rows, {why}")

@@ -109,7 +109,7 @@ class PreferenceDataset(Dataset[Judged]):
         return self._changed(scored)
 
     def with_mismatched(self) -> PreferenceDataset:
-        """Add KTO's baseline to the units: the next completion to another prompt, behind this one."""
+        """Add KTO's baseline to the units: the next completion to another prompt, behind theirs."""
 
         def followed(index: int, unit: Judged) -> Judged:
             prompt = prompt_tokens(unit.rows[0])

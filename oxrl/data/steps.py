@@ -113,7 +113,8 @@ def to_step_batch(units: Sequence[Steps], pad_id: int) -> StepBatch:
         pad_id: the token that fills rows on the right.
 
     Returns:
-        Rows [B, T]; the response mask holds the positions after steps, `labels` what is known there.
+        Rows [B, T]; the response mask holds the positions after steps, `labels` what is known of
+            them.
     """
     ended: list[list[bool]] = []
     labels: list[list[float]] = []

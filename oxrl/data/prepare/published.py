@@ -1,8 +1,7 @@
-"""Published datasets row by row: one short function each, from the fields as published to rows oxRL
-reads.
+"""Published datasets row by row: one short function each, from raw fields to rows oxRL reads.
 
 A function returns the rows it makes of one raw row, or raises ValueError with the reason why it
-makes none.
+makes none. Its keyword arguments are the options that a user may set.
 """
 
 from __future__ import annotations
@@ -10,194 +9,206 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, pairwise
 
+from oxrl.data.rows import Fields
 from oxrl.rewards.math import closing_brace
 
-Fields = Mapping[str, Any]
-Rows = list[dict[str, Any]]
+Converted = list[Fields]
 _FINAL_NUMBER = (
     'Think step by step, then write the final number alone on the last line as "#### N".'
 )
+_FINAL_LETTER = 'Think step by step, then write the letter as "#### X" on the last line.'
+_WHOLE_FUNCTION = "Complete this Python function. Answer with the whole function."
 
 
-def gsm8k(fields: Fields, *, instruction: str = _FINAL_NUMBER, calculator: bool = False) -> Rows:
-    """A word problem, then `instruction`; the bare number; the solution, with its <<48/2=24>> only
-    for `calculator`.
+def gsm8k(
+    fields: Fields, *, instruction: str = _FINAL_NUMBER, calculator: bool = False
+) -> Converted:
+    """A word problem, its bare number and its solution.
+
+    Args:
+        instruction: stands below the problem.
+        calculator: keep the solution's <<48/2=24>>.
     """
     solution, marker, last = fields["answer"].rpartition("####")
     gold = last.strip().replace(",", "")
     if not marker or not re.fullmatch(r"-?\d+(\.\d+)?", gold):
-        _no(f"the answer does not end in '#### N' but in {fields['answer'][-40:]!r}")
-    solution = solution if calculator else re.sub(r"<<[^<>]*>>", "", solution)
-    question = fields["question"].strip() or _no("the question is empty")
+        end = fields["answer"][-40:]
+        raise ValueError(f"the answer does not end in '#### N' but in {end!r}")
+    if not calculator:
+        solution = re.sub(r"<<[^<>]*>>", "", solution)
+    question = fields["question"].strip()
+    if not question:
+        raise ValueError("the question is empty")
     prompt = f"{question}\n{instruction}".strip()
     return [{"prompt": prompt, "answer": gold, "completion": f"{solution.strip()}\n#### {gold}"}]
 
 
-def math(fields: Fields) -> Rows:
+def math(fields: Fields) -> Converted:
     """MATH and its like: `problem`, and a `solution` whose last box is the answer."""
     solution = fields["solution"]
     _, marker, rest = solution.rpartition("\\boxed{")
     end = closing_brace(rest, 0)
-    answer = (
-        rest[:end]
-        if marker and end < len(rest)
-        else _no("no \\boxed{} in the solution, or it never ends")
-    )
+    if not marker or end == len(rest):
+        raise ValueError("no \\boxed{} in the solution, or it never ends")
     kept = {name: fields[name] for name in ("level", "type") if name in fields}
-    return [{"prompt": fields["problem"], "answer": answer, "completion": solution, **kept}]
+    return [{"prompt": fields["problem"], "answer": rest[:end], "completion": solution, **kept}]
 
 
-def svamp(fields: Fields) -> Rows:
+def svamp(fields: Fields) -> Converted:
     """The story and its question in one prompt; the answer as a plain number."""
     body = fields["Body"].strip()
-    prompt = f"{body}{'' if body[-1] in '.?!,' else '.'} {fields['Question'].strip()}"
+    stop = "" if body[-1] in ".?!," else "."
+    prompt = f"{body}{stop} {fields['Question'].strip()}"
     return [{"prompt": prompt, "answer": f"{fields['Answer']:g}", "uid": fields["ID"]}]
 
 
-def aqua(fields: Fields) -> Rows:
+def aqua(fields: Fields) -> Converted:
     """Multiple choice: the letter is the answer."""
     letters = [option[0] for option in fields["options"]]
-    if fields["correct"] not in letters:
-        _no(f"the right letter {fields['correct']!r} is no option")
-    options = "\n".join(option.replace(")", ") ", 1) for option in fields["options"])
-    prompt = f'{fields["question"]}\n{options}\nThink step by step, then write the letter as "#### X" on the last line.'
-    completion = f"{fields['rationale']}\n#### {fields['correct']}"
-    return [{"prompt": prompt, "answer": fields["correct"], "completion": completion}]
+    right = fields["correct"]
+    if right not in letters:
+        raise ValueError(f"the right letter {right!r} is no option")
+    options = [option.replace(")", ") ", 1) for option in fields["options"]]
+    prompt = "\n".join([f"{fields['question']}", *options, _FINAL_LETTER])
+    completion = f"{fields['rationale']}\n#### {right}"
+    return [{"prompt": prompt, "answer": right, "completion": completion}]
 
 
-def humaneval(fields: Fields) -> Rows:
+def humaneval(fields: Fields) -> Converted:
     """A function to complete; the answer is its tests."""
     answer = {name: fields[name] for name in ("prompt", "test", "entry_point")}
-    prompt = f"Complete this Python function. Answer with the whole function.\n\n{fields['prompt']}"
-    completion = fields["prompt"] + fields["canonical_solution"]
-    return [
-        {"prompt": prompt, "answer": answer, "completion": completion, "uid": fields["task_id"]}
-    ]
+    row = {
+        "prompt": f"{_WHOLE_FUNCTION}\n\n{fields['prompt']}",
+        "answer": answer,
+        "completion": fields["prompt"] + fields["canonical_solution"],
+        "uid": fields["task_id"],
+    }
+    return [row]
 
 
-def mbpp(fields: Fields) -> Rows:
+def mbpp(fields: Fields) -> Converted:
     """A function to write from one sentence and its first test; the answer is all tests."""
-    tests, setup = fields["test_list"], fields["test_setup_code"].replace("\r\n", "\n")
-    prompt = f"{fields['text']}\nYour code must pass this test:\n{tests[0]}"
-    answer = {"tests": tests + fields["challenge_test_list"], "setup": setup}
-    completion = fields["code"].replace("\r\n", "\n")
-    return [
-        {
-            "prompt": prompt,
-            "answer": answer,
-            "completion": completion,
-            "uid": f"mbpp/{fields['task_id']}",
-        }
-    ]
+    tests = fields["test_list"]
+    setup = fields["test_setup_code"].replace("\r\n", "\n")
+    row = {
+        "prompt": f"{fields['text']}\nYour code must pass this test:\n{tests[0]}",
+        "answer": {"tests": tests + fields["challenge_test_list"], "setup": setup},
+        "completion": fields["code"].replace("\r\n", "\n"),
+        "uid": f"mbpp/{fields['task_id']}",
+    }
+    return [row]
 
 
-def bbh(fields: Fields) -> Rows:
+def bbh(fields: Fields) -> Converted:
     """The authors' canary stays in every row."""
-    row = {"prompt": fields["input"], "answer": fields["target"], "source": f"bbh/{fields['task']}"}
-    return [{**row, "canary": fields["canary"]}]
+    row = {
+        "prompt": fields["input"],
+        "answer": fields["target"],
+        "source": f"bbh/{fields['task']}",
+        "canary": fields["canary"],
+    }
+    return [row]
 
 
-def ifeval(fields: Fields) -> Rows:
+def ifeval(fields: Fields) -> Converted:
     """The answer is what a checker reads: instruction ids and their arguments."""
     answer = {"instructions": fields["instruction_id_list"], "kwargs": fields["kwargs"]}
     return [{"prompt": fields["prompt"], "answer": answer, "uid": f"ifeval/{fields['key']}"}]
 
 
-def pandalm(fields: Fields) -> Rows:
+def pandalm(fields: Fields) -> Converted:
     """The reply that more annotators preferred; `margin` is by how many votes, of three."""
     votes = Counter(fields[f"annotator{number}"] for number in (1, 2, 3))
     if votes[1] == votes[2]:
-        _no("no reply has more votes")
-    best, worst = (1, 2) if votes[1] > votes[2] else (2, 1)
-    replies = {"chosen": fields[f"response{best}"], "rejected": fields[f"response{worst}"]}
-    return [
-        {
-            "prompt": _instruction(fields),
-            **_pair(**replies),
-            "margin": (votes[best] - votes[worst]) / 3,
-        }
-    ]
+        raise ValueError("no reply has more votes")
+    best = 1 if votes[1] > votes[2] else 2
+    worst = 3 - best
+    pair = _pair(fields[f"response{best}"], fields[f"response{worst}"])
+    margin = (votes[best] - votes[worst]) / 3
+    return [{"prompt": _instruction(fields), **pair, "margin": margin}]
 
 
-def ranked(fields: Fields) -> Rows:
+def ranked(fields: Fields) -> Converted:
     """`output` lists replies, best first: every pair of them; `history` holds the turns before."""
-    prompt = _messages([*(fields.get("history") or ()), (_instruction(fields),)])
-    return [
-        {"prompt": prompt, "chosen": a, "rejected": b} for a, b in combinations(fields["output"], 2)
-    ]
+    prompt = _messages([*_history(fields), [_instruction(fields)]])
+    pairs = combinations(fields["output"], 2)
+    return [{"prompt": prompt, "chosen": better, "rejected": worse} for better, worse in pairs]
 
 
-def instructions(fields: Fields) -> Rows:
+def instructions(fields: Fields) -> Converted:
     """instruction, input, output, history: one conversation to learn."""
     if not fields["output"].strip():
-        _no("the output is empty")
-    turns = [*(fields.get("history") or ()), (_instruction(fields), fields["output"])]
-    return [{"messages": _messages(turns)}]
+        raise ValueError("the output is empty")
+    turn = [_instruction(fields), fields["output"]]
+    return [{"messages": _messages([*_history(fields), turn])}]
 
 
-def oasst_pairs(fields: Fields) -> Rows:
-    """Every two ranked replies to the same message, after everything said before; rank 0 is
-    best.
-    """
-    rows: Rows = []
+def oasst_pairs(fields: Fields) -> Converted:
+    """Every two ranked replies to the same message, after everything said before; 0 is best."""
+    rows: Converted = []
     for path, node in _walk(fields["prompt"], []):
-        replies = [
-            r for r in node.get("replies", ()) if r.get("rank") is not None and not r.get("deleted")
-        ]
-        for a, b in combinations(sorted(replies, key=lambda reply: reply["rank"]), 2):
-            if node["role"] == "prompter" and a["rank"] < b["rank"]:
-                rows.append({"prompt": path, "chosen": a["text"], "rejected": b["text"]})
-    return rows if rows else _no("no two ranked replies to one message")
+        replies = [reply for reply in _replies(node) if reply.get("rank") is not None]
+        for better, worse in combinations(sorted(replies, key=_rank), 2):
+            if node["role"] == "prompter" and better["rank"] < worse["rank"]:
+                rows.append({"prompt": path, "chosen": better["text"], "rejected": worse["text"]})
+    if not rows:
+        raise ValueError("no two ranked replies to one message")
+    return rows
 
 
-def oasst_chats(fields: Fields) -> Rows:
-    """Every way from the first message to a last reply of the assistant, along replies that are
-    ranked best.
-    """
-    paths = [
-        path
-        for path, node in _walk(fields["prompt"], [], best_only=True)
-        if node["role"] == "assistant"
-    ]
+def oasst_chats(fields: Fields) -> Converted:
+    """Every way to a last reply of the assistant, along replies that are ranked best."""
+    walk = _walk(fields["prompt"], [], best_only=True)
+    paths = [path for path, node in walk if node["role"] == "assistant"]
+    if not paths:
+        raise ValueError("nobody answered")
     # What continues a path stands right behind it.
-    last = [
-        path
-        for path, after in zip(paths, [*paths[1:], []], strict=True)
-        if after[: len(path)] != path
-    ]
-    return [{"messages": path} for path in last] if last else _no("nobody answered")
+    following = pairwise([*paths, []])
+    return [{"messages": path} for path, after in following if after[: len(path)] != path]
 
 
 def prompt_response(
     fields: Fields, *, prompt: str = "prompt", response: str = "completion"
-) -> Rows:
+) -> Converted:
     """Any prompt and response columns, by their names."""
     return [{"prompt": fields[prompt], "completion": fields[response]}]
 
 
 def preference(
     fields: Fields, *, prompt: str = "prompt", chosen: str = "chosen", rejected: str = "rejected"
-) -> Rows:
+) -> Converted:
     """Any preference columns, by their names."""
     return [{"prompt": fields[prompt], **_pair(fields[chosen], fields[rejected])}]
 
 
-CONVERTERS: dict[str, Callable[..., Rows]] = {
-    function.__name__.replace("_", "-"): function
-    for function in (
-        *(gsm8k, math, svamp, aqua, humaneval, mbpp, bbh, ifeval, pandalm, ranked, instructions),
-        *(oasst_pairs, oasst_chats, prompt_response, preference),
-    )
+# What else a converter takes are its own options, whose types `prepare` reads from its signature.
+CONVERTERS: dict[str, Callable[..., Converted]] = {
+    "gsm8k": gsm8k,
+    "math": math,
+    "svamp": svamp,
+    "aqua": aqua,
+    "humaneval": humaneval,
+    "mbpp": mbpp,
+    "bbh": bbh,
+    "ifeval": ifeval,
+    "pandalm": pandalm,
+    "ranked": ranked,
+    "instructions": instructions,
+    "oasst-pairs": oasst_pairs,
+    "oasst-chats": oasst_chats,
+    "prompt-response": prompt_response,
+    "preference": preference,
 }
 
 
-def checked(row: dict[str, Any]) -> dict[str, Any]:
-    """`row`, or a ValueError or TypeError if what should be text is not, or a line of JSON cannot
-    hold it.
+def checked(row: Fields) -> Fields:
+    """Return a converted row if it can be written and read.
+
+    Raises:
+        ValueError, TypeError: what should be text is not, or a line of JSON cannot hold it.
     """
     json.dumps(row, ensure_ascii=False).encode()
     for name in ("prompt", "completion", "chosen", "rejected"):
@@ -206,20 +217,19 @@ def checked(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _no(reason: str) -> NoReturn:
-    raise ValueError(reason)
-
-
-def _pair(chosen: Any, rejected: Any) -> dict[str, Any]:
-    return (
-        {"chosen": chosen, "rejected": rejected}
-        if chosen != rejected
-        else _no("both replies are the same")
-    )
+def _pair(chosen: str, rejected: str) -> Fields:
+    if chosen == rejected:
+        raise ValueError("both replies are the same")
+    return {"chosen": chosen, "rejected": rejected}
 
 
 def _instruction(fields: Fields) -> str:
-    return fields["instruction"] + (f"\n\n{fields['input']}" if fields.get("input") else "")
+    given = f"\n\n{fields['input']}" if fields.get("input") else ""
+    return fields["instruction"] + given
+
+
+def _history(fields: Fields) -> Sequence[Sequence[str]]:
+    return fields.get("history") or ()
 
 
 def _messages(turns: Sequence[Sequence[str]]) -> list[dict[str, str]]:
@@ -228,26 +238,32 @@ def _messages(turns: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
+def _replies(node: Fields) -> list[Fields]:
+    """The replies to a message of an OpenAssistant tree that were not deleted."""
+    return [reply for reply in node.get("replies", ()) if not reply.get("deleted")]
+
+
+def _rank(reply: Fields) -> float:
+    """0 for the best of the replies to one message; those that nobody ranked come last."""
+    rank = reply.get("rank")
+    return float("inf") if rank is None else rank
+
+
 def _walk(
     node: Fields, before: list[dict[str, str]], *, best_only: bool = False
 ) -> Iterator[tuple[list[dict[str, str]], Fields]]:
-    """(messages up to and with a node, the node) of every node of an OpenAssistant tree that was
-    not deleted.
+    """Every node of an OpenAssistant tree that was not deleted, after the messages up to it.
 
     With `best_only` one answer to each message: the best ranked, an unranked one only where there
     is no other.
     """
     if node.get("deleted"):
         return
-    path = [
-        *before,
-        {"role": "user" if node["role"] == "prompter" else "assistant", "content": node["text"]},
-    ]
+    role = "user" if node["role"] == "prompter" else "assistant"
+    path = [*before, {"role": role, "content": node["text"]}]
     yield path, node
-    replies = [reply for reply in node.get("replies", ()) if not reply.get("deleted")]
-    if best_only and node["role"] == "prompter":
-        replies = sorted(
-            replies, key=lambda r: float("inf") if r.get("rank") is None else r["rank"]
-        )[:1]
+    replies = _replies(node)
+    if best_only and role == "user":
+        replies = sorted(replies, key=_rank)[:1]
     for reply in replies:
         yield from _walk(reply, path, best_only=best_only)
