@@ -1,5 +1,4 @@
-"""Advantages: how much better a token did than expected. Always detached, statistics always in
-float64.
+"""Advantages: how much better a token did than expected, detached, with float64 statistics.
 
 Estimators on tokens, and `ADVANTAGES`, which gives these and the row estimators of
 group_advantages.py one signature. All [B, T] over the whole optimizer step, never a micro-batch;
@@ -8,26 +7,48 @@ results are zero where masked, in at least float32. ValueError where shapes diff
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 import oxrl.functional.group_advantages as groups
-from oxrl.functional.masks import at_least_float32, fill_masked, masked_values, require_same_shape
+from oxrl.functional.masks import (
+    fill_masked,
+    in_dtype_of,
+    masked_values,
+    require_same_shape,
+)
+from oxrl.tables.numbers import (
+    BOOTSTRAP_ON_TRUNCATION,
+    GAE_LAMBDA,
+    GAMMA,
+    LENGTH_ALPHA,
+    PASS_K,
+    WHITEN,
+)
 
 SCAN_CHUNK = 128
 MAX_TEACHER_GAP = 10.0
 
 
 def teacher_gap(old_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """A_t = teacher_logprobs - old_logprobs, at most 10 in size: minus the k1 estimate of
-    KL(student || teacher).
+    """How much likelier the teacher finds each sampled token than the policy that sampled it.
 
-    As the detached advantage of a policy gradient its expectation is the per-token gradient of that
-    KL. The same difference used as a differentiable loss would have expected gradient 0. Both in
-    nats of the sampled tokens.
+    A_t = teacher_logprobs - old_logprobs, at most 10 in size
+
+    This is minus the k1 estimate of KL(student || teacher): as the detached advantage of a policy
+    gradient its expectation is the per-token gradient of that KL. The same difference used as a
+    differentiable loss would have expected gradient 0.
+
+    Args:
+        old_logprobs, teacher_logprobs: [B, T] nats of the sampled tokens.
+        mask: [B, T] bool, trained tokens.
+
+    Returns:
+        [B, T] nats, detached.
+
     Source: on-policy distillation; GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543.
     """
     require_same_shape(old_logprobs=old_logprobs, teacher_logprobs=teacher_logprobs, mask=mask)
@@ -36,31 +57,46 @@ def teacher_gap(old_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) ->
 
 
 def broadcast(row_advantages: Tensor, response_mask: Tensor) -> Tensor:
-    """[B] to [B, T]: an outcome advantage belongs to every trained token of its row; 0
-    elsewhere.
+    """Give every trained token the advantage of its row.
+
+    Args:
+        row_advantages: [B].
+        response_mask: [B, T] bool, trained tokens.
+
+    Returns:
+        [B, T], 0 where masked.
     """
     return torch.where(response_mask, row_advantages[:, None], 0.0)
 
 
 def suffix_scan(x: Tensor, decay: Tensor) -> Tensor:
-    """y_t = x_t + decay * y_{t+1} along the rows of x [B, T], in chunks of one triangular matmul;
-    decay [B] or [1].
+    """Sum every row from its end with a decay, in chunks of one triangular matrix product.
+
+    y_t = x_t + decay * y_{t+1}
 
     Never divides by powers of the decay: 0.95**8000 underflows.
+
+    Args:
+        x: [B, T].
+        decay: [B] or [1], in [0, 1].
+
+    Returns:
+        y [B, T], in the dtype of x.
     """
     result = torch.empty_like(x)
     steps = torch.arange(SCAN_CHUNK, device=x.device)
-    distance = (steps[:, None] - steps[None, :]).clamp(
-        min=0
-    )  # [from, to], how far `from` lies behind `to`
+    # [from, to]: how far `from` lies behind `to`.
+    distance = (steps[:, None] - steps[None, :]).clamp(min=0)
     reaches = (steps[:, None] >= steps[None, :]).to(x.dtype)
-    powers = decay.to(x.dtype)[:, None, None] ** distance * reaches  # [B or 1, C, C]
+    decay = decay.to(x.dtype)[:, None]
+    powers = decay[..., None] ** distance * reaches  # [B or 1, C, C]
     carry = x.new_zeros(x.shape[0], 1)
     for end in range(x.shape[1], 0, -SCAN_CHUNK):
         start = max(end - SCAN_CHUNK, 0)
         size = end - start
-        inner = torch.matmul(x[:, None, start:end], powers[:, :size, :size])[:, 0]
-        behind = decay.to(x.dtype)[:, None] ** (size - steps[:size])
+        chunk = x[:, None, start:end]
+        inner = torch.matmul(chunk, powers[:, :size, :size])[:, 0]
+        behind = decay ** (size - steps[:size])
         result[:, start:end] = inner + behind * carry
         carry = result[:, start : start + 1]
     return result
@@ -75,24 +111,32 @@ def gae(
     gamma: float = 1.0,
     gae_lambda: float | Tensor = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimation over the trained tokens k = 1..n of each row: advantages and
-    returns, [B, T].
+    """Generalized advantage estimation over the trained tokens k = 1..n of each row.
 
     delta_k = R_k + gamma * V_{k+1} - V_k
     A_k     = delta_k + gamma * lambda * A_{k+1},   A_{n+1} = 0
     return_k = A_k + V_k
     V_{n+1} = 0 where the response ended, `bootstrap` where it was cut and the task goes on.
 
-    Tokens outside the mask (prompt, tool output, padding) are skipped, not zeroed: they are part of
-    the transition between two actions. A reward on such a token counts for the trained token before
-    it.
-    Source: Schulman et al. 2016, arXiv:1506.02438, Eq. 16. Skipping instead of zeroing: the masked
-    values of a tool call would otherwise enter as spurious jumps (0.4125 instead of 0.4605 in the
-    worked example of the tests).
+    Tokens outside the mask (prompt, tool output, padding) are skipped, not zeroed: they belong to
+    the transition between two actions. Their rewards count for the trained token before them.
 
-    Args: token_rewards [B, T], zero or NaN where there is none; values [B, T], values[b, t] =
-    V(tokens[b, :t]); bootstrap [B], 0 for rows that ended, None for all 0; gamma and gae_lambda in
-    [0, 1], else ValueError, where a tensor [B] of lambdas gives every row its own.
+    Args:
+        token_rewards: [B, T], zero or NaN where there is none.
+        values: [B, T], values[b, t] = V(tokens[b, :t]).
+        mask: [B, T] bool, trained tokens.
+        bootstrap: [B], 0 for rows that ended; None for all 0.
+        gamma: discount per trained token, in [0, 1].
+        gae_lambda: in [0, 1]; a tensor [B] gives every row its own.
+
+    Returns:
+        Advantages and returns, [B, T], detached.
+
+    Raises:
+        ValueError: shapes differ, or gamma or a lambda is outside [0, 1].
+
+    Source: Schulman et al. 2016, arXiv:1506.02438, Eq. 16. Skipping instead of zeroing: the masked
+    values of a tool call would otherwise enter as jumps (0.4125 for 0.4605 in the tests' example).
     """
     require_same_shape(token_rewards=token_rewards, values=values, mask=mask)
     decays = torch.as_tensor(gae_lambda, dtype=torch.float64, device=values.device).reshape(-1)
@@ -100,37 +144,37 @@ def gae(
         raise ValueError(
             f"gamma and gae_lambda must lie in [0, 1], got gamma={gamma}, gae_lambda={gae_lambda}"
         )
-    order = torch.argsort(
-        (~mask).to(torch.int8), dim=1, stable=True
-    )  # [B, T], masked-in tokens to the front
-    filled = mask.gather(1, order)  # [B, T], the slots they fill
-
-    action = (
-        mask.long().cumsum(1) - 1
-    )  # index of the trained token at or before each position, -1 before the first
-    rewards = torch.where(action >= 0, token_rewards.detach().double().nan_to_num(nan=0.0), 0.0)
-    rewards = torch.zeros_like(rewards).scatter_add_(
-        1, action.clamp(min=0), rewards
-    )  # [B, T], compressed
-
-    value = torch.where(
-        filled, values.detach().double().gather(1, order), 0.0
-    )  # [B, T], compressed
+    # The trained tokens of every row are moved to its front, scanned there, and moved back.
+    order = torch.argsort((~mask).to(torch.int8), dim=1, stable=True)
+    filled = mask.gather(1, order)
+    # Index of the trained token at or before each position, -1 before the first.
+    action = mask.long().cumsum(1) - 1
+    rewards = token_rewards.detach().double().nan_to_num(nan=0.0)
+    rewards = torch.where(action >= 0, rewards, 0.0)
+    rewards = torch.zeros_like(rewards).scatter_add_(1, action.clamp(min=0), rewards)
+    value = torch.where(filled, values.detach().double().gather(1, order), 0.0)
     following = torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], dim=1)
     if bootstrap is not None:
         last = filled & (filled.sum(1, keepdim=True) == filled.cumsum(1))
         following = torch.where(last, bootstrap.detach().double()[:, None], following)
     delta = torch.where(filled, rewards + gamma * following - value, 0.0)
-    compressed = suffix_scan(delta, gamma * decays)
+    scanned = suffix_scan(delta, gamma * decays)
+    advantages = fill_masked(torch.zeros_like(scanned).scatter_(1, order, scanned), mask)
+    returns = fill_masked(advantages + values.detach(), mask)
+    return in_dtype_of(values, advantages), in_dtype_of(values, returns)
 
-    dtype = at_least_float32(values).dtype
-    advantages = fill_masked(torch.zeros_like(compressed).scatter_(1, order, compressed), mask)
-    return advantages.to(dtype), fill_masked(advantages + values.detach(), mask).to(dtype)
 
+def length_adaptive_lambda(mask: Tensor, *, length_alpha: float = LENGTH_ALPHA.default) -> Tensor:
+    """GAE's lambda by the length of the row: long responses need longer traces.
 
-def length_adaptive_lambda(mask: Tensor, *, length_alpha: float = 0.05) -> Tensor:
-    """lambda = 1 - 1 / (length_alpha * n) per row, at least 0: long responses need longer traces.
-    [B] float64.
+    lambda = 1 - 1 / (length_alpha * n), at least 0, for a row of n trained tokens
+
+    Args:
+        mask: [B, T] bool, trained tokens.
+        length_alpha: how soon lambda grows with length.
+
+    Returns:
+        [B] float64.
 
     Source: VAPO, arXiv:2504.05118.
     """
@@ -138,8 +182,20 @@ def length_adaptive_lambda(mask: Tensor, *, length_alpha: float = 0.05) -> Tenso
 
 
 def whiten(advantages: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """(A - mean) / sqrt(var + eps) over all trained tokens of the optimizer step, unbiased
-    variance.
+    """Scale advantages to mean 0 and variance 1 over all trained tokens of the optimizer step.
+
+    (A - mean) / sqrt(var + eps), unbiased variance
+
+    Args:
+        advantages: [B, T].
+        mask: [B, T] bool, trained tokens.
+        eps: added to the variance.
+
+    Returns:
+        [B, T], 0 where masked.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: PPO practice (arXiv:2005.12729); verl `masked_whiten`. Deviations: fewer than two tokens
     are returned as they are; values that are equal up to rounding (standard deviation below 1e-6 of
@@ -153,30 +209,23 @@ def whiten(advantages: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
     noise = variance.sqrt() <= 1e-6 * values.abs().max()
     scale = torch.where(noise, torch.ones_like(variance), (variance + eps).rsqrt())
     whitened = fill_masked((advantages.double() - mean) * scale, mask)
-    return whitened.to(at_least_float32(advantages).dtype)
+    return in_dtype_of(advantages, whitened)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageInputs:
-    """Everything an advantage may be computed from, over the whole rollout batch, invalid rows
-    already removed.
+    """Everything an advantage may be computed from: the whole rollout batch, valid rows only."""
 
-    rewards [B]; token_rewards [B, T], the same rewards placed on tokens; response_mask [B, T];
-    group_ids [B]; values [B, T] and bootstrap [B] from the critic; truncated [B] bool, cut by the
-    token limit; greedy_rewards [B], the reward of the prompt's greedy response; old_logprobs and
-    teacher_logprobs [B, T] of the sampled tokens.
-    """
-
-    rewards: Tensor
-    token_rewards: Tensor
-    response_mask: Tensor
-    group_ids: Tensor
-    values: Tensor | None = None
-    bootstrap: Tensor | None = None
-    truncated: Tensor | None = None
-    greedy_rewards: Tensor | None = None
-    old_logprobs: Tensor | None = None
-    teacher_logprobs: Tensor | None = None
+    rewards: Tensor  # [B]
+    token_rewards: Tensor  # [B, T], the same rewards placed on tokens
+    response_mask: Tensor  # [B, T] bool, trained tokens
+    group_ids: Tensor  # [B], shared by the responses to one prompt
+    values: Tensor | None = None  # [B, T], the critic's
+    bootstrap: Tensor | None = None  # [B], the critic's value after the last token
+    truncated: Tensor | None = None  # [B] bool, cut by the token limit
+    greedy_rewards: Tensor | None = None  # [B], of the prompt's greedy response
+    old_logprobs: Tensor | None = None  # [B, T] nats of the sampled tokens
+    teacher_logprobs: Tensor | None = None  # [B, T] nats of the sampled tokens
 
     def need(self, name: str) -> Tensor:
         """The field `name`, which the chosen advantage cannot do without."""
@@ -186,101 +235,184 @@ class AdvantageInputs:
         return tensor
 
 
-Estimator = Callable[..., tuple[Tensor, Tensor | None]]
+# Advantages [B, T], and what the critic learns to predict, [B, T], or None.
+AdvantagesAndReturns = tuple[Tensor, Tensor | None]
 
 
-def _of_rows(estimate: Callable[..., Tensor]) -> Estimator:
-    return lambda x, **numbers: (broadcast(estimate(x, **numbers), x.response_mask), None)
+class Estimator(Protocol):
+    """A cell of `ADVANTAGES`; its numbers come by keyword."""
+
+    def __call__(self, x: AdvantageInputs, *args: Any, **numbers: Any) -> AdvantagesAndReturns: ...
 
 
-def _from_rows(estimate: Callable[..., Tensor]) -> Estimator:
-    return _of_rows(lambda x, **numbers: estimate(x.rewards, x.group_ids, **numbers))
+def _of_rows(x: AdvantageInputs, row_advantages: Tensor) -> AdvantagesAndReturns:
+    """An outcome advantage [B] on every trained token of its row."""
+    return broadcast(row_advantages, x.response_mask), None
 
 
-def _whitened(estimate: Estimator) -> Estimator:
-    return lambda x, **numbers: (whiten(estimate(x, **numbers)[0], x.response_mask), None)
+# The cells of `ADVANTAGES`: what each reads of `x`, the whole batch. The equations are in the
+# functions that they call.
 
 
-def _gae(
+def _returns_cell(x: AdvantageInputs, *, gamma: float = GAMMA.default) -> AdvantagesAndReturns:
+    """Return to go: the discounted rewards that follow a token, `gae` without a critic."""
+    nothing = torch.zeros_like(x.token_rewards)
+    return gae(x.token_rewards, nothing, x.response_mask, gamma=gamma)[0], None
+
+
+def _whitened_returns_cell(
+    x: AdvantageInputs, *, gamma: float = GAMMA.default
+) -> AdvantagesAndReturns:
+    """`_returns_cell`, whitened over the batch."""
+    return whiten(_returns_cell(x, gamma=gamma)[0], x.response_mask), None
+
+
+def _batch_center_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+    """The reward minus the mean of the batch: `group_center` with one group."""
+    return _of_rows(x, groups.group_center(x.rewards, torch.zeros_like(x.group_ids)))
+
+
+def _whitened_if(wanted: bool, advantages: Tensor, mask: Tensor) -> Tensor:
+    return whiten(advantages, mask) if wanted else advantages
+
+
+def _bootstrap_of(x: AdvantageInputs) -> Tensor:
+    """The critic's value after the last token, for the rows that were cut."""
+    return torch.where(x.need("truncated"), x.need("bootstrap"), 0.0)
+
+
+def _gae_cell(
     x: AdvantageInputs,
     *,
-    gamma: float,
-    whiten: bool,
-    bootstrap_on_truncation: bool,
-    gae_lambda: float = 1.0,
-    length_alpha: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    values, bootstrap = x.need("values"), None
-    if bootstrap_on_truncation:
-        bootstrap = torch.where(x.need("truncated"), x.need("bootstrap"), 0.0)
-    trace = (
-        gae_lambda
-        if length_alpha is None
-        else length_adaptive_lambda(x.response_mask, length_alpha=length_alpha)
-    )
+    gamma: float = GAMMA.default,
+    gae_lambda: float = GAE_LAMBDA.default,
+    whiten: bool = WHITEN.default,
+    bootstrap_on_truncation: bool = BOOTSTRAP_ON_TRUNCATION.default,
+) -> AdvantagesAndReturns:
+    """`gae` with the critic's values; whitening leaves the returns alone."""
+    values = x.need("values")
+    mask = x.response_mask
+    bootstrap = _bootstrap_of(x) if bootstrap_on_truncation else None
     advantages, returns = gae(
-        x.token_rewards, values, x.response_mask, bootstrap, gamma=gamma, gae_lambda=trace
+        x.token_rewards, values, mask, bootstrap, gamma=gamma, gae_lambda=gae_lambda
     )
-    if length_alpha is not None:
-        _, returns = gae(
-            x.token_rewards, values, x.response_mask, bootstrap, gamma=gamma, gae_lambda=1.0
-        )
-    return (_whiten(advantages, x.response_mask) if whiten else advantages), returns
+    return _whitened_if(whiten, advantages, mask), returns
 
 
-_whiten = whiten
+def _gae_length_adaptive_cell(
+    x: AdvantageInputs,
+    *,
+    gamma: float = GAMMA.default,
+    length_alpha: float = LENGTH_ALPHA.default,
+    whiten: bool = WHITEN.default,
+    bootstrap_on_truncation: bool = BOOTSTRAP_ON_TRUNCATION.default,
+) -> AdvantagesAndReturns:
+    """`gae` with `length_adaptive_lambda` for the policy and lambda 1 for the critic's returns."""
+    values = x.need("values")
+    mask = x.response_mask
+    bootstrap = _bootstrap_of(x) if bootstrap_on_truncation else None
+    trace = length_adaptive_lambda(mask, length_alpha=length_alpha)
+    advantages, _ = gae(x.token_rewards, values, mask, bootstrap, gamma=gamma, gae_lambda=trace)
+    _, returns = gae(x.token_rewards, values, mask, bootstrap, gamma=gamma, gae_lambda=1.0)
+    return _whitened_if(whiten, advantages, mask), returns
 
 
-def _returns(x: AdvantageInputs, *, gamma: float) -> tuple[Tensor, None]:
-    return gae(x.token_rewards, torch.zeros_like(x.token_rewards), x.response_mask, gamma=gamma)[
-        0
-    ], None
+def _group_normalize_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+    """`group_normalize` of the rewards."""
+    return _of_rows(x, groups.group_normalize(x.rewards, x.group_ids))
 
 
-def _greedy_baseline(x: AdvantageInputs) -> tuple[Tensor, None]:
-    """A_i = R_i - R(greedy response to the same prompt, under the same weights). Source: ReMax,
-    arXiv:2310.10505.
+def _group_center_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+    """`group_center` of the rewards."""
+    return _of_rows(x, groups.group_center(x.rewards, x.group_ids))
+
+
+def _group_center_batch_std_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+    """`group_center_batch_std` of the rewards."""
+    return _of_rows(x, groups.group_center_batch_std(x.rewards, x.group_ids))
+
+
+def _group_center_rescaled_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+    """`group_center_rescaled` of the rewards."""
+    return _of_rows(x, groups.group_center_rescaled(x.rewards, x.group_ids))
+
+
+def _group_center_whitened_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+    """`group_center` of the rewards, whitened over the batch."""
+    return whiten(_group_center_cell(x)[0], x.response_mask), None
+
+
+def _leave_one_out_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+    """`leave_one_out` of the rewards."""
+    return _of_rows(x, groups.leave_one_out(x.rewards, x.group_ids))
+
+
+def _greedy_baseline_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+    """The reward minus that of the greedy response to the same prompt, under the same weights.
+
+    A_i = R_i - R(greedy response)
+
+    Source: ReMax, arXiv:2310.10505.
     """
-    return broadcast(x.rewards - x.need("greedy_rewards"), x.response_mask), None
+    return _of_rows(x, x.rewards - x.need("greedy_rewards"))
 
 
-def _teacher_gap(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> tuple[Tensor, None]:
-    return teacher_coeff * teacher_gap(
-        x.need("old_logprobs"), x.need("teacher_logprobs"), x.response_mask
-    ), None
+def _length_weighted_center_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+    """`length_weighted_center` of the rewards, by trained tokens."""
+    lengths = x.response_mask.sum(1)
+    return _of_rows(x, groups.length_weighted_center(x.rewards, x.group_ids, lengths))
 
 
-def _reward_and_teacher(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> tuple[Tensor, None]:
-    """`group_normalize` of the row plus teacher_coeff * `teacher_gap` of the token. Source: KDRL,
-    arXiv:2506.02208.
+def _mean_normalize_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+    """`mean_normalize` of the rewards."""
+    return _of_rows(x, groups.mean_normalize(x.rewards, x.group_ids))
+
+
+def _pass_at_k_cell(x: AdvantageInputs, *, pass_k: int = PASS_K.default) -> AdvantagesAndReturns:
+    """`pass_at_k_advantage` of the rewards."""
+    return _of_rows(x, groups.pass_at_k_advantage(x.rewards, x.group_ids, pass_k=pass_k))
+
+
+def _top_gap_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+    """`top_gap` of the rewards."""
+    return _of_rows(x, groups.top_gap(x.rewards, x.group_ids))
+
+
+def _teacher_gap_cell(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> AdvantagesAndReturns:
+    """`teacher_gap` times teacher_coeff."""
+    old = x.need("old_logprobs")
+    teacher = x.need("teacher_logprobs")
+    return teacher_coeff * teacher_gap(old, teacher, x.response_mask), None
+
+
+def _group_normalize_teacher_cell(
+    x: AdvantageInputs, *, teacher_coeff: float = 1.0
+) -> AdvantagesAndReturns:
+    """`group_normalize` of the row plus teacher_coeff * `teacher_gap` of the token.
+
+    Source: KDRL, arXiv:2506.02208.
     """
-    rows = broadcast(groups.group_normalize(x.rewards, x.group_ids), x.response_mask)
-    return rows + _teacher_gap(x, teacher_coeff=teacher_coeff)[0], None
+    rows, _ = _group_normalize_cell(x)
+    return rows + _teacher_gap_cell(x, teacher_coeff=teacher_coeff)[0], None
 
 
-# name -> (AdvantageInputs, **numbers of PARAMETERS) -> advantages [B, T], returns [B, T] for the
-# critic or None.
 ADVANTAGES: dict[str, Estimator] = {
-    "returns": _returns,
-    "whitened_returns": _whitened(_returns),
-    "batch_center": _of_rows(
-        lambda x: groups.group_center(x.rewards, torch.zeros_like(x.group_ids))
-    ),
-    "gae": _gae,
-    "gae_length_adaptive": _gae,
-    "group_normalize": _from_rows(groups.group_normalize),
-    "group_center": _from_rows(groups.group_center),
-    "group_center_batch_std": _from_rows(groups.group_center_batch_std),
-    "group_center_rescaled": _from_rows(groups.group_center_rescaled),
-    "group_center_whitened": _whitened(_from_rows(groups.group_center)),
-    "leave_one_out": _from_rows(groups.leave_one_out),
-    "greedy_baseline": _greedy_baseline,
-    "length_weighted_center": _of_rows(
-        lambda x: groups.length_weighted_center(x.rewards, x.group_ids, x.response_mask.sum(1))
-    ),
-    "mean_normalize": _from_rows(groups.mean_normalize),
-    "pass_at_k": _from_rows(groups.pass_at_k_advantage),
-    "top_gap": _from_rows(groups.top_gap),
-    "teacher_gap": _teacher_gap,
-    "group_normalize_teacher": _reward_and_teacher,
+    "returns": _returns_cell,
+    "whitened_returns": _whitened_returns_cell,
+    "batch_center": _batch_center_cell,
+    "gae": _gae_cell,
+    "gae_length_adaptive": _gae_length_adaptive_cell,
+    "group_normalize": _group_normalize_cell,
+    "group_center": _group_center_cell,
+    "group_center_batch_std": _group_center_batch_std_cell,
+    "group_center_rescaled": _group_center_rescaled_cell,
+    "group_center_whitened": _group_center_whitened_cell,
+    "leave_one_out": _leave_one_out_cell,
+    "greedy_baseline": _greedy_baseline_cell,
+    "length_weighted_center": _length_weighted_center_cell,
+    "mean_normalize": _mean_normalize_cell,
+    "pass_at_k": _pass_at_k_cell,
+    "top_gap": _top_gap_cell,
+    "teacher_gap": _teacher_gap_cell,
+    "group_normalize_teacher": _group_normalize_teacher_cell,
 }

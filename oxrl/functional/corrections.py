@@ -1,10 +1,9 @@
 """Off-policy corrections: what to do when the sampler's policy is not the trainer's.
 
 rho = exp(old_logprobs - rollout_logprobs) compares the trainer's weights at the start of the step
-with whatever sampled
-the token: other kernels, other precision, or older weights. A correction turns rho into a detached
-weight per token that multiplies the policy term. Loss weights are not touched: a rejected token
-keeps its share of the denominator.
+with whatever sampled the token: other kernels, other precision, or older weights. A correction
+turns rho into a detached weight per token that multiplies the policy term. Loss weights are not
+touched: a rejected token keeps its share of the denominator.
 
 `correction_level` says whose ratio is judged: the token's, the whole row's product, or the row's
 geometric mean. Bounds are on rho itself, absolute and inclusive.
@@ -16,16 +15,39 @@ Returns weights [B, T], 0 where masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from oxrl.functional.masks import fill_masked, masked_mean, require_same_shape
 from oxrl.functional.ratios import LEVELS, MAX_LOG_RATIO
+from oxrl.tables.numbers import (
+    CORRECTION_K3_MAX,
+    CORRECTION_LEVEL,
+    CORRECTION_MAX,
+    CORRECTION_MIN,
+    CORRECTION_VETO,
+    DRIFT_MAX,
+    REJECT_LEVEL,
+    REJECT_MAX,
+    REJECT_MIN,
+    SECOND_MOMENT_MAX,
+    Level,
+)
 
-Level = Literal["token", "sequence", "geometric"]
+
+class Correction(Protocol):
+    """A cell of `CORRECTIONS`; its numbers, and the advantages where it reads them, by keyword."""
+
+    def __call__(
+        self,
+        old_logprobs: Tensor,
+        rollout_logprobs: Tensor,
+        mask: Tensor,
+        *args: Any,
+        **further: Any,
+    ) -> Tensor: ...
 
 
 def importance_ratio(
@@ -33,15 +55,20 @@ def importance_ratio(
     rollout_logprobs: Tensor,
     mask: Tensor,
     *,
-    correction_level: Level = "token",
+    correction_level: Level = CORRECTION_LEVEL.default,
 ) -> Tensor:
-    """rho at `correction_level`, [B, T], 1 where masked; its logarithm is clamped to +-20.
-    Detached.
+    """The ratio rho between trainer and sampler, its logarithm clamped to +-20.
+
+    Args:
+        old_logprobs, rollout_logprobs, mask: [B, T], as in the module's docstring.
+        correction_level: whose ratio is judged.
+
+    Returns:
+        rho [B, T], detached, 1 where masked.
     """
     require_same_shape(old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs, mask=mask)
-    log_rho = fill_masked(old_logprobs.detach(), mask) - fill_masked(
-        rollout_logprobs.detach(), mask
-    )
+    old = fill_masked(old_logprobs.detach(), mask)
+    log_rho = old - fill_masked(rollout_logprobs.detach(), mask)
     return LEVELS[correction_level](log_rho, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
@@ -50,10 +77,20 @@ def truncate_weights(
     rollout_logprobs: Tensor,
     mask: Tensor,
     *,
-    correction_level: Level = "token",
-    correction_max: float = 2.0,
+    correction_level: Level = CORRECTION_LEVEL.default,
+    correction_max: float = CORRECTION_MAX.default,
 ) -> Tensor:
-    """Truncated importance sampling: min(rho, correction_max). Biased low, of bounded variance.
+    """Truncated importance sampling: biased low, of bounded variance.
+
+    weight = min(rho, correction_max)
+
+    Args:
+        old_logprobs, rollout_logprobs, mask: [B, T], as in the module's docstring.
+        correction_level: whose ratio is judged.
+        correction_max: largest weight.
+
+    Returns:
+        Weights [B, T].
 
     Source: Ionides 2008; TIS, Yao et al. 2025, "Your efficient RL framework secretly brings you
     off-policy training".
@@ -67,11 +104,21 @@ def mask_weights(
     rollout_logprobs: Tensor,
     mask: Tensor,
     *,
-    correction_level: Level = "token",
-    correction_min: float = 0.5,
-    correction_max: float = 2.0,
+    correction_level: Level = CORRECTION_LEVEL.default,
+    correction_min: float = CORRECTION_MIN.default,
+    correction_max: float = CORRECTION_MAX.default,
 ) -> Tensor:
-    """Masked importance sampling (IcePop): rho inside [correction_min, correction_max], 0 outside.
+    """Masked importance sampling (IcePop): the ratio inside an interval, nothing outside it.
+
+    weight = rho where correction_min <= rho <= correction_max, else 0
+
+    Args:
+        old_logprobs, rollout_logprobs, mask: [B, T], as in the module's docstring.
+        correction_level: whose ratio is judged.
+        correction_min, correction_max: bounds of rho.
+
+    Returns:
+        Weights [B, T].
 
     Source: IcePop, Ring-1T, arXiv:2510.18855.
     """
@@ -85,11 +132,21 @@ def reject_weights(
     rollout_logprobs: Tensor,
     mask: Tensor,
     *,
-    correction_level: Level = "geometric",
-    correction_min: float = 0.999,
-    correction_max: float = 1.001,
+    correction_level: Level = REJECT_LEVEL.default,
+    correction_min: float = REJECT_MIN.default,
+    correction_max: float = REJECT_MAX.default,
 ) -> Tensor:
-    """Rejection sampling: 1 where rho lies in [correction_min, correction_max], 0 outside.
+    """Rejection sampling: tokens whose ratio lies outside an interval are dropped.
+
+    weight = 1 where correction_min <= rho <= correction_max, else 0
+
+    Args:
+        old_logprobs, rollout_logprobs, mask: [B, T], as in the module's docstring.
+        correction_level: whose ratio is judged.
+        correction_min, correction_max: bounds of rho.
+
+    Returns:
+        Weights [B, T], 0 or 1.
 
     Source: Liu et al. 2025, "When speed kills stability"; bounds of verl's geometric preset, here
     on rho itself.
@@ -99,27 +156,51 @@ def reject_weights(
 
 
 def reject_k3(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, correction_k3_max: float = 0.01
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    mask: Tensor,
+    *,
+    correction_k3_max: float = CORRECTION_K3_MAX.default,
 ) -> Tensor:
-    """1 for rows whose mean of rho - 1 - log rho is at most correction_k3_max, else 0: no length
-    trap.
+    """Rows that drifted too far on average are dropped, however long they are.
+
+    weight = 1 where the row's mean of rho - 1 - log rho is at most correction_k3_max, else 0
+
+    Args:
+        old_logprobs, rollout_logprobs, mask: [B, T], as in the module's docstring.
+        correction_k3_max: largest mean, nats per token.
+
+    Returns:
+        Weights [B, T], 0 or 1.
     """
     rho = importance_ratio(old_logprobs, rollout_logprobs, mask)
-    return fill_masked(
-        (masked_mean(rho - 1 - rho.log(), mask, dim=1) <= correction_k3_max)[:, None] & mask, mask
-    )
+    near = masked_mean(rho - 1 - rho.log(), mask, dim=1) <= correction_k3_max
+    return fill_masked(near[:, None] & mask, mask)
 
 
 def veto_weights(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, correction_veto: float = 1e-4
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    mask: Tensor,
+    *,
+    correction_veto: float = CORRECTION_VETO.default,
 ) -> Tensor:
-    """0 for a whole row if any of its tokens has rho < correction_veto, else 1: one impossible
-    token spoils the row.
+    """One impossible token spoils its row.
+
+    weight = 0 for the whole row if any of its tokens has rho < correction_veto, else 1
+
+    Args:
+        old_logprobs, rollout_logprobs, mask: [B, T], as in the module's docstring.
+        correction_veto: smallest rho.
+
+    Returns:
+        Weights [B, T], 0 or 1.
 
     Source: slime and verl, catastrophic-token veto.
     """
     rho = importance_ratio(old_logprobs, rollout_logprobs, mask)
-    return fill_masked(((rho >= correction_veto) | ~mask).all(1)[:, None] & mask, mask)
+    possible = ((rho >= correction_veto) | ~mask).all(1)
+    return fill_masked(possible[:, None] & mask, mask)
 
 
 def drop_drifted_failures(
@@ -128,29 +209,49 @@ def drop_drifted_failures(
     mask: Tensor,
     *,
     advantages: Tensor,
-    drift_max: float = 0.5,
+    drift_max: float = DRIFT_MAX.default,
 ) -> Tensor:
-    """0 for rows of mean A < 0 whose mean of rollout_logprobs - old_logprobs is above drift_max,
-    else 1.
+    """Drops bad responses that the current policy no longer gives: they have nothing more to teach.
 
-    A bad response that the current policy no longer gives has nothing more to teach.
+    weight = 0 for rows of mean A < 0 whose mean of -log rho is above drift_max, else 1
+
+    Args:
+        old_logprobs, rollout_logprobs, mask: [B, T], as in the module's docstring.
+        advantages: [B, T].
+        drift_max: largest mean, nats per token.
+
+    Returns:
+        Weights [B, T], 0 or 1.
+
     Source: off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556.
     """
     require_same_shape(advantages=advantages, mask=mask)
-    drift = masked_mean(
-        fill_masked(rollout_logprobs, mask) - fill_masked(old_logprobs, mask), mask, dim=1
-    )
+    moved = fill_masked(rollout_logprobs, mask) - fill_masked(old_logprobs, mask)
+    drift = masked_mean(moved, mask, dim=1)
     dropped = (masked_mean(advantages, mask, dim=1) < 0) & (drift > drift_max)
     return fill_masked(~dropped[:, None] & mask, mask).detach()
 
 
 def second_moment_mask(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, *, second_moment_max: float = 0.04
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    mask: Tensor,
+    *,
+    second_moment_max: float = SECOND_MOMENT_MAX.default,
 ) -> Tensor:
-    """Drops the tokens with the largest (log rho)^2 until the mean over the others is below
-    second_moment_max.
+    """Drops the tokens that moved farthest, until the others are near enough on average.
 
-    Over the whole optimizer step, so it must be given the full batch; at least one token survives.
+    weight = 0 for the largest (log rho)^2, until the mean over the others is below
+    second_moment_max; at least one token survives
+
+    Args:
+        old_logprobs, rollout_logprobs, mask: [B, T] of the whole optimizer step, never of a
+            micro-batch.
+        second_moment_max: bound of the mean.
+
+    Returns:
+        Weights [B, T], 0 or 1.
+
     Source: M2PO, arXiv:2510.01161.
     """
     rho = importance_ratio(old_logprobs, rollout_logprobs, mask)
@@ -162,10 +263,9 @@ def second_moment_mask(
     return weights
 
 
-# Row.correction -> (old_logprobs, rollout_logprobs, mask, **numbers of PARAMETERS) -> weights [B,
-# T], detached. "none" is not listed: the correction is then None. All but `second_moment` decide
-# row by row, so micro-batches cannot change them; `drop_drifted_failures` also takes advantages.
-CORRECTIONS: dict[str, Callable[..., Tensor]] = {
+# Row.correction -> its function. "none" is not listed: the correction is then None. All but
+# `second_moment` decide row by row, so micro-batches cannot change them.
+CORRECTIONS: dict[str, Correction] = {
     "truncate": truncate_weights,
     "mask": mask_weights,
     "reject": reject_weights,

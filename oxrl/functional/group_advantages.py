@@ -1,5 +1,4 @@
-"""Advantages that compare the responses to one prompt: one reward per row in, one advantage per row
-out.
+"""Advantages that compare the responses to one prompt: one reward in, one advantage out per row.
 
 Args of every estimator: rewards [B] finite (else ValueError), one per response; group_ids [B]
 int64, shared by the rows of one prompt. Returns [B]. Statistics are float64. A group of one, and a
@@ -9,58 +8,62 @@ group whose rewards are equal, teach nothing and get exactly 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from oxrl.functional.masks import at_least_float32, require_same_shape
+from oxrl.functional.masks import in_dtype_of, require_same_shape
+from oxrl.tables.numbers import PASS_K
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Rows of equal `group_ids`: `index` [B] numbers the groups 0..P-1, `count` [P] float64 counts
-    their rows.
-    """
+    """Rows of equal `group_ids`, and statistics of them, given back to every row. All float64."""
 
-    index: Tensor
-    count: Tensor
+    index: Tensor  # [B], numbers the groups 0..P-1
+    count: Tensor  # [P] float64, rows of each group
 
     @classmethod
     def of(cls, group_ids: Tensor) -> Groups:
+        """Number the groups.
+
+        Args:
+            group_ids: [B], any integers.
+        """
         _, index, count = torch.unique(group_ids, return_inverse=True, return_counts=True)
         return cls(index=index, count=count.double())
 
     def sum(self, x: Tensor) -> Tensor:
-        """Group sum of `x` [B], given back to every row of the group. [B] float64."""
+        """Group sum of `x` [B], per row. [B]."""
         return torch.zeros_like(self.count).index_add_(0, self.index, x.double())[self.index]
 
     def mean(self, x: Tensor) -> Tensor:
+        """Group mean of `x` [B], per row. [B]."""
         return self.sum(x) / self.size
 
-    def extreme(self, x: Tensor, kind: str) -> Tensor:
-        """Group `amax` or `amin` of `x`, per row."""
+    def extreme(self, x: Tensor, kind: Literal["amax", "amin"]) -> Tensor:
+        """Largest or smallest `x` [B] of the group, per row. [B]."""
         start = torch.zeros_like(self.count)
-        return start.scatter_reduce_(0, self.index, x.double(), kind, include_self=False)[
-            self.index
-        ]
+        found = start.scatter_reduce_(0, self.index, x.double(), kind, include_self=False)
+        return found[self.index]
 
     @property
     def size(self) -> Tensor:
-        """Rows in the group, per row. [B] float64."""
+        """Rows in the group, per row. [B]."""
         return self.count[self.index]
 
     def std(self, x: Tensor) -> Tensor:
-        """Unbiased, 0 for a group of one. [B] float64."""
+        """Unbiased standard deviation of `x` [B], per row; 0 for a group of one. [B]."""
         squares = self.sum((x.double() - self.mean(x)).square())
         return (squares / (self.size - 1).clamp(min=1)).sqrt()
 
     def flat(self, x: Tensor) -> Tensor:
-        """[B] bool: the group's values are equal up to rounding (1e-6 of the mean), or there is
-        only one.
+        """Whether the group's values are equal up to rounding, or there is only one. [B] bool.
 
-        Equal rewards such as 0.1 have a float mean that differs in the last bit, which a division
-        by a standard deviation of 1e-9 turns into advantages of 0.4; such a group must teach
-        nothing.
+        Up to 1e-6 of the mean: equal rewards such as 0.1 have a float mean that differs in the last
+        bit, which a division by a standard deviation of 1e-9 turns into advantages of 0.4; such a
+        group must teach nothing.
         """
         spread = self.extreme(x, "amax") - self.extreme(x, "amin")
         return (self.size < 2) | (spread <= 1e-6 * self.mean(x).abs().clamp(min=1.0))
@@ -73,114 +76,177 @@ def _check_rewards(rewards: Tensor, group_ids: Tensor) -> None:
     bad = (~rewards.isfinite()).nonzero().flatten().tolist()
     if bad:
         raise ValueError(
-            f"rewards of rows {bad[:8]} are not finite; drop unscored rows before computing advantages"
+            f"rewards of rows {bad[:8]} are not finite; "
+            "drop unscored rows before computing advantages"
         )
 
 
 def group_center(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """A_i = R_i - mean of the group: no division by the standard deviation, so no difficulty bias.
+    """The reward minus the group's mean: no standard deviation, so no bias towards some difficulty.
+
+    A_i = R_i - mean of the group
+
+    Args:
+        rewards, group_ids: [B], as in the module's docstring.
+
+    Returns:
+        [B].
 
     Source: Dr.GRPO, arXiv:2503.20783.
     """
     _check_rewards(rewards, group_ids)
     groups = Groups.of(group_ids)
     centered = torch.where(groups.flat(rewards), 0.0, rewards.double() - groups.mean(rewards))
-    return centered.to(at_least_float32(rewards).dtype)
+    return in_dtype_of(rewards, centered)
 
 
 def group_normalize(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """A_i = (R_i - mean) / (std + eps) with the group's mean and unbiased standard deviation.
+    """The reward in standard deviations from the group's mean.
+
+    A_i = (R_i - mean) / (std + eps), unbiased standard deviation
+
+    Args:
+        rewards, group_ids: [B], as in the module's docstring.
+        eps: added to the standard deviation.
+
+    Returns:
+        [B].
 
     Source: GRPO, arXiv:2402.03300, section 4.1.2. Deviations: groups of equal rewards give exactly
     0 (see `Groups.flat`); a group of one gives 0, because it has nothing to be compared with.
     """
-    centered, std = group_center(rewards.double(), group_ids), Groups.of(group_ids).std(rewards)
-    return (centered / (std + eps)).to(at_least_float32(rewards).dtype)
+    centered = group_center(rewards.double(), group_ids)
+    std = Groups.of(group_ids).std(rewards)
+    return in_dtype_of(rewards, centered / (std + eps))
 
 
 def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """A_i = R_i - mean of the other rows of the group = G / (G - 1) * (R_i - mean): exactly
-    unbiased.
+    """The reward minus the mean of the group's other rows: exactly unbiased.
+
+    A_i = R_i - mean of the others = G / (G - 1) * (R_i - mean)
+
+    Args:
+        rewards, group_ids: [B], as in the module's docstring.
+
+    Returns:
+        [B].
 
     Source: RLOO, arXiv:2402.14740; Kool et al. 2019.
     """
-    groups = Groups.of(group_ids)
+    size = Groups.of(group_ids).size
     centered = group_center(rewards.double(), group_ids)
-    return (centered * groups.size / (groups.size - 1).clamp(min=1)).to(
-        at_least_float32(rewards).dtype
-    )
+    return in_dtype_of(rewards, centered * size / (size - 1).clamp(min=1))
 
 
 def group_center_batch_std(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """A_i = (R_i - mean of the group) / (std of the batch's rewards + eps): one scale for all
-    groups.
+    """The reward minus the group's mean, in standard deviations of the batch: one scale for all.
+
+    A_i = (R_i - mean of the group) / (std of the batch's rewards + eps)
+
+    Args:
+        rewards, group_ids: [B], as in the module's docstring.
+        eps: added to the standard deviation.
+
+    Returns:
+        [B].
 
     Source: LitePPO, arXiv:2508.08221; ScaleRL, arXiv:2510.13786.
     """
     centered = group_center(rewards.double(), group_ids)
-    std = (
-        rewards.double().std()
-        if len(rewards) > 1
-        else torch.zeros((), dtype=torch.float64, device=rewards.device)
-    )
-    return (centered / (std + eps)).to(at_least_float32(rewards).dtype)
+    scale = eps
+    if len(rewards) > 1:
+        scale = rewards.double().std() + eps
+    return in_dtype_of(rewards, centered / scale)
 
 
 def group_center_rescaled(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """A_i = (R_i - mean of the group) * B / (rows in groups whose rewards differ).
+    """The reward minus the group's mean, scaled up for the rows that teach nothing.
 
-    Makes up for the rows that teach nothing, so the gradient's scale does not shrink as groups are
-    solved.
+    A_i = (R_i - mean of the group) * B / (rows in groups whose rewards differ)
+
+    So the gradient's scale does not shrink as groups are solved.
+
+    Args:
+        rewards, group_ids: [B], as in the module's docstring.
+
+    Returns:
+        [B].
+
     Source: GPG, arXiv:2504.02546.
     """
     centered = group_center(rewards.double(), group_ids)
     live = (~Groups.of(group_ids).flat(rewards)).sum().clamp(min=1)
-    return (centered * len(rewards) / live).to(at_least_float32(rewards).dtype)
+    return in_dtype_of(rewards, centered * len(rewards) / live)
 
 
 def length_weighted_center(rewards: Tensor, group_ids: Tensor, lengths: Tensor) -> Tensor:
-    """A_i = R_i - sum_j n_j R_j / sum_j n_j over the group: nearly the variance-optimal baseline.
-    On-policy only.
+    """The reward minus the group's length-weighted mean: nearly the baseline of least variance.
 
-    Source: OPO, arXiv:2505.23585, with the response length n [B] for the squared norm of its
-    gradient.
+    A_i = R_i - sum_j n_j R_j / sum_j n_j over the group; for on-policy data only
+
+    Args:
+        rewards, group_ids: [B], as in the module's docstring.
+        lengths: [B], n: trained tokens of the response.
+
+    Returns:
+        [B].
+
+    Source: OPO, arXiv:2505.23585, with the response length for the squared norm of its gradient.
     """
     _check_rewards(rewards, group_ids)
     groups = Groups.of(group_ids)
     baseline = groups.sum(rewards.double() * lengths) / groups.sum(lengths).clamp(min=1)
-    return torch.where(groups.flat(rewards), 0.0, rewards.double() - baseline).to(
-        at_least_float32(rewards).dtype
-    )
+    centered = torch.where(groups.flat(rewards), 0.0, rewards.double() - baseline)
+    return in_dtype_of(rewards, centered)
 
 
 # Advantages for more than one try: rewards are 0 or 1, else ValueError, but for `top_gap`.
 
 
-def _successes(rewards: Tensor, group_ids: Tensor) -> tuple[Groups, Tensor]:
-    """Groups and, per row, its group's count of successes."""
+def _successes(rewards: Tensor, groups: Groups) -> Tensor:
+    """Successes in the row's group. [B] float64."""
     if not bool(((rewards == 0) | (rewards == 1)).all()):
         found = sorted(set(rewards.tolist()))[:5]
         raise ValueError(f"this advantage counts successes: rewards must be 0 or 1, got {found}")
-    groups = Groups.of(group_ids)
-    return groups, groups.sum(rewards)
+    return groups.sum(rewards)
 
 
 def mean_normalize(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """A_i = (R_i - mean) / (mean + eps), 0 in groups without a success: with c of G right, G / c -
-    1 or -1.
+    """The reward relative to the group's success rate: towards maximum likelihood of right answers.
+
+    A_i = (R_i - mean) / (mean + eps): with c of G right, G / c - 1 or -1; 0 without a success
 
     Its expectation is sum_{k < G} 1/k * gradient of pass@k, which for G to infinity is the gradient
-    of log p: maximum likelihood of right answers.
+    of log p.
+
+    Args:
+        rewards, group_ids: [B], as in the module's docstring; rewards 0 or 1.
+        eps: added to the mean.
+
+    Returns:
+        [B].
+
+    Raises:
+        ValueError: a reward is neither 0 nor 1.
+
     Source: MaxRL, arXiv:2602.02710.
     """
-    groups, _ = _successes(rewards, group_ids)
-    advantages = group_center(rewards.double(), group_ids) / (groups.mean(rewards) + eps)
-    return advantages.to(at_least_float32(rewards).dtype)
+    groups = Groups.of(group_ids)
+    rate = _successes(rewards, groups) / groups.size
+    centered = group_center(rewards.double(), group_ids)
+    return in_dtype_of(rewards, centered / (rate + eps))
 
 
 def failure_chance(others: Tensor, successes: Tensor, *, k: int) -> Tensor:
-    """Probability that k draws without replacement among `others` rows, `successes` of them right,
-    are all wrong.
+    """Probability that k draws without replacement are all wrong.
+
+    Args:
+        others: [B] float64, rows to draw from.
+        successes: [B] float64, how many of them are right.
+        k: draws.
+
+    Returns:
+        [B] float64.
     """
     chance = torch.ones_like(others, dtype=torch.float64)
     for drawn in range(k):
@@ -190,38 +256,75 @@ def failure_chance(others: Tensor, successes: Tensor, *, k: int) -> Tensor:
 
 
 def pass_at_k_rewards(rewards: Tensor, group_ids: Tensor, *, pass_k: int) -> Tensor:
-    """s_i = k/n for a right row, k/n * pass@(k-1) of the other rows for a wrong one, 1 <= k <=
-    group size; float64.
+    """What each row contributes to the group's pass@k.
+
+    s_i = k/n for a right row, k/n * pass@(k-1) of the other rows for a wrong one
 
     sum_i s_i * grad logprobs_i is an unbiased estimate of the gradient of pass@k; for k = 1, s_i =
     R_i / n.
+
+    Args:
+        rewards, group_ids: [B], as in the module's docstring; rewards 0 or 1.
+        pass_k: k, from 1 to the group size n.
+
+    Returns:
+        [B] float64.
+
+    Raises:
+        ValueError: a reward is neither 0 nor 1.
+
     Source: PKPO, arXiv:2505.15201.
     """
-    groups, successes = _successes(rewards, group_ids)
+    groups = Groups.of(group_ids)
+    successes = _successes(rewards, groups)
     reached = 1 - failure_chance(groups.size - 1, successes, k=pass_k - 1)
     return pass_k / groups.size * torch.where(rewards == 1, 1.0, reached)
 
 
-def pass_at_k_advantage(rewards: Tensor, group_ids: Tensor, *, pass_k: int) -> Tensor:
-    """A_i = n * s_i - mean over the other rows j of n_-i * s_j, computed without row i: PKPO with
-    its baseline.
+def pass_at_k_advantage(
+    rewards: Tensor, group_ids: Tensor, *, pass_k: int = PASS_K.default
+) -> Tensor:
+    """Contribution to the group's pass@k, minus what the other rows would reach without this one.
+
+    A_i = n * s_i - mean over the other rows j of n_-i * s_j, computed without row i
 
     The baseline knows nothing of row i, so the estimate stays unbiased; for k = 1 this is
     `leave_one_out`.
+
+    Args:
+        rewards, group_ids: [B], as in the module's docstring; rewards 0 or 1.
+        pass_k: k, from 1 to the group size n.
+
+    Returns:
+        [B].
+
+    Raises:
+        ValueError: a reward is neither 0 nor 1.
+
     Source: PKPO, arXiv:2505.15201, with its leave-one-out baseline.
     """
-    groups, successes = _successes(rewards, group_ids)
+    groups = Groups.of(group_ids)
+    successes = _successes(rewards, groups)
     scores = groups.size * pass_at_k_rewards(rewards, group_ids, pass_k=pass_k)
-    others, right = groups.size - 1, successes - rewards
+    others = groups.size - 1
+    right = successes - rewards
     reached = 1 - failure_chance((others - 1).clamp(min=0), right, k=pass_k - 1)
     baseline = pass_k * (right + (others - right) * reached) / others.clamp(min=1)
-    return torch.where(groups.flat(rewards), 0.0, scores - baseline).to(
-        at_least_float32(rewards).dtype
-    )
+    advantages = torch.where(groups.flat(rewards), 0.0, scores - baseline)
+    return in_dtype_of(rewards, advantages)
 
 
 def top_gap(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """(best - second best) / (std + eps) for the group's best row, 0 for all others; any rewards.
+    """Lead of the group's single best row over the second; 0 for all others.
+
+    A_i = (best - second best) / (std + eps)
+
+    Args:
+        rewards, group_ids: [B], as in the module's docstring; any rewards.
+        eps: added to the standard deviation.
+
+    Returns:
+        [B].
 
     Source: pass@k training, arXiv:2503.19595; verl `grpo_passk`.
     """
@@ -231,4 +334,4 @@ def top_gap(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> Tensor:
     second = groups.extreme(torch.where(is_best, -torch.inf, rewards.double()), "amax")
     alone = is_best & (groups.sum(is_best) == 1) & ~groups.flat(rewards)
     gap = (rewards.double() - second) / (groups.std(rewards) + eps)
-    return torch.where(alone, gap, 0.0).to(at_least_float32(rewards).dtype)
+    return in_dtype_of(rewards, torch.where(alone, gap, 0.0))

@@ -1,15 +1,17 @@
 """Estimators of KL(policy || reference) from the sampled tokens.
 
-Every estimator takes logprobs and ref_logprobs [B, T] nats and mask [B, T] bool, or None for all
-tokens, and returns [B, T] nats, 0 where masked whatever stands there. With d = logprobs -
-ref_logprobs: the value of k1 and k3 is unbiased, the gradient of k2 is exact, the gradient of k1 is
-pure noise and that of k3 belongs to the other direction (arXiv:2510.01555). `kl_k3_plus` takes the
-best of both and is what a loss should use; k1 belongs into the reward.
+With d = logprobs - ref_logprobs: the value of k1 and k3 is unbiased, the gradient of k2 is exact,
+the gradient of k1 is pure noise and that of k3 belongs to the other direction (arXiv:2510.01555).
+`kl_k3_plus` takes the best of both and is what a loss should use; k1 belongs into the reward.
+
+Args of every estimator: logprobs and ref_logprobs [B, T] nats; mask [B, T] bool, trained tokens, or
+None for all. Returns [B, T] nats, 0 where masked whatever stands there. ValueError where shapes
+differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,10 +22,25 @@ from oxrl.functional.ratios import MAX_LOG_RATIO
 MAX_K3 = 10.0
 
 
-def kl_k1(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """k1 = d: unbiased, any sign, high variance. For rewards; as a loss its expected gradient is 0.
+class Estimator(Protocol):
+    """A cell of `KLS`."""
 
-    d is clamped to +-20 here and below, so that exp stays finite; a clamped token has no gradient.
+    def __call__(
+        self, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None
+    ) -> Tensor: ...
+
+
+def kl_k1(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The log-ratio itself: unbiased, any sign, high variance. For rewards.
+
+    k1 = d, clamped to +-20 here and below, so that exp stays finite; a clamped token has no
+    gradient. As a loss its expected gradient is 0.
+
+    Args:
+        logprobs, ref_logprobs, mask: [B, T], as in the module's docstring.
+
+    Returns:
+        [B, T] nats.
     """
     require_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
     mask = torch.ones_like(logprobs, dtype=torch.bool) if mask is None else mask
@@ -32,15 +49,29 @@ def kl_k1(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) ->
 
 
 def kl_k2(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """k2 = d**2 / 2: biased to second order, and its gradient is that of KL(policy ||
-    reference).
+    """Half the squared log-ratio: biased to second order, with the gradient of the true KL.
+
+    k2 = d**2 / 2; its expected gradient is that of KL(policy || reference).
+
+    Args:
+        logprobs, ref_logprobs, mask: [B, T], as in the module's docstring.
+
+    Returns:
+        [B, T] nats.
     """
     return kl_k1(logprobs, ref_logprobs, mask).square() / 2
 
 
 def kl_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """k3 = exp(-d) - 1 + d, at most 10: unbiased and of low variance; its gradient is that of
-    KL(reference || policy).
+    """Unbiased and of low variance, with the gradient of the other direction.
+
+    k3 = exp(-d) - 1 + d, at most 10; its expected gradient is that of KL(reference || policy).
+
+    Args:
+        logprobs, ref_logprobs, mask: [B, T], as in the module's docstring.
+
+    Returns:
+        [B, T] nats.
 
     Source: J. Schulman, "Approximating KL divergence"; GRPO, arXiv:2402.03300, Eq. 4. Clamp as in
     verl and NeMo-RL.
@@ -50,7 +81,16 @@ def kl_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) ->
 
 
 def kl_k3_plus(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Straight-through: the value of k3 with the gradient of k2. What a loss term should use."""
+    """The value of k3 with the gradient of k2: what a loss term should use.
+
+    k3+ = sg(k3 - k2) + k2
+
+    Args:
+        logprobs, ref_logprobs, mask: [B, T], as in the module's docstring.
+
+    Returns:
+        [B, T] nats.
+    """
     k2 = kl_k2(logprobs, ref_logprobs, mask)
     return (kl_k3(logprobs, ref_logprobs, mask) - k2).detach() + k2
 
@@ -61,12 +101,21 @@ def kl_k3_ratio(
     mask: Tensor | None = None,
     rollout_logprobs: Tensor | None = None,
 ) -> Tensor:
-    """r * k3 with r = exp(logprobs - rollout_logprobs), not detached: unbiased in value and in
-    gradient.
+    """k3 weighted by the ratio to the sampler: unbiased in value and in gradient.
+
+    r * k3 with r = exp(logprobs - rollout_logprobs), not detached
 
     The ratio adds the score term that k3 alone lacks, and takes tokens of an older policy for what
-    they are. Without
-    rollout_logprobs the sampler is the current policy: r is 1, with its gradient.
+    they are.
+
+    Args:
+        logprobs, ref_logprobs, mask: [B, T], as in the module's docstring.
+        rollout_logprobs: [B, T] nats of the sampler; without them it is the current policy: r is 1,
+            with its gradient.
+
+    Returns:
+        [B, T] nats.
+
     Source: DeepSeek-V3.2, arXiv:2512.02556.
     """
     sampler = logprobs.detach() if rollout_logprobs is None else rollout_logprobs.detach()
@@ -83,23 +132,31 @@ def add_kl_to_rewards(
     *,
     kl_coeff: float,
 ) -> tuple[Tensor, Tensor]:
-    """Subtract kl_coeff * k1 from the rewards: with undiscounted returns, the true sequence-level
-    KL gradient.
+    """Subtract kl_coeff * k1 from the rewards.
 
-    rewards [B] lose the row's summed penalty, token_rewards [B, T] the token's. `logprobs` are
-    those of the policy that sampled, or its trainer-side copy; detached.
+    With undiscounted returns this is the true sequence-level KL gradient.
+
+    Args:
+        rewards: [B], lose the row's summed penalty.
+        token_rewards: [B, T], lose the token's.
+        logprobs: [B, T] nats of the policy that sampled, or of its trainer-side copy; detached.
+        ref_logprobs: [B, T] nats.
+        mask: [B, T] bool, trained tokens.
+        kl_coeff: weight of the KL.
+
+    Returns:
+        rewards, token_rewards.
+
     Source: InstructGPT, arXiv:2203.02155, Eq. 2; arXiv:2510.01555 on why only k1 is right here.
     """
     penalty = kl_coeff * kl_k1(logprobs.detach(), ref_logprobs, mask).to(token_rewards.dtype)
-    return rewards - penalty.sum(1).to(rewards.dtype), torch.where(
-        mask, token_rewards - penalty, token_rewards
-    )
+    penalized = torch.where(mask, token_rewards - penalty, token_rewards)
+    return rewards - penalty.sum(1).to(rewards.dtype), penalized
 
 
-# Row.kl -> (logprobs, ref_logprobs, mask) -> [B, T] estimate; `loss_k3_ratio` is given
-# rollout_logprobs as well. `loss_*` are added as kl_coeff * weighted_sum(kl, mask, loss_weights);
-# `reward_*` go through add_kl_to_rewards.
-KLS: dict[str, Callable[..., Tensor]] = {
+# Row.kl -> its estimator; `loss_k3_ratio` is given rollout_logprobs as well. `loss_*` are added as
+# kl_coeff * weighted_sum(kl, mask, loss_weights); `reward_*` go through add_kl_to_rewards.
+KLS: dict[str, Estimator] = {
     "loss_k2": kl_k2,
     "loss_k3": kl_k3,
     "loss_k3_plus": kl_k3_plus,

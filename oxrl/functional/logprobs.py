@@ -1,5 +1,4 @@
-"""From hidden states or logits to token-aligned logprobs; the only shift in the code base is in
-this file.
+"""From hidden states or logits to token-aligned logprobs; all shifts of the code base are here.
 
 A model reads `tokens[b, :t]` and its output at position t - 1 predicts `tokens[b, t]`. Everything
 here hands results back token-aligned: entry `[b, t]` belongs to `tokens[b, t]`, and entry `[b, 0]`,
@@ -24,34 +23,37 @@ from oxrl.functional.masks import at_least_float32
 
 
 class HeadOutput(NamedTuple):
-    """What the chunked head says of N positions: each [N] (top_*: [N, K]); None where it was not
-    asked for.
-    """
+    """What the chunked head says of N positions; None where it was not asked for."""
 
-    logprobs: Tensor
-    entropy: Tensor | None
-    sum_p_squared: Tensor | None
-    top_ids: Tensor | None
-    top_logprobs: Tensor | None
+    logprobs: Tensor  # [N]
+    entropy: Tensor | None  # [N]
+    sum_p_squared: Tensor | None  # [N]
+    top_ids: Tensor | None  # [N, K]
+    top_logprobs: Tensor | None  # [N, K]
 
 
 class Head(NamedTuple):
-    """Hidden state h to logits: z = h weight^T + bias, times `scale`, then softcap * tanh(z /
-    softcap) if given.
+    """Hidden state h to logits.
+
+    z = h weight^T + bias, times `scale`, then softcap * tanh(z / softcap) if given
     """
 
-    weight: Tensor
-    bias: Tensor | None = None
+    weight: Tensor  # [V, H]
+    bias: Tensor | None = None  # [V]
     softcap: float | None = None
     scale: float = 1.0
 
 
 def logprobs_from_logits(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Log-probability, in nats, of each token given the tokens before it, after dividing logits by
-    the temperature.
+    """Log-probability of each token given the tokens before it.
 
-    logits [B, T, V], entry t predicts token t + 1; tokens [B, T] int64. Returns [B, T]
-    token-aligned, position 0 is 0.0; float32, or float64 where the logits are.
+    Args:
+        logits: [B, T, V], entry t predicts token t + 1.
+        tokens: [B, T] int64.
+        temperature: logits are divided by it.
+
+    Returns:
+        [B, T] nats, token-aligned, position 0 is 0.0; float32, or float64 where the logits are.
     """
     scaled = at_least_float32(logits[:, :-1]) / temperature
     picked = scaled.gather(-1, tokens[:, 1:, None]).squeeze(-1)
@@ -59,10 +61,15 @@ def logprobs_from_logits(logits: Tensor, tokens: Tensor, *, temperature: float =
 
 
 def predicted_positions(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Flat indices into [B * T], [N] each, of the masked-in tokens and of the hidden states that
-    predict them.
+    """Where the masked-in tokens are, and the hidden states that predict them.
 
-    Row-major. A token at position 0 has no predictor and is left out.
+    A token at position 0 has no predictor and is left out.
+
+    Args:
+        mask: [B, T] bool.
+
+    Returns:
+        Flat indices into [B * T], row-major, [N] each: of the tokens and of the hidden states.
     """
     predictable = mask.clone()
     predictable[:, 0] = False
@@ -71,8 +78,13 @@ def predicted_positions(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bootstrap_positions(attention_mask: Tensor) -> Tensor:
-    """Flat indices into [B * T] of the last real token of each row: the state after the whole row.
-    [B] int64.
+    """Where the last real token of each row is: the state after the whole row.
+
+    Args:
+        attention_mask: [B, T] bool.
+
+    Returns:
+        Flat indices into [B * T], [B] int64.
     """
     rows, length = attention_mask.shape
     last = attention_mask.sum(1).clamp(min=1) - 1
@@ -80,8 +92,15 @@ def bootstrap_positions(attention_mask: Tensor) -> Tensor:
 
 
 def spread(values: Tensor, indices: Tensor, like: Tensor) -> Tensor:
-    """Put values [N, ...] at flat `indices` of a zero tensor shaped like `like` [B, T];
-    differentiable.
+    """Put values at their places in a batch; differentiable.
+
+    Args:
+        values: [N, ...].
+        indices: [N], flat, into [B * T].
+        like: [B, T], any tensor of that shape.
+
+    Returns:
+        [B, T, ...], zero elsewhere.
     """
     flat = values.new_zeros(like.numel(), *values.shape[1:])
     return flat.index_copy(0, indices, values).view(*like.shape, *values.shape[1:])
@@ -116,17 +135,27 @@ def chunked_head(
         top_k: also return the ids and logprobs of the k most likely tokens, most likely first.
         candidates: [N, k] int64, the ids to return logprobs of instead of the most likely.
         chunk: positions per chunk; None picks about 2M logits per chunk.
+
+    Returns:
+        Logprobs of the targets, and what else was asked for.
     """
     if chunk is None:
         chunk = max(64, min(4096, 2**21 // head.weight.shape[0]))
     options = _Options(head.softcap, head.scale, temperature, entropy, sum_p_squared, top_k, chunk)
-    return HeadOutput(
-        *_ChunkedHead.apply(hidden, head.weight, head.bias, targets, candidates, options)
-    )
+    found = _ChunkedHead.apply(hidden, head.weight, head.bias, targets, candidates, options)
+    return HeadOutput(*found)
 
 
 def head_logits(hidden: Tensor, head: Head) -> Tensor:
-    """Logits [n, V] of hidden states [n, H], in softmax precision and before any temperature."""
+    """Logits in softmax precision and before any temperature.
+
+    Args:
+        hidden: [n, H].
+        head: weight [V, H] and what follows the product.
+
+    Returns:
+        [n, V].
+    """
     return _tempered_logits(hidden, head.weight, head.bias, _Options(head.softcap, head.scale))[0]
 
 
@@ -143,9 +172,7 @@ class _Options(NamedTuple):
 def _tempered_logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Options
 ) -> tuple[Tensor, Tensor]:
-    """(logits / temperature, tanh of the softcap or an empty tensor), both in softmax precision;
-    [n, V].
-    """
+    """Logits / temperature [n, V], and the softcap's tanh or an empty tensor; softmax precision."""
     z = at_least_float32(torch.nn.functional.linear(hidden, weight, bias))
     if options.scale != 1.0:
         z = z * options.scale
@@ -153,7 +180,32 @@ def _tempered_logits(
     if options.softcap is not None:
         tanh = torch.tanh(z / options.softcap)
         z = tanh * options.softcap
-    return (z if options.temperature == 1.0 else z / options.temperature), tanh
+    if options.temperature != 1.0:
+        z = z / options.temperature
+    return z, tanh
+
+
+def _untempered_gradient(dz: Tensor, tanh: Tensor, options: _Options) -> Tensor:
+    """Gradient by the plain product hidden @ weight^T, of that by its tempered logits; in place."""
+    if options.temperature != 1.0:
+        dz /= options.temperature
+    if options.softcap is not None:
+        dz *= 1 - tanh * tanh
+    if options.scale != 1.0:
+        dz *= options.scale
+    return dz
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a^T b; a running sum stays in its dtype, for a bf16 one would lose small chunks."""
+    if total.dtype == a.dtype:
+        total.addmm_(a.t(), b)
+    else:
+        total += a.t() @ b
+
+
+def _cast(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if x is None else x.to(dtype)
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -180,20 +232,18 @@ class _ChunkedHead(torch.autograd.Function):
             if options.sum_p_squared:
                 found["sum_p_squared"].append(torch.linalg.vecdot(p, p))
             if options.top_k:
-                top_ids = (
-                    z.topk(options.top_k, dim=-1).indices
-                    if candidates is None
-                    else candidates[rows]
-                )
+                if candidates is None:
+                    top_ids = z.topk(options.top_k, dim=-1).indices
+                else:
+                    top_ids = candidates[rows]
                 found["top_ids"].append(top_ids)
                 found["top_logprobs"].append(z.gather(1, top_ids) - lse[:, None])
         merged = {name: torch.cat(parts) for name, parts in found.items()}
         kept = (merged["lse"], merged.get("entropy"), merged.get("top_ids"))
         ctx.save_for_backward(hidden, weight, bias, targets, *kept)
         ctx.options = options
-        ctx.mark_non_differentiable(
-            *(merged[name] for name in ("sum_p_squared", "top_ids") if name in merged)
-        )
+        fixed = [merged[name] for name in ("sum_p_squared", "top_ids") if name in merged]
+        ctx.mark_non_differentiable(*fixed)
         ctx.set_materialize_grads(False)
         return tuple(merged.get(name) for name in HeadOutput._fields)
 
@@ -220,24 +270,16 @@ class _ChunkedHead(torch.autograd.Function):
                 dz.scatter_add_(1, top_ids[rows], grad_top[rows])
                 pull += grad_top[rows].sum(1)
             if grad_entropy is not None:
-                dz.addcmul_(p, (log_p + entropy[rows, None]) * grad_entropy[rows, None], value=-1)
+                surprise = (log_p + entropy[rows, None]) * grad_entropy[rows, None]
+                dz.addcmul_(p, surprise, value=-1)
             dz.addcmul_(p, pull[:, None], value=-1)
-            if options.temperature != 1.0:
-                dz /= options.temperature
-            if options.softcap is not None:
-                dz *= 1 - tanh * tanh
-            if options.scale != 1.0:
-                dz *= options.scale
+            dz = _untempered_gradient(dz, tanh, options)
             low = dz.to(hidden.dtype)
             torch.mm(low, weight, out=grad_hidden[rows])
             if grad_weight is not None:
-                # Sums over chunks stay in at least float32: a bf16 running sum would lose small
-                # chunks.
-                if grad_weight.dtype == low.dtype:
-                    grad_weight.addmm_(low.t(), hidden[rows])
-                else:
-                    grad_weight += low.t() @ hidden[rows]
+                _add_product(grad_weight, low, hidden[rows])
             if grad_bias is not None:
                 grad_bias += dz.sum(0)
-        weights = (None if x is None else x.to(weight.dtype) for x in (grad_weight, grad_bias))
-        return grad_hidden, *weights, None, None, None
+        grad_weight = _cast(grad_weight, weight.dtype)
+        grad_bias = _cast(grad_bias, weight.dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None, None

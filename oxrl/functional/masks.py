@@ -11,56 +11,119 @@ from torch import Tensor
 
 
 def require_same_shape(**tensors: Tensor | None) -> None:
-    """Raise ValueError naming the first tensor whose shape differs from the first one given; None
-    is skipped.
+    """Refuse tensors of different shapes by name.
+
+    Args:
+        tensors: by their names; None is skipped.
+
+    Raises:
+        ValueError: names the first tensor whose shape is not that of the first one given.
     """
     given = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
     first_name, first = given[0]
     for name, tensor in given[1:]:
         if tensor.shape != first.shape:
             raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)} but {first_name} has shape {tuple(first.shape)}; "
+                f"{name} has shape {tuple(tensor.shape)} "
+                f"but {first_name} has shape {tuple(first.shape)}; "
                 "all of them are token-aligned [B, T] tensors of the same batch"
             )
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Raise float16, bfloat16, bool and integers to float32; float64 stays float64."""
+    """Raise float16, bfloat16, bool and integers to float32; float64 stays float64.
+
+    Args:
+        x: any shape.
+
+    Returns:
+        The same values.
+    """
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
+def in_dtype_of(like: Tensor, x: Tensor) -> Tensor:
+    """Bring a float64 statistic back to the dtype of its input, but at least float32.
+
+    Args:
+        like: the input.
+        x: the statistic.
+
+    Returns:
+        `x`, in float64 only where `like` is.
+    """
+    return x.to(at_least_float32(like).dtype)
+
+
 def fill_masked(x: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
-    """`x` where `mask`, else `value`, in at least float32. No gradient and no NaN comes out of a
-    masked position.
+    """Replace what is masked: no gradient and no NaN comes out of a masked position.
+
+    Args:
+        x: any shape.
+        mask: bool, of that shape or broadcast to it.
+        value: what stands where `mask` is False.
+
+    Returns:
+        `x` in at least float32.
     """
     x = at_least_float32(x)
     return torch.where(mask, x, torch.full_like(x, value))
 
 
 def masked_sum(x: Tensor, mask: Tensor, *, dim: int | None = None) -> Tensor:
-    """Sum of `x` over the masked-in positions, of all of them or along `dim`."""
+    """Sum over the masked-in positions.
+
+    Args:
+        x, mask: [B, T].
+        dim: sum along it; None for all positions.
+
+    Returns:
+        The sum, or sums.
+    """
     filled = fill_masked(x, mask)
     return filled.sum() if dim is None else filled.sum(dim)
 
 
 def masked_mean(x: Tensor, mask: Tensor, *, dim: int | None = None) -> Tensor:
-    """Mean of `x` over the masked-in positions; 0 where there are none."""
+    """Mean over the masked-in positions.
+
+    Args:
+        x, mask: [B, T].
+        dim: mean along it; None for all positions.
+
+    Returns:
+        The mean, or means; 0 where nothing is masked in.
+    """
     count = mask.sum() if dim is None else mask.sum(dim)
     return masked_sum(x, mask, dim=dim) / count.clamp(min=1)
 
 
 def masked_values(x: Tensor, mask: Tensor) -> Tensor:
-    """The masked-in values as one flat float64 tensor, detached: what statistics are computed
-    on.
+    """The masked-in values, as statistics are computed on them.
+
+    Args:
+        x, mask: [B, T].
+
+    Returns:
+        [N] float64, detached.
     """
     return x.detach()[mask].double()
 
 
 def weighted_sum(x: Tensor, mask: Tensor, loss_weights: Tensor) -> Tensor:
-    """sum_bt loss_weights * x over the masked-in tokens: how every loss term ends.
+    """Sum of loss_weights * x over the masked-in tokens: how every loss term ends.
 
     With an empty mask the result is 0 and still carries the graph of `x`, so that every rank runs
     its backward.
+
+    Args:
+        x, mask, loss_weights: [B, T].
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: shapes differ.
     """
     require_same_shape(x=x, mask=mask, loss_weights=loss_weights)
     return (fill_masked(x, mask) * fill_masked(loss_weights, mask)).sum()

@@ -1,5 +1,4 @@
-"""Metrics of algorithms over a whole batch: plain floats under the keys of the run directory's
-metrics.jsonl.
+"""Metrics of algorithms over a whole batch: plain floats under the keys of metrics.jsonl.
 
 They are computed once per optimizer step from detached full-batch tensors, so they cannot depend on
 micro-batches. Means run over the trained tokens (`response_mask`) unless said otherwise; KLs are in
@@ -9,7 +8,6 @@ nats per token. Rewards, truncated and group_ids are [B], everything else [B, T]
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,11 +21,20 @@ PASS_REWARD = 0.5  # a reward above this counts as solved; verifiers give 0 or 1
 
 
 def quantile(x: Tensor, fraction: float) -> float:
-    """Linear between neighbors. torch.quantile refuses more than 2**24 values, and a large step has
-    more tokens.
+    """Quantile of any number of values, linear between neighbors.
+
+    torch.quantile refuses more than 2**24 values, and a large step has more tokens.
+
+    Args:
+        x: [N], N > 0.
+        fraction: in [0, 1].
+
+    Returns:
+        The value below which that fraction lies.
     """
     place = fraction * (len(x) - 1)
-    below, above = (float(x.kthvalue(rank(place) + 1).values) for rank in (math.floor, math.ceil))
+    below = float(x.kthvalue(math.floor(place) + 1).values)
+    above = float(x.kthvalue(math.ceil(place) + 1).values)
     return below + (above - below) * (place % 1)
 
 
@@ -35,34 +42,37 @@ def _mean(x: Tensor) -> float:
     return float(x.double().mean()) if x.numel() else 0.0
 
 
-_STATISTICS: dict[str, Callable[[Tensor], float]] = {
-    "mean": _mean,
-    "std": lambda x: float(x.double().std()) if len(x) > 1 else 0.0,
-    "min": lambda x: float(x.min()),
-    "max": lambda x: float(x.max()),
-    "abs_max": lambda x: float(x.abs().max()),
-    "p01": lambda x: quantile(x, 0.01),
-    "p95": lambda x: quantile(x, 0.95),
-    "p99": lambda x: quantile(x, 0.99),
-}
+def _std(x: Tensor) -> float:
+    return float(x.double().std()) if len(x) > 1 else 0.0
 
 
-def _summary(prefix: str, x: Tensor, names: str) -> dict[str, float]:
-    """These statistics of the values x, 0 where there are none."""
-    return {f"{prefix}{name}": _STATISTICS[name](x) if len(x) else 0.0 for name in names.split()}
+def _max(x: Tensor) -> float:
+    return float(x.max()) if len(x) else 0.0
 
 
-def _log_ratio(logprobs: Tensor, other: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """logprobs - other as it is, and clamped so that exp stays finite. [B, T] float64, 0 where
-    masked, detached.
-    """
-    raw = fill_masked(logprobs.detach(), mask).double() - fill_masked(other.detach(), mask).double()
-    return raw, raw.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+def _log_ratio(logprobs: Tensor, other: Tensor, mask: Tensor) -> Tensor:
+    """logprobs - other, [B, T] float64, 0 where masked, detached."""
+    return (
+        fill_masked(logprobs.detach(), mask).double() - fill_masked(other.detach(), mask).double()
+    )
+
+
+def _bounded(log_ratio: Tensor) -> Tensor:
+    """So that exp stays finite."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def reward_metrics(rewards: Tensor, group_ids: Tensor) -> dict[str, float]:
-    """`reward/...` over rows and groups: what was scored, and how many groups can teach
-    anything.
+    """`reward/...`: what was scored, and how many groups can teach anything.
+
+    Args:
+        rewards, group_ids: [B].
+
+    Returns:
+        Metrics over rows and groups; none without rows.
+
+    Raises:
+        ValueError: shapes differ.
     """
     require_same_shape(rewards=rewards, group_ids=group_ids)
     if not rewards.numel():
@@ -72,46 +82,79 @@ def reward_metrics(rewards: Tensor, group_ids: Tensor) -> dict[str, float]:
     first = groups.extreme(rows, "amin") == rows  # one row speaks for each group
     variance = groups.mean(rewards.double().square()) - groups.mean(rewards).square()
     passed = rewards > PASS_REWARD
-    return _summary("reward/", rewards, "mean std min max") | {
+    rate = groups.mean(passed)
+    return {
+        "reward/mean": _mean(rewards),
+        "reward/std": _std(rewards),
+        "reward/min": float(rewards.min()),
+        "reward/max": float(rewards.max()),
         "reward/pass_rate": _mean(passed),
         "reward/zero_variance_groups": _mean(groups.flat(rewards)[first]),
-        "reward/all_pass_groups": _mean((groups.mean(passed) == 1)[first]),
-        "reward/all_fail_groups": _mean((groups.mean(passed) == 0)[first]),
+        "reward/all_pass_groups": _mean((rate == 1)[first]),
+        "reward/all_fail_groups": _mean((rate == 0)[first]),
         "reward/group_std": _mean(variance.clamp(min=0).sqrt()[first]),
     }
 
 
 def data_metrics(response_mask: Tensor, truncated: Tensor, rewards: Tensor) -> dict[str, float]:
-    """`data/...`: trained tokens, lengths, rows cut by the token limit, and whether long answers
-    are the wrong ones.
+    """`data/...`: trained tokens, lengths, and whether long answers are the wrong ones.
+
+    Args:
+        response_mask: [B, T] bool.
+        truncated: [B] bool, cut by the token limit.
+        rewards: [B].
+
+    Returns:
+        Metrics over rows.
     """
-    lengths, passed = response_mask.sum(1).double(), rewards > PASS_REWARD
+    lengths = response_mask.sum(1).double()
+    passed = rewards > PASS_REWARD
     metrics = {
         "data/tokens": float(lengths.sum()),
         "data/rows": float((lengths > 0).sum()),
         "data/empty_rows": float((lengths == 0).sum()),
     }
     if len(lengths):
-        metrics |= _summary("data/length_", lengths, "mean p95 max") | {
-            "data/length_correct": _mean(lengths[passed]),
-            "data/length_wrong": _mean(lengths[~passed]),
-            "data/truncated_frac": _mean(truncated),
-        }
+        metrics["data/length_mean"] = _mean(lengths)
+        metrics["data/length_p95"] = quantile(lengths, 0.95)
+        metrics["data/length_max"] = float(lengths.max())
+        metrics["data/length_correct"] = _mean(lengths[passed])
+        metrics["data/length_wrong"] = _mean(lengths[~passed])
+        metrics["data/truncated_frac"] = _mean(truncated)
     return metrics
 
 
 def staleness_metrics(versions: Tensor, response_mask: Tensor, *, version: int) -> dict[str, float]:
-    """`data/staleness_...`: how many weight versions lie between sampling a token and training on
-    it.
+    """`data/staleness_...`: how old the weights were that sampled a token.
+
+    Args:
+        versions: [B, T], of the weights that sampled it.
+        response_mask: [B, T] bool.
+        version: of the weights being trained.
+
+    Returns:
+        Metrics over tokens, in weight versions.
     """
-    return _summary("data/staleness_", (version - versions)[response_mask].double(), "mean max")
+    staleness = (version - versions)[response_mask].double()
+    return {"data/staleness_mean": _mean(staleness), "data/staleness_max": _max(staleness)}
 
 
 def advantage_metrics(advantages: Tensor, response_mask: Tensor) -> dict[str, float]:
-    """`advantage/...` over the trained tokens."""
+    """`advantage/...` over the trained tokens.
+
+    Args:
+        advantages: [B, T].
+        response_mask: [B, T] bool.
+
+    Returns:
+        Metrics over tokens.
+    """
     values = masked_values(advantages, response_mask)
-    return _summary("advantage/", values, "mean std abs_max") | {
-        "advantage/positive_frac": _mean(values > 0)
+    return {
+        "advantage/mean": _mean(values),
+        "advantage/std": _std(values),
+        "advantage/abs_max": _max(values.abs()),
+        "advantage/positive_frac": _mean(values > 0),
     }
 
 
@@ -123,32 +166,44 @@ def policy_metrics(
     ref_logprobs: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> dict[str, float]:
-    """`update/ratio_...`, `kl/...`, `policy/entropy`: where the policy stands against old self and
-    reference.
+    """Where the policy stands against its old self and the reference.
 
     `kl/old_k3` is mean(r - 1 - log r) with r against the old policy: the data come from it, so this
     estimates KL(old || current). `kl/ref_...` estimate KL(current || reference); `kl/ref_row_sum`
     is per response.
+
+    Args:
+        logprobs, old_logprobs: [B, T] nats.
+        response_mask: [B, T] bool.
+        ref_logprobs: [B, T] nats, or None where there is no reference.
+        entropy: [B, T] nats, or None.
+
+    Returns:
+        `update/ratio_...`, `kl/...`, `policy/...`.
     """
-    raw, log_ratio = (x[response_mask] for x in _log_ratio(logprobs, old_logprobs, response_mask))
+    raw = _log_ratio(logprobs, old_logprobs, response_mask)[response_mask]
     metrics = {"policy/logprob_mean": _mean(masked_values(logprobs, response_mask))}
     if raw.numel():
+        log_ratio = _bounded(raw)
         ratio = log_ratio.exp()
-        metrics |= _summary("update/ratio_", ratio, "mean std min max p01 p99") | {
-            "update/ratio_clamped_frac": _mean(raw != log_ratio),
-            "kl/old_k3": _mean(ratio - 1 - log_ratio),
-        }
+        metrics["update/ratio_mean"] = _mean(ratio)
+        metrics["update/ratio_std"] = _std(ratio)
+        metrics["update/ratio_min"] = float(ratio.min())
+        metrics["update/ratio_max"] = float(ratio.max())
+        metrics["update/ratio_p01"] = quantile(ratio, 0.01)
+        metrics["update/ratio_p99"] = quantile(ratio, 0.99)
+        metrics["update/ratio_clamped_frac"] = _mean(raw != log_ratio)
+        metrics["kl/old_k3"] = _mean(ratio - 1 - log_ratio)
     if entropy is not None:
         metrics["policy/entropy"] = _mean(masked_values(entropy, response_mask))
     if ref_logprobs is not None:
-        raw, difference = _log_ratio(logprobs, ref_logprobs, response_mask)
+        raw = _log_ratio(logprobs, ref_logprobs, response_mask)
+        difference = _bounded(raw)
         k1 = difference[response_mask]
-        metrics |= {
-            "kl/ref_k1": _mean(k1),
-            "kl/ref_k3": _mean(torch.expm1(-k1) + k1),
-            "kl/ref_row_sum": _mean(difference.sum(1)[response_mask.any(1)]),
-            "kl/clamped_frac": _mean((raw != difference)[response_mask]),
-        }
+        metrics["kl/ref_k1"] = _mean(k1)
+        metrics["kl/ref_k3"] = _mean(torch.expm1(-k1) + k1)
+        metrics["kl/ref_row_sum"] = _mean(difference.sum(1)[response_mask.any(1)])
+        metrics["kl/clamped_frac"] = _mean((raw != difference)[response_mask])
     return metrics
 
 
@@ -160,59 +215,83 @@ def mismatch_metrics(
     *,
     correction_level: Level | None = "token",
 ) -> dict[str, float]:
-    """`mismatch/...`: trainer against sampler, before any bound, and what the correction did about
-    it.
+    """Trainer against sampler, before any bound, and what the correction did about it.
 
     rho = exp(old - rollout). Healthy dense models in bfloat16 have `kl_k3` below 1e-3; a lasting
-    1e-2 ends in collapse. `correction`, the weights [B, T], are bounded ratios at
-    `correction_level`, or only 0 and 1 where that is None.
+    1e-2 ends in collapse.
+
+    Args:
+        old_logprobs, rollout_logprobs: [B, T] nats.
+        response_mask: [B, T] bool.
+        correction: weights [B, T], or None.
+        correction_level: of the bounded ratios that the weights are; None where they are 0 or 1.
+
+    Returns:
+        `mismatch/...`; none without a trained token.
     """
-    mask, rows = response_mask, response_mask.any(1)
+    mask = response_mask
+    rows = response_mask.any(1)
     if not rows.any():
         return {}
-    raw, bounded = _log_ratio(old_logprobs, rollout_logprobs, mask)
-    log_rho, row_sum = bounded[mask], raw.sum(1)[rows]
-    rho = log_rho.exp()
+    raw = _log_ratio(old_logprobs, rollout_logprobs, mask)
     moved = masked_values(old_logprobs, mask).exp() - masked_values(rollout_logprobs, mask).exp()
-    metrics = _summary("mismatch/abs_logdiff_", raw[mask].abs(), "mean max") | {
+    distance = raw[mask].abs()
+    log_rho = _bounded(raw)[mask]
+    rho = log_rho.exp()
+    row_sum = raw.sum(1)[rows]
+    metrics = {
+        "mismatch/abs_logdiff_mean": _mean(distance),
+        "mismatch/abs_logdiff_max": float(distance.max()),
         "mismatch/kl_k1": _mean(-log_rho),
         "mismatch/kl_k3": _mean(rho - 1 - log_rho),
         "mismatch/prob_diff_max": float(moved.abs().max()),
         "mismatch/ppl_ratio": float((-row_sum / mask.sum(1)[rows]).mean().exp()),
         "mismatch/chi2_token": _mean(rho.square()) - 1,
-        "mismatch/chi2_seq": _mean((2 * row_sum.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)).exp()) - 1,
+        "mismatch/chi2_seq": _mean((2 * _bounded(row_sum)).exp()) - 1,
     }
     if correction is not None:
-        weights = ratio = masked_values(correction, mask)
+        weights = masked_values(correction, mask)
+        bounded = weights
         if correction_level is not None:
             rho = importance_ratio(
                 old_logprobs, rollout_logprobs, mask, correction_level=correction_level
             )
-            ratio = masked_values(rho, mask)
-        squares = float(weights.square().sum())
-        metrics |= {
-            "mismatch/weight_mean": _mean(weights),
-            "mismatch/ess": float(weights.sum().square()) / (len(weights) * squares)
-            if squares
-            else 0.0,
-            "mismatch/trunc_frac_hi": _mean((weights > 0) & (weights < ratio * (1 - 1e-6))),
-            "mismatch/trunc_frac_lo": _mean(weights > ratio * (1 + 1e-6)),
-            "mismatch/reject_frac_token": _mean(weights == 0),
-            "mismatch/reject_frac_row": _mean(((correction == 0) | ~mask).all(1)[rows]),
-        }
+            bounded = masked_values(rho, mask)
+        rejected = ((correction == 0) | ~mask).all(1)[rows]
+        metrics["mismatch/weight_mean"] = _mean(weights)
+        metrics["mismatch/ess"] = _effective_share(weights)
+        truncated = (weights > 0) & (weights < bounded * (1 - 1e-6))
+        metrics["mismatch/trunc_frac_hi"] = _mean(truncated)
+        metrics["mismatch/trunc_frac_lo"] = _mean(weights > bounded * (1 + 1e-6))
+        metrics["mismatch/reject_frac_token"] = _mean(weights == 0)
+        metrics["mismatch/reject_frac_row"] = _mean(rejected)
     return metrics
 
 
+def _effective_share(weights: Tensor) -> float:
+    """Effective sample size over the number of weights; 0 where all weights are 0."""
+    squares = float(weights.square().sum())
+    return float(weights.sum().square()) / (len(weights) * squares) if squares else 0.0
+
+
 def value_metrics(values: Tensor, returns: Tensor, response_mask: Tensor) -> dict[str, float]:
-    """`value/...`: mean value and return, and how much of the returns' variance the critic explains
-    (1 is all).
+    """`value/...`: means, and how much of the returns' variance the critic explains (1 is all).
+
+    Args:
+        values, returns: [B, T].
+        response_mask: [B, T] bool.
+
+    Returns:
+        Metrics over tokens.
     """
-    predicted, target = masked_values(values, response_mask), masked_values(returns, response_mask)
+    predicted = masked_values(values, response_mask)
+    target = masked_values(returns, response_mask)
+    error = target - predicted
     variance = float(target.var()) if target.numel() > 1 else 0.0
-    explained = 1 - float((target - predicted).var()) / variance if variance > 0 else 0.0
+    explained = 1 - float(error.var()) / variance if variance > 0 else 0.0
     return {
         "value/mean": _mean(predicted),
         "value/return_mean": _mean(target),
-        "value/error": _mean((target - predicted).square()),
+        "value/error": _mean(error.square()),
         "value/explained_variance": explained,
     }

@@ -8,7 +8,7 @@ one advantage per row and `sequence_mean` weights it has the gradient of GSPO.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,20 +18,45 @@ from oxrl.functional.masks import fill_masked, masked_mean, masked_sum
 MAX_LOG_RATIO = 20.0
 
 
+class RatioLevel(Protocol):
+    """A log-ratio [B, T] per token, brought to a level: [B, T], zero where masked."""
+
+    def __call__(self, log_ratio: Tensor, mask: Tensor, /) -> Tensor: ...
+
+
+class Anchor(Protocol):
+    """A cell of `RATIOS`."""
+
+    def __call__(self, logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor: ...
+
+
 def sequence_level(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """Sum over the row: the log-ratio of the whole response; unbiased, and explodes with length.
-    [B, T].
+    """Log-ratio of the whole response: unbiased, and explodes with length.
+
+    Args:
+        log_ratio: [B, T] nats, of the tokens.
+        mask: [B, T] bool, trained tokens.
+
+    Returns:
+        [B, T], on every token the sum over its row; 0 where masked.
     """
     return torch.where(mask, masked_sum(log_ratio, mask, dim=1)[:, None], 0.0)
 
 
 def geometric_level(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the row: the length-normalized log-ratio of GSPO; 0 for an empty row. [B, T]."""
+    """Length-normalized log-ratio of the response, as in GSPO.
+
+    Args:
+        log_ratio: [B, T] nats, of the tokens.
+        mask: [B, T] bool, trained tokens.
+
+    Returns:
+        [B, T], on every token the mean over its row; 0 where masked.
+    """
     return torch.where(mask, masked_mean(log_ratio, mask, dim=1)[:, None], 0.0)
 
 
-# level -> (log_ratio [B, T], mask [B, T]) -> log_ratio [B, T] at that level, zero where masked.
-LEVELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+LEVELS: dict[str, RatioLevel] = {
     "token": fill_masked,
     "sequence": sequence_level,
     "geometric": geometric_level,
@@ -39,28 +64,55 @@ LEVELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def token_anchor(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """The old log-probabilities themselves: one ratio per token."""
+    """The old log-probabilities themselves: one ratio per token.
+
+    Args:
+        logprobs, old_logprobs, mask: [B, T]; old_logprobs are the sampler's where the row's
+            denominator is "rollout".
+
+    Returns:
+        [B, T] nats, detached: the gate's second argument.
+    """
     return old_logprobs.detach()
 
 
 def no_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """The current log-probabilities: the ratio is 1 everywhere."""
+    """The current log-probabilities: the ratio is 1 everywhere.
+
+    Args:
+        logprobs, old_logprobs, mask: [B, T], as in `token_anchor`.
+
+    Returns:
+        [B, T] nats, detached.
+    """
     return logprobs.detach()
 
 
 def sequence_anchor(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Anchor under which every token of a row has the row's product ratio."""
+    """Anchor under which every token of a row has the row's product ratio.
+
+    Args:
+        logprobs, old_logprobs, mask: [B, T], as in `token_anchor`.
+
+    Returns:
+        [B, T] nats, detached.
+    """
     return (logprobs - sequence_level(logprobs - old_logprobs, mask)).detach()
 
 
 def geometric_anchor(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Anchor under which every token of a row has the row's geometric-mean ratio."""
+    """Anchor under which every token of a row has the row's geometric-mean ratio.
+
+    Args:
+        logprobs, old_logprobs, mask: [B, T], as in `token_anchor`.
+
+    Returns:
+        [B, T] nats, detached.
+    """
     return (logprobs - geometric_level(logprobs - old_logprobs, mask)).detach()
 
 
-# Row.ratio -> (logprobs, old_logprobs or rollout_logprobs, mask) -> anchor [B, T], the gate's
-# second argument.
-RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+RATIOS: dict[str, Anchor] = {
     "none": no_ratio,
     "token": token_anchor,
     "sequence": sequence_anchor,
@@ -71,13 +123,23 @@ RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 def interpolated_anchor(
     logprobs: Tensor, rollout_logprobs: Tensor, lags: Tensor, mask: Tensor
 ) -> Tensor:
-    """log prox = rollout + alpha * (logprobs - rollout), alpha = (lag - 1) / lag, 0 for a lag of at
-    most one version.
+    """Anchor between sampler and current policy: a proximal policy without a forward pass.
 
-    A proximal policy without a forward pass of its own. With r against it and the weight exp(prox -
-    rollout), the product is always the full ratio against the sampler. `lags` [B, T] count the
-    optimizer steps between the weights that sampled a token and those being updated. [B, T],
-    detached, 0 where masked.
+    log prox = rollout + alpha * (logprobs - rollout)
+    alpha = (lag - 1) / lag, 0 for a lag of at most one version
+
+    With r against it and the weight exp(prox - rollout), the product is always the full ratio
+    against the sampler.
+
+    Args:
+        logprobs, rollout_logprobs: [B, T] nats, of the current policy and of the sampler.
+        lags: [B, T], optimizer steps between the weights that sampled a token and those being
+            updated.
+        mask: [B, T] bool, trained tokens.
+
+    Returns:
+        [B, T] nats, detached, 0 where masked.
+
     Source: A-3PO, arXiv:2512.06547.
     """
     lag = lags.clamp(min=1).to(logprobs.dtype)

@@ -1,5 +1,4 @@
-"""What is decided about tokens before the update, over the whole optimizer step: which ones, and
-how far they moved.
+"""What is decided about tokens before the update, over the whole optimizer step.
 
 Everything here is detached. Means and quantiles run over the trained tokens of the batch given, so
 call these on the full batch, never on a micro-batch.
@@ -7,22 +6,36 @@ call these on the full batch, never on a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from oxrl.functional.masks import fill_masked, masked_mean
+from oxrl.tables.numbers import COV_FRACTION, COV_HIGH, COV_LOW, EXPLORE_QUANTILE
 
 
 def covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """cov_t = (A_t - mean A) * (logprob_t - mean logprob): which tokens drive entropy down. [B, T].
+    """Which tokens drive entropy down: their logprob and advantage covary.
+
+    cov_t = (A_t - mean A) * (logprob_t - mean logprob)
+
+    Args:
+        logprobs: [B, T] nats.
+        advantages: [B, T].
+        mask: [B, T] bool, trained tokens.
+
+    Returns:
+        [B, T] float64, 0 where masked.
 
     Source: arXiv:2505.22617.
     """
-    both = logprobs.detach().double(), advantages.detach().double()
-    centered = [fill_masked(x, mask) - masked_mean(x, mask) for x in both]
-    return fill_masked(centered[0] * centered[1], mask)
+    logprobs = logprobs.detach().double()
+    advantages = advantages.detach().double()
+    logprobs = fill_masked(logprobs, mask) - masked_mean(logprobs, mask)
+    advantages = fill_masked(advantages, mask) - masked_mean(advantages, mask)
+    return fill_masked(logprobs * advantages, mask)
 
 
 def select_clip_cov(
@@ -30,21 +43,39 @@ def select_clip_cov(
     noise: Tensor,
     mask: Tensor,
     *,
-    low: float = 1.0,
-    high: float = 5.0,
-    fraction: float = 2e-4,
+    low: float = COV_LOW.default,
+    high: float = COV_HIGH.default,
+    fraction: float = COV_FRACTION.default,
 ) -> Tensor:
-    """A random `fraction` of all trained tokens, drawn among those with covariance in [low, high].
-    [B, T] bool.
+    """A few random tokens among those whose covariance is high.
 
-    noise: [B, T] distinct numbers, the same on every rank: a hash of (draw, sample, position).
+    Args:
+        covariances: [B, T], of `covariance`.
+        noise: [B, T] distinct numbers, the same on every rank: a hash of (draw, sample, position).
+        mask: [B, T] bool, trained tokens.
+        low, high: bounds of the covariance.
+        fraction: how many, of all trained tokens.
+
+    Returns:
+        [B, T] bool.
     """
     eligible = mask & (covariances >= low) & (covariances <= high)
     return _smallest(noise, eligible, round(fraction * int(mask.sum())))
 
 
-def select_kl_cov(covariances: Tensor, mask: Tensor, *, fraction: float = 2e-4) -> Tensor:
-    """The `fraction` of trained tokens with the largest covariance. [B, T] bool."""
+def select_kl_cov(
+    covariances: Tensor, mask: Tensor, *, fraction: float = COV_FRACTION.default
+) -> Tensor:
+    """The tokens with the largest covariance.
+
+    Args:
+        covariances: [B, T], of `covariance`.
+        mask: [B, T] bool, trained tokens.
+        fraction: how many, of all trained tokens.
+
+    Returns:
+        [B, T] bool.
+    """
     return _smallest(-covariances, mask, round(fraction * int(mask.sum())))
 
 
@@ -56,9 +87,18 @@ def _smallest(x: Tensor, eligible: Tensor, count: int) -> Tensor:
     return chosen
 
 
-def above_row_quantile(entropy: Tensor, mask: Tensor, *, quantile: float = 0.8) -> Tensor:
-    """[B, T] bool: the token's entropy is above the `quantile` of its own row's trained tokens.
-    SimKO's choice.
+def above_row_quantile(
+    entropy: Tensor, mask: Tensor, *, quantile: float = EXPLORE_QUANTILE.default
+) -> Tensor:
+    """Tokens of high entropy for their row: where SimKO explores.
+
+    Args:
+        entropy: [B, T] nats.
+        mask: [B, T] bool, trained tokens.
+        quantile: of the row's trained tokens, that a token has to be above.
+
+    Returns:
+        [B, T] bool.
     """
     values = torch.where(mask, entropy.detach().double(), torch.nan)
     return mask & (values > values.nanquantile(quantile, dim=1, keepdim=True))
@@ -67,11 +107,19 @@ def above_row_quantile(entropy: Tensor, mask: Tensor, *, quantile: float = 0.8) 
 def router_shift(
     router_logprobs: Tensor, old_router_logprobs: Tensor, mask: Tensor, *, minimum: float = 0.8
 ) -> Tensor:
-    """gamma = max(exp(-Delta), minimum), Delta = mean over layers and experts of |log p - log
-    p_old|. [B, T].
+    """How far a token's experts moved, as a factor on its ratio.
 
-    Both are [B, T, layers, K] logprobs of the experts that the old policy chose; masked tokens get
-    1.
+    gamma = max(exp(-Delta), minimum),  Delta = mean over layers and experts of |log p - log p_old|
+
+    Args:
+        router_logprobs, old_router_logprobs: [B, T, layers, K] nats of the experts that the old
+            policy chose.
+        mask: [B, T] bool, trained tokens.
+        minimum: smallest factor.
+
+    Returns:
+        gamma [B, T], 1 where masked.
+
     Source: RSPO, arXiv:2510.23027; the minimum is a third party's, the paper's value was not
     verified.
     """
@@ -79,34 +127,53 @@ def router_shift(
     return fill_masked((-delta).exp().clamp(min=minimum), mask, 1.0)
 
 
-# What the policy said of a whole rollout batch before the update, [B, T] or [B, T, K], by name:
-# tokens, mask, advantages, noise, logprobs and, where asked for, entropy, top_ids, top_logprobs.
-Looked = Mapping[str, Tensor]
+# What is known of the whole rollout batch before the update, [B, T] or [B, T, K], by name: tokens,
+# mask, advantages, noise, logprobs and, where the policy was asked for them, entropy, top_ids,
+# top_logprobs.
+BatchTensors = Mapping[str, Tensor]
 
 
-def _covariance(x: Looked) -> Tensor:
-    return covariance(x["logprobs"], x["advantages"], x["mask"])
+class Selection(Protocol):
+    """A cell of `SELECTIONS`: the tensors that a gate takes by keyword; its numbers by keyword."""
+
+    def __call__(self, x: BatchTensors, *args: Any, **numbers: Any) -> dict[str, Tensor]: ...
 
 
-# Row.gate -> (Looked, **numbers of PARAMETERS) -> the tensors which that gate takes by keyword; the
-# current `top_logprobs`, which carry a gradient, come from the update itself.
-SELECTIONS: dict[str, Callable[..., dict[str, Tensor]]] = {
-    "clip_cov": lambda x, cov_low, cov_high, cov_fraction: {
-        "selected": select_clip_cov(
-            _covariance(x), x["noise"], x["mask"], low=cov_low, high=cov_high, fraction=cov_fraction
-        )
-    },
-    "kl_cov": lambda x, cov_fraction: {
-        "selected": select_kl_cov(_covariance(x), x["mask"], fraction=cov_fraction)
-    },
-    "simko": lambda x, explore_quantile: {
+def _clip_cov_cell(
+    x: BatchTensors, *, cov_low: float, cov_high: float, cov_fraction: float
+) -> dict[str, Tensor]:
+    mask = x["mask"]
+    found = covariance(x["logprobs"], x["advantages"], mask)
+    selected = select_clip_cov(
+        found, x["noise"], mask, low=cov_low, high=cov_high, fraction=cov_fraction
+    )
+    return {"selected": selected}
+
+
+def _kl_cov_cell(x: BatchTensors, *, cov_fraction: float) -> dict[str, Tensor]:
+    found = covariance(x["logprobs"], x["advantages"], x["mask"])
+    return {"selected": select_kl_cov(found, x["mask"], fraction=cov_fraction)}
+
+
+def _simko_cell(x: BatchTensors, *, explore_quantile: float) -> dict[str, Tensor]:
+    return {
         "old_top_logprobs": x["top_logprobs"],
         "sampled_is_top": x["top_ids"][..., 0] == x["tokens"],
         "explore": above_row_quantile(x["entropy"], x["mask"], quantile=explore_quantile),
-    },
-}
-for _gate in ("dppo_topk_tv", "dppo_topk_kl"):
-    SELECTIONS[_gate] = lambda x: {
-        "old_top_logprobs": x["top_logprobs"],
-        "sampled_in_top": (x["top_ids"] == x["tokens"][..., None]).any(-1),
     }
+
+
+def _dppo_topk_cell(x: BatchTensors) -> dict[str, Tensor]:
+    among = x["top_ids"] == x["tokens"][..., None]
+    return {"old_top_logprobs": x["top_logprobs"], "sampled_in_top": among.any(-1)}
+
+
+# Row.gate -> what it reads of the whole step. The current `top_logprobs`, which carry a gradient,
+# come from the update itself.
+SELECTIONS: dict[str, Selection] = {
+    "clip_cov": _clip_cov_cell,
+    "kl_cov": _kl_cov_cell,
+    "simko": _simko_cell,
+    "dppo_topk_tv": _dppo_topk_cell,
+    "dppo_topk_kl": _dppo_topk_cell,
+}

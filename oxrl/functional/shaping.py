@@ -1,6 +1,4 @@
-"""Rewards before they become advantages, and the numbers that steer a run between steps. Pure, on
-one row or group.
-"""
+"""Rewards before they become advantages, and the numbers that steer a run between steps."""
 
 from __future__ import annotations
 
@@ -13,21 +11,38 @@ from oxrl.functional.group_advantages import Groups
 
 
 def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int) -> Tensor:
-    """[B]: 0 for lengths up to max_tokens - buffer_tokens, then linearly down to -1 at max_tokens,
-    -1 beyond.
+    """A penalty that grows with length over the last tokens before the limit.
 
-    Source: soft overlong punishment, DAPO, arXiv:2503.14476, Eq. 13. Group filters read the reward
-    without it.
+    0 up to max_tokens - buffer_tokens, then linearly down to -1 at max_tokens, -1 beyond
+
+    Group filters read the reward without it.
+
+    Args:
+        lengths: [B], tokens of each response.
+        max_tokens: the limit.
+        buffer_tokens: tokens over which the penalty grows.
+
+    Returns:
+        [B] float64.
+
+    Source: soft overlong punishment, DAPO, arXiv:2503.14476, Eq. 13.
     """
     return ((max_tokens - buffer_tokens - lengths.double()) / buffer_tokens).clamp(-1.0, 0.0)
 
 
 def informative_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """[B] bool: the row's group has rewards that differ, so it can teach something. On raw rewards,
-    before shaping.
+    """Whether the row's group has rewards that differ, so that it can teach something.
 
-    Source: dynamic sampling, DAPO, arXiv:2503.14476, Eq. 11; for rewards 0 and 1 it is 0 < correct
-    < G.
+    For rewards 0 and 1 it is 0 < correct < G.
+
+    Args:
+        rewards: [B], raw, before shaping.
+        group_ids: [B].
+
+    Returns:
+        [B] bool.
+
+    Source: dynamic sampling, DAPO, arXiv:2503.14476, Eq. 11.
     """
     return ~Groups.of(group_ids).flat(rewards)
 
@@ -35,11 +50,21 @@ def informative_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:
 def adapt_kl_coeff(
     kl_coeff: float, kl: float, *, kl_target: float, kl_horizon: float, rows: int
 ) -> float:
-    """kl_coeff * (1 + clip(kl / kl_target - 1, -0.2, 0.2) * rows / kl_horizon): steer the KL to its
-    target.
+    """Steer the KL to its target by its coefficient.
 
-    KLs are nats per response. An error of 20 % changes the coefficient by 20 % over kl_horizon
-    rows; `rows` responses came in since the last call.
+    kl_coeff * (1 + clip(kl / kl_target - 1, -0.2, 0.2) * rows / kl_horizon): an error of 20 %
+    changes the coefficient by 20 % over kl_horizon rows.
+
+    Args:
+        kl_coeff: the present coefficient.
+        kl: found, nats per response.
+        kl_target: wanted, nats per response.
+        kl_horizon: rows.
+        rows: responses that came in since the last call.
+
+    Returns:
+        The next coefficient.
+
     Source: Ziegler et al., arXiv:1909.08593, section 2.2.
     """
     error = min(max(kl / kl_target - 1, -0.2), 0.2)
@@ -47,12 +72,21 @@ def adapt_kl_coeff(
 
 
 def pass_at_k(total: Tensor, correct: Tensor, *, k: int) -> Tensor:
-    """Probability that k draws without replacement from `total` samples contain a correct one;
-    float64.
+    """Probability that k draws without replacement contain a correct sample.
 
     1 - C(total - correct, k) / C(total, k), as the product over j = total - correct + 1 .. total of
-    (1 - k / j). Averaged over prompts, the unbiased estimate of pass@k. Where total < k, any
-    correct sample gives 1.
+    (1 - k / j)
+
+    Averaged over prompts, the unbiased estimate of pass@k. Where total < k, any correct sample
+    gives 1.
+
+    Args:
+        total, correct: any shapes that broadcast, counts of samples.
+        k: draws.
+
+    Returns:
+        float64.
+
     Source: Chen et al., arXiv:2107.03374, Eq. 1.
     """
     total, correct = torch.broadcast_tensors(total.double(), correct.double())
@@ -62,14 +96,19 @@ def pass_at_k(total: Tensor, correct: Tensor, *, k: int) -> Tensor:
 
 
 def best_at_k(rewards: Tensor, *, k: int) -> Tensor:
-    """Expected largest of k draws without replacement from each row of rewards [P, n], k <= n; [P]
-    float64.
+    """Expected largest of k draws without replacement from each row of rewards.
 
     The i-th smallest reward is the largest of the draw in C(i - 1, k - 1) of C(n, k) cases. For
     rewards 0 and 1 it is pass@k: 1 - C(wrong, k) / C(n, k).
+
+    Args:
+        rewards: [P, n].
+        k: draws, at most n.
+
+    Returns:
+        [P] float64.
     """
     n = rewards.shape[1]
-    chances = [math.comb(i - 1, k - 1) / math.comb(n, k) for i in range(1, n + 1)]
-    return rewards.double().sort(1).values @ torch.tensor(
-        chances, dtype=torch.float64, device=rewards.device
-    )
+    chances = [math.comb(smaller, k - 1) / math.comb(n, k) for smaller in range(n)]
+    weights = torch.tensor(chances, dtype=torch.float64, device=rewards.device)
+    return rewards.double().sort(1).values @ weights

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from oxrl.functional.masks import fill_masked, masked_mean, require_same_shape, weighted_sum
+from oxrl.tables.numbers import VALUE_CLIP
 
 
 def value_loss(
@@ -15,7 +16,7 @@ def value_loss(
     mask: Tensor,
     loss_weights: Tensor,
     *,
-    value_clip: float | None = None,
+    value_clip: float | None = VALUE_CLIP.default,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Squared error of the value, with PPO's pessimistic clip around the old value.
 
@@ -23,12 +24,22 @@ def value_loss(
 
     The gradient is zero where the clipped branch is the larger one: the value already moved c away
     from V_old, and moving on would not be seen by the loss.
-    Source: PPO's reference implementation; arXiv:2005.12729, section 3.
 
-    All [B, T], else ValueError; only `values` carries a gradient. `returns` are advantages + old
-    values, never whitened; loss weights usually `token_mean`; value_clip c > 0 in units of the
-    value, or None for no clip. Returns a scalar, and `value/clip_frac`, the fraction without a
-    gradient.
+    Args:
+        values: [B, T]; the only tensor with a gradient.
+        old_values: [B, T], before the update.
+        returns: [B, T], advantages + old values, never whitened.
+        mask: [B, T] bool, trained tokens.
+        loss_weights: [B, T], usually `token_mean`.
+        value_clip: c > 0 in units of the value; None for no clip.
+
+    Returns:
+        Scalar loss, and `value/clip_frac`, the fraction without a gradient.
+
+    Raises:
+        ValueError: shapes differ.
+
+    Source: PPO's reference implementation; arXiv:2005.12729, section 3.
     """
     require_same_shape(
         values=values, old_values=old_values, returns=returns, mask=mask, loss_weights=loss_weights
@@ -43,6 +54,5 @@ def value_loss(
         bounded_error = (bounded - returns).square()
         clipped = bounded_error > error.detach()
         error = torch.where(clipped, bounded_error, error)
-    return weighted_sum(error / 2, mask, loss_weights), {
-        "value/clip_frac": masked_mean(clipped, mask).detach()
-    }
+    metrics = {"value/clip_frac": masked_mean(clipped, mask).detach()}
+    return weighted_sum(error / 2, mask, loss_weights), metrics

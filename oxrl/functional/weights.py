@@ -12,7 +12,7 @@ where shapes or types are others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,16 @@ from oxrl.functional.group_advantages import Groups
 from oxrl.functional.masks import require_same_shape
 
 
+class Weights(Protocol):
+    """A cell of `WEIGHTS`; its numbers come by keyword."""
+
+    def __call__(
+        self, response_mask: Tensor, group_ids: Tensor, *args: Any, **numbers: Any
+    ) -> Tensor: ...
+
+
 def _counts(response_mask: Tensor) -> Tensor:
+    """Trained tokens of every row. [B] float64."""
     if response_mask.ndim != 2 or response_mask.dtype != torch.bool:
         found = f"{response_mask.dtype} of shape {tuple(response_mask.shape)}"
         raise ValueError(f"response_mask must be bool [B, T], got {found}")
@@ -34,8 +43,15 @@ def _spread(row_weights: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def token_mean(response_mask: Tensor) -> Tensor:
-    """1 / N on every trained token, N = trained tokens of the global batch: every token counts the
-    same.
+    """Every token counts the same.
+
+    1 / N on every trained token, N = trained tokens of the global batch
+
+    Args:
+        response_mask: [B, T] bool.
+
+    Returns:
+        [B, T] float32.
 
     Source: DAPO, arXiv:2503.14476, Eq. 8. Also PPO, VAPO, CISPO, SFT.
     """
@@ -44,7 +60,15 @@ def token_mean(response_mask: Tensor) -> Tensor:
 
 
 def sequence_mean(response_mask: Tensor) -> Tensor:
-    """1 / (rows * tokens of the row): every response counts the same, whatever its length.
+    """Every response counts the same, whatever its length.
+
+    1 / (rows * tokens of the row)
+
+    Args:
+        response_mask: [B, T] bool.
+
+    Returns:
+        [B, T] float32.
 
     Source: GRPO, arXiv:2402.03300, Eq. 3.
     """
@@ -54,37 +78,63 @@ def sequence_mean(response_mask: Tensor) -> Tensor:
 
 
 def sequence_sum(response_mask: Tensor) -> Tensor:
-    """1 / rows on every trained token: the unbiased objective of a whole sequence.
+    """The unbiased objective of a whole sequence: its tokens are summed, responses averaged.
+
+    1 / rows on every trained token
+
+    Args:
+        response_mask: [B, T] bool.
+
+    Returns:
+        [B, T] float32.
 
     Source: REINFORCE and RLOO, arXiv:2402.14740; LUSPO, arXiv:2602.05261.
     """
     counts = _counts(response_mask)
-    return _spread(torch.ones_like(counts) / (counts > 0).sum().clamp(min=1), response_mask)
+    rows = (counts > 0).sum().clamp(min=1)
+    return _spread(torch.ones_like(counts) / rows, response_mask)
 
 
 def fixed_length(response_mask: Tensor, *, weights_length: int) -> Tensor:
-    """1 / (B * weights_length) on every trained token: no length bias, and no dependence on the
-    batch's lengths.
+    """A constant on every trained token: neither its row's length nor the batch's matters.
 
-    weights_length is a constant of the run, usually `rollout.max_tokens`; changing it rescales the
-    learning rate.
-    Source: Dr.GRPO, arXiv:2503.20783. Empty rows count in B: they are real samples.
+    1 / (B * weights_length); empty rows count in B: they are real samples
+
+    Args:
+        response_mask: [B, T] bool.
+        weights_length: tokens, a constant of the run, usually `rollout.max_tokens`; changing it
+            rescales the learning rate.
+
+    Returns:
+        [B, T] float32.
+
+    Raises:
+        ValueError: weights_length is below 1.
+
+    Source: Dr.GRPO, arXiv:2503.20783.
     """
     if weights_length < 1:
         raise ValueError(
             f"weights_length must be at least 1, got {weights_length}; rollout.max_tokens is usual"
         )
     counts = _counts(response_mask)
-    return _spread(
-        torch.full_like(counts, 1.0 / (max(len(counts), 1) * weights_length)), response_mask
-    )
+    weight = 1.0 / (max(len(counts), 1) * weights_length)
+    return _spread(torch.full_like(counts, weight), response_mask)
 
 
 def prompt_mean(response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """1 / (prompts * tokens of the prompt's rows): every prompt counts the same, every token within
-    it too.
+    """Every prompt counts the same, and within it every token.
 
-    Source: ScaleRL, arXiv:2510.13786. Prompts without a trained token are not counted.
+    1 / (prompts * tokens of the prompt's rows); prompts without a trained token are not counted
+
+    Args:
+        response_mask: [B, T] bool.
+        group_ids: [B].
+
+    Returns:
+        [B, T] float32.
+
+    Source: ScaleRL, arXiv:2510.13786.
     """
     counts = _counts(response_mask)
     require_same_shape(group_ids=group_ids, row_counts=counts)
@@ -94,30 +144,47 @@ def prompt_mean(response_mask: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def length_preference(lengths: Tensor, group_ids: Tensor, length_power: Tensor | float) -> Tensor:
-    """f_i = G * softmax over the group of h_i ** length_power, h_i = 1 + z_i / 9, z the length's
-    z-score. [B] float64.
+    """How much more a row counts than its group's average, by its length.
 
-    0 treats all lengths alike, a positive power favours long rows, a negative one short rows; f
-    sums to G. Rows without a trained token are left out. Differentiable in `length_power`, should
-    it be learned.
+    f_i = G * softmax over the group of h_i ** length_power,  h_i = 1 + z_i / 9
+
+    z is the z-score of the length, f sums to G. Rows without a trained token are left out.
+
+    Args:
+        lengths: [B], trained tokens of each row.
+        group_ids: [B].
+        length_power: 0 treats all lengths alike, a positive power favours long rows, a negative one
+            short rows. Differentiable, should it be learned.
+
+    Returns:
+        f [B] float64.
+
     Source: lambda-GRPO, arXiv:2510.06870; the factor 1/9 was not verified.
     """
-    groups, real = Groups.of(group_ids), (lengths > 0).double()
+    groups = Groups.of(group_ids)
+    real = (lengths > 0).double()
     rows = groups.sum(real).clamp(min=1)
     centered = (lengths.double() - groups.sum(lengths) / rows) * real
     std = (groups.sum(centered.square()) / rows).sqrt()
     score = (1 + (centered / std.clamp(min=1e-8) / 9).clamp(-0.9, 0.9)) ** length_power
-    share = (
-        score - groups.extreme(score.detach(), "amax")
-    ).exp() * real  # a softmax that large powers do not overflow
+    # A softmax that large powers do not overflow.
+    share = (score - groups.extreme(score.detach(), "amax")).exp() * real
     return rows * share / groups.sum(share).clamp(min=1e-300)
 
 
 def lambda_group(response_mask: Tensor, group_ids: Tensor, *, length_power: float) -> Tensor:
-    """f_i / (prompts * tokens of the prompt's rows): `prompt_mean` with a preference for long or
-    short rows.
+    """`prompt_mean` with a preference for long or short rows within a prompt.
 
-    f is `length_preference`, 1 for length_power 0.
+    f_i / (prompts * tokens of the prompt's rows), f = `length_preference`
+
+    Args:
+        response_mask: [B, T] bool.
+        group_ids: [B].
+        length_power: 0 is `prompt_mean`, a positive power favours long rows.
+
+    Returns:
+        [B, T] float32.
+
     Source: lambda-GRPO, arXiv:2510.06870. Deviation: the power is a number of the run, not a
     learned parameter.
     """
@@ -125,15 +192,30 @@ def lambda_group(response_mask: Tensor, group_ids: Tensor, *, length_power: floa
     return (prompt_mean(response_mask, group_ids).double() * preference[:, None]).float()
 
 
-# name -> (response_mask [B, T], group_ids [B], **numbers of PARAMETERS) -> loss_weights [B, T]
-# float32.
-WEIGHTS: dict[str, Callable[..., Tensor]] = {
-    "token_mean": lambda response_mask, group_ids: token_mean(response_mask),
-    "sequence_mean": lambda response_mask, group_ids: sequence_mean(response_mask),
-    "sequence_sum": lambda response_mask, group_ids: sequence_sum(response_mask),
-    "fixed_length": lambda response_mask, group_ids, **numbers: fixed_length(
-        response_mask, **numbers
-    ),
+# The cells that do not look at the prompts.
+
+
+def _token_mean_cell(response_mask: Tensor, group_ids: Tensor) -> Tensor:
+    return token_mean(response_mask)
+
+
+def _sequence_mean_cell(response_mask: Tensor, group_ids: Tensor) -> Tensor:
+    return sequence_mean(response_mask)
+
+
+def _sequence_sum_cell(response_mask: Tensor, group_ids: Tensor) -> Tensor:
+    return sequence_sum(response_mask)
+
+
+def _fixed_length_cell(response_mask: Tensor, group_ids: Tensor, *, weights_length: int) -> Tensor:
+    return fixed_length(response_mask, weights_length=weights_length)
+
+
+WEIGHTS: dict[str, Weights] = {
+    "token_mean": _token_mean_cell,
+    "sequence_mean": _sequence_mean_cell,
+    "sequence_sum": _sequence_sum_cell,
+    "fixed_length": _fixed_length_cell,
     "prompt_mean": prompt_mean,
     "lambda_group": lambda_group,
 }
