@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from oxrl.functional.masks import fill_masked, masked_mean, require_same_shape, weighted_sum
-from oxrl.tables.numbers import VALUE_CLIP
 
 
 def value_loss(
@@ -16,7 +15,7 @@ def value_loss(
     mask: Tensor,
     loss_weights: Tensor,
     *,
-    value_clip: float | None = VALUE_CLIP.default,
+    value_clip: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Squared error of the value, with PPO's pessimistic clip around the old value.
 
