@@ -127,14 +127,15 @@ def details(row: Row) -> Iterator[str]:
 def equation(kind: str, name: str) -> Iterator[str]:
     """One cell: its docstring up to the arguments, its line, its numbers."""
     function = EQUATIONS[kind][name]
-    text = (inspect.getdoc(function) or "").split("\n\nArgs")[0].split("\n\nReturns:")[0]
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    told = [text for text in paragraphs if not text.startswith(("Args:", "Returns:", "Raises:"))]
     yield f"### {kind} {name}"
     yield ""
     yield f"{source(function)}" + (
         f", as `{function.__name__}`" if function.__name__ != name else ""
     )
     yield ""
-    yield from ("```text", *text.splitlines(), "```")
+    yield from ("```text", *"\n\n".join(told).splitlines(), "```")
     numbers = PARAMETERS.get((kind, name), ()) + (
         PARAMETERS.get(("selection", name), ()) if kind == "gate" else ()
     )
