@@ -20,7 +20,7 @@ from oxrl.data.conversations import ConversationDataset, Example
 from oxrl.data.dataset import ReadOptions
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch
 
 MODEL = "builtin:tiny"
@@ -40,7 +40,8 @@ def learn(
 ) -> tuple[float, Tensor, float]:
     """(loss, gradient of all weights as one vector, share of padding) of one step."""
     trainer = LocalTrainer(
-        load_policy(MODEL, seed=0, dtype=dtype), TrainerOptions(lr=1e-3, micro_batch_tokens=budget)
+        load_policy(MODEL, LoadOptions(seed=0, dtype=dtype)),
+        TrainerOptions(lr=1e-3, micro_batch_tokens=budget),
     )
     batch = to_supervised_batch(examples, 0, pack_tokens=pack)
     output = trainer.forward_backward(batch, loss_fn, frozenset({"logprobs"}))

@@ -207,7 +207,7 @@ def main() -> None:
         "--plain-linears", action="store_true", help="oxRL without oneDNN for matrix products"
     )
     args = parser.parse_args()
-    from oxrl.models.load import load_policy, load_tokenizer
+    from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
     from oxrl.models.weights import save_model
 
     print(
@@ -215,7 +215,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_model(load_policy(MODEL, seed=0), folder / "model")
+        save_model(load_policy(MODEL, LoadOptions(seed=0)), folder / "model")
         load_tokenizer(MODEL).save_pretrained(folder / "model")
         for chosen in args.settings:
             place = folder / chosen

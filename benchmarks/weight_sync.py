@@ -22,7 +22,7 @@ from oxrl.engines.sample.vllm import VllmEngine
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.weight_sync import WeightSync
-from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import fingerprint
 
 REPEATS = 15
@@ -47,7 +47,9 @@ def copy_bandwidth() -> float:
 
 def main(name: str = "builtin:small", dtype_name: str = "float32") -> None:
     dtype = getattr(torch, dtype_name)
-    policy = LocalTrainer(load_policy(name, dtype=dtype, seed=1), TrainerOptions(lr=0.0))
+    policy = LocalTrainer(
+        load_policy(name, LoadOptions(dtype=dtype, seed=1)), TrainerOptions(lr=0.0)
+    )
     with tempfile.TemporaryDirectory() as folder:
         engine = VllmEngine(
             name, dtype=dtype_name, max_model_len=256, log_file=str(Path(folder) / "vllm.log")
@@ -58,7 +60,7 @@ def main(name: str = "builtin:small", dtype_name: str = "float32") -> None:
             dtype=dtype,
             vocabulary=len(load_tokenizer(name)),
             temperature=1.0,
-            new_model=lambda: load_policy(name, dtype=dtype),
+            new_model=lambda: load_policy(name, LoadOptions(dtype=dtype)),
             probe_every=0,
         )
         start = time.perf_counter()

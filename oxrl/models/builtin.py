@@ -1,5 +1,6 @@
-"""Small models that need no file and no network: Qwen3 architecture, byte-level tokenizer, seeded
-random weights.
+"""Small models that need no file and no network: Qwen3 architecture, seeded random weights.
+
+Their tokenizer has one token per byte.
 """
 
 from __future__ import annotations
@@ -13,23 +14,38 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% for message in messages %}"
+    "<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 VOCABULARY = len(SPECIAL_TOKENS) + 256
 
-_COMMON = {"vocab_size": VOCABULARY, "max_position_embeddings": 2048, "num_key_value_heads": 4}
 # Keyword arguments of Qwen3Config, so that memory can be estimated without importing torch.
 BUILTIN_DIMS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         # 0.15M parameters: what the quickstart trains in minutes on two CPU cores.
-        "builtin:tiny": _COMMON
-        | {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2}
-        | {"num_attention_heads": 4, "head_dim": 16},
+        "builtin:tiny": {
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 2048,
+            "hidden_size": 64,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "head_dim": 16,
+        },
         # 3.3M parameters: the shape of the speed benchmarks.
-        "builtin:small": _COMMON
-        | {"hidden_size": 256, "intermediate_size": 800, "num_hidden_layers": 4}
-        | {"num_attention_heads": 8, "head_dim": 32},
+        "builtin:small": {
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 2048,
+            "hidden_size": 256,
+            "intermediate_size": 800,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 32,
+        },
     }
 )
 

@@ -19,7 +19,8 @@ from torch.autograd.function import once_differentiable
 # oneDNN compiles a kernel per shape, which takes about 0.7 ms. Products of fewer multiplications
 # than SMALL gain too little. Below LARGE few shapes may occur, so the row count is cut to a coarse
 # multiple, and MKL multiplies the rest.
-SMALL, LARGE = 2**22, 2**26
+SMALL = 2**22
+LARGE = 2**26
 
 
 class OneDnnLinear(nn.Linear):
@@ -31,13 +32,15 @@ class OneDnnLinear(nn.Linear):
             return nn.functional.linear(input, self.weight, self.bias)
         output = _Product.apply(input.reshape(-1, self.in_features), self.weight)
         bias = cast("Tensor | None", self.bias)
-        output = output if bias is None else output + bias
+        if bias is not None:
+            output = output + bias
         return output.view(*input.shape[:-1], self.out_features)
 
 
 def speed_up_linears(model: nn.Module) -> None:
-    """Make every `nn.Linear` of `model` a OneDnnLinear, in place, where that is faster; parameters
-    stay the same.
+    """Make every `nn.Linear` of `model` a OneDnnLinear, in place, where that is faster.
+
+    Its parameters stay the same.
     """
     if not onednn_is_faster():
         return
@@ -49,16 +52,14 @@ def speed_up_linears(model: nn.Module) -> None:
 @cache
 def onednn_is_faster() -> bool:
     """A fact about the machine, never a measurement: two runs on it must compute the same bits."""
-    if (
-        torch.backends.cpu.get_cpu_capability() != "AVX512"
-        or not torch.backends.mkldnn.is_available()
-    ):
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     cpuinfo = Path("/proc/cpuinfo")
-    has_operator = hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return (
-        has_operator and cpuinfo.is_file() and "AuthenticAMD" in cpuinfo.read_text(encoding="utf-8")
-    )
+    return cpuinfo.is_file() and "AuthenticAMD" in cpuinfo.read_text(encoding="utf-8")
 
 
 class _Product(torch.autograd.Function):
@@ -96,8 +97,9 @@ def _rows_times(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _columns_times(gradient: Tensor, x: Tensor) -> Tensor:
-    """gradient [M, N] transposed times x [M, K]. oneDNN is faster with the narrower of the two as
-    its rows.
+    """gradient [M, N] transposed times x [M, K].
+
+    oneDNN is faster with the narrower of the two as its rows.
     """
     if gradient.shape[1] <= x.shape[1]:
         return _product(gradient.t(), x.t())
@@ -109,11 +111,8 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _onednn_rows(rows: int, multiplications: int) -> int:
-    """How many of `rows`, each of so many multiplications, oneDNN gets: all of them, or at least 7
-    in 8.
-    """
-    return (
-        rows
-        if rows * multiplications >= LARGE
-        else rows - rows % (1 << max(0, rows.bit_length() - 4))
-    )
+    """How many of `rows`, each of so many multiplications, oneDNN gets: all, or at least 7 in 8."""
+    if rows * multiplications >= LARGE:
+        return rows
+    granularity = 1 << max(0, rows.bit_length() - 4)
+    return rows - rows % granularity

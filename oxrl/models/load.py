@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from safetensors import safe_open
@@ -22,9 +25,6 @@ from oxrl.models.builtin import BUILTIN_DIMS, builtin_policy, builtin_tokenizer,
 from oxrl.models.linear import speed_up_linears
 from oxrl.models.lora import adapter_base, merge_adapter
 from oxrl.models.network import ValueModel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BUILTINS = ", ".join(BUILTIN_DIMS)
 Model = TypeVar("Model", bound=nn.Module)
@@ -49,8 +49,9 @@ def load_tokenizer(
         _require_known(name)
         tokenizer: PreTrainedTokenizerBase = builtin_tokenizer()
     else:
-        load: Any = AutoTokenizer.from_pretrained
-        tokenizer = _from_disk_or_hub(load, "tokenizer", name, trust_remote_code=trust_remote_code)
+        read: Any = AutoTokenizer.from_pretrained
+        with _named_in_errors("tokenizer", name):
+            tokenizer = read(name, trust_remote_code=trust_remote_code)
     if tokenizer.eos_token_id is None:
         raise DataError(
             f"the tokenizer of {name!r} has no end-of-sequence token; set eos_token in its files"
@@ -65,85 +66,127 @@ def load_tokenizer(
     return tokenizer
 
 
-class Options(TypedDict, total=False):
-    """How a model is loaded; `seed` matters for `builtin:` names only: other weights are read."""
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How a model is loaded.
 
-    dtype: torch.dtype
-    device: torch.device | str
-    seed: int
-    trust_remote_code: bool
+    Args:
+        dtype: weights are cast to it.
+        device: where they go.
+        seed: of the random weights of `builtin:` names; other weights are read.
+        trust_remote_code: run Python code that the model's authors ship with it.
+    """
+
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu"
+    seed: int = 0
+    trust_remote_code: bool = False
 
 
-def load_policy(name: str, **options: Unpack[Options]) -> PreTrainedModel:
-    """A causal language model in eval mode, in float32 on the CPU unless `options` say otherwise.
+DEFAULTS = LoadOptions()
+
+
+def load_policy(name: str, options: LoadOptions = DEFAULTS) -> PreTrainedModel:
+    """A causal language model in eval mode.
 
     The folder of an adapter gives its base with the adapter merged into it.
+
+    Args:
+        name: `builtin:...`, a directory, or a hub name.
+        options: how it is loaded.
 
     Raises:
         DataError: nothing loadable under that name, or its files lack some weights.
     """
-    if (base := adapter_base(name)) is not None:
-        return merge_adapter(load_policy(base, **options), name).eval()
+    base = adapter_base(name)
+    if base is not None:
+        return merge_adapter(load_policy(base, options), name).eval()
     if is_builtin(name):
         _require_known(name)
-        model: PreTrainedModel = builtin_policy(name, seed=options.get("seed", 0))
+        model: PreTrainedModel = builtin_policy(name, seed=options.seed)
     else:
-        model = read_weights(AutoModelForCausalLM, name, **options)
+        model = _read(AutoModelForCausalLM, name, options)
     return _placed(model, options)
 
 
-def load_critic(name: str, **options: Unpack[Options]) -> ValueModel:
-    """A value model: the backbone of policy `name` with a zero head, or a critic that was saved
-    before.
+def load_critic(name: str, options: LoadOptions = DEFAULTS) -> ValueModel:
+    """A value model: the backbone of policy `name` with a zero head, or a critic saved before.
+
+    Args:
+        name: as of `load_policy`.
+        options: how it is loaded.
 
     Raises:
         DataError: nothing loadable under that name, or its files lack some weights.
     """
     head_file = Path(name) / VALUE_HEAD_FILE
-    if head_file.is_file() and (base := adapter_base(name)) is not None:
-        decoder = merge_adapter(load_critic(base, **options).decoder, name)
-    elif head_file.is_file():
-        decoder = read_weights(AutoModel, name, **options)
+    if not head_file.is_file():
+        backbone = cast(PreTrainedModel, load_policy(name, options).base_model)
+        return _placed(ValueModel(backbone), options)
+    base = adapter_base(name)
+    if base is None:
+        backbone = _read(AutoModel, name, options)
     else:
-        decoder = cast(PreTrainedModel, load_policy(name, **options).base_model)
-    critic = ValueModel(decoder)
-    if head_file.is_file():
-        with safe_open(head_file, framework="pt") as file:
-            critic.kind = (file.metadata() or {}).get("kind", critic.kind)
-            critic.value_head.load_state_dict({name: file.get_tensor(name) for name in file.keys()})
+        backbone = merge_adapter(load_critic(base, options).decoder, name)
+    critic = ValueModel(backbone)
+    with safe_open(head_file, framework="pt") as file:
+        critic.kind = (file.metadata() or {}).get("kind", critic.kind)
+        critic.value_head.load_state_dict({key: file.get_tensor(key) for key in file.keys()})
     return _placed(critic, options)
 
 
-def _placed(model: Model, options: Options) -> Model:
-    """In eval mode on its device. Only weights are cast: rounded rotary frequencies would misplace
-    every token.
+def _placed(model: Model, options: LoadOptions) -> Model:
+    """In eval mode on its device.
+
+    Only weights are cast: rounded rotary frequencies would misplace every token.
     """
-    device, dtype = options.get("device", "cpu"), options.get("dtype", torch.float32)
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(device=device, dtype=dtype)
+        parameter.data = parameter.data.to(device=options.device, dtype=options.dtype)
     speed_up_linears(model)
-    return cast(nn.Module, model).to(device=device).eval()  # pyright: ignore[reportReturnType]
+    return cast(nn.Module, model).to(device=options.device).eval()  # pyright: ignore[reportReturnType]
 
 
-def read_weights(model_class: type[Any], name: str, **options: Any) -> PreTrainedModel:
-    """`from_pretrained` that refuses weights it would have to invent; of the `Options`, it takes
-    dtype and trust.
-    """
-    read = {"dtype": torch.float32, "trust_remote_code": False}
-    read |= {key: value for key, value in options.items() if key in read}
-    model, info = _from_disk_or_hub(
-        model_class.from_pretrained, "model", name, output_loading_info=True, **read
+def _read(model_class: type[Any], name: str, options: LoadOptions) -> PreTrainedModel:
+    return read_weights(
+        model_class, name, dtype=options.dtype, trust_remote_code=options.trust_remote_code
     )
+
+
+def read_weights(
+    model_class: type[Any],
+    name: str,
+    *,
+    dtype: torch.dtype | Literal["auto"],
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """`from_pretrained` that refuses weights it would have to invent.
+
+    Args:
+        model_class: with a `from_pretrained`.
+        name: a directory or a hub name.
+        dtype: weights are cast to it; "auto": as they are stored.
+        trust_remote_code: run Python code that the model's authors ship with it.
+
+    Raises:
+        DataError: nothing loadable under that name, or its files lack some weights.
+    """
+    with _named_in_errors("model", name):
+        model, info = model_class.from_pretrained(
+            name, output_loading_info=True, dtype=dtype, trust_remote_code=trust_remote_code
+        )
     missing = sorted(info["missing_keys"])
     if missing:
         raise DataError(
-            f"model {name!r} lacks {len(missing)} weights that {type(model).__name__} needs, such as {missing[0]!r}; "
-            "they would start random. Is this a checkpoint of another kind of model?"
+            f"model {name!r} lacks {len(missing)} weights that {type(model).__name__} needs, "
+            f"such as {missing[0]!r}; they would start random. "
+            "Is this a checkpoint of another kind of model?"
         )
     return model
 
 
-def _from_disk_or_hub(load: Callable[..., Any], what: str, name: str, **options: Any) -> Any:
+@contextmanager
+def _named_in_errors(what: str, name: str) -> Iterator[None]:
+    """Around reading `what` from a directory or from the hub: says what cannot be read, and why."""
     disable_progress_bar()
     path = Path(name)
     looks_local = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
@@ -152,15 +195,14 @@ def _from_disk_or_hub(load: Callable[..., Any], what: str, name: str, **options:
             f"model.name: no directory {name!r}. Give a directory, a hub name or one of {BUILTINS}"
         )
     try:
-        return load(name, **options)
+        yield
     except (OSError, ValueError) as error:
-        where = (
-            "in that directory"
-            if path.is_dir()
-            else "on disk, and the hub has none or cannot be reached"
-        )
+        where = "on disk, and the hub has none or cannot be reached"
+        if path.is_dir():
+            where = "in that directory"
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise DataError(
-            f"model.name: no {what} {name!r} {where} ({type(error).__name__}: {str(error).splitlines()[0]}). "
+            f"model.name: no {what} {name!r} {where} ({reason}). "
             f"Without a network use a local directory or one of {BUILTINS}"
         ) from error
 

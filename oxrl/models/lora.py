@@ -1,5 +1,6 @@
-"""Low-rank adapters: put on, switched off, stored and merged. peft is imported only when one is
-asked for.
+"""Low-rank adapters: put on, switched off, stored and merged.
+
+peft is imported only when one is asked for.
 """
 
 from __future__ import annotations
@@ -19,21 +20,27 @@ from transformers import PreTrainedModel
 from oxrl.errors import EngineError, MissingExtraError
 
 # peft's own file names: whatever reads adapters reads these.
-ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
 # An adapter's parameters in the model and in its file: `x.lora_A.default.weight`,
 # `base_model.model.x.lora_A.weight`.
-IN_MODEL, IN_FILE, FILE_PREFIX = ".default.weight", ".weight", "base_model.model."
+IN_MODEL = ".default.weight"
+IN_FILE = ".weight"
+FILE_PREFIX = "base_model.model."
 ALL_LINEAR = "all-linear"
 
 
 def add_adapter(
     model: PreTrainedModel, *, base: str, rank: int, alpha: float, targets: str, seed: int
 ) -> None:
-    """Freeze `model` and give its linear layers W a trained term alpha / rank * B A, zero at the
-    start: A random, B 0.
+    """Freeze `model` and give its linear layers W a trained term alpha / rank * B A.
 
     Args:
+        model: changed in place.
         base: where the frozen weights can be loaded from again; kept in the adapter's files.
+        rank: rows of A and columns of B.
+        alpha: see above.
+        seed: of A; B starts at 0, and so does the term.
         targets: "all-linear" (all but the output head), or layer names separated by commas.
 
     Raises:
@@ -48,9 +55,11 @@ def add_adapter(
     ]
     present = {name.rpartition(".")[2] for name in linears}
     wanted = present if targets == ALL_LINEAR else {name.strip() for name in targets.split(",")}
-    if unknown := sorted(wanted - present):
+    unknown = sorted(wanted - present)
+    if unknown:
         raise EngineError(
-            f"lora.targets: {type(model).__name__} has no linear layer {unknown[0]!r}; it has {sorted(present)}"
+            f"lora.targets: {type(model).__name__} has no linear layer {unknown[0]!r}; "
+            f"it has {sorted(present)}"
         )
     config = _peft().LoraConfig(
         r=rank,
@@ -72,9 +81,7 @@ def has_adapter(model: nn.Module) -> bool:
 
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
-    """The model as it was before `add_adapter`, inside the block: the reference without a second
-    model.
-    """
+    """Inside the block, the model as it was before `add_adapter`: a reference without a copy."""
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "lora_A")]
     for layer in layers:
         layer.enable_adapters(False)
@@ -86,13 +93,13 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 
 
 def save_adapter(model: PreTrainedModel, directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the adapter's `tensors` (names of `model`) in peft's format: transformers loads them
-    with their base.
+    """Write the adapter's `tensors` (names of `model`) in peft's format.
+
+    Transformers loads them with their base.
     """
-    config: Any = cast(Any, model).peft_config["default"]
-    config.target_modules = sorted(
-        config.target_modules
-    )  # a set: its order differs from process to process
+    config = cast(Any, model).peft_config["default"]
+    # It is a set, whose order differs from process to process.
+    config.target_modules = sorted(config.target_modules)
     config.save_pretrained(directory)
     named = {
         FILE_PREFIX + name.removesuffix(IN_MODEL) + IN_FILE: tensor
@@ -107,22 +114,17 @@ def model_name(key: str) -> str:
 
 
 def adapter_base(name: str) -> str | None:
-    """Where the frozen weights under the adapter in folder `name` are; None if that holds no
-    adapter.
-    """
+    """Where the frozen weights under the adapter in folder `name` are; None if it has no adapter."""
     path = Path(name) / CONFIG_FILE
-    return (
-        json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
-        if path.is_file()
-        else None
-    )
+    if not path.is_file():
+        return None
+    return json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
 
 
 def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
-    """`model` with W + alpha / rank * B A of the adapter in `folder` as its weights, and no adapter
-    any more.
-    """
-    return _peft().PeftModel.from_pretrained(model, folder).merge_and_unload().requires_grad_(True)
+    """`model` with W + alpha / rank * B A as its weights, A and B of the adapter in `folder`."""
+    adapted = _peft().PeftModel.from_pretrained(model, folder)
+    return adapted.merge_and_unload().requires_grad_(True)
 
 
 def _peft() -> Any:

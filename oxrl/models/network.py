@@ -1,10 +1,11 @@
-"""What an engine needs of a model: hidden states, and a head. Any module with `backbone` and `head`
-will do.
+"""What an engine needs of a model: hidden states, and a head.
+
+Any module with `backbone` and `head` will do.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from oxrl.errors import EngineError
 from oxrl.functional.logprobs import Head
+from oxrl.types import TokenBatch
 
 
 class TokenModel(Protocol):
@@ -23,19 +25,16 @@ class TokenModel(Protocol):
     @property
     def head(self) -> Head: ...
 
-    def backbone(
-        self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
-    ) -> Tensor:
-        """Hidden states [B, T, H] of tokens [B, T]; None masks mean right-padded rows at positions
-        0..n-1.
+    def backbone(self, batch: TokenBatch) -> Tensor:
+        """Hidden states [B, T, H] of a batch of tokens [B, T].
+
+        It reads the whole batch: tokens, positions, and of `extras` what it knows.
         """
         ...
 
 
 class CausalNetwork:
-    """A Hugging Face causal LM as a TokenModel: its backbone without the head, and the head's
-    numbers.
-    """
+    """A Hugging Face causal LM as a TokenModel: its backbone, and the numbers of its head."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -43,52 +42,43 @@ class CausalNetwork:
         output = model.get_output_embeddings()
         if output is None or self.decoder is model:
             raise EngineError(
-                f"{type(model).__name__} has no separate output head; a causal language model is needed"
+                f"{type(model).__name__} has no separate output head; "
+                "a causal language model is needed"
             )
         self._output: nn.Module = output
         config = model.config.get_text_config()
         self._softcap = getattr(config, "final_logit_softcapping", None)
         # Cohere multiplies logits, Granite divides them.
-        self._scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
-            getattr(config, "logits_scaling", None) or 1.0
-        )
+        factor = float(getattr(config, "logit_scale", None) or 1.0)
+        divisor = float(getattr(config, "logits_scaling", None) or 1.0)
+        self._scale = factor / divisor
         self._check_head()
 
     @property
     def head(self) -> Head:
-        bias = getattr(self._output, "bias", None)
-        return Head(
-            cast(Tensor, self._output.weight),
-            cast("Tensor | None", bias),
-            self._softcap,
-            self._scale,
-        )
+        weight = cast(Tensor, self._output.weight)
+        bias = cast("Tensor | None", getattr(self._output, "bias", None))
+        return Head(weight, bias, self._softcap, self._scale)
 
-    def backbone(
-        self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
-    ) -> Tensor:
-        return _last_hidden(self.decoder, tokens, attention_mask, position_ids)
+    def backbone(self, batch: TokenBatch) -> Tensor:
+        """See TokenModel."""
+        return _last_hidden(self.decoder, batch)
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Compare with the model's own logits once: an unknown post-processing must not go
-        unnoticed.
-        """
+        """Compare with the model's own logits once: an unknown post-processing must be noticed."""
         tokens = torch.tensor([[1, 2, 3]], device=self.model.device)
+        hidden = self.backbone(unpadded(tokens))
         head = self.head
-        ours = (
-            torch.nn.functional.linear(self.backbone(tokens, None, None), head.weight, head.bias)
-            * head.scale
-        )
+        ours = nn.functional.linear(hidden, head.weight, head.bias) * head.scale
         if head.softcap is not None:
             ours = torch.tanh(ours / head.softcap) * head.softcap
-        output: Any = self.model(input_ids=tokens, use_cache=False)
-        if not torch.allclose(
-            ours.float(), output.logits.float(), rtol=1e-2, atol=1e-2, equal_nan=True
-        ):
+        theirs: Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        if not torch.allclose(ours.float(), theirs.float(), rtol=1e-2, atol=1e-2, equal_nan=True):
             raise EngineError(
-                f"{type(self.model).__name__} computes its logits in a way oxRL does not know: hidden states times "
-                "the output embedding give other numbers than the model's own forward"
+                f"{type(self.model).__name__} computes its logits in a way oxRL does not know: "
+                "hidden states times the output embedding give other numbers than the model's own "
+                "forward"
             )
 
 
@@ -111,25 +101,32 @@ class ValueModel(nn.Module):
     def head(self) -> Head:
         return Head(self.value_head.weight, self.value_head.bias)
 
-    def backbone(
-        self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
-    ) -> Tensor:
-        """Hidden states [B, T, H]."""
-        return _last_hidden(self.decoder, tokens, attention_mask, position_ids)
+    def backbone(self, batch: TokenBatch) -> Tensor:
+        """See TokenModel."""
+        return _last_hidden(self.decoder, batch)
 
 
-def _last_hidden(
-    decoder: nn.Module, tokens: Tensor, mask: Tensor | None, positions: Tensor | None
-) -> Tensor:
-    output: Any = decoder(
-        input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False
+def unpadded(tokens: Tensor) -> TokenBatch:
+    """Rows of tokens [B, T] without padding, as a batch whose every token is trained on."""
+    everywhere = torch.ones_like(tokens, dtype=torch.bool)
+    return TokenBatch(tokens=tokens, attention_mask=everywhere, response_mask=everywhere)
+
+
+def _last_hidden(decoder: nn.Module, batch: TokenBatch) -> Tensor:
+    # Rows are right-padded and attention is causal, so no real token sees padding and no mask has
+    # to be built. Positions that start again mark packed rows: transformers keeps them apart, but
+    # only when it is given no mask.
+    output = decoder(
+        input_ids=batch.tokens,
+        attention_mask=None,
+        position_ids=batch.position_ids,
+        use_cache=False,
     )
     return output.last_hidden_state
 
 
 def token_model(model: nn.Module) -> TokenModel:
-    """`model` itself when it already is a TokenModel, else the wrapper around a Hugging Face causal
-    LM.
+    """`model` itself if it is a TokenModel, else the wrapper around a Hugging Face causal LM.
 
     Raises:
         EngineError: the module is neither.
@@ -140,5 +137,5 @@ def token_model(model: nn.Module) -> TokenModel:
         return cast(TokenModel, model)
     raise EngineError(
         f"{type(model).__name__} is neither a Hugging Face causal language model nor a module with "
-        "`backbone(tokens, attention_mask, position_ids)` and `head` (oxrl.models.network.TokenModel)"
+        "`backbone(batch)` and `head` (oxrl.models.network.TokenModel)"
     )

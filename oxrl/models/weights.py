@@ -1,5 +1,6 @@
-"""A model's files: what `from_pretrained` reads, written and read back bit for bit. No pickle
-anywhere.
+"""A model's files: what `from_pretrained` reads, written and read back bit for bit.
+
+No pickle anywhere.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -24,21 +25,34 @@ from oxrl.models.network import ValueModel
 
 BUCKET_BYTES = 512 * 2**20
 # Prefixes of a ValueModel's parameter names, each part in files of its own.
-VALUE_MODEL_PARTS = ("decoder.", "value_head.")
+DECODER = "decoder."
+VALUE_HEAD = "value_head."
+
+
+NamedTensor = tuple[str, Tensor]
+
+
+class WeightType(NamedTuple):
+    """Shape and dtype of a weight."""
+
+    shape: torch.Size
+    dtype: torch.dtype
 
 
 def buckets(
-    named: Iterable[tuple[str, Tensor]], *, limit: int = BUCKET_BYTES
-) -> Iterator[list[tuple[str, Tensor]]]:
-    """Group named tensors, in order, into lists of at most `limit` bytes; a larger tensor gets a
-    list of its own.
+    named: Iterable[NamedTensor], *, limit: int = BUCKET_BYTES
+) -> Iterator[list[NamedTensor]]:
+    """Group named tensors, in order, into lists of at most `limit` bytes.
+
+    A larger tensor gets a list of its own.
     """
-    bucket: list[tuple[str, Tensor]] = []
+    bucket: list[NamedTensor] = []
     size = 0
     for name, tensor in named:
         if bucket and size + tensor.nbytes > limit:
             yield bucket
-            bucket, size = [], 0
+            bucket = []
+            size = 0
         bucket.append((name, tensor))
         size += tensor.nbytes
     if bucket:
@@ -60,19 +74,20 @@ def fingerprint(tensor: Tensor) -> str:
     factors = _odd_factors()
     whole = len(words) // len(factors) * len(factors)
     rest = words[whole:]
-    sums = torch.cat(
-        [words[:whole].view(-1, len(factors)) @ factors, (rest @ factors[: len(rest)])[None]]
-    )
+    sums_of_chunks = words[:whole].view(-1, len(factors)) @ factors
+    sum_of_rest = rest @ factors[: len(rest)]
+    sums = torch.cat([sums_of_chunks, sum_of_rest[None]])
     return hashlib.sha256(f"{size} {sums.tolist()}".encode()).hexdigest()[:16]
 
 
 @cache
 def _odd_factors() -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(-(2**63), 2**63 - 1, (2**14,), generator=generator, dtype=torch.int64) | 1
+    limits = (-(2**63), 2**63 - 1)
+    return torch.randint(*limits, (2**14,), generator=generator, dtype=torch.int64) | 1
 
 
-def write_sharded(directory: Path, stem: str, named: Iterable[tuple[str, Tensor]]) -> None:
+def write_sharded(directory: Path, stem: str, named: Iterable[NamedTensor]) -> None:
     """Write `stem-00000.safetensors`, `stem-00001...`, with `named` tensors under their names."""
     for index, bucket in enumerate(buckets(named)):
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in bucket}
@@ -80,13 +95,16 @@ def write_sharded(directory: Path, stem: str, named: Iterable[tuple[str, Tensor]
 
 
 def stored_tensors(directory: Path, pattern: str) -> dict[str, Callable[[], Tensor]]:
-    """What the safetensors files of `pattern` hold: name -> function that reads that tensor, to the
-    CPU.
+    """What the safetensors files of `pattern` hold.
+
+    Returns:
+        name -> function that reads that tensor, to the CPU.
     """
     found: dict[str, Callable[[], Tensor]] = {}
     for path in sorted(directory.glob(pattern)):
         with safe_open(path, framework="pt") as file:
-            found |= {name: partial(_read_tensor, path, name) for name in file.keys()}
+            for name in file.keys():
+                found[name] = partial(_read_tensor, path, name)
     return found
 
 
@@ -96,10 +114,9 @@ def _read_tensor(path: Path, name: str) -> Tensor:
 
 
 def save_model(
-    model: nn.Module, directory: Path, weights: Iterable[tuple[str, Tensor]] | None = None
+    model: nn.Module, directory: Path, weights: Iterable[NamedTensor] | None = None
 ) -> None:
-    """Write `model` so that `load_policy`, `load_critic` or `from_pretrained` reads it from
-    `directory`.
+    """Write `model` so that `load_policy`, `load_critic` or `from_pretrained` reads it.
 
     Of a model with an adapter, what is trained is written and where the rest can be loaded from.
 
@@ -117,19 +134,21 @@ def save_model(
     if isinstance(model, PreTrainedModel):
         save(model, directory, tensors)
     elif isinstance(model, ValueModel):
-        decoder, head = (
-            {
-                name.removeprefix(part): tensor
-                for name, tensor in tensors.items()
-                if name.startswith(part)
-            }
-            for part in VALUE_MODEL_PARTS
-        )
-        save(model.decoder, directory, decoder)
+        save(model.decoder, directory, _under(DECODER, tensors))
+        head = _under(VALUE_HEAD, tensors)
         # One entry only: safetensors writes several in any order, and equal runs write equal bytes.
         save_file(head, directory / VALUE_HEAD_FILE, metadata={"kind": model.kind})
     else:
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix`, without it."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def _save_whole(host: Any, directory: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -141,17 +160,13 @@ def _save_whole(host: Any, directory: Path, tensors: Mapping[str, Tensor]) -> No
 
 
 def kept_buffers(host: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds and nothing trains, on the CPU: the bias of a router, but no rotary
-    frequencies.
-    """
+    """What a checkpoint holds and nothing trains: a router's bias, but no rotary frequencies."""
     kept = host.state_dict().keys()
     return {name: buffer.detach().cpu() for name, buffer in host.named_buffers() if name in kept}
 
 
 def stored_names(model: nn.Module) -> list[str]:
-    """The parameters of `model` that its files hold: all, or with an adapter those that are
-    trained.
-    """
+    """The parameters that a model's files hold: all, or with an adapter those that are trained."""
     adapted = has_adapter(model)
     return [
         name
@@ -161,50 +176,68 @@ def stored_names(model: nn.Module) -> list[str]:
 
 
 def stored_weights(
-    model: nn.Module, directory: Path, expected: Mapping[str, tuple[torch.Size, torch.dtype]]
-) -> Iterator[tuple[str, Tensor]]:
-    """(name in `model`, whole tensor on the CPU) of every weight that `save_model` wrote to
-    `directory`.
+    model: nn.Module, directory: Path, expected: Mapping[str, WeightType]
+) -> Iterator[NamedTensor]:
+    """Every weight that `save_model` wrote: (name in `model`, whole tensor on the CPU).
+
+    Args:
+        model: whose weights they are.
+        directory: where they were written.
+        expected: shape and dtype of each weight of the model.
 
     Raises:
-        CheckpointError: a weight is missing, unknown, or of another shape or dtype than `expected`.
+        CheckpointError: a weight is missing, unknown, or of another shape or dtype than expected.
     """
     missing = {name: expected[name] for name in stored_names(model)}
-    files = ADAPTER_FILE if has_adapter(model) else "model*.safetensors"
-    parts: list[tuple[str, nn.Module, str]] = [("", model, files)]
-    if isinstance(model, ValueModel):
-        decoder, head = VALUE_MODEL_PARTS
-        parts = [(decoder, model.decoder, files), (head, model.value_head, VALUE_HEAD_FILE)]
-    for part, host, pattern in parts:
-        for key, tensor in _stored_part(host, directory, pattern):
-            shape, dtype = missing.pop(part + key, (None, None))
-            if shape != tensor.shape or dtype != tensor.dtype:
-                held = "no such weight" if shape is None else f"{dtype} {tuple(shape)}"
-                raise CheckpointError(
-                    f"{directory} holds {key!r} as {tensor.dtype} {tuple(tensor.shape)}, the model has {held}"
-                )
-            yield part + key, tensor
+    for name, tensor in _read_parts(model, directory):
+        held = missing.pop(name, None)
+        if held != (tensor.shape, tensor.dtype):
+            has = "no such weight" if held is None else f"{held.dtype} {tuple(held.shape)}"
+            raise CheckpointError(
+                f"{directory} holds {name!r} as {tensor.dtype} {tuple(tensor.shape)}, "
+                f"the model has {has}"
+            )
+        yield name, tensor
     if missing:
         raise CheckpointError(
-            f"{directory} lacks {len(missing)} weights of the model, such as {next(iter(missing))!r}"
+            f"{directory} lacks {len(missing)} weights of the model, "
+            f"such as {next(iter(missing))!r}"
         )
 
 
-def _stored_part(host: nn.Module, directory: Path, pattern: str) -> Iterator[tuple[str, Tensor]]:
+def _read_parts(model: nn.Module, directory: Path) -> Iterator[NamedTensor]:
+    """(name in `model`, tensor) of everything in the files of `directory`."""
+    files = ADAPTER_FILE if has_adapter(model) else "model*.safetensors"
+    if not isinstance(model, ValueModel):
+        yield from _read_part(model, directory, files)
+        return
+    for name, tensor in _read_part(model.decoder, directory, files):
+        yield DECODER + name, tensor
+    for name, tensor in _read_part(model.value_head, directory, VALUE_HEAD_FILE):
+        yield VALUE_HEAD + name, tensor
+
+
+def _read_part(host: nn.Module, directory: Path, pattern: str) -> Iterator[NamedTensor]:
     """(name in `host`, tensor) of everything in the files of `pattern`."""
     tensors = stored_tensors(directory, pattern)
     if not tensors:
         raise CheckpointError(f"no file {directory / pattern}")
-    adapted, own = pattern == ADAPTER_FILE, {name for name, _ in host.named_parameters()}
     for name in kept_buffers(host):  # nothing changes them: the model has them already
         tensors.pop(name, None)
-    if adapted or not isinstance(host, PreTrainedModel) or tensors.keys() == own:
-        yield from ((model_name(key) if adapted else key, read()) for key, read in tensors.items())
+    if pattern == ADAPTER_FILE:
+        for key, read in tensors.items():
+            yield model_name(key), read()
+        return
+    own = {name for name, _ in host.named_parameters()}
+    if not isinstance(host, PreTrainedModel) or tensors.keys() == own:
+        for name, read in tensors.items():
+            yield name, read()
         return
     # Transformers stores some models otherwise than it computes with them (experts one by one, and
     # fused). It knows how to read that: all at once.
     try:
-        read = read_weights(type(host), str(directory), dtype="auto")
+        whole = read_weights(type(host), str(directory), dtype="auto")
     except DataError as error:
         raise CheckpointError(f"{directory} holds no {type(host).__name__}: {error}") from error
-    yield from ((name, parameter.detach()) for name, parameter in read.named_parameters())
+    for name, parameter in whole.named_parameters():
+        yield name, parameter.detach()

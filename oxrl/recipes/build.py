@@ -19,7 +19,7 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks, joined_ranks, launched_world
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import ConfigError
-from oxrl.models.load import load_critic, load_policy, load_tokenizer
+from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import add_adapter
 from oxrl.models.network import ValueModel
 from oxrl.rewards.workers import RewardPool
@@ -77,10 +77,12 @@ def load_model(
     """
     return load(
         cfg.model.name,
-        dtype=DTYPES[cfg.model.dtype],
-        device=choose_device(cfg) if device is None else device,
-        seed=stable_seed("model", cfg.run.seed),
-        trust_remote_code=cfg.model.trust_remote_code,
+        LoadOptions(
+            dtype=DTYPES[cfg.model.dtype],
+            device=choose_device(cfg) if device is None else device,
+            seed=stable_seed("model", cfg.run.seed),
+            trust_remote_code=cfg.model.trust_remote_code,
+        ),
     )
 
 

@@ -21,7 +21,7 @@ from oxrl.engines.sample.base import RolloutEngine, generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import CheckpointError
 from oxrl.functional.shaping import best_at_k, pass_at_k
-from oxrl.models.load import VALUE_HEAD_FILE, load_critic, load_policy, load_tokenizer
+from oxrl.models.load import VALUE_HEAD_FILE, LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.weights import save_model
 from oxrl.recipes import build
 from oxrl.recipes.inputs import read_pins
@@ -241,7 +241,10 @@ def run_generate(
             finish_reason, tokens.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer, policy = load_tokenizer(model), load_policy(model, device=device, seed=seed)
+    tokenizer, policy = (
+        load_tokenizer(model),
+        load_policy(model, LoadOptions(device=device, seed=seed)),
+    )
     encoder, asked = ChatEncoder(tokenizer), list[tuple[int, Prompt]]()
     for index, text in enumerate(prompts):
         messages = ({"role": "user", "content": text},)

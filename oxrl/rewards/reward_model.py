@@ -13,6 +13,7 @@ from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import encode_conversation
 from oxrl.data.steps import SEPARATOR, encode_steps
 from oxrl.models.load import load_critic, load_tokenizer
+from oxrl.models.network import unpadded
 from oxrl.types import Completion, Prompt
 
 
@@ -34,7 +35,7 @@ def scorer(folder: Path) -> Callable[[Prompt, Sequence[Completion]], list[float]
         if not steps:
             return 0.0
         token_ids, ends = encode_steps(prompt.messages, steps, encoder)
-        hidden = model.backbone(torch.tensor([token_ids]), None, None)[0, torch.tensor(ends) - 1]
+        hidden = model.backbone(unpadded(torch.tensor([token_ids])))[0, torch.tensor(ends) - 1]
         return F.linear(hidden, model.head.weight, model.head.bias).sigmoid().min().item()
 
     @torch.no_grad()
@@ -44,7 +45,7 @@ def scorer(folder: Path) -> Callable[[Prompt, Sequence[Completion]], list[float]
         inputs = to_token_batch(
             [row.token_ids for row in rows], [row.trained for row in rows], pad_id
         )
-        hidden = model.backbone(inputs.tokens, None, None)
+        hidden = model.backbone(inputs)
         last = hidden[torch.arange(len(rows)), torch.tensor(inputs.lengths()) - 1]
         return F.linear(last, model.head.weight, model.head.bias)[:, 0].tolist()
 

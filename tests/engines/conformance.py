@@ -19,7 +19,7 @@ from oxrl.functional.policy_losses import ppo_clip
 from oxrl.functional.preference_losses import dpo
 from oxrl.functional.preference_statistics import sequence_logprobs
 from oxrl.functional.supervised_losses import supervised_loss
-from oxrl.models.load import load_critic, load_policy
+from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.lora import add_adapter
 from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.types import Output, PreferenceBatch, SupervisedBatch
@@ -89,7 +89,7 @@ def make_model(dtype: str) -> nn.Module:
     return (
         AttentionModel()
         if dtype == "float64"
-        else load_policy("builtin:tiny", dtype=DTYPES[dtype], seed=0)
+        else load_policy("builtin:tiny", LoadOptions(dtype=DTYPES[dtype], seed=0))
     )
 
 
@@ -200,7 +200,7 @@ def measure(
 
 
 def measure_critic(engine: str, ranks: Ranks) -> dict[str, Tensor]:
-    critic = load_critic("builtin:tiny", seed=0)
+    critic = load_critic("builtin:tiny", LoadOptions(seed=0))
     torch.nn.init.normal_(
         critic.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(1)
     )
@@ -214,10 +214,10 @@ def measure_reference(engine: str, dtype: str, folder: Path, ranks: Ranks) -> di
     checkpoint of those.
     """
     inputs = token_batch(LENGTHS, vocabulary=261)
-    model = load_policy("builtin:tiny", dtype=DTYPES[dtype], seed=0)
+    model = load_policy("builtin:tiny", LoadOptions(dtype=DTYPES[dtype], seed=0))
     trainer = make_trainer(engine, model, ranks, lr=0.0, trained=False)
     said = {"reference/first": trainer.forward(inputs, LOGPROBS).logprobs}
-    other = load_policy("builtin:tiny", dtype=DTYPES[dtype], seed=1)
+    other = load_policy("builtin:tiny", LoadOptions(dtype=DTYPES[dtype], seed=1))
     trainer.set_weights((name, p.detach()) for name, p in other.named_parameters())
     said["reference/other"] = trainer.forward(inputs, LOGPROBS).logprobs
     trainer.save(folder)
@@ -238,7 +238,7 @@ def measure_checkpointing(engine: str, ranks: Ranks) -> tuple[dict[str, Tensor],
         [],
     )
     for checkpointing in (False, True):
-        model = load_policy("builtin:tiny", seed=0)
+        model = load_policy("builtin:tiny", LoadOptions(seed=0))
         calls: list[int] = []
         model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         trainer = make_trainer(
@@ -258,7 +258,7 @@ def resume(
     """Continue from the checkpoint in `folder`, with a model of other weights, for the two steps
     `measure` took.
     """
-    model = load_policy("builtin:tiny", dtype=DTYPES[dtype], seed=1)
+    model = load_policy("builtin:tiny", LoadOptions(dtype=DTYPES[dtype], seed=1))
     trainer = make_trainer(
         engine, model, ranks, **({"micro_batch_tokens": 1} if dtype == "bfloat16" else {})
     )
@@ -274,7 +274,7 @@ def resume(
 def take_over(engine: str, source: Path, target: Path) -> None:
     """On one rank: a step more from the checkpoint in `source`, saved to `target`."""
     with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
-        trainer = make_trainer(engine, load_policy("builtin:tiny", seed=1), ranks)
+        trainer = make_trainer(engine, load_policy("builtin:tiny", LoadOptions(seed=1)), ranks)
         trainer.load(source)
         steps(trainer, batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"], 1)
         trainer.save(target)
@@ -284,7 +284,9 @@ def refuse(engine: str, source: Path, target: Path) -> None:
     """On one rank: what loading the checkpoint in `source` ends with, into the file `target`."""
     with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
         try:
-            make_trainer(engine, load_policy("builtin:tiny", seed=1), ranks).load(source)
+            make_trainer(engine, load_policy("builtin:tiny", LoadOptions(seed=1)), ranks).load(
+                source
+            )
         except CheckpointError as error:
             target.write_text(str(error))
 
@@ -294,7 +296,7 @@ def adapter_gradients(engine: str, folder: Path, ranks: Ranks | None = None) -> 
     if ranks is None:
         with joined_ranks(torch.device("cpu"), deadline_s=120) as joined:
             return adapter_gradients(engine, folder, joined)
-    model = load_policy("builtin:tiny", dtype=torch.float64, seed=0)
+    model = load_policy("builtin:tiny", LoadOptions(dtype=torch.float64, seed=0))
     add_adapter(model, base="builtin:tiny", rank=2, alpha=4.0, targets="all-linear", seed=0)
     generator = torch.Generator().manual_seed(5)
     for name, parameter in model.named_parameters():

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.seeds import sample_seed
 from oxrl.types import Completion, Prompt, Request, Sampling, TokenBatch
 
@@ -28,7 +28,10 @@ def lively(
     """A random model, neither uniform nor certain about a token: mean logprob about -4 at
     temperature 1.
     """
-    policy, (embeddings, others) = load_policy(name, seed=seed, dtype=dtype), SCALES[name]
+    policy, (embeddings, others) = (
+        load_policy(name, LoadOptions(seed=seed, dtype=dtype)),
+        SCALES[name],
+    )
     with torch.no_grad():
         for parameter_name, parameter in policy.named_parameters():
             if parameter.ndim == 2:

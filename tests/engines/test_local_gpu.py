@@ -11,7 +11,7 @@ from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.seeds import sample_seed
 from oxrl.types import Completion, Prompt, Request, Sampling, TokenBatch
 
@@ -25,7 +25,7 @@ def _inputs() -> TokenBatch:
 
 
 def _model(device: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    model = load_policy(NAME, seed=0, dtype=dtype, device=device)
+    model = load_policy(NAME, LoadOptions(seed=0, dtype=dtype, device=device))
     with (
         torch.no_grad()
     ):  # as initialised, every distribution is nearly uniform and nothing can go wrong

@@ -18,7 +18,7 @@ from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DeadlineError, EngineError, WeightSyncError
-from oxrl.models.load import load_policy
+from oxrl.models.load import LoadOptions, load_policy
 from oxrl.types import Completion, Request, TokenBatch
 
 
@@ -114,7 +114,7 @@ def test_finished_rows_are_replaced_and_cost_nothing(model: PreTrainedModel) -> 
 def test_weights_that_are_the_samplers_own_memory_cost_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    policy = load_policy("builtin:tiny", seed=0)
+    policy = load_policy("builtin:tiny", LoadOptions(seed=0))
     sampler = LocalSampler(policy, TOKENIZER)
     monkeypatch.setattr(
         "oxrl.engines.sample.local.fingerprint", lambda tensor: pytest.fail("read a whole tensor")
@@ -192,7 +192,7 @@ def test_a_model_with_a_sliding_window_samples_what_fits_into_it() -> None:
 
 
 def test_sampling_and_training_take_turns_on_one_model(model: PreTrainedModel) -> None:
-    policy = load_policy("builtin:tiny", seed=0)
+    policy = load_policy("builtin:tiny", LoadOptions(seed=0))
     trainer, sampler = (
         LocalTrainer(policy, TrainerOptions(lr=1e-2)),
         LocalSampler(policy, TOKENIZER, max_rows=8),

@@ -13,17 +13,17 @@ from tiny import AttentionModel, batches, token_batch
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from oxrl.engines.train.adamw import undecayed
 from oxrl.engines.train.base import Want
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.trainer import undecayed
 from oxrl.errors import CheckpointError, EngineError
 from oxrl.functional.logprobs import logprobs_from_logits
 from oxrl.functional.policy_losses import LossAndMetrics, cispo, ppo_clip
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.value_losses import value_loss
 from oxrl.models.builtin import BUILTIN_DIMS
-from oxrl.models.load import load_critic, load_policy, load_tokenizer
+from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.network import ValueModel
 from oxrl.types import LossFn, Output, SupervisedBatch
 
@@ -138,12 +138,12 @@ def test_a_steps_gradient_does_not_depend_on_micro_batches_row_order_or_padding_
     name: str,
 ) -> None:
     if name == "value_loss":
-        model = load_critic("builtin:tiny", seed=0)
+        model = load_critic("builtin:tiny", LoadOptions(seed=0))
         torch.nn.init.normal_(
             model.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(1)
         )
     else:
-        model = load_policy("builtin:tiny", seed=0)
+        model = load_policy("builtin:tiny", LoadOptions(seed=0))
     assert _worst_difference(model, name, torch.float32, 261) < 1e-5
 
 
@@ -154,7 +154,7 @@ def test_the_gradient_is_that_of_plain_autograd_over_the_full_logits() -> None:
         model, batch, _ppo, frozenset({"logprobs"}), micro_batch_tokens=20
     )
     model.zero_grad()
-    logits = model.backbone(batch.inputs.tokens, None, None) @ model.output.t() + model.bias
+    logits = model.backbone(batch.inputs) @ model.output.t() + model.bias
     logprobs = logprobs_from_logits(logits, batch.inputs.tokens) * batch.inputs.response_mask
     reference, _ = _ppo(Output(logprobs=logprobs), batch)
     reference.backward()
@@ -165,7 +165,7 @@ def test_the_gradient_is_that_of_plain_autograd_over_the_full_logits() -> None:
 
 
 def test_logprobs_are_those_of_the_hf_models_own_logits_at_the_temperature() -> None:
-    model = load_policy("builtin:tiny", seed=0)
+    model = load_policy("builtin:tiny", LoadOptions(seed=0))
     inputs = token_batch(LENGTHS, vocabulary=261)
     trainer = LocalTrainer(model, TrainerOptions(lr=1e-3, micro_batch_tokens=20, temperature=0.7))
     output = trainer.forward(inputs, frozenset({"logprobs", "entropy", "sum_p_squared", "top_k=2"}))
@@ -204,7 +204,7 @@ def test_values_of_a_fresh_critic_are_zero_and_the_bootstrap_is_read_after_the_l
     output = LocalTrainer(model, TrainerOptions(lr=1e-3, micro_batch_tokens=15)).forward(
         inputs, frozenset({"values"})
     )
-    hidden = model.backbone(inputs.tokens, None, None)
+    hidden = model.backbone(inputs)
     values = (hidden @ model.output.t() + model.bias).squeeze(-1).detach()
     row, (prompt, response) = 5, LENGTHS[5]
     expected = values[row, prompt - 1 : prompt + response - 1]
@@ -263,7 +263,7 @@ def test_weight_decay_can_spare_norms_biases_and_embeddings() -> None:
     ended: dict[str, dict[str, Tensor]] = {}
     batch = batches([(2, 3), (1, 5)], vocabulary=200, dtype=torch.float32)["supervised"]
     for kind, weight_decay in (("matrices", 0.5), ("all", 0.5), ("all", 0.0)):
-        model = load_policy("builtin:tiny", seed=1)
+        model = load_policy("builtin:tiny", LoadOptions(seed=1))
         spared = undecayed(model)
         trainer = LocalTrainer(
             model, TrainerOptions(lr=1e-2, weight_decay=weight_decay, decay=kind)
@@ -349,7 +349,7 @@ def test_a_schedule_that_decays_needs_to_know_the_end() -> None:
 
 
 def _hf_trainer(dtype: torch.dtype = torch.float32, seed: int = 0) -> LocalTrainer:
-    model = load_policy("builtin:tiny", dtype=dtype, seed=seed)
+    model = load_policy("builtin:tiny", LoadOptions(dtype=dtype, seed=seed))
     tokenizer = load_tokenizer("builtin:tiny")
     return LocalTrainer(
         model,
@@ -445,11 +445,11 @@ def test_a_checkpoint_is_a_hugging_face_directory_without_pickle(tmp_path: Path)
 
 def test_a_critic_and_a_plain_module_resume_too(tmp_path: Path) -> None:
     batch = batches(LENGTHS, dtype=torch.float32, vocabulary=261)["value"]
-    critic = LocalTrainer(load_critic("builtin:tiny", seed=0), TrainerOptions(lr=1e-3))
+    critic = LocalTrainer(load_critic("builtin:tiny", LoadOptions(seed=0)), TrainerOptions(lr=1e-3))
     critic.forward_backward(batch, _value, frozenset({"values"}))
     critic.optim_step()
     critic.save(tmp_path / "critic")
-    loaded = LocalTrainer(load_critic("builtin:tiny", seed=5), TrainerOptions(lr=1e-3))
+    loaded = LocalTrainer(load_critic("builtin:tiny", LoadOptions(seed=5)), TrainerOptions(lr=1e-3))
     loaded.load(tmp_path / "critic")
     want = critic.forward(batch.inputs, frozenset({"values"})).values
     assert want.any()
@@ -501,7 +501,7 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
     )["supervised"]
     gradients = []
     for checkpointing in (False, True):
-        model = load_policy("builtin:tiny", seed=0)
+        model = load_policy("builtin:tiny", LoadOptions(seed=0))
         trainer = LocalTrainer(model, TrainerOptions(lr=1e-3, gradient_checkpointing=checkpointing))
         trainer.forward_backward(batch, _supervised, frozenset({"logprobs"}))
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))

@@ -15,7 +15,7 @@ import torch
 from oxrl.engines.sample.base import Finished, generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import ConfigError, DeadlineError, EngineError, WeightSyncError
-from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import buckets, fingerprint
 from oxrl.types import Completion, Prompt, Request, Sampling
 
@@ -38,7 +38,9 @@ pytestmark = [
 def sampler(seed: int = 0) -> LocalSampler:
     torch.set_num_threads(1)
     return LocalSampler(
-        load_policy("builtin:tiny", seed=seed), load_tokenizer("builtin:tiny"), max_rows=8
+        load_policy("builtin:tiny", LoadOptions(seed=seed)),
+        load_tokenizer("builtin:tiny"),
+        max_rows=8,
     )
 
 
@@ -62,7 +64,7 @@ def said(completions: list[Completion]) -> list[tuple[int, ...]]:
 
 
 def weights_of(seed: int) -> list[list[tuple[str, torch.Tensor]]]:
-    named = load_policy("builtin:tiny", seed=seed).named_parameters()
+    named = load_policy("builtin:tiny", LoadOptions(seed=seed)).named_parameters()
     return list(buckets(((name, p.detach()) for name, p in named), limit=20_000))
 
 

@@ -23,7 +23,7 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.weight_sync import WeightSync
 from oxrl.errors import EngineError, WeightSyncError
-from oxrl.models.load import load_policy
+from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.weights import buckets, save_model
 from oxrl.types import Completion, Request
 
@@ -242,7 +242,7 @@ def test_in_bfloat16_the_delivery_is_proved_within_the_stated_tolerance_and_a_st
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = _start(tmp_path, dtype="bfloat16")
-    policy = load_policy("builtin:small", seed=1, dtype=torch.bfloat16)
+    policy = load_policy("builtin:small", LoadOptions(seed=1, dtype=torch.bfloat16))
     try:
         sync = _sync(engine, policy, torch.bfloat16)
         sync.deliver(1)

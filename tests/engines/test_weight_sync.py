@@ -12,9 +12,16 @@ from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.base import Bucket
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.weight_sync import PERTURBED, WeightSync, differences, perturb, probe_rows, scores
+from oxrl.engines.weight_sync import (
+    PERTURBED,
+    WeightSync,
+    differences,
+    model_logprobs,
+    perturb,
+    probe_rows,
+)
 from oxrl.errors import WeightSyncError
-from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 
 TOKENIZER = load_tokenizer("builtin:tiny")
 Attack = Callable[[Bucket], Bucket]
@@ -22,7 +29,7 @@ SAME_SHAPE = ("model.layers.0.self_attn.k_proj.weight", "model.layers.1.self_att
 
 
 def _model(seed: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    return load_policy("builtin:tiny", seed=seed, dtype=dtype)
+    return load_policy("builtin:tiny", LoadOptions(seed=seed, dtype=dtype))
 
 
 class Remote(LocalSampler):
@@ -121,13 +128,15 @@ def test_the_perturbed_copy_changes_every_tensor_and_moves_the_probe_far_beyond_
             parameter.copy_(perturb(parameter))
             assert not torch.equal(before, parameter)
     rows = probe_rows(261)
-    assert differences(scores(other, rows, 1.0), scores(model, rows, 1.0))[0] > 0.2
+    assert differences(model_logprobs(other, rows, 1.0), model_logprobs(model, rows, 1.0))[0] > 0.2
 
 
 def test_scores_are_the_local_samplers() -> None:
     model, rows = _model(0), probe_rows(261)
     assert (
-        differences(scores(model, rows, 0.7), LocalSampler(model, TOKENIZER).logprobs(rows, 0.7))[0]
+        differences(
+            model_logprobs(model, rows, 0.7), LocalSampler(model, TOKENIZER).logprobs(rows, 0.7)
+        )[0]
         < 1e-5
     )
 

@@ -31,9 +31,8 @@ class AttentionModel(nn.Module):
     def head(self) -> Head:
         return Head(self.output, self.bias)
 
-    def backbone(
-        self, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
-    ) -> Tensor:
+    def backbone(self, batch: TokenBatch) -> Tensor:
+        tokens = batch.tokens
         x = self.embedding[tokens] + self.positions[: tokens.shape[1]]
         q, k, v = (x @ self.query_key_value.t()).chunk(3, -1)
         scores = (q @ k.transpose(1, 2)).masked_fill(

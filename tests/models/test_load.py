@@ -11,7 +11,7 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DataError
 from oxrl.models.builtin import BUILTIN_DIMS
-from oxrl.models.load import load_critic, load_policy, load_tokenizer
+from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.weights import buckets, save_model
 
 
@@ -36,7 +36,9 @@ def test_the_chat_template_marks_roles_and_ends_every_message() -> None:
 
 
 def test_builtin_weights_depend_on_the_seed_only() -> None:
-    first, again, other = (load_policy("builtin:tiny", seed=seed) for seed in (0, 0, 1))
+    first, again, other = (
+        load_policy("builtin:tiny", LoadOptions(seed=seed)) for seed in (0, 0, 1)
+    )
     name = "model.layers.0.mlp.up_proj.weight"
     assert torch.equal(first.state_dict()[name], again.state_dict()[name])
     assert not torch.equal(first.state_dict()[name], other.state_dict()[name])
@@ -49,10 +51,10 @@ def test_the_small_model_has_the_benchmarks_size() -> None:
 
 
 def test_a_saved_policy_and_tokenizer_load_from_their_directory(tmp_path: Path) -> None:
-    model = load_policy("builtin:tiny", seed=2, dtype=torch.bfloat16)
+    model = load_policy("builtin:tiny", LoadOptions(seed=2, dtype=torch.bfloat16))
     save_model(model, tmp_path)
     load_tokenizer("builtin:tiny").save_pretrained(tmp_path)
-    again = load_policy(str(tmp_path), dtype=torch.bfloat16)
+    again = load_policy(str(tmp_path), LoadOptions(dtype=torch.bfloat16))
     assert all(
         torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)
     )
@@ -64,15 +66,15 @@ def test_a_saved_policy_and_tokenizer_load_from_their_directory(tmp_path: Path) 
 def test_in_bfloat16_a_token_far_from_the_start_is_where_transformers_puts_it(
     tmp_path: Path,
 ) -> None:
-    save_model(load_policy("builtin:tiny", seed=2, dtype=torch.bfloat16), tmp_path)
+    save_model(load_policy("builtin:tiny", LoadOptions(seed=2, dtype=torch.bfloat16)), tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     tokens = torch.randint(5, 261, (1, 1500), generator=torch.Generator().manual_seed(0))
     for name in (str(tmp_path), "builtin:tiny"):
-        ours = load_policy(name, seed=2, dtype=torch.bfloat16)
+        ours = load_policy(name, LoadOptions(seed=2, dtype=torch.bfloat16))
         assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
         with torch.no_grad():
             assert torch.equal(ours(input_ids=tokens).logits, theirs(input_ids=tokens).logits)
-        critic = load_critic(name, seed=2, dtype=torch.bfloat16)
+        critic = load_critic(name, LoadOptions(seed=2, dtype=torch.bfloat16))
         for found, expected in zip(critic.decoder.buffers(), theirs.buffers(), strict=True):
             assert found.dtype == torch.float32 and torch.equal(found, expected)
 
@@ -113,7 +115,7 @@ def test_what_is_not_trained_and_still_part_of_the_model_is_saved_with_it(tmp_pa
 
 
 def test_a_policy_is_not_made_of_a_checkpoint_that_lacks_weights(tmp_path: Path) -> None:
-    critic = load_critic("builtin:tiny", seed=0)
+    critic = load_critic("builtin:tiny", LoadOptions(seed=0))
     torch.nn.init.ones_(critic.value_head.weight)
     save_model(critic, tmp_path)
     assert load_critic(str(tmp_path)).value_head.weight.eq(1).all()

@@ -22,7 +22,7 @@ from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.trainer import AdapterOff
 from oxrl.errors import ConfigError, EngineError
-from oxrl.models.load import load_critic, load_policy, load_tokenizer
+from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import adapter_off, add_adapter
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
@@ -46,7 +46,7 @@ WANT = frozenset({"logprobs"})
 def base(tmp_path: Path) -> Path:
     """A model on disk, as an adapter needs it."""
     folder = tmp_path / "base"
-    save_model(load_policy("builtin:tiny", seed=7), folder)
+    save_model(load_policy("builtin:tiny", LoadOptions(seed=7)), folder)
     load_tokenizer("builtin:tiny").save_pretrained(folder)
     return folder
 
@@ -288,7 +288,7 @@ def test_an_adapter_on_an_adapter_is_refused(base: Path) -> None:
 def test_peft_is_imported_only_when_asked_for(base: Path) -> None:
     program = (
         "import sys; from oxrl.recipes import evaluate, rl, supervised, preference, reward_model;"
-        "from oxrl.models.load import load_policy; load_policy('builtin:tiny'); assert 'peft' not in sys.modules"
+        "from oxrl.models.load import LoadOptions, load_policy; load_policy('builtin:tiny'); assert 'peft' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
     assert json.loads((base / "config.json").read_text())["model_type"] == "qwen3"

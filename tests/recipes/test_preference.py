@@ -15,7 +15,7 @@ from small_runs import metric_lines, preference_config
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import ConfigError
-from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.recipes import run
 from oxrl.recipes.preference import follow
 from oxrl.tables.policy import ROWS
@@ -169,7 +169,7 @@ def test_micro_batches_do_not_change_a_run(tmp_path: Path) -> None:
 
 def test_the_moving_reference_follows_by_its_rate() -> None:
     engines = [
-        LocalTrainer(load_policy("builtin:tiny", seed=seed), TrainerOptions(lr=0.0))
+        LocalTrainer(load_policy("builtin:tiny", LoadOptions(seed=seed)), TrainerOptions(lr=0.0))
         for seed in (0, 1)
     ]
     reference, policy = engines

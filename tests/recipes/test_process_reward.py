@@ -69,7 +69,7 @@ def test_the_loss_reads_only_what_is_known_after_a_step(tmp_path: Path) -> None:
         .values
     )
     assert values is not None
-    hidden = critic.backbone(batch.inputs.tokens[:1], None, None)[0]
+    hidden = critic.backbone(batch.inputs.select(torch.tensor([0])))[0]
     expected = critic.value_head(hidden[torch.tensor(units[0].ends) - 1])[:, 0]
     torch.testing.assert_close(values[0, list(units[0].ends)], expected.detach(), rtol=0, atol=1e-5)
 

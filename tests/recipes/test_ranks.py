@@ -24,7 +24,7 @@ from small_runs import metric_lines, preference_config, sft_config, steps_config
 from oxrl.cli import script
 from oxrl.config import Config
 from oxrl.errors import ConfigError
-from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
 from oxrl.recipes.evaluate import run_export
@@ -289,7 +289,7 @@ def test_torchrun_runs_stops_on_a_signal_and_resumes(tmp_path: Path, backend: st
 def base(tmp_path: Path) -> dict[str, Any]:
     """Sections for an adapter on a model that lies on disk."""
     pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
-    save_model(load_policy("builtin:tiny", seed=7), tmp_path / "base")
+    save_model(load_policy("builtin:tiny", LoadOptions(seed=7)), tmp_path / "base")
     load_tokenizer("builtin:tiny").save_pretrained(tmp_path / "base")
     return {"model": {"name": str(tmp_path / "base")}, "lora": {"rank": 4}}
 

@@ -18,7 +18,7 @@ from oxrl.data.conversations import ConversationDataset, Example
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import NonFiniteError
-from oxrl.models.load import load_policy
+from oxrl.models.load import LoadOptions, load_policy
 from oxrl.recipes import run, supervised
 from oxrl.recipes.supervised import loss_fn, pack, to_supervised_batch
 
@@ -47,7 +47,7 @@ def gradients(
     pack_tokens: int | None, budget: int, dtype: torch.dtype
 ) -> tuple[float, dict[str, Tensor], int]:
     trainer = LocalTrainer(
-        load_policy("builtin:tiny", seed=0, dtype=dtype),
+        load_policy("builtin:tiny", LoadOptions(seed=0, dtype=dtype)),
         TrainerOptions(lr=1e-3, micro_batch_tokens=budget),
     )
     batch = to_supervised_batch(examples(), 0, pack_tokens=pack_tokens)

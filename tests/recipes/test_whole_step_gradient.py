@@ -18,7 +18,7 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.functional.advantages import AdvantageInputs
 from oxrl.functional.weights import token_mean
-from oxrl.models.load import load_critic, load_policy
+from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import FeatureInputs
 from oxrl.recipes.features.critic import Critic
@@ -166,12 +166,12 @@ def test_the_whole_steps_gradient_is_invariant_in_float32_on_the_hf_model(
     case: str, tmp_path: Path
 ) -> None:
     if case == "ppo value":
-        model: nn.Module = load_critic("builtin:tiny", seed=0)
+        model: nn.Module = load_critic("builtin:tiny", LoadOptions(seed=0))
         nn.init.normal_(
             model.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(1)
         )  # pyright: ignore
     else:
-        model = load_policy("builtin:tiny", seed=0)
+        model = load_policy("builtin:tiny", LoadOptions(seed=0))
     worst = _worst(model, case, tmp_path, torch.float32, 261)
 
     assert worst < 1e-5

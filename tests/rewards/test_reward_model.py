@@ -14,7 +14,7 @@ from oxrl.config import load_config
 from oxrl.data.preferences import PreferenceDataset, to_preference_batch
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.models.load import load_critic, load_tokenizer
+from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
 from oxrl.rewards.base import load_reward
 from oxrl.rewards.workers import RewardPool
 from oxrl.types import Completion, Prompt
@@ -28,7 +28,7 @@ def completion(text: str) -> Completion:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    model = load_critic("builtin:tiny", seed=3)
+    model = load_critic("builtin:tiny", LoadOptions(seed=3))
     torch.nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(0))
     LocalTrainer(model, TrainerOptions(lr=0.0, tokenizer=load_tokenizer("builtin:tiny"))).save(
         tmp_path / "rm"

@@ -31,7 +31,7 @@ from oxrl.engines.sample.prefill import (
 from oxrl.engines.sample.sampler import Sampler
 from oxrl.engines.sample.slots import Slots
 from oxrl.engines.train.base import Bucket
-from oxrl.engines.train.trainer import read_tokens
+from oxrl.engines.train.forward import read_tokens
 from oxrl.errors import EngineError, WeightSyncError
 from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import CausalNetwork

@@ -1,5 +1,7 @@
-"""What trains: the interface. Policy, critic and teacher are instances of TrainEngine; a reference
+"""What trains: the interface. Policy, critic and teacher are instances of TrainEngine, a reference
 is a Scorer.
+
+Letters of shapes as in `oxrl.types`: B rows, T tokens per row, K of the most likely tokens.
 """
 
 from __future__ import annotations
@@ -8,20 +10,31 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from torch import Tensor
-
+from oxrl.models.weights import NamedTensor
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
 
 # "logprobs", "entropy", "values", "sum_p_squared", "top_k=<K>".
 Want = frozenset[str]
-Bucket = list[tuple[str, Tensor]]
+Bucket = list[NamedTensor]
 
 
 class Scorer(Protocol):
     """All that is asked of a reference."""
 
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
-        """Run without gradient; tensors come back on the CPU, rows in the order given."""
+        """Read a batch without gradient.
+
+        Args:
+            inputs: B rows of any length; cut into micro-batches inside.
+            want: which fields of `Output` to compute.
+
+        Returns:
+            The fields asked for, [B, T] or [B, T, K] or [B], on the CPU, rows in the order given;
+            log-probabilities and entropies in nats. 0.0 wherever `response_mask` is False.
+
+        Raises:
+            EngineError: values were asked of a model without a value head.
+        """
         ...
 
 
@@ -29,48 +42,78 @@ class Saved(Protocol):
     """What a checkpoint holds."""
 
     def save(self, directory: Path) -> None:
-        """Write everything that `load` needs into `directory`; engines write HF-loadable weights
-        too.
+        """Write everything that `load` needs; an engine also writes weights that Hugging Face loads.
+
+        Args:
+            directory: made if missing; collective across ranks, rank 0 writes.
+
+        Raises:
+            OSError, SafetensorError: the disk refused.
         """
         ...
 
     def load(self, directory: Path) -> None:
-        """Restore what `save` wrote, exactly."""
+        """Restore what `save` wrote, exactly, whichever engine wrote it and on however many ranks.
+
+        Args:
+            directory: where `save` wrote; read by every rank.
+
+        Raises:
+            CheckpointError: it does not hold a checkpoint of this model.
+        """
         ...
 
 
 class TrainEngine(Scorer, Saved, Protocol):
-    def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
-        """Add the gradient of the plain sum of `loss_fn` over all rows of all ranks; gradients
-        accumulate.
+    """A model, its gradient and its optimizer."""
 
-        Micro-batches by token budget inside. Returns what the model said, detached and on the CPU,
-        so that the caller computes metrics once over the whole batch, whatever the micro-batches
-        were.
+    def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
+        """Add the gradient of the plain sum of a loss over all rows of all ranks.
+
+        Gradients of several calls add until `optim_step` or `skip_step`.
+
+        Args:
+            batch: N units (rows, or pairs of rows); cut into micro-batches of whole units inside.
+            loss_fn: of one micro-batch: (what the model said, that part of the batch) -> (sum to
+                minimise, metrics, which are ignored here).
+            want: what `loss_fn` reads of `Output`.
+
+        Returns:
+            What the model said, detached and on the CPU, rows in the order of `batch.inputs`: the
+            caller computes metrics once over the whole batch, whatever the micro-batches were.
         """
         ...
 
     def optim_step(self) -> Metrics:
-        """Clip by global norm, check finiteness on all ranks, step unless something is not finite,
-        zero gradients.
+        """Clip by the global norm, step unless something is not finite on some rank, zero gradients.
 
-        Returns `update/grad_norm` (before the clip), `update/lr`, `update/skipped` (0 or 1),
-        `update/param_norm`, `update/update_norm_ratio`.
+        Returns:
+            `update/grad_norm` (before the clip), `update/lr`, `update/skipped` (0 or 1),
+            `update/param_norm`, `update/update_norm_ratio` (norm of the change over
+            `update/param_norm`).
         """
         ...
 
     def skip_step(self) -> Metrics:
-        """Refuse this step: drop the accumulated gradient; the step index is consumed. Same keys as
-        optim_step.
+        """Refuse this step: drop the accumulated gradient; the step index is consumed.
+
+        Returns:
+            The keys of `optim_step`, `update/skipped` 1.
         """
         ...
 
-    def set_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Overwrite whole weights; their optimizer state starts anew, float32 masters from these
-        weights.
+    def set_weights(self, named: Iterable[NamedTensor]) -> None:
+        """Overwrite whole weights; their optimizer state starts anew, masters from these weights.
+
+        Args:
+            named: (HF name, whole tensor), the same on every rank; collective.
         """
         ...
 
     def weights(self) -> Iterator[Bucket]:
-        """Buckets of at most 512 MB of (HF name, tensor); collective across ranks."""
+        """The weights as the model computes with them; collective across ranks.
+
+        Returns:
+            Buckets of at most 512 MB of (HF name, whole tensor).
+        """
         ...

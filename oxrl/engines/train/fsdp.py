@@ -1,8 +1,7 @@
-"""FsdpTrainer: TrainEngine over several ranks with PyTorch's fully_shard (FSDP2). Needs nothing but
-PyTorch.
+"""FsdpTrainer: TrainEngine over several ranks with PyTorch's fully_shard (FSDP2).
 
 Each rank holds a piece of every weight, gradient and moment; a layer's weights are gathered while
-it runs. Everything but the cutting up is LocalTrainer's.
+it runs. Everything but the cutting up is LocalTrainer's. Needs nothing but PyTorch.
 """
 
 from __future__ import annotations
@@ -15,42 +14,35 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from oxrl.engines.train.adamw import LOW_PRECISION
 from oxrl.engines.train.base import Want
+from oxrl.engines.train.forward import Reader
 from oxrl.engines.train.local import LocalTrainer
-from oxrl.engines.train.trainer import LOW, Reader
 from oxrl.models.lora import has_adapter
 from oxrl.types import LossFn, Output, TokenBatch, TrainBatch
 
 
 class FsdpTrainer(LocalTrainer):
-    """Arguments as for `Trainer`; `ranks` as `joined_ranks` gives them, each with the same model on
-    its device.
+    """Arguments as for `Trainer`.
+
+    `ranks` as `joined_ranks` gives them, each with the same model on its device.
     """
 
     def _shard_model(self) -> None:
-        # An adapter computes in float32 beside frozen weights as they are stored: nothing is cast
-        # then.
-        low = next(
-            (
-                p.dtype
-                for p in self.model.parameters()
-                if p.dtype in LOW and not has_adapter(self.model)
-            ),
-            None,
-        )
+        dtype = _computing_dtype(self.model)
         # The pieces are the float32 masters; the weights a layer computes with are cast when it
         # gathers them, and gradients are cast up before they are summed over ranks and
         # micro-batches.
         for parameter in self.model.parameters():
-            if parameter.dtype == low:
+            if parameter.dtype == dtype:
                 parameter.data = parameter.data.float()
         policy = MixedPrecisionPolicy(
-            param_dtype=low,
-            reduce_dtype=torch.float32 if low else None,
+            param_dtype=dtype,
+            reduce_dtype=torch.float32 if dtype else None,
             cast_forward_inputs=False,
         )
         mesh = init_device_mesh(self.device.type, (self.ranks.world,))
-        self._reader = Reader(self)
+        self._reader = Reader(self.model, self.network, self.options.temperature)
         for layer in _layers(self.model):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(self._reader, mesh=mesh, mp_policy=policy)
@@ -66,11 +58,13 @@ class FsdpTrainer(LocalTrainer):
     # read the old ones.
 
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
+        """See TrainEngine."""
         said = super().forward(inputs, want)
         cast(FSDPModule, self._reader).reshard()
         return said
 
     def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
+        """See TrainEngine."""
         said = super().forward_backward(batch, loss_fn, want)
         cast(FSDPModule, self._reader).reshard()
         return said
@@ -90,13 +84,22 @@ class FsdpTrainer(LocalTrainer):
         return distribute_tensor(whole, layout.device_mesh, layout.placements, src_data_rank=None)
 
 
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a Hugging Face model, which are gathered one at a time; none for other
-    modules.
+def _computing_dtype(model: nn.Module) -> torch.dtype | None:
+    """The low precision that gathered weights are cast to; None: they stay as they are.
+
+    An adapter computes in float32 beside frozen weights as they are stored: nothing is cast then.
     """
-    names = {
-        name
-        for module in model.modules()
-        for name in getattr(module, "_no_split_modules", None) or ()
-    }
+    if has_adapter(model):
+        return None
+    for parameter in model.parameters():
+        if parameter.dtype in LOW_PRECISION:
+            return parameter.dtype
+    return None
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a Hugging Face model, gathered one at a time; none of other modules."""
+    names: set[str] = set()
+    for module in model.modules():
+        names.update(getattr(module, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from oxrl.engines.train.adamw import LOW_PRECISION, Piece, adamw
 from oxrl.engines.train.base import Bucket, Want
+from oxrl.engines.train.checkpoint import StoredWeight
+from oxrl.engines.train.forward import read_tokens
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
-from oxrl.engines.train.trainer import LOW, Stored, Trainer, read_tokens
-from oxrl.models.weights import buckets
+from oxrl.engines.train.trainer import Trainer
+from oxrl.models.weights import NamedTensor, buckets
 from oxrl.types import Output, TokenBatch
 
 
 class LocalTrainer(Trainer):
-    """TrainEngine on the CPU or one GPU: the executable specification. Arguments as for
-    `Trainer`.
+    """TrainEngine on the CPU or one GPU: the executable specification.
+
+    Arguments as for `Trainer`.
     """
 
     def __init__(self, model: nn.Module, options: TrainerOptions, *, ranks: Ranks = ALONE) -> None:
@@ -28,7 +31,7 @@ class LocalTrainer(Trainer):
         self._shard_model()
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._masters = {name: _master_of(p) for name, p in self._parameters.items()}
-        self._adam = self._optimizer(self._masters)
+        self._adam = adamw(self._masters, self._decays, options)
 
     # FsdpTrainer replaces these four; here every tensor is whole.
 
@@ -56,26 +59,30 @@ class LocalTrainer(Trainer):
 
     @torch.no_grad()
     def _raise_gradients(self) -> None:
-        """Add low-precision gradients to their float32 masters: a bf16 running sum would lose
-        micro-batches.
+        """Add low-precision gradients to their float32 masters.
+
+        A running sum in bf16 would lose micro-batches.
         """
         for name, master in self._masters.items():
             parameter = self._parameters[name]
-            if master is parameter or parameter.grad is None:
+            gradient = parameter.grad
+            if master is parameter or gradient is None:
                 continue
             if master.grad is None:
-                master.grad = parameter.grad.to(master.dtype)
+                master.grad = gradient.to(master.dtype)
             else:
-                master.grad += parameter.grad
+                master.grad += gradient
             parameter.grad = None
 
-    def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        return (
-            (name, self._whole(p.grad)) for name, p in self._masters.items() if p.grad is not None
-        )
+    def gradients(self) -> Iterator[NamedTensor]:
+        """See Trainer."""
+        for name, master in self._masters.items():
+            if master.grad is not None:
+                yield name, self._whole(master.grad)
 
     def _clip_and_step(self, lr: float) -> tuple[float, bool]:
-        total_norm = get_total_norm([p.grad for p in self._masters.values() if p.grad is not None])
+        gradients = [p.grad for p in self._masters.values() if p.grad is not None]
+        total_norm = get_total_norm(gradients)
         norm = self._whole(total_norm).item()
         if not math.isfinite(norm):
             return norm, False
@@ -93,46 +100,50 @@ class LocalTrainer(Trainer):
     def _drop_gradients(self) -> None:
         self._adam.zero_grad()
 
-    def _shards(self) -> Iterator[tuple[Tensor, Mapping[str, Any] | None, float]]:
-        for name, p in self._masters.items():
-            held = self._adam.state[p] if p.grad is not None else {}
-            pieces = {key: self._piece(value) for key, value in held.items()}
-            yield self._piece(p.detach()), pieces or None, self._decays[name]
+    def _pieces(self) -> Iterator[Piece]:
+        for name, master in self._masters.items():
+            state: dict[str, Tensor] = {}
+            if master.grad is not None:
+                held = self._adam.state[master]
+                state = {key: self._piece(value) for key, value in held.items()}
+            yield Piece(self._piece(master.detach()), state or None, self._decays[name])
 
     def weights(self) -> Iterator[Bucket]:
         """See TrainEngine. On one rank the tensors are the model's own, not copies."""
         return buckets(
-            (name, self._whole(p.detach()).to(self._stored[name][1]))
+            (name, self._whole(p.detach()).to(self._stored[name].dtype))
             for name, p in self.model.named_parameters()
         )
 
-    def _state(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+    def _optimizer_state(self, kind: str) -> Iterator[NamedTensor]:
         for name, master in self._masters.items():
-            held: dict[str, Tensor] = dict(self._adam.state[master])
-            if self._stored[name][1] in LOW:
-                held["master"] = master.detach()
-            if kind in held:
-                yield name, self._whole(held[kind])
+            if kind == "master":
+                if self._stored[name].dtype in LOW_PRECISION:
+                    yield name, self._whole(master.detach())
+            elif kind in self._adam.state[master]:
+                yield name, self._whole(self._adam.state[master][kind])
 
-    def _restore(self, weights: Iterable[Stored]) -> None:
-        for name, weight, master, moments, steps in weights:
-            parameter = self.model.get_parameter(name)
-            parameter.copy_(self._cut_like(weight, parameter))
-            if name not in self._masters:
-                continue
-            held = self._masters[name]
-            if self._stored[name][1] in LOW:
-                held.copy_(
-                    self._cut_like(weight.to(held.dtype) if master is None else master, held)
-                )
-            self._adam.state.pop(held, None)
-            if moments:
-                state = {moment: self._cut_like(tensor, held) for moment, tensor in moments.items()}
-                self._adam.state[held] = {
-                    "step": torch.tensor(float(steps), device=held.device)
-                } | state
+    def _restore(self, weights: Iterable[StoredWeight]) -> None:
+        for stored in weights:
+            parameter = self.model.get_parameter(stored.name)
+            parameter.copy_(self._cut_like(stored.weight, parameter))
+            if stored.name in self._masters:
+                self._restore_optimizer(stored)
+
+    def _restore_optimizer(self, stored: StoredWeight) -> None:
+        master = self._masters[stored.name]
+        if self._stored[stored.name].dtype in LOW_PRECISION:
+            whole = stored.weight.to(master.dtype) if stored.master is None else stored.master
+            master.copy_(self._cut_like(whole, master))
+        self._adam.state.pop(master, None)
+        if stored.moments:
+            state = {name: self._cut_like(whole, master) for name, whole in stored.moments.items()}
+            state["step"] = torch.tensor(float(stored.steps), device=master.device)
+            self._adam.state[master] = state
 
 
 def _master_of(parameter: nn.Parameter) -> nn.Parameter:
     """The parameter itself, or the float32 copy that the optimizer steps instead."""
-    return nn.Parameter(parameter.detach().float()) if parameter.dtype in LOW else parameter
+    if parameter.dtype in LOW_PRECISION:
+        return nn.Parameter(parameter.detach().float())
+    return parameter

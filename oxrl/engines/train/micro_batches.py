@@ -1,10 +1,9 @@
-"""How a batch is cut for the model: which rank reads which rows, micro-batches by token budget, and
-back together.
-"""
+"""How a batch is cut for the model, and put back together: by rank, and by token budget."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,37 +11,50 @@ from torch import Tensor
 from oxrl.engines.train.ranks import Ranks
 from oxrl.types import Output, TokenBatch, TrainBatch
 
-# (unit indices [n] int64, length of the longest row)
-MicroBatch = tuple[Tensor, int]
+
+class MicroBatch(NamedTuple):
+    """units: int64 indices of rows or pairs, [n]; length: tokens of the longest row."""
+
+    units: Tensor
+    length: int
 
 
 def micro_batches(batch: TrainBatch, *, budget: int, ranks: int = 1) -> list[list[MicroBatch]]:
-    """Micro-batches of every rank: longest units first, at most `budget` tokens each, padding
-    included.
+    """Micro-batches of every rank: longest units first, at most `budget` tokens each.
 
     Units (rows, or pairs of rows) are sorted by length and dealt out one by one, so every rank gets
     every length; a unit is in exactly one micro-batch of one rank. The result depends on the batch
     alone, so that each rank can compute everybody's share, and a rank with fewer micro-batches than
     another knows how many it has to sit out.
+
+    Args:
+        batch: what is cut.
+        budget: tokens, padding included; a unit that is longer goes alone.
+        ranks: how many share the batch.
+
+    Returns:
+        The micro-batches of each rank, in the order in which it reads them.
     """
     units = len(batch)
     if units == 0:
         return [[] for _ in range(ranks)]
     rows_per_unit = len(batch.inputs) // units
-    lengths = batch.inputs.attention_mask.sum(1).view(units, rows_per_unit).amax(1).clamp(min=1)
-    ordered, order = lengths.cpu().sort(descending=True, stable=True)
-    return [
-        _cut(order[rank::ranks], ordered[rank::ranks].tolist(), rows_per_unit, budget)
-        for rank in range(ranks)
-    ]
+    row_lengths = batch.inputs.attention_mask.sum(1)
+    unit_lengths = row_lengths.view(units, rows_per_unit).amax(1).clamp(min=1)
+    lengths, order = unit_lengths.cpu().sort(descending=True, stable=True)
+    shares: list[list[MicroBatch]] = []
+    for rank in range(ranks):
+        share = _cut(order[rank::ranks], lengths[rank::ranks].tolist(), budget // rows_per_unit)
+        shares.append(share)
+    return shares
 
 
-def _cut(units: Tensor, lengths: list[int], rows_per_unit: int, budget: int) -> list[MicroBatch]:
+def _cut(units: Tensor, lengths: list[int], budget: int) -> list[MicroBatch]:
     cut: list[MicroBatch] = []
     start = 0
     while start < len(lengths):
-        count = max(1, budget // (lengths[start] * rows_per_unit))
-        cut.append((units[start : start + count], lengths[start]))
+        count = max(1, budget // lengths[start])
+        cut.append(MicroBatch(units[start : start + count], lengths[start]))
         start += count
     return cut
 
@@ -50,49 +62,57 @@ def _cut(units: Tensor, lengths: list[int], rows_per_unit: int, budget: int) -> 
 def own_share(
     batch: TrainBatch, *, budget: int, ranks: Ranks, device: torch.device
 ) -> Iterator[tuple[Tensor, TrainBatch]]:
-    """(unit indices, that part of the batch on `device`) of each micro-batch of this rank.
+    """What this rank reads: (indices of rows in `batch.inputs`, that part of the batch).
 
-    Every rank gets as many, so that all call collectives alike: one that has fewer sits the last
-    ones out, without units, on two tokens of nobody's data, none of them trained.
+    Every rank gets as many micro-batches, so that all call collectives alike: one that has fewer
+    sits the last ones out, without rows, on two tokens of nobody's data, none of them trained.
+
+    Args:
+        batch: the whole batch, the same on every rank.
+        budget: tokens of a micro-batch, padding included.
+        ranks: this process's place.
+        device: where the parts go.
     """
     shares = micro_batches(batch, budget=budget, ranks=ranks.world)
+    rows_per_unit = len(batch.inputs) // max(1, len(batch))
     mine = shares[ranks.rank]
     for units, length in mine:
-        yield units, batch.select(units, length).to(device)
+        rows = units[:, None] * rows_per_unit + torch.arange(rows_per_unit)
+        yield rows.flatten(), batch.select(units, length).to(device)
+    most = max(len(share) for share in shares)
     nothing = torch.zeros(1, 2, dtype=torch.int64, device=device)
     padding = TokenBatch(tokens=nothing, attention_mask=nothing == 0, response_mask=nothing != 0)
-    for _ in range(max(map(len, shares)) - len(mine)):
+    for _ in range(most - len(mine)):
         yield torch.zeros(0, dtype=torch.int64), padding
 
 
 class Merged:
-    """Puts the outputs of micro-batches back into the row order and the length of the whole batch,
-    on the CPU.
-    """
+    """Outputs of micro-batches, put back into the row order and length of the batch, on the CPU."""
 
     def __init__(self, inputs: TokenBatch) -> None:
         self._shape = inputs.tokens.shape
         self._fields: dict[str, Tensor] = {}
 
     def add(self, rows: Tensor, output: Output) -> None:
-        """Place `output` at `rows` of the batch; without rows (padding) it only tells which fields
-        there are.
+        """Place `output` at `rows` of the batch.
+
+        Without rows (padding) it only tells which fields there are.
         """
         for name, value in vars(output).items():
-            if value is None:
-                continue
-            value = value.detach().cpu()
-            if name not in self._fields:
-                whole = self._shape[:1] if value.ndim == 1 else (*self._shape, *value.shape[2:])
-                self._fields[name] = value.new_zeros(whole)
-            field = self._fields[name]
-            if value.ndim == 1:
-                field[rows] = value[: len(rows)]
-            else:
-                field[rows, : value.shape[1]] = value[: len(rows)]
+            if value is not None:
+                self._place(name, rows, value.detach().cpu())
+
+    def _place(self, name: str, rows: Tensor, value: Tensor) -> None:
+        per_row = value.ndim == 1  # [B]; everything else is [B, T] or [B, T, K]
+        if name not in self._fields:
+            shape = self._shape[:1] if per_row else (*self._shape, *value.shape[2:])
+            self._fields[name] = value.new_zeros(shape)
+        field = self._fields[name]
+        if per_row:
+            field[rows] = value[: len(rows)]
+        else:
+            field[rows, : value.shape[1]] = value[: len(rows)]
 
     def output(self, ranks: Ranks) -> Output:
-        """The whole batch, on every rank: each row is zero everywhere but on the rank that had
-        it.
-        """
+        """The whole batch, on every rank: each row is zero everywhere but on the rank that had it."""
         return Output(**{name: ranks.sum(field) for name, field in self._fields.items()})

@@ -1,6 +1,4 @@
-"""The training ranks of a run: processes that make the same calls in the same order, each with a
-part of the rows.
-"""
+"""The training ranks of a run: processes that make the same calls, each with a part of the rows."""
 
 from __future__ import annotations
 
@@ -22,9 +20,12 @@ from oxrl.errors import ConfigError, DeadlineError, EngineError, OxrlError
 
 T = TypeVar("T")
 # Seconds between signs of life of a rank, and without one until it counts as lost.
-BEAT_S, SILENT_S = 1.0, 5.0
+BEAT_S = 1.0
+SILENT_S = 5.0
 # What torch.distributed says of a rank that is late, and of one that is gone.
-WAITED, CUT_OFF = ("imed out", "imeout"), ("losed by peer", "reset by peer", "onnection refused")
+WAITED = ("imed out", "imeout")
+CUT_OFF = ("losed by peer", "reset by peer", "onnection refused")
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,9 @@ class Ranks:
         return tensor
 
     def agree(self, value: T) -> T:
-        """Rank 0's `value`, on every rank; collective. Whatever depends on a file, a signal or a
-        clock goes here.
+        """Rank 0's `value`, on every rank; collective.
+
+        Whatever depends on a file, a signal or a clock goes here.
         """
         if self.world == 1:
             return value
@@ -60,9 +62,7 @@ ALONE = Ranks()
 
 
 def launched_world() -> int:
-    """How many processes the launcher (torchrun, deepspeed, a Ray actor group) says there are; 1
-    without one.
-    """
+    """How many processes the launcher (torchrun, deepspeed, Ray actors) says there are; 1 without."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -80,70 +80,86 @@ def joined_ranks(device: torch.device, *, deadline_s: float) -> Iterator[Ranks]:
         EngineError: a rank went away.
         ConfigError: the launcher's environment is incomplete.
     """
-    missing = [
-        name
-        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-        if name not in os.environ
-    ]
+    missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
     if missing:
         raise ConfigError(
-            f"a distributed train.backend needs a launcher that sets {', '.join(missing)}; start the run with "
-            "torchrun --nproc-per-node N"
+            f"a distributed train.backend needs a launcher that sets {', '.join(missing)}; start "
+            "the run with torchrun --nproc-per-node N"
         )
+    backend = "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    wait, pulse = timedelta(seconds=deadline_s), None
+        backend = "cpu:gloo,cuda:nccl"
+    wait = timedelta(seconds=deadline_s)
+    heartbeat: _Heartbeat | None = None
     try:
         store, rank, world = next(dist.rendezvous("env://", timeout=wait))
         store.set_timeout(wait)
-        pulse = _Pulse(store, rank, world)
+        heartbeat = _Heartbeat(store, rank, world)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=wait)
         try:
             yield Ranks(rank, world)
         finally:
             dist.destroy_process_group()
     except RuntimeError as error:  # DistNetworkError and DistStoreError are RuntimeErrors too
-        text, where = str(error), f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
-        waited, cut_off = (any(words in text for words in said) for said in (WAITED, CUT_OFF))
-        if isinstance(error, OxrlError) or not (waited or cut_off):
+        explained = _explained(error, heartbeat, deadline_s)
+        if explained is None:
             raise
-        lost = "another training rank" if pulse is None else pulse.lost()
-        if waited:
-            raise DeadlineError(
-                f"{where} waited run.deadline_s={deadline_s:g} s for {lost}. Look at its output first; "
-                f"raise run.deadline_s if it was only slow, or continue with --resume. ({_first_line(text)})"
-            ) from error
-        raise EngineError(
-            f"{where}: {lost} went away. Its own output has the reason; continue with --resume. ({_first_line(text)})"
-        ) from error
+        raise explained from error
     finally:
-        if pulse is not None:
-            pulse.stop()
+        if heartbeat is not None:
+            heartbeat.stop()
 
 
-class _Pulse:
-    """Which ranks live: in the store where they met, each counts up every second and watches the
-    others' counts.
-    """
+def _explained(
+    error: RuntimeError, heartbeat: _Heartbeat | None, deadline_s: float
+) -> OxrlError | None:
+    """What an error of torch.distributed means; None if it is not about the other ranks."""
+    text = str(error)
+    waited = any(words in text for words in WAITED)
+    cut_off = any(words in text for words in CUT_OFF)
+    if isinstance(error, OxrlError) or not (waited or cut_off):
+        return None
+    where = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    lost = "another training rank" if heartbeat is None else heartbeat.lost()
+    first_line = text.strip().splitlines()[0][:200]
+    if waited:
+        return DeadlineError(
+            f"{where} waited run.deadline_s={deadline_s:g} s for {lost}. Look at its output first; "
+            "raise run.deadline_s if it was only slow, or continue with --resume. "
+            f"({first_line})"
+        )
+    return EngineError(
+        f"{where}: {lost} went away. Its own output has the reason; continue with --resume. "
+        f"({first_line})"
+    )
+
+
+class _Heartbeat:
+    """Which ranks live: in the store where they met, each counts up and watches the others."""
 
     def __init__(self, store: dist.Store, rank: int, world: int) -> None:
-        self._store, self._rank = store.clone(), rank  # pyright: ignore[reportAttributeAccessIssue]  (not in its stub)
-        self._counts, self._changed = [-1] * world, [time.monotonic()] * world
-        self._looked = time.monotonic()
-        self._stop, self._store_gone = threading.Event(), False
+        self._store = store.clone()  # pyright: ignore[reportAttributeAccessIssue]  (not in its stub)
+        self._rank = rank
+        now = time.monotonic()
+        self._counts = [-1] * world
+        self._changed_at = [now] * world
+        self._read_at = now
+        self._stop = threading.Event()
+        self._store_gone = False
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _beat(self) -> None:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the store went away, with the process that held it
+        # RuntimeError: the store went away, with the process that held it.
+        with contextlib.suppress(RuntimeError):
             while not self._stop.wait(BEAT_S):
                 for rank, seen in enumerate(self._counts):
-                    count = self._store.add(f"oxrl/pulse/{rank}", int(rank == self._rank))
+                    own = int(rank == self._rank)
+                    count = self._store.add(f"oxrl/heartbeat/{rank}", own)
                     if count != seen:
-                        self._counts[rank], self._changed[rank] = count, time.monotonic()
-                self._looked = time.monotonic()
+                        self._counts[rank] = count
+                        self._changed_at[rank] = time.monotonic()
+                self._read_at = time.monotonic()
         self._store_gone = not self._stop.is_set()
 
     def stop(self) -> None:
@@ -152,21 +168,16 @@ class _Pulse:
     def lost(self) -> str:
         """The first that fell silent: those that were cut off by it stop a moment later."""
         deadline = time.monotonic() + SILENT_S + 2 * BEAT_S
-        while (silent := self._looked - min(self._changed)) <= SILENT_S:
+        while (silent := self._read_at - min(self._changed_at)) <= SILENT_S:
             # Rank 0, which holds the store, is gone too: because it was cut off, or it is what cut
             # us off.
-            if self._store_gone or time.monotonic() - self._looked > SILENT_S:
+            if self._store_gone or time.monotonic() - self._read_at > SILENT_S:
                 if silent > 2 * BEAT_S:
                     break
                 return "rank 0, where all meet,"
             if time.monotonic() > deadline:
                 return "another training rank"
             time.sleep(BEAT_S / 10)
-        first = min(self._changed) + BEAT_S
-        return "rank " + ", ".join(
-            str(rank) for rank, changed in enumerate(self._changed) if changed < first
-        )
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0][:200]
+        first = min(self._changed_at) + BEAT_S
+        silent_ranks = [rank for rank, at in enumerate(self._changed_at) if at < first]
+        return "rank " + ", ".join(str(rank) for rank in silent_ranks)

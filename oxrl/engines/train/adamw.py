@@ -1,0 +1,84 @@
+"""AdamW as the engines use it: which weights decay, and how far its last step went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from oxrl.engines.train.options import TrainerOptions
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+# Weights of these types are stepped as float32 copies, their masters.
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+class Piece(NamedTuple):
+    """What one rank holds of some float32 weights that AdamW steps.
+
+    state: "step" and the two moments; None where the last step moved nothing.
+    decay: the weight decay.
+    """
+
+    weight: Tensor
+    state: Mapping[str, Tensor] | None
+    decay: float
+
+
+def undecayed(model: nn.Module) -> frozenset[str]:
+    """Parameters that hold no matrix product: norms, biases and embeddings.
+
+    An embedding that is the output head too is one of them.
+    """
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
+    }
+    return frozenset(
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.ndim < 2 or id(parameter) in embeddings
+    )
+
+
+def weight_decays(model: nn.Module, options: TrainerOptions) -> dict[str, float]:
+    """The decay of each parameter, by name."""
+    spared = undecayed(model) if options.decay == "matrices" else frozenset[str]()
+    return {
+        name: 0.0 if name in spared else options.weight_decay
+        for name, _ in model.named_parameters()
+    }
+
+
+def adamw(
+    named: Mapping[str, nn.Parameter], decays: Mapping[str, float], options: TrainerOptions
+) -> torch.optim.AdamW:
+    """torch's AdamW over `named`, with one group of parameters per weight decay."""
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in named.items():
+        groups.setdefault(decays[name], []).append(parameter)
+    return torch.optim.AdamW(
+        [{"params": members, "weight_decay": decay} for decay, members in groups.items()],
+        lr=options.lr,
+        betas=options.adam_betas,
+        eps=options.adam_eps,
+        fused=True,
+    )
+
+
+def last_change(piece: Piece, options: TrainerOptions, lr: float) -> Tensor:
+    """Norm of AdamW's last change of a piece, from its moments: no copy of the weights is kept."""
+    state = piece.state
+    if not state:
+        return torch.zeros((), dtype=torch.float64)
+    beta1, beta2 = options.adam_betas
+    step = float(state["step"])
+    root = math.sqrt(1 - beta2**step)
+    denominator = state["exp_avg_sq"].sqrt().add_(options.adam_eps * root)
+    change = state["exp_avg"] / denominator * (lr * root / (1 - beta1**step))
+    decay = lr * piece.decay
+    if decay:
+        change = change + (piece.weight + change) * (decay / (1 - decay))
+    return torch.linalg.vector_norm(change, dtype=torch.float64)

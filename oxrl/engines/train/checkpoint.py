@@ -1,0 +1,130 @@
+"""The one checkpoint format of all training engines: weights, masters, moments and step counts.
+
+Beside the weights, which Hugging Face reads, lie `optimizer_<kind>-*.safetensors` with whole float32
+tensors under the names of the weights, and trainer_state.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from oxrl.engines.train.adamw import LOW_PRECISION, MOMENTS
+from oxrl.engines.train.ranks import Ranks
+from oxrl.errors import CheckpointError
+from oxrl.models.weights import NamedTensor, WeightType, stored_tensors, stored_weights
+
+STATE_FILE = "trainer_state.json"
+STATE_FORMAT = 1
+# "master": the float32 copy of a weight that is stored in lower precision.
+OPTIMIZER_KINDS = ("master", *MOMENTS)
+
+
+class StoredWeight(NamedTuple):
+    """A whole weight and its optimizer state; without `moments` it was never stepped."""
+
+    name: str
+    weight: Tensor
+    master: Tensor | None = None
+    moments: Mapping[str, Tensor] = MappingProxyType({})
+    steps: int = 0
+
+
+class CollectiveWriter:
+    """Writes on rank 0 what all ranks gather together.
+
+    Every rank takes part in every gather even when the disk refuses, so that nobody waits for ever.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._refused: OSError | SafetensorError | None = None
+
+    def write(
+        self, write: Callable[[Iterator[NamedTensor]], None], named: Iterator[NamedTensor]
+    ) -> None:
+        """Call `write` on rank 0 with tensors that are gathered one by one as it reads them."""
+        if self._ranks.first and self._refused is None:
+            try:
+                write(named)
+            except (OSError, SafetensorError) as error:
+                self._refused = error
+        for _ in named:
+            pass
+
+    def finish(self) -> None:
+        """Raise what the disk refused with, if it did."""
+        if self._refused is not None:
+            raise self._refused
+
+
+def write_state(directory: Path, step: int, adam_steps: Mapping[str, int]) -> None:
+    """Write trainer_state.json.
+
+    Args:
+        directory: of the checkpoint.
+        step: optimizer steps begun.
+        adam_steps: steps that AdamW took, by weight.
+    """
+    content = {"format": STATE_FORMAT, "step": step, "adam_steps": adam_steps}
+    text = json.dumps(content, indent=1) + "\n"
+    (directory / STATE_FILE).write_text(text, encoding="utf-8")
+
+
+def read_state(directory: Path) -> tuple[int, Mapping[str, int]]:
+    """Read trainer_state.json: (step, adam_steps) as `write_state` takes them.
+
+    Raises:
+        CheckpointError: there is none, or one of another format.
+    """
+    path = directory / STATE_FILE
+    if not path.is_file():
+        raise CheckpointError(f"{directory} has no {STATE_FILE}: it is not a training checkpoint")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content.get("format") != STATE_FORMAT:
+        raise CheckpointError(
+            f"{path} has format {content.get('format')!r}; this version reads {STATE_FORMAT}"
+        )
+    return content["step"], content["adam_steps"]
+
+
+def read_weights_and_moments(
+    directory: Path,
+    model: nn.Module,
+    expected: Mapping[str, WeightType],
+    adam_steps: Mapping[str, int],
+) -> Iterator[StoredWeight]:
+    """Every weight of `model` with its optimizer state, read one by one.
+
+    Args:
+        directory: of the checkpoint.
+        model: whose weights they are.
+        expected: shape and dtype of each weight as it is stored.
+        adam_steps: steps that AdamW took, by weight.
+
+    Raises:
+        CheckpointError: something is missing, unknown, or of another shape or dtype.
+    """
+    kinds = {
+        kind: stored_tensors(directory, f"optimizer_{kind}-*.safetensors")
+        for kind in OPTIMIZER_KINDS
+    }
+    for name in adam_steps:
+        needed = _needed_kinds(expected[name].dtype) if name in expected else None
+        if needed is None or any(name not in kinds[kind] for kind in needed):
+            raise CheckpointError(f"{directory} has an incomplete optimizer state for {name!r}")
+    for name, weight in stored_weights(model, directory, expected):
+        moments = {moment: kinds[moment][name]() for moment in MOMENTS if name in kinds[moment]}
+        master = kinds["master"][name]() if name in kinds["master"] else None
+        yield StoredWeight(name, weight, master, moments, adam_steps.get(name, 0))
+
+
+def _needed_kinds(dtype: torch.dtype) -> tuple[str, ...]:
+    return OPTIMIZER_KINDS if dtype in LOW_PRECISION else MOMENTS
