@@ -68,7 +68,7 @@ TRAINING_ENGINES: Mapping[TrainingEngineName, TrainingEngine] = MappingProxyType
             builder="oxrl.engines.train.local:LocalTrainer", several_ranks=False, zero_stage=0
         ),
         "deepspeed": TrainingEngine(
-            builder="oxrl.engines.train.deepspeed:DeepSpeedTrainer",
+            builder="oxrl.engines.train.zero:DeepSpeedTrainer",
             package="deepspeed",
             extra="deepspeed",
             several_ranks=True,

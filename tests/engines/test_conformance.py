@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import conformance
 import pytest
@@ -27,6 +27,12 @@ from transformers import AutoModelForCausalLM
 
 from oxrl.engines.train.micro_batches import micro_batches
 from oxrl.engines.train.ranks import ALONE
+from oxrl.tables.engines import (
+    SAMPLING_ENGINES,
+    TRAINING_ENGINES,
+    SamplingEngineName,
+    TrainingEngineName,
+)
 
 needs_deepspeed = pytest.mark.skipif(
     find_spec("deepspeed") is None,
@@ -322,3 +328,9 @@ def test_table_of_the_largest_differences(
             + "".join(f"{found.get(name, math.nan):<24.1e}" for name in groups)
         )
         assert found["forward"] < TOLERANCE[dtype]
+
+
+def test_every_training_engine_of_the_table_is_held_to_this_and_can_be_chosen() -> None:
+    tested = {"deepspeed" if engine.startswith("zero") else engine for engine, *_ in CORE + SCALE}
+    assert {"local"} | tested == set(TRAINING_ENGINES) == set(get_args(TrainingEngineName))
+    assert set(SAMPLING_ENGINES) == set(get_args(SamplingEngineName))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from oxrl.engines.train.deepspeed import deepspeed_config
 from oxrl.engines.train.options import TrainerOptions
+from oxrl.engines.train.zero import deepspeed_config
 from oxrl.errors import EngineError
 
 CLIPPED = TrainerOptions(lr=1e-3, max_grad_norm=0.5)

@@ -6,6 +6,7 @@ it runs. Everything but the cutting up is LocalTrainer's. Needs nothing but PyTo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -19,7 +20,7 @@ from oxrl.engines.train.base import Want
 from oxrl.engines.train.forward import Reader
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.models.lora import has_adapter
-from oxrl.types import LossFn, Output, TokenBatch, TrainBatch
+from oxrl.types import Output, TokenBatch, TrainBatch
 
 
 class FsdpTrainer(LocalTrainer):
@@ -53,21 +54,12 @@ class FsdpTrainer(LocalTrainer):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
 
-    # FSDP leaves the outermost weights whole for the backward pass that follows. After a `forward`,
-    # or where nothing is trained, none does; if the pieces change meanwhile, the next pass would
-    # read the old ones.
-
-    def forward(self, inputs: TokenBatch, want: Want) -> Output:
-        """See TrainEngine."""
-        said = super().forward(inputs, want)
+    def _share(self, batch: TrainBatch) -> Iterator[tuple[Tensor, TrainBatch]]:
+        yield from super()._share(batch)
+        # FSDP leaves the outermost weights whole for the backward pass that follows. After a
+        # `forward`, or where nothing is trained, none does; if the pieces change meanwhile, the
+        # next pass would read the old ones.
         cast(FSDPModule, self._reader).reshard()
-        return said
-
-    def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
-        """See TrainEngine."""
-        said = super().forward_backward(batch, loss_fn, want)
-        cast(FSDPModule, self._reader).reshard()
-        return said
 
     def _read(self, inputs: TokenBatch, want: Want) -> Output:
         return Output(**self._reader(inputs, want))

@@ -42,11 +42,11 @@ def micro_batches(batch: TrainBatch, *, budget: int, ranks: int = 1) -> list[lis
     row_lengths = batch.inputs.attention_mask.sum(1)
     unit_lengths = row_lengths.view(units, rows_per_unit).amax(1).clamp(min=1)
     lengths, order = unit_lengths.cpu().sort(descending=True, stable=True)
-    shares: list[list[MicroBatch]] = []
-    for rank in range(ranks):
-        share = _cut(order[rank::ranks], lengths[rank::ranks].tolist(), budget // rows_per_unit)
-        shares.append(share)
-    return shares
+    budget_per_row = budget // rows_per_unit
+    return [
+        _cut(order[rank::ranks], lengths[rank::ranks].tolist(), budget_per_row)
+        for rank in range(ranks)
+    ]
 
 
 def _cut(units: Tensor, lengths: list[int], budget: int) -> list[MicroBatch]:

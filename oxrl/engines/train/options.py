@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from oxrl.errors import EngineError
 
-SCHEDULES = ("constant", "linear", "cosine", "wsd")
-
-
-class AdamW(TypedDict):
-    """Keyword arguments of `torch.optim.AdamW`."""
-
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
+Schedule = Literal["constant", "linear", "cosine", "wsd"]
+Decay = Literal["all", "matrices"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +36,15 @@ class TrainerOptions:
         tokenizer: saved beside the weights, so that the checkpoint is complete.
 
     Raises:
-        EngineError: no such schedule, or one that ends without `total_steps`.
+        EngineError: a schedule that ends, without `total_steps`.
     """
 
     lr: float
-    lr_schedule: str = "constant"
+    lr_schedule: Schedule = "constant"
     warmup_steps: int = 0
     total_steps: int | None = None
     weight_decay: float = 0.0
-    decay: str = "all"
+    decay: Decay = "all"
     adam_betas: tuple[float, float] = (0.9, 0.999)
     adam_eps: float = 1e-8
     max_grad_norm: float = 1.0
@@ -63,8 +55,6 @@ class TrainerOptions:
     tokenizer: PreTrainedTokenizerBase | None = None
 
     def __post_init__(self) -> None:
-        if self.lr_schedule not in SCHEDULES:
-            raise EngineError(f"lr_schedule {self.lr_schedule!r} is none of {', '.join(SCHEDULES)}")
         if self.lr_schedule != "constant" and self.total_steps is None:
             raise EngineError(f"lr_schedule {self.lr_schedule!r} needs total_steps")
 
@@ -91,12 +81,3 @@ class TrainerOptions:
         if self.lr_schedule == "wsd":  # warm-up, stable, decay: linear over the last fifth
             return self.lr * min(1.0, 5.0 * (1.0 - progress))
         return self.lr
-
-    def adamw(self) -> AdamW:
-        """Keyword arguments of torch's AdamW."""
-        return {
-            "lr": self.lr,
-            "betas": self.adam_betas,
-            "eps": self.adam_eps,
-            "weight_decay": self.weight_decay,
-        }

@@ -55,8 +55,8 @@ class Trainer(ABC):
         self.step = 0
         self.last_loss = 0.0
         self._decays = weight_decays(model, options)
-        self._pending_losses: list[float] = []
         self._has_gradient = False
+        self._losses_finite = True  # since the last step
         # Whether a rank holds pieces only, so that norms have to be summed; alone, it has them all.
         self._cut_up = True
         # Each weight as it is stored, before an engine cuts it up or raises it to float32.
@@ -141,7 +141,7 @@ class Trainer(ABC):
         if self.options.gradient_checkpointing:
             self.model.eval()
         self.last_loss = self.ranks.sum(torch.stack(losses).sum()).item()
-        self._pending_losses.append(self.last_loss)
+        self._losses_finite &= math.isfinite(self.last_loss)
         return merged.output(self.ranks)
 
     def _share(self, batch: TrainBatch) -> Iterator[tuple[Tensor, TrainBatch]]:
@@ -150,8 +150,7 @@ class Trainer(ABC):
 
     def optim_step(self) -> Metrics:
         """See TrainEngine. Without any gradient (nothing was masked in) the step is skipped too."""
-        finite = all(math.isfinite(loss) for loss in self._pending_losses)
-        if not self._has_gradient or not finite:
+        if not self._has_gradient or not self._losses_finite:
             return self.skip_step()
         norm, applied = self._clip_and_step(self.options.learning_rate(self.step))
         return self._finish_step(norm, skipped=not applied)
@@ -192,8 +191,8 @@ class Trainer(ABC):
 
     def _forget_gradients(self) -> None:
         self._drop_gradients()
-        self._pending_losses.clear()
         self._has_gradient = False
+        self._losses_finite = True
 
     def save(self, directory: Path) -> None:
         """See TrainEngine."""
