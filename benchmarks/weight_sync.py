@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from oxrl.engines.sample.vllm import VllmEngine
+from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.weight_sync import WeightSync
@@ -51,9 +51,9 @@ def main(name: str = "builtin:small", dtype_name: str = "float32") -> None:
         load_policy(name, LoadOptions(dtype=dtype, seed=1)), TrainerOptions(lr=0.0)
     )
     with tempfile.TemporaryDirectory() as folder:
-        engine = VllmEngine(
-            name, dtype=dtype_name, max_model_len=256, log_file=str(Path(folder) / "vllm.log")
-        )
+        log_file = str(Path(folder) / "vllm.log")
+        options = VllmOptions(dtype=dtype_name, max_model_len=256, log_file=log_file)
+        engine = VllmEngine(name, options)
         sync = WeightSync(
             policy,
             engine,

@@ -216,19 +216,20 @@ def trainers_of_rank(cfg: Config) -> Iterator[dict[str, Trainer]]:
 def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutEngine:
     """The rollout engine of this process; on `model`, or on one of its own."""
     if cfg.inference_engine.name == "vllm":
-        from oxrl.engines.sample.vllm import VllmEngine
+        from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 
-        settings = cfg.inference_engine.model_dump(
-            exclude={"name", "actors", "placement", "probe_every"}
-        )
-        return VllmEngine(
-            cfg.model.name,
+        sampling = cfg.inference_engine
+        options = VllmOptions(
+            log_file=str(cfg.run.directory / f"vllm_{os.getpid()}.log"),
             dtype=cfg.model.dtype,
+            max_rows=sampling.max_rows,
+            tensor_parallel=sampling.tensor_parallel,
+            gpu_memory_fraction=sampling.gpu_memory_fraction,
+            kv_cache_gb=sampling.kv_cache_gb,
             max_model_len=cfg.model.max_length,
             trust_remote_code=cfg.model.trust_remote_code,
-            log_file=str(cfg.run.directory / f"vllm_{os.getpid()}.log"),
-            **settings,
         )
+        return VllmEngine(cfg.model.name, options)
     own = load_policy_to_train(cfg) if model is None else model
     return LocalSampler(own, build_tokenizer(cfg), max_rows=cfg.inference_engine.max_rows)
 

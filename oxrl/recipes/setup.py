@@ -153,7 +153,7 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
         build_rank = partial(trainers_of_rank, cfg)
         group = RankGroup(cluster, trainer_places, build_rank, deadline_s=deadline_s)
         trainers = {name: RayTrainer(group, name) for name in group.names}
-        limits = group.call("call", ("policy", limits_of, (cfg,)))
+        limits = group.call("policy", limits_of, cfg)
     else:
         trainers = build_trainers(cfg)
         limits = limits_of(trainers["policy"], cfg)

@@ -25,7 +25,7 @@ ray = pytest.importorskip(
 
 from oxrl.engines.ray import cluster as ray_cluster  # noqa: E402
 from oxrl.engines.ray.cluster import Cluster, layout  # noqa: E402
-from oxrl.engines.ray.rollouts import RayRollouts, SamplerActor  # noqa: E402
+from oxrl.engines.ray.rollouts import RayRollouts, RolloutActor  # noqa: E402
 
 # Ray says of every actor that a test kills that it was killed.
 pytestmark = [
@@ -160,7 +160,7 @@ def test_a_lost_actor_is_replaced_and_no_sample_is_lost_or_doubled(
     else:
         engine.submit(asked)
         finished += engine.poll(20)
-        assert engine._workers[1].owed
+        assert engine._workers[1].in_flight
         os.kill(victim, signal_number)
     while len(finished) < len(asked) and (found := engine.poll(20)):
         finished += found
@@ -242,7 +242,9 @@ def test_aborted_requests_come_back_with_what_they_have_and_the_rest_goes_on(rol
 def test_a_poll_that_brings_nothing_in_time_says_what_it_waited_for(rollouts: Any) -> None:
     engine = rollouts(1, build=partial(slow_sampler, 0.2))
     engine.submit(requests(4, tokens=200))
-    with pytest.raises(DeadlineError, match=r"rollout actors answer, and owe \[4\] responses each"):
+    with pytest.raises(
+        DeadlineError, match=r"rollout actors answer, and have \[4\] requests in flight"
+    ):
         engine.poll(2)
 
 
@@ -349,7 +351,7 @@ def test_an_actor_that_reports_other_weights_than_the_others_is_found(
         engine.update_weights(weights_of(1), version=1)
 
 
-def lose_a_tensor(actor: SamplerActor) -> None:
+def lose_a_tensor(actor: RolloutActor) -> None:
     """From now on one tensor arrives with its last element lost."""
     whole = actor._engine.update_weights
 

@@ -59,12 +59,12 @@ def shared(
         finally:
             cluster.close()
     else:
-        from oxrl.engines.sample.vllm import VllmEngine
+        from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 
         folder = tmp_path_factory.mktemp("model")
         save_model(lively(), folder)
         TOKENIZER.save_pretrained(folder)
-        engine = VllmEngine(str(folder), log_file=str(folder / "vllm.log"))
+        engine = VllmEngine(str(folder), VllmOptions(log_file=str(folder / "vllm.log")))
         yield engine
         engine.close()
 

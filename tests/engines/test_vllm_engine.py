@@ -38,11 +38,13 @@ pytestmark = [
 
 
 def _start(folder: Path, **settings: Any) -> Any:
-    from oxrl.engines.sample.vllm import VllmEngine
+    from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 
     save_model(lively(), folder)
     TOKENIZER.save_pretrained(folder)
-    return VllmEngine(str(folder), max_model_len=256, log_file=str(folder / "vllm.log"), **settings)
+    log_file = str(folder / "vllm.log")
+    options = VllmOptions(max_model_len=256, log_file=log_file, **settings)
+    return VllmEngine(str(folder), options)
 
 
 @pytest.fixture(scope="module")
@@ -306,11 +308,11 @@ def _experts(seed: int) -> Qwen3MoeForCausalLM:
 def test_fused_experts_get_new_weights_and_are_caught_when_vllm_leaves_them_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from oxrl.engines.sample.vllm import VllmEngine
+    from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 
     save_model(_experts(0), tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
-    engine = VllmEngine(str(tmp_path), log_file=str(tmp_path / "vllm.log"))
+    engine = VllmEngine(str(tmp_path), VllmOptions(log_file=str(tmp_path / "vllm.log")))
     policy = LocalTrainer(_experts(1), TrainerOptions(lr=0.0))
     settings: dict[str, Any] = {"dtype": torch.float32, "vocabulary": 261, "temperature": 1.0}
     try:
@@ -327,10 +329,12 @@ def test_fused_experts_get_new_weights_and_are_caught_when_vllm_leaves_them_stal
 def test_a_built_in_model_needs_no_folder_and_a_head_size_that_vllm_cannot_run_on_a_cpu_is_refused(
     tmp_path: Path,
 ) -> None:
-    from oxrl.engines.sample.vllm import VllmEngine
+    from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 
     with pytest.raises(EngineError, match="no attention for heads of 16"):
-        VllmEngine("builtin:tiny", max_model_len=64, log_file=str(tmp_path / "vllm.log"))
+        VllmEngine(
+            "builtin:tiny", VllmOptions(max_model_len=64, log_file=str(tmp_path / "vllm.log"))
+        )
 
 
 def test_a_model_that_vllm_cannot_load_is_an_error_that_names_the_log(tmp_path: Path) -> None:
@@ -338,7 +342,7 @@ def test_a_model_that_vllm_cannot_load_is_an_error_that_names_the_log(tmp_path: 
     save_model(load_policy("builtin:small"), folder)
     TOKENIZER.save_pretrained(folder)
     (folder / "model.safetensors").unlink()
-    from oxrl.engines.sample.vllm import VllmEngine
+    from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 
     with pytest.raises(EngineError, match=f"vLLM does not start .* its messages: {log_file}"):
-        VllmEngine(str(folder), max_model_len=64, log_file=str(log_file))
+        VllmEngine(str(folder), VllmOptions(max_model_len=64, log_file=str(log_file)))

@@ -1,7 +1,8 @@
-"""RayRollouts: several rollout actors presented as one RolloutEngine.
+"""RayRollouts: several rollout workers presented as one RolloutEngine.
 
-Each actor hosts an engine of its own. A response depends on its request alone (per-request seeds),
-so it does not matter who samples it, or whether somebody died over it before.
+Each worker hosts an engine of its own in a Ray actor. A response depends on its request alone
+(per-request seeds), so it does not matter which worker samples it, or whether another died over it
+before.
 """
 
 from __future__ import annotations
@@ -11,15 +12,28 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from oxrl.engines.ray.cluster import LOAD_S, Cluster, Lost, Place, answer, pack, unpack
+from oxrl.engines.ray.cluster import (
+    LOAD_S,
+    Cluster,
+    LostActorError,
+    Place,
+    call_on,
+    pack,
+    result_of,
+    unpack,
+)
 from oxrl.engines.sample.base import Finished, RolloutEngine
 from oxrl.engines.train.base import Bucket
 from oxrl.errors import DeadlineError, EngineError, WeightSyncError
 from oxrl.types import Metrics, Request
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+BuildEngine = Callable[[], RolloutEngine]
 
 # An actor reports back at least this often while it samples, so that silence means something.
 POLL_S = 1.0
@@ -29,21 +43,17 @@ CLOSE_S = 5.0
 AGREEMENT = 0.1
 
 
-class SamplerActor:
+class RolloutActor:
     """The process around one engine."""
 
-    def build(self, directory: str, build: Callable[[], RolloutEngine]) -> int:
-        """Make the engine, where the driver's relative paths mean the same; returns its weight
-        version.
-        """
+    def build(self, directory: str, build: BuildEngine) -> int:
+        """Make the engine, where the driver's relative paths mean the same; its weight version."""
         os.chdir(directory)
         self._engine = build()
         return self._engine.version
 
-    def call(self, name: str, *arguments: Any) -> Any:
-        """A method or a property of the engine."""
-        found = getattr(self._engine, name)
-        return found(*arguments) if callable(found) else found
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        return call_on(self._engine, function, inputs)
 
     def poll(self, seconds: float) -> list[Finished]:
         try:
@@ -54,64 +64,80 @@ class SamplerActor:
     def update_weights(self, references: Sequence[Any], version: int) -> Mapping[str, str]:
         import ray  # pyright: ignore[reportMissingImports]  (an extra)
 
-        return self._engine.update_weights(
-            (unpack(ray.get(reference)) for reference in references),  # pyright: ignore
-            version,
-        )
+        sent = (unpack(ray.get(reference)) for reference in references)  # pyright: ignore
+        return self._engine.update_weights(sent, version)
 
 
-class _Worker:
-    """An actor as the driver sees it: what it owes, and the poll that it is working on. `call`
-    raises Lost.
+class RolloutWorker:
+    """An actor as the driver sees it: its requests in flight, and the poll that it is working on.
+
+    Its own methods raise LostActorError; `version` and `logprobs`, which the delivery proof asks
+    of every worker, replace a lost actor first.
     """
 
     def __init__(self, group: RayRollouts, number: int, place: Place) -> None:
-        self.name, self._group, self._place = f"rollout actor {number}", group, place
-        self.owed: dict[str, Request] = {}
+        self.name = f"rollout actor {number}"
+        self._group = group
+        self._place = place
+        self.in_flight: dict[str, Request] = {}
         self.start()
 
     def start(self) -> None:
         """A new actor, which begins to load its model."""
-        self.actor = self._group.cluster.start(SamplerActor, self._place)
-        self.poll, self.asked = None, 0.0
+        self.actor = self._group.cluster.start(RolloutActor, self._place)
+        self.polling: Any = None
+        self.polling_since = 0.0
         self._loading = self.actor.build.remote(os.getcwd(), self._group.build)
 
-    def loaded(self) -> int:
+    def wait_loaded(self) -> int:
         """The weight version that a new actor starts with."""
-        return self.answer(self._loading, "load its model", LOAD_S)
+        return self.result(self._loading, "load its model", LOAD_S)
 
-    def answer(self, reference: Any, asked: str, at_least_s: float = 0.0) -> Any:
-        what, deadline_s = (
-            f"{self.name}, asked to {asked},",
-            max(at_least_s, self._group.deadline_s),
-        )
-        return answer(self._group.cluster.ray, reference, what, deadline_s=deadline_s)
+    def call(
+        self, function: Callable[Concatenate[RolloutEngine, P], R], *inputs: P.args, **_: P.kwargs
+    ) -> R:
+        """Call a method of the actor's engine, or a function of it, with positional inputs."""
+        return self.result(self.actor.call.remote(function, *inputs), function.__name__)
 
-    def call(self, name: str, *arguments: Any) -> Any:
-        """A method or a property of the actor's engine."""
-        return self.answer(self.actor.call.remote(name, *arguments), name)
+    def result(self, reference: Any, what: str, at_least_s: float = 0.0) -> Any:
+        deadline_s = max(at_least_s, self._group.deadline_s)
+        asked = f"{self.name}, asked to {what},"
+        return result_of(self._group.cluster.ray, reference, asked, deadline_s=deadline_s)
 
-    # What the delivery proof asks of each; whoever is lost over it is replaced, as anywhere else.
+    def start_poll(self, seconds: float) -> None:
+        """Have the actor sample, unless it still does."""
+        if self.polling is None:
+            self.polling = self.actor.poll.remote(seconds)
+            self.polling_since = time.monotonic()
 
     @property
     def version(self) -> int:
-        return self._group.ask(self, "version")
+        return self._group.call(self, _version_of)
 
     def logprobs(
         self, rows: Sequence[Sequence[int]], temperature: float = 1.0
     ) -> list[list[float]]:
-        return self._group.scores(self, rows, temperature)
+        return self._group.score(self, rows, temperature)
+
+
+class Probe(NamedTuple):
+    """Rows of token ids that were scored with the current weights, and their logprobs (nats)."""
+
+    rows: Sequence[Sequence[int]]
+    temperature: float
+    logprobs: list[list[float]]
 
 
 class RayRollouts:
-    """RolloutEngine over a cluster: the place of each actor, and the picklable function that builds
-    its engine there.
+    """RolloutEngine over a cluster: several rollout workers behind one interface.
 
     An actor that dies or hangs is replaced: the new one gets the current weights, has to prove that
-    it holds them, and samples again what the old one still owed. A request that loses a second
+    it holds them, and samples again what the old one had in flight. A request that loses a second
     actor ends the run.
 
     Args:
+        places: where the actors live.
+        build: makes the engine of an actor, there; picklable.
         sleeping: whether actors sleep while nothing is being sampled, because a training rank needs
             their memory.
         deadline_s: longest wait for an actor's answer; one that is silent for half of it while it
@@ -122,90 +148,93 @@ class RayRollouts:
         self,
         cluster: Cluster,
         places: Sequence[Place],
-        build: Callable[[], RolloutEngine],
+        build: BuildEngine,
         *,
         deadline_s: float,
         sleeping: bool = False,
     ) -> None:
-        self.cluster, self.build, self.deadline_s, self._sleeping = (
-            cluster,
-            build,
-            deadline_s,
-            sleeping,
-        )
-        self._workers = [_Worker(self, number, place) for number, place in enumerate(places)]
+        self.cluster = cluster
+        self.build = build
+        self.deadline_s = deadline_s
+        self._sleeping = sleeping
+        self._workers = [RolloutWorker(self, number, place) for number, place in enumerate(places)]
+        # Requests that have lost an actor already.
         self._retried: set[str] = set()
         self._asleep = False
         self._replaced = 0
         # The last weights stay in the object store, for replacements.
         self._weights: list[Any] = []
         self._fingerprints: Mapping[str, str] = {}
-        # What was last scored with them: (rows, temperature, logprobs).
-        self._probe: tuple[Sequence[Sequence[int]], float, list[list[float]]] | None = None
-        self._version = max(worker.loaded() for worker in self._workers)
+        self._probe: Probe | None = None
+        self._version = max(worker.wait_loaded() for worker in self._workers)
 
     @property
     def version(self) -> int:
         return self._version
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """See RolloutEngine. Samples of one prompt go to one actor, which computes the prompt
-        once.
-        """
-        held = {id for worker in self._workers for id in worker.owed}
-        twice = next((request.id for request in requests if request.id in held), None)
-        if twice is not None:
-            raise EngineError(f"request id {twice!r} is already being sampled")
+        """See RolloutEngine. Samples of one prompt go to one actor, which reads the prompt once."""
+        in_flight = {id for worker in self._workers for id in worker.in_flight}
+        for request in requests:
+            if request.id in in_flight:
+                raise EngineError(f"request id {request.id!r} is already being sampled")
         self._set_asleep(False)
         for _, group in itertools.groupby(requests, key=lambda request: request.prompt.token_ids):
-            chosen, worker = list(group), min(self._workers, key=_tokens_owed)
-            self.ask(worker, "submit", chosen)
-            worker.owed.update((request.id, request) for request in chosen)
+            samples = list(group)
+            worker = min(self._workers, key=_tokens_in_flight)
+            self.call(worker, RolloutEngine.submit, samples)
+            worker.in_flight.update((request.id, request) for request in samples)
 
     def poll(self, deadline_s: float) -> list[Finished]:
         end = time.monotonic() + deadline_s
         finished: list[Finished] = []
-        while not finished and (busy := [worker for worker in self._workers if worker.owed]):
+        while not finished:
+            busy = [worker for worker in self._workers if worker.in_flight]
+            if not busy:
+                break
             for worker in busy:
-                if worker.poll is None:
-                    worker.poll, worker.asked = (
-                        worker.actor.poll.remote(min(POLL_S, deadline_s)),
-                        time.monotonic(),
-                    )
-            polls = [worker.poll for worker in busy]
-            self.cluster.ray.wait(polls, timeout=POLL_S)
-            ready, _ = self.cluster.ray.wait(polls, num_returns=len(polls), timeout=0)
+                worker.start_poll(min(POLL_S, deadline_s))
+            ready = self._wait([worker.polling for worker in busy])
             for worker in busy:
-                if worker.poll in ready:
+                silent_s = time.monotonic() - worker.polling_since
+                if worker.polling in ready:
                     finished += self._collect(worker)
-                elif (silent := time.monotonic() - worker.asked) > self.deadline_s / 2:
-                    self._replace(
-                        worker, Lost(f"{worker.name} has not answered for {silent:.1f} s")
-                    )
+                elif silent_s > self.deadline_s / 2:
+                    silence = f"{worker.name} has not answered for {silent_s:.1f} s"
+                    self._replace(worker, LostActorError(silence))
                     end = time.monotonic() + deadline_s
             # Somebody who is silent is waited for: either it answers or it is replaced.
-            answering = all(worker.poll is None or worker.poll in ready for worker in busy)
+            answering = all(worker.polling is None for worker in busy)
             if not finished and answering and time.monotonic() > end:
+                in_flight = [len(worker.in_flight) for worker in self._workers]
                 raise DeadlineError(
-                    f"waited {deadline_s:g} s for a sampled response: rollout actors answer, and owe "
-                    f"{[len(worker.owed) for worker in self._workers]} responses each. Raise run.deadline_s or lower "
-                    "rollout.max_tokens"
+                    f"waited {deadline_s:g} s for a sampled response: rollout actors answer, and "
+                    f"have {in_flight} requests in flight. "
+                    "Raise run.deadline_s or lower rollout.max_tokens"
                 )
         self._sleep_if_idle()
         return finished
 
-    def _collect(self, worker: _Worker) -> list[Finished]:
+    def _wait(self, polls: Sequence[Any]) -> Sequence[Any]:
+        """The polls that are done, once one is or POLL_S seconds have passed."""
+        ray = self.cluster.ray
+        ray.wait(polls, timeout=POLL_S)
+        ready, _ = ray.wait(polls, num_returns=len(polls), timeout=0)
+        return ready
+
+    def _collect(self, worker: RolloutWorker) -> list[Finished]:
         """What a finished poll brought; nothing if the actor died over it and was replaced."""
-        reference, worker.poll = worker.poll, None
+        polled = worker.polling
+        worker.polling = None
         try:
-            found: list[Finished] = worker.answer(reference, "poll")
-        except Lost as lost:
+            found: list[Finished] = worker.result(polled, "poll")
+        except LostActorError as lost:
             self._replace(worker, lost)
             return []
         for item in found:
-            if worker.owed.pop(item.request.id, None) is None:
+            if worker.in_flight.pop(item.request.id, None) is None:
                 raise EngineError(
-                    f"{worker.name} returned {item.request.id!r}, which it does not owe"
+                    f"{worker.name} returned {item.request.id!r}, which it was not given"
                 )
             self._retried.discard(item.request.id)
         return found
@@ -213,94 +242,92 @@ class RayRollouts:
     def abort(self, ids: Sequence[str]) -> list[Finished]:
         aborted: list[Finished] = []
         for worker in self._workers:
-            wanted = [id for id in ids if id in worker.owed]
-            aborted += self.ask(worker, "abort", wanted) if wanted else []
+            wanted = [id for id in ids if id in worker.in_flight]
+            if wanted:
+                aborted += self.call(worker, RolloutEngine.abort, wanted)
             for item in aborted:
-                worker.owed.pop(item.request.id, None)
+                worker.in_flight.pop(item.request.id, None)
         self._retried.difference_update(item.request.id for item in aborted)
         self._sleep_if_idle()
         return aborted
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
-        """See RolloutEngine. Each bucket enters the object store once, whatever the number of
-        actors.
+        """See RolloutEngine. Each bucket enters the object store once, for all actors.
 
         Raises:
             WeightSyncError: actors do not hold the same tensors, or not this version.
         """
         self._set_asleep(False)
         # The old ones go first: the object store never holds two copies.
-        self._weights, self._fingerprints, self._probe = [], {}, None
+        self._weights = []
+        self._fingerprints = {}
+        self._probe = None
         self._weights += [self.cluster.ray.put(pack(bucket)) for bucket in buckets]
         self._version = version
-        started = [
-            (worker, worker.actor.update_weights.remote(self._weights, version))
-            for worker in self._workers
-        ]
-        for worker, reference in started:
+        updates = [w.actor.update_weights.remote(self._weights, version) for w in self._workers]
+        for worker, update in zip(self._workers, updates, strict=True):
             try:
-                self._prove(worker, worker.answer(reference, "update_weights"))
-            except Lost as lost:
+                self._prove(worker, worker.result(update, "update_weights"))
+            except LostActorError as lost:
                 self._replace(worker, lost)
         return self._fingerprints
 
-    def _prove(self, worker: _Worker, fingerprints: Mapping[str, str]) -> None:
-        """`worker` acknowledges the version, holds the tensors that every actor holds, and scores
-        what they scored.
-        """
-        self._fingerprints = self._fingerprints or fingerprints
-        version = worker.call("version")
-        if version != self._version:
-            raise WeightSyncError(f"{worker.name} serves version {version}, not {self._version}")
-        names = self._fingerprints.keys() | fingerprints.keys()
-        wrong = sorted(
-            name for name in names if fingerprints.get(name) != self._fingerprints.get(name)
-        )
+    def _prove(self, worker: RolloutWorker, fingerprints: Mapping[str, str]) -> None:
+        """The worker has the version, the tensors that every actor holds, and scores as they do."""
+        found = worker.call(_version_of)
+        if found != self._version:
+            raise WeightSyncError(f"{worker.name} serves version {found}, not {self._version}")
+        expected = self._fingerprints or fingerprints
+        self._fingerprints = expected
+        names = expected.keys() | fingerprints.keys()
+        wrong = sorted(name for name in names if fingerprints.get(name) != expected.get(name))
         if wrong:
             raise WeightSyncError(
-                f"{worker.name} holds other weights of version {version} than the others: {len(wrong)} tensors differ, "
-                f"such as {wrong[:1]}"
+                f"{worker.name} holds other weights of version {found} than the others: "
+                f"{len(wrong)} tensors differ, such as {wrong[:1]}"
             )
         if self._probe is not None:
-            rows, temperature, expected = self._probe
-            found = worker.call("logprobs", rows, temperature)
-            pairs = zip(itertools.chain(*found), itertools.chain(*expected), strict=True)
-            if not (worst := max(abs(a - b) for a, b in pairs)) <= AGREEMENT:
-                raise WeightSyncError(
-                    f"{worker.name} scores the last probe up to {worst:.3g} nats off"
-                )
+            self._check_probe(worker, self._probe)
+
+    def _check_probe(self, worker: RolloutWorker, probe: Probe) -> None:
+        found = worker.call(RolloutEngine.logprobs, probe.rows, probe.temperature)
+        ours = itertools.chain(*found)
+        theirs = itertools.chain(*probe.logprobs)
+        worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+        if not worst <= AGREEMENT:
+            raise WeightSyncError(f"{worker.name} scores the last probe up to {worst:.3g} nats off")
 
     def logprobs(
         self, rows: Sequence[Sequence[int]], temperature: float = 1.0
     ) -> list[list[float]]:
         """See RolloutEngine. Actor 0 answers; `members` are asked one by one."""
-        return self.scores(self._workers[0], rows, temperature)
+        return self.score(self._workers[0], rows, temperature)
 
     @property
-    def members(self) -> Mapping[str, _Worker]:
-        """Every actor by name, for what has to be asked of each."""
+    def members(self) -> Mapping[str, RolloutWorker]:
+        """Every worker by name, for what has to be asked of each."""
         return {worker.name: worker for worker in self._workers}
 
-    def scores(
-        self, worker: _Worker, rows: Sequence[Sequence[int]], temperature: float
+    def score(
+        self, worker: RolloutWorker, rows: Sequence[Sequence[int]], temperature: float
     ) -> list[list[float]]:
         """What one actor says of `rows`; kept, for replacements to be compared with."""
         self._set_asleep(False)
-        scores: list[list[float]] = self.ask(worker, "logprobs", rows, temperature)
-        self._probe = rows, temperature, scores
+        scores = self.call(worker, RolloutEngine.logprobs, rows, temperature)
+        self._probe = Probe(rows, temperature, scores)
         return scores
 
     def metrics(self) -> Metrics:
         """See RolloutEngine: counts and rates are summed over actors, means averaged."""
-        parts: list[Metrics] = [self.ask(worker, "metrics") for worker in self._workers]
-        merged = {name: sum(part[name] for part in parts) for name in parts[0]}
-        merged |= {
-            name: value / len(parts)
-            for name, value in merged.items()
-            if "mean" in name or "frac" in name
-        }
-        replaced, self._replaced = self._replaced, 0
-        return merged | {"rollout/replaced_actors": float(replaced)}
+        parts = [self.call(worker, RolloutEngine.metrics) for worker in self._workers]
+        merged: Metrics = {}
+        for name in parts[0]:
+            merged[name] = sum(part[name] for part in parts)
+            if "mean" in name or "frac" in name:
+                merged[name] /= len(parts)
+        merged["rollout/replaced_actors"] = float(self._replaced)
+        self._replaced = 0
+        return merged
 
     def sleep(self) -> None:
         self._set_asleep(True)
@@ -309,61 +336,73 @@ class RayRollouts:
         self._set_asleep(False)
 
     def close(self) -> None:
-        """End every actor, after a moment for its engine's own processes; the cluster is its
-        owner's to close.
+        """End every actor, after a moment for its engine's own processes.
+
+        The cluster is its owner's to close.
         """
-        closing = [worker.actor.call.remote("close") for worker in self._workers]
+        closing = [worker.actor.call.remote(RolloutEngine.close) for worker in self._workers]
         self.cluster.ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
         for worker in self._workers:
             self.cluster.ray.kill(worker.actor)
 
     def _sleep_if_idle(self) -> None:
-        if self._sleeping and not any(worker.owed for worker in self._workers):
+        if self._sleeping and not any(worker.in_flight for worker in self._workers):
             self._set_asleep(True)
 
     def _set_asleep(self, asleep: bool) -> None:
         if asleep != self._asleep:
+            change = RolloutEngine.sleep if asleep else RolloutEngine.wake
             for worker in self._workers:
-                self.ask(worker, "sleep" if asleep else "wake")
+                self.call(worker, change)
             self._asleep = asleep
 
-    def ask(self, worker: _Worker, method: str, *arguments: Any) -> Any:
-        """A call to an actor's engine; an actor that is lost over it is replaced and asked once
-        more.
-        """
+    def call(
+        self,
+        worker: RolloutWorker,
+        function: Callable[Concatenate[RolloutEngine, P], R],
+        *inputs: P.args,
+        **_: P.kwargs,
+    ) -> R:
+        """As `worker.call`; an actor that is lost over it is replaced, and the new one called."""
         try:
-            return worker.call(method, *arguments)
-        except Lost as lost:
+            return worker.call(function, *inputs, **_)
+        except LostActorError as lost:
             self._replace(worker, lost)
-            return worker.call(method, *arguments)
+            return worker.call(function, *inputs, **_)
 
-    def _replace(self, worker: _Worker, lost: Lost) -> None:
-        """A new actor in the place of a lost one, with the current weights and what the old one
-        still owed.
-        """
-        twice = sorted(self._retried & worker.owed.keys())
+    def _replace(self, worker: RolloutWorker, lost: LostActorError) -> None:
+        """A new actor for a lost one, with the current weights and the requests in flight."""
+        twice = sorted(self._retried & worker.in_flight.keys())
         if twice:
             raise EngineError(
-                f"{lost}; {len(twice)} requests lost their second actor over it, such as {twice[0]!r}"
+                f"{lost}; {len(twice)} requests lost their second actor over it, "
+                f"such as {twice[0]!r}"
             )
         started = time.monotonic()
         self.cluster.ray.kill(worker.actor)
         worker.start()
-        worker.loaded()
+        worker.wait_loaded()
         if self._weights:
             update = worker.actor.update_weights.remote(self._weights, self._version)
-            self._prove(worker, worker.answer(update, "update_weights"))
-        if worker.owed:
-            worker.call("submit", list(worker.owed.values()))
-            self._retried |= worker.owed.keys()
+            self._prove(worker, worker.result(update, "update_weights"))
+        if worker.in_flight:
+            worker.call(RolloutEngine.submit, list(worker.in_flight.values()))
+            self._retried |= worker.in_flight.keys()
         if self._asleep:
-            worker.call("sleep")
+            worker.call(RolloutEngine.sleep)
         self._replaced += 1
         log.warning(
             "%s; replaced within %.1f s, with weights of version %d; %d requests are sampled again",
-            *(lost, time.monotonic() - started, self._version, len(worker.owed)),
+            lost,
+            time.monotonic() - started,
+            self._version,
+            len(worker.in_flight),
         )
 
 
-def _tokens_owed(worker: _Worker) -> int:
-    return sum(request.sampling.max_tokens for request in worker.owed.values())
+def _tokens_in_flight(worker: RolloutWorker) -> int:
+    return sum(request.sampling.max_tokens for request in worker.in_flight.values())
+
+
+def _version_of(engine: RolloutEngine) -> int:
+    return engine.version

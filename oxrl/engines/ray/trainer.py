@@ -14,17 +14,30 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from oxrl.engines.ray.cluster import LOAD_S, Cluster, Lost, Packed, Place, answer, pack, unpack
+from oxrl.engines.ray.cluster import (
+    LOAD_S,
+    Cluster,
+    LostActorError,
+    Packed,
+    Place,
+    call_on,
+    pack,
+    result_of,
+    unpack,
+)
 from oxrl.engines.train.base import Bucket, Want
 from oxrl.engines.train.ranks import CUT_OFF, WAITED
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import LostRankError
 from oxrl.models.weights import buckets
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # How long the other ranks may take to end a call after one failed, or after their collectives ran
 # out of time.
@@ -33,6 +46,9 @@ GRACE_S = 10.0
 # What a rank builds once it has its place in its environment: the engines by name, inside their
 # process group.
 BuildRank = Callable[[], AbstractContextManager[Mapping[str, Trainer]]]
+
+
+Stream = Literal["weights", "gradients"]
 
 
 class RankActor:
@@ -47,9 +63,7 @@ class RankActor:
             return host, server.getsockname()[1]
 
     def build(self, directory: str, place: Mapping[str, str], build: BuildRank) -> list[str]:
-        """Make the engines, where the driver's relative paths mean the same; returns their
-        names.
-        """
+        """Make the engines, where the driver's relative paths mean the same; their names."""
         os.chdir(directory)
         os.environ.update(place)
         self._first = place["RANK"] == "0"
@@ -57,20 +71,13 @@ class RankActor:
         self._engines = self._stack.enter_context(build())
         return list(self._engines)
 
-    def call(self, asked: tuple[str, str | Callable[..., Any], Sequence[Any]]) -> Any:
-        """(engine, a method or a function of it, arguments), on every rank; rank 0 returns what it
-        returned.
-        """
-        name, what, arguments = asked
-        engine = self._engines[name]
-        found = (
-            getattr(engine, what)(*arguments) if isinstance(what, str) else what(engine, *arguments)
-        )
+    def call(self, engine: str, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        """Every rank calls; rank 0 returns what it got."""
+        found = call_on(self._engines[engine], function, inputs)
         return found if self._first else None
 
-    def next_bucket(self, asked: tuple[str, str, bool]) -> Packed | None:
-        """The next bucket of a stream that all ranks gather together; None at its end."""
-        name, stream, start = asked
+    def next_bucket(self, name: str, stream: Stream, start: bool) -> Packed | None:
+        """The next bucket of what all ranks gather together, or the first; None at the end."""
         if start:
             engine = self._engines[name]
             self._stream = engine.weights() if stream == "weights" else buckets(engine.gradients())
@@ -89,75 +96,74 @@ class RankGroup:
     def __init__(
         self, cluster: Cluster, places: Sequence[Place], build: BuildRank, *, deadline_s: float
     ) -> None:
-        self._cluster, self._deadline_s = cluster, deadline_s
+        self._cluster = cluster
+        self._deadline_s = deadline_s
         self._ranks = [cluster.start(RankActor, place) for place in places]
         host, port = self._wait([self._ranks[0].address.remote()], "start", LOAD_S)
-        shared = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
-        shared["LOCAL_RANK"] = "0"  # Ray shows every actor its own device as the first
-        ranks = [{"RANK": str(rank)} | shared for rank in range(len(places))]
-        building = [
-            a.build.remote(os.getcwd(), rank, build)
-            for a, rank in zip(self._ranks, ranks, strict=True)
-        ]
+        shared = {
+            "WORLD_SIZE": str(len(places)),
+            "MASTER_ADDR": host,
+            "MASTER_PORT": str(port),
+            "LOCAL_RANK": "0",  # Ray shows every actor its own device as the first
+        }
+        building: list[Any] = []
+        for rank, actor in enumerate(self._ranks):
+            place = {"RANK": str(rank), **shared}
+            building.append(actor.build.remote(os.getcwd(), place, build))
         self.names: list[str] = self._wait(building, "build its engines", max(LOAD_S, deadline_s))
 
-    def call(self, method: str, asked: tuple[Any, ...]) -> Any:
-        """Call a method of RankActor on every rank; the arguments enter the object store once."""
-        reference = self._cluster.ray.put(asked)
-        return self._wait(
-            [getattr(actor, method).remote(reference) for actor in self._ranks],
-            f"{method} {asked[:2]}",
-        )
+    def call(
+        self,
+        engine: str,
+        function: Callable[Concatenate[Trainer, P], R],
+        *inputs: P.args,
+        **_: P.kwargs,
+    ) -> R:
+        """Call a method of an engine, or a function of it, on every rank; inputs are positional."""
+        shared = self._cluster.ray.put(inputs)  # they enter the object store once
+        calls = [actor.call.remote(engine, function, shared) for actor in self._ranks]
+        return self._wait(calls, f"{function.__name__} of {engine}")
+
+    def next_bucket(self, engine: str, stream: Stream, start: bool) -> Packed | None:
+        """Rank 0's next bucket; None at the end of the stream."""
+        calls = [actor.next_bucket.remote(engine, stream, start) for actor in self._ranks]
+        return self._wait(calls, f"gather {stream} of {engine}")
 
     def _wait(self, references: Sequence[Any], asked: str, deadline_s: float | None = None) -> Any:
         """Rank 0's answer once every rank has answered."""
-        ray, rank_of = (
-            self._cluster.ray,
-            {reference: rank for rank, reference in enumerate(references)},
-        )
         # Collectives inside the ranks end after deadline_s, with a better message.
-        end, pending = (
-            time.monotonic() + (deadline_s or self._deadline_s) + GRACE_S,
-            list(references),
-        )
-        first: Any = None
+        end = time.monotonic() + (deadline_s or self._deadline_s) + GRACE_S
+        pending = list(references)
+        found: dict[int, Any] = {}
         failures: list[Exception] = []
-        while pending and (left := end - time.monotonic()) > 0:
-            done, pending = ray.wait(pending, timeout=left)
+        while pending and time.monotonic() < end:
+            done, pending = self._cluster.ray.wait(pending, timeout=end - time.monotonic())
             for reference in done:
-                rank = rank_of[reference]
+                rank = references.index(reference)
+                what = f"training rank {rank} of {len(self._ranks)}"
                 try:
-                    found = answer(
-                        ray,
-                        reference,
-                        f"training rank {rank} of {len(self._ranks)}",
-                        deadline_s=GRACE_S,
-                    )
-                    first = found if rank == 0 else first
+                    found[rank] = result_of(self._cluster.ray, reference, what, deadline_s=GRACE_S)
                 except Exception as error:  # noqa: BLE001  (raised below, once every rank has had its say)
                     failures.append(error)
                     end = min(end, time.monotonic() + GRACE_S)
-        if not failures and not pending:
-            return first
-        silent = [rank_of[reference] for reference in pending]
+        if failures or pending:
+            silent = [references.index(reference) for reference in pending]
+            self._fail(failures, silent, asked)
+        return found[0]
+
+    def _fail(self, failures: list[Exception], silent: list[int], asked: str) -> NoReturn:
+        """Raise what went wrong; end the group unless every rank has answered it."""
         # The first failure is the reason, unless it only says that somebody else is gone.
-        echoes = (*WAITED, *CUT_OFF)
-        reason = next(
-            (
-                e
-                for e in failures
-                if isinstance(e, Lost) or not any(said in str(e) for said in echoes)
-            ),
-            None,
-        )
-        if reason is not None and not isinstance(reason, Lost):
-            if silent:
-                self.close()
-            raise reason
-        self.close()
-        what = reason or (f"training ranks {silent} stopped answering" if silent else failures[0])
+        reason = next((error for error in failures if not _is_echo(error)), None)
+        own = reason if not isinstance(reason, LostActorError) else None
+        if silent or own is None:
+            self.close()
+        if own is not None:
+            raise own
+        stopped = f"training ranks {silent} stopped answering" if silent else failures[0]
         raise LostRankError(
-            f"{what} (asked to {asked}); the group of {len(self._ranks)} ranks is ended"
+            f"{reason or stopped} (asked to {asked}); "
+            f"the group of {len(self._ranks)} ranks is ended"
         ) from reason
 
     def close(self) -> None:
@@ -166,37 +172,35 @@ class RankGroup:
             self._cluster.ray.kill(actor)
 
 
+def _is_echo(error: Exception) -> bool:
+    """Whether a rank's failure only says that another rank is gone."""
+    echoes = any(said in str(error) for said in (*WAITED, *CUT_OFF))
+    return echoes and not isinstance(error, LostActorError)
+
+
 class RayTrainer:
     """See TrainEngine: engine `name` of a group. `save` and `load` need a file system that every
     rank sees.
     """
 
     def __init__(self, group: RankGroup, name: str) -> None:
-        self._group, self._name = group, name
-
-    def _call(self, method: str, *arguments: Any) -> Any:
-        return self._group.call("call", (self._name, method, arguments))
-
-    def _stream(self, what: str) -> Iterator[Bucket]:
-        start = True
-        while (packed := self._group.call("next_bucket", (self._name, what, start))) is not None:
-            yield unpack(packed)
-            start = False
+        self._group = group
+        self._name = name
 
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
-        return self._call("forward", inputs, want)
+        return self._group.call(self._name, Trainer.forward, inputs, want)
 
     def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
-        return self._call("forward_backward", batch, loss_fn, want)
+        return self._group.call(self._name, Trainer.forward_backward, batch, loss_fn, want)
 
     def optim_step(self) -> Metrics:
-        return self._call("optim_step")
+        return self._group.call(self._name, Trainer.optim_step)
 
     def skip_step(self) -> Metrics:
-        return self._call("skip_step")
+        return self._group.call(self._name, Trainer.skip_step)
 
     def set_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        self._call("set_weights", list(named))
+        self._group.call(self._name, Trainer.set_weights, list(named))
 
     def weights(self) -> Iterator[Bucket]:
         return self._stream("weights")
@@ -204,8 +208,14 @@ class RayTrainer:
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         return (named for bucket in self._stream("gradients") for named in bucket)
 
+    def _stream(self, stream: Stream) -> Iterator[Bucket]:
+        packed = self._group.next_bucket(self._name, stream, start=True)
+        while packed is not None:
+            yield unpack(packed)
+            packed = self._group.next_bucket(self._name, stream, start=False)
+
     def save(self, directory: Path) -> None:
-        self._call("save", directory.resolve())
+        self._group.call(self._name, Trainer.save, directory.resolve())
 
     def load(self, directory: Path) -> None:
-        self._call("load", directory.resolve())
+        self._group.call(self._name, Trainer.load, directory.resolve())

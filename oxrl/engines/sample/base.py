@@ -20,37 +20,77 @@ class Finished:
 
 
 class RolloutEngine(Protocol):
+    """What samples responses: a queue of requests that is worked off while `poll` is called."""
+
     @property
     def version(self) -> int:
         """Weight version that the next token is sampled with."""
         ...
 
-    def submit(self, requests: Sequence[Request]) -> None: ...
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Take requests in; nothing is sampled before `poll`.
+
+        Args:
+            requests: with ids that no request in flight has.
+
+        Raises:
+            EngineError: an id that is in flight, an empty prompt, or a request (prompt and
+                `max_tokens`) longer than the engine's context.
+        """
+        ...
 
     def poll(self, deadline_s: float) -> list[Finished]:
-        """Work until at least one request finishes (all that finished are returned) or nothing is
-        left.
+        """Sample until at least one request finishes, or nothing is left.
 
-        Raises DeadlineError after `deadline_s` seconds without a finished request.
+        Args:
+            deadline_s: seconds to wait for a finished request.
+
+        Returns:
+            All that have finished since the last call, in any order; empty: nothing is left.
+
+        Raises:
+            DeadlineError: no request finished within `deadline_s`; everything stays in flight.
         """
         ...
 
     def abort(self, ids: Sequence[str]) -> list[Finished]:
-        """Stop these requests; what was sampled so far comes back with finish_reason "abort"."""
+        """Stop requests; what was sampled so far comes back with finish_reason "abort".
+
+        Args:
+            ids: of requests; those that are not in flight are ignored.
+
+        Returns:
+            One completion for each of `ids` in flight, with no tokens if none were sampled.
+        """
         ...
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
-        """Load weights between polls, drop every cached key and value.
+        """Load weights between polls, drop every cached key and value; requests go on with them.
 
-        Returns the fingerprint of each tensor that was copied, where it arrived, by name.
+        Args:
+            buckets: (Hugging Face name, tensor) of every weight, some at a time.
+            version: weight version of what is sampled from now on.
+
+        Returns:
+            The fingerprint of each tensor that was copied, where it arrived, by name.
+
+        Raises:
+            WeightSyncError: a weight is unknown, missing, or of another shape.
         """
         ...
 
     def logprobs(
         self, rows: Sequence[Sequence[int]], temperature: float = 1.0
     ) -> list[list[float]]:
-        """Score rows of token ids, token-aligned (first entry 0.0): what the delivery probe
-        compares.
+        """Score rows of token ids: what the delivery probe compares.
+
+        Args:
+            rows: token ids, any lengths.
+            temperature: logits are divided by it.
+
+        Returns:
+            Log-probability in nats of each token given those before it, as long as its row; the
+            first entry is 0.0.
         """
         ...
 
@@ -58,22 +98,45 @@ class RolloutEngine(Protocol):
         """Counters since the last call, keys `rollout/...` and `throughput/...`."""
         ...
 
-    def sleep(self) -> None: ...
-    def wake(self) -> None: ...
-    def close(self) -> None: ...
+    def sleep(self) -> None:
+        """Give memory back while nothing is sampled; requests stay in flight."""
+        ...
+
+    def wake(self) -> None:
+        """Take the memory again, before anything is sampled."""
+        ...
+
+    def close(self) -> None:
+        """Drop every request and end what the engine has started."""
+        ...
 
 
 def generate(
     engine: RolloutEngine, requests: Sequence[Request], *, deadline_s: float
 ) -> list[Completion]:
-    """Submit, poll until all are done, and return completions in the order of `requests`."""
+    """Submit requests and poll until all are done.
+
+    Args:
+        deadline_s: seconds to wait for each next finished request.
+
+    Returns:
+        Completions in the order of `requests`.
+
+    Raises:
+        DeadlineError: nothing finished within `deadline_s`, or the engine lost a request.
+        EngineError: the engine refuses a request.
+    """
     engine.submit(requests)
     done: dict[str, Completion] = {}
-    while missing := [request.id for request in requests if request.id not in done]:
+    while True:
+        missing = [request.id for request in requests if request.id not in done]
+        if not missing:
+            return [done[request.id] for request in requests]
         finished = engine.poll(deadline_s)
         if not finished:
             raise DeadlineError(
-                f"the rollout engine is idle but {len(missing)} requests never finished: {missing[:5]}"
+                f"the rollout engine is idle but {len(missing)} requests never finished: "
+                f"{missing[:5]}"
             )
-        done.update((item.request.id, item.completion) for item in finished)
-    return [done[request.id] for request in requests]
+        for item in finished:
+            done[item.request.id] = item.completion

@@ -1,5 +1,4 @@
-"""Keys and values of the rows being decoded, and attention over them, behind transformers' own
-interfaces.
+"""Keys and values of the rows being decoded, and attention over them, as transformers wants them.
 
 Every row owns a slot of preallocated memory and has its own length. Active rows lie in slots
 0..n-1, so that a decode step reads views and finished rows cost nothing.
@@ -26,10 +25,14 @@ def rounded(length: int) -> int:
 
 
 class RowCache(Cache):
-    """Slots of keys and values, `kv` [layers, 2, rows, heads, capacity, d], and which of them are
-    real, `mask`.
+    """Slots of keys and values, and which of their places hold a token.
 
-    `mask` [rows, capacity] is added to attention scores: 0 where a token lies, -inf elsewhere.
+    `kv` is [layers, 2, rows, heads, capacity, d]; `mask` [rows, capacity] is added to attention
+    scores: 0 where a token lies, -inf elsewhere.
+
+    Args:
+        rows: number of slots.
+        like: keys and values of one row, [layers, 2, heads, T, d].
     """
 
     def __init__(self, rows: int, like: Tensor) -> None:
@@ -49,7 +52,8 @@ class RowCache(Cache):
     def reserve(self, length: int) -> None:
         """Make every slot hold at least `length` tokens."""
         if length > self.capacity:
-            extra = rounded(max(length, self.capacity * 3 // 2)) - self.capacity
+            grown = max(length, self.capacity * 3 // 2)
+            extra = rounded(grown) - self.capacity
             self.kv = nn.functional.pad(self.kv, (0, 0, 0, extra))
             self.mask = nn.functional.pad(self.mask, (0, extra), value=-torch.inf)
 
@@ -62,15 +66,20 @@ class RowCache(Cache):
         self.mask[slot, length:] = -torch.inf
 
     def move(self, sources: Tensor, targets: Tensor, longest: int) -> None:
-        """Copy slots `sources` over slots `targets`; only the first `longest` tokens are worth
-        copying.
-        """
-        self.kv[:, :, targets, :, :longest] = self.kv[:, :, sources, :, :longest]
+        """Copy slots `sources` [m] over slots `targets` [m], as far as `longest` tokens."""
+        moved = self.kv[:, :, sources, :, :longest]
+        self.kv[:, :, targets, :, :longest] = moved
         self.mask[targets] = self.mask[sources]
 
     def begin_step(self, active: int, positions: Tensor, longest: int) -> Tensor:
-        """The mask [active, 1, 1, span] of a decode step of slots 0..active-1, whose new tokens go
-        to `positions`.
+        """Prepare a decode step of slots 0..active-1, whose new tokens go to `positions`.
+
+        Args:
+            positions: [active] int64.
+            longest: tokens of the longest row, the new one included.
+
+        Returns:
+            The attention mask, [active, 1, 1, span].
         """
         self._active = active
         self._span = min(rounded(longest), self.capacity)
@@ -83,9 +92,7 @@ class RowCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write one new token per active row and return everything the rows attend over: views, not
-        copies.
-        """
+        """Write one new token per active row; returns all that rows attend over, without a copy."""
         keys, values = self.kv[layer_idx]
         width = keys.shape[-1]
         keys.view(-1, width).index_copy_(0, self._places, key_states.reshape(-1, width))
@@ -105,8 +112,7 @@ def grouped_attention(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one new token per row. The query heads that share a key head are laid out as its
-    queries.
+    """Attention of one new token per row, with query heads that share a key head as its queries.
 
     That needs no repeated copy of the keys and values, which is what costs time in a decode step.
     """

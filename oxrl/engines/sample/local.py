@@ -262,8 +262,8 @@ class LocalSampler(Sampler):
         longest = max(self._slots.count[:active].tolist(), default=0)
         limit = max(self._slots.limit[:active].tolist(), default=0)
         return (
-            f"{active} rows are being decoded, the longest has {longest} of at most {limit} tokens, "
-            f"and {len(self._waiting)} requests wait"
+            f"{active} rows are being decoded, the longest has {longest} of at most {limit} "
+            f"tokens, and {len(self._waiting)} requests wait"
         )
 
 

@@ -28,7 +28,7 @@ class Prefilled(NamedTuple):
 
 
 def prompt_of(request: Request) -> TokenIds:
-    """What has to be read before the first new token: the prompt, and a prefix that is continued."""
+    """What is read before the first new token: the prompt, and a prefix that is continued."""
     return request.prompt.token_ids + request.prefix.token_ids
 
 

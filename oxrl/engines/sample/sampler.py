@@ -1,6 +1,4 @@
-"""What the samplers of one process share: who is here, the wait for somebody to finish, and what a
-response is.
-"""
+"""What the samplers of one process share: requests come in, are waited for, and end once."""
 
 from __future__ import annotations
 
@@ -18,8 +16,7 @@ from oxrl.types import Completion, FinishReason, Metrics, Prefix, Request, Segme
 
 
 class Sampler(ABC):
-    """RolloutEngine: requests go in, every one comes back once, from `poll` when it ends or from
-    `abort`.
+    """RolloutEngine: every request comes back once, from `poll` when it ends or from `abort`.
 
     Args:
         context: most tokens of a prompt and its response.
@@ -36,7 +33,8 @@ class Sampler(ABC):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, context: int, version: int) -> None:
         self.tokenizer = tokenizer
-        self._context, self._version = context, version
+        self._context = context
+        self._version = version
         self._here: set[str] = set()
         self._finished: list[Finished] = []
         self._counted: defaultdict[str, float] = defaultdict(float)
@@ -69,14 +67,15 @@ class Sampler(ABC):
                 context.
         """
         for request in requests:
-            prompt, most = len(request.prompt.token_ids), request.sampling.max_tokens
+            prompt = len(request.prompt.token_ids)
+            most = request.sampling.max_tokens
             if request.id in self._here:
                 raise EngineError(f"request id {request.id!r} is already being sampled")
             if not prompt or most < 1 or prompt + most > self._context:
                 raise EngineError(
-                    f"request {request.id!r} has {prompt} prompt tokens and max_tokens {most}; both must be at least 1 "
-                    f"and together at most the model's context of {self._context}: lower rollout.max_tokens or "
-                    "data.max_prompt_tokens"
+                    f"request {request.id!r} has {prompt} prompt tokens and max_tokens {most}; "
+                    "both must be at least 1 and together at most the model's context of "
+                    f"{self._context}: lower rollout.max_tokens or data.max_prompt_tokens"
                 )
             self._here.add(request.id)
             if len(request.prefix.token_ids) < most:
@@ -96,14 +95,13 @@ class Sampler(ABC):
                     )
         finally:
             self._counted["seconds"] += time.monotonic() - start
-        finished, self._finished = self._finished, []
+        finished = self._finished
+        self._finished = []
         self._here.difference_update(item.request.id for item in finished)
         return finished
 
     def abort(self, ids: Sequence[str]) -> list[Finished]:
-        """See RolloutEngine. Ids that are not here are ignored; what had finished already comes
-        back as it ended.
-        """
+        """See RolloutEngine. What had finished already comes back as it ended."""
         wanted = self._here.intersection(ids)
         aborted = [item for item in self._finished if item.request.id in wanted]
         self._finished = [item for item in self._finished if item.request.id not in wanted]
@@ -113,17 +111,18 @@ class Sampler(ABC):
     def metrics(self) -> Metrics:
         counted = self._counted.copy()
         self._counted.clear()
-        return {f"rollout/{name}": counted[name] for name in self.TOTALS} | {
-            "rollout/mean_active_rows": counted["active_rows"] / max(1.0, counted["decode_steps"]),
-            "throughput/rollout_tokens_per_s": counted["tokens"] / max(counted["seconds"], 1e-9),
-        }
+        active = counted["active_rows"] / max(1.0, counted["decode_steps"])
+        rate = counted["tokens"] / max(counted["seconds"], 1e-9)
+        metrics = {f"rollout/{name}": counted[name] for name in self.TOTALS}
+        metrics["rollout/mean_active_rows"] = active
+        metrics["throughput/rollout_tokens_per_s"] = rate
+        return metrics
 
     def _ended(self, request: Request, reason: FinishReason, sampled: Prefix) -> Finished:
-        """`sampled` holds the request's own prefix too."""
+        """A request with its response; `sampled` holds the request's own prefix too."""
         segment = Segment(
             token_ids=sampled.token_ids, logprobs=sampled.logprobs, versions=sampled.versions
         )
-        text = self.tokenizer.decode(list(segment.token_ids), skip_special_tokens=True)
-        return Finished(
-            request, Completion(segments=(segment,), text=cast(str, text), finish_reason=reason)
-        )
+        text = self.tokenizer.decode(list(sampled.token_ids), skip_special_tokens=True)
+        completion = Completion(segments=(segment,), text=cast(str, text), finish_reason=reason)
+        return Finished(request, completion)

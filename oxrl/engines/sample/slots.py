@@ -32,7 +32,7 @@ class Slots:
         limit       int64, most tokens of the response
         seed        int64, of the request
         top_k       int64, 0 keeps all; 0 for greedy rows
-        temperature, stochastic, top_p   float32; 1, 0 and 1 for greedy rows, stochastic 1 for others
+        temperature, stochastic, top_p   float32; 1, 0, 1 for greedy rows, stochastic 1 for others
 
     `stops` [rows, S] int64 holds the stop tokens, filled up with -1. Of the responses, `tokens`
     [rows, R] int64, `logprobs` [rows, R] float32 (nats) and `versions` [rows, R] int64.

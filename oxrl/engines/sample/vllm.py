@@ -30,7 +30,7 @@ from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyn
 from oxrl.models.builtin import is_builtin
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.weights import save_model
-from oxrl.types import Metrics, Prefix, Request
+from oxrl.types import FinishReason, Metrics, Prefix, Request
 
 ENVIRONMENT = {
     # The engine core in this process: no start-up of a second one, and weights are handed over by
@@ -48,8 +48,33 @@ ENVIRONMENT = {
 # nodes.
 CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 CPU_KV_CACHE_GB = 0.25
-# Names of the requests that only score, and the longest wait for them.
-SCORING, SCORING_S = "oxrl-score-", 120.0
+# How names of the requests that only score begin, and the longest wait for them.
+SCORING = "oxrl-score-"
+SCORING_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmOptions:
+    """How vLLM is run.
+
+    log_file: where vLLM's messages go, and what this process prints while vLLM starts.
+    dtype: float32 or bfloat16.
+    max_rows: requests decoded at the same time.
+    tensor_parallel: devices (on CPU: processes) that share one copy of the model.
+    gpu_memory_fraction: share of the GPU's memory for weights and keys and values; unused on CPU.
+    kv_cache_gb: memory of the keys and values in GB per device, instead of that share; on CPU None
+        is 0.25 GB.
+    max_model_len: longest prompt plus response, in tokens; None: the model's context.
+    """
+
+    log_file: str
+    dtype: str = "float32"
+    max_rows: int = 128
+    tensor_parallel: int = 1
+    gpu_memory_fraction: float = 0.5
+    kv_cache_gb: float | None = None
+    max_model_len: int | None = None
+    trust_remote_code: bool = False
 
 
 @dataclass
@@ -71,25 +96,15 @@ class _Active:
 
 
 class VllmEngine(Sampler):
-    """Samples with vLLM, one vLLM request per sample; samples of one prompt share its cached keys
-    and values.
+    """Samples with vLLM, one request per sample; samples of a prompt share its keys and values.
 
-    Tokens are drawn with the local sampler's noise, a function of (seed, position): the same
+    Tokens are sampled with the local sampler's noise, a function of (seed, position): the same
     request gives the same sample on both engines up to rounding, alone or in any batch, continued
     or not.
 
     Args:
         model: a directory with config.json, tokenizer files and initial weights, a hub name or
             `builtin:...`.
-        dtype: float32 or bfloat16.
-        max_rows: requests decoded at the same time.
-        tensor_parallel: devices (on CPU: processes) that share one copy of the model.
-        gpu_memory_fraction: share of the GPU's memory for weights and keys and values; unused on
-            CPU.
-        kv_cache_gb: memory of the keys and values in GB per device, instead of that share; on CPU
-            None is 0.25 GB.
-        max_model_len: longest prompt plus response; None: the model's context.
-        log_file: where vLLM's messages go, and what this process prints while vLLM starts.
 
     Raises:
         MissingExtraError: vLLM is not installed.
@@ -98,102 +113,74 @@ class VllmEngine(Sampler):
 
     TOTALS = (*Sampler.TOTALS, "preemptions", "kv_cache_frac")
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        log_file: str,
-        dtype: str = "float32",
-        max_rows: int = 128,
-        tensor_parallel: int = 1,
-        gpu_memory_fraction: float = 0.5,
-        kv_cache_gb: float | None = None,
-        max_model_len: int | None = None,
-        trust_remote_code: bool = False,
-    ) -> None:
-        on_cpu = not torch.cuda.is_available()
-        os.environ.update(ENVIRONMENT | (CPU_ENVIRONMENT if on_cpu else {}))
-        tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
+    def __init__(self, model: str, options: VllmOptions) -> None:
+        self._on_cpu = not torch.cuda.is_available()
+        os.environ.update(ENVIRONMENT)
+        if self._on_cpu:
+            os.environ.update(CPU_ENVIRONMENT)
+        tokenizer = load_tokenizer(model, trust_remote_code=options.trust_remote_code)
         super().__init__(tokenizer, context=0, version=0)  # vLLM says below how long it is
-        self._on_cpu, self._several = on_cpu, tensor_parallel > 1
+        self._several = options.tensor_parallel > 1
         self._active: dict[str, _Active] = {}
         self._scored: dict[str, list[float]] = {}
         self._scoring = itertools.count()
-        kv_cache_gb = CPU_KV_CACHE_GB if on_cpu and kv_cache_gb is None else kv_cache_gb
-        settings: dict[str, Any] = {
-            "dtype": dtype,
-            "max_num_seqs": max_rows,
-            "tensor_parallel_size": tensor_parallel,
-            # In a Ray actor vLLM would ask Ray for its workers, which has no room for them (and
-            # cannot on CPU).
-            "distributed_executor_backend": "mp" if tensor_parallel > 1 else None,
-            "gpu_memory_utilization": gpu_memory_fraction,
-            "kv_cache_memory_bytes": None if kv_cache_gb is None else int(kv_cache_gb * 2**30),
-            "max_model_len": max_model_len,
-            "trust_remote_code": trust_remote_code,
-            "skip_tokenizer_init": True,
-            "generation_config": "vllm",
-            "logprobs_mode": "processed_logprobs",
-            "enable_prefix_caching": True,
-            # The smallest that vLLM's CPU attention takes: only whole blocks are shared by samples
-            # of one prompt.
-            "block_size": 32 if on_cpu else 16,
-            "enable_sleep_mode": not on_cpu,
-            # A step returns what it sampled, so that a token's weight version is known.
-            "async_scheduling": False,
-            "enforce_eager": on_cpu,
-            "use_tqdm_on_load": False,
-            "worker_extension_cls": "oxrl.engines.sample.vllm_worker.Worker",
-        }
-        with _noise_to(log_file), _folder(model) as folder:
-            self._engine = self._start({"model": folder, **settings}, log_file)
-            if on_cpu:
+        with _noise_to(options.log_file), _folder(model) as folder:
+            settings = {"model": folder, **_settings(options, on_cpu=self._on_cpu)}
+            self._engine = self._start(settings, options.log_file)
+            if self._on_cpu:
                 self._check_heads()
         self._context = int(self._engine.model_config.max_model_len)
         self._rpc("oxrl_install")
 
     def _start(self, settings: Mapping[str, Any], log_file: str) -> Any:
-        names = ("log", "log_engine_initialized", "record_sleep_state")
-        stat_logger = SimpleNamespace(record=self._count, **dict.fromkeys(names, _ignore))
+        """vLLM's engine, which reports every step to `_count`."""
+        stat_logger = SimpleNamespace(
+            record=self._count,
+            log=_ignore,
+            log_engine_initialized=_ignore,
+            record_sleep_state=_ignore,
+        )
         try:
-            start: Any = vllm_module("v1.engine.llm_engine").LLMEngine.from_engine_args
+            engine = vllm_module("v1.engine.llm_engine").LLMEngine
             arguments = vllm_module("engine.arg_utils").EngineArgs
         except ImportError as error:
             raise MissingExtraError(
-                f"inference_engine.name is vllm and importing vLLM fails ({error}); install it: `make env-scale` on a "
-                'CPU machine, `pip install "oxrl[vllm]"` for CUDA'
+                f"inference_engine.name is vllm and importing vLLM fails ({error}); install it: "
+                '`make env-scale` on a CPU machine, `pip install "oxrl[vllm]"` for CUDA'
             ) from error
         try:
-            return start(arguments(**settings), stat_loggers=[lambda config, index: stat_logger])
+            return engine.from_engine_args(
+                arguments(**settings), stat_loggers=[lambda config, index: stat_logger]
+            )
         except (RuntimeError, ValueError, OSError, AssertionError) as error:
             raise EngineError(f"vLLM does not start ({error}); its messages: {log_file}") from error
 
     def _check_heads(self) -> None:
-        """vLLM's CPU attention takes some sizes only, and says so at the first token, by a
-        number.
-        """
-        known = vllm_module(
-            "v1.attention.backends.cpu_attn"
-        ).CPUAttentionBackend.get_supported_head_sizes()
+        """vLLM's CPU attention takes some sizes only, and says so late, by a number."""
+        attention = vllm_module("v1.attention.backends.cpu_attn").CPUAttentionBackend
+        known = attention.get_supported_head_sizes()
         size = self._engine.model_config.get_head_size()
         if size not in known:
             raise EngineError(
-                f"vLLM on CPU has no attention for heads of {size} (only {known}): use another model"
+                f"vLLM on CPU has no attention for heads of {size} (only {known}): "
+                "use another model"
             )
 
     def _accept(self, request: Request) -> None:
-        prompt, prefix, sampling = request.prompt.token_ids, request.prefix, request.sampling
+        sampling = request.sampling
+        prefix = request.prefix
         greedy = sampling.temperature == 0
+        known = len(prefix.token_ids)
         self._add(
             request.id,
-            [*prompt, *prefix.token_ids],
+            [*request.prompt.token_ids, *prefix.token_ids],
             temperature=sampling.temperature,
             top_p=1.0 if greedy else sampling.top_p,
             top_k=0 if greedy else sampling.top_k,
-            max_tokens=sampling.max_tokens - len(prefix.token_ids),
+            max_tokens=sampling.max_tokens - known,
             stop_token_ids=list(sampling.stop_token_ids),
             logprobs=0,
-            extra_args={"seed": request.seed, "known": len(prefix.token_ids)},
+            extra_args={"seed": request.seed, "known": known},
         )
         self._active[request.id] = _Active(
             request, list(prefix.token_ids), list(prefix.logprobs), list(prefix.versions)
@@ -201,10 +188,14 @@ class VllmEngine(Sampler):
 
     def _add(self, name: str, tokens: list[int], **parameters: Any) -> None:
         sampling: Any = vllm_module("sampling_params")
-        # A request's own stop tokens are all that stop it; each step returns only what is new.
-        fixed = {"ignore_eos": True, "detokenize": False, "flat_logprobs": True}
         params = sampling.SamplingParams(
-            output_kind=sampling.RequestOutputKind.DELTA, **fixed, **parameters
+            # A request's own stop tokens are all that stop it.
+            ignore_eos=True,
+            # Each step returns only what is new.
+            output_kind=sampling.RequestOutputKind.DELTA,
+            detokenize=False,
+            flat_logprobs=True,
+            **parameters,
         )
         self._engine.add_request(name, {"prompt_token_ids": tokens}, params)
 
@@ -218,28 +209,15 @@ class VllmEngine(Sampler):
         return f"{len(self._active)} requests are in vLLM, the longest has {longest} tokens"
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
-        """See RolloutEngine. Running requests keep their tokens; their keys and values are computed
-        again.
+        """See RolloutEngine. Running requests keep their tokens and compute their keys again.
 
         Raises:
             WeightSyncError: vLLM cannot load a tensor, some of its weights got none, or its workers
                 disagree.
         """
-        failure: Exception | None = None
         self._rpc("oxrl_begin_load")
         try:
-            for bucket in buckets:
-                try:
-                    self._rpc("oxrl_load", payload(bucket, other_processes=self._several))
-                except (
-                    RuntimeError,
-                    ValueError,
-                    KeyError,
-                    AssertionError,
-                    AttributeError,
-                ) as error:
-                    failure = error
-                    break
+            failure = self._load(buckets)
         finally:
             # Also after a failure, of vLLM or of whoever sends: it puts vLLM's model back together.
             reports = self._rpc("oxrl_finish_load")
@@ -258,6 +236,15 @@ class VllmEngine(Sampler):
         self._version = version
         return received
 
+    def _load(self, buckets: Iterable[Bucket]) -> Exception | None:
+        """Load until the end, or until vLLM fails: what it said."""
+        for bucket in buckets:
+            try:
+                self._rpc("oxrl_load", payload(bucket, other_processes=self._several))
+            except (RuntimeError, ValueError, KeyError, AssertionError, AttributeError) as error:
+                return error
+        return None
+
     def logprobs(
         self, rows: Sequence[Sequence[int]], temperature: float = 1.0
     ) -> list[list[float]]:
@@ -274,15 +261,16 @@ class VllmEngine(Sampler):
         return [self._scored.pop(name) for name in names]
 
     def metrics(self) -> Metrics:
-        said = super().metrics()
-        saved = said["rollout/prefill_tokens_saved"]
-        return said | {
-            "rollout/prefix_hit_frac": saved / max(1.0, saved + said["rollout/prefill_tokens"])
-        }
+        metrics = super().metrics()
+        saved = metrics["rollout/prefill_tokens_saved"]
+        read = metrics["rollout/prefill_tokens"]
+        metrics["rollout/prefix_hit_frac"] = saved / max(1.0, saved + read)
+        return metrics
 
     def sleep(self) -> None:
-        """Give GPU memory back: weights move to the CPU, keys and values are dropped. Nothing to
-        give on a CPU.
+        """Give GPU memory back: weights move to the CPU, keys and values are dropped.
+
+        On a CPU there is nothing to give.
         """
         self._engine.reset_prefix_cache(reset_running_requests=True)
         if not self._on_cpu:
@@ -305,22 +293,21 @@ class VllmEngine(Sampler):
     def _work(self) -> None:
         """One forward pass of vLLM's batch, and what it sampled."""
         for output in self._engine.step():
-            name, sample = output.request_id, output.outputs[0]
+            name = output.request_id
             if name.startswith(SCORING):
-                scored = output.prompt_logprobs.logprobs
-                self._scored[name] = [0.0, *scored]
+                self._scored[name] = [0.0, *output.prompt_logprobs.logprobs]
                 continue
+            sample = output.outputs[0]
             active = self._active[name]
             active.tokens += sample.token_ids
             active.logprobs += sampled_logprobs(sample.logprobs, sample.token_ids)
             active.versions += [self._version] * len(sample.token_ids)
             self._counted["tokens"] += len(sample.token_ids)
             if output.finished:
-                # Whatever else ends a request left it incomplete.
-                reason = (
-                    sample.finish_reason if sample.finish_reason in ("stop", "length") else "abort"
-                )
                 del self._active[name]
+                # Whatever else ends a request left it incomplete.
+                complete = sample.finish_reason in ("stop", "length")
+                reason: FinishReason = sample.finish_reason if complete else "abort"
                 self._finished.append(self._ended(active.request, reason, active.sampled))
 
     def _count(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
@@ -337,15 +324,45 @@ class VllmEngine(Sampler):
             counted["preemptions"] += iteration_stats.num_preempted_reqs
 
 
+def _settings(options: VllmOptions, *, on_cpu: bool) -> dict[str, Any]:
+    """What vLLM's EngineArgs take, but for the model."""
+    kv_cache_gb = options.kv_cache_gb
+    if on_cpu and kv_cache_gb is None:
+        kv_cache_gb = CPU_KV_CACHE_GB
+    return {
+        "dtype": options.dtype,
+        "max_num_seqs": options.max_rows,
+        "tensor_parallel_size": options.tensor_parallel,
+        # In a Ray actor vLLM would ask Ray for its workers, which has no room for them (and cannot
+        # on CPU).
+        "distributed_executor_backend": "mp" if options.tensor_parallel > 1 else None,
+        "gpu_memory_utilization": options.gpu_memory_fraction,
+        "kv_cache_memory_bytes": None if kv_cache_gb is None else int(kv_cache_gb * 2**30),
+        "max_model_len": options.max_model_len,
+        "trust_remote_code": options.trust_remote_code,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        # The smallest that vLLM's CPU attention takes: only whole blocks are shared by samples of
+        # one prompt.
+        "block_size": 32 if on_cpu else 16,
+        "enable_sleep_mode": not on_cpu,
+        # A step returns what it sampled, so that a token's weight version is known.
+        "async_scheduling": False,
+        "enforce_eager": on_cpu,
+        "use_tqdm_on_load": False,
+        "worker_extension_cls": "oxrl.engines.sample.vllm_worker.WorkerExtension",
+    }
+
+
 def _ignore(*_: Any) -> None:
     """What vLLM tells a StatLogger besides."""
 
 
 @contextmanager
 def _folder(model: str) -> Iterator[str]:
-    """Where vLLM reads the model: a built-in one is written to a folder that lasts until vLLM has
-    started.
-    """
+    """Where vLLM reads the model; a built-in one is written to a folder for the block's time."""
     if not is_builtin(model):
         yield model
         return
@@ -356,13 +373,13 @@ def _folder(model: str) -> Iterator[str]:
 
 @contextmanager
 def _noise_to(log_file: str) -> Iterator[None]:
-    """vLLM's messages go to the file; inside the block, so does what this process and its children
-    print.
-    """
+    """vLLM's messages go to the file; inside the block, so does what this process prints."""
     Path(log_file).parent.mkdir(parents=True, exist_ok=True)
-    logger, handler = logging.getLogger("vllm"), logging.FileHandler(log_file, encoding="utf-8")
+    handler = logging.FileHandler(log_file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger.handlers, logger.propagate = [handler], False
+    logger = logging.getLogger("vllm")
+    logger.handlers = [handler]
+    logger.propagate = False
     logger.setLevel(logging.INFO)
     # By descriptor, because compiled code prints too.
     with open(log_file, "ab") as target:

@@ -1,8 +1,7 @@
-"""What oxRL adds to each of vLLM's workers: loading weights in buckets, drawing tokens, scoring at
-a temperature.
+"""What oxRL adds to each of vLLM's workers: its way to load weights, to sample and to score.
 
-vLLM mixes `Worker` into its own worker class (`worker_extension_cls`); every method is called on
-all workers at once.
+vLLM mixes `WorkerExtension` into its own worker class (`worker_extension_cls`); every method is
+called on all workers at once.
 """
 
 from __future__ import annotations
@@ -30,18 +29,16 @@ def vllm_module(name: str) -> Any:
     return import_module(f"vllm.{name}")
 
 
-class Worker:
+class WorkerExtension:
     """Methods of a vLLM worker; names start with `oxrl_` so that they cannot shadow vLLM's."""
 
     model_runner: Any
     device: torch.device
 
     def oxrl_install(self) -> None:
-        """Draw tokens as the local sampler does, and let prompt log-probabilities have a
-        temperature.
-        """
+        """Sample as the local sampler does, and let prompt log-probabilities have a temperature."""
         runner = self.model_runner
-        runner.sampler.topk_topp_sampler.forward = partial(_draw, runner)
+        runner.sampler.topk_topp_sampler.forward = partial(_sample, runner)
         self.oxrl_score_plainly = runner._get_prompt_logprobs_dict
         runner._get_prompt_logprobs_dict = self.oxrl_score
         self.oxrl_temperature = 1.0
@@ -50,17 +47,17 @@ class Worker:
         self.oxrl_temperature = temperature
 
     def oxrl_score(self, *inputs: Any) -> Any:
-        """vLLM's prompt log-probabilities, of logits / temperature; sampled tokens are not
-        touched.
-        """
+        """vLLM's prompt log-probabilities, of logits / temperature; sampling is left as it is."""
         sampler = self.model_runner.sampler
-        sampler.compute_logprobs = lambda logits: (
-            logits.float() / self.oxrl_temperature
-        ).log_softmax(-1)
+        sampler.compute_logprobs = self.oxrl_tempered_logprobs
         try:
             return self.oxrl_score_plainly(*inputs)
         finally:
             del sampler.compute_logprobs
+
+    def oxrl_tempered_logprobs(self, logits: Tensor) -> Tensor:
+        tempered = logits.float() / self.oxrl_temperature
+        return tempered.log_softmax(-1)
 
     def oxrl_begin_load(self) -> None:
         model = self.model_runner.get_model()
@@ -69,20 +66,17 @@ class Worker:
         vllm_module(RELOAD).initialize_layerwise_reload(model)
 
     def oxrl_load(self, payload: Payload) -> None:
-        """Load a bucket; the fingerprints are those of what is loaded, cast and on this worker's
-        device.
-        """
-        config = self.model_runner.model_config
-        tensors = [
-            (name, make(*handle).to(self.device, config.dtype)) for name, make, handle in payload
-        ]
-        self.oxrl_received |= {name: fingerprint(tensor) for name, tensor in tensors}
+        """Load a bucket; fingerprints are of what is loaded, cast and on this worker's device."""
+        dtype = self.model_runner.model_config.dtype
+        tensors: Bucket = []
+        for name, make, handle in payload:
+            tensor = make(*handle).to(self.device, dtype)
+            self.oxrl_received[name] = fingerprint(tensor)
+            tensors.append((name, tensor))
         self.oxrl_unloaded -= self.model_runner.get_model().load_weights(tensors) or set()
 
     def oxrl_finish_load(self) -> tuple[dict[str, str], list[str]]:
-        """(fingerprint of every tensor received, vLLM's own parameters that none of them
-        reached).
-        """
+        """(fingerprint of every tensor received, vLLM's own parameters that none reached)."""
         runner = self.model_runner
         vllm_module(RELOAD).finalize_layerwise_reload(runner.get_model(), runner.model_config)
         if self.device.type == "cpu":
@@ -93,15 +87,21 @@ class Worker:
 
 
 def payload(bucket: Bucket, *, other_processes: bool) -> Payload:
-    """How workers get the tensors of `bucket`: as they are, or as CUDA IPC handles where memory can
-    be shared so.
+    """How workers get the tensors of `bucket`: as they are, or as CUDA IPC handles.
+
+    Args:
+        other_processes: whether workers live in other processes; those share CUDA memory only.
     """
     from torch.multiprocessing.reductions import reduce_tensor
 
-    def handle(tensor: Tensor) -> tuple[Any, ...]:
-        return reduce_tensor(tensor) if other_processes and tensor.is_cuda else (_same, (tensor,))
-
-    return [(name, *handle(tensor)) for name, tensor in bucket]
+    handed_over: Payload = []
+    for name, tensor in bucket:
+        if other_processes and tensor.is_cuda:
+            make, handle = reduce_tensor(tensor)
+            handed_over.append((name, make, handle))
+        else:
+            handed_over.append((name, _same, (tensor,)))
+    return handed_over
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -125,38 +125,43 @@ def _repack(model: Any) -> None:
             kernel.fused_experts.process_weights_after_loading(module)
 
 
-def _draw(
+def _sample(
     runner: Any, logits: Tensor, generators: Any, top_k: Tensor | None, top_p: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Replaces vLLM's random sampler: noise is a function of (seed, position), so samples are those
-    of LocalSampler.
+    """Replaces vLLM's random sampler, with the samples that LocalSampler would give.
 
-    vLLM's own draws depend on how often a generator was asked; a continued prefix would not go on
-    where it stopped. Row i of `logits` [n, V], float32 and divided by the temperature already,
-    belongs to the runner's request i.
+    vLLM's own samples depend on how often a generator was used; a continued prefix would not go on
+    where it stopped. Here noise is a function of (seed, position).
+
+    Args:
+        runner: vLLM's model runner; row i of `logits` belongs to its request i.
+        logits: [n, V] float32, divided by the temperature already.
+        top_k: [n]; None: off.
+        top_p: [n]; None: off.
 
     Returns:
-        (token ids [n], logprobs [n, V] of the distribution drawn from).
+        (token ids [n], logprobs [n, V] of the distribution sampled from).
     """
-    rows = [runner.requests[name] for name in runner.input_batch.req_ids[: len(logits)]]
-    extra = [row.sampling_params.extra_args or {"seed": 0, "known": 0} for row in rows]
-    places = [
-        known["known"] + len(row.output_token_ids) for known, row in zip(extra, rows, strict=True)
-    ]
-    numbers = torch.tensor([[known["seed"] for known in extra], places], device=logits.device)
-    ones = torch.ones(len(logits), device=logits.device)
+    seeds: list[int] = []
+    positions: list[int] = []
+    for name in runner.input_batch.req_ids[: len(logits)]:
+        request = runner.requests[name]
+        extra = request.sampling_params.extra_args or {"seed": 0, "known": 0}
+        seeds.append(extra["seed"])
+        positions.append(extra["known"] + len(request.output_token_ids))
+    device = logits.device
+    keys = noise_keys(torch.tensor(seeds, device=device), torch.tensor(positions, device=device))
+    ones = torch.ones(len(logits), device=device)
     if top_k is not None or top_p is not None:
-        all_of_it = torch.full((len(logits),), logits.shape[1], device=logits.device)
-        top_k = all_of_it if top_k is None else top_k
-        logits = restrict(
-            logits, temperature=ones, top_k=top_k, top_p=ones if top_p is None else top_p
-        )
-    tokens, _ = sample_tokens(logits, noise_keys(*numbers), temperature=ones, stochastic=None)
+        if top_k is None:
+            top_k = torch.full((len(logits),), logits.shape[1], device=device)
+        if top_p is None:
+            top_p = ones
+        logits = restrict(logits, temperature=ones, top_k=top_k, top_p=top_p)
+    tokens, _ = sample_tokens(logits, keys, temperature=ones, stochastic=None)
     return tokens, logits.log_softmax(-1, dtype=torch.float32)
 
 
 def sampled_logprobs(flat: Any, tokens: Sequence[int]) -> list[float]:
-    """The logprob of each sampled token out of vLLM's FlatLogprobs, where it stands first at its
-    position.
-    """
+    """The logprob of each sampled token, which is the first of its position in FlatLogprobs."""
     return [flat.logprobs[start] for start in flat.start_indices[: len(tokens)]]
