@@ -112,7 +112,7 @@ class RolloutWorker:
 
     @property
     def version(self) -> int:
-        return self._group.call(self, _version_of)
+        return self._group.call(self, weight_version)
 
     def logprobs(
         self, rows: Sequence[Sequence[int]], temperature: float = 1.0
@@ -274,7 +274,7 @@ class RayRollouts:
 
     def _prove(self, worker: RolloutWorker, fingerprints: Mapping[str, str]) -> None:
         """The worker has the version, the tensors that every actor holds, and scores as they do."""
-        found = worker.call(_version_of)
+        found = worker.call(weight_version)
         if found != self._version:
             raise WeightSyncError(f"{worker.name} serves version {found}, not {self._version}")
         expected = self._fingerprints or fingerprints
@@ -404,5 +404,5 @@ def _tokens_in_flight(worker: RolloutWorker) -> int:
     return sum(request.sampling.max_tokens for request in worker.in_flight.values())
 
 
-def _version_of(engine: RolloutEngine) -> int:
+def weight_version(engine: RolloutEngine) -> int:
     return engine.version
