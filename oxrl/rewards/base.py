@@ -1,8 +1,8 @@
 """What a reward is, and how one is found by name and checked before a run depends on it.
 
 A reward is `reward(prompt, completions) -> list[Score]`, sync or async, over the completions of one
-prompt. Users need
-not write that: `reward.name: my_reward.py:score` may also name a function of one sample,
+prompt. Users need not write that: `reward.name: my_reward.py:score` may also name a function of one
+sample,
 
     def score(prompt: Prompt, completion: str) -> float:      # prompt.answer is the ground truth
         return 1.0 if completion.strip() == prompt.answer else 0.0
@@ -30,8 +30,13 @@ from oxrl.errors import RewardError, did_you_mean, why_no_file
 from oxrl.rewards.builtin import BUILTINS
 from oxrl.types import Completion, Prompt, Score, ScoreStatus, Segment
 
+# What a user writes: a function of the prompt and of one text or of a group's completions.
+RewardFunction = Callable[[Prompt, Any], object]
+
 
 class Reward(Protocol):
+    """What every reward is to the rest of oxRL: scores for the completions of one prompt."""
+
     def __call__(
         self, prompt: Prompt, completions: Sequence[Completion]
     ) -> Sequence[Score] | Awaitable[Sequence[Score]]: ...
@@ -46,92 +51,114 @@ _DRY_COMPLETION = Completion(segments=(_DRY_SEGMENT,), text="#### 2", finish_rea
 
 @dataclasses.dataclass(frozen=True)
 class LoadedReward:
-    """A reward function behind the Reward interface: always a list of scores, never an
-    exception.
-    """
+    """A reward function behind the Reward interface: a list of scores, never an exception."""
 
     name: str
-    function: Callable[[Prompt, Any], Any]
+    function: RewardFunction
     per_sample: bool
 
     def __call__(
         self, prompt: Prompt, completions: Sequence[Completion], first: int = 0
     ) -> list[Score]:
-        """Score completions of one prompt; `first` is the group index of the first of them, for the
-        reasons.
+        """Score completions of one prompt.
+
+        Args:
+            prompt: what was asked, with the ground truth.
+            completions: a group, or a part of one.
+            first: index in its group of the first of `completions`, for the reasons.
+
+        Returns:
+            One score per completion, in order.
         """
         if not self.per_sample:
             return self._scores(prompt, completions, first, len(completions))
-        return [self._scores(prompt, c.text, first + i, 1)[0] for i, c in enumerate(completions)]
+        scores: list[Score] = []
+        for index, completion in enumerate(completions, start=first):
+            scores += self._scores(prompt, completion.text, index, 1)
+        return scores
 
-    def call(self, prompt: Prompt, argument: Any) -> Any:
-        """What the user's function returns, awaited if it is async; a list if it is given the
-        group.
+    def call(self, prompt: Prompt, given: str | Sequence[Completion]) -> object:
+        """Call the user's function as it is written, with one text or with the group.
+
+        Returns:
+            What it returns, awaited if it is async.
         """
-        value = self.function(prompt, argument)
+        value = self.function(prompt, given)
         if not inspect.isawaitable(value):
             return value
         import asyncio  # a third of this module's import time
 
-        async def wait() -> Any:
+        async def wait() -> object:
             return await value
 
         return asyncio.run(wait())
 
-    def problem(self, value: Any, count: int) -> str:
-        """Why `value` is not what the function must return for `count` completions; empty if it
-        is.
+    def problem(self, value: object, count: int) -> str:
+        """Say why `value` is not what the function must return for `count` completions.
+
+        Returns:
+            A reason that goes on after "the function ..."; empty if the value is fine.
         """
         if self.per_sample:
-            return (
-                ""
-                if isinstance(value, Score | SupportsFloat)
-                else f"returned {_show(value)}, need a number"
-            )
+            fine = isinstance(value, Score | SupportsFloat)
+            return "" if fine else f"returned {_show(value)}, need a number"
         if isinstance(value, str) or not isinstance(value, Sequence):
-            return f"returned {_show(value)}, need a list of {count} Score or numbers, one per completion"
-        return (
-            f"returned {len(value)} scores for {count} completions" if len(value) != count else ""
-        )
+            needed = f"a list of {count} Score or numbers, one per completion"
+            return f"returned {_show(value)}, need {needed}"
+        if len(value) != count:
+            return f"returned {len(value)} scores for {count} completions"
+        return ""
 
-    def _scores(self, prompt: Prompt, argument: Any, first: int, count: int) -> list[Score]:
-        def failed(status: ScoreStatus, where: str, problem: str) -> Score:
-            return Score(
-                value=None,
-                status=status,
-                reason=f"{self.name}, {where} of prompt {prompt.uid}: {problem}",
-            )
+    def _scores(
+        self, prompt: Prompt, given: str | Sequence[Completion], first: int, count: int
+    ) -> list[Score]:
+        def failed(status: ScoreStatus, samples: str, problem: str) -> Score:
+            reason = f"{self.name}, {samples} of prompt {prompt.uid}: {problem}"
+            return Score(value=None, status=status, reason=reason)
 
+        samples = sample_range(first, count)
         try:
-            values = self.call(prompt, argument)
-        except Exception as error:  # noqa: BLE001 - user code: whatever it raises is the result of these samples
-            return [
-                failed("error", which(first, count), f"raised {type(error).__name__}: {error}")
-            ] * count
-        if problem := self.problem(values, count):
-            return [failed("invalid", which(first, count), problem)] * count
+            values: Any = self.call(prompt, given)
+        except Exception as error:  # noqa: BLE001 - whatever user code raises is the result
+            raised = f"raised {type(error).__name__}: {error}"
+            return [failed("error", samples, raised)] * count
+        problem = self.problem(values, count)
+        if problem:
+            return [failed("invalid", samples, problem)] * count
+        if self.per_sample:
+            values = [values]
         scores: list[Score] = []
-        for index, value in enumerate([values] if self.per_sample else values, start=first):
+        for index, value in enumerate(values, start=first):
             try:
                 scores.append(_to_score(value))
             except ValueError as error:
-                scores.append(failed("invalid", which(index, 1), f"returned {error}"))
+                scores.append(failed("invalid", sample_range(index, 1), f"returned {error}"))
         return scores
 
 
-def which(first: int, count: int) -> str:
-    """How reasons name `count` samples of a group from `first` on."""
+def sample_range(first: int, count: int) -> str:
+    """Name samples of a group, as reasons do.
+
+    Args:
+        first: index in the group of the first of them.
+        count: how many.
+
+    Returns:
+        "sample 3" or "samples 3 to 5".
+    """
     return f"sample {first}" if count == 1 else f"samples {first} to {first + count - 1}"
 
 
-def _to_score(value: Any) -> Score:
-    score, given = (value, value.value) if isinstance(value, Score) else (Score(value=0.0), value)
+def _to_score(value: object) -> Score:
+    score = value if isinstance(value, Score) else Score(value=0.0)
+    given = score.value if score is value else value
     if score.value is None:
         return score
     if not isinstance(given, SupportsFloat):
         raise ValueError(f"{_show(given)}, need a number")
     try:
-        number, parts = float(given), {key: float(part) for key, part in score.parts.items()}
+        number = float(given)
+        parts = {name: float(part) for name, part in score.parts.items()}
     except Exception as error:  # any: `__float__` and `parts` are the user's, or a library's
         raise ValueError(f"{_show(value)}, which is no single number: {error}") from error
     if not math.isfinite(number):
@@ -140,12 +167,17 @@ def _to_score(value: Any) -> Score:
 
 
 def load_reward(name: str) -> LoadedReward:
-    """A key of BUILTINS, "path.py:function" or a reward model's folder, after a dry call on a
-    made-up sample.
+    """Find a reward and call it once on a made-up sample.
 
-    The dry call fails on what can never work (a wrong signature or return type, an unknown name, a
+    That dry call fails on what can never work (a wrong signature or return type, an unknown name, a
     missing module or attribute of `Prompt`); other exceptions may be due to the made-up answer "2"
     and are left to the run.
+
+    Args:
+        name: a key of BUILTINS, "path.py:function" or a reward model's folder.
+
+    Returns:
+        The reward, ready to score.
 
     Raises:
         RewardError: nothing loadable under that name, or the dry call failed; says what to change.
@@ -162,8 +194,13 @@ def load_reward(name: str) -> LoadedReward:
 
 
 def locate(name: str) -> tuple[Path, str]:
-    """Split "path.py:function" without running anything; built-ins and a reward model's folder have
-    no function.
+    """Say where a reward is, without running anything.
+
+    Args:
+        name: as of `load_reward`.
+
+    Returns:
+        The file or folder, and the function's name: empty of a built-in and of a reward model.
 
     Raises:
         RewardError: neither a built-in name nor of that form, or the file is not there, no Python,
@@ -191,7 +228,8 @@ def _why_no_function(path: Path, function: str) -> str:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
-        return f"{path}{f':{line}' if line else ''} is not Python: {error.args[0]}"
+        where = f"{path}:{line}" if line else path
+        return f"{where} is not Python: {error.args[0]}"
     # Names that are imported or assigned count too: only a name found nowhere is surely wrong.
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -225,27 +263,24 @@ def _run_module(path: Path, name: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise RewardError(
-            f"reward.name={name}: running {path} raised {type(error).__name__}: {error}"
-        ) from error
+        raised = f"running {path} raised {type(error).__name__}: {error}"
+        raise RewardError(f"reward.name={name}: {raised}") from error
     return module
 
 
-def _takes_one_sample(name: str, function: Any) -> bool:
+def _takes_one_sample(name: str, function: RewardFunction | None) -> bool:
     wanted = "need (prompt, completion) -> float, or (prompt, completions) -> list of Score"
     if inspect.isclass(function) or not callable(function):
-        raise RewardError(
-            f"reward.name={name}: {type(function).__name__} is not a function; {wanted}"
-        )
+        kind = type(function).__name__
+        raise RewardError(f"reward.name={name}: {kind} is not a function; {wanted}")
     signature = inspect.signature(function)
     try:
         signature.bind(_DRY_PROMPT, _DRY_COMPLETION.text)
     except TypeError as error:
-        raise RewardError(
-            f"reward.name={name} has the signature {signature}: {error}; {wanted}"
-        ) from error
-    parameters = list(signature.parameters.values())
-    return len(parameters) < 2 or parameters[1].name != "completions"
+        problem = f"has the signature {signature}: {error}; {wanted}"
+        raise RewardError(f"reward.name={name} {problem}") from error
+    names = list(signature.parameters)
+    return names[1:2] != ["completions"]  # there is no second one in (*arguments)
 
 
 def _dry_called(reward: LoadedReward) -> LoadedReward:
@@ -254,18 +289,23 @@ def _dry_called(reward: LoadedReward) -> LoadedReward:
     try:
         value = reward.call(_DRY_PROMPT, text if reward.per_sample else [_DRY_COMPLETION])
     except Exception as error:  # any: it is the user's code
-        # A missing attribute counts against the function only if it is missing from what oxRL
-        # always passes: the real answers may be mappings, so `prompt.answer.get` may be right.
-        passed = isinstance(error, AttributeError) and (
-            error.obj is text or isinstance(error.obj, Prompt | Completion)
-        )
-        if passed or isinstance(error, NameError | ImportError):
-            raise RewardError(f"{called} raised {type(error).__name__}: {error}") from error
-        return reward
-    if problem := reward.problem(value, 1):
+        if not _is_sure(error, text):
+            return reward
+        raise RewardError(f"{called} raised {type(error).__name__}: {error}") from error
+    problem = reward.problem(value, 1)
+    if problem:
         raise RewardError(f"{called} {problem}")
     return reward
 
 
-def _show(value: Any) -> str:
+def _is_sure(error: Exception, text: str) -> bool:
+    """Whether a function that raised `error` in the dry call would raise it on every sample."""
+    # A missing attribute counts only if it is missing from what oxRL always passes: the real
+    # answers may be mappings, so `prompt.answer.get` may be right.
+    if isinstance(error, AttributeError):
+        return error.obj is text or isinstance(error.obj, Prompt | Completion)
+    return isinstance(error, NameError | ImportError)
+
+
+def _show(value: object) -> str:
     return f"{repr(value)[:80]} ({type(value).__name__})"

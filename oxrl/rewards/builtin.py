@@ -3,52 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from oxrl.errors import MissingExtraError
 from oxrl.rewards.math import math_reward
 from oxrl.types import Prompt, Score
 
 
-def exact_reward(response: str, answer: Any) -> Score:
-    """1.0 if `response` equals `answer`, a string or an integer, but for white space at both ends,
-    else 0.0.
+def exact_reward(response: str, answer: object) -> Score:
+    """Score 1 if `response` equals `answer` but for white space at both ends, else 0.
 
-    Status "invalid" if `answer` is of another type.
+    Args:
+        response: the text that the model wrote.
+        answer: the ground truth, a string or an integer.
+
+    Returns:
+        Value 1.0, or 0.0 with a reason; status "invalid" if `answer` is of another type.
     """
     if isinstance(answer, bool) or not isinstance(answer, str | int):
-        return Score(
-            value=None,
-            status="invalid",
-            reason=f"exact needs a string or integer answer, got {answer!r}",
-        )
-    expected, given = str(answer).strip(), response.strip()
+        reason = f"exact needs a string or integer answer, got {answer!r}"
+        return Score(value=None, status="invalid", reason=reason)
+    expected = str(answer).strip()
+    given = response.strip()
     if given == expected:
         return Score(value=1.0)
     return Score(value=0.0, reason=f"read {given[:80]!r}, expected {expected[:80]!r}")
 
 
 def reasoning_gym_reward(prompt: Prompt, completion: str) -> float:
-    """What the task's own verifier says, in [0, 1], of the last `<answer>...</answer>` or, without
-    one, of everything.
+    """Score what the last `<answer>...</answer>` holds by the task's own verifier.
 
-    A task may have many right answers, and partial credit. The verifier reads the entry that
-    `oxrl prepare reasoning-gym` leaves in `prompt.metadata["entry"]`.
+    Without such a tag everything is the answer. A task may have many right answers, and partial
+    credit.
+
+    Args:
+        prompt: one that `oxrl prepare reasoning-gym` wrote: the verifier reads the entry that it
+            leaves in `metadata["entry"]`.
+        completion: the text that the model wrote.
+
+    Returns:
+        The verifier's score, in [0, 1].
+
+    Raises:
+        MissingExtraError: reasoning-gym is not installed.
     """
     try:
         import reasoning_gym  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise MissingExtraError(
-            'reasoning-gym is not installed: pip install -e ".[tasks]"'
-        ) from error
+        install = 'pip install -e ".[tasks]"'
+        raise MissingExtraError(f"reasoning-gym is not installed: {install}") from error
     entry = prompt.metadata["entry"]
     # rpartition and partition return the whole text where there is no tag.
     answer = completion.rpartition("<answer>")[2].partition("</answer>")[0].strip()
-    return float(
-        reasoning_gym.get_score_answer_fn(entry["metadata"]["source_dataset"])(
-            answer=answer, entry=entry
-        )
-    )
+    score_answer = reasoning_gym.get_score_answer_fn(entry["metadata"]["source_dataset"])
+    return float(score_answer(answer=answer, entry=entry))
 
 
 BUILTINS: dict[str, Callable[[Prompt, str], Score | float]] = {
@@ -56,6 +63,5 @@ BUILTINS: dict[str, Callable[[Prompt, str], Score | float]] = {
     "exact": lambda prompt, text: exact_reward(text, prompt.answer),
     "reasoning-gym": reasoning_gym_reward,
 }
-# Linear-time comparisons that cannot hang: they run in the caller's process. Everything else gets a
-# worker.
+# Comparisons in linear time, which cannot hang: they run in the caller's process.
 INLINE = frozenset({"exact"})

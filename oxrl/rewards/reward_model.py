@@ -18,16 +18,23 @@ from oxrl.types import Completion, Prompt
 
 
 def scorer(folder: Path) -> Callable[[Prompt, Sequence[Completion]], list[float]]:
-    """A function that scores completions by the head's number at their last token, on the CPU.
-
-    Of a process reward model it is the chance that the worst step (line that is not blank) is
-    right, as arXiv:2312.08935 has it; a blank reply has none: 0.
+    """Make a function that scores completions by a reward model, on the CPU.
 
     The texts are rendered with the reward model's own template, as it was trained, so its tokenizer
     need not be the policy's.
+
+    Args:
+        folder: a checkpoint with a value head, as the reward-model recipe writes it.
+
+    Returns:
+        A function of a prompt and completions: the head's number at the last token of each. Of a
+        process reward model it is the chance that the worst step (line that is not blank) is right,
+        as arXiv:2312.08935 has it; a blank reply has none: 0.
     """
-    tokenizer, model = load_tokenizer(str(folder)), load_critic(str(folder))
-    encoder, pad_id = ChatEncoder(tokenizer), int(tokenizer.pad_token_id)  # pyright: ignore
+    tokenizer = load_tokenizer(str(folder))
+    model = load_critic(str(folder))
+    encoder = ChatEncoder(tokenizer)
+    pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
 
     @torch.no_grad()
     def worst_step(prompt: Prompt, completion: Completion) -> float:
@@ -49,8 +56,7 @@ def scorer(folder: Path) -> Callable[[Prompt, Sequence[Completion]], list[float]
         last = hidden[torch.arange(len(rows)), torch.tensor(inputs.lengths()) - 1]
         return F.linear(last, model.head.weight, model.head.bias)[:, 0].tolist()
 
-    if model.kind == "process":
-        return lambda prompt, completions: [
-            worst_step(prompt, completion) for completion in completions
-        ]
-    return score
+    def score_steps(prompt: Prompt, completions: Sequence[Completion]) -> list[float]:
+        return [worst_step(prompt, completion) for completion in completions]
+
+    return score_steps if model.kind == "process" else score

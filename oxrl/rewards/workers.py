@@ -1,5 +1,4 @@
-"""Rewards in processes that can be killed: a hung, crashed or exiting sample costs that sample and
-nothing else.
+"""Rewards in processes that can be killed: a hung or crashed sample costs only itself.
 
 A pool starts its workers as `python -m oxrl.rewards.workers NAME`. Nothing here imports torch: they
 start fast.
@@ -22,41 +21,55 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from oxrl.errors import RewardError
-from oxrl.rewards.base import load_reward, locate, which
+from oxrl.rewards.base import load_reward, locate, sample_range
 from oxrl.rewards.builtin import INLINE
-from oxrl.types import Completion, Prompt, Score, Segment
+from oxrl.types import Completion, Prompt, Score, ScoreStatus, Segment
 
 # Loading a reward may import large libraries, so it gets longer than a sample.
 START_TIMEOUT_S = 60.0
+# A worker that ended its replies in the middle gets this long to tell by what.
+LAST_WORDS_S = 1.0
+
+Group = tuple[Prompt, Sequence[Completion]]
+Json = dict[str, Any]
 
 
-class _Worker:
-    """One process that runs the reward. Used by one thread at a time, which waits while it
-    works.
-    """
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One call of the reward: completions of one prompt, `first` the index of the first of them."""
+
+    prompt: Prompt
+    completions: Sequence[Completion]
+    first: int
+
+
+class RewardWorker:
+    """A process that runs the reward, used by one thread at a time, which waits while it works."""
 
     def __init__(self, name: str) -> None:
-        paths = [*filter(None, sys.path), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [*sys.path, os.environ.get("PYTHONPATH")]
+        search_path = os.pathsep.join(path for path in paths if path)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "oxrl.rewards.workers", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": search_path},
             start_new_session=True,
         )
-        self.late = False
+        self.timed_out = False
 
-    def ask(self, message: bytes, limit_s: float) -> bytes:
-        """The line that the worker writes in reply to `message`; empty if it died or was killed
-        after `limit_s`.
+    def exchange(self, message: bytes, limit_s: float) -> bytes:
+        """Send a message and wait for the line that the worker writes in reply.
+
+        Args:
+            message: what to write to it; nothing if empty.
+            limit_s: seconds after which the worker is killed.
+
+        Returns:
+            The line; without its end if the worker died or was killed.
         """
         assert self.process.stdin is not None and self.process.stdout is not None
-
-        def expire() -> None:
-            self.late = True
-            self._kill()  # which ends a blocked write or read below, whatever the reward is doing
-
-        timer = threading.Timer(limit_s, expire)
+        timer = threading.Timer(limit_s, self._expire)
         timer.start()
         try:
             self.process.stdin.write(message)
@@ -69,18 +82,25 @@ class _Worker:
             timer.join()
 
     def end(self, patience_s: float = 0.0) -> str:
-        """Kill the worker and every process it started; tells how it ended, by itself if within
-        `patience_s`.
+        """Kill the worker and every process it started.
+
+        Args:
+            patience_s: how long it may take to end by itself.
+
+        Returns:
+            How it ended, in words.
         """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(patience_s)
-        self._kill()
-        code = self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(BrokenPipeError):  # bytes that it will never read
-                assert pipe is not None
-                pipe.close()
+        # A broken pipe: bytes that it will never read.
+        with contextlib.suppress(BrokenPipeError), self.process:  # closes the pipes, and waits
+            self._kill()
+        code = self.process.returncode
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+    def _expire(self) -> None:
+        self.timed_out = True
+        self._kill()  # which ends a blocked write or read, whatever the reward is doing
 
     def _kill(self) -> None:
         # It has its own session, and so its own group; members may outlive their leader.
@@ -88,18 +108,22 @@ class _Worker:
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
-def _end_all(workers: set[_Worker]) -> None:
+def _end_all(workers: set[RewardWorker]) -> None:
     while workers:
         workers.pop().end()
 
 
 class RewardPool:
-    """Scores groups of completions with the reward called `name`.
+    """Scores groups of completions with a reward, in as many processes as it has workers.
 
-    Each sample has `timeout_s` seconds (a reward of whole groups has that times the group's size).
     A late sample is killed and gets status "timeout"; a worker that dies gives status "error"; both
-    are replaced and the others go on. Results come in the order of the input. Usable from any
-    thread, one call at a time.
+    are replaced and the others go on. Usable from any thread, one call at a time.
+
+    Args:
+        name: as of `load_reward`.
+        workers: processes.
+        timeout_s: seconds for each sample; a reward of whole groups has that times the group's
+            size.
 
     Raises:
         RewardError: `name` is neither a built-in nor an existing "path.py:function".
@@ -107,25 +131,23 @@ class RewardPool:
 
     def __init__(self, name: str, *, workers: int = 1, timeout_s: float = 10.0) -> None:
         if workers < 1 or timeout_s <= 0:
-            raise ValueError(
-                f"RewardPool needs workers >= 1 and timeout_s > 0, got {workers} and {timeout_s}"
-            )
+            raise ValueError(f"need workers >= 1 and timeout_s > 0, got {workers} and {timeout_s}")
         locate(name)
         self.name = name
         self._inline = load_reward(name) if name in INLINE else None
-        self._size, self._timeout_s = workers, timeout_s
+        self._size = workers
+        self._timeout_s = timeout_s
         self._per_sample: bool | None = None  # known once a worker has loaded the reward
         # One slot per process, the last used on top. None, or a worker that has died, is replaced
         # when it is needed.
-        self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        self._slots: queue.LifoQueue[RewardWorker | None] = queue.LifoQueue()
         self._slots.queue.extend([None] * workers)
         self._lock = threading.Lock()
-        self._alive: set[_Worker] = set()
+        self._alive: set[RewardWorker] = set()
         self._finalizer = weakref.finalize(self, _end_all, self._alive)
 
     def start(self) -> None:
-        """Start one worker and wait until it has loaded and dry-called the reward, so that a broken
-        one fails now.
+        """Start one worker and wait until it has loaded the reward, so that a broken one fails now.
 
         Raises:
             RewardError: the reward cannot be loaded, or not within START_TIMEOUT_S.
@@ -135,40 +157,23 @@ class RewardPool:
                 with self._worker():
                     pass
 
-    def score(self, groups: Sequence[tuple[Prompt, list[Completion]]]) -> list[list[Score]]:
-        """One score per completion, in order.
+    def score(self, groups: Sequence[Group]) -> list[list[Score]]:
+        """Score groups of completions; what the reward does on a sample never raises.
+
+        Args:
+            groups: a prompt and completions of it, each.
+
+        Returns:
+            One score per completion, in the order of the input; see `Score.status`.
 
         Raises:
-            RewardError: the reward cannot be loaded. What it does on a sample never raises: see
-                `Score.status`.
+            RewardError: the reward cannot be loaded.
         """
         if self._inline is not None:
             return [self._inline(prompt, completions) for prompt, completions in groups]
         self.start()
         with self._lock:
-            # (prompt, completions, index of the first) of one call each.
-            tasks = [(prompt, completions, 0) for prompt, completions in groups if completions]
-            if self._per_sample:  # of a reward of single texts the worker is not sent the tokens
-                texts = [
-                    (prompt, [dataclasses.replace(c, segments=()) for c in group])
-                    for prompt, group, _ in tasks
-                ]
-                tasks = [
-                    (prompt, [text], index)
-                    for prompt, group in texts
-                    for index, text in enumerate(group)
-                ]
-            threads = ThreadPoolExecutor(self._size)
-            try:
-                scores = iter(
-                    [score for scores in threads.map(self._run, tasks) for score in scores]
-                )
-            except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
-                _end_all(self._alive)  # what the threads wait for
-                raise
-            finally:
-                threads.shutdown()
+            scores = iter(self._run_all(self._tasks(groups)))
         return [[next(scores) for _ in completions] for _, completions in groups]
 
     def close(self) -> None:
@@ -176,12 +181,37 @@ class RewardPool:
         with self._lock:
             _end_all(self._alive)
 
+    def _tasks(self, groups: Sequence[Group]) -> list[Task]:
+        tasks: list[Task] = []
+        for prompt, completions in groups:
+            if self._per_sample:
+                for index, completion in enumerate(completions):
+                    text = dataclasses.replace(completion, segments=())  # it reads no tokens
+                    tasks.append(Task(prompt, [text], index))
+            elif completions:
+                tasks.append(Task(prompt, completions, 0))
+        return tasks
+
+    def _run_all(self, tasks: Sequence[Task]) -> list[Score]:
+        threads = ThreadPoolExecutor(self._size)
+        scores: list[Score] = []
+        try:
+            for of_task in threads.map(self._run, tasks):
+                scores += of_task
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            _end_all(self._alive)  # what the threads wait for
+            raise
+        finally:
+            threads.shutdown()
+        return scores
+
     @contextlib.contextmanager
-    def _worker(self) -> Iterator[_Worker]:
+    def _worker(self) -> Iterator[RewardWorker]:
         """A worker that has loaded the reward, which no other thread uses meanwhile."""
         worker = self._slots.get()
         try:
-            if worker is not None and (worker.late or worker.process.poll() is not None):
+            if worker is not None and (worker.timed_out or worker.process.poll() is not None):
                 self._discard(worker)  # it died while idle: nobody's sample is to blame
                 worker = None
             worker = worker or self._load()
@@ -189,80 +219,86 @@ class RewardPool:
         finally:
             self._slots.put(worker)
 
-    def _load(self) -> _Worker:
-        worker = _Worker(self.name)
+    def _load(self) -> RewardWorker:
+        worker = RewardWorker(self.name)
         self._alive.add(worker)
-        line = worker.ask(b"", START_TIMEOUT_S)
-        message = json.loads(line) if line.endswith(b"\n") else {}
-        if "per_sample" not in message:
-            how = self._discard(worker, patience_s=1.0)
-            late = f"not loaded within {START_TIMEOUT_S:g} s; what does it import?"
-            problem = late if worker.late else f"its worker ended while loading it ({how})"
-            raise RewardError(message.get("failed", f"reward.name={self.name}: {problem}"))
-        self._per_sample = message["per_sample"]
-        return worker
+        line = worker.exchange(b"", START_TIMEOUT_S)
+        reply = json.loads(line) if line.endswith(b"\n") else {}
+        if "per_sample" in reply:
+            self._per_sample = reply["per_sample"]
+            return worker
+        how = self._discard(worker)
+        problem = f"its worker ended while loading it ({how})"
+        if worker.timed_out:
+            problem = f"not loaded within {START_TIMEOUT_S:g} s; what does it import?"
+        raise RewardError(reply.get("failed", f"reward.name={self.name}: {problem}"))
 
-    def _run(self, task: tuple[Prompt, list[Completion], int]) -> list[Score]:
-        prompt, completions, first = task
-        limit_s = self._timeout_s * len(completions)
-        message = {"prompt": prompt, "completions": completions, "first": first, "limit_s": limit_s}
+    def _run(self, task: Task) -> list[Score]:
+        count = len(task.completions)
+        limit_s = self._timeout_s * count
+        message = {**vars(task), "limit_s": limit_s}
         with self._worker() as worker:
-            line = worker.ask(_encode(message), limit_s)
+            line = worker.exchange(_encode(message), limit_s)
             try:
                 scores = [Score(**fields) for fields in json.loads(line)["scores"]]
             except (ValueError, TypeError, KeyError):  # the worker died before the end of the line
                 scores = []
-            if len(scores) == len(completions):
+            if len(scores) == count:
                 return scores
-            problem = f"the worker process ended ({self._discard(worker, patience_s=1.0)})"
-        if worker.late:
-            problem = (
-                f"no score within {limit_s:g} s (reward.timeout_s={self._timeout_s:g}); killed"
-            )
-        reason = f"{self.name}, {which(first, len(completions))} of prompt {prompt.uid}: {problem}"
-        return [
-            Score(value=None, status="timeout" if worker.late else "error", reason=reason)
-        ] * len(completions)
+            how = self._discard(worker)
+        status: ScoreStatus = "error"
+        problem = f"the worker process ended ({how})"
+        if worker.timed_out:
+            status = "timeout"
+            limit = f"reward.timeout_s={self._timeout_s:g}"
+            problem = f"no score within {limit_s:g} s ({limit}); killed"
+        samples = sample_range(task.first, count)
+        reason = f"{self.name}, {samples} of prompt {task.prompt.uid}: {problem}"
+        return [Score(value=None, status=status, reason=reason)] * count
 
-    def _discard(self, worker: _Worker, patience_s: float = 0.0) -> str:
+    def _discard(self, worker: RewardWorker) -> str:
         self._alive.discard(worker)
-        return worker.end(patience_s)
+        return worker.end(LAST_WORDS_S)
 
 
-def _encode(message: Mapping[str, Any]) -> bytes:
+def _encode(message: Json) -> bytes:
     """One line of JSON; the objects of `oxrl.types` become mappings of their fields."""
 
-    def plain(value: Any) -> dict[str, Any]:
+    def fields(value: object) -> Json:
         return dict(value) if isinstance(value, Mapping) else vars(value)
 
-    return json.dumps(message, default=plain).encode() + b"\n"
+    return json.dumps(message, default=fields).encode() + b"\n"
 
 
-def _tuples(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: tuple(value) if name in names else value for name, value in fields.items()}
+def _prompt(fields: Json) -> Prompt:
+    for name in ("messages", "token_ids", "images"):  # `answer` may be a list and stay one
+        fields[name] = tuple(fields[name])
+    return Prompt(**fields)
 
 
-def _completion(fields: Mapping[str, Any]) -> Completion:
-    segments = [
-        Segment(**_tuples(s, "token_ids", "logprobs", "versions", "images"))
-        for s in fields["segments"]
-    ]
-    return Completion(
-        segments=tuple(segments), text=fields["text"], finish_reason=fields["finish_reason"]
-    )
+def _completion(fields: Json) -> Completion:
+    segments: list[Segment] = []
+    for segment in fields["segments"]:
+        for name in ("token_ids", "logprobs", "versions", "images"):
+            segment[name] = tuple(segment[name])
+        segments.append(Segment(**segment))
+    return Completion(**{**fields, "segments": tuple(segments)})
 
 
 def work(name: str) -> None:
-    """A worker's whole life: tasks as lines of JSON from standard input, their scores to standard
-    output.
+    """Live a worker's whole life: tasks from standard input, their scores to standard output.
+
+    Args:
+        name: of the reward, as of `load_reward`.
     """
     # User code may print and may read standard input: give it neither of our pipes.
-    tasks, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    tasks = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
 
-    def reply(message: Mapping[str, Any]) -> None:
+    def reply(message: Json) -> None:
         replies.write(_encode(message))
         replies.flush()
 
@@ -274,13 +310,12 @@ def work(name: str) -> None:
     reply({"per_sample": reward.per_sample})
     for line in tasks:
         task = json.loads(line)
+        prompt = _prompt(task["prompt"])
+        completions = [_completion(fields) for fields in task["completions"]]
         # The parent kills a late worker. Should the parent be dead, the kernel's alarm ends even a
         # hang inside C code.
         signal.setitimer(signal.ITIMER_REAL, 2 * task["limit_s"] + 5)
-        prompt = Prompt(**_tuples(task["prompt"], "messages", "token_ids", "images"))
-        scores = reward(
-            prompt, [_completion(fields) for fields in task["completions"]], task["first"]
-        )
+        scores = reward(prompt, completions, task["first"])
         signal.setitimer(signal.ITIMER_REAL, 0)
         reply({"scores": scores})
 

@@ -72,7 +72,8 @@ def test_a_reward_of_the_group_gets_completions_with_their_tokens(load: Load) ->
     reward = load(
         "from oxrl.types import Score\n"
         "def score(prompt, completions):\n"
-        "    return [Score(value=2.0, parts={'n': len(completions)}, reason=str(c.token_ids)) for c in completions]"
+        "    parts = {'n': len(completions)}\n"
+        "    return [Score(value=2.0, parts=parts, reason=str(c.token_ids)) for c in completions]"
     )
     assert not reward.per_sample
     assert reward(PROMPT, GROUP) == [Score(value=2.0, parts={"n": 2.0}, reason="(5,)")] * 2
@@ -82,7 +83,8 @@ def test_a_reward_of_the_group_gets_completions_with_their_tokens(load: Load) ->
 def test_rewards_may_be_async(load: Load, second: str) -> None:
     value = "0.5" if second == "completion" else f"[0.5] * len({second})"
     reward = load(
-        f"import asyncio\nasync def score(prompt, {second}):\n    await asyncio.sleep(0)\n    return {value}"
+        "import asyncio\n"
+        f"async def score(prompt, {second}):\n    await asyncio.sleep(0)\n    return {value}"
     )
     assert [score.value for score in reward(PROMPT, GROUP)] == [0.5, 0.5]
 
@@ -123,7 +125,8 @@ def test_a_value_that_is_no_finite_number_is_invalid_and_names_function_and_samp
 ) -> None:
     # The dry call has answer "2": there the function behaves.
     reward = load(
-        f"from oxrl.types import Score\ndef score(prompt, completion): return 0 if prompt.answer == '2' else {value}"
+        "from oxrl.types import Score\n"
+        f"def score(prompt, completion): return 0 if prompt.answer == '2' else {value}"
     )
     for index, score in enumerate(reward(PROMPT, GROUP)):
         assert score.value is None and score.status == "invalid"

@@ -63,7 +63,8 @@ def test_the_config_takes_a_folder_of_a_reward_model_and_no_other(
     (tmp_path / "p.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
     config = tmp_path / "c.yaml"
     config.write_text(
-        f"run: {{name: x, steps: 1}}\nmodel: {{name: 'builtin:tiny'}}\ndata: {{train: {tmp_path / 'p.jsonl'}}}\n"
+        f"run: {{name: x, steps: 1}}\nmodel: {{name: 'builtin:tiny'}}\n"
+        f"data: {{train: {tmp_path / 'p.jsonl'}}}\n"
         f"reward: {{name: {folder}}}\ntrain: {{alg_name: sgrpo}}\n"
     )
     assert load_config(config).reward.name == str(folder)

@@ -84,7 +84,8 @@ def test_a_group_reward_sees_the_prompt_and_the_tokens_as_they_were(open_pool: O
         "def score(prompt, completions):\n"
         "    seen = prompt.answer, prompt.metadata, prompt.token_ids\n"
         "    assert prompt.uid == 'dry-call' or seen == (None, {'k': [1]}, (1, 2))\n"
-        "    return [sum(c.token_ids) + sum(c.segments[0].logprobs) + len(completions) for c in completions]"
+        "    sums = [sum(c.token_ids) + sum(c.segments[0].logprobs) for c in completions]\n"
+        "    return [value + len(completions) for value in sums]"
     )
     assert pool.score([group("a", "b", answer=None)]) == [[Score(value=11 - 0.75 + 2)] * 2]
 
@@ -107,10 +108,8 @@ def test_a_hung_sample_times_out_and_the_others_are_scored(open_pool: Open, hang
     began = time.monotonic()
     (scores,) = pool.score([group("a", "hang", "b", "hang", "c")])
     assert [score.status for score in scores] == ["ok", "timeout", "ok", "timeout", "ok"]
-    assert (
-        scores[1].reason
-        == "mine.py:score, sample 1 of prompt p: no score within 0.5 s (reward.timeout_s=0.5); killed"
-    )
+    late = "no score within 0.5 s (reward.timeout_s=0.5); killed"
+    assert scores[1].reason == f"mine.py:score, sample 1 of prompt p: {late}"
     assert time.monotonic() - began < 10  # two deadlines and two fresh workers
 
 
@@ -275,5 +274,6 @@ def test_workers_end_with_their_pool(open_pool: Open) -> None:
 
 
 def test_importing_rewards_imports_no_torch() -> None:
-    code = "import oxrl.rewards.workers, sys; sys.exit('torch' in sys.modules or 'sympy' in sys.modules)"
+    heavy = "'torch' in sys.modules or 'sympy' in sys.modules"
+    code = f"import oxrl.rewards.workers, sys; sys.exit({heavy})"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
