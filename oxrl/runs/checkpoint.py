@@ -22,12 +22,11 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
 from oxrl.errors import CheckpointError, CheckpointWriteError
-from oxrl.runs.files import fsync, pretty_json
+from oxrl.runs.files import Json, fsync, pretty_json
 
 logger = logging.getLogger(__name__)
 
@@ -38,21 +37,17 @@ NAME = re.compile(r"step_(\d{8,})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint. `offsets` are the sizes in bytes of the record files when it was
-    taken.
-    """
+    """A verified checkpoint; `offsets` are what `Recorder.offsets()` said when it was taken."""
 
     path: Path
     step: int
-    state: dict[str, Any]
+    state: Json
     offsets: dict[str, int]
 
 
 def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
-    """(step, path) of every checkpoint directory under `root`, oldest first; says nothing of their
-    health.
-    """
-    found = [(NAME.fullmatch(path.name), path) for path in root.iterdir()] if root.is_dir() else []
+    """(step, path) of every checkpoint directory, healthy or not, oldest first."""
+    found = [(NAME.fullmatch(path.name), path) for path in root.glob("step_*")]
     return sorted((int(match[1]), path) for match, path in found if match)
 
 
@@ -61,7 +56,7 @@ def save_checkpoint(
     step: int,
     write: Callable[[Path], None],
     *,
-    state: Mapping[str, Any],
+    state: Mapping[str, object],
     offsets: Mapping[str, int],
     keep: int,
 ) -> Path:
@@ -85,9 +80,8 @@ def save_checkpoint(
     final = root / f"step_{step:08d}"
     temporary = root / f".tmp-{final.name}"
     try:
-        root.mkdir(
-            exist_ok=True
-        )  # not its parents: a run directory that vanished is an error, not a new one
+        # Not its parents: a run directory that vanished is an error, not a new one.
+        root.mkdir(exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         write(temporary)
@@ -101,23 +95,31 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         # safetensors reports a full disk as its own error, not as an OSError.
         if isinstance(error, OSError | SafetensorError):
-            older = list_checkpoints(root)
-            kept = (
-                f"{older[-1][1].name} is untouched" if older else "there is no earlier checkpoint"
-            )
-            raise CheckpointWriteError(
-                f"checkpoint {final} could not be written: {error}. Nothing of it was kept; {kept}. "
-                "Free space on that disk, or move the run directory to another and resume there."
-            ) from error
+            raise _not_written(final, error) from error
         raise
+    _remove_old(root, step, keep)
+    return final
+
+
+def _not_written(final: Path, error: Exception) -> CheckpointWriteError:
+    older = list_checkpoints(final.parent)
+    kept = f"{older[-1][1].name} is untouched" if older else "there is no earlier checkpoint"
+    return CheckpointWriteError(
+        f"checkpoint {final} could not be written: {error}. Nothing of it was kept; {kept}. "
+        "Free space on that disk, or move the run directory to another and resume there."
+    )
+
+
+def _remove_old(root: Path, step: int, keep: int) -> None:
+    """Keep the newest `keep` checkpoints up to `step`; the others go."""
     found = list_checkpoints(root)
     kept = [path for number, path in found if number <= step][-keep:]
-    for path in [path for _, path in found if path not in kept]:
+    for _, path in found:
         try:
-            _remove(path)
+            if path not in kept:
+                _remove(path)
         except OSError as error:
             logger.warning("the old checkpoint %s could not be removed: %s", path, error)
-    return final
 
 
 def _remove(path: Path) -> None:
@@ -128,18 +130,17 @@ def _remove(path: Path) -> None:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Clear what a killed process left half done. Only the holder of the run's lock may call
-    this.
-    """
+    """Clear what a killed process left half done; only the holder of the run's lock may call it."""
     for path in root.glob(".tmp-*"):
         shutil.rmtree(path)
 
 
 def _seal(directory: Path, step: int, offsets: Mapping[str, int]) -> None:
     """Flush every file, then write the manifest that makes the directory a checkpoint."""
-    files: dict[str, dict[str, Any]] = {}
+    files: dict[str, Json] = {}
     for name, path in _contents(directory).items():
-        if problem := _unsafe(path):
+        problem = _unsafe(path)
+        if problem:
             raise CheckpointError(
                 f"the checkpoint of step {step} would hold {name}, {problem}; write safetensors"
             )
@@ -149,57 +150,65 @@ def _seal(directory: Path, step: int, offsets: Mapping[str, int]) -> None:
     body = {"format": FORMAT, "step": step, "offsets": dict(offsets), "files": files}
     manifest = directory / "manifest.json"
     manifest.write_text(pretty_json(body | {"sha256": _digest(body)}), encoding="utf-8")
-    for path in (manifest, directory, *(path for path in directory.rglob("*") if path.is_dir())):
+    folders = [path for path in directory.rglob("*") if path.is_dir()]
+    for path in [manifest, directory, *folders]:
         fsync(path)
 
 
 def verify_checkpoint(path: Path) -> list[str]:
-    """What is wrong with the checkpoint at `path`, one line per problem that names the file; empty
-    if intact.
-    """
+    """What is wrong with the checkpoint at `path`, one line per problem, empty if it is intact."""
     if path.is_symlink() or not path.is_dir():
         return [f"{path.name} is not a directory"]
     # Nothing is opened that was not found inside: a name in the manifest may lead elsewhere, and so
     # may a link.
     inside = _contents(path)
-    if problems := [
-        f"{name} is there, {problem}" for name, file in inside.items() if (problem := _unsafe(file))
-    ]:
+    reasons = {name: _unsafe(file) for name, file in inside.items()}
+    problems = [f"{name} is there, {reason}" for name, reason in reasons.items() if reason]
+    if problems:
         return problems
     if "manifest.json" not in inside:
-        return [
-            "manifest.json is missing: the write never finished, or this is not an oxRL checkpoint"
-        ]
-    try:
-        manifest = json.loads(inside["manifest.json"].read_bytes())
-        body = {key: manifest[key] for key in ("format", "step", "offsets", "files")}
-        if manifest["sha256"] != _digest(body):
-            raise ValueError(path)
-    except (ValueError, KeyError, TypeError):
+        why = "the write never finished, or this is not an oxRL checkpoint"
+        return [f"manifest.json is missing: {why}"]
+    manifest = _read_manifest(inside["manifest.json"])
+    if manifest is None:
         return ["manifest.json is damaged: it does not match its own sha256"]
-    if body["format"] != FORMAT:
-        return [f"manifest.json is of format {body['format']!r}, this oxRL reads {FORMAT!r}"]
-    if path.name != f"step_{body['step']:08d}":
-        problems.append(
-            f"manifest.json says step {body['step']}, the directory is named {path.name}"
-        )
-    for name, entry in {"state.json": {}, **body["files"]}.items():
-        if name not in inside or not entry:
-            problems.append(f"{name} is missing")
-        elif (size := inside[name].stat().st_size) != entry["bytes"]:
-            problems.append(
-                f"{name} is {size} bytes, the manifest says {entry['bytes']}: it was cut or overwritten"
-            )
-        elif _sha256(inside[name]) != entry["sha256"]:
-            problems.append(
-                f"{name} has the right size but other contents than were written (sha256 differs)"
-            )
+    if manifest["format"] != FORMAT:
+        return [f"manifest.json is of format {manifest['format']!r}, this oxRL reads {FORMAT!r}"]
+    step = manifest["step"]
+    if path.name != f"step_{step:08d}":
+        problems.append(f"manifest.json says step {step}, the directory is named {path.name}")
+    expected: dict[str, Json] = {"state.json": {}, **manifest["files"]}
+    for name, entry in expected.items():
+        problem = _difference(inside.get(name), entry)
+        if problem:
+            problems.append(f"{name} {problem}")
     return problems
 
 
+def _read_manifest(path: Path) -> Json | None:
+    """The manifest without its own hash; None if that hash is of something else."""
+    try:
+        manifest = json.loads(path.read_bytes())
+        body = {key: manifest[key] for key in ("format", "step", "offsets", "files")}
+        return body if manifest["sha256"] == _digest(body) else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _difference(file: Path | None, entry: Json) -> str | None:
+    """What became of a file since the manifest noted `entry` of it."""
+    if file is None or not entry:
+        return "is missing"
+    size = file.stat().st_size
+    if size != entry["bytes"]:
+        return f"is {size} bytes, the manifest says {entry['bytes']}: it was cut or overwritten"
+    if _sha256(file) != entry["sha256"]:
+        return "has the right size but other contents than were written (sha256 differs)"
+    return None
+
+
 def latest_checkpoint(root: Path) -> Checkpoint | None:
-    """The newest checkpoint that is intact; damaged ones are skipped with a warning that names what
-    is wrong.
+    """The newest intact checkpoint; a warning says what is wrong with newer ones.
 
     Raises:
         CheckpointError: there are checkpoints and not one is usable; lists the problems of each.
@@ -209,19 +218,16 @@ def latest_checkpoint(root: Path) -> Checkpoint | None:
         problems = verify_checkpoint(path)
         if not problems:
             if damaged:
-                logger.warning(
-                    "using %s: newer checkpoints are damaged and skipped:\n%s",
-                    path,
-                    "\n".join(damaged),
-                )
-            offsets = json.loads((path / "manifest.json").read_bytes())["offsets"]
-            return Checkpoint(path, step, json.loads((path / "state.json").read_bytes()), offsets)
+                text = "using %s: newer checkpoints are damaged and skipped:\n%s"
+                logger.warning(text, path, "\n".join(damaged))
+            manifest = json.loads((path / "manifest.json").read_bytes())
+            state = json.loads((path / "state.json").read_bytes())
+            return Checkpoint(path, step, state, manifest["offsets"])
         damaged += [f"  {path.name}: {problem}" for problem in problems]
     if damaged:
-        raise CheckpointError(
-            f"no checkpoint under {root} is usable:\n" + "\n".join(damaged) + "\n"
-            "Restore one from a copy, or start the run again in another directory (run.dir=...)."
-        )
+        advice = "Restore one from a copy, or start the run again in another directory"
+        lines = [f"no checkpoint under {root} is usable:", *damaged, f"{advice} (run.dir=...)."]
+        raise CheckpointError("\n".join(lines))
     return None
 
 
@@ -243,5 +249,5 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _digest(body: Mapping[str, Any]) -> str:
+def _digest(body: Json) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

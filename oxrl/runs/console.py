@@ -1,8 +1,8 @@
 """What a run says while it runs: its progress, and its log messages.
 
 Progress is a line that updates in place on a terminal, one plain line per step anywhere else.
-Watching never breaks
-what is watched: a closed pipe or a terminal without the right letters costs output, not the run.
+Watching never breaks what is watched: a closed pipe or a terminal without the right letters costs
+output, not the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from oxrl.types import Metrics
 
@@ -52,20 +52,20 @@ class Console(AbstractContextManager["Console"]):
     def step(self, step: int, metrics: Metrics) -> None:
         """Show one optimizer step."""
         self._times.append(time.monotonic())
-        found = [
-            (label, [metrics[key] for key in keys if key in metrics], form)
-            for label, keys, form in COLUMNS
-        ]
-        shown = [f"{label} {values[0]:{form}}" for label, values, form in found if values]
+        shown: list[str] = []
+        for label, keys, form in COLUMNS:
+            values = [metrics[key] for key in keys if key in metrics]
+            if values:
+                shown.append(f"{label} {values[0]:{form}}")
         per_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
-        text = "  ".join([*shown, f"ETA {format_duration(max(0, self._total - step) * per_step)}"])
+        left = format_duration(max(0, self._total - step) * per_step)
+        text = "  ".join([*shown, f"ETA {left}"])
         if self._progress is None:
             self._line(f"step {step}/{self._total}  {text}")
-        else:
-            with self._or_give_up():
-                self._progress.update(
-                    self._progress.task_ids[0], completed=step, values=text, refresh=True
-                )
+            return
+        with self._or_give_up():
+            task = self._progress.task_ids[0]
+            self._progress.update(task, completed=step, values=text, refresh=True)
 
     def message(self, text: str) -> None:
         """Say what phase the run is in, on a line of its own that stays."""
@@ -93,8 +93,7 @@ class Console(AbstractContextManager["Console"]):
 
     @contextmanager
     def _or_give_up(self) -> Iterator[None]:
-        """When the reader of the pipe went away or the stream is closed, send what follows to
-        nowhere.
+        """When the reader of the pipe went away, send what follows to nowhere.
 
         The next writer to this stream, the command itself for one, would fail otherwise.
         """
@@ -108,12 +107,13 @@ class Console(AbstractContextManager["Console"]):
 
 def _live_line(console: RichConsole, total_steps: int, title: str) -> Progress:
     # In 80 columns the numbers matter more than a bar.
-    wide = (
-        [TextColumn("{task.description}"), BarColumn(bar_width=20)] if console.width >= 110 else []
-    )
-    counts = [TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[values]}")]
+    columns: list[ProgressColumn] = []
+    if console.width >= 110:
+        columns = [TextColumn("{task.description}"), BarColumn(bar_width=20)]
+    columns.append(TextColumn("{task.completed}/{task.total}"))
+    columns.append(TextColumn("{task.fields[values]}"))
     # No refresh thread: the line changes when a step ends, and nothing runs beside the training.
-    progress = Progress(*wide, *counts, console=console, auto_refresh=False)
+    progress = Progress(*columns, console=console, auto_refresh=False)
     progress.add_task(title, total=total_steps, values="starting")
     progress.start()
     return progress
@@ -128,9 +128,7 @@ def format_duration(seconds: float) -> str:
 
 
 class _Terminal(logging.Handler):
-    """Writes to whatever sys.stderr is at that moment: a live progress line replaces it while it is
-    on screen.
-    """
+    """Writes to whatever sys.stderr is at that moment: a live progress line replaces it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError, ValueError):
@@ -139,25 +137,20 @@ class _Terminal(logging.Handler):
 
 @contextmanager
 def run_logging(file: Path) -> Iterator[None]:
-    """While open, the `oxrl` loggers write to `file` (appending, from INFO up) and to stderr (from
-    WARNING up).
-    """
+    """While open, the `oxrl` loggers write to `file` from INFO up and to stderr from WARNING up."""
     logger = logging.getLogger("oxrl")
-    handlers = (
-        logging.FileHandler(file, encoding="utf-8", errors="backslashreplace"),
-        _Terminal(logging.WARNING),
-    )
-    for handler, form in zip(
-        handlers, ("%(asctime)s %(levelname)s %(name)s: ", "%(levelname)s: "), strict=True
-    ):
-        handler.setFormatter(logging.Formatter(form + "%(message)s"))
-        logger.addHandler(handler)
+    to_file = logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
+    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    to_terminal = _Terminal(logging.WARNING)
+    to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logger.addHandler(to_file)
+    logger.addHandler(to_terminal)
     before = logger.level
     logger.setLevel(logging.INFO)
     try:
         yield
     finally:
         logger.setLevel(before)
-        for handler in handlers:
+        for handler in (to_file, to_terminal):
             logger.removeHandler(handler)
             handler.close()

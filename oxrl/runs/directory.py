@@ -1,5 +1,4 @@
-"""The run directory: who owns it, what may be in it, and whether a run starts, continues or is
-already done.
+"""The run directory: who owns it, what is in it, whether a run starts, goes on or is done.
 
 config.yaml         the resolved config; a run starts to exist when this file does
 environment.json    of the first start
@@ -28,50 +27,74 @@ from ruamel.yaml.error import YAMLError
 from oxrl.errors import RunDirectoryError
 from oxrl.runs.checkpoint import remove_leftovers
 from oxrl.runs.environment import command_line, environment
-from oxrl.runs.files import encode_line, json_safe, pretty_json, write_atomically
+from oxrl.runs.files import Json, encode_line, json_safe, pretty_json, write_atomically
 
 logger = logging.getLogger(__name__)
 
 # What moves the last digits of floating-point sums: a run resumed with a change here is right, not
 # byte-identical.
-REORDER_SUMS = frozenset(
-    "run.device run.threads run.training_gpus train.micro_batch_tokens train.backend "
-    "model.gradient_checkpointing".split()
-)
+REORDER_SUMS = {
+    "run.device",
+    "run.threads",
+    "run.training_gpus",
+    "train.micro_batch_tokens",
+    "train.backend",
+    "model.gradient_checkpointing",
+}
 # What may differ from config.yaml when a run is resumed: how it is carried out and watched, not
 # what it computes. `run.steps` may only grow. Everything else names another run.
-MAY_CHANGE = REORDER_SUMS | frozenset(
-    "run.name run.dir run.steps run.checkpoint_every run.keep_checkpoints run.eval_every run.record run.mlflow "
-    "run.deadline_s run.ray_address run.max_restarts reward.workers reward.timeout_s reward.max_error_rate "
-    "train.max_skipped_steps".split()
+MAY_CHANGE = REORDER_SUMS | {
+    "run.name",
+    "run.dir",
+    "run.steps",
+    "run.checkpoint_every",
+    "run.keep_checkpoints",
+    "run.eval_every",
+    "run.record",
+    "run.mlflow",
+    "run.deadline_s",
+    "run.ray_address",
+    "run.max_restarts",
+    "reward.workers",
+    "reward.timeout_s",
+    "reward.max_error_rate",
+    "train.max_skipped_steps",
+}
+# Every field of these sections may change, and reorders sums.
+ENGINE_SECTIONS = ("inference_engine.", "deepspeed.", "deepspeed_ref.")
+ROUNDING = (
+    "; sums are added in another order, so results equal those of an uninterrupted run only to "
+    "rounding"
 )
-ENGINES = (
-    "inference_engine.",
-    "deepspeed.",
-    "deepspeed_ref.",
-)  # every field of these sections belongs to both
-ROUNDING = "; sums are added in another order, so results equal those of an uninterrupted run only to rounding"
 # What a start may leave that was killed before it wrote config.yaml.
 BEFORE_CONFIG = {"environment.json", "starts.jsonl", "rollouts", "checkpoints"}
 
 
 class RunDirectory(AbstractContextManager["RunDirectory"]):
-    """An opened run. `resuming`: it was started before. `finished`: nothing is left to do. Close it
-    to let go.
+    """An opened run: `resuming` if it was started before, `finished` if nothing is left to do.
+
+    Close it to let go of it.
     """
 
     def __init__(self, path: Path, lock: IO[str], *, resuming: bool, finished: bool) -> None:
-        self.path, self.resuming, self.finished, self._lock = path, resuming, finished, lock
-        self.metrics, self.samples = path / "metrics.jsonl", path / "samples.jsonl"
-        self.rollouts, self.checkpoints = path / "rollouts", path / "checkpoints"
+        self.path = path
+        self.resuming = resuming
+        self.finished = finished
+        self._lock = lock
+        self.metrics = path / "metrics.jsonl"
+        self.samples = path / "samples.jsonl"
+        self.rollouts = path / "rollouts"
+        self.checkpoints = path / "checkpoints"
 
-    def finish(self, step: int, result: Mapping[str, Any]) -> None:
-        """Say that the run is done: `result` (final evaluation and the like) and the step reached,
-        in result.json.
+    def finish(self, step: int, result: Mapping[str, object]) -> None:
+        """Say in result.json that the run is done.
+
+        Args:
+            step: the optimizer step that was reached.
+            result: the final evaluation and the like.
         """
-        write_atomically(
-            self.path / "result.json", pretty_json(json_safe({"step": step, **result}))
-        )
+        text = pretty_json(json_safe({"step": step, **result}))
+        write_atomically(self.path / "result.json", text)
 
     def close(self) -> None:
         """Release the lock; closing twice is harmless."""
@@ -98,9 +121,10 @@ def open_run(directory: Path, config_yaml: str, *, resume: bool) -> RunDirectory
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not resume and _entries(directory):
+            again = command_line(["--resume"])
             raise RunDirectoryError(
-                f"{directory} is not empty. To continue the run in it:\n  {command_line(['--resume'])}\n"
-                "To start a new one, choose another directory: add run.dir=PATH (or another run.name)."
+                f"{directory} is not empty. To continue the run in it:\n  {again}\nTo start a new "
+                "one, choose another directory: add run.dir=PATH (or another run.name)."
             )
         lock = _lock(directory)
         try:
@@ -109,51 +133,51 @@ def open_run(directory: Path, config_yaml: str, *, resume: bool) -> RunDirectory
             lock.close()
             raise
     except OSError as error:
-        raise RunDirectoryError(
-            f"the run directory {directory} cannot be written: {error}. Choose another place with run.dir=PATH."
-        ) from error
+        problem = f"the run directory {directory} cannot be written: {error}"
+        raise RunDirectoryError(f"{problem}. Choose another place with run.dir=PATH.") from error
 
 
 def _open_locked(directory: Path, config_yaml: str, lock: IO[str]) -> RunDirectory:
     entries = _entries(directory)
     started = "config.yaml" in entries
-    if not started and (foreign := sorted(entries - BEFORE_CONFIG)):
+    foreign = sorted(entries - BEFORE_CONFIG)
+    if foreign and not started:
         raise RunDirectoryError(
-            f"{directory} holds {foreign[0]!r} and no config.yaml: it is not an oxRL run. Choose another run.dir."
+            f"{directory} holds {foreign[0]!r} and no config.yaml: it is not an oxRL run. "
+            "Choose another run.dir."
         )
     (directory / "checkpoints").mkdir(exist_ok=True)
     (directory / "rollouts").mkdir(exist_ok=True)
-    here, changes = environment(), {}
+    here = environment()
+    changes: Json = {}
     if started:
         remove_leftovers(directory / "checkpoints")
-        changes = _allowed_changes(
-            directory, (directory / "config.yaml").read_text(encoding="utf-8"), config_yaml
-        )
+        changes = _allowed_changes(directory, config_yaml)
     else:
         write_atomically(directory / "environment.json", pretty_json(here))
     start = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "pid": os.getpid(),
         "resuming": started,
+        "config_changes": changes,
+        "environment": here,
     }
     with (directory / "starts.jsonl").open("ab") as file:
-        file.write(encode_line({**start, "config_changes": changes, "environment": here}))
+        file.write(encode_line(start))
     if not started or changes:
         write_atomically(directory / "config.yaml", config_yaml)
-    result, steps = directory / "result.json", flatten_config(config_yaml).get("run.steps")
-    reached = json.loads(result.read_bytes())["step"] if result.exists() else -1
-    return RunDirectory(
-        directory, lock, resuming=started, finished=started and reached >= (steps or 0)
-    )
+    result = directory / "result.json"
+    finished = False
+    if started and result.exists():
+        steps = flatten_config(config_yaml).get("run.steps") or 0
+        finished = json.loads(result.read_bytes())["step"] >= steps
+    return RunDirectory(directory, lock, resuming=started, finished=finished)
 
 
 def _entries(directory: Path) -> set[str]:
     """Names in `directory`, apart from the lock and from files that never got their name."""
-    return {
-        entry.name
-        for entry in directory.iterdir()
-        if entry.name != ".lock" and not entry.name.startswith(".tmp-")
-    }
+    names = {entry.name for entry in directory.iterdir()}
+    return {name for name in names if name != ".lock" and not name.startswith(".tmp-")}
 
 
 def _lock(directory: Path) -> IO[str]:
@@ -173,8 +197,8 @@ def _lock(directory: Path) -> IO[str]:
         holder = file.read().strip() or "another process"
         file.close()
         raise RunDirectoryError(
-            f"{directory} is in use by {holder}: two processes would overwrite each other's records. "
-            "Wait for it, stop it, or choose another run.dir."
+            f"{directory} is in use by {holder}: two processes would overwrite each other's "
+            "records. Wait for it, stop it, or choose another run.dir."
         ) from error
     file.truncate(0)
     file.write(f"process {os.getpid()} on {os.uname().nodename}")
@@ -182,65 +206,70 @@ def _lock(directory: Path) -> IO[str]:
     return file
 
 
-def flatten_config(config_yaml: str) -> dict[str, Any]:
+def flatten_config(config_yaml: str) -> Json:
     """Dotted path -> value of every field of a resolved config."""
-    sections: dict[str, Any] = YAML(typ="safe").load(config_yaml) or {}
-    return {
-        f"{section}.{name}": value
-        for section, fields in sections.items()
-        for name, value in fields.items()
-    }
+    sections: Json = YAML(typ="safe").load(config_yaml) or {}
+    flat: Json = {}
+    for section, fields in sections.items():
+        for name, value in fields.items():
+            flat[f"{section}.{name}"] = value
+    return flat
 
 
 def differences(
-    old: Mapping[str, Any], new: Mapping[str, Any], absent: Any = None
+    old: Mapping[str, Any], new: Mapping[str, Any], absent: str | None = None
 ) -> dict[str, tuple[Any, Any]]:
-    """Dotted path -> (old value, new value) wherever two flat configs differ; `absent` where one
-    has no such field.
+    """Dotted path -> (old value, new value) wherever two flat configs differ.
+
+    Args:
+        old: dotted path -> value.
+        new: dotted path -> value.
+        absent: stands for a field that one of them does not have.
     """
 
-    def ordered(value: Any) -> Any:  # the files of data.train draw by their place among them
+    def ordered(value: object) -> object:  # the files of data.train draw by their place among them
         return list(value.items()) if isinstance(value, Mapping) else value
 
-    pairs = {path: (old.get(path, absent), new.get(path, absent)) for path in {**old, **new}}
-    return {
-        path: (left, right)
-        for path, (left, right) in pairs.items()
-        if ordered(left) != ordered(right)
-    }
+    found: dict[str, tuple[Any, Any]] = {}
+    for path in {**old, **new}:
+        before = old.get(path, absent)
+        now = new.get(path, absent)
+        if ordered(before) != ordered(now):
+            found[path] = (before, now)
+    return found
 
 
-def _allowed_changes(directory: Path, old_yaml: str, new_yaml: str) -> dict[str, Any]:
-    new = flatten_config(new_yaml)
+def _allowed_changes(directory: Path, config_yaml: str) -> Json:
+    """What `config_yaml` changes of the run in `directory`.
+
+    Raises:
+        RunDirectoryError: with these changes it would be another run.
+    """
+    file = directory / "config.yaml"
+    new = flatten_config(config_yaml)
     try:
-        changed = differences(flatten_config(old_yaml), new)
+        changed = differences(flatten_config(file.read_text(encoding="utf-8")), new)
     except (YAMLError, AttributeError) as error:
-        raise RunDirectoryError(
-            f"{directory / 'config.yaml'} is not the YAML written there: {error}"
-        ) from error
-    refused = {
-        path: (before, now)
-        for path, (before, now) in changed.items()
-        if not (path in MAY_CHANGE or path.startswith(ENGINES))
-        or (path == "run.steps" and now < before)
-    }
+        raise RunDirectoryError(f"{file} is not the YAML written there: {error}") from error
+    refused: list[str] = []
+    for path, (before, now) in changed.items():
+        allowed = path in MAY_CHANGE or path.startswith(ENGINE_SECTIONS)
+        if not allowed or (path == "run.steps" and now < before):
+            refused.append(f"  {path}: {before!r} in config.yaml, {now!r} now\n")
     if refused:
-        lines = [
-            f"  {path}: {before!r} in config.yaml, {now!r} now\n"
-            for path, (before, now) in refused.items()
-        ]
+        may_change = ", ".join(sorted(MAY_CHANGE - {"run.steps"}))
         raise RunDirectoryError(
-            f"the config is not the one that {directory} was started with; resuming would mix two runs:\n"
-            f"{''.join(lines)}Set these back to resume, or start a new run: add run.dir=PATH and leave --resume out.\n"
-            f"(On resume run.steps may grow, and these may change: {', '.join(sorted(MAY_CHANGE - {'run.steps'}))}.)"
+            f"the config is not the one that {directory} was started with; resuming would mix two "
+            f"runs:\n{''.join(refused)}Set these back to resume, or start a new run: add "
+            "run.dir=PATH and leave --resume out.\n"
+            f"(On resume run.steps may grow, and these may change: {may_change}.)"
         )
     for path, (before, now) in changed.items():
-        reorders = path in REORDER_SUMS or path.startswith(ENGINES)
-        logger.warning(
-            "resuming with %s: %r -> %r%s", path, before, now, ROUNDING if reorders else ""
-        )
+        reorders = path in REORDER_SUMS or path.startswith(ENGINE_SECTIONS)
+        text = "resuming with %s: %r -> %r%s"
+        logger.warning(text, path, before, now, ROUNDING if reorders else "")
     schedule = new.get("train.lr_schedule", "constant")
     if "run.steps" in changed and schedule != "constant":
         jump = "the learning rate jumps to where the longer schedule would be"
         logger.warning("run.steps grew and train.lr_schedule is %s: %s", schedule, jump)
-    return {path: list(pair) for path, pair in changed.items()}
+    return changed

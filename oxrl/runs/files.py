@@ -14,6 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+# A JSON object, as it is read or about to be written.
+Json = dict[str, Any]
+
 
 def fsync(path: Path) -> None:
     """Force a file's contents, or a directory's entries, to the disk."""
@@ -25,9 +28,7 @@ def fsync(path: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`: a reader, or a crash at any moment, finds the old file or the new
-    one.
-    """
+    """Replace a file: a reader, or a crash at any moment, finds the old one or the new one."""
     temporary = path.with_name(f".tmp-{path.name}")
     temporary.write_text(text, encoding="utf-8")
     fsync(temporary)
@@ -35,12 +36,12 @@ def write_atomically(path: Path, text: str) -> None:
     fsync(path.parent)
 
 
-def pretty_json(value: Any) -> str:
+def pretty_json(value: object) -> str:
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def json_safe(value: Any) -> Any:
-    """`value` with every float that JSON cannot hold replaced by its name; tuples become lists.
+def json_safe(value: object) -> Any:
+    """Replace every float that JSON cannot hold by its name; tuples become lists.
 
     Raises:
         TypeError: `value` holds something JSON has no word for; names the type.
@@ -53,12 +54,11 @@ def json_safe(value: Any) -> Any:
         return {str(key): json_safe(item) for key, item in value.items()}  # pyright: ignore
     if isinstance(value, list | tuple):
         return [json_safe(item) for item in value]  # pyright: ignore
-    raise TypeError(
-        f"a record holds numbers, strings, lists and mappings, got {type(value).__name__}: {value!r:.80}"
-    )
+    given = f"{type(value).__name__}: {value!r:.80}"
+    raise TypeError(f"a record holds numbers, strings, lists and mappings, got {given}")
 
 
-def encode_line(record: Mapping[str, Any]) -> bytes:
+def encode_line(record: Mapping[str, object]) -> bytes:
     """One line of UTF-8, keys in the order given."""
     value = json_safe(record)
     try:
@@ -67,9 +67,8 @@ def encode_line(record: Mapping[str, Any]) -> bytes:
         return json.dumps(value, allow_nan=False).encode() + b"\n"
 
 
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Every complete line of the file, none if it is missing; a last line cut by a crash is left
-    out.
+def read_records(path: Path) -> Iterator[Json]:
+    """Every complete line of the file; none if it is missing, nor a last one cut by a crash.
 
     Raises:
         ValueError: a complete line is not a JSON object; names file and byte.
@@ -77,7 +76,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
     return (record for record, _ in read_records_from(path, 0))
 
 
-def read_records_from(path: Path, offset: int) -> Iterator[tuple[dict[str, Any], int]]:
+def read_records_from(path: Path, offset: int) -> Iterator[tuple[Json, int]]:
     """Like `read_records`, from byte `offset` on; each record comes with the offset after it."""
     if not path.exists():
         return

@@ -1,5 +1,4 @@
-"""The record of a run: metrics.jsonl, samples.jsonl and rollouts/, append-only, and cut back
-exactly on resume.
+"""The record of a run: metrics.jsonl, samples.jsonl, rollouts/; on resume cut back exactly.
 
 Every line goes to the operating system as it is made (a killed process loses nothing that was
 recorded); it is forced to the disk when a checkpoint asks for the offsets, because that is where a
@@ -14,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -27,7 +26,9 @@ from oxrl.types import Metrics
 
 logger = logging.getLogger(__name__)
 
-METRICS, SAMPLES, ROLLOUTS = "metrics.jsonl", "samples.jsonl", "rollouts"
+METRICS = "metrics.jsonl"
+SAMPLES = "samples.jsonl"
+ROLLOUTS = "rollouts"
 ROLLOUT_NAME = re.compile(r"step_(\d{8,})\.safetensors")
 
 
@@ -39,15 +40,16 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._rollouts.mkdir(exist_ok=True)
         # Unbuffered: one write call per record, so another process reads whole lines.
         self._files: dict[str, IO[bytes]] = {
-            p.name: p.open("ab", buffering=0) for p in (run.metrics, run.samples)
+            path.name: path.open("ab", buffering=0) for path in (run.metrics, run.samples)
         }
         self._last_rollout = -1
 
     def record_step(self, step: int, metrics: Metrics) -> None:
         """Append the line of one optimizer step: "step" first, the other keys sorted."""
-        self._append(METRICS, encode_line({"step": step, **dict(sorted(metrics.items()))}))
+        record = {"step": step, **dict(sorted(metrics.items()))}
+        self._append(METRICS, encode_line(record))
 
-    def record_samples(self, samples: Sequence[Mapping[str, Any]]) -> None:
+    def record_samples(self, samples: Sequence[Mapping[str, object]]) -> None:
         """Append one line per sample, keys in the order given."""
         self._append(SAMPLES, b"".join(encode_line(sample) for sample in samples))
 
@@ -56,7 +58,8 @@ class Recorder(AbstractContextManager["Recorder"]):
         path = self._rollouts / f"step_{step:08d}.safetensors"
         temporary = path.with_name(f".tmp-{path.name}")
         try:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
+            contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+            save_file(contiguous, temporary)
             fsync(temporary)
             os.replace(temporary, path)
         except (OSError, SafetensorError) as error:
@@ -66,8 +69,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         return path
 
     def offsets(self) -> dict[str, int]:
-        """Force everything recorded so far to the disk; where a checkpoint taken now continues
-        from.
+        """Force everything recorded to the disk; say where a checkpoint taken now continues.
 
         Returns:
             Sizes in bytes of metrics.jsonl and samples.jsonl; under "rollouts" the highest step
@@ -83,8 +85,10 @@ class Recorder(AbstractContextManager["Recorder"]):
         return {**sizes, ROLLOUTS: self._last_rollout}
 
     def truncate(self, offsets: Mapping[str, int]) -> None:
-        """Forget everything recorded after `offsets` (as `offsets()` gave them); `{}` forgets
-        everything.
+        """Forget everything recorded after a checkpoint was taken.
+
+        Args:
+            offsets: as `offsets()` gave them then; `{}` forgets everything.
 
         Raises:
             RunDirectoryError: metrics.jsonl was cut or edited, so the run cannot go on where it
@@ -92,25 +96,27 @@ class Recorder(AbstractContextManager["Recorder"]):
                 right.
         """
         for name, file in self._files.items():
-            path, offset = self._rollouts.parent / name, offsets.get(name, 0)
-            if not line_starts_at(path, offset):
-                if name == METRICS:
-                    raise RunDirectoryError(
-                        f"{path} has no line end at byte {offset}, where the checkpoint was taken: lines are missing. "
-                        "Or it was edited: restore it, or start a new run in another directory (run.dir=...)."
-                    )
-                logger.warning(
-                    "%s is not what the checkpoint says: it has no line end at byte %d",
-                    path,
-                    offset,
-                )
-                offset = path.read_bytes()[:offset].rfind(b"\n") + 1
-            file.truncate(offset)
+            file.truncate(self._line_end(name, offsets.get(name, 0)))
         self._last_rollout = offsets.get(ROLLOUTS, -1)
         for path in self._rollouts.iterdir():
             match = ROLLOUT_NAME.fullmatch(path.name)
             if path.name.startswith(".tmp-") or (match and int(match[1]) > self._last_rollout):
                 path.unlink()
+
+    def _line_end(self, name: str, offset: int) -> int:
+        """Where to cut the file called `name` that had `offset` bytes when it was checkpointed."""
+        path = self._rollouts.parent / name
+        if line_starts_at(path, offset):
+            return offset
+        if name == METRICS:
+            raise RunDirectoryError(
+                f"{path} has no line end at byte {offset}, where the checkpoint was taken: "
+                "lines are missing. Or it was edited: restore it, or start a new run in another "
+                "directory (run.dir=...)."
+            )
+        problem = "%s is not what the checkpoint says: it has no line end at byte %d"
+        logger.warning(problem, path, offset)
+        return path.read_bytes()[:offset].rfind(b"\n") + 1
 
     def close(self) -> None:
         for file in self._files.values():
@@ -131,6 +137,6 @@ class Recorder(AbstractContextManager["Recorder"]):
 
 def _cannot_record(path: Path, error: Exception) -> OxrlError:
     return OxrlError(
-        f"{path} cannot be written: {error}. A run without its record is not worth going on; "
-        "free space on that disk and start again with --resume: it continues from the last checkpoint."
+        f"{path} cannot be written: {error}. A run without its record is not worth going on; free "
+        "space on that disk and start again with --resume: it continues from the last checkpoint."
     )

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 from types import FrameType
-from typing import Any
 
 from oxrl.errors import Interrupted
 
@@ -15,8 +14,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """Context manager: inside it SIGTERM and SIGINT set `requested` to the signal's name instead of
-    ending the program.
+    """While open, SIGTERM and SIGINT set `requested` to their name instead of ending the program.
 
     The run looks at it between pieces of work, saves and raises `Interrupted`. A second signal ends
     the process at once with the same exit code. Outside the main thread, where Python allows no
@@ -25,22 +23,24 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested: str | None = None
-        self._previous: dict[signal.Signals, Any] = {}
+        self._handlers = contextlib.ExitStack()
 
     def __bool__(self) -> bool:
         return self.requested is not None
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            for number in SIGNALS:
+                before = signal.signal(number, self._handle)
+                self._handlers.callback(signal.signal, number, before)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        self._handlers.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        name, again = signal.Signals(number).name, self.requested is not None
+        name = signal.Signals(number).name
+        again = self.requested is not None
         text = f"{name}: stopping after this piece of work and saving; again to exit at once"
         if again:
             text = f"second signal ({name}), exiting at once; the last checkpoint is intact"

@@ -23,11 +23,15 @@ import sys
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from oxrl.errors import Interrupted
 from oxrl.runs.directory import RunDirectory, flatten_config
-from oxrl.runs.files import line_starts_at, pretty_json, read_records_from, write_atomically
+from oxrl.runs.files import Json, line_starts_at, pretty_json, read_records_from, write_atomically
+
+if TYPE_CHECKING:  # slow to import, and only the mirror's process needs it
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 logger = logging.getLogger(__name__)
 
@@ -46,22 +50,17 @@ class MLflowTracker(AbstractContextManager["MLflowTracker"]):
     def __init__(self, run: RunDirectory) -> None:
         self._log = run.path / "mlflow.log"
         self._process: subprocess.Popen[bytes] | None = None
-        quiet = os.environ | {
-            "MLFLOW_DISABLE_TELEMETRY": "true",
-            "DO_NOT_TRACK": "true",
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, "-m", "oxrl.runs.tracker", str(run.path), str(os.getpid())]
+        quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
         try:
             with self._log.open("ab") as log:
                 # A session of its own: Ctrl-C in the terminal is for the run, which then closes the
                 # mirror.
                 self._process = subprocess.Popen(
-                    command,
+                    [sys.executable, "-m", "oxrl.runs.tracker", str(run.path), str(os.getpid())],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    env=quiet,
+                    env={**os.environ, **quiet, "OMP_NUM_THREADS": "1"},
                     start_new_session=True,
                 )
         except OSError as error:
@@ -73,16 +72,19 @@ class MLflowTracker(AbstractContextManager["MLflowTracker"]):
             self.close()
 
     def close(self, outcome: str = "FINISHED", *, timeout_s: float | None = None) -> None:
-        """Let the mirror catch up, tell MLflow how the run ended (its own word), wait at most
-        `timeout_s`, end it.
+        """Let the mirror catch up, tell MLflow how the run ended, and end it.
 
-        The default is 20 s for a finished run, 2 s for one that is stopping: its next start catches
-        up.
+        Args:
+            outcome: MLflow's own word for how the run ended.
+            timeout_s: how long to wait at most, 20 s for a finished run and 2 s for one that is
+                stopping unless given: its next start catches up.
         """
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return
-        timeout_s = timeout_s if timeout_s is not None else 20.0 if outcome == "FINISHED" else 2.0
+        if timeout_s is None:
+            timeout_s = 20.0 if outcome == "FINISHED" else 2.0
         try:
             process.communicate(outcome.encode(), timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -91,100 +93,128 @@ class MLflowTracker(AbstractContextManager["MLflowTracker"]):
             logger.warning("MLflow was not done after %.0f s; metrics.jsonl is complete", timeout_s)
             return
         if process.returncode != 0:
-            said = (
-                self._log.read_text(encoding="utf-8", errors="replace").strip()
-                if self._log.exists()
-                else ""
-            )
+            said = ""
+            if self._log.exists():
+                said = self._log.read_text(encoding="utf-8", errors="replace").strip()
             why = (said or "it said nothing").rpartition("\n")[2]
-            text = (
-                "MLflow stopped seeing this run (metrics.jsonl is complete): %s (all of it in %s)"
-            )
+            text = "MLflow stopped seeing this run (metrics.jsonl is complete): %s (see %s)"
             logger.warning(text, why, self._log)
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        stopped = kind is not None and issubclass(kind, Interrupted | KeyboardInterrupt)
-        self.close("FINISHED" if kind is None else "KILLED" if stopped else "FAILED")
+        if kind is None:
+            self.close("FINISHED")
+        elif issubclass(kind, Interrupted | KeyboardInterrupt):
+            self.close("KILLED")
+        else:
+            self.close("FAILED")
 
 
 def mirror(directory: Path, run_pid: int) -> None:
-    """The mirror's whole life: follow metrics.jsonl of the run in `directory` until standard input
-    closes.
-    """
-    from mlflow.entities import Metric  # slow to import, and only this process needs it
+    """Follow metrics.jsonl of a run until standard input closes: the mirror's whole life.
 
+    Args:
+        directory: the run's.
+        run_pid: the process that writes the record; without it the mirror ends too.
+    """
+    from mlflow import MlflowClient
+
+    local = f"sqlite:///{directory / 'mlflow.db'}"
     with (directory / ".mlflow.json.lock").open("w") as lock:
         # The mirror of a killed run may still be catching up when the resumed run starts its own.
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        client, run_id, logged = _open(directory)
-        offset, closed, orphaned = 0, False, False
+        client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or local)
+        params = flatten_config((directory / "config.yaml").read_text(encoding="utf-8"))
+        run = _open(client, directory, str(params.get("run.name", directory.name)))
+        run_id = run.info.run_id
+        _describe(client, directory, run, params)
+        logged = int(run.data.metrics.get("step", -1))
+        offset = 0
+        closed = False
+        orphaned = False
         while not (closed or orphaned):
             closed = bool(select.select([sys.stdin], [], [], POLL_S)[0])
             # Workers that the run forked may hold the pipe open after the run itself was killed.
             orphaned = os.getppid() != run_pid
             records, offset = read_new_steps(directory / "metrics.jsonl", offset, logged)
-            logged, now = records[-1]["step"] if records else logged, int(time.time() * 1000)
-            # "step" last: its latest value is where a later mirror of the run goes on.
-            metrics = [
-                Metric(mlflow_name(key), float(value), now, record["step"])
-                for record in records
-                for key, value in sorted(record.items(), key=lambda item: item[0] == "step")
-            ]
-            for start in range(0, len(metrics), BATCH_LIMIT):
-                client.log_batch(run_id, metrics=metrics[start : start + BATCH_LIMIT])
+            if records:
+                _log(client, run_id, records)
+                logged = records[-1]["step"]
         said = sys.stdin.read().strip() if closed else ""
         client.set_terminated(run_id, status=said or "KILLED")
 
 
-def _open(directory: Path) -> tuple[Any, str, int]:
-    """(client, MLflow run id, last step that is there): a new run, or the one that an earlier start
-    made.
-    """
-    from mlflow import MlflowClient
-    from mlflow.entities import Param, RunTag
-
-    client = MlflowClient(
-        tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{directory / 'mlflow.db'}"
-    )
-    environment = json.loads((directory / "environment.json").read_bytes())
-    params = flatten_config((directory / "config.yaml").read_text(encoding="utf-8"))
+def _open(client: MlflowClient, directory: Path, name: str) -> Run:
+    """A new run of MLflow's, or the one that an earlier start made."""
     state = directory / "mlflow.json"
     if state.exists():
         run = client.get_run(json.loads(state.read_bytes())["run_id"])
         client.update_run(run.info.run_id, status="RUNNING")
-    else:
-        found = client.get_experiment_by_name(EXPERIMENT)
+        return run
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is None:
         artifacts = (directory / "artifacts").as_uri()
-        experiment = (
-            found.experiment_id
-            if found
-            else client.create_experiment(EXPERIMENT, artifact_location=artifacts)
-        )
-        run = client.create_run(experiment, run_name=str(params.get("run.name", directory.name)))
-        write_atomically(
-            state, pretty_json({"run_id": run.info.run_id, "experiment_id": experiment})
-        )
-    # A param cannot be changed in MLflow; what a resume changed (run.steps for one) becomes a tag.
-    texts, known = {key: str(value)[:PARAM_LIMIT] for key, value in params.items()}, run.data.params
-    tags = {f"resumed.{key}": text for key, text in texts.items() if known.get(key, text) != text}
-    tags |= {"oxrl.directory": str(directory), "oxrl.version": environment["packages"].get("oxrl")}
+        experiment = client.create_experiment(EXPERIMENT, artifact_location=artifacts)
+    else:
+        experiment = found.experiment_id
+    run = client.create_run(experiment, run_name=name)
+    ids = {"run_id": run.info.run_id, "experiment_id": experiment}
+    write_atomically(state, pretty_json(ids))
+    return run
+
+
+def _describe(client: MlflowClient, directory: Path, run: Run, params: Json) -> None:
+    """Log the config as params, and what ran as tags."""
+    from mlflow.entities import Param, RunTag
+
+    environment = json.loads((directory / "environment.json").read_bytes())
     git = environment.get("git") or {}
-    tags |= {"mlflow.source.git.commit": git.get("commit"), "git.dirty": git.get("dirty")}
-    client.log_batch(
-        run.info.run_id,
-        params=[Param(key, text) for key, text in texts.items() if key not in known],
-        tags=[RunTag(key, str(value)) for key, value in tags.items() if value is not None],
-    )
-    return client, run.info.run_id, int(run.data.metrics.get("step", -1))
+    tags: Json = {
+        "oxrl.directory": directory,
+        "oxrl.version": environment["packages"].get("oxrl"),
+        "mlflow.source.git.commit": git.get("commit"),
+        "git.dirty": git.get("dirty"),
+    }
+    new: list[Param] = []
+    for key, value in params.items():
+        text = str(value)[:PARAM_LIMIT]
+        known = run.data.params.get(key)
+        if known is None:
+            new.append(Param(key, text))
+        elif known != text:
+            # A param cannot be changed in MLflow: what a resume changed (run.steps) becomes a tag.
+            tags[f"resumed.{key}"] = text
+    noted = [RunTag(key, str(value)) for key, value in tags.items() if value is not None]
+    client.log_batch(run.info.run_id, params=new, tags=noted)
 
 
-def read_new_steps(metrics: Path, offset: int, logged: int) -> tuple[list[dict[str, Any]], int]:
-    """Complete lines of `metrics` from byte `offset` whose step is above `logged`, and the offset
-    to go on from.
+def _log(client: MlflowClient, run_id: str, records: list[Json]) -> None:
+    from mlflow.entities import Metric
+
+    now_ms = int(time.time() * 1000)
+    metrics: list[Metric] = []
+    for record in records:
+        # "step" last: its latest value is where a later mirror of the run goes on.
+        ordered = sorted(record.items(), key=lambda item: item[0] == "step")
+        for key, value in ordered:
+            metrics.append(Metric(mlflow_name(key), float(value), now_ms, record["step"]))
+    for start in range(0, len(metrics), BATCH_LIMIT):
+        client.log_batch(run_id, metrics=metrics[start : start + BATCH_LIMIT])
+
+
+def read_new_steps(metrics: Path, offset: int, logged: int) -> tuple[list[Json], int]:
+    """Read the lines that were added to `metrics` and are not logged yet.
+
+    Args:
+        metrics: a run's metrics.jsonl.
+        offset: the byte that the last reading ended at.
+        logged: the last step that MLflow has.
+
+    Returns:
+        The records, and the offset to go on from.
     """
     if not metrics.exists() or not line_starts_at(metrics, offset):
-        offset = 0  # the run went back to a checkpoint and cut the file; what is logged already is skipped
-    records: list[dict[str, Any]] = []
+        offset = 0  # the run went back to a checkpoint and cut the file; logged steps are skipped
+    records: list[Json] = []
     for record, end in read_records_from(metrics, offset):
         offset = end
         if record["step"] > logged:
@@ -193,9 +223,7 @@ def read_new_steps(metrics: Path, offset: int, logged: int) -> tuple[list[dict[s
 
 
 def mlflow_name(key: str) -> str:
-    """`key` in the letters that MLflow allows in a metric's name: eval/pass@1 becomes
-    eval/pass_at_1.
-    """
+    """Spell a metric in the letters that MLflow allows: eval/pass@1 becomes eval/pass_at_1."""
     return re.sub(r"[^\w\-. :/]", "_", key.replace("@", "_at_"))
 
 

@@ -37,7 +37,8 @@ def test_a_step_is_one_line_with_the_step_first_and_the_keys_sorted(run: RunDire
         recorder.record_step(1, {"update/lr": 1e-6, "reward/mean": 0.1 + 0.2, "data/rows": 4})
         recorder.record_step(2, {})
     assert run.metrics.read_text() == (
-        '{"step": 1, "data/rows": 4, "reward/mean": 0.30000000000000004, "update/lr": 1e-06}\n{"step": 2}\n'
+        '{"step": 1, "data/rows": 4, "reward/mean": 0.30000000000000004, "update/lr": 1e-06}\n'
+        '{"step": 2}\n'
     )
 
 
