@@ -23,11 +23,13 @@ from oxrl.recipes import run
 
 STEPS = 10
 CONFIG = """
-run: {{name: overlap, dir: {folder}/run, steps: {steps}, threads: 1, checkpoint_every: 0, mlflow: false}}
+run: {{name: overlap, dir: {folder}/run, steps: {steps}, threads: 1, checkpoint_every: 0,
+      mlflow: false}}
 model: {{name: "builtin:small"}}
 data: {{train: {folder}/prompts.jsonl, prompts_per_step: 16}}
 reward: {{name: exact}}
-rollout: {{max_tokens: 48, n_samples: 8, max_staleness: {staleness}, force_strict_on_policy: {strict}}}
+rollout: {{max_tokens: 48, n_samples: 8, max_staleness: {staleness},
+          force_strict_on_policy: {strict}}}
 inference_engine: {{actors: 1, probe_every: 0}}
 train: {{alg_name: cispo, lr: 1e-5}}
 """
@@ -60,14 +62,11 @@ def main(pairs: int = 3) -> None:
     ratios = [turns[0] / ahead[0] for turns, ahead in found]
     bounds = [step / max(rollout, step - rollout) for (step, rollout), _ in found]
     for (turns, ahead), bound in zip(found, bounds, strict=True):
-        print(
-            f"turns {turns[0]:.2f} s/step (sampling {turns[1]:.2f}), ahead {ahead[0]:.2f} (waiting {ahead[1]:.2f})",
-            end="",
-        )
-        print(f": {turns[0] / ahead[0]:.2f}x, at most {bound:.2f}x")
-    print(
-        f"median of {pairs}: {statistics.median(ratios):.2f}x of at most {statistics.median(bounds):.2f}x"
-    )
+        in_turns = f"turns {turns[0]:.2f} s/step (sampling {turns[1]:.2f})"
+        in_advance = f"ahead {ahead[0]:.2f} (waiting {ahead[1]:.2f})"
+        print(f"{in_turns}, {in_advance}: {turns[0] / ahead[0]:.2f}x, at most {bound:.2f}x")
+    median = statistics.median(ratios)
+    print(f"median of {pairs}: {median:.2f}x of at most {statistics.median(bounds):.2f}x")
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from oxrl.recipes.session import Progress, Session
 from oxrl.types import Request
 
 CONFIG = """
-run: {{name: bench, dir: {folder}/run, steps: 100000, device: cpu, threads: {threads}, checkpoint_every: 0,
-      mlflow: false}}
+run: {{name: bench, dir: {folder}/run, steps: 100000, device: cpu, threads: {threads},
+      checkpoint_every: 0, mlflow: false}}
 model: {{name: {model}}}
 data: {{train: {folder}/prompts.jsonl, prompts_per_step: {prompts}}}
 reward: {{name: "{folder}/reward.py:reward"}}
@@ -101,7 +101,8 @@ def main() -> None:
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "reward.py").write_text(
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from problem import score_text\n\ndef reward(prompt, completion):\n    return score_text(completion)\n"
+        "from problem import score_text\n\n"
+        "def reward(prompt, completion):\n    return score_text(completion)\n"
     )
     values: dict[str, Any] = {
         "folder": folder,

@@ -61,9 +61,8 @@ def main() -> None:
         path, load_tokenizer(MODEL), ReadOptions(limit=count, max_tokens=PACK)
     )
     examples = data.in_order()
-    lines = [
-        f"{len(examples)} rows of {path.name}, {sum(len(e.token_ids) for e in examples)} tokens, {MODEL}"
-    ]
+    tokens = sum(len(example.token_ids) for example in examples)
+    lines = [f"{len(examples)} rows of {path.name}, {tokens} tokens, {MODEL}"]
     for dtype in (torch.float32, torch.float64):
         base: tuple[float, Tensor, float] | None = None
         for name, (pack, budget) in LAYOUTS.items():
@@ -71,7 +70,8 @@ def main() -> None:
             base = base or found
             entry = (gradient - base[1]).abs().max() / base[1].abs().max()
             norm = (gradient - base[1]).norm() / base[1].norm()
-            off = f"loss {abs(loss / base[0] - 1):.1e}, gradient {float(entry):.1e} (entry) {float(norm):.1e} (norm)"
+            off = f"loss {abs(loss / base[0] - 1):.1e}, "
+            off += f"gradient {float(entry):.1e} (entry) {float(norm):.1e} (norm)"
             lines.append(
                 f"{str(dtype).removeprefix('torch.')}  {name:<22} padding {padding:4.0%}  {off}"
             )

@@ -122,10 +122,11 @@ def describe(name: str, steps: list[dict[str, Any]], tokens: int) -> None:
     phases = ", ".join(
         f"{key} {np.mean([step['phases'].get(key, 0.0) for step in steps]):.3f}" for key in keys
     )
+    cpu = np.mean([step["cpu"] for step in steps])
     print(
-        f"  {name:5} {seconds.mean():.3f} s/step (min {seconds.min():.3f}, max {seconds.max():.3f}), "
-        f"{np.mean([step['cpu'] for step in steps]):.2f} CPU s, {tokens / seconds.mean():.0f} response tokens/s; "
-        f"phases: {phases}"
+        f"  {name:5} {seconds.mean():.3f} s/step "
+        f"(min {seconds.min():.3f}, max {seconds.max():.3f}), {cpu:.2f} CPU s, "
+        f"{tokens / seconds.mean():.0f} response tokens/s; phases: {phases}"
     )
 
 
@@ -136,15 +137,18 @@ def compare(name: str, args: argparse.Namespace, folder: Path) -> None:
     chosen = problem.setting(name)
     tokens = sum(chosen.lengths)
     print(
-        f"{name}: {problem.PROMPTS} prompts x {problem.SAMPLES} samples, {tokens} response tokens, cap {chosen.cap}"
+        f"{name}: {problem.PROMPTS} prompts x {problem.SAMPLES} samples, "
+        f"{tokens} response tokens, cap {chosen.cap}"
     )
     rows = args.trl_rows or best_micro_batch(folder, chosen, args.threads)
     print(
-        f"  TRL: per_device_train_batch_size={rows}, gradient_accumulation_steps={len(chosen.lengths) // rows}, "
+        f"  TRL: per_device_train_batch_size={rows}, "
+        f"gradient_accumulation_steps={len(chosen.lengths) // rows}, "
         "use_cpu, float32, beta=0, no gradient checkpointing, no vLLM (fused AdamW is its default)"
     )
     print(
-        f"  oxRL: sgrpo, train.micro_batch_tokens={MICRO_BATCH_TOKENS}, inference_engine.max_rows=128"
+        f"  oxRL: sgrpo, train.micro_batch_tokens={MICRO_BATCH_TOKENS}, "
+        "inference_engine.max_rows=128"
     )
     options: dict[str, Any] = {"threads": args.threads, "model": str(folder / "model")}
     options |= {"micro_batch_tokens": MICRO_BATCH_TOKENS, "plain_linears": args.plain_linears}
@@ -166,9 +170,8 @@ def compare(name: str, args: argparse.Namespace, folder: Path) -> None:
     describe("TRL", theirs, tokens)
     describe("oxRL", ours, tokens)
     ratio, low, high = interval([s["seconds"] for s in theirs], [s["seconds"] for s in ours])
-    print(
-        f"  ratio TRL / oxRL {ratio:.2f}, 95 % interval [{low:.2f}, {high:.2f}] over {args.pairs} pairs\n"
-    )
+    between = f"95 % interval [{low:.2f}, {high:.2f}]"
+    print(f"  ratio TRL / oxRL {ratio:.2f}, {between} over {args.pairs} pairs\n")
 
 
 def overhead(name: str, args: argparse.Namespace, folder: Path) -> None:
@@ -186,8 +189,9 @@ def overhead(name: str, args: argparse.Namespace, folder: Path) -> None:
     ours, bare = ([step["seconds"][key] for step in steps] for key in ("oxrl", "bare"))
     ratio, low, high = interval(ours, bare)
     print(
-        f"overhead, {name} lengths: update {np.mean(ours):.3f} s against {np.mean(bare):.3f} s of a bare loop: "
-        f"{100 * (ratio - 1):+.1f} %, 95 % interval [{100 * (low - 1):+.1f}, {100 * (high - 1):+.1f}] %; "
+        f"overhead, {name} lengths: update {np.mean(ours):.3f} s against "
+        f"{np.mean(bare):.3f} s of a bare loop: {100 * (ratio - 1):+.1f} %, "
+        f"95 % interval [{100 * (low - 1):+.1f}, {100 * (high - 1):+.1f}] %; "
         f"largest difference of a weight afterwards {steps[-1]['difference']:.1e}"
     )
 
@@ -210,9 +214,8 @@ def main() -> None:
     from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
     from oxrl.models.weights import save_model
 
-    print(
-        f"torch {torch.__version__}, transformers {transformers.__version__}, {args.threads} threads per side"
-    )
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    print(f"{versions}, {args.threads} threads per side")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_model(load_policy(MODEL, LoadOptions(seed=0)), folder / "model")

@@ -84,11 +84,12 @@ def main(name: str = "builtin:small", dtype_name: str = "float32") -> None:
             "probe, trainer": seconds(sync._policy_scores),  # pyright: ignore[reportPrivateUsage]
             "probe, vLLM": seconds(lambda: engine.logprobs(sync.rows)),
         }
-        total, ideal = seconds(lambda: sync.deliver(2)), size / (bandwidth := copy_bandwidth())
+        total = seconds(lambda: sync.deliver(2))
+        bandwidth = copy_bandwidth()
+        ideal = size / bandwidth
         engine.close()
-    print(
-        f"{name} {dtype_name}: {len(weights)} tensors, {size / 1e6:.1f} MB; copies at {bandwidth / 1e9:.1f} GB/s"
-    )
+    measured = f"{len(weights)} tensors, {size / 1e6:.1f} MB"
+    print(f"{name} {dtype_name}: {measured}; copies at {bandwidth / 1e9:.1f} GB/s")
     for item, spent in [
         *items.items(),
         ("sum of the items", sum(items.values())),

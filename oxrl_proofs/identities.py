@@ -42,8 +42,7 @@ def same(found: Tensor, expected: Any, what: str, tolerance: float = 2e-6) -> No
     assert ok, f"{what}: {found.tolist()} instead of {expected.tolist()}"
 
 
-# --- gates
-# ------------------------------------------------------------------------------------------------------------
+# --- gates ---
 
 
 def gate_weights(
@@ -171,8 +170,7 @@ def check_rspo() -> None:
     same(gate_weights("rspo", RATIO_ROW, 1, further)[:, 0], expected, "weights of rspo")
 
 
-# --- advantages
-# -------------------------------------------------------------------------------------------------------
+# --- advantages ---
 
 ROW_OF_FOUR = {"rewards": [1, 0, 0, 0], "lengths": [1, 1, 1, 1], "group_ids": [3, 3, 3, 3]}
 # advantage -> (inputs, numbers, advantage of every row's first token).
@@ -284,8 +282,7 @@ def check_tokens(name: str) -> None:
             same(targets, [returns], f"returns of {name} with {numbers}")
 
 
-# --- ratios, corrections, KL, weights
-# ---------------------------------------------------------------------------------
+# --- ratios, corrections, KL, weights ---
 
 LOG_RHO = [[0.1, -0.2, 0.3, 1.2], [0, 0.05, -0.1, NAN]]
 CORRECTION_MASK = torch.tensor([[True] * 4, [True] * 3 + [False]])
@@ -405,8 +402,7 @@ WORKED: dict[Cell, Callable[[], None]] = {
     **{("ratio", name): (lambda name=name: check_ratio(name)) for name in RATIOS},
 }
 
-# --- limiting relations
-# -----------------------------------------------------------------------------------------------
+# --- limiting relations ---
 
 _SELECT_NONE = {"selected": torch.zeros(5, 1, dtype=torch.bool)}
 _NO_SHIFT = {"router_shift": torch.ones(5, 1, dtype=torch.float64)}

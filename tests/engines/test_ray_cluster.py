@@ -49,7 +49,8 @@ JOINS = """
         engine.close()
         cluster.close()
         nodes.shutdown()
-        print(json.dumps({"same": samples == expected_samples(), "homes": len(homes), "refused": refused}))
+        same = samples == expected_samples()
+        print(json.dumps({"same": same, "homes": len(homes), "refused": refused}))
 """
 
 # Every address on which a process of the cluster listens.

@@ -273,7 +273,7 @@ def test_scores_are_the_models_own_also_while_requests_are_sampled(
     assert largest(found, trainer_logprobs(model, requests, found, 1.0)) < 1e-4
 
 
-def test_sleeping_drops_what_is_cached_and_sampling_goes_on_as_before_without_what_was_aborted_meanwhile(
+def test_after_sleep_sampling_goes_on_as_before_without_what_was_aborted_meanwhile(
     engine: Any,
 ) -> None:
     requests = make_requests(4, max_tokens=20, stop_token_ids=())
@@ -303,7 +303,7 @@ def test_samples_of_one_prompt_share_its_keys_and_values_and_the_metrics_say_so(
     assert set(engine.metrics().values()) == {0.0}
 
 
-def test_what_cannot_be_sampled_is_refused_with_the_fields_to_change_and_a_late_one_with_what_was_waited_for(
+def test_what_cannot_be_sampled_is_refused_with_the_fields_to_change_and_a_late_one_with_the_wait(
     engine: Any,
 ) -> None:
     [request] = make_requests(1, max_tokens=2000, stop_token_ids=())

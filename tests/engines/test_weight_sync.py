@@ -211,12 +211,9 @@ def test_a_sampler_that_keeps_serving_its_old_version_is_refused() -> None:
         sync.deliver(0)
 
 
-def test_an_output_head_left_stale_is_caught_at_the_first_sync_though_every_fingerprint_is_right() -> (
-    None
-):
-    sampler = Remote(
-        _model(0)
-    )  # the policy's own weights: without the perturbed copy the head would look current
+def test_a_stale_output_head_is_caught_at_the_first_sync_though_every_fingerprint_fits() -> None:
+    # The policy's own weights: without the perturbed copy the head would look current.
+    sampler = Remote(_model(0))
     network = sampler.network
     head = network.head._replace(weight=network.head.weight.detach().clone())
     sampler.network = SimpleNamespace(backbone=network.backbone, decoder=network.decoder, head=head)  # pyright: ignore

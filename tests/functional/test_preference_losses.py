@@ -153,12 +153,14 @@ def test_dpop_punishes_a_chosen_completion_below_the_reference() -> None:
 
 
 AT_REFERENCE = {
-    "dpo": math.log(2), "cdpo": math.log(2), "robust_dpo": math.log(2), "ipo": 25, "ipo_sum": 25, "hinge": 1, "rso": 1,
-    "sigmoid_norm": math.log(2), "exo": 2.7612, "nca": 2 * math.log(2), "sppo": 50, "apo_zero": 1, "apo_down": 1,
-    "aot": math.log(2), "aot_unpaired": math.log(2), "discopop": 0.8466, "f_dpo_forward_kl": math.log(2),
-    "f_dpo_jensen_shannon": math.log(2), "f_dpo_alpha": math.log(2), "chi_po": math.log(2), "dpop": math.log(2),
+    "dpo": math.log(2), "cdpo": math.log(2), "robust_dpo": math.log(2), "ipo": 25, "ipo_sum": 25,
+    "hinge": 1, "rso": 1, "sigmoid_norm": math.log(2), "exo": 2.7612, "nca": 2 * math.log(2),
+    "sppo": 50, "apo_zero": 1, "apo_down": 1, "aot": math.log(2), "aot_unpaired": math.log(2),
+    "discopop": 0.8466, "f_dpo_forward_kl": math.log(2), "f_dpo_jensen_shannon": math.log(2),
+    "f_dpo_alpha": math.log(2), "chi_po": math.log(2), "dpop": math.log(2),
     "dpo_shift": math.log(2), "beta_dpo": math.log(2), "c2_dpo": math.log(2), "bpo": math.log(2),
-    "minor_dpo": math.log(2), "dr_dpo": math.log(2), "rpo": math.log(2) + 0.005 * 0.5, "irpo": math.log(2) + 0.5,
+    "minor_dpo": math.log(2), "dr_dpo": math.log(2), "rpo": math.log(2) + 0.005 * 0.5,
+    "irpo": math.log(2) + 0.5,
 }  # fmt: skip
 
 
