@@ -19,11 +19,12 @@ from torch import Tensor
 
 import oxrl.models.load
 import oxrl.recipes.build
-from oxrl.config import load_config
+from oxrl.config import Config, load_config
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.train.base import TrainEngine
+from oxrl.engines.train.base import Saved
 from oxrl.recipes import rl
-from oxrl.recipes.session import Progress, Session
+from oxrl.recipes.session import P, Progress, Session
+from oxrl.runs.clock import Clock
 from oxrl.types import Request
 
 CONFIG = """
@@ -64,33 +65,45 @@ class ForcedSampler(LocalSampler):
         super()._sample_next(first, logits)
 
 
-class GatedSession(Session):
-    """Waits for the parent before every step and reports the step's time and phases after it."""
+class PhaseClock(Clock):
+    """Keeps the seconds of each phase of a step for the parent as well."""
 
-    channel: problem.Channel
-
-    def restore(self, engines: Mapping[str, TrainEngine], fresh: Progress) -> Progress:
-        progress = super().restore(engines, fresh)
-        self.channel.send(ready=True)
-        self._wait()
-        return progress
+    def __init__(self) -> None:
+        super().__init__()
+        self.phases: dict[str, float] = {}
 
     @contextmanager
     def phase(self, key: str) -> Iterator[None]:
         start = time.perf_counter()
         with super().phase(key):
             yield
-        self._phases[key] = self._phases.get(key, 0.0) + time.perf_counter() - start
+        self.phases[key] = self.phases.get(key, 0.0) + time.perf_counter() - start
 
-    def boundary(self, engines: Mapping[str, TrainEngine], progress: Progress) -> None:
+
+class GatedSession(Session):
+    """Waits for the parent before every step and reports the step's time and phases after it."""
+
+    channel: problem.Channel
+
+    def __init__(self, cfg: Config, *, resume: bool) -> None:
+        super().__init__(cfg, resume=resume)
+        self.clock: PhaseClock = PhaseClock()
+
+    def restore(self, engines: Mapping[str, Saved], fresh: P) -> P:
+        progress = super().restore(engines, fresh)
+        self.channel.send(ready=True)
+        self._wait()
+        return progress
+
+    def boundary(self, engines: Mapping[str, Saved], progress: Progress) -> None:
         super().boundary(engines, progress)
         seconds, cpu = time.perf_counter() - self._start, time.process_time() - self._cpu
-        self.channel.send(seconds=seconds, cpu=cpu, phases=self._phases)
+        self.channel.send(seconds=seconds, cpu=cpu, phases=self.clock.phases)
         self._wait()
 
     def _wait(self) -> None:
         self.channel.wait()
-        self._phases: dict[str, float] = {}
+        self.clock.phases = {}
         self._start, self._cpu = time.perf_counter(), time.process_time()
 
 
