@@ -11,7 +11,9 @@ from typing import Any
 
 from oxrl.functional import advantages, group_advantages, kl, policy_losses, ratios, weights
 from oxrl.functional.corrections import CORRECTIONS
-from oxrl.tables.policy import NEEDS, PARAMETERS, ROWS, Row
+from oxrl.tables.cells import find_cell
+from oxrl.tables.numbers import Value
+from oxrl.tables.policy import ROWS, Row
 from oxrl_proofs.rows import ROW_PROOFS, proofs_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,6 +88,13 @@ def cell(kind: str, name: str) -> str:
     return f"[`{name}`](#{kind}-{name})" if name != "none" else "-"
 
 
+def shown(value: Value) -> str:
+    """A value as YAML writes it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def ratio(row: Row) -> str:
     return "-" if row.ratio == "none" else f"{cell('ratio', row.ratio)} / {row.denominator}"
 
@@ -109,7 +118,8 @@ def details(row: Row) -> Iterator[str]:
     yield ""
     yield f"- **Use**: {row.use}"
     if row.defaults:
-        yield f"- **Numbers**: {', '.join(f'`{name}` {value}' for name, value in row.defaults.items())}"
+        numbers = [f"`{name}` {shown(value)}" for name, value in row.defaults.items()]
+        yield f"- **Numbers**: {', '.join(numbers)}"
     if row.needs:
         yield f"- **Needs**: {', '.join(row.needs)}"
     if row.unsupported:
@@ -125,7 +135,7 @@ def details(row: Row) -> Iterator[str]:
 
 
 def equation(kind: str, name: str) -> Iterator[str]:
-    """One cell: its docstring up to the arguments, its line, its numbers."""
+    """One cell: its docstring without arguments, its line, its numbers."""
     function = EQUATIONS[kind][name]
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     told = [text for text in paragraphs if not text.startswith(("Args:", "Returns:", "Raises:"))]
@@ -136,13 +146,21 @@ def equation(kind: str, name: str) -> Iterator[str]:
     )
     yield ""
     yield from ("```text", *"\n\n".join(told).splitlines(), "```")
-    numbers = PARAMETERS.get((kind, name), ()) + (
-        PARAMETERS.get(("selection", name), ()) if kind == "gate" else ()
-    )
+    read = find_cell(kind, name)
+    numbers = read.numbers
+    if kind == "gate":
+        numbers = (*numbers, *find_cell("selection", name).numbers)
     if numbers:
-        yield f"\nReads {', '.join(f'`train.{number}`' for number in numbers)}."
-    if NEEDS.get((kind, name)):
-        yield f"\nNeeds {', '.join(NEEDS[(kind, name)])}."
+        yield ""
+        yield "| reads | default | meaning | default from |"
+        yield "|---|---|---|---|"
+    for number in numbers:
+        unit = f" ({number.unit})" if number.unit else ""
+        default = shown(number.default)
+        cells = (f"`train.{number.key}`", default, f"{number.meaning}{unit}", number.source)
+        yield f"| {' | '.join(cells)} |"
+    if read.needs:
+        yield f"\nNeeds {', '.join(feature.name for feature in read.needs)}."
     yield ""
 
 

@@ -29,7 +29,8 @@ from oxrl.functional.selections import (
     select_kl_cov,
 )
 from oxrl.functional.weights import WEIGHTS
-from oxrl.tables.policy import PARAMETERS, ROWS, Row
+from oxrl.tables.cells import INTERPOLATED_ANCHOR, find_cell
+from oxrl.tables.policy import ROWS, Row
 from oxrl_proofs.identities import LIMITS, WORKED
 from oxrl_proofs.literal import LITERAL
 
@@ -160,11 +161,10 @@ class Step:
 
 
 def cell_numbers(row: Row, kind: str) -> dict[str, Any]:
-    """The numbers of the row's cell of `kind`: the row's, else those of `NUMBERS`, else the
-    function's defaults.
-    """
-    values = {**NUMBERS, **row.defaults}
-    return {name: values[name] for name in PARAMETERS[(kind, getattr(row, kind))] if name in values}
+    """The numbers of the row's cell of `kind`: those of `NUMBERS`, else the row's."""
+    values = {**row.defaults, **NUMBERS}
+    cell = find_cell(kind, getattr(row, kind))
+    return {number.name: values[number.name] for number in cell.numbers}
 
 
 def prepare(row: Row, raw: Example) -> Step:
@@ -191,7 +191,7 @@ def prepare(row: Row, raw: Example) -> Step:
         if row.correction == "drop_drifted_failures":
             numbers["advantages"] = advantages
         correction = CORRECTIONS[row.correction](raw.old, raw.rollout, raw.mask, **numbers)
-    if "interpolated_anchor" in row.extras:
+    if INTERPOLATED_ANCHOR in row.features:
         reference = interpolated_anchor(raw.logprobs, raw.rollout, 5 - raw.versions, raw.mask)
         correction = (reference - raw.rollout).exp()
     return Step(

@@ -11,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from oxrl.config.dims import context_length, model_context
+from oxrl.config.own_gate import check_own_gate
 from oxrl.config.reads import row_fields
 from oxrl.config.schema import CELLS, Config
 from oxrl.config.source import Problem
@@ -645,6 +646,7 @@ OF_RECIPE: Mapping[str, tuple[Check, ...]] = {
         check_features,
         check_correction,
         check_cells,
+        check_own_gate,
         check_context,
     ),
     "rejection": (check_reward, check_rejection, check_context),

@@ -14,11 +14,19 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from oxrl.config.checks import evaluation_problems, notices, training_problems
-from oxrl.config.reads import fields_read, row_fields, why_unread
-from oxrl.config.schema import CELLS, FIELDS, SECTIONS, Config, compose_row
+from oxrl.config.reads import fields_read, why_unread
+from oxrl.config.schema import (
+    CELLS,
+    EVALUATED,
+    FIELDS,
+    SECTIONS,
+    Config,
+    fields_of,
+    recipe_of,
+    root_class,
+)
 from oxrl.config.source import UNSET, Problem, Source, homes, read_source
 from oxrl.errors import ConfigError, did_you_mean
-from oxrl.tables.policy import PARAMETERS, ROWS
 
 # Stand in for required fields that are missing or wrong, so that the other checks can still run.
 _PLACEHOLDERS: dict[str, Any] = {
@@ -28,11 +36,6 @@ _PLACEHOLDERS: dict[str, Any] = {
     "data.train": "unnamed.jsonl",
     "train.alg_name": "sgrpo",
 }
-# Adapters learn best at about ten times the rate of full tuning (Schulman et al., "LoRA Without
-# Regret", 2025).
-ADAPTER_RATES = {"lr": 1e-5, "critic_lr": 1e-4}
-# Sections that an evaluation may set whatever the training algorithm reads.
-_EVALUATION = ("run.", "model.", "data.", "reward.", "rollout.", "inference_engine.")
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -47,7 +50,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: lists every problem with its place, field, value and rule.
     """
-    return _load(path, overrides, training_problems, ())
+    return _load(path, overrides, training_problems, evaluates=False)
 
 
 def load_evaluation_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -56,85 +59,75 @@ def load_evaluation_config(path: Path | str, overrides: Sequence[str] = ()) -> C
     Rules about training data and training samples do not apply, so `rollout.top_p` and `top_k` may
     be set.
     """
-    return _load(path, overrides, evaluation_problems, _EVALUATION)
+    return _load(path, overrides, evaluation_problems, evaluates=True)
 
 
 def _load(
     path: Path | str,
     overrides: Sequence[str],
     check: Callable[[Config], Iterable[Problem]],
-    free: tuple[str, ...],
+    *,
+    evaluates: bool,
 ) -> Config:
-    """Fields under `free` may be set whether the algorithm reads them or not."""
+    """Read, check across sections with `check`, and warn of what does less than it seems to."""
     source = read_source(path, overrides)
-    cfg, problems = _validate(source)
-    problems += _new(
-        (problem for problem in _unread(cfg, source) if not problem.path.startswith(free)), problems
-    )
+    cfg, problems = _validate(source, evaluates=evaluates)
+    unread = _unread(cfg, source)
+    if evaluates:
+        unread = (problem for problem in unread if problem.path.split(".")[0] not in EVALUATED)
+    problems += _new(unread, problems)
     problems += _new(check(cfg), problems)
     if problems:
         raise ConfigError(_report(problems, source))
-    signs = [
-        f"train.{name} = {value} is stored as {getattr(cfg.train, name)} ({source.where[f'train.{name}']})"
-        for name, value in source.values.get("train", {}).items()
-        if name in ("clip_low", "clip_high") and float(value) < 0
-    ]
-    dropped = (
-        ["clip bounds are magnitudes, the sign is dropped: " + "; ".join(signs)] if signs else []
-    )
-    for notice in (*dropped, *notices(cfg)):
+    for notice in (*_dropped_signs(cfg, source), *notices(cfg)):
         warnings.warn(notice, UserWarning, stacklevel=3)
     return cfg
 
 
-def _validate(source: Source) -> tuple[Config, list[Problem]]:
-    """Check every field on its own. Wrong fields are replaced by defaults in the Config that comes
-    back.
+def _dropped_signs(cfg: Config, source: Source) -> list[str]:
+    """One warning for all clip bounds that were written with a sign."""
+    signs: list[str] = []
+    for name, value in source.values.get("train", {}).items():
+        if name in ("clip_low", "clip_high") and float(value) < 0:
+            stored = getattr(cfg.train, name)
+            place = source.where[f"train.{name}"]
+            signs.append(f"train.{name} = {value} is stored as {stored} ({place})")
+    if not signs:
+        return []
+    return ["clip bounds are magnitudes, the sign is dropped: " + "; ".join(signs)]
+
+
+def _validate(source: Source, *, evaluates: bool) -> tuple[Config, list[Problem]]:
+    """Check every field on its own.
+
+    Returns:
+        The configuration, without fields that its recipe cannot read and with defaults in place of
+        wrong ones; and what is wrong.
     """
-    values = {section: dict(source.values.get(section, {})) for section in SECTIONS}
-    values["train"] = {**_train_defaults(values), **values["train"]}
+    recipe = recipe_of(source.values)
+    root = root_class(recipe, evaluates=evaluates)
+    foreign = set(FIELDS).difference(fields_of(recipe, evaluates=evaluates))
+    values: dict[str, dict[str, Any]] = {section: {} for section in root.model_fields}
+    for section, fields in source.values.items():
+        for name, value in fields.items():
+            if f"{section}.{name}" not in foreign:
+                values.setdefault(section, {})[name] = value
     problems = list(source.problems)
     try:
-        return Config.model_validate(values), problems
+        return root.model_validate(values), problems
     except ValidationError as error:
         details = error.errors(include_url=False)
-    problems += [_field_problem(detail) for detail in details if detail["type"] != "missing"]
-    problems += _new(
-        (_field_problem(detail) for detail in details if detail["type"] == "missing"), problems
-    )
+    wrong = [detail for detail in details if detail["type"] != "missing"]
+    missing = [detail for detail in details if detail["type"] == "missing"]
+    problems += [_field_problem(detail) for detail in wrong]
+    problems += _new((_field_problem(detail) for detail in missing), problems)
     for detail in details:
         section, name = (str(part) for part in detail["loc"][:2])
+        path = f"{section}.{name}"
         values[section].pop(name, None)
-        if (path := f"{section}.{name}") in _PLACEHOLDERS:
+        if path in _PLACEHOLDERS:
             values[section][name] = _PLACEHOLDERS[path]
-    return Config.model_validate(values), problems
-
-
-def _train_defaults(values: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Train fields that the algorithm and what surrounds it set, unless they are written down."""
-    train, found = values["train"], dict[str, Any]()
-    row = ROWS.get(str(train.get("alg_name")))
-    if row is not None:
-        row = compose_row(row, {kind: train.get(name) for name, kind in CELLS.items()})
-        unread = {
-            name
-            for names in PARAMETERS.values()
-            for name in names
-            if f"train.{name}" not in row_fields(row)
-        }
-        found = {name: value for name, value in row.defaults.items() if name not in unread}
-        # Samples of other kernels or earlier weights: a row whose ratio does not know the sampler
-        # gets capped weights.
-        elsewhere = values["rollout"].get("max_staleness", 0) not in (0, "0")
-        elsewhere |= values["inference_engine"].get("name") == "vllm"
-        knows = (
-            row.correction != "none"
-            or row.denominator == "rollout"
-            or "interpolated_anchor" in row.needs
-        )
-        if elsewhere and row.recipe == "rl" and not knows and train.get("old_logprobs") != "bypass":
-            found["correction"] = "truncate"
-    return found | (ADAPTER_RATES if values["lora"].get("rank") else {})
+    return root.model_validate(values), problems
 
 
 def _field_problem(detail: ErrorDetails) -> Problem:

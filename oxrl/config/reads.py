@@ -9,25 +9,65 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
-from oxrl.config.schema import CELLS, FIELDS, Config
+from oxrl.config.schema import (
+    CELLS,
+    FIELDS,
+    OFFLINE,
+    PREFERENCE,
+    RL,
+    SAMPLING,
+    SECTIONS,
+    Config,
+    fields_of,
+    is_own,
+    readers,
+)
 from oxrl.runs.directory import differences
-from oxrl.tables.policy import PARAMETERS, ROWS, Row
+from oxrl.tables.cells import CELLS as TABLE
+from oxrl.tables.numbers import NUMBERS
+from oxrl.tables.policy import ROWS, Row
 
-# Read only where a cell or a number of the algorithm's row asks for them.
-_OF_ROWS = {
-    f"train.{name}"
-    for names in (*PARAMETERS.values(), *(r.numbers for r in ROWS.values()))
-    for name in names
+# Recipes that read a field -> why a run of another recipe does not, {} its algorithm.
+OF_RECIPES = {
+    RL: "is read by reinforcement learning; {} is not: remove it",
+    SAMPLING: "is read by reinforcement learning; {} is not: remove it",
+    OFFLINE: "is read by supervised and preference algorithms; {} is reinforcement learning: remove it",
+    PREFERENCE: "is read by preference methods; {} is none: remove it",
+    ("supervised", "rejection"): "is read by supervised fine-tuning; {} is not: remove it",
 }
+OF_EVALUATIONS = (
+    "run.eval_every",
+    "run.keep_best",
+    "data.eval_rows",
+    "rollout.eval_samples",
+    "rollout.eval_temperature",
+)
+OF_ADAPTERS = ("lora.alpha", "lora.targets")
+OF_VLLM = (
+    "inference_engine.tensor_parallel",
+    "inference_engine.gpu_memory_fraction",
+    "inference_engine.kv_cache_gb",
+)
+NO_EVALUATION = "has no effect without data.eval; remove it, or give held-out rows in data.eval"
+NO_ADAPTER = "is read with lora.rank above 0, the rank of the adapters; set that, or remove it"
+NO_VLLM = (
+    "is read by reinforcement learning with inference_engine.name: vllm; set that, or remove it"
+)
+NO_ACTORS = (
+    "is read by reinforcement learning with Ray actors (train.backend deepspeed or fsdp: training actors; "
+    "inference_engine.actors: rollout actors; the placement needs both): remove it"
+)
+NO_OWN_LOSS = (
+    "is read with a policy loss of your own, train.loss: path.py:function; set that, or remove it"
+)
 
 
 def row_fields(row: Row) -> frozenset[str]:
     """Dotted `train.*` paths that the cells and features of `row` read."""
-    cells = [*row.cells, ("selection", row.gate), *(("extra", extra) for extra in row.needs)]
-    names = [name for cell in cells for name in PARAMETERS.get(cell, ())]
-    return frozenset(f"train.{name}" for name in (*names, *row.numbers))
+    return frozenset(f"train.{name}" for name in row.defaults)
 
 
 def has_reference_model(cfg: Config) -> bool:
@@ -36,141 +76,136 @@ def has_reference_model(cfg: Config) -> bool:
     """
     row = cfg.train.row
     if row.recipe == "preference":
-        return "reference_sync_rate" in row.numbers
+        return row.moves_reference
     return row.kl != "none" and cfg.train.kl_coeff > 0 and not cfg.lora.rank
 
 
 def _unread(cfg: Config) -> dict[str, str]:
-    """Dotted path -> why training with `cfg` does not read it; without the fields that only other
-    rows read.
-    """
+    """Dotted path -> why training with `cfg` does not read it; without the numbers of rows."""
     found: dict[str, str] = {}
-
-    def skip(fields: str, why: str) -> None:
-        for name in fields.split():
-            paths = (
-                [path for path in FIELDS if path.startswith(name[:-1])]
-                if name.endswith("*")
-                else [name]
-            )
-            found.update((path, why) for path in paths if path not in found)
-
-    recipe, algorithm, backend = cfg.train.row.recipe, cfg.train.alg_name, cfg.train.backend
-    rl, samples = recipe == "rl", recipe in ("rl", "rejection")
-    training, sampling = rl and backend != "local", rl and cfg.inference_engine.actors > 0
-    if cfg.data.eval is None:
-        why = "has no effect without data.eval; remove it, or give held-out rows in data.eval"
-        skip(
-            "run.eval_every run.keep_best data.eval_rows rollout.eval_samples rollout.eval_temperature",
-            why,
-        )
-    if not cfg.lora.rank:
-        why = "is read with lora.rank above 0, the rank of the adapters; set that, or remove it"
-        skip("lora.alpha lora.targets", why)
-    if backend != "deepspeed":
-        skip(
-            "deepspeed.* deepspeed_ref.*",
-            f"is read with train.backend: deepspeed; this run's is {backend}: remove it",
-        )
-    if not has_reference_model(cfg):
-        why = f"is read where there is a reference model; {algorithm} as configured has none: remove it"
-        skip("deepspeed_ref.*", why)
-    actors = {"run.ray_address": training or sampling, "run.max_restarts": training}
-    actors |= {
-        "inference_engine.placement": training and sampling,
-        "inference_engine.probe_every": sampling,
-    }
-    why = (
-        "is read by reinforcement learning with Ray actors (train.backend deepspeed or fsdp: training actors; "
-        "inference_engine.actors: rollout actors; the placement needs both): remove it"
-    )
-    skip(" ".join(path for path, read in actors.items() if not read), why)
-    if not rl or cfg.inference_engine.name != "vllm":
-        why = "is read by reinforcement learning with inference_engine.name: vllm; set that, or remove it"
-        skip(
-            "inference_engine.tensor_parallel inference_engine.gpu_memory_fraction inference_engine.kv_cache_gb",
-            why,
-        )
-    why = f"is read by reinforcement learning; {algorithm} is not: remove it"
-    if not samples:
-        skip(
-            "reward.* rollout.* inference_engine.* data.prompts_per_step data.max_prompt_tokens",
-            why,
-        )
-    if not samples and backend == "local":
-        skip("run.deadline_s", why)
-    if not rl:
-        skip(
-            "run.record inference_engine.actors rollout.force_strict_on_policy rollout.max_staleness",
-            why,
-        )
-        skip(
-            "rollout.eval_samples rollout.eval_temperature train.epochs train.minibatches train.old_logprobs",
-            why,
-        )
-        skip(
-            "train.entropy_coeff train.mask_truncated "
-            + " ".join(f"train.{name}" for name in CELLS),
-            why,
-        )
-    else:
-        why = f"is read by supervised and preference algorithms; {algorithm} is reinforcement learning: remove it"
-        skip("run.keep_best data.rows_per_step", why)
-    if recipe != "preference":
-        skip("train.mix", f"is read by preference methods; {algorithm} is none: remove it")
-    if recipe not in ("supervised", "rejection"):
-        skip(
-            "data.pack_tokens", f"is read by supervised fine-tuning; {algorithm} is not: remove it"
-        )
+    for path, why in _switched_off(cfg):
+        found.setdefault(path, why)
+    own = fields_of(cfg.train.row.recipe)
+    for path in FIELDS:
+        if path not in own and path not in found and not _is_number(path):
+            section, _, name = path.partition(".")
+            whole = Config.model_fields[section]
+            of = readers(SECTIONS[section].model_fields[name])
+            if cfg.train.row.recipe not in readers(whole):
+                of = readers(whole)
+            found[path] = OF_RECIPES[of].format(cfg.train.alg_name)
     return found
+
+
+def _switched_off(cfg: Config) -> Iterator[tuple[str, str]]:
+    """(dotted path, reason) of fields that the algorithm could read, and this run does not."""
+    row = cfg.train.row
+    backend = cfg.train.backend
+    if cfg.data.eval is None:
+        yield from ((path, NO_EVALUATION) for path in OF_EVALUATIONS)
+    if not cfg.lora.rank:
+        yield from ((path, NO_ADAPTER) for path in OF_ADAPTERS)
+    if backend != "deepspeed":
+        why = f"is read with train.backend: deepspeed; this run's is {backend}: remove it"
+        yield from ((path, why) for path in FIELDS if path.startswith("deepspeed"))
+    if not has_reference_model(cfg):
+        why = (
+            "is read where there is a reference model; "
+            f"{cfg.train.alg_name} as configured has none: remove it"
+        )
+        yield from ((path, why) for path in FIELDS if path.startswith("deepspeed_ref."))
+    yield from ((path, NO_ACTORS) for path in _without_actors(cfg))
+    if row.recipe != "rl" or cfg.inference_engine.name != "vllm":
+        yield from ((path, NO_VLLM) for path in OF_VLLM)
+    if row.recipe not in SAMPLING and backend == "local":
+        yield "run.deadline_s", OF_RECIPES[SAMPLING].format(cfg.train.alg_name)
+    if row.recipe == "rl" and not is_own(row.gate):
+        yield "train.loss_numbers", NO_OWN_LOSS
+
+
+def _without_actors(cfg: Config) -> list[str]:
+    """Fields that are read by runs with more Ray actors than this one has."""
+    reinforces = cfg.train.row.recipe == "rl"
+    training = reinforces and cfg.train.backend != "local"
+    sampling = reinforces and cfg.inference_engine.actors > 0
+    found: list[str] = []
+    if not (training or sampling):
+        found.append("run.ray_address")
+    if not training:
+        found.append("run.max_restarts")
+    if not (training and sampling):
+        found.append("inference_engine.placement")
+    if not sampling:
+        found.append("inference_engine.probe_every")
+    return found
+
+
+def _is_number(path: str) -> bool:
+    """Whether `path` is a number of the tables, which only some rows read."""
+    section, _, name = path.partition(".")
+    return section == "train" and name in NUMBERS
 
 
 def fields_read(cfg: Config) -> frozenset[str]:
     """Dotted paths that training with `cfg` reads."""
-    return frozenset(FIELDS).difference(_unread(cfg), _OF_ROWS - row_fields(cfg.train.row))
+    plain = frozenset(path for path in FIELDS if not _is_number(path))
+    return plain.difference(_unread(cfg)) | row_fields(cfg.train.row)
 
 
 def why_unread(path: str, cfg: Config) -> str:
-    """Say what reads `path`, and so why this run does not."""
-    if (why := _unread(cfg).get(path)) is not None:
+    """Say what reads `path`, and so why this run does not.
+
+    Args:
+        path: dotted, of a field that this run does not read.
+        cfg: of the run.
+    """
+    why = _unread(cfg).get(path)
+    if why is not None:
         return why
-    algorithms = ", ".join(name for name, row in ROWS.items() if path in row_fields(row))
-    kinds = {kind: field for field, kind in CELLS.items()}
-    choices = [
-        (kind, cell)
-        for (kind, cell), names in PARAMETERS.items()
-        if path.partition(".")[2] in names
-    ]
-    cells = ", ".join(f"train.{kinds[kind]}: {cell}" for kind, cell in choices if kind in kinds)
-    readers = "; ".join(
-        part for part in (f"algorithms: {algorithms}" if algorithms else "", cells) if part
+    name = path.partition(".")[2]
+    algorithms = [row.name for row in ROWS.values() if name in row.defaults]
+    fields = {kind: field for field, kind in CELLS.items() if kind != "ratio"}
+    choices: list[str] = []
+    for (kind, cell), found in TABLE.items():
+        if kind in fields and name in [number.key for number in found.numbers]:
+            choices.append(f"train.{fields[kind]}: {cell}")
+    known = [f"algorithms: {', '.join(algorithms)}"] if algorithms else []
+    if choices:
+        known.append(", ".join(choices))
+    return (
+        f"is not read by {cfg.train.alg_name} as configured (read by {'; '.join(known)}); "
+        "remove it, or choose one of those"
     )
-    return f"is not read by {cfg.train.alg_name} as configured (read by {readers}); remove it, or choose one of those"
 
 
 def read_values(cfg: Config) -> dict[str, Any]:
     """Dotted path -> value of every field that is read, in the order of the schema; unset cells are
     left out.
     """
-    read, cells = fields_read(cfg), {f"train.{name}" for name in CELLS}
-    values = {
-        path: getattr(getattr(cfg, path.partition(".")[0]), path.partition(".")[2])
-        for path in FIELDS
-    }
-    return {
-        path: value
-        for path, value in values.items()
-        if path in read and not (path in cells and value is None)
-    }
+    read = fields_read(cfg)
+    found: dict[str, Any] = {}
+    for path in FIELDS:
+        section, _, name = path.partition(".")
+        if path not in read:
+            continue
+        value = getattr(getattr(cfg, section), name)
+        unset = section == "train" and name in CELLS and value is None
+        if not unset:
+            found[path] = value
+    return found
 
 
 def dump_config(cfg: Config) -> str:
     """YAML text of the resolved configuration; loading it gives an equal object."""
-    sections: dict[str, list[str]] = {}
+    lines: list[str] = []
+    started = ""
     for path, value in read_values(cfg).items():
         section, _, name = path.partition(".")
-        sections.setdefault(section, [f"{section}:"]).append(f"  {name}: {_scalar(value)}")
-    return "".join(f"{line}\n" for lines in sections.values() for line in lines)
+        if section != started:
+            lines.append(f"{section}:\n")
+            started = section
+        lines.append(f"  {name}: {_scalar(value)}\n")
+    return "".join(lines)
 
 
 def _scalar(value: Any) -> str:

@@ -1,16 +1,19 @@
 """The configuration: one frozen class per YAML section, every field with its default, bound and
-meaning.
+meaning; and one root class per recipe, which has only the fields that this recipe can read.
 
-Which fields a run reads depends on the algorithm (`reads.py`); checks across sections are in
-`checks.py`.
+The numbers of an algorithm are declared in `oxrl.tables.numbers`, and become fields of `train`
+here. Which of its recipe's fields a run reads depends on its row (`reads.py`); checks across
+sections are in `checks.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from annotated_types import Gt, Len
 from pydantic import (
@@ -18,18 +21,36 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from oxrl.errors import known
-from oxrl.tables.policy import PARAMETERS, ROWS, Row
+from oxrl.tables.cells import CELLS as TABLE
+from oxrl.tables.cells import FEATURES, find_cell
+from oxrl.tables.numbers import NUMBERS, Level, Number, Value
+from oxrl.tables.policy import ROWS, Row
+from oxrl.tables.preference import METHODS
 
-Level = Literal["token", "sequence", "geometric"]
 Ratio = Literal["none", Level]
 Denominator = Literal["old", "rollout"]
 Magnitude = Annotated[float, AfterValidator(abs)]  # `load_config` warns where it drops a sign
+
+# Recipes that read a field, where not all do.
+RL = ("rl",)
+SAMPLING = ("rl", "rejection")
+OFFLINE = ("supervised", "rejection", "preference", "reward_model")
+PREFERENCE = ("preference",)
+ALL = ("rl", *OFFLINE)
+# Sections that an evaluation may set whatever the training algorithm reads.
+EVALUATED = ("run", "model", "data", "reward", "rollout", "inference_engine")
+# Adapters learn best at about ten times the rate of full tuning (Schulman et al., "LoRA Without
+# Regret", 2025).
+ADAPTER_RATES = {"lr": 1e-5, "critic_lr": 1e-4}
 
 # YAML field -> kind of cell in the table.
 CELLS = {
@@ -39,16 +60,20 @@ CELLS = {
 
 def cell_names(kind: str) -> tuple[str, ...]:
     """Names that a cell of this kind may hold."""
-    return tuple(name for found, name in PARAMETERS if found == kind)
+    return tuple(name for found, name in TABLE if found == kind)
 
 
-def _field(default: Any, meaning: str, **bounds: Any) -> Any:
-    return Field(default, description=meaning, **bounds)
+def _field(default: Any, meaning: str, *, of: tuple[str, ...] = ALL, **bounds: Any) -> Any:
+    """A field that the recipes `of` read."""
+    extra = bounds.pop("json_schema_extra", {})
+    if of != ALL:
+        extra = {**extra, "recipes": list(of)}
+    return Field(default, description=meaning, json_schema_extra=extra or None, **bounds)
 
 
 def _cell(kind: str, meaning: str) -> Any:
     """Field of an optional cell override; its names come from the table."""
-    return _field(None, meaning, json_schema_extra={"enum": [*cell_names(kind), None]})
+    return _field(None, meaning, of=RL, json_schema_extra={"enum": [*cell_names(kind), None]})
 
 
 class Section(BaseModel):
@@ -98,18 +123,20 @@ class RunConfig(Section):
         0, "Optimizer steps between evaluations on data.eval; 0: only at the end.", ge=0
     )
     keep_best: bool = _field(
-        False, "Keep the weights of the best evaluation in best/ (not in reinforcement learning)."
+        False,
+        "Keep the weights of the best evaluation in best/ (not in reinforcement learning).",
+        of=OFFLINE,
     )
     record: Literal["text", "tokens"] = _field(
-        "text", "text: samples.jsonl; tokens: also rollouts/*.safetensors."
+        "text", "text: samples.jsonl; tokens: also rollouts/*.safetensors.", of=RL
     )
     mlflow: bool = _field(True, "Mirror metrics to mlflow.db in the run directory.")
     deadline_s: float = _field(600.0, "Longest wait for any engine or reward, in seconds.", gt=0)
     ray_address: str | None = _field(
-        None, "Ray cluster to join, host:port or auto; null: its own.", min_length=1
+        None, "Ray cluster to join, host:port or auto; null: its own.", min_length=1, of=RL
     )
     max_restarts: int = _field(
-        0, "Times a run whose training actors are lost goes on from its checkpoint.", ge=0
+        0, "Times a run whose training actors are lost goes on from its checkpoint.", ge=0, of=RL
     )
 
     @property
@@ -147,15 +174,20 @@ class DataConfig(Section):
     eval: str | None = _field(
         None, "Held-out rows, as for train; null: no evaluation.", min_length=1
     )
-    prompts_per_step: int = _field(16, "Prompts per rollout step (reinforcement learning).", ge=1)
+    prompts_per_step: int = _field(
+        16, "Prompts per rollout step (reinforcement learning).", ge=1, of=SAMPLING
+    )
     rows_per_step: int = _field(
-        64, "Rows per optimizer step (not in reinforcement learning).", ge=1
+        64, "Rows per optimizer step (not in reinforcement learning).", ge=1, of=OFFLINE
     )
     pack_tokens: int | None = _field(
-        None, "Pack rows of a step to so many tokens (supervised); null: pad.", ge=2
+        None,
+        "Pack rows of a step to so many tokens (supervised); null: pad.",
+        ge=2,
+        of=("supervised", "rejection"),
     )
     max_prompt_tokens: int | None = _field(
-        None, "Longest prompt; null: what rollout.max_tokens leaves.", ge=1
+        None, "Longest prompt; null: what rollout.max_tokens leaves.", ge=1, of=SAMPLING
     )
     overlong: Literal["drop", "error"] = _field(
         "drop", "A row that is too long is dropped, or stops the run."
@@ -208,16 +240,19 @@ class RolloutConfig(Section):
         8, "Responses per prompt: the group of group-relative advantages.", ge=1
     )
     force_strict_on_policy: bool = _field(
-        True, "Refuse any token not sampled by the current weights."
+        True, "Refuse any token not sampled by the current weights.", of=RL
     )
     max_staleness: int = _field(
         0,
         "Weight versions a sample may lag behind. 0: rollout, then train. Above: the next rollout batches are sampled "
         "while one trains (with inference_engine.actors at the same time), then they lag epochs x minibatches or more.",
         ge=0,
+        of=RL,
     )
-    eval_samples: int = _field(1, "Responses per held-out prompt.", ge=1)
-    eval_temperature: float = _field(1.0, "Evaluation temperature; 0 is greedy.", ge=0, le=100)
+    eval_samples: int = _field(1, "Responses per held-out prompt.", ge=1, of=RL)
+    eval_temperature: float = _field(
+        1.0, "Evaluation temperature; 0 is greedy.", ge=0, le=100, of=RL
+    )
 
 
 class TrainConfig(Section):
@@ -247,8 +282,10 @@ class TrainConfig(Section):
     adam_beta2: float = _field(0.999, "Decay of the second moment.", ge=0, lt=1)
     adam_eps: float = _field(1e-8, "Added to the root of the second moment.", gt=0)
     max_grad_norm: float = _field(1.0, "Global gradient norm is clipped to this.", gt=0)
-    epochs: int = _field(1, "Passes over each rollout batch.", ge=1)
-    minibatches: int = _field(1, "Optimizer steps per pass; divides data.prompts_per_step.", ge=1)
+    epochs: int = _field(1, "Passes over each rollout batch.", ge=1, of=RL)
+    minibatches: int = _field(
+        1, "Optimizer steps per pass; divides data.prompts_per_step.", ge=1, of=RL
+    )
     micro_batch_tokens: int = _field(
         16384, "Padded tokens per pass: memory, never the gradient.", ge=1
     )
@@ -256,171 +293,52 @@ class TrainConfig(Section):
         "auto",
         "Anchor of the ratio: the trainer's before the update (recompute), the current ones (current, one optimizer "
         "step per rollout batch), the sampler's (bypass). auto: current for one step, else recompute.",
+        of=RL,
     )
     max_skipped_steps: int = _field(3, "Non-finite steps in a row that are tolerated.", ge=0)
-    entropy_coeff: float = _field(0.0, "Weight of the entropy bonus; 0: none.", ge=0)
+    entropy_coeff: float = _field(0.0, "Weight of the entropy bonus; 0: none.", ge=0, of=RL)
     mix: dict[str, Annotated[float, Gt(0)]] = _field(
         {},
         "Preference losses added to the algorithm's, each with a weight and its row's own numbers: {nll: 0.2}.",
+        of=PREFERENCE,
     )
     mask_truncated: bool = _field(
         False,
         "Responses cut at rollout.max_tokens are not trained on; their rewards stay in the group's statistics.",
+        of=RL,
     )
 
     advantage: str | None = _cell("advantage", "Advantage estimator; null: the algorithm's.")
-    ratio: Ratio | None = _field(None, "Level of the importance ratio; null: the algorithm's.")
-    denominator: Denominator | None = _field(None, "Policy under the ratio; null: the algorithm's.")
+    ratio: Ratio | None = _field(
+        None, "Level of the importance ratio; null: the algorithm's.", of=RL
+    )
+    denominator: Denominator | None = _field(
+        None, "Policy under the ratio; null: the algorithm's.", of=RL
+    )
     loss: str | None = _cell("gate", "Policy loss; null: the algorithm's.")
     correction: str | None = _cell("correction", "Rollout correction; null: the algorithm's.")
     kl: str | None = _cell("kl", "KL term against the reference; null: the algorithm's.")
     weights: str | None = _cell("weights", "Normalisation of the loss; null: the algorithm's.")
 
-    clip_low: Magnitude = _field(
-        0.2, "Clip below 1 - clip_low. A sign is dropped with a warning.", gt=-1, lt=1
-    )
-    clip_high: Magnitude = _field(
-        0.2, "Clip above 1 + clip_high. A sign is dropped with a warning."
-    )
-    clip_dual: float | None = _field(
-        None, "Ratio above which a negative advantage stops pulling; null: none.", gt=1
-    )
-    weight_min: float = _field(0.0, "Lower bound of the detached importance weight; 0: none.", ge=0)
-    weight_max: float = _field(5.0, "Upper bound of the detached importance weight.", gt=0)
-    gamma: float = _field(1.0, "Discount per token; 1: none.", ge=0, le=1)
-    gae_lambda: float = _field(1.0, "GAE: 0 trusts the critic, 1 the return.", ge=0, le=1)
-    whiten: bool = _field(
-        True, "Scale advantages to mean 0 and variance 1 over the tokens of the step."
-    )
-    bootstrap_on_truncation: bool = _field(
-        False, "A cut response goes on with the critic's value, not 0."
-    )
-    kl_coeff: float = _field(0.0, "Weight of the KL term; 0: no reference model is loaded.", ge=0)
-    correction_level: Level = _field(
-        "token", "What is compared: each token, a row's product or its geometric mean."
-    )
-    correction_max: float = _field(2.0, "Upper bound of the correction weight.", gt=0)
-    correction_min: float = _field(0.5, "Below it the correction drops what it judges.", ge=0)
-    correction_k3_max: float = _field(
-        0.01, "Rows with a larger mean k3 mismatch are dropped.", ge=0
-    )
-    correction_veto: float = _field(1e-4, "A row with a token below this ratio is dropped.", ge=0)
-    pass_k: int = _field(
-        2, "Tries that count as one: k of pass@k, at most rollout.n_samples.", ge=1
-    )
-    length_alpha: float = _field(0.05, "GAE with lambda = 1 - 1 / (length_alpha x length).", gt=0)
-    sapo_positive: float = _field(
-        1.0, "Sharpness of the soft gate where the advantage is positive.", gt=0
-    )
-    sapo_negative: float = _field(1.05, "Sharpness of the soft gate where it is negative.", gt=0)
-    gate_sharpness: float = _field(1.0, "Sharpness of the sigmoid acceptance.", gt=0)
-    dppo_low: float = _field(0.2, "Largest divergence of a token that is pushed down.", ge=0)
-    dppo_high: float = _field(0.2, "Largest divergence of a token that is pushed up.", ge=0)
-    proximal_coeff: float = _field(1e-3, "Weight of half the squared log-ratio; 0: none.", ge=0)
-    length_power: float = _field(
-        1.0, "Preference for long (positive) or short rows of a group; 0: none."
-    )
-    weights_length: int | None = _field(
-        None, "Length that divides every row's sum; null: rollout.max_tokens.", ge=1
-    )
-    drift_max: float = _field(
-        0.5, "Bad rows that the policy has moved away from by more nats per token are dropped."
-    )
-    second_moment_max: float = _field(
-        0.04, "Tokens are dropped until the mean squared log-ratio is below this.", gt=0
-    )
-    simko_alpha: float = _field(
-        0.01, "Share of a right token's gradient that its likely alternatives get.", ge=0, le=1
-    )
-    simko_boost: float = _field(
-        1.1, "Factor on the advantage of wrong tokens that were the most likely.", ge=1
-    )
-    top_candidates: int = _field(3, "Most likely tokens that are looked at: K.", ge=1)
-    explore_quantile: float = _field(
-        0.8, "Tokens above this quantile of their row's entropy are treated.", ge=0, lt=1
-    )
-    cov_fraction: float = _field(2e-4, "Share of tokens chosen by their covariance.", ge=0, le=1)
-    cov_low: float = _field(1.0, "Smallest covariance of a chosen token.")
-    cov_high: float = _field(5.0, "Largest covariance of a chosen token.")
-    kl_cov_coeff: float = _field(1.0, "Weight of |log-ratio| on chosen tokens.", ge=0)
-    kl_target: float = _field(
-        6.0, "KL to the reference, in nats per response, that kl_coeff is steered to.", gt=0
-    )
-    kl_horizon: float = _field(
-        10000.0, "Responses over which an error of 20 % changes kl_coeff by 20 %.", gt=0
-    )
-    sampling_rounds: int = _field(
-        10, "Most rounds of sampling per step until enough groups differ in reward.", ge=1
-    )
-    overlong_buffer: int | None = _field(
-        None, "Tokens before the limit in which the penalty grows; null: 20 %.", ge=1
-    )
-    critic_lr: float = _field(
-        1e-5, "Peak learning rate of the critic; with adapters 1e-4 by default.", ge=0
-    )
-    value_clip: float | None = _field(
-        0.2, "Values move at most this far per batch; null: no clip.", gt=0
-    )
-    critic_warmup_steps: int = _field(0, "First optimizer steps that train the critic alone.", ge=0)
-
-    beta: float = _field(0.1, "Preference losses: scale of the log-ratios, or of the margin.", gt=0)
-    label_noise: float = _field(
-        0.1, "Share of pairs assumed to be labeled the wrong way.", ge=0, lt=0.5
-    )
-    preference_alpha: float = _field(0.5, "alpha of f-DPO, H-DPO, AlphaPO and alpha-DPO.", gt=0)
-    preference_gamma: float = _field(0.5, "gamma: SimPO's target margin, FocalPO's focus.", ge=0)
-    preference_tau: float = _field(0.05, "tau of DiscoPOP's blend.", gt=0)
-    calibration_coeff: float = _field(1.0, "cal-DPO: weight of the calibration term.", ge=0)
-    length_coeff: float = _field(
-        0.01, "R-DPO: price of a token by which the chosen one is longer.", ge=0
-    )
-    penalty_coeff: float = _field(5.0, "DPOP: price of a chosen log-ratio below zero.", ge=0)
-    rejected_scale: float = _field(
-        0.95, "DPO-Shift: scale of the rejected log-ratio; 1 is DPO.", gt=0, le=1
-    )
-    balance: float = _field(1.0, "BPO: scale of the rejected side.", gt=0)
-    mass_coeff: float = _field(1e-3, "C2-DPO: weight of the squared sum of both log-ratios.", ge=0)
-    nll_coeff: float = _field(
-        1.0, "Weight of the likelihood of chosen completions, or of right responses.", ge=0
-    )
-    robustness: float = _field(1.0, "Dr.DPO: temperature of the log-mean-exp over pairs.", gt=0)
-    odds_coeff: float = _field(0.1, "ORPO: weight of the odds ratio.", ge=0)
-    desirable_coeff: float = _field(1.0, "KTO: weight of desirable rows.", ge=0)
-    undesirable_coeff: float = _field(1.0, "KTO: weight of undesirable rows.", ge=0)
-    beta_scale: float = _field(0.6, "beta-DPO: how far beta follows the batch's margins.", ge=0)
-    drop_frac: float = _field(
-        0.2, "beta-DPO: share of pairs with odd margins that is left out.", ge=0, lt=1
-    )
-    tail_coeff: float = _field(
-        0.5, "LD-DPO: weight of tokens past the shorter completion.", ge=0, le=1
-    )
-    reference_sync_steps: int = _field(
-        512, "Steps between updates of the reference: TR-DPO, ProRL.", ge=1
-    )
-    reference_sync_rate: float = _field(
-        0.6, "TR-DPO: share of the policy in the new reference.", gt=0, le=1
-    )
-    keep_reward: float = _field(1.0, "rft: a response is kept from this reward on.")
-    keep_per_prompt: int | None = _field(
-        None, "rft: only so many of a prompt's best; null: all that are good.", ge=1
-    )
-    center_coeff: float = _field(
-        0.0, "Reward model: weight of the squared sum of a pair's scores.", ge=0
+    loss_numbers: dict[str, float | int | str | bool | None] = _field(
+        {}, "Numbers of a policy loss of your own, train.loss: path.py:function.", of=RL
     )
 
-    @field_validator("alg_name", "advantage", "loss", "correction", "kl", "weights")
+    if TYPE_CHECKING:
+        # The numbers that the recipe's rows read are fields too, made from the tables.
+        def __getattr__(self, name: str) -> Any: ...
+
+    @field_validator(
+        "alg_name", "advantage", "loss", "correction", "kl", "weights", check_fields=False
+    )
     @classmethod
     def _named(cls, value: str | None, info: ValidationInfo) -> str | None:
         name = cast(str, info.field_name)
-        return (
-            value
-            if value is None
-            else known(value, ROWS if name == "alg_name" else cell_names(CELLS[name]))
-        )
-
-    def numbers(self, kind: str, name: str) -> dict[str, Any]:
-        """The values of the numbers that a cell or feature reads."""
-        return {field: getattr(self, field) for field in PARAMETERS.get((kind, name), ())}
+        if value is None or (name == "loss" and is_own(value)):
+            return value
+        if name == "alg_name":
+            return known(value, ROWS)
+        return known(value, cell_names(CELLS[name]))
 
     @property
     def updates(self) -> int:
@@ -430,16 +348,39 @@ class TrainConfig(Section):
     @property
     def row(self) -> Row:
         """Row of `alg_name` with the overridden cells put in."""
-        return compose_row(
-            ROWS[self.alg_name], {cell: getattr(self, name) for name, cell in CELLS.items()}
-        )
+        return compose_row(ROWS[self.alg_name], dict(self))
+
+    def numbers(self, kind: str, name: str) -> dict[str, Value]:
+        """Return the numbers that one part of the algorithm reads, by the names it knows them by.
+
+        Args:
+            kind: of a cell (advantage, ratio, gate, selection, correction, kl, weights), or
+                "feature", or "method" of a preference loss.
+            name: of the cell, feature or method.
+        """
+        if kind == "gate" and is_own(name):
+            return dict(self.loss_numbers)
+        if kind == "method":
+            found = (*METHODS[name].reads, *METHODS[name].around)
+        elif kind == "feature":
+            found = FEATURES[name].numbers
+        else:
+            found = find_cell(kind, name).numbers
+        return {number.name: getattr(self, number.key) for number in found}
 
 
-def compose_row(row: Row, cells: dict[str, Any]) -> Row:
-    """Replace cells of `row` by those that are not None."""
-    return dataclasses.replace(
-        row, **{cell: value for cell, value in cells.items() if value is not None}
-    )
+def is_own(loss: str) -> bool:
+    """Whether `train.loss` is a user's `path.py:function`."""
+    return ":" in loss
+
+
+def compose_row(row: Row, train: Mapping[str, Any]) -> Row:
+    """Put the cells that fields of `train` name into `row`."""
+    if row.recipe != "rl":
+        return row
+    chosen = {kind: train.get(name) for name, kind in CELLS.items()}
+    named = {kind: name for kind, name in chosen.items() if isinstance(name, str)}
+    return dataclasses.replace(row, **named)  # pyright: ignore[reportArgumentType]
 
 
 class EngineConfig(Section):
@@ -451,25 +392,30 @@ class EngineConfig(Section):
     )
     max_rows: int = _field(128, "Rows decoded at once, per actor.", ge=1)
     actors: int = _field(
-        0, "Ray actors that sample, each with a model of its own; 0: this process samples.", ge=0
+        0,
+        "Ray actors that sample, each with a model of its own; 0: this process samples.",
+        ge=0,
+        of=RL,
     )
     placement: Literal["separate", "colocated"] = _field(
         "separate",
         "Rollout actors have devices of their own, or each shares one with a training actor.",
+        of=RL,
     )
     probe_every: int = _field(
         50,
         "Weight deliveries to actors between two proofs with a perturbed copy; 0: only the first has one.",
         ge=0,
+        of=RL,
     )
     tensor_parallel: int = _field(
-        1, "vllm: devices that share one copy of the model, per actor.", ge=1
+        1, "vllm: devices that share one copy of the model, per actor.", ge=1, of=RL
     )
     gpu_memory_fraction: float = _field(
-        0.5, "vllm: share of a GPU's memory for weights and cache.", gt=0, lt=1
+        0.5, "vllm: share of a GPU's memory for weights and cache.", gt=0, lt=1, of=RL
     )
     kv_cache_gb: float | None = _field(
-        None, "vllm: cache in GB, instead of that share (CPU: null is 0.25).", gt=0
+        None, "vllm: cache in GB, instead of that share (CPU: null is 0.25).", gt=0, of=RL
     )
 
 
@@ -516,18 +462,34 @@ class ReferenceConfig(Section):
 
 
 class Config(Section):
-    """A whole run. Build it with `load_config`, which also checks across sections."""
+    """A whole run. Build it with `load_config`, which also checks across sections.
+
+    Validating gives an instance of a subclass: the root class of the recipe of `train.alg_name`,
+    which has only the fields that this recipe can read. Fields of other recipes cannot be set, are
+    not dumped, and have their default where code that recipes share looks at them.
+    """
 
     run: RunConfig
     model: ModelConfig
     data: DataConfig
-    reward: RewardConfig = RewardConfig()
-    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = _field(RewardConfig(), "", of=SAMPLING)
+    rollout: RolloutConfig = _field(RolloutConfig(), "", of=SAMPLING)
     lora: LoraConfig = LoraConfig()
     train: TrainConfig
-    inference_engine: EngineConfig = EngineConfig()
+    inference_engine: EngineConfig = _field(EngineConfig(), "", of=SAMPLING)
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
-    deepspeed_ref: ReferenceConfig = ReferenceConfig()
+    deepspeed_ref: ReferenceConfig = _field(ReferenceConfig(), "", of=("rl", "preference"))
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_recipe(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Choose the root class, and fill in what the algorithm sets."""
+        if not isinstance(values, dict):
+            return validate(values)
+        given = cast(dict[str, Any], values)
+        if cls is Config:
+            return cast(Self, root_class(recipe_of(given)).model_validate(given))
+        return validate(with_defaults(given))
 
     @property
     def wave(self) -> int:
@@ -537,16 +499,146 @@ class Config(Section):
         return (self.rollout.max_staleness // self.train.updates + 1) // 2
 
 
+def recipe_of(values: Mapping[str, Any]) -> str:
+    """Recipe of the algorithm that `values` name; where it is in doubt, reinforcement learning."""
+    row = ROWS.get(str(_fields(values, "train").get("alg_name")))
+    return "rl" if row is None else row.recipe
+
+
+def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in the fields of `train` that the algorithm and what surrounds it set.
+
+    Numbers come from the cells that were chosen by hand, then from the row, then from its cells;
+    what is written down stays.
+    """
+    train = _fields(values, "train")
+    row = ROWS.get(str(train.get("alg_name")))
+    if row is None:
+        return dict(values)
+    found: dict[str, Any] = {}
+    composed = compose_row(row, train)
+    # Samples of other kernels or earlier weights: a row whose ratio does not know the sampler gets
+    # capped weights.
+    stale = _fields(values, "rollout").get("max_staleness", 0) not in (0, "0")
+    elsewhere = stale or _fields(values, "inference_engine").get("name") == "vllm"
+    corrected = composed.knows_sampler or train.get("old_logprobs") == "bypass"
+    if row.recipe == "rl" and elsewhere and not corrected:
+        found["correction"] = "truncate"
+        composed = compose_row(composed, found)
+    found |= composed.defaults
+    if _fields(values, "lora").get("rank"):
+        rates = {name: rate for name, rate in ADAPTER_RATES.items() if name in {*found, "lr"}}
+        found |= rates
+    return {**values, "train": {**found, **train}}
+
+
+def _fields(values: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+    """What `values` say of a section; nothing where that is no mapping."""
+    found = values.get(section)
+    return cast(Mapping[str, Any], found) if isinstance(found, Mapping) else {}
+
+
+def readers(field: FieldInfo) -> tuple[str, ...]:
+    """Recipes that can read a field or section."""
+    extra = field.json_schema_extra
+    named = extra.get("recipes") if isinstance(extra, dict) else None
+    return ALL if named is None else tuple(cast(list[str], named))
+
+
+def _number_field(number: Number[Any]) -> tuple[Any, FieldInfo]:
+    """Type and field of a number of the tables."""
+    bounds = {"ge": number.ge, "gt": number.gt, "le": number.le, "lt": number.lt}
+    given: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+    kind = Magnitude if number.magnitude else number.type
+    return kind, Field(number.default, description=number.meaning, **given)
+
+
+def _subclass(
+    parent: type[Section], name: str, fields: Mapping[str, tuple[Any, Any]]
+) -> type[Section]:
+    """A class like `parent` with other or further fields; of type ClassVar, a field is none."""
+    namespace = {field: default for field, (_, default) in fields.items() if default is not ...}
+    namespace["__annotations__"] = {field: kind for field, (kind, _) in fields.items()}
+    namespace |= {"__module__": __name__, "__doc__": parent.__doc__}
+
+    def fill(body: dict[str, Any]) -> None:
+        body.update(namespace)
+
+    return types.new_class(name, (parent,), exec_body=fill)
+
+
+def _numbers_of(recipe: str) -> dict[str, tuple[Any, Any]]:
+    """Fields of the numbers that a recipe can read."""
+    read = {name for row in ROWS.values() if row.recipe == recipe for name in row.defaults}
+    if recipe == "rl":
+        parts = (*TABLE.values(), *FEATURES.values())
+        read |= {number.key for part in parts for number in part.numbers}
+    return {name: _number_field(number) for name, number in NUMBERS.items() if name in read}
+
+
+def _section_class(section: type[Section], recipe: str) -> type[Section]:
+    """The section as `recipe` reads it."""
+    fields: dict[str, tuple[Any, Any]] = {}
+    for name, field in section.model_fields.items():
+        if recipe not in readers(field):
+            fields[name] = (ClassVar[Any], field.default)
+    if section is TrainConfig:
+        fields |= _numbers_of(recipe)
+    title = recipe.title().replace("_", "")
+    return _subclass(section, f"{title}{section.__name__}", fields) if fields else section
+
+
+@cache
+def root_class(recipe: str, *, evaluates: bool = False) -> type[Config]:
+    """The root class of a recipe.
+
+    Args:
+        recipe: of the algorithm.
+        evaluates: with everything that an evaluation may set, whatever the recipe reads.
+    """
+    fields: dict[str, tuple[Any, Any]] = {}
+    for name, field in Config.model_fields.items():
+        section = cast(type[Section], field.annotation)
+        whole = evaluates and name in EVALUATED
+        if not whole and recipe not in readers(field):
+            fields[name] = (ClassVar[Any], field.default)
+            continue
+        kind = section if whole else _section_class(section, recipe)
+        fields[name] = (kind, ... if field.is_required() else kind())
+    title = recipe.title().replace("_", "")
+    return cast(type[Config], _subclass(Config, f"{title}Config", fields))
+
+
+@cache
+def fields_of(recipe: str, *, evaluates: bool = False) -> tuple[str, ...]:
+    """Dotted paths of every field of a recipe's root class."""
+    root = root_class(recipe, evaluates=evaluates)
+    found: list[str] = []
+    for section, field in root.model_fields.items():
+        model = cast(type[Section], field.annotation)
+        found.extend(f"{section}.{name}" for name in model.model_fields)
+    return tuple(found)
+
+
+# Every section with the fields of all recipes.
 SECTIONS: dict[str, type[Section]] = {
-    name: info.annotation
-    for name, info in Config.model_fields.items()
-    if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
+    name: cast(type[Section], field.annotation) for name, field in Config.model_fields.items()
 }
+SECTIONS["train"] = _subclass(
+    TrainConfig,
+    "TrainConfig",
+    {name: _number_field(number) for name, number in NUMBERS.items()},
+)
 FIELDS = tuple(
     f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields
 )
 
 
 def config_schema() -> dict[str, Any]:
-    """JSON schema of the YAML file, for editors."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+    """JSON schema of the YAML file, with the fields of all recipes, for editors."""
+    fields: dict[str, tuple[Any, Any]] = {}
+    for name, field in Config.model_fields.items():
+        section = SECTIONS[name]
+        fields[name] = (section, ... if field.is_required() else section())
+    whole = _subclass(Section, "Config", fields)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole.model_json_schema()}

@@ -19,7 +19,7 @@ Values = dict[str, dict[str, Any]]
 
 UNSET: Any = object()
 # Fields that hold a mapping; every other one holds a single value.
-MAPPINGS = ("data.train", "train.mix")
+MAPPINGS = ("data.train", "train.mix", "train.loss_numbers")
 # The parser takes seconds per hundred kilobytes and per thousand brackets; no configuration comes
 # near either.
 MOST_CHARACTERS = 100_000

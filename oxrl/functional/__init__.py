@@ -41,7 +41,26 @@ from oxrl.functional.group_advantages import (
 from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_ratio
 from oxrl.functional.logprobs import logprobs_from_logits
 from oxrl.functional.masks import masked_mean, masked_sum, require_same_shape, weighted_sum
-from oxrl.functional.policy_losses import *  # every gate
+from oxrl.functional.policy_losses import (
+    GATES,
+    cispo,
+    clip_cov,
+    dppo_kl,
+    dppo_topk_kl,
+    dppo_topk_tv,
+    dppo_tv,
+    gmpo,
+    gspo,
+    kl_cov,
+    policy_gradient,
+    ppo_clip,
+    proximal,
+    rgpo_like,
+    rspo,
+    sapo,
+    simko,
+    vespo,
+)
 from oxrl.functional.preference_losses import *  # every preference loss
 from oxrl.functional.ratios import RATIOS
 from oxrl.functional.shaping import adapt_kl_coeff, informative_groups, overlong_penalty, pass_at_k

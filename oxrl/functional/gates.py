@@ -1,23 +1,21 @@
-"""What every policy loss has in common. A gate is written as a rule: what it decides about clean
-tokens.
+"""What every policy loss has in common: clean tokens at its beginning, loss and metrics at its end.
 
-    gate(logprobs, old_logprobs, advantages, mask, loss_weights, *, correction=None, <numbers>) ->
-    (loss, metrics)
+    gate(logprobs, old_logprobs, advantages, mask, loss_weights, *, correction=None, <numbers>)
     loss = -sum_bt  correction * loss_weights * S(r, A)          r = exp(logprobs - old_logprobs)
 
-A rule gives the value S of the surrogate and the effective weight w = (dS / d logprobs) / A of each
-token. `gate` makes
-the public function of it: a scalar whose value is S and whose gradient is exactly w * A, whatever
-torch does at ties of min, max and clamp. Row-level ratios come in through `old_logprobs` (see
-ratios.py).
+Between `clean` and `finish` a gate decides two things about every token: the value S of the
+surrogate and the effective weight w = (dS / d logprobs) / A. `finish` makes of it a scalar whose
+value is S and whose gradient is exactly w * A, whatever torch does at ties of min, max and clamp.
+Row-level ratios come in through `old_logprobs` (see ratios.py).
 
 Args of every gate, all [B, T], else ValueError; the gradient flows to `logprobs` only:
     logprobs, old_logprobs: nats, token-aligned, of the current policy and of the one the ratio is
-    measured against.
+        measured against.
+    advantages: detached here.
     mask: bool, trained tokens. Every other position may hold anything, NaN included.
     loss_weights: normalized over the global batch (weights.py).
     correction: or None, multiplies the policy term only (corrections.py).
-    Further numbers, and tensors where a rule reads more, by keyword.
+    Further numbers, and tensors where a gate reads more, by keyword.
 
 Returns of every gate: scalar loss to minimize in at least float32, and detached scalar metrics over
 this call's tokens.
@@ -25,11 +23,9 @@ this call's tokens.
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -40,10 +36,24 @@ from oxrl.functional.ratios import MAX_LOG_RATIO
 LossAndMetrics = tuple[Tensor, dict[str, Tensor]]
 
 
+class Gate(Protocol):
+    """A policy loss; what it reads beyond these tensors, numbers and tensors, comes by keyword."""
+
+    def __call__(
+        self,
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        loss_weights: Tensor,
+        *args: Any,
+        correction: Tensor | None = None,
+        **further: Any,
+    ) -> LossAndMetrics: ...
+
+
 class Tokens(NamedTuple):
-    """What a rule decides from, all [B, T], detached and clean but for `logprobs`, which carries
-    the gradient.
-    """
+    """What a gate decides from, [B, T], clean; all but `logprobs` is detached."""
 
     logprobs: Tensor
     log_ratio: Tensor  # clamped to +-20
@@ -58,82 +68,94 @@ class Tokens(NamedTuple):
         return self.logprobs.detach()
 
     @property
+    def old(self) -> Tensor:
+        """The logprobs that the ratio is measured against, as far as its clamp lets them."""
+        return self.now - self.log_ratio
+
+    @property
     def own_push(self) -> Tensor:
         """Zero in value, one in its derivative by each token's own logprob."""
         return self.logprobs - self.now
 
 
 class Decision(NamedTuple):
-    """What a rule says of every token, [B, T], detached but for `push`.
+    """What a gate says of every token, [B, T], detached but for `push`."""
 
-    `value` is S, `weight` w; `high` and `low` mark tokens clipped from above and below. `push`
-    replaces the term that carries the gradient, w * A * own_push, for the few losses whose gradient
-    is another; its value must be 0.
-    """
-
-    value: Tensor
-    weight: Tensor
-    high: Tensor | None = None
-    low: Tensor | None = None
+    value: Tensor  # S
+    weight: Tensor  # w
+    high: Tensor | None = None  # clipped from above
+    low: Tensor | None = None  # clipped from below
+    # In place of the term that carries the gradient, w * A * own_push, for the few losses whose
+    # gradient is another; its value must be 0.
     push: Tensor | None = None
     further: Mapping[str, Tensor] = MappingProxyType({})  # per-token metrics by key, averaged
 
 
-def gate(rule: Callable[..., Decision]) -> Callable[..., LossAndMetrics]:
-    """The policy loss of `rule(tokens, *, <numbers>)`, with the signature in the module
-    docstring.
+def clean(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tokens:
+    """Fill what is not trained, detach what carries no gradient, and take the ratio.
+
+    Args:
+        logprobs, old_logprobs, advantages, mask: [B, T], the gate's own arguments.
+
+    Returns:
+        Tokens, 0 where masked (ratio 1).
+
+    Raises:
+        ValueError: shapes differ.
     """
+    require_same_shape(
+        logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask
+    )
+    logprobs = fill_masked(logprobs, mask)
+    raw = logprobs.detach() - fill_masked(old_logprobs.detach(), mask)
+    log_ratio = raw.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    advantages = fill_masked(advantages.detach(), mask)
+    return Tokens(logprobs, log_ratio, log_ratio.exp(), raw == log_ratio, advantages, mask)
 
-    def loss(
-        logprobs: Tensor,
-        old_logprobs: Tensor,
-        advantages: Tensor,
-        mask: Tensor,
-        loss_weights: Tensor,
-        *,
-        correction: Tensor | None = None,
-        **numbers: Any,
-    ) -> LossAndMetrics:
-        require_same_shape(
-            logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask
-        )
-        require_same_shape(mask=mask, loss_weights=loss_weights, correction=correction)
-        logprobs, weights = fill_masked(logprobs, mask), fill_masked(loss_weights, mask)
-        if correction is not None:
-            weights = weights * fill_masked(correction.detach(), mask)
-        raw = logprobs.detach() - fill_masked(old_logprobs.detach(), mask)
-        log_ratio = raw.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        advantages = fill_masked(advantages.detach(), mask)
-        tokens = Tokens(logprobs, log_ratio, log_ratio.exp(), raw == log_ratio, advantages, mask)
-        decision = rule(tokens, **numbers)
-        push = (
-            decision.weight * advantages * tokens.own_push
-            if decision.push is None
-            else decision.push
-        )
-        return -((decision.value.detach() + push) * weights).sum(), _metrics(tokens, decision)
 
-    # help(ppo_clip) shows the tensors a caller passes, not the rule's `tokens`.
-    shared = list(inspect.signature(loss).parameters.values())[:-1]
-    numbers = list(inspect.signature(rule).parameters.values())[1:]
-    functools.update_wrapper(loss, rule)
-    loss.__signature__ = inspect.Signature([*shared, *numbers], return_annotation="LossAndMetrics")  # pyright: ignore
-    return loss
+def finish(
+    tokens: Tokens, decision: Decision, loss_weights: Tensor, correction: Tensor | None
+) -> LossAndMetrics:
+    """Sum what was decided about the tokens into the loss, and measure it.
+
+    Args:
+        tokens: of `clean`.
+        decision: value and effective weight of every token.
+        loss_weights, correction: [B, T], the gate's own arguments.
+
+    Returns:
+        The scalar loss; its metrics `update/...`, detached scalars.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    mask = tokens.mask
+    require_same_shape(mask=mask, loss_weights=loss_weights, correction=correction)
+    weights = fill_masked(loss_weights, mask)
+    if correction is not None:
+        weights = weights * fill_masked(correction.detach(), mask)
+    push = decision.push
+    if push is None:
+        push = decision.weight * tokens.advantages * tokens.own_push
+    loss = -((decision.value.detach() + push) * weights).sum()
+    return loss, _metrics(tokens, decision)
 
 
 def _metrics(tokens: Tokens, decision: Decision) -> dict[str, Tensor]:
-    live, nothing = tokens.mask & (tokens.advantages != 0), torch.zeros_like(tokens.mask)
-    weight = torch.where(live, decision.weight, 0.0)
+    """Clip fractions of all trained tokens, weights of those whose advantage is not 0."""
+    live = tokens.mask & (tokens.advantages != 0)
+    weight = torch.where(live, decision.weight, 0.0).detach()
+    nothing = torch.zeros_like(tokens.mask)
     per_token = {
         "update/clip_frac_high": nothing if decision.high is None else decision.high,
         "update/clip_frac_low": nothing if decision.low is None else decision.low,
         **decision.further,
     }
-    metrics = {name: masked_mean(values, tokens.mask) for name, values in per_token.items()} | {
-        "update/weight_mean": masked_mean(weight, live),
-        "update/weight_max": weight.max() if weight.numel() else weight.sum(),
-        "update/weight_zero_frac": masked_mean(weight == 0, live),
-        "update/weight_ess": weight.sum().square()
-        / (weight.square().sum() * live.sum()).clamp(min=1e-30),
-    }
-    return {name: metric.detach() for name, metric in metrics.items()}
+    metrics = {name: masked_mean(x.detach(), tokens.mask) for name, x in per_token.items()}
+    total = weight.sum()
+    squares = weight.square().sum() * live.sum()
+    metrics["update/weight_mean"] = masked_mean(weight, live)
+    metrics["update/weight_max"] = weight.max() if weight.numel() else total
+    metrics["update/weight_zero_frac"] = masked_mean(weight == 0, live)
+    metrics["update/weight_ess"] = total.square() / squares.clamp(min=1e-30)
+    return metrics

@@ -1,140 +1,264 @@
-"""The policy losses, and `GATES`, which names them all. Arguments and returns: gates.py, and as
-keyword tensors:
+"""The policy losses, and `GATES`, which names them all.
 
-top_logprobs, old_top_logprobs: [B, T, K] nats of the sampler's K most likely tokens, now and when
-sampled.
-sampled_in_top, sampled_is_top: [B, T] bool, the sampled token is among them, or is the first.
-explore, selected, router_shift: [B, T], chosen or measured over the whole step by selections.py.
+Every one reads: clean tokens, what is decided about them, loss. Its tensors and what it returns are
+those of every gate (gates.py); its own arguments come by keyword and are described where they are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from oxrl.functional.gates import Decision, LossAndMetrics, Tokens, gate
+from oxrl.functional.gates import Decision, Gate, LossAndMetrics, Tokens, clean, finish
 from oxrl.functional.masks import fill_masked, require_same_shape
 from oxrl.functional.ratios import geometric_level
+from oxrl.tables.numbers import (
+    CLIP_DUAL,
+    CLIP_HIGH,
+    CLIP_LOW,
+    DPPO_HIGH,
+    DPPO_LOW,
+    DPPO_WEIGHT_MAX,
+    GATE_SHARPNESS,
+    GEOMETRIC_CLIP_HIGH,
+    GEOMETRIC_CLIP_LOW,
+    GMPO_CLIP_HIGH,
+    GMPO_CLIP_LOW,
+    KL_COV_COEFF,
+    PROXIMAL_COEFF,
+    SAPO_NEGATIVE,
+    SAPO_POSITIVE,
+    SIMKO_ALPHA,
+    SIMKO_BOOST,
+    WEIGHT_MAX,
+    WEIGHT_MIN,
+)
 
 MIN_LOG_PRODUCT = math.log(1e-8)
 TINY = 1e-8
 
 
-@gate
-def policy_gradient(tokens: Tokens) -> Decision:
-    """The plain policy gradient: S = A * logprobs, w = 1. No ratio, so it is right for on-policy
-    data only.
+def policy_gradient(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+) -> LossAndMetrics:
+    """Plain policy gradient, without a ratio: right for on-policy data only.
+
+    S = A * logprobs;  w = 1
+
+    Args: as in gates.py; no numbers.
+
+    Returns:
+        Scalar loss, and its metrics.
 
     Source: Williams 1992, REINFORCE.
     """
-    return Decision(tokens.advantages * tokens.now, torch.ones_like(tokens.ratio))
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    value = tokens.advantages * tokens.now
+    decision = Decision(value, torch.ones_like(tokens.ratio))
+    return finish(tokens, decision, loss_weights, correction)
 
 
-def _clipped(
+def _clip(
     tokens: Tokens, clip_low: float, clip_high: float, clip_dual: float | None = None
 ) -> Decision:
-    ratio, advantages = tokens.ratio, tokens.advantages
-    high = (advantages > 0) & (ratio > 1 + clip_high)
-    low = (advantages < 0) & (ratio < 1 - clip_low)
+    """What `ppo_clip` decides about tokens."""
+    ratio = tokens.ratio
+    negative = tokens.advantages < 0
     cap = torch.inf if clip_dual is None else clip_dual
-    dual = (advantages < 0) & (ratio > cap)
-    bounded = torch.where(
-        high, 1 + clip_high, torch.where(low, 1 - clip_low, torch.where(dual, cap, ratio))
-    )
+    high = (tokens.advantages > 0) & (ratio > 1 + clip_high)
+    low = negative & (ratio < 1 - clip_low)
+    dual = negative & (ratio > cap)
+    bounded = torch.where(dual, cap, ratio)
+    bounded = torch.where(low, 1 - clip_low, bounded)
+    bounded = torch.where(high, 1 + clip_high, bounded)
     weight = torch.where(high | low | dual | ~tokens.inside, 0.0, ratio)
-    return Decision(
-        bounded * advantages, weight, high, low, further={"update/clip_frac_dual": dual}
-    )
+    further = {"update/clip_frac_dual": dual}
+    return Decision(bounded * tokens.advantages, weight, high, low, further=further)
 
 
-@gate
 def ppo_clip(
-    tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.2, clip_dual: float | None = None
-) -> Decision:
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    clip_low: float = CLIP_LOW.default,
+    clip_high: float = CLIP_HIGH.default,
+    clip_dual: float | None = CLIP_DUAL.default,
+) -> LossAndMetrics:
     """Clipped surrogate of PPO, shared by GRPO and DAPO.
 
-    S = min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A);   with clip_dual c, where A < 0:
-        max(S, c * A)
+    S = min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)
+        with clip_dual c, where A < 0: max(S, c * A)
     w = 0 if (A > 0 and r > 1 + clip_high) or (A < 0 and (r < 1 - clip_low or r > c)), else r
 
     The gradient is zero past the bound in the favored direction only: a token that moved the wrong
     way is pulled back. At a bound itself the token is not clipped.
-    Source: arXiv:1707.06347, Eq. 7; separate bounds: DAPO, arXiv:2503.14476; dual clip, typically
-    3: arXiv:1912.09729.
+
+    Args: as in gates.py, and
+        clip_low, clip_high: how far r may move from 1, offsets.
+        clip_dual: the largest r of a token with A < 0, typically 3; None for no such bound.
+
+    Returns:
+        Scalar loss, and its metrics.
+
+    Source: arXiv:1707.06347, Eq. 7; separate bounds: DAPO, arXiv:2503.14476; dual clip:
+    arXiv:1912.09729.
     """
-    return _clipped(tokens, clip_low, clip_high, clip_dual)
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    decision = _clip(tokens, clip_low, clip_high, clip_dual)
+    return finish(tokens, decision, loss_weights, correction)
 
 
-@gate
-def gspo(tokens: Tokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Decision:
+def gspo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    clip_low: float = GEOMETRIC_CLIP_LOW.default,
+    clip_high: float = GEOMETRIC_CLIP_HIGH.default,
+) -> LossAndMetrics:
     """Group sequence policy optimization: `ppo_clip` on the row's geometric-mean ratio.
 
-    s = exp(mean over the row of (logprobs - old_logprobs)), carried by every token of the row with
-    its own gradient; a row is clipped as a whole. With one advantage per row and `sequence_mean`
-    weights this is GSPO's gradient.
-    Source: arXiv:2507.18071, Eq. 5 and 14. The bounds are two orders of magnitude smaller than
-    PPO's.
+    s = exp(mean over the row of (logprobs - old_logprobs))
+
+    Every token of the row carries s with its own gradient; a row is clipped as a whole. With one
+    advantage per row and `sequence_mean` weights this is GSPO's gradient.
+
+    Args: as in gates.py, and
+        clip_low, clip_high: offsets of s from 1, two orders of magnitude smaller than PPO's.
+
+    Returns:
+        Scalar loss, and its metrics.
+
+    Source: arXiv:2507.18071, Eq. 5 and 14.
     """
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
     mean = geometric_level(tokens.log_ratio, tokens.mask)
-    return _clipped(
-        tokens._replace(log_ratio=mean, ratio=mean.exp(), inside=tokens.mask), clip_low, clip_high
-    )
+    row = tokens._replace(log_ratio=mean, ratio=mean.exp(), inside=tokens.mask)
+    decision = _clip(row, clip_low, clip_high)
+    return finish(tokens, decision, loss_weights, correction)
 
 
-@gate
-def cispo(tokens: Tokens, *, weight_min: float = 0.0, weight_max: float = 5.0) -> Decision:
+def cispo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    weight_min: float = WEIGHT_MIN.default,
+    weight_max: float = WEIGHT_MAX.default,
+) -> LossAndMetrics:
     """Clipped importance weights: the ratio is capped as a weight, and no token loses its gradient.
 
-    w = clip(r, weight_min, weight_max), detached;  S = w * A * logprobs.
-    Source: CISPO, MiniMax-M1, arXiv:2506.13585, Eq. 4. The bounds are absolute, not offsets from 1;
-    the paper's lower bound is inactive, hence 0.
+    w = clip(r, weight_min, weight_max), detached;  S = w * A * logprobs
+
+    Args: as in gates.py, and
+        weight_min, weight_max: absolute bounds of w, not offsets from 1; the paper's lower bound is
+            inactive, hence 0.
+
+    Returns:
+        Scalar loss, and its metrics.
+
+    Source: CISPO, MiniMax-M1, arXiv:2506.13585, Eq. 4.
     """
-    weight, live = tokens.ratio.clamp(weight_min, weight_max), tokens.advantages != 0
-    high, low = live & (tokens.ratio > weight_max), live & (tokens.ratio < weight_min)
-    return Decision(weight * tokens.advantages * tokens.now, weight, high, low)
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    live = tokens.advantages != 0
+    weight = tokens.ratio.clamp(weight_min, weight_max)
+    value = weight * tokens.advantages * tokens.now
+    high = live & (tokens.ratio > weight_max)
+    low = live & (tokens.ratio < weight_min)
+    decision = Decision(value, weight, high, low)
+    return finish(tokens, decision, loss_weights, correction)
 
 
 def _sigmoid_gate(tokens: Tokens, positive: float, negative: float) -> Decision:
+    """What `sapo` decides with the sharpness `positive` where A > 0, `negative` elsewhere."""
     tau = torch.full_like(tokens.ratio, negative).masked_fill(tokens.advantages > 0, positive)
     sigma = torch.sigmoid(tau * (tokens.ratio - 1))
     weight = torch.where(tokens.inside, tokens.ratio * 4 * sigma * (1 - sigma), 0.0)
     return Decision(4 / tau * sigma * tokens.advantages, weight)
 
 
-@gate
-def sapo(tokens: Tokens, *, sapo_positive: float = 1.0, sapo_negative: float = 1.05) -> Decision:
-    """Soft adaptive gate: a sigmoid instead of a cliff; the weight decays smoothly and never
-    reaches zero.
+def sapo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    sapo_positive: float = SAPO_POSITIVE.default,
+    sapo_negative: float = SAPO_NEGATIVE.default,
+) -> LossAndMetrics:
+    """Soft adaptive gate: a sigmoid instead of a cliff, so that a weight fades and is never zero.
 
-    S = 4 / tau * sigmoid(tau * (r - 1)) * A;
-        w = r * 4 * sigma * (1 - sigma) = r * sech(tau * (r - 1) / 2)^2
-    tau = sapo_positive where A > 0, else sapo_negative: larger, so that negative tokens fade
-    sooner.
-    Source: SAPO, arXiv:2511.20347. The value at r = 1 is 2 * A / tau: not comparable with PPO's.
+    S = 4 / tau * sigmoid(tau * (r - 1)) * A
+    w = r * 4 * sigma * (1 - sigma) = r * sech(tau * (r - 1) / 2)^2
+
+    The value at r = 1 is 2 * A / tau: not comparable with PPO's.
+
+    Args: as in gates.py, and
+        sapo_positive: tau where A > 0.
+        sapo_negative: tau elsewhere; larger, so that negative tokens fade sooner.
+
+    Returns:
+        Scalar loss, and its metrics.
+
+    Source: SAPO, arXiv:2511.20347.
     """
-    return _sigmoid_gate(tokens, sapo_positive, sapo_negative)
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    decision = _sigmoid_gate(tokens, sapo_positive, sapo_negative)
+    return finish(tokens, decision, loss_weights, correction)
 
 
-@gate
-def rgpo_like(tokens: Tokens, *, gate_sharpness: float = 1.0) -> Decision:
-    """Rejection gating with a sigmoid acceptance: S = 4 / k * sigmoid(k * (r - 1)) * A, k =
-    gate_sharpness, both signs.
+def rgpo_like(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    gate_sharpness: float = GATE_SHARPNESS.default,
+) -> LossAndMetrics:
+    """Rejection gating with a sigmoid acceptance: `sapo` with one sharpness for both signs.
+
+    S = 4 / k * sigmoid(k * (r - 1)) * A
+
+    Args: as in gates.py, and
+        gate_sharpness: k.
+
+    Returns:
+        Scalar loss, and its metrics.
 
     Source: after RGPO, arXiv:2604.14895. The paper's exact gate and its second gate on the
     reference ratio could not be verified, hence the name; no guarantee of the paper is claimed.
     """
-    return _sigmoid_gate(tokens, gate_sharpness, gate_sharpness)
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    decision = _sigmoid_gate(tokens, gate_sharpness, gate_sharpness)
+    return finish(tokens, decision, loss_weights, correction)
 
 
 def _divergence_gate(
     tokens: Tokens, divergence: Tensor, dppo_low: float, dppo_high: float, weight_max: float
 ) -> Decision:
-    """w = min(r, weight_max), 0 where the token moved the favored way and its divergence is above
-    the bound.
-    """
+    """w = min(r, weight_max), or 0 past the divergence's bound in the favored direction."""
     high = (tokens.advantages > 0) & (tokens.log_ratio > 0) & (divergence > dppo_high)
     low = (tokens.advantages < 0) & (tokens.log_ratio < 0) & (divergence > dppo_low)
     weight = torch.where(high | low, 0.0, tokens.ratio.clamp(max=weight_max))
@@ -142,253 +266,442 @@ def _divergence_gate(
     return Decision(value, weight, high, low, further={"update/divergence": divergence})
 
 
-@gate
 def dppo_tv(
-    tokens: Tokens, *, dppo_low: float = 0.2, dppo_high: float = 0.2, weight_max: float = 20.0
-) -> Decision:
-    """Divergence PPO, total variation of {sampled token, all others}: bounds the change of
-    probability, not the ratio.
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    dppo_low: float = DPPO_LOW.default,
+    dppo_high: float = DPPO_HIGH.default,
+    weight_max: float = DPPO_WEIGHT_MAX.default,
+) -> LossAndMetrics:
+    """Divergence PPO by total variation: bounds the change of probability, not the ratio.
 
-    M = 0 if (A > 0 and p - mu > dppo_high) or (A < 0 and mu - p > dppo_low);
-        w = min(p / mu, weight_max) * M
+    M = 0 if (A > 0 and p - mu > dppo_high) or (A < 0 and mu - p > dppo_low)
+    w = min(p / mu, weight_max) * M;  S = w * A * logprobs
 
-    A rare token may triple, 0.01 to 0.03, where PPO would clip it; 0.5 to 0.75 is stopped.
-    `old_logprobs` are the sampler's (denominator "rollout"), so the mismatch is inside the ratio
-    and takes no further correction.
+    The total variation is that of {sampled token, all others}. A rare token may triple, 0.01 to
+    0.03, where PPO would clip it; 0.5 to 0.75 is stopped. `old_logprobs` are the sampler's
+    (denominator "rollout"), so the mismatch is inside the ratio and takes no further correction.
+
+    Args: as in gates.py, and
+        dppo_low, dppo_high: largest fall and rise of the probability in the favored direction.
+        weight_max: largest weight of a token.
+
+    Returns:
+        Scalar loss, and its metrics.
 
     Source: DPPO, arXiv:2602.04879. Bounds of prime-rl; the paper's were not verified.
     """
-    moved = (tokens.now.exp() - (tokens.now - tokens.log_ratio).exp()).abs()
-    return _divergence_gate(tokens, moved, dppo_low, dppo_high, weight_max)
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    divergence = (tokens.now.exp() - tokens.old.exp()).abs()
+    decision = _divergence_gate(tokens, divergence, dppo_low, dppo_high, weight_max)
+    return finish(tokens, decision, loss_weights, correction)
 
 
-@gate
 def dppo_kl(
-    tokens: Tokens, *, dppo_low: float = 0.2, dppo_high: float = 0.2, weight_max: float = 20.0
-) -> Decision:
-    """Divergence PPO with the KL of {sampled token, all others}: K = mu log(mu/p) + (1-mu)
-    log((1-mu)/(1-p)).
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    dppo_low: float = DPPO_LOW.default,
+    dppo_high: float = DPPO_HIGH.default,
+    weight_max: float = DPPO_WEIGHT_MAX.default,
+) -> LossAndMetrics:
+    """Divergence PPO by the KL of {sampled token, all others}: `dppo_tv` with another distance.
 
-    As `dppo_tv` with K above the bound in place of the change of probability; the two disagree near
+    K = mu log(mu / p) + (1 - mu) log((1 - mu) / (1 - p))
+
+    K above the bound takes the place of the change of probability; the two disagree near
     probability 1.
+
+    Args: as in gates.py, and
+        dppo_low, dppo_high: largest K, in nats, of a token that fell or rose as favored.
+        weight_max: largest weight of a token.
+
+    Returns:
+        Scalar loss, and its metrics.
+
     Source: DPPO, arXiv:2602.04879.
     """
-    log_mu = tokens.now - tokens.log_ratio
-    others, others_mu = ((-x.expm1()).clamp(min=TINY) for x in (tokens.now, log_mu))
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    log_mu = tokens.old
+    others = (-tokens.now.expm1()).clamp(min=TINY)
+    others_mu = (-log_mu.expm1()).clamp(min=TINY)
     divergence = -log_mu.exp() * tokens.log_ratio + others_mu * (others_mu / others).log()
-    return _divergence_gate(tokens, divergence, dppo_low, dppo_high, weight_max)
+    decision = _divergence_gate(tokens, divergence, dppo_low, dppo_high, weight_max)
+    return finish(tokens, decision, loss_weights, correction)
 
 
-def _buckets(
-    tokens: Tokens, *, top_logprobs: Tensor, old_top_logprobs: Tensor, sampled_in_top: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Probabilities of {top K, the sampled token if not among them, the rest}, [B, T, K + 2]: now
-    and when sampled.
-    """
-
-    def buckets(own: Tensor, top: Tensor) -> Tensor:
-        listed = fill_masked(top.detach(), tokens.mask[..., None], -torch.inf).exp()
-        known = torch.cat([listed, torch.where(sampled_in_top, 0.0, own.exp())[..., None]], dim=-1)
-        return torch.cat([known, (1 - known.sum(-1, keepdim=True)).clamp(min=0)], dim=-1)
-
-    return buckets(tokens.now, top_logprobs), buckets(
-        tokens.now - tokens.log_ratio, old_top_logprobs
-    )
+def _buckets(tokens: Tokens, own: Tensor, top: Tensor, sampled_in_top: Tensor) -> Tensor:
+    """Probabilities [B, T, K + 2] of the top K, the sampled token if not among them, the rest."""
+    listed = fill_masked(top.detach(), tokens.mask[..., None], -torch.inf).exp()
+    sampled = torch.where(sampled_in_top, 0.0, own.exp())[..., None]
+    known = torch.cat([listed, sampled], dim=-1)
+    rest = (1 - known.sum(-1, keepdim=True)).clamp(min=0)
+    return torch.cat([known, rest], dim=-1)
 
 
-@gate
 def dppo_topk_tv(
-    tokens: Tokens,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
     *,
-    dppo_low: float = 0.2,
-    dppo_high: float = 0.2,
-    weight_max: float = 20.0,
-    **top: Tensor,
-) -> Decision:
-    """`dppo_tv` with the total variation over the sampler's top K tokens, the sampled one, and the
-    rest.
+    top_logprobs: Tensor,
+    old_top_logprobs: Tensor,
+    sampled_in_top: Tensor,
+    correction: Tensor | None = None,
+    dppo_low: float = DPPO_LOW.default,
+    dppo_high: float = DPPO_HIGH.default,
+    weight_max: float = DPPO_WEIGHT_MAX.default,
+) -> LossAndMetrics:
+    """`dppo_tv` over the sampler's top K tokens, the sampled one, and the rest.
 
-    Takes top_logprobs, old_top_logprobs and sampled_in_top.
+    D = 1/2 * sum over these buckets of |p - mu|
+
+    Args: as in gates.py, and
+        top_logprobs, old_top_logprobs: [B, T, K] nats of the sampler's K most likely tokens, now
+            and when sampled; detached here.
+        sampled_in_top: [B, T] bool, the sampled token is among them.
+        dppo_low, dppo_high: largest D of a token that fell or rose as favored.
+        weight_max: largest weight of a token.
+
+    Returns:
+        Scalar loss, and its metrics.
+
     Source: DPPO, arXiv:2602.04879, whose authors report no gain over the two-bucket form.
     """
-    p, mu = _buckets(tokens, **top)
-    return _divergence_gate(tokens, (p - mu).abs().sum(-1) / 2, dppo_low, dppo_high, weight_max)
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    p = _buckets(tokens, tokens.now, top_logprobs, sampled_in_top)
+    mu = _buckets(tokens, tokens.old, old_top_logprobs, sampled_in_top)
+    divergence = (p - mu).abs().sum(-1) / 2
+    decision = _divergence_gate(tokens, divergence, dppo_low, dppo_high, weight_max)
+    return finish(tokens, decision, loss_weights, correction)
 
 
-@gate
 def dppo_topk_kl(
-    tokens: Tokens,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
     *,
-    dppo_low: float = 0.2,
-    dppo_high: float = 0.2,
-    weight_max: float = 20.0,
-    **top: Tensor,
-) -> Decision:
-    """`dppo_kl` with KL(sampler || current) over the same buckets as `dppo_topk_tv`."""
-    p, mu = _buckets(tokens, **top)
+    top_logprobs: Tensor,
+    old_top_logprobs: Tensor,
+    sampled_in_top: Tensor,
+    correction: Tensor | None = None,
+    dppo_low: float = DPPO_LOW.default,
+    dppo_high: float = DPPO_HIGH.default,
+    weight_max: float = DPPO_WEIGHT_MAX.default,
+) -> LossAndMetrics:
+    """`dppo_kl` over the sampler's top K tokens, the sampled one, and the rest.
+
+    D = KL(sampler || current) = sum over these buckets of mu log(mu / p)
+
+    Args: as in gates.py, and
+        top_logprobs, old_top_logprobs, sampled_in_top: as in `dppo_topk_tv`.
+        dppo_low, dppo_high: largest D, in nats, of a token that fell or rose as favored.
+        weight_max: largest weight of a token.
+
+    Returns:
+        Scalar loss, and its metrics.
+
+    Source: DPPO, arXiv:2602.04879.
+    """
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    p = _buckets(tokens, tokens.now, top_logprobs, sampled_in_top)
+    mu = _buckets(tokens, tokens.old, old_top_logprobs, sampled_in_top)
     divergence = (mu * (mu.clamp(min=TINY) / p.clamp(min=TINY)).log()).sum(-1)
-    return _divergence_gate(tokens, divergence, dppo_low, dppo_high, weight_max)
+    decision = _divergence_gate(tokens, divergence, dppo_low, dppo_high, weight_max)
+    return finish(tokens, decision, loss_weights, correction)
 
 
-@gate
-def vespo(tokens: Tokens) -> Decision:
-    """Soft weight of the whole response: w = phi(W), detached; phi(W) = e^l W^k e^(-l W), phi(1) =
-    1, maximum at k / l.
+def vespo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+) -> LossAndMetrics:
+    """Soft weight of the whole response, largest near ratio 1 and fading on either side.
 
-    (k, l) = (2, 3) where A >= 0 and (3, 2) where A < 0. W is the ratio this gate is given: the
-    product over the row against the sampler (ratio "sequence", denominator "rollout"), its
-    logarithm kept in [log 1e-8, 20].
+    w = phi(W), detached;  phi(W) = e^l W^k e^(-l W);  S = w * A * logprobs
+
+    phi(1) = 1, and phi is largest at k / l. (k, l) = (2, 3) where A >= 0 and (3, 2) where A < 0. W
+    is the ratio this gate is given: the product over the row against the sampler (ratio "sequence",
+    denominator "rollout"), its logarithm kept in [log 1e-8, 20].
+
+    Args: as in gates.py; no numbers.
+
+    Returns:
+        Scalar loss, and its metrics.
 
     Source: VESPO, arXiv:2602.10693. W is a true product: on long rows a small drift drives phi to
     0.
     """
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
     log_w = tokens.log_ratio.clamp(min=MIN_LOG_PRODUCT)
     positive = tokens.advantages >= 0
-    k, decay = (
-        torch.full_like(log_w, x).masked_fill(positive, y) for x, y in ((3.0, 2.0), (2.0, 3.0))
-    )
+    k = torch.full_like(log_w, 3.0).masked_fill(positive, 2.0)
+    decay = torch.full_like(log_w, 2.0).masked_fill(positive, 3.0)
     weight = (decay + k * log_w - decay * log_w.exp()).exp()
-    return Decision(weight * tokens.advantages * tokens.now, weight)
+    decision = Decision(weight * tokens.advantages * tokens.now, weight)
+    return finish(tokens, decision, loss_weights, correction)
 
 
-@gate
-def proximal(tokens: Tokens, *, proximal_coeff: float = 1e-3) -> Decision:
-    """Policy gradient with a quadratic pull to the old policy: S = A * logprobs - proximal_coeff /
-    2 * (log r)^2.
+def proximal(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    proximal_coeff: float = PROXIMAL_COEFF.default,
+) -> LossAndMetrics:
+    """Policy gradient with a quadratic pull to the old policy, and no clip.
 
-    dS / d logprobs = A - proximal_coeff * log r. No clip; right off-policy too, with the sampler as
-    denominator.
+    S = A * logprobs - proximal_coeff / 2 * (log r)^2
+    dS / d logprobs = A - proximal_coeff * log r
+
+    Right off-policy too, with the sampler as denominator.
+
+    Args: as in gates.py, and
+        proximal_coeff: strength of the pull.
+
+    Returns:
+        Scalar loss, and its metrics.
+
     Source: Kimi k1.5, arXiv:2501.12599; DRO, arXiv:2405.19107.
     """
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
     pull = proximal_coeff * tokens.log_ratio
     value = tokens.advantages * tokens.now - pull * tokens.log_ratio / 2
     slope = tokens.advantages - torch.where(tokens.inside, pull, 0.0)
     weight = torch.where(tokens.advantages == 0, 1.0, slope / tokens.advantages)
-    return Decision(value, weight, push=slope * tokens.own_push)
+    decision = Decision(value, weight, push=slope * tokens.own_push)
+    return finish(tokens, decision, loss_weights, correction)
 
 
 def _clipped_geometric_mean(tokens: Tokens, clip_low: float, clip_high: float) -> Decision:
-    high = (tokens.advantages > 0) & (tokens.log_ratio > clip_high)
-    low = (tokens.advantages < 0) & (tokens.log_ratio < -clip_low)
-    kept = torch.where(high, clip_high, torch.where(low, -clip_low, tokens.log_ratio))
+    """What `gmpo` decides about tokens."""
+    log_ratio = tokens.log_ratio
+    high = (tokens.advantages > 0) & (log_ratio > clip_high)
+    low = (tokens.advantages < 0) & (log_ratio < -clip_low)
+    kept = torch.where(high, clip_high, torch.where(low, -clip_low, log_ratio))
     ratio = geometric_level(kept, tokens.mask).exp()
     weight = torch.where(high | low | ~tokens.inside, 0.0, ratio)
     return Decision(ratio * tokens.advantages, weight, high, low)
 
 
-@gate
-def gmpo(tokens: Tokens, *, clip_low: float = 0.4, clip_high: float = 0.4) -> Decision:
+def gmpo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    clip_low: float = GMPO_CLIP_LOW.default,
+    clip_high: float = GMPO_CLIP_HIGH.default,
+) -> LossAndMetrics:
     """Geometric-mean policy optimization: the row's geometric mean of clipped token ratios.
 
-    x~ = min(log r, clip_high) where A > 0, max(log r, -clip_low) where A < 0;
-        M = exp(mean over the row of x~)
-    w = M for tokens that were not clipped, else 0. With `sequence_mean` weights this is the
-    gradient of -M * A.
+    x~ = min(log r, clip_high) where A > 0, max(log r, -clip_low) where A < 0
+    M = exp(mean over the row of x~);  S = M * A
+    w = M for tokens that were not clipped, else 0
+
+    With `sequence_mean` weights this is the gradient of -M * A.
+
+    Args: as in gates.py, and
+        clip_low, clip_high: bounds of log r, nats.
+
+    Returns:
+        Scalar loss, and its metrics.
+
     Source: GMPO, arXiv:2507.20673.
     """
-    return _clipped_geometric_mean(tokens, clip_low, clip_high)
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    decision = _clipped_geometric_mean(tokens, clip_low, clip_high)
+    return finish(tokens, decision, loss_weights, correction)
 
 
-@gate
 def rspo(
-    tokens: Tokens, *, router_shift: Tensor, clip_low: float = 0.4, clip_high: float = 0.4
-) -> Decision:
-    """Router-shift policy optimization: each token's ratio is scaled down by how far its experts
-    moved, then `gmpo`.
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    router_shift: Tensor,
+    correction: Tensor | None = None,
+    clip_low: float = GMPO_CLIP_LOW.default,
+    clip_high: float = GMPO_CLIP_HIGH.default,
+) -> LossAndMetrics:
+    """Router-shift policy optimization: `gmpo` on ratios scaled down by how far the experts moved.
 
-    r~ = r * gamma, gamma = max(exp(-Delta), gamma_min) from `selections.router_shift`, detached:
-    with gradient, training collapses (paper). The bounds are on log r~.
+    r~ = r * gamma,  gamma = max(exp(-Delta), gamma_min)
+
+    gamma is `selections.router_shift`, detached: with gradient, training collapses (paper).
+
+    Args: as in gates.py, and
+        router_shift: [B, T], gamma.
+        clip_low, clip_high: bounds of log r~, nats.
+
+    Returns:
+        Scalar loss, and its metrics.
+
     Source: RSPO, arXiv:2510.23027.
     """
-    require_same_shape(mask=tokens.mask, router_shift=router_shift)
-    shifted = tokens.log_ratio + fill_masked(router_shift.detach(), tokens.mask, 1.0).log()
-    return _clipped_geometric_mean(tokens._replace(log_ratio=shifted), clip_low, clip_high)
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    require_same_shape(mask=mask, router_shift=router_shift)
+    gamma = fill_masked(router_shift.detach(), mask, 1.0)
+    shifted = tokens._replace(log_ratio=tokens.log_ratio + gamma.log())
+    decision = _clipped_geometric_mean(shifted, clip_low, clip_high)
+    return finish(tokens, decision, loss_weights, correction)
 
 
-@gate
 def simko(
-    tokens: Tokens,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
     *,
     top_logprobs: Tensor,
     old_top_logprobs: Tensor,
     explore: Tensor,
     sampled_is_top: Tensor,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    simko_alpha: float = 0.01,
-    simko_boost: float = 1.1,
-) -> Decision:
-    """Simple pass@k optimization: right answers lift the other top candidates too, wrong top-1
-    tokens fall harder.
+    correction: Tensor | None = None,
+    clip_low: float = CLIP_LOW.default,
+    clip_high: float = CLIP_HIGH.default,
+    simko_alpha: float = SIMKO_ALPHA.default,
+    simko_boost: float = SIMKO_BOOST.default,
+) -> LossAndMetrics:
+    """Simple pass@k optimization: right answers lift the other top candidates too.
 
-    On `explore` tokens:
+    On `explore` tokens, then PPO's clip:
       A > 0:
           r~ = (1 - alpha) * r + alpha / K * sum_k sg(r / r_k) * r_k: the value of r, its gradient
               shared with the top K candidates (a sampled token among them gets both parts)
       A < 0 and the sampled token was the most likely one:  A * simko_boost
-    then PPO's clip. `top_logprobs` carry a gradient here; `old_top_logprobs` cancel, only their
-    shape is checked.
-    Source: SimKO, arXiv:2510.14807, and the authors' code. It is not an entropy bonus.
+
+    It is not an entropy bonus.
+
+    Args: as in gates.py, and
+        top_logprobs: [B, T, K] nats of the sampler's K most likely tokens now; carries a gradient.
+        old_top_logprobs: [B, T, K], when sampled; they cancel, only their shape is checked.
+        explore: [B, T] bool, tokens of high entropy (`selections.above_row_quantile`).
+        sampled_is_top: [B, T] bool, the sampled token was the most likely one.
+        clip_low, clip_high: offsets of r from 1.
+        simko_alpha: share of the gradient that goes to the candidates.
+        simko_boost: factor on A of wrong top-1 tokens.
+
+    Returns:
+        Scalar loss, and its metrics.
+
+    Source: SimKO, arXiv:2510.14807, and the authors' code.
     """
-    require_same_shape(mask=tokens.mask, explore=explore, sampled_is_top=sampled_is_top)
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    require_same_shape(mask=mask, explore=explore, sampled_is_top=sampled_is_top)
     require_same_shape(top_logprobs=top_logprobs, old_top_logprobs=old_top_logprobs)
     boosted = explore & sampled_is_top & (tokens.advantages < 0)
-    advantages = torch.where(boosted, simko_boost * tokens.advantages, tokens.advantages)
-    clip = _clipped(tokens._replace(advantages=advantages), clip_low, clip_high)
+    boosted_advantages = torch.where(boosted, simko_boost * tokens.advantages, tokens.advantages)
+    clip = _clip(tokens._replace(advantages=boosted_advantages), clip_low, clip_high)
     shares = explore & (tokens.advantages > 0)
     alpha = simko_alpha * shares.to(tokens.ratio.dtype)
-    top = fill_masked(top_logprobs, tokens.mask[..., None])
-    push = (
-        clip.weight
-        * advantages
-        * ((1 - alpha) * tokens.own_push + alpha * (top - top.detach()).mean(-1))
-    )
-    return clip._replace(push=push, further={"update/simko_frac": shares | boosted})
+    top = fill_masked(top_logprobs, mask[..., None])
+    candidates_push = (top - top.detach()).mean(-1)
+    shared_push = (1 - alpha) * tokens.own_push + alpha * candidates_push
+    push = clip.weight * boosted_advantages * shared_push
+    decision = clip._replace(push=push, further={"update/simko_frac": shares | boosted})
+    return finish(tokens, decision, loss_weights, correction)
 
 
-@gate
 def clip_cov(
-    tokens: Tokens, *, selected: Tensor, clip_low: float = 0.2, clip_high: float = 0.2
-) -> Decision:
-    """PPO's clip without gradient on `selected`: a few tokens whose logprob and advantage covary
-    strongly.
-
-    Source: Clip-Cov, arXiv:2505.22617. The choice is made over the whole step
-    (`selections.select_clip_cov`).
-    """
-    clip = _clipped(tokens, clip_low, clip_high)
-    weight = torch.where(selected, 0.0, clip.weight)
-    return clip._replace(weight=weight, further={**clip.further, "update/selected_frac": selected})
-
-
-@gate
-def kl_cov(
-    tokens: Tokens,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
     *,
     selected: Tensor,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    kl_cov_coeff: float = 1.0,
-) -> Decision:
-    """PPO's clip, and on `selected` tokens, of the largest covariance, a penalty kl_cov_coeff *
-    |log r|.
+    correction: Tensor | None = None,
+    clip_low: float = CLIP_LOW.default,
+    clip_high: float = CLIP_HIGH.default,
+) -> LossAndMetrics:
+    """PPO's clip without gradient on a few tokens whose logprob and advantage covary strongly.
 
-    Source: KL-Cov, arXiv:2505.22617; coefficient 1 in the paper, 0.1 in verl. The choice is made
-    over the whole step (`selections.select_kl_cov`).
+    S as in `ppo_clip`;  w = 0 on `selected` tokens
+
+    Args: as in gates.py, and
+        selected: [B, T] bool, chosen over the whole step (`selections.select_clip_cov`).
+        clip_low, clip_high: offsets of r from 1.
+
+    Returns:
+        Scalar loss, and its metrics.
+
+    Source: Clip-Cov, arXiv:2505.22617.
     """
-    clip = _clipped(tokens, clip_low, clip_high)
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    clip = _clip(tokens, clip_low, clip_high)
+    weight = torch.where(selected, 0.0, clip.weight)
+    further = {**clip.further, "update/selected_frac": selected}
+    decision = clip._replace(weight=weight, further=further)
+    return finish(tokens, decision, loss_weights, correction)
+
+
+def kl_cov(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    selected: Tensor,
+    correction: Tensor | None = None,
+    clip_low: float = CLIP_LOW.default,
+    clip_high: float = CLIP_HIGH.default,
+    kl_cov_coeff: float = KL_COV_COEFF.default,
+) -> LossAndMetrics:
+    """PPO's clip, and a pull to the old policy on the tokens of the largest covariance.
+
+    S as in `ppo_clip`, minus kl_cov_coeff * |log r| on `selected` tokens
+
+    Args: as in gates.py, and
+        selected: [B, T] bool, chosen over the whole step (`selections.select_kl_cov`).
+        clip_low, clip_high: offsets of r from 1.
+        kl_cov_coeff: strength of the pull; 1 in the paper, 0.1 in verl.
+
+    Returns:
+        Scalar loss, and its metrics.
+
+    Source: KL-Cov, arXiv:2505.22617.
+    """
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    clip = _clip(tokens, clip_low, clip_high)
     coeff = kl_cov_coeff * (selected & tokens.inside).to(tokens.ratio.dtype)
+    value = clip.value - coeff * tokens.log_ratio.abs()
     slope = clip.weight * tokens.advantages - coeff * tokens.log_ratio.sign()
-    value, further = (
-        clip.value - coeff * tokens.log_ratio.abs(),
-        {**clip.further, "update/selected_frac": selected},
-    )
-    return clip._replace(value=value, push=slope * tokens.own_push, further=further)
+    push = slope * tokens.own_push
+    further = {**clip.further, "update/selected_frac": selected}
+    decision = clip._replace(value=value, push=push, further=further)
+    return finish(tokens, decision, loss_weights, correction)
 
 
-# Row.gate -> the function; its numbers are the train fields of PARAMETERS. A gate that reads
-# further tensors takes them by keyword; its needs are in algorithms.NEEDS.
-GATES: dict[str, Callable[..., LossAndMetrics]] = {
+# Row.gate -> its loss. The numbers and tensors that it reads by keyword are named by the table of
+# algorithms (oxrl/tables).
+GATES: dict[str, Gate] = {
     "policy_gradient": policy_gradient,
     "ppo_clip": ppo_clip,
     "cispo": cispo,

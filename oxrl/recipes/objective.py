@@ -16,10 +16,10 @@ from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
 from oxrl.functional.corrections import CORRECTIONS, Level, importance_ratio
 from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k3_ratio
 from oxrl.functional.masks import weighted_sum
-from oxrl.functional.policy_losses import GATES
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
 from oxrl.functional.weights import WEIGHTS
 from oxrl.recipes.features.base import Feature, Prepared
+from oxrl.recipes.user_gate import find_gate
 from oxrl.types import Output, PolicyBatch, RolloutBatch
 
 LOGPROBS: Want = frozenset({"logprobs"})
@@ -44,7 +44,7 @@ class Objective:
         )
         self.ratio = RATIOS[row.ratio]
         self.ratio_to_sampler = row.denominator == "rollout"
-        self.gate = partial(GATES[row.gate], **train.numbers("gate", row.gate))
+        self.gate = partial(find_gate(row.gate), **train.numbers("gate", row.gate))
         weights_numbers = train.numbers("weights", row.weights)
         if row.weights == "fixed_length":
             weights_numbers = {"weights_length": train.weights_length or max_tokens}

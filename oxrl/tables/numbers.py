@@ -2,14 +2,14 @@
 
 A function of `oxrl.functional` takes its default from here (`clip_low: float = CLIP_LOW.default`),
 a cell of the tables names the numbers it reads, and `oxrl.config` makes the fields of `train` from
-them. A cell whose default is its own has a constant of its own (`GMPO_CLIP_LOW = CLIP_LOW.at(0.4)`).
-Pure data: imports nothing of oxRL.
+them. A cell with a default of its own has a constant of its own, made by `at`. Pure data: imports
+nothing of oxRL.
 """
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 T = TypeVar("T", bound="float | str | None")
 Value = float | int | str | bool | None
@@ -56,10 +56,13 @@ class Number(Generic[T]):
         return replace(self, default=default, source=source)
 
     @property
-    def path(self) -> str:
-        """Dotted path in the YAML file."""
-        return f"train.{self.field or self.name}"
+    def key(self) -> str:
+        """Field of `train` in the YAML file."""
+        return self.field or self.name
 
+
+# What a cell, a method or a feature reads.
+Numbers = tuple[Number[Any], ...]
 
 # --- Gates: how far a token may move.
 CLIP_LOW = Number(
@@ -80,6 +83,7 @@ CLIP_HIGH = Number(
 )
 GEOMETRIC_CLIP_LOW = CLIP_LOW.at(3e-4, "GSPO, arXiv:2507.18071")
 GEOMETRIC_CLIP_HIGH = CLIP_HIGH.at(4e-4, "GSPO, arXiv:2507.18071")
+DAPO_CLIP_HIGH = CLIP_HIGH.at(0.28, "DAPO, arXiv:2503.14476")
 GMPO_CLIP_LOW = CLIP_LOW.at(0.4, "GMPO, arXiv:2507.20673; on log r")
 GMPO_CLIP_HIGH = CLIP_HIGH.at(0.4, "GMPO, arXiv:2507.20673; on log r")
 CLIP_DUAL: Number[float | None] = Number(
@@ -528,3 +532,9 @@ KEEP_PER_PROMPT: Number[int | None] = Number(
 CENTER_COEFF = Number(
     "center_coeff", 0.0, "Reward model: weight of the squared sum of a pair's scores.", ge=0
 )
+
+# Field of `train` -> the number as it was first declared.
+NUMBERS: dict[str, Number[Any]] = {}
+for _number in tuple(globals().values()):
+    if isinstance(_number, Number):
+        NUMBERS.setdefault(_number.key, _number)

@@ -2,13 +2,8 @@
 
     rewards -> advantage -> ratio (level, denominator) -> gate -> correction -> KL -> loss weights
 
-A cell names a function in `oxrl/functional` (ADVANTAGES, RATIOS, GATES, CORRECTIONS, KLS, WEIGHTS
-there, and by a gate's name SELECTIONS: what it reads of the whole step); a recipe resolves the
-names once, when it is built. `PARAMETERS` says which `train.*` fields each cell reads: the config
-refuses any other. `NEEDS` says what a cell cannot
-do without, `BUILT` which of these the recipes deliver: a row that needs more is listed, proved and
-documented, but refused by the config (`Row.unsupported`). All of that holds for rows composed by
-hand as well, because it belongs to cells.
+What a cell reads and needs stands in `cells.py`; a row names its cells, and overrides what its
+source does otherwise.
 """
 
 from __future__ import annotations
@@ -17,19 +12,56 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
-from oxrl.tables.preference import METHODS
-
-Value = float | int | str | bool | None
+from oxrl.tables.cells import (
+    ADAPTIVE_KL,
+    CELLS,
+    DYNAMIC_SAMPLING,
+    INTERPOLATED_ANCHOR,
+    OVERLONG_PENALTY,
+    POSITIVE_NLL,
+    REFERENCE_RESET,
+    ROUTING,
+    Cell,
+    Feature,
+    find_cell,
+)
+from oxrl.tables.numbers import (
+    CENTER_COEFF,
+    CLIP_HIGH,
+    CORRECTION_LEVEL,
+    CORRECTION_MAX,
+    CORRECTION_MIN,
+    CRITIC_WARMUP_STEPS,
+    DAPO_CLIP_HIGH,
+    KEEP_PER_PROMPT,
+    KEEP_REWARD,
+    KL_COEFF,
+    NLL_COEFF,
+    REFERENCE_SYNC_RATE,
+    Numbers,
+    Value,
+)
+from oxrl.tables.preference import METHODS, Method
 
 
 @dataclass(frozen=True)
 class Row:
     """One algorithm.
 
-    `extras` are features of the recipe beyond its cells; `defaults` values of `train.*` fields that
-    differ from the schema's; `deviation` what differs from the source, and why; `shared_weight` why
-    a token's effective weight depends on other tokens or reaches other tokens (empty for
-    token-local rows); `exempt` maps a proof to the reason why it does not apply.
+    Args:
+        name: as in `train.alg_name`.
+        source: where it comes from.
+        summary: what it is, in a line.
+        use: when to choose it.
+        deviation: what differs from the source, and why.
+        recipe: which loop trains it.
+        advantage, ratio, denominator, gate, correction, kl, weights: names of its cells.
+        features: what the recipe does for it beside its cells.
+        numbers: what the row itself reads, beside its cells.
+        overrides: numbers of its cells and features with another default than theirs.
+        shared_weight: why a token's effective weight depends on other tokens or reaches them;
+            empty for token-local rows.
+        exempt: proof -> the reason why it does not apply.
     """
 
     name: str
@@ -39,8 +71,6 @@ class Row:
     use: str = ""
     deviation: str = ""
     recipe: Literal["rl", "supervised", "rejection", "preference", "reward_model"] = "rl"
-    # Fields of `train` that the row itself reads, beside those of its cells.
-    numbers: tuple[str, ...] = ()
     advantage: str = "group_normalize"
     ratio: Literal["none", "token", "sequence", "geometric"] = "token"
     denominator: Literal["old", "rollout"] = "old"
@@ -48,22 +78,49 @@ class Row:
     correction: str = "none"
     kl: str = "none"
     weights: str = "token_mean"
-    extras: tuple[str, ...] = ()
-    defaults: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    features: tuple[Feature, ...] = ()
+    numbers: Numbers = ()
+    overrides: Numbers = ()
     shared_weight: str = ""
     exempt: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def cells(self) -> tuple[tuple[str, str], ...]:
         """(kind, name) of every cell that names a function."""
-        kinds = ("advantage", "gate", "correction", "kl", "weights")
-        return tuple((kind, getattr(self, kind)) for kind in kinds) if self.recipe == "rl" else ()
+        if self.recipe != "rl":
+            return ()
+        return (
+            ("advantage", self.advantage),
+            ("gate", self.gate),
+            ("correction", self.correction),
+            ("kl", self.kl),
+            ("weights", self.weights),
+        )
+
+    @property
+    def parts(self) -> tuple[Cell | Feature, ...]:
+        """Everything that reads numbers: cells, what the gate selects, features."""
+        cells = [find_cell(kind, name) for kind, name in self.cells]
+        needed = [feature for cell in cells for feature in cell.needs]
+        if self.recipe == "rl":
+            cells.append(find_cell("selection", self.gate))
+        return (*cells, *dict.fromkeys([*needed, *self.features]))
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What the cells and extras need, each once: keys of `FEATURES`."""
-        found = [need for cell in self.cells for need in NEEDS.get(cell, ())] + list(self.extras)
-        return tuple(dict.fromkeys(found))
+        """Names of the features that the cells and the row need, each once."""
+        return tuple(part.name for part in self.parts if isinstance(part, Feature))
+
+    @property
+    def unsupported(self) -> str:
+        """Empty if the recipes can run this row, else what is missing."""
+        missing: list[str] = []
+        for part in self.parts:
+            if isinstance(part, Feature) and not part.built:
+                missing.append(f"{part.name} ({part.meaning})")
+        if not missing:
+            return ""
+        return f"{self.name} needs {', '.join(missing)}: not part of a recipe yet"
 
     @property
     def compares_samples(self) -> bool:
@@ -73,318 +130,632 @@ class Row:
     @property
     def moves_reference(self) -> bool:
         """Whether its reference follows the policy by all its weights."""
-        return "reference_sync_rate" in self.numbers
+        return REFERENCE_SYNC_RATE in self.numbers
 
     @property
-    def unsupported(self) -> str:
-        """Empty if the recipes can run this row, else what is missing."""
-        missing = [f"{need} ({FEATURES[need]})" for need in self.needs if need not in BUILT]
-        return (
-            f"{self.name} needs {', '.join(missing)}: not part of a recipe yet" if missing else ""
-        )
+    def knows_sampler(self) -> bool:
+        """Whether its loss already accounts for a sampler that is not the current policy."""
+        interpolates = INTERPOLATED_ANCHOR in self.features
+        return self.correction != "none" or self.denominator == "rollout" or interpolates
+
+    @property
+    def defaults(self) -> dict[str, Value]:
+        """Field of `train` -> default, of every number that the row reads.
+
+        A part that the row of the table does not have was chosen by hand: its own defaults hold,
+        and the row's overrides only for the others. How strong the KL is, is the row's choice,
+        whichever its estimator. A ratio's clip bounds beat the gate's.
+        """
+        origin = ROWS.get(self.name, self)
+        usual = {*origin.parts, find_cell("ratio", origin.ratio)}
+        overrides = {number.key: number.default for number in origin.overrides}
+        found: dict[str, Value] = {number.key: number.default for number in self.numbers}
+        ratio = find_cell("ratio", self.ratio)
+        for part in (*self.parts, ratio):
+            for number in part.numbers:
+                if part is ratio and number.key not in found:
+                    continue  # The gate has no such bounds.
+                found[number.key] = number.default
+                if part in usual or number is KL_COEFF:
+                    found[number.key] = overrides.get(number.key, number.default)
+        return found
 
 
-# What a cell or an extra can need -> what a recipe does to deliver it.
-FEATURES: dict[str, str] = {
-    "critic": "a value model trained beside the policy",
-    "groups": "at least two samples per prompt",
-    "binary_rewards": "rewards that are 0 or 1",
-    "greedy_rollout": "one greedy response per prompt under the same weights",
-    "teacher": "a teacher that scores the sampled tokens",
-    "top_logprobs": "logprobs of the sampler's top tokens, with gradient",
-    "token_selection": "tokens chosen over the whole step by their covariance",
-    "full_batch_correction": "a correction computed over the whole step, not per micro-batch",
-    "advantages_in_correction": "a correction that sees the advantages",
-    "interpolated_anchor": "an anchor between sampler and current policy by token age",
-    "routing": "the router's choices, recorded while sampling and replayed in training",
-    "dynamic_sampling": "prompts resampled until every group has rewards that differ",
-    "overlong_penalty": "a reward penalty that grows towards the token limit",
-    "adaptive_kl": "kl_coeff steered towards a target KL",
-    "reference_reset": "the reference replaced by the policy on a schedule",
-    "positive_nll": "an added likelihood term on right responses",
-}
-BUILT = frozenset(FEATURES) - {"teacher", "routing"}
+def _preference_row(name: str, method: Method) -> Row:
+    return Row(
+        name,
+        f"arXiv:{method.source}",
+        "preference loss",
+        recipe="preference",
+        numbers=(*method.reads, *method.around),
+        use="Judged answers and no reward to sample against.",
+    )
 
-# fmt: off
-_NEEDED = (  # feature, cell kind, cells that need it
-    ("groups", "advantage", "group_normalize group_center group_center_batch_std group_center_rescaled top_gap "
-     "group_center_whitened leave_one_out length_weighted_center mean_normalize pass_at_k group_normalize_teacher"),
-    ("binary_rewards", "advantage", "mean_normalize pass_at_k"),
-    ("critic", "advantage", "gae gae_length_adaptive"),
-    ("greedy_rollout", "advantage", "greedy_baseline"),
-    ("teacher", "advantage", "teacher_gap group_normalize_teacher"),
-    ("top_logprobs", "gate", "dppo_topk_tv dppo_topk_kl simko"),
-    ("token_selection", "gate", "clip_cov kl_cov"),
-    ("routing", "gate", "rspo"),
-    ("full_batch_correction", "correction", "second_moment"),
-    ("advantages_in_correction", "correction", "drop_drifted_failures"),
-)
-_READ = (  # cell kind, cells, the train fields they read: the keyword-only numbers of the functions of those names
-    ("advantage", "returns whitened_returns", "gamma"),
-    ("advantage", "pass_at_k", "pass_k"),
-    ("advantage", "gae", "gamma gae_lambda whiten bootstrap_on_truncation"),
-    ("advantage", "gae_length_adaptive", "gamma length_alpha whiten bootstrap_on_truncation"),
-    ("advantage", "batch_center group_normalize group_center group_center_batch_std group_center_rescaled top_gap "
-     "group_center_whitened leave_one_out greedy_baseline length_weighted_center mean_normalize teacher_gap "
-     "group_normalize_teacher", ""),
-    ("gate", "ppo_clip", "clip_low clip_high clip_dual"),
-    ("gate", "gmpo rspo clip_cov", "clip_low clip_high"),
-    ("gate", "simko", "clip_low clip_high simko_alpha simko_boost"),
-    ("gate", "kl_cov", "clip_low clip_high kl_cov_coeff"),
-    ("gate", "cispo", "weight_min weight_max"),
-    ("gate", "sapo", "sapo_positive sapo_negative"),
-    ("gate", "rgpo_like", "gate_sharpness"),
-    ("gate", "proximal", "proximal_coeff"),
-    ("gate", "dppo_tv dppo_kl dppo_topk_tv dppo_topk_kl", "dppo_low dppo_high weight_max"),
-    ("gate", "policy_gradient vespo", ""),
-    ("correction", "truncate", "correction_level correction_max"),
-    ("correction", "mask reject", "correction_level correction_min correction_max"),
-    ("correction", "reject_k3", "correction_k3_max"),
-    ("correction", "veto", "correction_veto"),
-    ("correction", "drop_drifted_failures", "drift_max"),
-    ("correction", "second_moment", "second_moment_max"),
-    ("correction", "none", ""),
-    ("kl", "loss_k2 loss_k3 loss_k3_plus loss_k3_ratio reward_k1", "kl_coeff"),
-    ("kl", "none", ""),
-    ("weights", "fixed_length", "weights_length"),
-    ("weights", "lambda_group", "length_power"),
-    ("weights", "token_mean sequence_mean sequence_sum prompt_mean", ""),
-    ("extra", " ".join(FEATURES), ""),
-    ("extra", "critic", "critic_lr value_clip critic_warmup_steps"),
-    ("extra", "adaptive_kl", "kl_target kl_horizon"),
-    ("extra", "reference_reset", "reference_sync_steps"),
-    ("extra", "positive_nll", "nll_coeff"),
-    ("extra", "top_logprobs", "top_candidates"),
-    ("selection", "clip_cov", "cov_fraction cov_low cov_high"),
-    ("selection", "kl_cov", "cov_fraction"),
-    ("selection", "simko", "explore_quantile"),
-    ("selection", "dppo_topk_tv dppo_topk_kl", ""),
-    ("extra", "dynamic_sampling", "sampling_rounds"),
-    ("extra", "overlong_penalty", "overlong_buffer"),
-)
-# fmt: on
-# (cell kind, cell name) -> keys of FEATURES.
-NEEDS: dict[tuple[str, str], tuple[str, ...]] = {}
-for _feature, _kind, _cells in _NEEDED:
-    for _cell in _cells.split():
-        NEEDS[_kind, _cell] = (*NEEDS.get((_kind, _cell), ()), _feature)
-# (cell kind, cell name) -> fields of `train`.
-PARAMETERS: dict[tuple[str, str], tuple[str, ...]] = {
-    (kind, cell): tuple(fields.split()) for kind, cells, fields in _READ for cell in cells.split()
-}
 
-# Where a source says nothing, the upper bound is DAPO's: rare tokens keep room to grow.
-_HIGHER: Mapping[str, Value] = {"clip_high": 0.28}
-_GSPO_CLIP: Mapping[str, Value] = {"clip_low": 3e-4, "clip_high": 4e-4}
-
-_SHARED = "a row's ratio is a mean over its tokens, and the row is clipped as a whole"
+ROW_RATIO = "a row's ratio is a mean over its tokens, and the row is clipped as a whole"
 
 # Name, source, what it is; then the cells that are not the default ones, the numbers, and words.
-# fmt: off
+# Where a source says nothing, the upper bound is DAPO's: rare tokens keep room to grow.
 _ROWS = (
     # --- PPO and what grew from it
-    Row("ppo", "arXiv:1707.06347", "clipped surrogate with a critic and GAE",
-        advantage="gae", use="Dense or delayed rewards, and memory for a second model."),
-    Row("ppo_rlhf", "arXiv:1909.08593, arXiv:2203.02155",
+    Row(
+        "ppo",
+        "arXiv:1707.06347",
+        "clipped surrogate with a critic and GAE",
+        advantage="gae",
+        use="Dense or delayed rewards, and memory for a second model.",
+    ),
+    Row(
+        "ppo_rlhf",
+        "arXiv:1909.08593, arXiv:2203.02155",
         "PPO with the KL to the reference in the reward, steered to a target",
-        advantage="gae", kl="reward_k1", extras=("adaptive_kl",), defaults={"kl_coeff": 0.02},
-        use="A learned reward model that must not be over-optimised."),
-    Row("vapo", "arXiv:2504.05118",
-        "value-based PPO for long chains: length-adaptive GAE, clip-higher, likelihood on right answers",
-        advantage="gae_length_adaptive", extras=("positive_nll",),
-        defaults={"critic_warmup_steps": 50, "nll_coeff": 0.1, **_HIGHER},
-        use="Long reasoning with a critic that was pretrained."),
-    Row("reinforce_plus_plus", "arXiv:2501.03262",
+        advantage="gae",
+        kl="reward_k1",
+        features=(ADAPTIVE_KL,),
+        overrides=(KL_COEFF.at(0.02, "Ziegler et al., arXiv:1909.08593"),),
+        use="A learned reward model that must not be over-optimised.",
+    ),
+    Row(
+        "vapo",
+        "arXiv:2504.05118",
+        (
+            "value-based PPO for long chains: length-adaptive GAE, clip-higher, likelihood "
+            "on right answers"
+        ),
+        advantage="gae_length_adaptive",
+        features=(POSITIVE_NLL,),
+        overrides=(
+            CRITIC_WARMUP_STEPS.at(50, "VAPO, second-hand"),
+            NLL_COEFF.at(0.1, "VAPO, confirmed by NeMo-RL's recipe"),
+            DAPO_CLIP_HIGH,
+        ),
+        use="Long reasoning with a critic that was pretrained.",
+    ),
+    Row(
+        "reinforce_plus_plus",
+        "arXiv:2501.03262",
         "return to go, whitened over the batch, with PPO's clip and no critic",
-        advantage="whitened_returns", kl="reward_k1", defaults=_HIGHER,
-        use="One sample per prompt; token-level KL in the reward."),
-    Row("reinforce_plus_plus_baseline", "arXiv:2501.03262", "group-centered rewards, whitened over the batch",
-        advantage="group_center_whitened", kl="loss_k2", defaults=_HIGHER,
-        use="Groups of very different difficulty, which GRPO's group std would level."),
-    Row("decoupled_ppo", "arXiv:2505.24298, arXiv:2110.00641",
+        advantage="whitened_returns",
+        kl="reward_k1",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="One sample per prompt; token-level KL in the reward.",
+    ),
+    Row(
+        "reinforce_plus_plus_baseline",
+        "arXiv:2501.03262",
+        "group-centered rewards, whitened over the batch",
+        advantage="group_center_whitened",
+        kl="loss_k2",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="Groups of very different difficulty, which GRPO's group std would level.",
+    ),
+    Row(
+        "decoupled_ppo",
+        "arXiv:2505.24298, arXiv:2110.00641",
         "PPO around the recent policy, with a capped weight from there to the sampler",
-        correction="truncate", defaults={"correction_max": 5.0, **_HIGHER},
+        correction="truncate",
+        overrides=(
+            CORRECTION_MAX.at(5.0, "arXiv:2505.24298"),
+            DAPO_CLIP_HIGH,
+        ),
         use="Asynchronous sampling: stale tokens are weighted, not clipped away.",
-        deviation="Group advantages; the source allows GAE as well (train.advantage: gae)."),
-    Row("a3po", "arXiv:2512.06547", "decoupled PPO whose proximal policy is interpolated, at no extra forward pass",
-        extras=("interpolated_anchor",), defaults=_HIGHER,
-        use="As decoupled_ppo, where the recompute pass is too expensive."),
+        deviation="Group advantages; the source allows GAE as well (train.advantage: gae).",
+    ),
+    Row(
+        "a3po",
+        "arXiv:2512.06547",
+        "decoupled PPO whose proximal policy is interpolated, at no extra forward pass",
+        features=(INTERPOLATED_ANCHOR,),
+        overrides=(DAPO_CLIP_HIGH,),
+        use="As decoupled_ppo, where the recompute pass is too expensive.",
+    ),
     # --- advantages from groups
-    Row("sgrpo", "oxRL; builds on arXiv:2402.03300",
-        "oxRL's stable GRPO: group z-score, one token mean over the global batch, straight-through KL",
-        kl="loss_k3_plus", use="The default for verifiable rewards.",
-        deviation="Against GRPO: one weight per token instead of per row, so that long wrong answers are not "
-        "under-punished; k3+ instead of k3, whose gradient belongs to the other direction; KL off by default, "
-        "because a verifier cannot be over-optimised as a learned reward can. Two bugs of the first public version "
-        "are gone: a negative clip_low made the interval [1.2, 1.2], so no on-policy token with a negative advantage "
-        "had a gradient (magnitudes are stored now); and the loss was a mean per micro-batch, so tokens counted "
-        "differently depending on what they were batched with (weights are global now)."),
-    Row("grpo", "arXiv:2402.03300", "group-relative policy optimisation",
-        kl="loss_k3", weights="sequence_mean", use="To compare with published GRPO results.",
-        deviation="Groups of equal rewards give exactly 0; kl_coeff is 0 unless set (0.04 in the paper)."),
-    Row("dr_grpo", "arXiv:2503.20783",
+    Row(
+        "sgrpo",
+        "oxRL; builds on arXiv:2402.03300",
+        (
+            "oxRL's stable GRPO: group z-score, one token mean over the global batch, "
+            "straight-through KL"
+        ),
+        kl="loss_k3_plus",
+        use="The default for verifiable rewards.",
+        deviation=(
+            "Against GRPO: one weight per token instead of per row, so that long wrong "
+            "answers are not under-punished; k3+ instead of k3, whose gradient belongs to "
+            "the other direction; KL off by default, because a verifier cannot be "
+            "over-optimised as a learned reward can. Two bugs of the first public version "
+            "are gone: a negative clip_low made the interval [1.2, 1.2], so no on-policy "
+            "token with a negative advantage had a gradient (magnitudes are stored now); "
+            "and the loss was a mean per micro-batch, so tokens counted differently "
+            "depending on what they were batched with (weights are global now)."
+        ),
+    ),
+    Row(
+        "grpo",
+        "arXiv:2402.03300",
+        "group-relative policy optimisation",
+        kl="loss_k3",
+        weights="sequence_mean",
+        use="To compare with published GRPO results.",
+        deviation=(
+            "Groups of equal rewards give exactly 0; kl_coeff is 0 unless set (0.04 in the paper)."
+        ),
+    ),
+    Row(
+        "dr_grpo",
+        "arXiv:2503.20783",
         "GRPO without its two normalisations: no std, no division by the response length",
-        advantage="group_center", weights="fixed_length", defaults=_HIGHER,
-        use="When wrong answers grow longer, or hard prompts are under-trained."),
-    Row("lite_ppo", "arXiv:2508.08221", "group mean, batch std, token mean, PPO's clip",
-        advantage="group_center_batch_std", defaults=_HIGHER, use="A small recipe that ablations found sufficient."),
-    Row("dapo", "arXiv:2503.14476", "GRPO with clip-higher, token mean, dynamic sampling and a soft length penalty",
-        extras=("dynamic_sampling", "overlong_penalty"), defaults=_HIGHER,
-        use="Long reasoning with many prompts that are all right or all wrong."),
-    Row("prorl", "arXiv:2505.24864",
-        "prolonged training: clip-higher, KL in the loss, reference and optimizer reset on a schedule",
-        kl="loss_k3_plus", extras=("dynamic_sampling", "reference_reset"),
-        defaults={"clip_high": 0.4, "kl_coeff": 1e-3}, use="Thousands of steps over a diverse mix.",
-        deviation="k3+ for the KL term; clip_high 0.4 is from memory of the paper."),
-    Row("scale_rl", "arXiv:2510.13786", "CISPO with batch-std advantages, every prompt weighted alike",
-        advantage="group_center_batch_std", gate="cispo", weights="prompt_mean",
+        advantage="group_center",
+        weights="fixed_length",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="When wrong answers grow longer, or hard prompts are under-trained.",
+    ),
+    Row(
+        "lite_ppo",
+        "arXiv:2508.08221",
+        "group mean, batch std, token mean, PPO's clip",
+        advantage="group_center_batch_std",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="A small recipe that ablations found sufficient.",
+    ),
+    Row(
+        "dapo",
+        "arXiv:2503.14476",
+        "GRPO with clip-higher, token mean, dynamic sampling and a soft length penalty",
+        features=(
+            DYNAMIC_SAMPLING,
+            OVERLONG_PENALTY,
+        ),
+        overrides=(DAPO_CLIP_HIGH,),
+        use="Long reasoning with many prompts that are all right or all wrong.",
+    ),
+    Row(
+        "prorl",
+        "arXiv:2505.24864",
+        (
+            "prolonged training: clip-higher, KL in the loss, reference and optimizer reset "
+            "on a schedule"
+        ),
+        kl="loss_k3_plus",
+        features=(
+            DYNAMIC_SAMPLING,
+            REFERENCE_RESET,
+        ),
+        overrides=(
+            CLIP_HIGH.at(0.4, "from memory of the paper"),
+            KL_COEFF.at(1e-3),
+        ),
+        use="Thousands of steps over a diverse mix.",
+        deviation="k3+ for the KL term; clip_high 0.4 is from memory of the paper.",
+    ),
+    Row(
+        "scale_rl",
+        "arXiv:2510.13786",
+        "CISPO with batch-std advantages, every prompt weighted alike",
+        advantage="group_center_batch_std",
+        gate="cispo",
+        weights="prompt_mean",
         use="Large runs; the recipe of a scaling study.",
-        deviation="Groups of equal rewards stay in the denominator, with advantage 0."),
-    Row("lambda_grpo", "arXiv:2510.06870", "GRPO with a preference for long or short responses inside each group",
-        weights="lambda_group", defaults=_HIGHER, use="To steer response length by one number.",
-        deviation="The power is a fixed number (train.length_power), not a learned one: a learned power without a "
-        "target follows the loss wherever it goes. With a constant power the row is token-local."),
-    Row("maxrl", "arXiv:2602.02710",
-        "rewards divided by the group's success rate: towards maximum likelihood of right answers",
-        advantage="mean_normalize", defaults=_HIGHER, use="Hard prompts with rare successes, binary rewards."),
-    Row("pkpo", "arXiv:2505.15201", "optimises pass@k instead of pass@1",
-        advantage="pass_at_k", defaults=_HIGHER, use="To keep several ways of solving alive, binary rewards."),
-    Row("pass_k_training", "arXiv:2503.19595",
+        deviation="Groups of equal rewards stay in the denominator, with advantage 0.",
+    ),
+    Row(
+        "lambda_grpo",
+        "arXiv:2510.06870",
+        "GRPO with a preference for long or short responses inside each group",
+        weights="lambda_group",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="To steer response length by one number.",
+        deviation=(
+            "The power is a fixed number (train.length_power), not a learned one: a learned "
+            "power without a target follows the loss wherever it goes. With a constant "
+            "power the row is token-local."
+        ),
+    ),
+    Row(
+        "maxrl",
+        "arXiv:2602.02710",
+        (
+            "rewards divided by the group's success rate: towards maximum likelihood of "
+            "right answers"
+        ),
+        advantage="mean_normalize",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="Hard prompts with rare successes, binary rewards.",
+    ),
+    Row(
+        "pkpo",
+        "arXiv:2505.15201",
+        "optimises pass@k instead of pass@1",
+        advantage="pass_at_k",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="To keep several ways of solving alive, binary rewards.",
+    ),
+    Row(
+        "pass_k_training",
+        "arXiv:2503.19595",
         "only the group's single best response learns, by its lead over the second",
-        advantage="top_gap", defaults=_HIGHER, use="Graded rewards where the best of k counts."),
+        advantage="top_gap",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="Graded rewards where the best of k counts.",
+    ),
     # --- other gates
-    Row("cispo", "arXiv:2506.13585", "clipped importance weights, no token dropped",
-        gate="cispo", use="Several updates per batch, where PPO's clip silences the rare tokens that matter."),
-    Row("sapo", "arXiv:2511.20347", "a soft gate instead of a clip",
-        gate="sapo", weights="sequence_mean",
-        use="Where clip fractions are high and noisy, as in mixtures of experts."),
-    Row("rgpo_like", "after arXiv:2604.14895", "rejection gating with a sigmoid acceptance",
-        gate="rgpo_like", use="To try a bounded smooth weight on either side.",
-        deviation="The paper's exact gate and its gate on the reference ratio could not be verified."),
-    Row("kimi", "arXiv:2501.12599, arXiv:2405.19107",
+    Row(
+        "cispo",
+        "arXiv:2506.13585",
+        "clipped importance weights, no token dropped",
+        gate="cispo",
+        use="Several updates per batch, where PPO's clip silences the rare tokens that matter.",
+    ),
+    Row(
+        "sapo",
+        "arXiv:2511.20347",
+        "a soft gate instead of a clip",
+        gate="sapo",
+        weights="sequence_mean",
+        use="Where clip fractions are high and noisy, as in mixtures of experts.",
+    ),
+    Row(
+        "rgpo_like",
+        "after arXiv:2604.14895",
+        "rejection gating with a sigmoid acceptance",
+        gate="rgpo_like",
+        use="To try a bounded smooth weight on either side.",
+        deviation=(
+            "The paper's exact gate and its gate on the reference ratio could not be verified."
+        ),
+    ),
+    Row(
+        "kimi",
+        "arXiv:2501.12599, arXiv:2405.19107",
         "policy gradient with a quadratic pull to the old policy, no clip",
-        advantage="group_center", gate="proximal", use="Off-policy data without clipping.",
-        exempt={"zero_advantage": "the pull to the old policy does not depend on the advantage"}),
-    Row("dppo_tv", "arXiv:2602.04879", "trust region on the change of probability against the sampler",
-        denominator="rollout", gate="dppo_tv", defaults={"weight_max": 20.0},
-        use="Rare tokens may move far, likely ones may not; the mismatch is inside the ratio."),
-    Row("dppo_kl", "arXiv:2602.04879", "trust region on the two-bucket KL against the sampler",
-        denominator="rollout", gate="dppo_kl", defaults={"weight_max": 20.0},
-        use="As dppo_tv, stricter near probability 1."),
-    Row("dppo_topk_tv", "arXiv:2602.04879", "as dppo_tv, over the sampler's top tokens",
-        denominator="rollout", gate="dppo_topk_tv", defaults={"weight_max": 20.0, "top_candidates": 20},
-        use="To measure the divergence more finely; the authors report no gain."),
-    Row("dppo_topk_kl", "arXiv:2602.04879", "as dppo_kl, over the sampler's top tokens",
-        denominator="rollout", gate="dppo_topk_kl", defaults={"weight_max": 20.0, "top_candidates": 20},
-        use="To measure the divergence more finely; the authors report no gain."),
-    Row("simko", "arXiv:2510.14807",
-        "right answers share their gradient with the top candidates, wrong top-1 tokens fall harder",
-        gate="simko", use="When pass@1 rises while pass@k falls.",
+        advantage="group_center",
+        gate="proximal",
+        use="Off-policy data without clipping.",
+        exempt={
+            "zero_advantage": "the pull to the old policy does not depend on the advantage",
+        },
+    ),
+    Row(
+        "dppo_tv",
+        "arXiv:2602.04879",
+        "trust region on the change of probability against the sampler",
+        denominator="rollout",
+        gate="dppo_tv",
+        use="Rare tokens may move far, likely ones may not; the mismatch is inside the ratio.",
+    ),
+    Row(
+        "dppo_kl",
+        "arXiv:2602.04879",
+        "trust region on the two-bucket KL against the sampler",
+        denominator="rollout",
+        gate="dppo_kl",
+        use="As dppo_tv, stricter near probability 1.",
+    ),
+    Row(
+        "dppo_topk_tv",
+        "arXiv:2602.04879",
+        "as dppo_tv, over the sampler's top tokens",
+        denominator="rollout",
+        gate="dppo_topk_tv",
+        use="To measure the divergence more finely; the authors report no gain.",
+    ),
+    Row(
+        "dppo_topk_kl",
+        "arXiv:2602.04879",
+        "as dppo_kl, over the sampler's top tokens",
+        denominator="rollout",
+        gate="dppo_topk_kl",
+        use="To measure the divergence more finely; the authors report no gain.",
+    ),
+    Row(
+        "simko",
+        "arXiv:2510.14807",
+        (
+            "right answers share their gradient with the top candidates, wrong top-1 tokens "
+            "fall harder"
+        ),
+        gate="simko",
+        use="When pass@1 rises while pass@k falls.",
         shared_weight="the gradient also reaches candidates that were not sampled",
-        exempt={"on_policy": "at ratio 1 a share of the gradient goes to other candidates, by design"}),
-    Row("clip_cov", "arXiv:2505.22617",
+        exempt={
+            "on_policy": "at ratio 1 a share of the gradient goes to other candidates, by design",
+        },
+    ),
+    Row(
+        "clip_cov",
+        "arXiv:2505.22617",
         "no gradient on a few random tokens of high covariance between logprob and advantage",
-        gate="clip_cov", use="To slow the collapse of entropy.",
-        deviation="Tokens are chosen once per step over the global batch, which makes the row token-local.",
-        exempt={"on_policy": "the chosen tokens get no gradient, by design"}),
-    Row("kl_cov", "arXiv:2505.22617", "a KL penalty on the tokens of highest covariance between logprob and advantage",
-        gate="kl_cov", use="To slow the collapse of entropy.",
+        gate="clip_cov",
+        use="To slow the collapse of entropy.",
+        deviation=(
+            "Tokens are chosen once per step over the global batch, which makes the row "
+            "token-local."
+        ),
+        exempt={
+            "on_policy": "the chosen tokens get no gradient, by design",
+        },
+    ),
+    Row(
+        "kl_cov",
+        "arXiv:2505.22617",
+        "a KL penalty on the tokens of highest covariance between logprob and advantage",
+        gate="kl_cov",
+        use="To slow the collapse of entropy.",
         deviation="Tokens are chosen once per step over the global batch.",
-        exempt={"zero_advantage": "the penalty on the chosen tokens does not depend on the advantage"}),
+        exempt={
+            "zero_advantage": "the penalty on the chosen tokens does not depend on the advantage",
+        },
+    ),
     # --- one ratio per row
-    Row("gspo", "arXiv:2507.18071", "clip on the row's geometric-mean ratio",
-        ratio="geometric", weights="sequence_mean", defaults=_GSPO_CLIP,
-        use="Mixtures of experts and long rows, where token ratios are noise.", shared_weight=_SHARED),
-    Row("gspo_token", "arXiv:2507.18071", "GSPO's ratio with advantages per token",
-        ratio="geometric", weights="sequence_mean", defaults=_GSPO_CLIP,
+    Row(
+        "gspo",
+        "arXiv:2507.18071",
+        "clip on the row's geometric-mean ratio",
+        ratio="geometric",
+        weights="sequence_mean",
+        use="Mixtures of experts and long rows, where token ratios are noise.",
+        shared_weight=ROW_RATIO,
+    ),
+    Row(
+        "gspo_token",
+        "arXiv:2507.18071",
+        "GSPO's ratio with advantages per token",
+        ratio="geometric",
+        weights="sequence_mean",
         use="GSPO with token rewards: set train.advantage.",
-        deviation="The row ratio is detached, as in the paper's token form; one advantage per row makes it gspo."),
-    Row("luspo", "arXiv:2602.05261", "GSPO times the row's length",
-        ratio="geometric", weights="sequence_sum", defaults=_GSPO_CLIP, use="GSPO without its length bias.",
-        shared_weight=_SHARED),
-    Row("gmpo", "arXiv:2507.20673", "geometric mean of token ratios that are clipped one by one",
-        gate="gmpo", weights="sequence_mean", defaults={"clip_low": 0.4, "clip_high": 0.4},
+        deviation=(
+            "The row ratio is detached, as in the paper's token form; one advantage per row "
+            "makes it gspo."
+        ),
+    ),
+    Row(
+        "luspo",
+        "arXiv:2602.05261",
+        "GSPO times the row's length",
+        ratio="geometric",
+        weights="sequence_sum",
+        use="GSPO without its length bias.",
+        shared_weight=ROW_RATIO,
+    ),
+    Row(
+        "gmpo",
+        "arXiv:2507.20673",
+        "geometric mean of token ratios that are clipped one by one",
+        gate="gmpo",
+        weights="sequence_mean",
         use="GSPO's averaging with token-wise clipping and a wide bound.",
-        shared_weight="a token's weight is the geometric mean over its row"),
-    Row("rspo", "arXiv:2510.23027", "GMPO with ratios scaled down where the router's choices moved",
-        gate="rspo", weights="sequence_mean", defaults={"clip_low": 0.4, "clip_high": 0.4},
-        use="Mixtures of experts without routing replay.", deviation="gamma_min 0.8 is a third party's value.",
-        shared_weight="a token's weight is the geometric mean over its row"),
-    Row("vespo", "arXiv:2602.10693", "soft weight of the whole row's ratio against the sampler",
-        ratio="sequence", denominator="rollout", gate="vespo",
-        use="Stale data with short rows; on long rows watch update/weight_mean."),
+        shared_weight="a token's weight is the geometric mean over its row",
+    ),
+    Row(
+        "rspo",
+        "arXiv:2510.23027",
+        "GMPO with ratios scaled down where the router's choices moved",
+        gate="rspo",
+        weights="sequence_mean",
+        use="Mixtures of experts without routing replay.",
+        deviation="gamma_min 0.8 is a third party's value.",
+        shared_weight="a token's weight is the geometric mean over its row",
+    ),
+    Row(
+        "vespo",
+        "arXiv:2602.10693",
+        "soft weight of the whole row's ratio against the sampler",
+        ratio="sequence",
+        denominator="rollout",
+        gate="vespo",
+        use="Stale data with short rows; on long rows watch update/weight_mean.",
+    ),
     # --- no ratio
-    Row("reinforce", "Williams 1992", "the policy gradient with the return itself",
-        advantage="returns", ratio="none", gate="policy_gradient", weights="sequence_sum",
-        use="To teach and to check others against; the variance is high."),
-    Row("reinforce_baseline", "Williams 1992", "the policy gradient with the batch mean as baseline",
-        advantage="batch_center", ratio="none", gate="policy_gradient", use="One sample per prompt and no critic."),
-    Row("a2c", "arXiv:1602.01783", "actor-critic: the policy gradient with a critic and GAE",
-        advantage="gae", ratio="none", gate="policy_gradient",
-        use="One update per batch, with rewards inside the response."),
-    Row("rloo", "arXiv:2402.14740", "each sample against the mean of the others",
-        advantage="leave_one_out", ratio="none", gate="policy_gradient", kl="reward_k1", weights="sequence_sum",
-        use="Few samples per prompt; the only group baseline that is exactly unbiased."),
-    Row("remax", "arXiv:2310.10505", "each sample against the greedy response",
-        advantage="greedy_baseline", ratio="none", gate="policy_gradient", kl="reward_k1", weights="sequence_sum",
-        use="One sample per prompt, when a greedy decode is affordable."),
-    Row("opo", "arXiv:2505.23585", "length-weighted group mean as baseline, strictly on-policy",
-        advantage="length_weighted_center", ratio="none", gate="policy_gradient",
-        use="On-policy training without clip or KL."),
-    Row("gpg", "arXiv:2504.02546", "group-centered policy gradient, rescaled for groups that teach nothing",
-        advantage="group_center_rescaled", ratio="none", gate="policy_gradient",
-        use="A baseline without clip, KL or reference."),
+    Row(
+        "reinforce",
+        "Williams 1992",
+        "the policy gradient with the return itself",
+        advantage="returns",
+        ratio="none",
+        gate="policy_gradient",
+        weights="sequence_sum",
+        use="To teach and to check others against; the variance is high.",
+    ),
+    Row(
+        "reinforce_baseline",
+        "Williams 1992",
+        "the policy gradient with the batch mean as baseline",
+        advantage="batch_center",
+        ratio="none",
+        gate="policy_gradient",
+        use="One sample per prompt and no critic.",
+    ),
+    Row(
+        "a2c",
+        "arXiv:1602.01783",
+        "actor-critic: the policy gradient with a critic and GAE",
+        advantage="gae",
+        ratio="none",
+        gate="policy_gradient",
+        use="One update per batch, with rewards inside the response.",
+    ),
+    Row(
+        "rloo",
+        "arXiv:2402.14740",
+        "each sample against the mean of the others",
+        advantage="leave_one_out",
+        ratio="none",
+        gate="policy_gradient",
+        kl="reward_k1",
+        weights="sequence_sum",
+        use="Few samples per prompt; the only group baseline that is exactly unbiased.",
+    ),
+    Row(
+        "remax",
+        "arXiv:2310.10505",
+        "each sample against the greedy response",
+        advantage="greedy_baseline",
+        ratio="none",
+        gate="policy_gradient",
+        kl="reward_k1",
+        weights="sequence_sum",
+        use="One sample per prompt, when a greedy decode is affordable.",
+    ),
+    Row(
+        "opo",
+        "arXiv:2505.23585",
+        "length-weighted group mean as baseline, strictly on-policy",
+        advantage="length_weighted_center",
+        ratio="none",
+        gate="policy_gradient",
+        use="On-policy training without clip or KL.",
+    ),
+    Row(
+        "gpg",
+        "arXiv:2504.02546",
+        "group-centered policy gradient, rescaled for groups that teach nothing",
+        advantage="group_center_rescaled",
+        ratio="none",
+        gate="policy_gradient",
+        use="A baseline without clip, KL or reference.",
+    ),
     # --- corrections of the mismatch between sampler and trainer
-    Row("tis", "Yao et al. 2025", "GRPO with truncated importance sampling against the sampler",
-        correction="truncate", defaults={"correction_max": 2.0, **_HIGHER},
-        use="Sampler and trainer differ a little: other kernels or precision."),
-    Row("mis", "Liu et al. 2025", "GRPO that drops rows whose product ratio left the bounds, and weights the others",
+    Row(
+        "tis",
+        "Yao et al. 2025",
+        "GRPO with truncated importance sampling against the sampler",
+        correction="truncate",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="Sampler and trainer differ a little: other kernels or precision.",
+    ),
+    Row(
+        "mis",
+        "Liu et al. 2025",
+        "GRPO that drops rows whose product ratio left the bounds, and weights the others",
         correction="mask",
-        defaults={"correction_level": "sequence", "correction_min": 0.0, "correction_max": 3.0, **_HIGHER},
-        use="Short rows; on long ones the product rejects by length alone."),
-    Row("icepop", "arXiv:2510.18855", "GRPO that drops tokens whose ratio left the bounds, and weights the others",
+        overrides=(
+            CORRECTION_LEVEL.at("sequence"),
+            CORRECTION_MIN.at(0.0),
+            CORRECTION_MAX.at(3.0, "TRL's sequence mask"),
+            DAPO_CLIP_HIGH,
+        ),
+        use="Short rows; on long ones the product rejects by length alone.",
+    ),
+    Row(
+        "icepop",
+        "arXiv:2510.18855",
+        "GRPO that drops tokens whose ratio left the bounds, and weights the others",
         correction="mask",
-        defaults={"correction_level": "token", "correction_min": 0.5, "correction_max": 5.0, **_HIGHER},
-        use="Mixtures of experts: a flipped expert makes single tokens wild."),
-    Row("geometric_rejection", "verl's geometric preset",
+        overrides=(
+            CORRECTION_MAX.at(5.0, "arXiv:2510.18855"),
+            DAPO_CLIP_HIGH,
+        ),
+        use="Mixtures of experts: a flipped expert makes single tokens wild.",
+    ),
+    Row(
+        "geometric_rejection",
+        "verl's geometric preset",
         "GRPO that drops rows whose geometric-mean ratio left a narrow band",
         correction="reject",
-        defaults={"correction_level": "geometric", "correction_min": 0.999, "correction_max": 1.001, **_HIGHER},
-        use="Long rows; no length trap."),
-    Row("k3_rejection", "verl's k3 preset", "GRPO that drops rows whose mean k3 mismatch is above a bound",
-        correction="reject_k3", defaults=_HIGHER, use="When mismatch/kl_k3 exceeds its alarm."),
-    Row("veto", "slime, verl", "GRPO that drops rows holding a token the trainer finds impossible",
-        correction="veto", defaults=_HIGHER, use="A safety net against broken rows."),
-    Row("opsm", "arXiv:2512.02556", "GRPO that drops bad rows the current policy has moved away from",
-        advantage="group_center", correction="drop_drifted_failures", kl="loss_k3_ratio", defaults=_HIGHER,
-        use="Stale data with many wrong rows."),
-    Row("m2po", "arXiv:2510.01161", "drops the tokens with the largest squared log-ratio until their mean is small",
-        correction="second_moment", defaults=_HIGHER, use="Very stale data."),
-    Row("r3", "arXiv:2510.11370", "GRPO that replays the sampler's routing in training",
-        extras=("routing",), defaults=_HIGHER, use="Mixtures of experts: removes most of the mismatch at its source."),
+        overrides=(DAPO_CLIP_HIGH,),
+        use="Long rows; no length trap.",
+    ),
+    Row(
+        "k3_rejection",
+        "verl's k3 preset",
+        "GRPO that drops rows whose mean k3 mismatch is above a bound",
+        correction="reject_k3",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="When mismatch/kl_k3 exceeds its alarm.",
+    ),
+    Row(
+        "veto",
+        "slime, verl",
+        "GRPO that drops rows holding a token the trainer finds impossible",
+        correction="veto",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="A safety net against broken rows.",
+    ),
+    Row(
+        "opsm",
+        "arXiv:2512.02556",
+        "GRPO that drops bad rows the current policy has moved away from",
+        advantage="group_center",
+        correction="drop_drifted_failures",
+        kl="loss_k3_ratio",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="Stale data with many wrong rows.",
+    ),
+    Row(
+        "m2po",
+        "arXiv:2510.01161",
+        "drops the tokens with the largest squared log-ratio until their mean is small",
+        correction="second_moment",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="Very stale data.",
+    ),
+    Row(
+        "r3",
+        "arXiv:2510.11370",
+        "GRPO that replays the sampler's routing in training",
+        features=(ROUTING,),
+        overrides=(DAPO_CLIP_HIGH,),
+        use="Mixtures of experts: removes most of the mismatch at its source.",
+    ),
     # --- a teacher
-    Row("opd", "arXiv:2306.13649, arXiv:2306.08543",
+    Row(
+        "opd",
+        "arXiv:2306.13649, arXiv:2306.08543",
         "on-policy distillation: the teacher's logprob minus the student's is the advantage",
-        advantage="teacher_gap", ratio="none", gate="policy_gradient",
-        use="A stronger model with the same tokenizer is at hand."),
-    Row("kdrl", "arXiv:2506.02208", "group advantage plus the teacher's gap",
-        advantage="group_normalize_teacher", defaults=_HIGHER, use="A teacher and a verifier together."),
+        advantage="teacher_gap",
+        ratio="none",
+        gate="policy_gradient",
+        use="A stronger model with the same tokenizer is at hand.",
+    ),
+    Row(
+        "kdrl",
+        "arXiv:2506.02208",
+        "group advantage plus the teacher's gap",
+        advantage="group_normalize_teacher",
+        overrides=(DAPO_CLIP_HIGH,),
+        use="A teacher and a verifier together.",
+    ),
     # --- no reinforcement learning
-    Row("sft", "", "supervised fine-tuning",
-        recipe="supervised", use="Given answers to imitate; the warm start of everything else."),
-    Row("rft", "arXiv:2308.01825, arXiv:2304.06767",
+    Row(
+        "sft",
+        "",
+        "supervised fine-tuning",
+        recipe="supervised",
+        use="Given answers to imitate; the warm start of everything else.",
+    ),
+    Row(
+        "rft",
+        "arXiv:2308.01825, arXiv:2304.06767",
         "rejection-sampling fine-tuning: sample, keep by reward, imitate what was kept",
-        recipe="rejection", numbers=("keep_reward", "keep_per_prompt"),
-        use="A verifier and a model that sometimes succeeds: the simplest way to learn from its own answers."),
-    *(Row(name, f"arXiv:{method.source}", "preference loss", recipe="preference", numbers=tuple(method.fields),
-          defaults=method.fields, use="Judged answers and no reward to sample against.")
-      for name, method in METHODS.items() if name != "nll"),
-    Row("reward_model", "arXiv:2203.02155", "Bradley-Terry reward model",
-        recipe="reward_model", numbers=("center_coeff",),
-        use="Pairs to learn a reward from, for reinforcement learning by path."),
-    Row("process_reward_model", "arXiv:2305.20050, arXiv:2211.14275",
+        recipe="rejection",
+        numbers=(
+            KEEP_REWARD,
+            KEEP_PER_PROMPT,
+        ),
+        use=(
+            "A verifier and a model that sometimes succeeds: the simplest way to learn from "
+            "its own answers."
+        ),
+    ),
+    *(_preference_row(name, method) for name, method in METHODS.items() if name != "nll"),
+    Row(
+        "reward_model",
+        "arXiv:2203.02155",
+        "Bradley-Terry reward model",
+        recipe="reward_model",
+        numbers=(CENTER_COEFF,),
+        use="Pairs to learn a reward from, for reinforcement learning by path.",
+    ),
+    Row(
+        "process_reward_model",
+        "arXiv:2305.20050, arXiv:2211.14275",
         "reward model of steps: is each step of a solution right",
-        recipe="reward_model", use="Judged steps; as a reward, a response is worth its worst step."),
+        recipe="reward_model",
+        use="Judged steps; as a reward, a response is worth its worst step.",
+    ),
 )
-# fmt: on
 ROWS: dict[str, Row] = {row.name: row for row in _ROWS}
+# (cell kind, cell name) -> names of the numbers it reads.
+PARAMETERS: dict[tuple[str, str], tuple[str, ...]] = {
+    key: tuple(number.name for number in cell.numbers) for key, cell in CELLS.items()
+}

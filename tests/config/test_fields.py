@@ -16,14 +16,15 @@ from oxrl.config.reads import fields_read
 from oxrl.config.schema import CELLS, FIELDS, SECTIONS, cell_names
 from oxrl.errors import ConfigError
 from oxrl.models.builtin import BUILTIN_DIMS
-from oxrl.tables.policy import PARAMETERS, ROWS
+from oxrl.tables.cells import CELLS as TABLE
+from oxrl.tables.policy import ROWS
 
 # Overrides that switch on a field which no algorithm reads by default.
 CELL_CHOICES = {
-    f"train.{parameter}": f"train.{next(name for name, found in CELLS.items() if found == kind)}={cell}"
-    for (kind, cell), parameters in PARAMETERS.items()
-    for parameter in parameters
-    if kind not in ("extra", "selection")
+    f"train.{number.key}": f"train.{next(name for name, found in CELLS.items() if found == kind)}={name}"
+    for (kind, name), cell in TABLE.items()
+    for number in cell.numbers
+    if kind not in ("ratio", "selection")
 }
 # A second valid value, where it cannot be derived from the type.
 SECOND: dict[str, Any] = {
@@ -31,6 +32,7 @@ SECOND: dict[str, Any] = {
     "model.chat_template": "template.jinja",
     "data.train": "data/test.jsonl",
     "train.mix": {"nll": 0.5},
+    "train.loss_numbers": {"reach": 0.5},
     "data.eval": "data/train.jsonl",
     "data.prompts_per_step": 24,
     "reward.name": "exact",
@@ -86,6 +88,9 @@ def reader(path: str) -> tuple[str, list[str]]:
         "inference_engine.placement",
     ):
         return "sgrpo", [held_out, "train.backend=fsdp", "inference_engine.actors=1"]
+    if path == "train.loss_numbers":
+        Path("my_gate.py").write_text("def my_gate(*tensors, correction=None, reach=1.0): ...")
+        return "sgrpo", [held_out, "train.loss=my_gate.py:my_gate"]
     if path == "rollout.max_staleness":
         return "sgrpo", [held_out, "rollout.force_strict_on_policy=false"]
     for algorithm in ROWS:
@@ -179,7 +184,7 @@ def test_a_field_that_is_not_read_is_refused_with_who_reads_it(
 
 def test_every_parameter_of_the_table_is_a_field_and_every_field_says_what_it_means() -> None:
     train = SECTIONS["train"].model_fields
-    assert {name for names in PARAMETERS.values() for name in names} <= set(train)
+    assert {number.key for cell in TABLE.values() for number in cell.numbers} <= set(train)
     assert {name for row in ROWS.values() for name in row.defaults} <= set(train)
     for path in FIELDS:
         section, _, name = path.partition(".")
@@ -191,11 +196,74 @@ def test_every_cell_of_the_table_is_listed_with_its_parameters() -> None:
         for kind in (
             ("advantage", "gate", "correction", "kl", "weights") if row.recipe == "rl" else ()
         ):
-            assert (kind, getattr(row, kind)) in PARAMETERS
-        for extra in row.extras:
-            assert ("extra", extra) in PARAMETERS
+            assert (kind, getattr(row, kind)) in TABLE
 
 
 @pytest.mark.parametrize("name", BUILTIN_DIMS)
 def test_every_built_in_model_is_a_valid_name(write: Callable[..., Path], name: str) -> None:
     assert load_config(write(), [f"model.name={name}"]).model.name == name
+
+
+BASIC = {"run": {"name": "x", "steps": 1}, "model": {"name": "x"}, "data": {"train": "t.jsonl"}}
+
+
+def validated(**train: Any) -> Config:
+    return Config.model_validate({**BASIC, "train": train})
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        ({"alg_name": "sgrpo", "loss": "dppo_tv"}, {"weight_max": 20.0}),
+        ({"alg_name": "sgrpo", "loss": "gmpo"}, {"clip_low": 0.4, "clip_high": 0.4}),
+        ({"alg_name": "sgrpo", "ratio": "geometric"}, {"clip_low": 3e-4, "clip_high": 4e-4}),
+        ({"alg_name": "gmpo", "ratio": "geometric"}, {"clip_low": 3e-4, "clip_high": 4e-4}),
+        ({"alg_name": "gspo", "loss": "gmpo"}, {"clip_low": 3e-4, "clip_high": 4e-4}),
+        ({"alg_name": "gspo", "ratio": "token"}, {"clip_low": 0.2, "clip_high": 0.2}),
+        ({"alg_name": "sgrpo", "loss": "dppo_topk_kl"}, {"top_candidates": 20}),
+        ({"alg_name": "simko"}, {"top_candidates": 3}),
+        ({"alg_name": "sgrpo", "correction": "reject"}, {"correction_level": "geometric"}),
+        # The row's override holds for its own cells, and not for another that was chosen by hand.
+        ({"alg_name": "dapo"}, {"clip_low": 0.2, "clip_high": 0.28}),
+        ({"alg_name": "dapo", "loss": "ppo_clip"}, {"clip_high": 0.28}),
+        ({"alg_name": "dapo", "loss": "gmpo"}, {"clip_high": 0.4}),
+        ({"alg_name": "mis", "correction": "truncate"}, {"correction_max": 2.0}),
+        ({"alg_name": "prorl", "kl": "loss_k2"}, {"kl_coeff": 1e-3, "clip_high": 0.4}),
+        # What is written down always holds.
+        ({"alg_name": "dapo", "loss": "gmpo", "clip_high": 0.3}, {"clip_high": 0.3}),
+        ({"alg_name": "sgrpo", "ratio": "geometric", "clip_low": 0.1}, {"clip_low": 0.1}),
+    ],
+)
+def test_a_number_comes_from_the_user_then_the_chosen_cell_then_the_row_then_its_cell(
+    train: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    cfg = validated(**train)
+    assert {name: getattr(cfg.train, name) for name in expected} == expected
+
+
+def test_the_resolved_config_shows_the_numbers_of_a_chosen_cell(write: Callable[..., Path]) -> None:
+    shown = dump_config(load_config(write(), ["train.loss=dppo_tv"]))
+    assert "  weight_max: 20.0\n" in shown
+    shown = dump_config(load_config(write(), ["train.ratio=geometric"]))
+    assert "  clip_low: 0.0003\n" in shown and "  clip_high: 0.0004\n" in shown
+
+
+def test_a_part_knows_its_numbers_by_the_names_of_its_function() -> None:
+    cfg = validated(alg_name="simpo", preference_gamma=1.0)
+    assert cfg.train.numbers("method", "simpo") == {"beta": 2.5, "gamma": 1.0}
+    cfg = validated(alg_name="simko")
+    assert cfg.train.numbers("selection", "simko") == {"explore_quantile": 0.8}
+    assert cfg.train.numbers("feature", "top_logprobs") == {"top_candidates": 3}
+
+
+@pytest.mark.parametrize("algorithm", ["sgrpo", "sft", "rft", "dpo", "reward_model"])
+def test_a_recipe_has_only_the_fields_that_it_can_read(algorithm: str) -> None:
+    cfg = validated(alg_name=algorithm)
+    assert isinstance(cfg, Config)
+    train = type(cfg.train).model_fields
+    assert ("clip_low" in train) == (algorithm == "sgrpo")
+    assert ("beta" in train) == (algorithm == "dpo")
+    assert ("keep_reward" in train) == (algorithm == "rft")
+    assert ("rollout" in type(cfg).model_fields) == (algorithm in ("sgrpo", "rft"))
+    with pytest.raises(ValueError, match="Extra inputs are not permitted"):
+        validated(alg_name=algorithm, **({"beta": 1.0} if algorithm != "dpo" else {"gamma": 1.0}))

@@ -15,7 +15,8 @@ from oxrl.functional.policy_losses import GATES
 from oxrl.functional.ratios import RATIOS
 from oxrl.functional.selections import SELECTIONS
 from oxrl.functional.weights import WEIGHTS
-from oxrl.tables.policy import BUILT, FEATURES, NEEDS, PARAMETERS, ROWS
+from oxrl.tables.cells import CELLS, FEATURES
+from oxrl.tables.policy import ROWS
 from oxrl_proofs.identities import LIMITS, WORKED
 from oxrl_proofs.rows import ROW_PROOFS, proofs_of, prove, two_rank_errors
 
@@ -85,7 +86,7 @@ REGISTRIES = {
 
 @pytest.mark.parametrize("kind", REGISTRIES)
 def test_the_table_and_the_functions_name_the_same_cells(kind: str) -> None:
-    listed = {name for found, name in PARAMETERS if found == kind} - {"none"}
+    listed = {name for found, name in CELLS if found == kind} - {"none"}
     assert listed == set(REGISTRIES[kind])
     if kind != "selection":
         assert {getattr(row, kind) for row in RL.values()} - {"none"} <= listed
@@ -93,14 +94,13 @@ def test_the_table_and_the_functions_name_the_same_cells(kind: str) -> None:
 
 def test_every_ratio_level_and_every_need_is_known() -> None:
     assert {row.ratio for row in RL.values()} == set(RATIOS)
-    assert {need for needs in NEEDS.values() for need in needs} | BUILT <= set(FEATURES)
-    assert all(set(row.extras) <= set(FEATURES) for row in RL.values())
-    assert set(NEEDS) <= set(PARAMETERS)
+    assert {name for kind, name in CELLS if kind == "ratio"} == set(RATIOS)
+    needs = {feature.name for cell in CELLS.values() for feature in cell.needs}
+    assert needs | {need for row in RL.values() for need in row.needs} <= set(FEATURES)
 
 
 def test_limits_and_worked_numbers_belong_to_cells_of_the_table() -> None:
-    cells = set(PARAMETERS) | {("ratio", name) for name in RATIOS}
-    assert set(LIMITS) | set(WORKED) <= cells
+    assert set(LIMITS) | set(WORKED) <= set(CELLS)
 
 
 def test_a_row_that_needs_an_unbuilt_feature_says_what_is_missing() -> None:

@@ -15,8 +15,8 @@ import pytest
 import torch
 from small_runs import metric_lines, rl_config
 
-from oxrl.functional.policy_losses import GATES
-from oxrl.tables.policy import PARAMETERS, ROWS
+from oxrl.config import load_config
+from oxrl.errors import ConfigError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extend.md"
 
@@ -34,10 +34,12 @@ def test_a_gate_in_a_users_file_trains_without_touching_the_package(user_file: P
     overrides = [
         "run.steps=2",
         "train.minibatches=2",
-        "train.alg_name=my_grpo",
-        "train.clip_high=0.3",
+        "train.alg_name=grpo",
+        f"train.loss={user_file}:tanh_gate",
+        "train.loss_numbers={reach: 0.3}",
     ]
-    command = [sys.executable, user_file, "train", user_file.parent / "extension.yaml", *overrides]
+    config = user_file.parent / "extension.yaml"
+    command = [sys.executable, "-m", "oxrl", "train", config, *overrides]
     result = subprocess.run(
         command,
         capture_output=True,
@@ -53,19 +55,43 @@ def test_a_gate_in_a_users_file_trains_without_touching_the_package(user_file: P
 
 
 def test_its_gradient_is_that_of_its_formula(user_file: Path) -> None:
-    before = [dict(table) for table in (GATES, PARAMETERS, ROWS)]
     added = runpy.run_path(str(user_file))
-    for table, content in zip((GATES, PARAMETERS, ROWS), before, strict=True):
-        table.clear()
-        table.update(content)  # pyright: ignore
     logprobs = torch.tensor([[-1.0, -0.4, -2.0]], dtype=torch.float64, requires_grad=True)
     old, advantages = (
         logprobs.detach() - torch.tensor([[0.0, 0.3, -0.2]]),
         torch.tensor([[1.0, -2.0, 0.5]]),
     )
     mask, weights = torch.ones(1, 3, dtype=torch.bool), torch.full((1, 3), 0.25)
-    loss, _ = added["tanh_gate"](logprobs, old, advantages, mask, weights, clip_high=0.3)
+    loss, _ = added["tanh_gate"](logprobs, old, advantages, mask, weights, reach=0.3)
     formula = -(0.25 * 0.3 * torch.tanh((logprobs - old) / 0.3) * advantages).sum()
     torch.testing.assert_close(loss, formula)
     found, expected = (torch.autograd.grad(scalar, logprobs)[0] for scalar in (loss, formula))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "numbers", "field", "hint"),
+    [
+        ("tanh_gat", "{reach: 0.3}", "train.loss", "did you mean 'tanh_gate'?"),
+        ("tanh_gate", "{reech: 0.3}", "train.loss_numbers", "did you mean 'reach'?"),
+        ("tanh_gate", "{}", "train.loss_numbers", "has no default for reach"),
+    ],
+)
+def test_a_wrong_name_in_it_is_found_before_anything_runs(
+    user_file: Path, loss: str, numbers: str, field: str, hint: str
+) -> None:
+    rl_config(user_file.parent, "extension")
+    overrides = [f"train.loss={user_file}:{loss}", f"train.loss_numbers={numbers}"]
+    with pytest.raises(ConfigError) as caught:
+        load_config(user_file.parent / "extension.yaml", overrides)
+    assert f": {field} = " in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_a_file_that_is_not_there_and_numbers_without_a_loss_are_refused(user_file: Path) -> None:
+    rl_config(user_file.parent, "extension")
+    config = user_file.parent / "extension.yaml"
+    with pytest.raises(ConfigError, match="did you mean 'my_gate.py'"):
+        load_config(config, [f"train.loss={user_file.parent}/my_gat.py:tanh_gate"])
+    with pytest.raises(ConfigError, match="is read with a policy loss of your own"):
+        load_config(config, ["train.loss_numbers={reach: 0.3}"])

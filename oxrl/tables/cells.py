@@ -1,0 +1,280 @@
+"""The cells of a policy-gradient row, and the features of a recipe that they need. Pure data.
+
+A cell names a function in `oxrl.functional` (ADVANTAGES, RATIOS, GATES, SELECTIONS, CORRECTIONS,
+KLS, WEIGHTS there) and says which numbers it reads, with its own defaults, and what it cannot do
+without. Because that belongs to cells, it holds for rows composed by hand as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, replace
+
+from oxrl.tables.numbers import (
+    BOOTSTRAP_ON_TRUNCATION,
+    CLIP_DUAL,
+    CLIP_HIGH,
+    CLIP_LOW,
+    CORRECTION_K3_MAX,
+    CORRECTION_LEVEL,
+    CORRECTION_MAX,
+    CORRECTION_MIN,
+    CORRECTION_VETO,
+    COV_FRACTION,
+    COV_HIGH,
+    COV_LOW,
+    CRITIC_LR,
+    CRITIC_WARMUP_STEPS,
+    DPPO_HIGH,
+    DPPO_LOW,
+    DPPO_TOP_CANDIDATES,
+    DPPO_WEIGHT_MAX,
+    DRIFT_MAX,
+    EXPLORE_QUANTILE,
+    GAE_LAMBDA,
+    GAMMA,
+    GATE_SHARPNESS,
+    GEOMETRIC_CLIP_HIGH,
+    GEOMETRIC_CLIP_LOW,
+    GMPO_CLIP_HIGH,
+    GMPO_CLIP_LOW,
+    KL_COEFF,
+    KL_COV_COEFF,
+    KL_HORIZON,
+    KL_TARGET,
+    LENGTH_ALPHA,
+    LENGTH_POWER,
+    NLL_COEFF,
+    OVERLONG_BUFFER,
+    PASS_K,
+    PROXIMAL_COEFF,
+    REFERENCE_SYNC_STEPS,
+    REJECT_LEVEL,
+    REJECT_MAX,
+    REJECT_MIN,
+    SAMPLING_ROUNDS,
+    SAPO_NEGATIVE,
+    SAPO_POSITIVE,
+    SECOND_MOMENT_MAX,
+    SIMKO_ALPHA,
+    SIMKO_BOOST,
+    TOP_CANDIDATES,
+    VALUE_CLIP,
+    WEIGHT_MAX,
+    WEIGHT_MIN,
+    WEIGHTS_LENGTH,
+    WHITEN,
+    Numbers,
+)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What a recipe does beside the cells, because a row or one of its cells asks for it.
+
+    Args:
+        name: of its class in `oxrl.recipes.features`, where it is one.
+        meaning: what the recipe does, or what a run must have.
+        numbers: what it reads.
+        built: whether the recipes deliver it; a row that needs more is refused by the config.
+    """
+
+    name: str
+    meaning: str
+    _: KW_ONLY
+    numbers: Numbers = ()
+    built: bool = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One choice for one place of a row.
+
+    Args:
+        kind: advantage, ratio, gate, selection (what a gate reads of the whole step), correction,
+            kl or weights.
+        name: of the function in `oxrl.functional`.
+        numbers: keyword arguments of that function, with this cell's defaults. Of a ratio: bounds
+            that take the place of the gate's.
+        needs: what it cannot do without.
+    """
+
+    kind: str
+    name: str
+    _: KW_ONLY
+    numbers: Numbers = ()
+    needs: tuple[Feature, ...] = ()
+
+
+# --- Features.
+CRITIC = Feature(
+    "critic",
+    "a value model trained beside the policy",
+    numbers=(CRITIC_LR, VALUE_CLIP, CRITIC_WARMUP_STEPS),
+)
+GROUPS = Feature("groups", "at least two samples per prompt")
+BINARY_REWARDS = Feature("binary_rewards", "rewards that are 0 or 1")
+GREEDY_ROLLOUT = Feature("greedy_rollout", "one greedy response per prompt under the same weights")
+TEACHER = Feature("teacher", "a teacher that scores the sampled tokens", built=False)
+TOP_LOGPROBS = Feature(
+    "top_logprobs",
+    "logprobs of the sampler's top tokens, with gradient",
+    numbers=(TOP_CANDIDATES,),
+)
+DPPO_TOP_LOGPROBS = replace(TOP_LOGPROBS, numbers=(DPPO_TOP_CANDIDATES,))
+TOKEN_SELECTION = Feature(
+    "token_selection", "tokens chosen over the whole step by their covariance"
+)
+FULL_BATCH_CORRECTION = Feature(
+    "full_batch_correction", "a correction computed over the whole step, not per micro-batch"
+)
+ADVANTAGES_IN_CORRECTION = Feature(
+    "advantages_in_correction", "a correction that sees the advantages"
+)
+INTERPOLATED_ANCHOR = Feature(
+    "interpolated_anchor", "an anchor between sampler and current policy by token age"
+)
+ROUTING = Feature(
+    "routing",
+    "the router's choices, recorded while sampling and replayed in training",
+    built=False,
+)
+DYNAMIC_SAMPLING = Feature(
+    "dynamic_sampling",
+    "prompts resampled until every group has rewards that differ",
+    numbers=(SAMPLING_ROUNDS,),
+)
+OVERLONG_PENALTY = Feature(
+    "overlong_penalty",
+    "a reward penalty that grows towards the token limit",
+    numbers=(OVERLONG_BUFFER,),
+)
+ADAPTIVE_KL = Feature(
+    "adaptive_kl", "kl_coeff steered towards a target KL", numbers=(KL_TARGET, KL_HORIZON)
+)
+REFERENCE_RESET = Feature(
+    "reference_reset",
+    "the reference replaced by the policy on a schedule",
+    numbers=(REFERENCE_SYNC_STEPS,),
+)
+POSITIVE_NLL = Feature(
+    "positive_nll", "an added likelihood term on right responses", numbers=(NLL_COEFF,)
+)
+FEATURES: dict[str, Feature] = {
+    feature.name: feature
+    for feature in (
+        CRITIC,
+        GROUPS,
+        BINARY_REWARDS,
+        GREEDY_ROLLOUT,
+        TEACHER,
+        TOP_LOGPROBS,
+        TOKEN_SELECTION,
+        FULL_BATCH_CORRECTION,
+        ADVANTAGES_IN_CORRECTION,
+        INTERPOLATED_ANCHOR,
+        ROUTING,
+        DYNAMIC_SAMPLING,
+        OVERLONG_PENALTY,
+        ADAPTIVE_KL,
+        REFERENCE_RESET,
+        POSITIVE_NLL,
+    )
+}
+
+# --- Cells.
+_CLIP = (CLIP_LOW, CLIP_HIGH)
+_GMPO_CLIP = (GMPO_CLIP_LOW, GMPO_CLIP_HIGH)
+_DPPO = (DPPO_LOW, DPPO_HIGH, DPPO_WEIGHT_MAX)
+_GAE = (GAMMA, GAE_LAMBDA, WHITEN, BOOTSTRAP_ON_TRUNCATION)
+_LENGTH_ADAPTIVE_GAE = (GAMMA, LENGTH_ALPHA, WHITEN, BOOTSTRAP_ON_TRUNCATION)
+_CELLS = (
+    Cell("advantage", "returns", numbers=(GAMMA,)),
+    Cell("advantage", "whitened_returns", numbers=(GAMMA,)),
+    Cell("advantage", "pass_at_k", numbers=(PASS_K,), needs=(GROUPS, BINARY_REWARDS)),
+    Cell("advantage", "gae", numbers=_GAE, needs=(CRITIC,)),
+    Cell("advantage", "gae_length_adaptive", numbers=_LENGTH_ADAPTIVE_GAE, needs=(CRITIC,)),
+    Cell("advantage", "batch_center"),
+    Cell("advantage", "group_normalize", needs=(GROUPS,)),
+    Cell("advantage", "group_center", needs=(GROUPS,)),
+    Cell("advantage", "group_center_batch_std", needs=(GROUPS,)),
+    Cell("advantage", "group_center_rescaled", needs=(GROUPS,)),
+    Cell("advantage", "top_gap", needs=(GROUPS,)),
+    Cell("advantage", "group_center_whitened", needs=(GROUPS,)),
+    Cell("advantage", "leave_one_out", needs=(GROUPS,)),
+    Cell("advantage", "greedy_baseline", needs=(GREEDY_ROLLOUT,)),
+    Cell("advantage", "length_weighted_center", needs=(GROUPS,)),
+    Cell("advantage", "mean_normalize", needs=(GROUPS, BINARY_REWARDS)),
+    Cell("advantage", "teacher_gap", needs=(TEACHER,)),
+    Cell("advantage", "group_normalize_teacher", needs=(GROUPS, TEACHER)),
+    Cell("ratio", "none"),
+    Cell("ratio", "token"),
+    Cell("ratio", "sequence"),
+    Cell("ratio", "geometric", numbers=(GEOMETRIC_CLIP_LOW, GEOMETRIC_CLIP_HIGH)),
+    Cell("gate", "ppo_clip", numbers=(CLIP_LOW, CLIP_HIGH, CLIP_DUAL)),
+    Cell("gate", "gmpo", numbers=_GMPO_CLIP),
+    Cell("gate", "rspo", numbers=_GMPO_CLIP, needs=(ROUTING,)),
+    Cell("gate", "clip_cov", numbers=_CLIP, needs=(TOKEN_SELECTION,)),
+    Cell(
+        "gate",
+        "simko",
+        numbers=(CLIP_LOW, CLIP_HIGH, SIMKO_ALPHA, SIMKO_BOOST),
+        needs=(TOP_LOGPROBS,),
+    ),
+    Cell("gate", "kl_cov", numbers=(CLIP_LOW, CLIP_HIGH, KL_COV_COEFF), needs=(TOKEN_SELECTION,)),
+    Cell("gate", "cispo", numbers=(WEIGHT_MIN, WEIGHT_MAX)),
+    Cell("gate", "sapo", numbers=(SAPO_POSITIVE, SAPO_NEGATIVE)),
+    Cell("gate", "rgpo_like", numbers=(GATE_SHARPNESS,)),
+    Cell("gate", "proximal", numbers=(PROXIMAL_COEFF,)),
+    Cell("gate", "dppo_tv", numbers=_DPPO),
+    Cell("gate", "dppo_kl", numbers=_DPPO),
+    Cell("gate", "dppo_topk_tv", numbers=_DPPO, needs=(DPPO_TOP_LOGPROBS,)),
+    Cell("gate", "dppo_topk_kl", numbers=_DPPO, needs=(DPPO_TOP_LOGPROBS,)),
+    Cell("gate", "policy_gradient"),
+    Cell("gate", "vespo"),
+    Cell("selection", "clip_cov", numbers=(COV_FRACTION, COV_LOW, COV_HIGH)),
+    Cell("selection", "kl_cov", numbers=(COV_FRACTION,)),
+    Cell("selection", "simko", numbers=(EXPLORE_QUANTILE,)),
+    Cell("selection", "dppo_topk_tv"),
+    Cell("selection", "dppo_topk_kl"),
+    Cell("correction", "none"),
+    Cell("correction", "truncate", numbers=(CORRECTION_LEVEL, CORRECTION_MAX)),
+    Cell("correction", "mask", numbers=(CORRECTION_LEVEL, CORRECTION_MIN, CORRECTION_MAX)),
+    Cell("correction", "reject", numbers=(REJECT_LEVEL, REJECT_MIN, REJECT_MAX)),
+    Cell("correction", "reject_k3", numbers=(CORRECTION_K3_MAX,)),
+    Cell("correction", "veto", numbers=(CORRECTION_VETO,)),
+    Cell(
+        "correction",
+        "drop_drifted_failures",
+        numbers=(DRIFT_MAX,),
+        needs=(ADVANTAGES_IN_CORRECTION,),
+    ),
+    Cell(
+        "correction",
+        "second_moment",
+        numbers=(SECOND_MOMENT_MAX,),
+        needs=(FULL_BATCH_CORRECTION,),
+    ),
+    Cell("kl", "none"),
+    Cell("kl", "loss_k2", numbers=(KL_COEFF,)),
+    Cell("kl", "loss_k3", numbers=(KL_COEFF,)),
+    Cell("kl", "loss_k3_plus", numbers=(KL_COEFF,)),
+    Cell("kl", "loss_k3_ratio", numbers=(KL_COEFF,)),
+    Cell("kl", "reward_k1", numbers=(KL_COEFF,)),
+    Cell("weights", "token_mean"),
+    Cell("weights", "sequence_mean"),
+    Cell("weights", "sequence_sum"),
+    Cell("weights", "prompt_mean"),
+    Cell("weights", "fixed_length", numbers=(WEIGHTS_LENGTH,)),
+    Cell("weights", "lambda_group", numbers=(LENGTH_POWER,)),
+)
+CELLS: dict[tuple[str, str], Cell] = {(cell.kind, cell.name): cell for cell in _CELLS}
+
+
+def find_cell(kind: str, name: str) -> Cell:
+    """Return the cell of the table; one of a user's own has numbers of its own only.
+
+    Args:
+        kind: of the cell.
+        name: in the table, or `path.py:function`.
+    """
+    return CELLS.get((kind, name), Cell(kind, name))
