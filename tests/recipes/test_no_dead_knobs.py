@@ -206,6 +206,7 @@ ELSEWHERE = {
     "run.name": "the console's title and the default directory: tests/runs, tests/config",
     "run.keep_best": "the folder best/: tests/recipes/test_preference.py",
     "train.mix": "the loss of a sum: tests/recipes/test_preference.py",
+    "train.loss_numbers": "tests/recipes/test_extension.py",
     "model.gradient_checkpointing": "memory, never a number: tests/engines/test_local_trainer.py",
     "model.trust_remote_code": "what is handed to transformers: tests/models/test_load.py",
     "reward.workers": "processes that score at the same time: tests/rewards/test_workers.py",
