@@ -148,17 +148,10 @@ def generate(
     if not prompts:
         raise DataError("no prompt: give --prompt TEXT (repeatable) or --prompts-file FILE")
     from oxrl.recipes.evaluate import run_generate
+    from oxrl.types import Sampling
 
-    records = run_generate(
-        model,
-        prompts,
-        samples=n,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        max_tokens=max_tokens,
-        seed=seed,
-    )
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens)
+    records = run_generate(model, prompts, samples=n, sampling=sampling, seed=seed)
     for record in records:
         end = f"[{record['finish_reason']}, {record['tokens']} tokens]"
         typer.echo(f"> {record['prompt']}\n{record['response']}\n{end}\n")

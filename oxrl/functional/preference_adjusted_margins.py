@@ -41,7 +41,7 @@ def odpo(
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
         offsets: [N], from the gap between the scores of the two completions; a data column.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -79,7 +79,7 @@ def r_dpo(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
         length_coeff: what a token more costs.
 
     Returns:
@@ -119,7 +119,7 @@ def dpop(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
         penalty_coeff: weight of each nat below the reference.
 
     Returns:
@@ -159,7 +159,7 @@ def dpo_shift(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
         rejected_scale: in (0, 1], fixed or scheduled by the caller; 1 is DPO.
 
     Returns:
@@ -199,7 +199,7 @@ def bpo(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
         balance: weight of the rejected completion's fall.
 
     Returns:
@@ -238,7 +238,7 @@ def minor_dpo(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -277,7 +277,7 @@ def c2_dpo(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
         mass_coeff: weight of the mass that leaves the pair.
 
     Returns:
@@ -318,7 +318,7 @@ def rpo(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
         nll_coeff: weight of the likelihood.
 
     Returns:

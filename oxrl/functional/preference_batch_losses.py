@@ -44,7 +44,7 @@ def aot(
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
         matched_ref_margins: [N], the reference's gap of equal rank (`rank_match`).
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -89,7 +89,7 @@ def aot_unpaired(
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
         matched_rejected: [N], for each u the v of equal rank (`rank_match`).
         matched_chosen: [N], for each v the u of equal rank.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -173,7 +173,7 @@ def dr_dpo(
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
         log_mean: scalar, log mean exp(-l / b), from `dr_dpo_log_mean`.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
         robustness: b; infinity is DPO.
 
     Returns:
@@ -218,7 +218,7 @@ def wpo(
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
         pair_weights: [N], the product of the two `wpo_weights` of a pair.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -260,7 +260,7 @@ def alpha_dpo(
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
         standardized_gaps: [N], z, the standardized margin per token (`standardize`).
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
         gamma: target margin, nats per token.
         alpha: weight of z.
 

@@ -30,7 +30,7 @@ def nca(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -72,7 +72,7 @@ def bco(
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
         reward_shift: scalar, from `bco_reward_shift` (TRL: 0).
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -156,7 +156,7 @@ def apo_zero(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -195,7 +195,7 @@ def apo_down(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -274,7 +274,7 @@ def f_dpo_forward_kl(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -313,7 +313,7 @@ def f_dpo_jensen_shannon(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -353,7 +353,7 @@ def f_dpo_alpha(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
         alpha: order of the divergence, not 1.
 
     Returns:
@@ -401,7 +401,7 @@ def chi_po(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -441,7 +441,7 @@ def h_dpo(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
         alpha: weight of the policy's own gap; 1 is DPO.
 
     Returns:

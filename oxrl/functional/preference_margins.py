@@ -40,7 +40,7 @@ def dpo(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -78,7 +78,7 @@ def cdpo(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
         label_noise: share of labels taken to be flipped.
 
     Returns:
@@ -121,7 +121,7 @@ def robust_dpo(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
         label_noise: share of labels taken to be flipped.
 
     Returns:
@@ -247,7 +247,7 @@ def hinge(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -285,7 +285,7 @@ def sigmoid_norm(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -323,7 +323,7 @@ def exo(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
         label_noise: share of labels taken to be flipped.
 
     Returns:
@@ -374,7 +374,7 @@ def discopop(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
         tau: width of the blend between the two, in units of x.
 
     Returns:
@@ -416,7 +416,7 @@ def gpo_exponential(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -453,7 +453,7 @@ def gpo_squared_hinge(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -490,7 +490,7 @@ def gpo_savage(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -528,7 +528,7 @@ def focal_po(
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
-        beta: scale of the log ratios, per nat; small keeps close to the reference.
+        beta: scale of the log ratios, per nat; large keeps close to the reference.
         gamma: exponent of the weight; 0 is DPO.
 
     Returns:

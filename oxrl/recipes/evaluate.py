@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -35,29 +36,90 @@ from oxrl.runs.files import encode_line
 from oxrl.seeds import stable_seed
 from oxrl.types import Metrics, Prompt, Rollout, Sampling, Score
 
+Item = TypeVar("Item")
+# Of `oxrl generate`, where nothing else is asked for.
+GENERATION = Sampling(max_tokens=256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredSampler:
+    """Answers prompts, and scores the answers.
+
+    Args:
+        sampler, pool: who answers, who scores.
+        sampling: temperature and limits.
+        samples: responses per prompt.
+        seed: of all of them.
+        deadline_s: how long they may take.
+    """
+
+    sampler: RolloutEngine
+    pool: RewardPool
+    sampling: Sampling
+    samples: int
+    seed: int
+    deadline_s: float
+
+    def answer(self, draws: Sequence[tuple[int, Prompt]]) -> list[Rollout]:
+        """`samples` scored responses in a row for every (position, prompt)."""
+        requests = make_requests(
+            draws, samples=self.samples, sampling=self.sampling, run_seed=self.seed
+        )
+        completions = generate(self.sampler, requests, deadline_s=self.deadline_s)
+        sampled = list(zip(requests, completions, strict=True))
+        return score_groups(self.pool, sampled, samples=self.samples)
+
+
+def evaluate_held_out(cfg: Config, setup: RLSetup) -> Metrics:
+    """Evaluate during training: `data.eval` under `rollout.eval_*`, the same seeds each time."""
+    if setup.held_out is None:
+        return {}
+    temperature = cfg.rollout.eval_temperature
+    scored = ScoredSampler(
+        sampler=setup.sampler,
+        pool=setup.pool,
+        sampling=build.training_sampling(cfg, setup.stop_token_ids, temperature),
+        samples=cfg.rollout.eval_samples,
+        seed=evaluation_seed(cfg),
+        deadline_s=cfg.run.deadline_s,
+    )
+    rollouts = scored.answer(list(enumerate(setup.held_out.in_order())))
+    return evaluation_metrics(rollouts, samples=scored.samples)
+
+
+def evaluation_seed(cfg: Config) -> int:
+    """The seed of every evaluation of a run."""
+    return stable_seed("evaluation", cfg.run.seed)
+
 
 def evaluation_metrics(rollouts: Sequence[Rollout], *, samples: int) -> Metrics:
-    """Means over scored responses (`eval/errors` are not; NaN where none is); pass@k and best@k for
-    k = 1, 2, 4 ... of scored prompts.
+    """Means over scored responses; pass@k and best@k for k = 1, 2, 4 ... of scored prompts.
+
+    `eval/errors` are responses without a score; a mean is NaN where none has one.
+
+    Args:
+        rollouts: `samples` in a row per prompt.
     """
-    values = [rollout.score.value for rollout in rollouts if rollout.score.value is not None]
+    values = [rollout.score.value for rollout in rollouts]
+    known = [value for value in values if value is not None]
     lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
+    truncated = [rollout.completion.finish_reason == "length" for rollout in rollouts]
+    count = max(len(rollouts), 1)
     metrics: Metrics = {
-        "eval/reward": sum(values) / len(values) if values else math.nan,
+        "eval/reward": mean(known),
         "eval/responses": float(len(rollouts)),
-        "eval/errors": float(len(rollouts) - len(values)),
-        "eval/length_mean": sum(lengths) / max(len(lengths), 1),
-        "eval/truncated_frac": sum(r.completion.finish_reason == "length" for r in rollouts)
-        / max(len(rollouts), 1),
+        "eval/errors": float(len(rollouts) - len(known)),
+        "eval/length_mean": sum(lengths) / count,
+        "eval/truncated_frac": sum(truncated) / count,
     }
-    groups = [
-        [r.score.value for r in rollouts[i : i + samples]] for i in range(0, len(rollouts), samples)
-    ]
-    scored = [group for group in groups if None not in group]
+    scored = [group for group in in_groups(values, samples) if None not in group]
+    if not scored:
+        return metrics
+    rewards = torch.tensor(scored, dtype=torch.float64)
+    total = torch.full((len(scored),), samples)
+    correct = (rewards > 0.5).sum(1)
     k = 1
-    while k <= samples and scored:
-        rewards = torch.tensor(scored, dtype=torch.float64)
-        total, correct = torch.full((len(scored),), samples), (rewards > 0.5).sum(1)
+    while k <= samples:
         metrics[f"eval/pass@{k}"] = float(pass_at_k(total, correct, k=k).mean())
         metrics[f"eval/best@{k}"] = float(best_at_k(rewards, k=k).mean())
         k *= 2
@@ -67,76 +129,61 @@ def evaluation_metrics(rollouts: Sequence[Rollout], *, samples: int) -> Metrics:
 def picked_reward(
     rollouts: Sequence[Rollout], verdicts: Sequence[Score], *, samples: int
 ) -> Metrics:
-    """Best-of-n as it would be used: per prompt the reward of the response that the verdicts put
-    first.
+    """Best-of-n as it would be used: per prompt the reward of the response that a judge puts first.
+
+    Args:
+        rollouts: `samples` in a row per prompt.
+        verdicts: what the judge says of each.
     """
-    picks: list[float] = []
-    for start in range(0, len(rollouts), samples):
-        group = zip(
-            rollouts[start : start + samples], verdicts[start : start + samples], strict=True
-        )
-        known = [
-            (verdict.value, r.score.value) for r, verdict in group if verdict.value is not None
-        ]
-        best = max(known, key=lambda pair: pair[0], default=(0.0, None))[1]
-        picks += [] if best is None else [best]
-    mean = sum(picks) / len(picks) if picks else math.nan
-    return {f"eval/picked@{samples}": mean, "eval/picked_prompts": float(len(picks))}
+    rewards: list[float] = []
+    judged = list(zip(rollouts, verdicts, strict=True))
+    for group in in_groups(judged, samples):
+        known = [(v.value, r.score.value) for r, v in group if v.value is not None]
+        if not known:
+            continue
+        _, reward = max(known, key=lambda pair: pair[0])
+        if reward is not None:
+            rewards.append(reward)
+    return {f"eval/picked@{samples}": mean(rewards), "eval/picked_prompts": float(len(rewards))}
 
 
-def sample_and_score(
-    cfg: Config,
-    sampler: RolloutEngine,
-    pool: RewardPool,
-    stop_token_ids: tuple[int, ...],
-    asked: Sequence[tuple[int, Prompt]],
-    *,
-    samples: int,
-    temperature: float,
-    seed: int,
-) -> list[Rollout]:
-    """`samples` scored responses in a row for every (position, prompt) of `asked`."""
-    sampling = build.training_sampling(cfg, stop_token_ids, temperature)
-    requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
-    completions = generate(sampler, requests, deadline_s=cfg.run.deadline_s)
-    return score_groups(pool, list(zip(requests, completions, strict=True)), samples=samples)
+def in_groups(items: Sequence[Item], samples: int) -> list[Sequence[Item]]:
+    """`items`, `samples` at a time."""
+    return [items[start : start + samples] for start in range(0, len(items), samples)]
 
 
-def evaluate_held_out(cfg: Config, setup: RLSetup) -> Metrics:
-    """The evaluation inside a training run: `data.eval` under `rollout.eval_*`, the same seeds
-    every time.
-    """
-    if setup.held_out is None:
-        return {}
-    asked, samples, seed = (
-        enumerate(setup.held_out.in_order()),
-        cfg.rollout.eval_samples,
-        evaluation_seed(cfg),
-    )
-    sample = partial(sample_and_score, cfg, setup.sampler, setup.pool, setup.stop_token_ids)
-    rollouts = sample(
-        list(asked), samples=samples, temperature=cfg.rollout.eval_temperature, seed=seed
-    )
-    return evaluation_metrics(rollouts, samples=samples)
-
-
-def evaluation_seed(cfg: Config) -> int:
-    return stable_seed("evaluation", cfg.run.seed)
+def mean(values: Sequence[float]) -> float:
+    """The mean, NaN of nothing."""
+    return sum(values) / len(values) if values else math.nan
 
 
 @contextmanager
 def sampling_from(
-    cfg: Config, path: str, held_out: bool
-) -> Generator[tuple[PromptDataset, Callable[..., list[Rollout]]]]:
-    """The prompts of `path`, and `sample_and_score` on the config's model, to be called with the
-    arguments left.
+    cfg: Config, path: str, *, held_out: bool, samples: int, temperature: float, seed: int
+) -> Generator[tuple[PromptDataset, ScoredSampler]]:
+    """The prompts of a file, and who answers them: the config's model, scored by its reward.
+
+    Args:
+        held_out: whether the file is read as `data.eval`.
+        samples, temperature, seed: of the responses.
     """
-    tokenizer, model = build.build_tokenizer(cfg), build.load_model(cfg)
+    tokenizer = build.build_tokenizer(cfg)
+    model = build.load_model(cfg)
     longest, stop_token_ids = build.prompt_limits(cfg, model, tokenizer)
     prompts = build.load_prompts(cfg, tokenizer, longest, held_out, path)
     sampler = LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows)
     with closing(sampler), closing(build.build_rewards(cfg)) as pool:
-        yield prompts, partial(sample_and_score, cfg, sampler, pool, stop_token_ids)
+        yield (
+            prompts,
+            ScoredSampler(
+                sampler=sampler,
+                pool=pool,
+                sampling=build.training_sampling(cfg, stop_token_ids, temperature),
+                samples=samples,
+                seed=seed,
+                deadline_s=cfg.run.deadline_s,
+            ),
+        )
 
 
 def run_eval(
@@ -148,11 +195,10 @@ def run_eval(
     pick: str | None = None,
     out: Path | None = None,
 ) -> Metrics:
-    """`oxrl eval`: score a config's model, or a run's newest checkpoint, on `data.eval`
-    (`data.train` without one).
+    """`oxrl eval`: score a config's model, or a run's newest checkpoint.
 
     Args:
-        target: a config file or a run directory.
+        target: a config file or a run directory; `data.eval` is read, `data.train` without one.
         samples, temperature: instead of `rollout.eval_samples` and `rollout.eval_temperature`.
         pick: another reward (as `reward.name`), whose favorite of each prompt's responses is what
             `picked@n` scores.
@@ -162,58 +208,70 @@ def run_eval(
         ConfigError: the config cannot be evaluated, for one because it names no reward.
         CheckpointError: the run has no usable checkpoint.
     """
-    if target.is_dir():
-        newest = json.dumps(
-            str(newest_checkpoint(target))
-        )  # an override is YAML: a path may hold ": " or " #"
-        cfg = load_evaluation_config(target / "config.yaml", [f"model.name={newest}", *overrides])
-    else:
-        cfg = load_evaluation_config(target, overrides)
+    cfg = evaluation_config(target, overrides)
+    name = cfg.data.eval or cfg.data.train_files[0]
+    path = str(locate(name, read_pins(target).get(name)))
+    if temperature is None:
+        temperature = cfg.rollout.eval_temperature
     samples = samples or cfg.rollout.eval_samples
-    path = cfg.data.eval or cfg.data.train_files[0]
-    path = str(locate(path, read_pins(target).get(path)))
-    with sampling_from(cfg, path, True) as (prompts, sample):
-        rollouts = sample(
-            list(enumerate(prompts.in_order())),
-            samples=samples,
-            temperature=cfg.rollout.eval_temperature if temperature is None else temperature,
-            seed=evaluation_seed(cfg),
-        )
+    seed = evaluation_seed(cfg)
+    with sampling_from(
+        cfg, path, held_out=True, samples=samples, temperature=temperature, seed=seed
+    ) as (prompts, scored):
+        rollouts = scored.answer(list(enumerate(prompts.in_order())))
     metrics = evaluation_metrics(rollouts, samples=samples)
     if pick is not None:
-        groups = [rollouts[start : start + samples] for start in range(0, len(rollouts), samples)]
-        with closing(build.build_rewards(cfg, pick)) as pool:
-            scores = pool.score(
-                [(group[0].prompt, [rollout.completion for rollout in group]) for group in groups]
-            )
-        metrics |= picked_reward(
-            rollouts, [score for group in scores for score in group], samples=samples
-        )
+        verdicts = judge(cfg, pick, in_groups(rollouts, samples))
+        metrics |= picked_reward(rollouts, verdicts, samples=samples)
     if out is not None:
-        out.write_bytes(
-            b"".join(encode_line(sample_record(r, step=-1, advantage=None)) for r in rollouts)
-        )
+        records = [sample_record(rollout, step=-1, advantage=None) for rollout in rollouts]
+        out.write_bytes(b"".join(map(encode_line, records)))
     return metrics
 
 
+def evaluation_config(target: Path, overrides: Sequence[str]) -> Config:
+    """The configuration of a file, or of a run with its newest checkpoint as the model."""
+    if not target.is_dir():
+        return load_evaluation_config(target, overrides)
+    # An override is YAML: a path may hold ": " or " #".
+    newest = json.dumps(str(newest_checkpoint(target)))
+    return load_evaluation_config(target / "config.yaml", [f"model.name={newest}", *overrides])
+
+
+def judge(cfg: Config, reward: str, groups: Sequence[Sequence[Rollout]]) -> list[Score]:
+    """What another reward says of the responses to each prompt, in their order."""
+    asked = [(group[0].prompt, [rollout.completion for rollout in group]) for group in groups]
+    with closing(build.build_rewards(cfg, reward)) as pool:
+        scores = pool.score(asked)
+    return list(chain.from_iterable(scores))
+
+
 def run_export(source: Path, out: Path, *, dtype: str = "float32") -> Path:
-    """`oxrl export`: the model or reward model in `source`, or a run's newest one, whole and
-    without adapters.
+    """`oxrl export`: a model or reward model, or a run's newest one, whole and without adapters.
 
     Adapters are merged in float32, then the weights are rounded to `dtype`.
+
+    Args:
+        source: a model's folder or a run directory.
+        out: folder to write.
+        dtype: "float32" or "bfloat16".
 
     Raises:
         CheckpointError: the run has no usable checkpoint.
         DataError: there is no model in the folder.
     """
-    folder = str(newest_checkpoint(source) if (source / "checkpoints").is_dir() else source)
-    model = (load_critic if (Path(folder) / VALUE_HEAD_FILE).is_file() else load_policy)(folder)
-    save_model(cast(nn.Module, model).to(build.DTYPES[dtype]), out)
-    load_tokenizer(folder).save_pretrained(out)
+    folder = source
+    if (source / "checkpoints").is_dir():
+        folder = newest_checkpoint(source)
+    load = load_critic if (folder / VALUE_HEAD_FILE).is_file() else load_policy
+    model = cast(nn.Module, load(str(folder)))
+    save_model(model.to(build.DTYPES[dtype]), out)
+    load_tokenizer(str(folder)).save_pretrained(out)
     return out
 
 
 def newest_checkpoint(run: Path) -> Path:
+    """The folder of a run's newest whole checkpoint."""
     checkpoint = latest_checkpoint(run / "checkpoints")
     if checkpoint is None:
         raise CheckpointError(f"{run} has no checkpoint")
@@ -225,47 +283,47 @@ def run_generate(
     prompts: Sequence[str],
     *,
     samples: int = 1,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    max_tokens: int = 256,
+    sampling: Sampling = GENERATION,
     seed: int = 0,
     max_rows: int = 64,
     deadline_s: float = 600.0,
 ) -> list[dict[str, object]]:
-    """`oxrl generate`: answer each prompt (one user message) `samples` times with any model or
-    checkpoint.
+    """`oxrl generate`: answer each prompt with any model or checkpoint.
+
+    Args:
+        model: as `model.name`.
+        prompts: one user message each.
+        samples: responses per prompt.
+        sampling: temperature and limits; the model's stop tokens are added.
+        seed: of the responses, and of a model that is made, not loaded.
+        max_rows: responses sampled at the same time.
+        deadline_s: how long they may take.
 
     Returns:
         One record per response, `samples` in a row per prompt: prompt, sample, response,
             finish_reason, tokens.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer, policy = (
-        load_tokenizer(model),
-        load_policy(model, LoadOptions(device=device, seed=seed)),
-    )
-    encoder, asked = ChatEncoder(tokenizer), list[tuple[int, Prompt]]()
+    tokenizer = load_tokenizer(model)
+    policy = load_policy(model, LoadOptions(device=device, seed=seed))
+    encoder = ChatEncoder(tokenizer)
+    asked: list[tuple[int, Prompt]] = []
     for index, text in enumerate(prompts):
         messages = ({"role": "user", "content": text},)
-        prompt = Prompt(
-            uid=str(index), messages=messages, token_ids=tuple(encoder.encode_prompt(messages))
-        )
-        asked.append((index, prompt))
-    stop_token_ids, cut = build.stop_tokens(tokenizer, policy), {"top_p": top_p, "top_k": top_k}
-    sampling = Sampling(
-        temperature=temperature, **cut, max_tokens=max_tokens, stop_token_ids=stop_token_ids
-    )
+        token_ids = tuple(encoder.encode_prompt(messages))
+        asked.append((index, Prompt(uid=str(index), messages=messages, token_ids=token_ids)))
+    sampling = replace(sampling, stop_token_ids=build.stop_tokens(tokenizer, policy))
     requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
     with closing(LocalSampler(policy, tokenizer, max_rows=max_rows)) as sampler:
         completions = generate(sampler, requests, deadline_s=deadline_s)
-    return [
-        {
+    records: list[dict[str, object]] = []
+    for request, completion in zip(requests, completions, strict=True):
+        record: dict[str, object] = {
             "prompt": prompts[request.draw],
             "sample": request.sample,
             "response": completion.text,
             "finish_reason": completion.finish_reason,
             "tokens": len(completion.token_ids),
         }
-        for request, completion in zip(requests, completions, strict=True)
-    ]
+        records.append(record)
+    return records

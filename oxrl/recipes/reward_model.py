@@ -4,19 +4,17 @@ update.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from oxrl.config import Config
-from oxrl.data.preferences import PreferenceDataset, to_preference_batch
-from oxrl.data.steps import StepDataset, to_step_batch
+from oxrl.data.dataset import Dataset
+from oxrl.data.preferences import Judged, PreferenceDataset, to_preference_batch
+from oxrl.data.steps import StepDataset, Steps, to_step_batch
+from oxrl.errors import required
 from oxrl.functional.reward_model_losses import bradley_terry, process_reward
-from oxrl.recipes.build import build_tokenizer, build_trainer, load_critic_to_train, row_options
-from oxrl.recipes.objective import required
-from oxrl.recipes.offline import run_steps
+from oxrl.recipes.build import load_critic_to_train, row_options
+from oxrl.recipes.given_rows import Learner, Memory, learn
 from oxrl.recipes.session import Session
 from oxrl.recipes.step import apply_step
 from oxrl.types import Metrics, Output, PreferenceBatch, StepBatch
@@ -24,73 +22,81 @@ from oxrl.types import Metrics, Output, PreferenceBatch, StepBatch
 WANT = frozenset({"values"})
 
 
-def pair_loss(
-    output: Output, batch: PreferenceBatch, *, center_coeff: float
-) -> tuple[Tensor, dict[str, Tensor]]:
-    scores, margins = required(output.bootstrap), batch.extras["margins"]
-    return bradley_terry(
-        scores[0::2], scores[1::2], batch.loss_weights, margins, center_coeff=center_coeff
-    )
+def train(cfg: Config, session: Session) -> None:
+    """Score completions, or their steps, as the rows of `data.train` judge them."""
+    model = load_critic_to_train(cfg)
+    if cfg.train.alg_name == "process_reward_model":
+        model.kind = "process"
+        learn(cfg, session, ProcessLearner(cfg, session, model))
+    else:
+        model.kind = "outcome"
+        learn(cfg, session, OutcomeLearner(cfg, session, model))
+
+
+class OutcomeLearner(Learner[Judged]):
+    """One score per completion, learned from pairs."""
+
+    def load(self, path: str, *, held_out: bool) -> PreferenceDataset:
+        return PreferenceDataset.load(path, self.tokenizer, row_options(self.cfg, held_out))
+
+    def update(self, units: list[Judged], step: int, memory: Memory) -> tuple[Metrics, float]:
+        batch = to_preference_batch(units, self.pad_id)
+        metrics = apply_step(self.engine, self.session, batch, self.loss, WANT, step=step)
+        metrics["data/rows"] = float(len(units))
+        return metrics, float(batch.inputs.attention_mask.sum())
+
+    def loss(self, output: Output, batch: PreferenceBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Bradley-Terry on the scores after the last token."""
+        scores = required(output.bootstrap, "model output")
+        return bradley_terry(
+            scores[0::2],
+            scores[1::2],
+            batch.loss_weights,
+            batch.extras["margins"],
+            center_coeff=self.cfg.train.center_coeff,
+        )
+
+    def evaluate(self, held_out: Dataset[Judged]) -> Metrics:
+        """How often the better completion scores higher (a tie counts half), and by how much."""
+        found: list[Tensor] = []
+        for units in held_out.batches(self.cfg.data.rows_per_step):
+            inputs = to_preference_batch(units, self.pad_id).inputs
+            scores = required(self.engine.forward(inputs, WANT).bootstrap, "model output")
+            found.append(scores[0::2] - scores[1::2])
+        gaps = torch.cat(found)
+        wins = (gaps.sign() + 1) / 2
+        return {"eval/accuracy": float(wins.mean()), "eval/margin": float(gaps.mean())}
+
+
+class ProcessLearner(Learner[Steps]):
+    """One score per step, learned from judged steps."""
+
+    def load(self, path: str, *, held_out: bool) -> StepDataset:
+        return StepDataset.load(path, self.tokenizer, row_options(self.cfg, held_out))
+
+    def update(self, units: list[Steps], step: int, memory: Memory) -> tuple[Metrics, float]:
+        batch = to_step_batch(units, self.pad_id)
+        metrics = apply_step(self.engine, self.session, batch, step_loss, WANT, step=step)
+        metrics["data/rows"] = float(len(units))
+        return metrics, float(batch.inputs.attention_mask.sum())
+
+    def evaluate(self, held_out: Dataset[Steps]) -> Metrics:
+        """How often a step is judged right, and how often the commoner verdict would be."""
+        verdicts: list[Tensor] = []
+        labels: list[Tensor] = []
+        for units in held_out.batches(self.cfg.data.rows_per_step):
+            batch = to_step_batch(units, self.pad_id)
+            ends = batch.inputs.response_mask
+            values = required(self.engine.forward(batch.inputs, WANT).values, "model output")
+            verdicts.append(values[ends] > 0)
+            labels.append(batch.labels[ends] > 0.5)
+        truth = torch.cat(labels)
+        right = (torch.cat(verdicts) == truth).double()
+        share = float(truth.double().mean())
+        return {"eval/accuracy": float(right.mean()), "eval/majority": max(share, 1 - share)}
 
 
 def step_loss(output: Output, batch: StepBatch) -> tuple[Tensor, dict[str, Tensor]]:
-    values = required(output.values)
+    """Cross-entropy of the labels after each step."""
+    values = required(output.values, "model output")
     return process_reward(values, batch.labels.to(values.dtype), batch.loss_weights)
-
-
-def verdicts(output: Output, batch: PreferenceBatch | StepBatch) -> Tensor:
-    """[1, pairs]: by how much the better one scores higher; or [2, steps]: whether each is judged
-    right, and is.
-    """
-    if isinstance(batch, StepBatch):
-        mask = batch.inputs.response_mask
-        return torch.stack((required(output.values)[mask] > 0, batch.labels[mask] > 0.5))
-    scores = required(output.bootstrap)
-    return (scores[0::2] - scores[1::2])[None]
-
-
-def train(cfg: Config, session: Session) -> None:
-    """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is
-    one.
-    """
-    tokenizer, model = build_tokenizer(cfg), load_critic_to_train(cfg)
-    if cfg.train.alg_name == "process_reward_model":
-        model.kind, dataset, to_batch, loss_fn = "process", StepDataset, to_step_batch, step_loss
-    else:
-        model.kind, dataset, to_batch = "outcome", PreferenceDataset, to_preference_batch
-        loss_fn = partial(pair_loss, center_coeff=cfg.train.center_coeff)
-    engine = build_trainer(cfg, model, tokenizer, ranks=session.ranks)
-    pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
-
-    def rows(path: str, held_out: bool) -> Any:
-        return dataset.load(path, tokenizer, row_options(cfg, held_out))
-
-    def step_on(units: list[Any], step: int, memory: dict[str, Any]) -> tuple[Metrics, float]:
-        batch = to_batch(units, pad_id)
-        metrics = apply_step(engine, session, batch, loss_fn, WANT, step=step)
-        return metrics | {"data/rows": float(len(units))}, float(batch.inputs.attention_mask.sum())
-
-    def evaluate(held_out: Any) -> Metrics:
-        found: list[Tensor] = []
-        for units in held_out.batches(cfg.data.rows_per_step):
-            batch = to_batch(units, pad_id)
-            found.append(verdicts(engine.forward(batch.inputs, WANT), batch))
-        first, *labels = torch.cat(found, 1)
-        if not labels:
-            return {
-                "eval/accuracy": float(((first.sign() + 1) / 2).mean()),
-                "eval/margin": float(first.mean()),
-            }
-        share, right = float(labels[0].double().mean()), (first == labels[0]).double()
-        return {"eval/accuracy": float(right.mean()), "eval/majority": max(share, 1 - share)}
-
-    run_steps(
-        cfg,
-        session,
-        {".": engine},
-        rows,
-        step_on,
-        evaluate,
-        best="eval/accuracy",
-        lower_is_better=False,
-    )

@@ -15,9 +15,11 @@ from small_runs import metric_lines, preference_config
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import ConfigError
+from oxrl.functional.preference_losses import PAIR_LOSSES, SINGLE_LOSSES
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.recipes import run
-from oxrl.recipes.preference import follow
+from oxrl.recipes.preference_batch import STATISTICS
+from oxrl.recipes.preference_reference import follow
 from oxrl.tables.policy import ROWS
 from oxrl.tables.preference import METHODS
 
@@ -178,6 +180,14 @@ def test_the_moving_reference_follows_by_its_rate() -> None:
     for bucket_a, bucket_b in zip(reference.weights(), policy.weights(), strict=True):
         for (_, now), (_, current), old in zip(bucket_a, bucket_b, before, strict=False):
             torch.testing.assert_close(now, 0.6 * current + 0.4 * old, rtol=0, atol=1e-6)
+
+
+def test_every_extra_tensor_of_a_loss_is_a_column_or_a_statistic() -> None:
+    extras = {extra for method in METHODS.values() for extra in method.extras}
+    assert extras == {"offsets", *STATISTICS}
+    for method in METHODS.values():
+        losses = SINGLE_LOSSES if method.unpaired else PAIR_LOSSES
+        assert method.parts or method.loss in losses
 
 
 def test_labels_are_read_by_the_unpaired_methods(tmp_path: Path) -> None:

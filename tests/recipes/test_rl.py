@@ -24,6 +24,7 @@ from oxrl.config import load_config
 from oxrl.errors import NonFiniteError, RewardError, RunDirectoryError
 from oxrl.recipes import run
 from oxrl.recipes.evaluate import run_eval, run_generate
+from oxrl.types import Sampling
 
 ROOT = Path(__file__).parents[2]
 # Keys of architecture.md section 6 and algorithms.md 2.12 that every policy-gradient run writes.
@@ -232,9 +233,10 @@ def test_eval_and_generate_read_the_checkpoint_of_a_run(tmp_path: Path) -> None:
     )
     assert len(out.read_text().strip().split("\n")) == 20
     newest = max((cfg.run.directory / "checkpoints").glob("step_*"))
-    records = run_generate(str(newest), ["1+1=", "2+2="], samples=2, max_tokens=5, seed=3)
+    five = Sampling(max_tokens=5)
+    records = run_generate(str(newest), ["1+1=", "2+2="], samples=2, sampling=five, seed=3)
     assert [record["prompt"] for record in records] == ["1+1=", "1+1=", "2+2=", "2+2="]
-    assert records == run_generate(str(newest), ["1+1=", "2+2="], samples=2, max_tokens=5, seed=3)
+    assert records == run_generate(str(newest), ["1+1=", "2+2="], samples=2, sampling=five, seed=3)
 
 
 def test_both_doors_train_and_send_the_other_kind_away(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""The loop of every recipe that learns from the rows of a file, not from samples of its own."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from torch import nn
+
+from oxrl.config import Config
+from oxrl.data.dataset import Dataset
+from oxrl.data.order import open_rows
+from oxrl.engines.train.base import TrainEngine
+from oxrl.recipes.build import build_tokenizer, build_trainer
+from oxrl.recipes.session import Progress, Session
+from oxrl.types import Metrics
+
+Unit = TypeVar("Unit")
+Memory = dict[str, float]
+
+
+@dataclass(kw_only=True)
+class RowsProgress(Progress):
+    """memory: what a step's statistics carry on. best: the best evaluation so far."""
+
+    memory: Memory = field(default_factory=dict[str, float])
+    best: float | None = None
+
+
+class Learner(ABC, Generic[Unit]):
+    """A model that learns from rows, and what its recipe adds to the loop.
+
+    engines: subdirectory of a checkpoint -> engine; "." is the one that learns. best_metric: of an
+    evaluation, decides which weights `run.keep_best` keeps.
+    """
+
+    best_metric = "eval/accuracy"
+    lower_is_better = False
+
+    def __init__(self, cfg: Config, session: Session, model: nn.Module) -> None:
+        self.cfg = cfg
+        self.session = session
+        self.tokenizer = build_tokenizer(cfg)
+        self.engine = build_trainer(cfg, model, self.tokenizer, ranks=session.ranks)
+        self.engines: dict[str, TrainEngine] = {".": self.engine}
+        self.pad_id = int(self.tokenizer.pad_token_id)  # pyright: ignore
+
+    @abstractmethod
+    def load(self, path: str, *, held_out: bool) -> Dataset[Unit]:
+        """The rows of a data file, or of data.eval."""
+
+    @abstractmethod
+    def update(self, units: list[Unit], step: int, memory: Memory) -> tuple[Metrics, float]:
+        """Optimizer step `step` on `units`: its metrics, and tokens processed."""
+
+    @abstractmethod
+    def evaluate(self, held_out: Dataset[Unit]) -> Metrics:
+        """How the weights as they are do on other rows."""
+
+
+def learn(cfg: Config, session: Session, learner: Learner[Unit]) -> None:
+    """Run until `run.steps` optimizer steps are done, from the newest checkpoint if any."""
+    per_step = cfg.data.rows_per_step
+    data = open_rows(
+        cfg.data.train, lambda path: learner.load(path, held_out=False), per_step=per_step
+    )
+    held_out = None
+    if cfg.data.eval is not None:
+        held_out = learner.load(cfg.data.eval, held_out=True)
+    progress = session.restore(learner.engines, RowsProgress())
+    while progress.step < cfg.run.steps:
+        # The rows of this step are a function of the step and the seed alone.
+        draws = range(progress.draw, progress.draw + per_step)
+        units = [data.at(draw, seed=cfg.run.seed) for draw in draws]
+        before = progress.step
+        with session.phase("time/update_s"):
+            metrics, tokens = learner.update(units, before + 1, progress.memory)
+        progress.step += 1
+        progress.draw += per_step
+        if held_out is not None and session.eval_due(before, progress.step):
+            with session.phase("time/eval_s"):
+                metrics |= learner.evaluate(held_out)
+            if cfg.run.keep_best:
+                keep_best(session, learner, progress, metrics[learner.best_metric])
+        session.record(progress.step, metrics, tokens=tokens)
+        session.boundary(learner.engines, progress)
+    session.finish(progress.step)
+
+
+def keep_best(
+    session: Session, learner: Learner[Unit], progress: RowsProgress, found: float
+) -> None:
+    """Keep the weights as they are where no evaluation before was as good."""
+    score = -found if learner.lower_is_better else found
+    # A score that is not a number is no better than none, and never stays the one to beat.
+    to_beat = -math.inf if progress.best is None else progress.best
+    if session.ranks.agree(score > to_beat):
+        session.keep_best(learner.engines["."])
+        progress.best = score
