@@ -576,6 +576,7 @@ def _numbers_of(recipe: str) -> dict[str, tuple[Any, Any]]:
     return {name: _number_field(number) for name, number in NUMBERS.items() if name in read}
 
 
+@cache
 def _section_class(section: type[Section], recipe: str) -> type[Section]:
     """The section as `recipe` reads it."""
     fields: dict[str, tuple[Any, Any]] = {}
@@ -584,8 +585,9 @@ def _section_class(section: type[Section], recipe: str) -> type[Section]:
             fields[name] = (ClassVar[Any], field.default)
     if section is TrainConfig:
         fields |= _numbers_of(recipe)
-    title = recipe.title().replace("_", "")
-    return _subclass(section, f"{title}{section.__name__}", fields) if fields else section
+    if not fields:
+        return section
+    return _publish(_subclass(section, _title(recipe) + section.__name__, fields))
 
 
 @cache
@@ -605,8 +607,37 @@ def root_class(recipe: str, *, evaluates: bool = False) -> type[Config]:
             continue
         kind = section if whole else _section_class(section, recipe)
         fields[name] = (kind, ... if field.is_required() else kind())
-    title = recipe.title().replace("_", "")
-    return cast(type[Config], _subclass(Config, f"{title}Config", fields))
+    name = f"{_title(recipe)}{'Evaluation' if evaluates else ''}Config"
+    return cast(type[Config], _publish(_subclass(Config, name, fields)))
+
+
+def _title(recipe: str) -> str:
+    """What the names of a recipe's classes begin with."""
+    return recipe.title().replace("_", "")
+
+
+def _publish(made: type[Section]) -> type[Section]:
+    """Put a class of a recipe under its name into this module, where pickles look for it."""
+    globals()[made.__name__] = made
+    return made
+
+
+def _made_class(name: str) -> type[Section]:
+    """Module attributes that do not exist yet: a recipe's classes, which are made when first used.
+
+    A process that unpickles a configuration asks for them by name before anything here has.
+    """
+    for recipe in ALL:
+        if name.startswith(_title(recipe)) and name.endswith("Config"):
+            root_class(recipe)
+            root_class(recipe, evaluates=True)
+    if name not in globals():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals()[name]
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _made_class
 
 
 @cache
