@@ -7,6 +7,7 @@ results are zero where masked, in at least float32. ValueError where shapes diff
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import oxrl.functional.group_advantages as groups
 from oxrl.functional.masks import (
+    OptionalTensor,
     fill_masked,
     in_dtype_of,
     masked_values,
@@ -106,7 +108,7 @@ def gae(
     token_rewards: Tensor,
     values: Tensor,
     mask: Tensor,
-    bootstrap: Tensor | None = None,
+    bootstrap: OptionalTensor = None,
     *,
     gamma: float = 1.0,
     gae_lambda: float | Tensor = 1.0,
@@ -220,12 +222,12 @@ class AdvantageInputs:
     token_rewards: Tensor  # [B, T], the same rewards placed on tokens
     response_mask: Tensor  # [B, T] bool, trained tokens
     group_ids: Tensor  # [B], shared by the responses to one prompt
-    values: Tensor | None = None  # [B, T], the critic's
-    bootstrap: Tensor | None = None  # [B], the critic's value after the last token
-    truncated: Tensor | None = None  # [B] bool, cut by the token limit
-    greedy_rewards: Tensor | None = None  # [B], of the prompt's greedy response
-    old_logprobs: Tensor | None = None  # [B, T] nats of the sampled tokens
-    teacher_logprobs: Tensor | None = None  # [B, T] nats of the sampled tokens
+    values: OptionalTensor = None  # [B, T], the critic's
+    bootstrap: OptionalTensor = None  # [B], the critic's value after the last token
+    truncated: OptionalTensor = None  # [B] bool, cut by the token limit
+    greedy_rewards: OptionalTensor = None  # [B], of the prompt's greedy response
+    old_logprobs: OptionalTensor = None  # [B, T] nats of the sampled tokens
+    teacher_logprobs: OptionalTensor = None  # [B, T] nats of the sampled tokens
 
     def need(self, name: str) -> Tensor:
         """The field `name`, which the chosen advantage cannot do without."""
@@ -236,7 +238,7 @@ class AdvantageInputs:
 
 
 # Advantages [B, T], and what the critic learns to predict, [B, T], or None.
-AdvantagesAndReturns = tuple[Tensor, Tensor | None]
+AdvantagesAndReturns = tuple[Tensor, OptionalTensor]
 
 
 class Estimator(Protocol):
@@ -250,6 +252,15 @@ def _of_rows(x: AdvantageInputs, row_advantages: Tensor) -> AdvantagesAndReturns
     return broadcast(row_advantages, x.response_mask), None
 
 
+def _of_rewards(estimate: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
+    """The cell of an estimator of group_advantages.py that reads rewards and groups only."""
+
+    def cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+        return _of_rows(x, estimate(x.rewards, x.group_ids))
+
+    return cell
+
+
 # The cells of `ADVANTAGES`: what each reads of `x`, the whole batch. The equations are in the
 # functions that they call.
 
@@ -257,27 +268,35 @@ def _of_rows(x: AdvantageInputs, row_advantages: Tensor) -> AdvantagesAndReturns
 def _returns_cell(x: AdvantageInputs, *, gamma: float = GAMMA.default) -> AdvantagesAndReturns:
     """Return to go: the discounted rewards that follow a token, `gae` without a critic."""
     nothing = torch.zeros_like(x.token_rewards)
-    return gae(x.token_rewards, nothing, x.response_mask, gamma=gamma)[0], None
+    advantages, _ = gae(x.token_rewards, nothing, x.response_mask, gamma=gamma)
+    return advantages, None
 
 
 def _whitened_returns_cell(
     x: AdvantageInputs, *, gamma: float = GAMMA.default
 ) -> AdvantagesAndReturns:
     """`_returns_cell`, whitened over the batch."""
-    return whiten(_returns_cell(x, gamma=gamma)[0], x.response_mask), None
+    returns, _ = _returns_cell(x, gamma=gamma)
+    return whiten(returns, x.response_mask), None
 
 
 def _batch_center_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
     """The reward minus the mean of the batch: `group_center` with one group."""
-    return _of_rows(x, groups.group_center(x.rewards, torch.zeros_like(x.group_ids)))
+    one_group = torch.zeros_like(x.group_ids)
+    return _of_rows(x, groups.group_center(x.rewards, one_group))
 
 
 def _whitened_if(wanted: bool, advantages: Tensor, mask: Tensor) -> Tensor:
-    return whiten(advantages, mask) if wanted else advantages
+    """`whiten` as a number of a cell."""
+    if not wanted:
+        return advantages
+    return whiten(advantages, mask)
 
 
-def _bootstrap_of(x: AdvantageInputs) -> Tensor:
+def _bootstrap_if(wanted: bool, x: AdvantageInputs) -> OptionalTensor:
     """The critic's value after the last token, for the rows that were cut."""
+    if not wanted:
+        return None
     return torch.where(x.need("truncated"), x.need("bootstrap"), 0.0)
 
 
@@ -292,7 +311,7 @@ def _gae_cell(
     """`gae` with the critic's values; whitening leaves the returns alone."""
     values = x.need("values")
     mask = x.response_mask
-    bootstrap = _bootstrap_of(x) if bootstrap_on_truncation else None
+    bootstrap = _bootstrap_if(bootstrap_on_truncation, x)
     advantages, returns = gae(
         x.token_rewards, values, mask, bootstrap, gamma=gamma, gae_lambda=gae_lambda
     )
@@ -310,41 +329,17 @@ def _gae_length_adaptive_cell(
     """`gae` with `length_adaptive_lambda` for the policy and lambda 1 for the critic's returns."""
     values = x.need("values")
     mask = x.response_mask
-    bootstrap = _bootstrap_of(x) if bootstrap_on_truncation else None
+    bootstrap = _bootstrap_if(bootstrap_on_truncation, x)
     trace = length_adaptive_lambda(mask, length_alpha=length_alpha)
     advantages, _ = gae(x.token_rewards, values, mask, bootstrap, gamma=gamma, gae_lambda=trace)
     _, returns = gae(x.token_rewards, values, mask, bootstrap, gamma=gamma, gae_lambda=1.0)
     return _whitened_if(whiten, advantages, mask), returns
 
 
-def _group_normalize_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
-    """`group_normalize` of the rewards."""
-    return _of_rows(x, groups.group_normalize(x.rewards, x.group_ids))
-
-
-def _group_center_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
-    """`group_center` of the rewards."""
-    return _of_rows(x, groups.group_center(x.rewards, x.group_ids))
-
-
-def _group_center_batch_std_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
-    """`group_center_batch_std` of the rewards."""
-    return _of_rows(x, groups.group_center_batch_std(x.rewards, x.group_ids))
-
-
-def _group_center_rescaled_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
-    """`group_center_rescaled` of the rewards."""
-    return _of_rows(x, groups.group_center_rescaled(x.rewards, x.group_ids))
-
-
 def _group_center_whitened_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
     """`group_center` of the rewards, whitened over the batch."""
-    return whiten(_group_center_cell(x)[0], x.response_mask), None
-
-
-def _leave_one_out_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
-    """`leave_one_out` of the rewards."""
-    return _of_rows(x, groups.leave_one_out(x.rewards, x.group_ids))
+    centered, _ = _of_rows(x, groups.group_center(x.rewards, x.group_ids))
+    return whiten(centered, x.response_mask), None
 
 
 def _greedy_baseline_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
@@ -363,19 +358,9 @@ def _length_weighted_center_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
     return _of_rows(x, groups.length_weighted_center(x.rewards, x.group_ids, lengths))
 
 
-def _mean_normalize_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
-    """`mean_normalize` of the rewards."""
-    return _of_rows(x, groups.mean_normalize(x.rewards, x.group_ids))
-
-
 def _pass_at_k_cell(x: AdvantageInputs, *, pass_k: int = PASS_K.default) -> AdvantagesAndReturns:
     """`pass_at_k_advantage` of the rewards."""
     return _of_rows(x, groups.pass_at_k_advantage(x.rewards, x.group_ids, pass_k=pass_k))
-
-
-def _top_gap_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
-    """`top_gap` of the rewards."""
-    return _of_rows(x, groups.top_gap(x.rewards, x.group_ids))
 
 
 def _teacher_gap_cell(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> AdvantagesAndReturns:
@@ -392,8 +377,9 @@ def _group_normalize_teacher_cell(
 
     Source: KDRL, arXiv:2506.02208.
     """
-    rows, _ = _group_normalize_cell(x)
-    return rows + _teacher_gap_cell(x, teacher_coeff=teacher_coeff)[0], None
+    outcome, _ = _of_rows(x, groups.group_normalize(x.rewards, x.group_ids))
+    gap, _ = _teacher_gap_cell(x, teacher_coeff=teacher_coeff)
+    return outcome + gap, None
 
 
 ADVANTAGES: dict[str, Estimator] = {
@@ -402,17 +388,17 @@ ADVANTAGES: dict[str, Estimator] = {
     "batch_center": _batch_center_cell,
     "gae": _gae_cell,
     "gae_length_adaptive": _gae_length_adaptive_cell,
-    "group_normalize": _group_normalize_cell,
-    "group_center": _group_center_cell,
-    "group_center_batch_std": _group_center_batch_std_cell,
-    "group_center_rescaled": _group_center_rescaled_cell,
+    "group_normalize": _of_rewards(groups.group_normalize),
+    "group_center": _of_rewards(groups.group_center),
+    "group_center_batch_std": _of_rewards(groups.group_center_batch_std),
+    "group_center_rescaled": _of_rewards(groups.group_center_rescaled),
     "group_center_whitened": _group_center_whitened_cell,
-    "leave_one_out": _leave_one_out_cell,
+    "leave_one_out": _of_rewards(groups.leave_one_out),
     "greedy_baseline": _greedy_baseline_cell,
     "length_weighted_center": _length_weighted_center_cell,
-    "mean_normalize": _mean_normalize_cell,
+    "mean_normalize": _of_rewards(groups.mean_normalize),
     "pass_at_k": _pass_at_k_cell,
-    "top_gap": _top_gap_cell,
+    "top_gap": _of_rewards(groups.top_gap),
     "teacher_gap": _teacher_gap_cell,
     "group_normalize_teacher": _group_normalize_teacher_cell,
 }

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from oxrl.functional.masks import fill_masked, masked_mean, require_same_shape
+from oxrl.functional.masks import OptionalTensor, fill_masked, masked_mean, require_same_shape
 from oxrl.functional.ratios import MAX_LOG_RATIO
 
 LossAndMetrics = tuple[Tensor, dict[str, Tensor]]
@@ -47,7 +47,7 @@ class Gate(Protocol):
         mask: Tensor,
         loss_weights: Tensor,
         *args: Any,
-        correction: Tensor | None = None,
+        correction: OptionalTensor = None,
         **further: Any,
     ) -> LossAndMetrics: ...
 
@@ -61,6 +61,16 @@ class Tokens(NamedTuple):
     inside: Tensor  # the clamp did not act; a clamped ratio has no gradient
     advantages: Tensor
     mask: Tensor
+
+    @property
+    def positive(self) -> Tensor:
+        """Where the advantage is above 0."""
+        return self.advantages > 0
+
+    @property
+    def negative(self) -> Tensor:
+        """Where the advantage is below 0."""
+        return self.advantages < 0
 
     @property
     def now(self) -> Tensor:
@@ -83,11 +93,11 @@ class Decision(NamedTuple):
 
     value: Tensor  # S
     weight: Tensor  # w
-    high: Tensor | None = None  # clipped from above
-    low: Tensor | None = None  # clipped from below
+    high: OptionalTensor = None  # clipped from above
+    low: OptionalTensor = None  # clipped from below
     # In place of the term that carries the gradient, w * A * own_push, for the few losses whose
     # gradient is another; its value must be 0.
-    push: Tensor | None = None
+    push: OptionalTensor = None
     further: Mapping[str, Tensor] = MappingProxyType({})  # per-token metrics by key, averaged
 
 
@@ -114,7 +124,7 @@ def clean(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tens
 
 
 def finish(
-    tokens: Tokens, decision: Decision, loss_weights: Tensor, correction: Tensor | None
+    tokens: Tokens, decision: Decision, loss_weights: Tensor, correction: OptionalTensor
 ) -> LossAndMetrics:
     """Sum what was decided about the tokens into the loss, and measure it.
 
@@ -147,15 +157,21 @@ def _metrics(tokens: Tokens, decision: Decision) -> dict[str, Tensor]:
     weight = torch.where(live, decision.weight, 0.0).detach()
     nothing = torch.zeros_like(tokens.mask)
     per_token = {
-        "update/clip_frac_high": nothing if decision.high is None else decision.high,
-        "update/clip_frac_low": nothing if decision.low is None else decision.low,
+        "update/clip_frac_high": nothing,
+        "update/clip_frac_low": nothing,
         **decision.further,
     }
+    if decision.high is not None:
+        per_token["update/clip_frac_high"] = decision.high
+    if decision.low is not None:
+        per_token["update/clip_frac_low"] = decision.low
     metrics = {name: masked_mean(x.detach(), tokens.mask) for name, x in per_token.items()}
     total = weight.sum()
     squares = weight.square().sum() * live.sum()
     metrics["update/weight_mean"] = masked_mean(weight, live)
-    metrics["update/weight_max"] = weight.max() if weight.numel() else total
+    metrics["update/weight_max"] = total
+    if weight.numel():
+        metrics["update/weight_max"] = weight.max()
     metrics["update/weight_zero_frac"] = masked_mean(weight == 0, live)
     metrics["update/weight_ess"] = total.square() / squares.clamp(min=1e-30)
     return metrics

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from oxrl.functional.masks import fill_masked, require_same_shape
+from oxrl.functional.masks import OptionalTensor, fill_masked, require_same_shape
 from oxrl.functional.ratios import MAX_LOG_RATIO
 
 MAX_K3 = 10.0
@@ -26,11 +26,11 @@ class Estimator(Protocol):
     """A cell of `KLS`."""
 
     def __call__(
-        self, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None
+        self, logprobs: Tensor, ref_logprobs: Tensor, mask: OptionalTensor = None
     ) -> Tensor: ...
 
 
-def kl_k1(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+def kl_k1(logprobs: Tensor, ref_logprobs: Tensor, mask: OptionalTensor = None) -> Tensor:
     """The log-ratio itself: unbiased, any sign, high variance. For rewards.
 
     k1 = d, clamped to +-20 here and below, so that exp stays finite; a clamped token has no
@@ -43,12 +43,13 @@ def kl_k1(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) ->
         [B, T] nats.
     """
     require_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
-    mask = torch.ones_like(logprobs, dtype=torch.bool) if mask is None else mask
+    if mask is None:
+        mask = torch.ones_like(logprobs, dtype=torch.bool)
     difference = fill_masked(logprobs, mask) - fill_masked(ref_logprobs, mask)
     return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def kl_k2(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+def kl_k2(logprobs: Tensor, ref_logprobs: Tensor, mask: OptionalTensor = None) -> Tensor:
     """Half the squared log-ratio: biased to second order, with the gradient of the true KL.
 
     k2 = d**2 / 2; its expected gradient is that of KL(policy || reference).
@@ -62,7 +63,7 @@ def kl_k2(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) ->
     return kl_k1(logprobs, ref_logprobs, mask).square() / 2
 
 
-def kl_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+def kl_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: OptionalTensor = None) -> Tensor:
     """Unbiased and of low variance, with the gradient of the other direction.
 
     k3 = exp(-d) - 1 + d, at most 10; its expected gradient is that of KL(reference || policy).
@@ -80,7 +81,7 @@ def kl_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) ->
     return (torch.expm1(-difference) + difference).clamp(max=MAX_K3)
 
 
-def kl_k3_plus(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
+def kl_k3_plus(logprobs: Tensor, ref_logprobs: Tensor, mask: OptionalTensor = None) -> Tensor:
     """The value of k3 with the gradient of k2: what a loss term should use.
 
     k3+ = sg(k3 - k2) + k2
@@ -98,8 +99,8 @@ def kl_k3_plus(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = Non
 def kl_k3_ratio(
     logprobs: Tensor,
     ref_logprobs: Tensor,
-    mask: Tensor | None = None,
-    rollout_logprobs: Tensor | None = None,
+    mask: OptionalTensor = None,
+    rollout_logprobs: OptionalTensor = None,
 ) -> Tensor:
     """k3 weighted by the ratio to the sampler: unbiased in value and in gradient.
 
@@ -118,8 +119,12 @@ def kl_k3_ratio(
 
     Source: DeepSeek-V3.2, arXiv:2512.02556.
     """
-    sampler = logprobs.detach() if rollout_logprobs is None else rollout_logprobs.detach()
-    ratio = kl_k1(logprobs, sampler, mask).exp()  # k1 of two policies is their clamped log-ratio
+    sampler = logprobs
+    if rollout_logprobs is not None:
+        sampler = rollout_logprobs
+    ratio = kl_k1(
+        logprobs, sampler.detach(), mask
+    ).exp()  # k1 of two policies is their clamped log-ratio
     return ratio * kl_k3(logprobs, ref_logprobs, mask)
 
 

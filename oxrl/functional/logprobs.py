@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from oxrl.functional.masks import at_least_float32
+from oxrl.functional.masks import OptionalTensor, at_least_float32
 
 
 class HeadOutput(NamedTuple):
     """What the chunked head says of N positions; None where it was not asked for."""
 
     logprobs: Tensor  # [N]
-    entropy: Tensor | None  # [N]
-    sum_p_squared: Tensor | None  # [N]
-    top_ids: Tensor | None  # [N, K]
-    top_logprobs: Tensor | None  # [N, K]
+    entropy: OptionalTensor  # [N]
+    sum_p_squared: OptionalTensor  # [N]
+    top_ids: OptionalTensor  # [N, K]
+    top_logprobs: OptionalTensor  # [N, K]
 
 
 class Head(NamedTuple):
@@ -39,7 +39,7 @@ class Head(NamedTuple):
     """
 
     weight: Tensor  # [V, H]
-    bias: Tensor | None = None  # [V]
+    bias: OptionalTensor = None  # [V]
     softcap: float | None = None
     scale: float = 1.0
 
@@ -56,8 +56,10 @@ def logprobs_from_logits(logits: Tensor, tokens: Tensor, *, temperature: float =
         [B, T] nats, token-aligned, position 0 is 0.0; float32, or float64 where the logits are.
     """
     scaled = at_least_float32(logits[:, :-1]) / temperature
-    picked = scaled.gather(-1, tokens[:, 1:, None]).squeeze(-1)
-    return torch.nn.functional.pad(picked - scaled.logsumexp(-1), (1, 0))
+    targets = tokens[:, 1:, None]
+    picked = scaled.gather(-1, targets).squeeze(-1)
+    logprobs = picked - scaled.logsumexp(-1)
+    return torch.nn.functional.pad(logprobs, (1, 0))
 
 
 def predicted_positions(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,8 +104,9 @@ def spread(values: Tensor, indices: Tensor, like: Tensor) -> Tensor:
     Returns:
         [B, T, ...], zero elsewhere.
     """
-    flat = values.new_zeros(like.numel(), *values.shape[1:])
-    return flat.index_copy(0, indices, values).view(*like.shape, *values.shape[1:])
+    rest = values.shape[1:]
+    flat = values.new_zeros(like.numel(), *rest)
+    return flat.index_copy(0, indices, values).view(*like.shape, *rest)
 
 
 def chunked_head(
@@ -115,7 +118,7 @@ def chunked_head(
     entropy: bool = False,
     sum_p_squared: bool = False,
     top_k: int = 0,
-    candidates: Tensor | None = None,
+    candidates: OptionalTensor = None,
     chunk: int | None = None,
 ) -> HeadOutput:
     """Logprobs (and more) of N positions without ever holding the N x V logits (`algorithms.md`
@@ -156,7 +159,9 @@ def head_logits(hidden: Tensor, head: Head) -> Tensor:
     Returns:
         [n, V].
     """
-    return _tempered_logits(hidden, head.weight, head.bias, _Options(head.softcap, head.scale))[0]
+    options = _Options(head.softcap, head.scale)
+    logits, _ = _tempered_logits(hidden, head.weight, head.bias, options)
+    return logits
 
 
 class _Options(NamedTuple):
@@ -170,7 +175,7 @@ class _Options(NamedTuple):
 
 
 def _tempered_logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Options
+    hidden: Tensor, weight: Tensor, bias: OptionalTensor, options: _Options
 ) -> tuple[Tensor, Tensor]:
     """Logits / temperature [n, V], and the softcap's tanh or an empty tensor; softmax precision."""
     z = at_least_float32(torch.nn.functional.linear(hidden, weight, bias))
@@ -204,8 +209,11 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a.t() @ b
 
 
-def _cast(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if x is None else x.to(dtype)
+def _cast(x: OptionalTensor, dtype: torch.dtype) -> OptionalTensor:
+    """`x`, if there is one, in `dtype`."""
+    if x is None:
+        return None
+    return x.to(dtype)
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -214,19 +222,22 @@ class _ChunkedHead(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
+        bias: OptionalTensor,
         targets: Tensor,
-        candidates: Tensor | None,
+        candidates: OptionalTensor,
         options: _Options,
-    ) -> tuple[Tensor | None, ...]:
+    ) -> tuple[OptionalTensor, ...]:
         found: defaultdict[str, list[Tensor]] = defaultdict(list)
         for start in range(0, max(len(hidden), 1), options.chunk):
             rows = slice(start, start + options.chunk)
             z, _ = _tempered_logits(hidden[rows], weight, bias, options)
             lse = z.logsumexp(-1)
             found["lse"].append(lse)
-            found["logprobs"].append(z.gather(1, targets[rows, None]).squeeze(1) - lse)
-            p = torch.exp(z - lse[:, None]) if options.entropy or options.sum_p_squared else z
+            picked = z.gather(1, targets[rows, None])
+            found["logprobs"].append(picked.squeeze(1) - lse)
+            p = z
+            if options.entropy or options.sum_p_squared:
+                p = torch.exp(z - lse[:, None])
             if options.entropy:
                 found["entropy"].append(lse - torch.linalg.vecdot(p, z))
             if options.sum_p_squared:
@@ -237,7 +248,8 @@ class _ChunkedHead(torch.autograd.Function):
                 else:
                     top_ids = candidates[rows]
                 found["top_ids"].append(top_ids)
-                found["top_logprobs"].append(z.gather(1, top_ids) - lse[:, None])
+                top = z.gather(1, top_ids)
+                found["top_logprobs"].append(top - lse[:, None])
         merged = {name: torch.cat(parts) for name, parts in found.items()}
         kept = (merged["lse"], merged.get("entropy"), merged.get("top_ids"))
         ctx.save_for_backward(hidden, weight, bias, targets, *kept)
@@ -249,13 +261,17 @@ class _ChunkedHead(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Any) -> tuple[OptionalTensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         grad_logprobs, grad_entropy, _, _, grad_top = grads
         hidden, weight, bias, targets, lse, entropy, top_ids = ctx.saved_tensors
         options: _Options = ctx.options
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=lse.dtype) if ctx.needs_input_grad[1] else None
-        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=lse.dtype)
+        grad_weight = None
+        grad_bias = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = torch.zeros_like(weight, dtype=lse.dtype)
+        if bias is not None:
+            grad_bias = torch.zeros_like(bias, dtype=lse.dtype)
         for start in range(0, len(hidden), options.chunk):
             rows = slice(start, start + options.chunk)
             z, tanh = _tempered_logits(hidden[rows], weight, bias, options)

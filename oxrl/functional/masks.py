@@ -9,8 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# A tensor that some calls do without.
+OptionalTensor = Tensor | None
 
-def require_same_shape(**tensors: Tensor | None) -> None:
+
+def require_same_shape(**tensors: OptionalTensor) -> None:
     """Refuse tensors of different shapes by name.
 
     Args:
@@ -39,7 +42,9 @@ def at_least_float32(x: Tensor) -> Tensor:
     Returns:
         The same values.
     """
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+    if x.dtype in (torch.float32, torch.float64):
+        return x
+    return x.float()
 
 
 def in_dtype_of(like: Tensor, x: Tensor) -> Tensor:
@@ -81,7 +86,9 @@ def masked_sum(x: Tensor, mask: Tensor, *, dim: int | None = None) -> Tensor:
         The sum, or sums.
     """
     filled = fill_masked(x, mask)
-    return filled.sum() if dim is None else filled.sum(dim)
+    if dim is None:
+        return filled.sum()
+    return filled.sum(dim)
 
 
 def masked_mean(x: Tensor, mask: Tensor, *, dim: int | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from oxrl.functional.corrections import Level, importance_ratio
 from oxrl.functional.group_advantages import Groups
-from oxrl.functional.masks import fill_masked, masked_values, require_same_shape
+from oxrl.functional.masks import OptionalTensor, fill_masked, masked_values, require_same_shape
 from oxrl.functional.ratios import MAX_LOG_RATIO
 
 PASS_REWARD = 0.5  # a reward above this counts as solved; verifiers give 0 or 1
@@ -39,22 +39,30 @@ def quantile(x: Tensor, fraction: float) -> float:
 
 
 def _mean(x: Tensor) -> float:
-    return float(x.double().mean()) if x.numel() else 0.0
+    """0 where there is nothing."""
+    if not x.numel():
+        return 0.0
+    return float(x.double().mean())
 
 
 def _std(x: Tensor) -> float:
-    return float(x.double().std()) if len(x) > 1 else 0.0
+    """Unbiased; 0 for fewer than two values."""
+    if len(x) < 2:
+        return 0.0
+    return float(x.double().std())
 
 
 def _max(x: Tensor) -> float:
-    return float(x.max()) if len(x) else 0.0
+    """0 where there is nothing."""
+    if not len(x):
+        return 0.0
+    return float(x.max())
 
 
 def _log_ratio(logprobs: Tensor, other: Tensor, mask: Tensor) -> Tensor:
     """logprobs - other, [B, T] float64, 0 where masked, detached."""
-    return (
-        fill_masked(logprobs.detach(), mask).double() - fill_masked(other.detach(), mask).double()
-    )
+    own = fill_masked(logprobs.detach(), mask).double()
+    return own - fill_masked(other.detach(), mask).double()
 
 
 def _bounded(log_ratio: Tensor) -> Tensor:
@@ -163,8 +171,8 @@ def policy_metrics(
     old_logprobs: Tensor,
     response_mask: Tensor,
     *,
-    ref_logprobs: Tensor | None = None,
-    entropy: Tensor | None = None,
+    ref_logprobs: OptionalTensor = None,
+    entropy: OptionalTensor = None,
 ) -> dict[str, float]:
     """Where the policy stands against its old self and the reference.
 
@@ -211,7 +219,7 @@ def mismatch_metrics(
     old_logprobs: Tensor,
     rollout_logprobs: Tensor,
     response_mask: Tensor,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     *,
     correction_level: Level | None = "token",
 ) -> dict[str, float]:
@@ -234,7 +242,8 @@ def mismatch_metrics(
     if not rows.any():
         return {}
     raw = _log_ratio(old_logprobs, rollout_logprobs, mask)
-    moved = masked_values(old_logprobs, mask).exp() - masked_values(rollout_logprobs, mask).exp()
+    sampled = masked_values(rollout_logprobs, mask).exp()
+    moved = masked_values(old_logprobs, mask).exp() - sampled
     distance = raw[mask].abs()
     log_rho = _bounded(raw)[mask]
     rho = log_rho.exp()
@@ -271,7 +280,9 @@ def mismatch_metrics(
 def _effective_share(weights: Tensor) -> float:
     """Effective sample size over the number of weights; 0 where all weights are 0."""
     squares = float(weights.square().sum())
-    return float(weights.sum().square()) / (len(weights) * squares) if squares else 0.0
+    if not squares:
+        return 0.0
+    return float(weights.sum().square()) / (len(weights) * squares)
 
 
 def value_metrics(values: Tensor, returns: Tensor, response_mask: Tensor) -> dict[str, float]:
@@ -287,8 +298,12 @@ def value_metrics(values: Tensor, returns: Tensor, response_mask: Tensor) -> dic
     predicted = masked_values(values, response_mask)
     target = masked_values(returns, response_mask)
     error = target - predicted
-    variance = float(target.var()) if target.numel() > 1 else 0.0
-    explained = 1 - float(error.var()) / variance if variance > 0 else 0.0
+    variance = 0.0
+    if target.numel() > 1:
+        variance = float(target.var())
+    explained = 0.0
+    if variance > 0:
+        explained = 1 - float(error.var()) / variance
     return {
         "value/mean": _mean(predicted),
         "value/return_mean": _mean(target),

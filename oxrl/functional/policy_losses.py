@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from oxrl.functional.gates import Decision, Gate, LossAndMetrics, Tokens, clean, finish
-from oxrl.functional.masks import fill_masked, require_same_shape
+from oxrl.functional.masks import OptionalTensor, fill_masked, require_same_shape
 from oxrl.functional.ratios import geometric_level
 from oxrl.tables.numbers import (
     CLIP_DUAL,
@@ -47,7 +47,7 @@ def policy_gradient(
     mask: Tensor,
     loss_weights: Tensor,
     *,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
 ) -> LossAndMetrics:
     """Plain policy gradient, without a ratio: right for on-policy data only.
 
@@ -71,11 +71,12 @@ def _clip(
 ) -> Decision:
     """What `ppo_clip` decides about tokens."""
     ratio = tokens.ratio
-    negative = tokens.advantages < 0
-    cap = torch.inf if clip_dual is None else clip_dual
-    high = (tokens.advantages > 0) & (ratio > 1 + clip_high)
-    low = negative & (ratio < 1 - clip_low)
-    dual = negative & (ratio > cap)
+    cap = torch.inf
+    if clip_dual is not None:
+        cap = clip_dual
+    high = tokens.positive & (ratio > 1 + clip_high)
+    low = tokens.negative & (ratio < 1 - clip_low)
+    dual = tokens.negative & (ratio > cap)
     bounded = torch.where(dual, cap, ratio)
     bounded = torch.where(low, 1 - clip_low, bounded)
     bounded = torch.where(high, 1 + clip_high, bounded)
@@ -91,7 +92,7 @@ def ppo_clip(
     mask: Tensor,
     loss_weights: Tensor,
     *,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     clip_low: float = CLIP_LOW.default,
     clip_high: float = CLIP_HIGH.default,
     clip_dual: float | None = CLIP_DUAL.default,
@@ -127,7 +128,7 @@ def gspo(
     mask: Tensor,
     loss_weights: Tensor,
     *,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     clip_low: float = GEOMETRIC_CLIP_LOW.default,
     clip_high: float = GEOMETRIC_CLIP_HIGH.default,
 ) -> LossAndMetrics:
@@ -160,7 +161,7 @@ def cispo(
     mask: Tensor,
     loss_weights: Tensor,
     *,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     weight_min: float = WEIGHT_MIN.default,
     weight_max: float = WEIGHT_MAX.default,
 ) -> LossAndMetrics:
@@ -189,7 +190,7 @@ def cispo(
 
 def _sigmoid_gate(tokens: Tokens, positive: float, negative: float) -> Decision:
     """What `sapo` decides with the sharpness `positive` where A > 0, `negative` elsewhere."""
-    tau = torch.full_like(tokens.ratio, negative).masked_fill(tokens.advantages > 0, positive)
+    tau = torch.full_like(tokens.ratio, negative).masked_fill(tokens.positive, positive)
     sigma = torch.sigmoid(tau * (tokens.ratio - 1))
     weight = torch.where(tokens.inside, tokens.ratio * 4 * sigma * (1 - sigma), 0.0)
     return Decision(4 / tau * sigma * tokens.advantages, weight)
@@ -202,7 +203,7 @@ def sapo(
     mask: Tensor,
     loss_weights: Tensor,
     *,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     sapo_positive: float = SAPO_POSITIVE.default,
     sapo_negative: float = SAPO_NEGATIVE.default,
 ) -> LossAndMetrics:
@@ -234,7 +235,7 @@ def rgpo_like(
     mask: Tensor,
     loss_weights: Tensor,
     *,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     gate_sharpness: float = GATE_SHARPNESS.default,
 ) -> LossAndMetrics:
     """Rejection gating with a sigmoid acceptance: `sapo` with one sharpness for both signs.
@@ -259,8 +260,10 @@ def _divergence_gate(
     tokens: Tokens, divergence: Tensor, dppo_low: float, dppo_high: float, weight_max: float
 ) -> Decision:
     """w = min(r, weight_max), or 0 past the divergence's bound in the favored direction."""
-    high = (tokens.advantages > 0) & (tokens.log_ratio > 0) & (divergence > dppo_high)
-    low = (tokens.advantages < 0) & (tokens.log_ratio < 0) & (divergence > dppo_low)
+    rising = tokens.log_ratio > 0
+    falling = tokens.log_ratio < 0
+    high = tokens.positive & rising & (divergence > dppo_high)
+    low = tokens.negative & falling & (divergence > dppo_low)
     weight = torch.where(high | low, 0.0, tokens.ratio.clamp(max=weight_max))
     value = weight * tokens.advantages * tokens.now
     return Decision(value, weight, high, low, further={"update/divergence": divergence})
@@ -273,7 +276,7 @@ def dppo_tv(
     mask: Tensor,
     loss_weights: Tensor,
     *,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     dppo_low: float = DPPO_LOW.default,
     dppo_high: float = DPPO_HIGH.default,
     weight_max: float = DPPO_WEIGHT_MAX.default,
@@ -309,7 +312,7 @@ def dppo_kl(
     mask: Tensor,
     loss_weights: Tensor,
     *,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     dppo_low: float = DPPO_LOW.default,
     dppo_high: float = DPPO_HIGH.default,
     weight_max: float = DPPO_WEIGHT_MAX.default,
@@ -358,7 +361,7 @@ def dppo_topk_tv(
     top_logprobs: Tensor,
     old_top_logprobs: Tensor,
     sampled_in_top: Tensor,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     dppo_low: float = DPPO_LOW.default,
     dppo_high: float = DPPO_HIGH.default,
     weight_max: float = DPPO_WEIGHT_MAX.default,
@@ -397,7 +400,7 @@ def dppo_topk_kl(
     top_logprobs: Tensor,
     old_top_logprobs: Tensor,
     sampled_in_top: Tensor,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     dppo_low: float = DPPO_LOW.default,
     dppo_high: float = DPPO_HIGH.default,
     weight_max: float = DPPO_WEIGHT_MAX.default,
@@ -431,7 +434,7 @@ def vespo(
     mask: Tensor,
     loss_weights: Tensor,
     *,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
 ) -> LossAndMetrics:
     """Soft weight of the whole response, largest near ratio 1 and fading on either side.
 
@@ -466,7 +469,7 @@ def proximal(
     mask: Tensor,
     loss_weights: Tensor,
     *,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     proximal_coeff: float = PROXIMAL_COEFF.default,
 ) -> LossAndMetrics:
     """Policy gradient with a quadratic pull to the old policy, and no clip.
@@ -496,9 +499,10 @@ def proximal(
 def _clipped_geometric_mean(tokens: Tokens, clip_low: float, clip_high: float) -> Decision:
     """What `gmpo` decides about tokens."""
     log_ratio = tokens.log_ratio
-    high = (tokens.advantages > 0) & (log_ratio > clip_high)
-    low = (tokens.advantages < 0) & (log_ratio < -clip_low)
-    kept = torch.where(high, clip_high, torch.where(low, -clip_low, log_ratio))
+    high = tokens.positive & (log_ratio > clip_high)
+    low = tokens.negative & (log_ratio < -clip_low)
+    bounded = torch.where(low, -clip_low, log_ratio)
+    kept = torch.where(high, clip_high, bounded)
     ratio = geometric_level(kept, tokens.mask).exp()
     weight = torch.where(high | low | ~tokens.inside, 0.0, ratio)
     return Decision(ratio * tokens.advantages, weight, high, low)
@@ -511,7 +515,7 @@ def gmpo(
     mask: Tensor,
     loss_weights: Tensor,
     *,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     clip_low: float = GMPO_CLIP_LOW.default,
     clip_high: float = GMPO_CLIP_HIGH.default,
 ) -> LossAndMetrics:
@@ -544,7 +548,7 @@ def rspo(
     loss_weights: Tensor,
     *,
     router_shift: Tensor,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     clip_low: float = GMPO_CLIP_LOW.default,
     clip_high: float = GMPO_CLIP_HIGH.default,
 ) -> LossAndMetrics:
@@ -582,7 +586,7 @@ def simko(
     old_top_logprobs: Tensor,
     explore: Tensor,
     sampled_is_top: Tensor,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     clip_low: float = CLIP_LOW.default,
     clip_high: float = CLIP_HIGH.default,
     simko_alpha: float = SIMKO_ALPHA.default,
@@ -615,10 +619,10 @@ def simko(
     tokens = clean(logprobs, old_logprobs, advantages, mask)
     require_same_shape(mask=mask, explore=explore, sampled_is_top=sampled_is_top)
     require_same_shape(top_logprobs=top_logprobs, old_top_logprobs=old_top_logprobs)
-    boosted = explore & sampled_is_top & (tokens.advantages < 0)
+    boosted = explore & sampled_is_top & tokens.negative
     boosted_advantages = torch.where(boosted, simko_boost * tokens.advantages, tokens.advantages)
     clip = _clip(tokens._replace(advantages=boosted_advantages), clip_low, clip_high)
-    shares = explore & (tokens.advantages > 0)
+    shares = explore & tokens.positive
     alpha = simko_alpha * shares.to(tokens.ratio.dtype)
     top = fill_masked(top_logprobs, mask[..., None])
     candidates_push = (top - top.detach()).mean(-1)
@@ -636,7 +640,7 @@ def clip_cov(
     loss_weights: Tensor,
     *,
     selected: Tensor,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     clip_low: float = CLIP_LOW.default,
     clip_high: float = CLIP_HIGH.default,
 ) -> LossAndMetrics:
@@ -669,7 +673,7 @@ def kl_cov(
     loss_weights: Tensor,
     *,
     selected: Tensor,
-    correction: Tensor | None = None,
+    correction: OptionalTensor = None,
     clip_low: float = CLIP_LOW.default,
     clip_high: float = CLIP_HIGH.default,
     kl_cov_coeff: float = KL_COV_COEFF.default,

@@ -137,8 +137,8 @@ def dpop(
         loss_weights,
     )
     penalty = penalty_coeff * (-pairs.chosen_log_ratio).relu()
-    losses = -logsigmoid(beta * (pairs.margin - penalty))
-    return pairs.loss_and_metrics(losses, beta)
+    margin = pairs.margin - penalty
+    return pairs.logistic_loss(margin, beta)
 
 
 def dpo_shift(
@@ -177,8 +177,7 @@ def dpo_shift(
         loss_weights,
     )
     margin = pairs.chosen_log_ratio - rejected_scale * pairs.rejected_log_ratio
-    losses = -logsigmoid(beta * margin)
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.logistic_loss(margin, beta)
 
 
 def bpo(
@@ -217,8 +216,7 @@ def bpo(
         loss_weights,
     )
     gain = torch.minimum(pairs.chosen_log_ratio, -balance * pairs.rejected_log_ratio)
-    losses = -logsigmoid(beta * gain)
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.logistic_loss(gain, beta)
 
 
 def minor_dpo(
@@ -255,8 +253,7 @@ def minor_dpo(
         loss_weights,
     )
     margin = pairs.chosen_log_ratio - pairs.rejected_log_ratio.relu()
-    losses = -logsigmoid(beta * margin)
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.logistic_loss(margin, beta)
 
 
 def c2_dpo(

@@ -62,8 +62,8 @@ def aot(
     )
     gap = pairs.chosen - pairs.rejected
     ref_gap = pairs.constant(matched_ref_margins, "matched_ref_margins")
-    losses = -logsigmoid(beta * (gap - ref_gap))
-    return pairs.loss_and_metrics(losses, beta)
+    margin = gap - ref_gap
+    return pairs.logistic_loss(margin, beta)
 
 
 def aot_unpaired(
@@ -280,5 +280,4 @@ def alpha_dpo(
     )
     gaps = pairs.constant(standardized_gaps, "standardized_gaps")
     margin = pairs.mean_chosen - pairs.mean_rejected - gamma - alpha * gaps
-    losses = -logsigmoid(beta * margin)
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.logistic_loss(margin, beta)

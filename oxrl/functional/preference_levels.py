@@ -292,8 +292,8 @@ def f_dpo_forward_kl(
     )
     rejected = bounded_exp(-pairs.rejected_log_ratio)
     chosen = bounded_exp(-pairs.chosen_log_ratio)
-    losses = -logsigmoid(beta * (rejected - chosen))
-    return pairs.loss_and_metrics(losses, beta)
+    margin = rejected - chosen
+    return pairs.logistic_loss(margin, beta)
 
 
 def f_dpo_jensen_shannon(
@@ -331,8 +331,8 @@ def f_dpo_jensen_shannon(
     )
     chosen = logsigmoid(pairs.chosen_log_ratio)
     rejected = logsigmoid(pairs.rejected_log_ratio)
-    losses = -logsigmoid(beta * (chosen - rejected))
-    return pairs.loss_and_metrics(losses, beta)
+    margin = chosen - rejected
+    return pairs.logistic_loss(margin, beta)
 
 
 def f_dpo_alpha(
@@ -419,8 +419,8 @@ def chi_po(
     )
     chosen = pairs.chosen_log_ratio.clamp(-20, 20).exp()
     rejected = pairs.rejected_log_ratio.clamp(-20, 20).exp()
-    losses = -logsigmoid(beta * (pairs.margin + chosen - rejected))
-    return pairs.loss_and_metrics(losses, beta)
+    margin = pairs.margin + chosen - rejected
+    return pairs.logistic_loss(margin, beta)
 
 
 def h_dpo(
@@ -459,5 +459,5 @@ def h_dpo(
         loss_weights,
     )
     sharpening = (alpha - 1) * (pairs.chosen - pairs.rejected)
-    losses = -logsigmoid(beta * (pairs.margin + sharpening))
-    return pairs.loss_and_metrics(losses, beta)
+    margin = pairs.margin + sharpening
+    return pairs.logistic_loss(margin, beta)

@@ -56,8 +56,7 @@ def dpo(
         rejected_lengths,
         loss_weights,
     )
-    losses = -logsigmoid(beta * pairs.margin)
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.logistic_loss(pairs.margin, beta)
 
 
 def cdpo(
@@ -301,8 +300,7 @@ def sigmoid_norm(
         rejected_lengths,
         loss_weights,
     )
-    losses = -logsigmoid(beta * pairs.mean_margin)
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.logistic_loss(pairs.mean_margin, beta)
 
 
 def exo(

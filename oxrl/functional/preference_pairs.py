@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
-from oxrl.functional.masks import at_least_float32, fill_masked, masked_mean
+from oxrl.functional.masks import OptionalTensor, at_least_float32, fill_masked, masked_mean
 
 Loss = tuple[Tensor, dict[str, Tensor]]
-OptionalTensor = Tensor | None
 # exp of more than this times a coefficient overflows float32; beyond it the slope of an exponential
 # term is 0.
 MAX_EXPONENT = 80.0
@@ -111,6 +111,20 @@ class Pairs:
         """
         return weighted_loss(losses, self.loss_weights), self._metrics(beta)
 
+    def logistic_loss(self, margin: Tensor, beta: float) -> Loss:
+        """Sum up the logistic losses of margins, as in DPO, and say how the pairs stand.
+
+            loss = -log sigmoid(beta * margin)
+
+        Args:
+            margin: [N] nats.
+            beta: scale of the margins and, in the metrics, of the rewards.
+
+        Returns:
+            What `loss_and_metrics` returns.
+        """
+        return self.loss_and_metrics(-logsigmoid(beta * margin), beta)
+
     @torch.no_grad()
     def _metrics(self, beta: float) -> dict[str, Tensor]:
         chosen = self.chosen
@@ -151,7 +165,9 @@ def read_pairs(
     """
 
     def constant(tensor: OptionalTensor, name: str) -> OptionalTensor:
-        return None if tensor is None else filled(tensor.detach(), loss_weights, name)
+        if tensor is None:
+            return None
+        return filled(tensor.detach(), loss_weights, name)
 
     return Pairs(
         filled(chosen_logprobs, loss_weights, "chosen_logprobs"),

@@ -52,9 +52,12 @@ def bradley_terry(
     chosen = fill_masked(chosen_scores, counted)
     rejected = fill_masked(rejected_scores, counted)
     gap = chosen - rejected
-    excess = gap if margins is None else gap - fill_masked(margins.detach(), counted)
-    centering = (chosen + rejected).square()
-    loss = weighted_loss(-logsigmoid(excess) + center_coeff * centering, loss_weights)
+    excess = gap
+    if margins is not None:
+        excess = gap - fill_masked(margins.detach(), counted)
+    centering = center_coeff * (chosen + rejected).square()
+    losses = -logsigmoid(excess) + centering
+    loss = weighted_loss(losses, loss_weights)
     with torch.no_grad():
         scores = torch.cat((chosen, rejected))
         both = torch.cat((counted, counted))
