@@ -18,7 +18,19 @@ from oxrl.config.source import Problem
 from oxrl.data.hub import SCHEME, SUFFIXES, locate
 from oxrl.errors import DataError, RewardError, did_you_mean, why_no_file
 from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
+from oxrl.tables.cells import CRITIC
 from oxrl.tables.engines import SAMPLING_ENGINES, TRAINING_ENGINES
+from oxrl.tables.numbers import (
+    ALPHA,
+    CORRECTION_MAX,
+    CORRECTION_MIN,
+    CRITIC_WARMUP_STEPS,
+    KL_COEFF,
+    LABEL_NOISE,
+    PASS_K,
+    WEIGHT_MAX,
+    WEIGHT_MIN,
+)
 from oxrl.tables.preference import METHODS
 
 ADAPTER = "adapter_config.json"
@@ -404,11 +416,11 @@ def check_preference(cfg: Config) -> Iterator[Problem]:
             if name in METHODS:
                 why = "takes more than a pair, or is a sum itself"
             yield _at(cfg, "train.mix", f"{name} {why}{did_you_mean(name, addable)}")
-    if algorithm == "exo" and cfg.train.label_noise == 0:
+    if algorithm == "exo" and cfg.train.value(LABEL_NOISE) == 0:
         yield _at(
             cfg, "train.label_noise", "exo takes its logarithm: set it above 0; 0.001 is usual"
         )
-    if algorithm == "f_dpo_alpha" and cfg.train.preference_alpha == 1:
+    if algorithm == "f_dpo_alpha" and cfg.train.value(ALPHA) == 1:
         yield _at(
             cfg, "train.preference_alpha", "at 1 the alpha divergence is the reverse KL: use dpo"
         )
@@ -506,7 +518,7 @@ def check_cells(cfg: Config) -> Iterator[Problem]:
             also=("train.loss",),
         )
     samples = cfg.rollout.n_samples
-    if row.advantage == "pass_at_k" and cfg.train.pass_k > samples:
+    if row.advantage == "pass_at_k" and cfg.train.value(PASS_K) > samples:
         yield _at(
             cfg,
             "train.pass_k",
@@ -514,12 +526,12 @@ def check_cells(cfg: Config) -> Iterator[Problem]:
             "rollout.n_samples",
         )
     read = row_fields(row)
-    for low, high in (("weight_min", "weight_max"), ("correction_min", "correction_max")):
-        path = f"train.{low}"
-        upper = getattr(cfg.train, high)
-        both = path in read and f"train.{high}" in read
-        if both and getattr(cfg.train, low) >= upper:
-            yield _at(cfg, path, f"must be below train.{high}={upper}", f"train.{high}")
+    for low, high in ((WEIGHT_MIN, WEIGHT_MAX), (CORRECTION_MIN, CORRECTION_MAX)):
+        path = f"train.{low.key}"
+        above = f"train.{high.key}"
+        upper = cfg.train.value(high)
+        if path in read and above in read and cfg.train.value(low) >= upper:
+            yield _at(cfg, path, f"must be below {above}={upper}", above)
 
 
 def check_groups(cfg: Config) -> Iterator[Problem]:
@@ -542,7 +554,7 @@ def check_dynamic_sampling(cfg: Config) -> Iterator[Problem]:
             f"{cfg.train.row.name} compares the samples of one prompt: set it to 2 or more",
             "train.advantage",
         )
-    if cfg.wave > 1:
+    if cfg.sampling_block > 1:
         most = 3 * cfg.train.updates - 1
         yield _at(
             cfg,
@@ -573,7 +585,7 @@ def check_interpolated_anchor(cfg: Config) -> Iterator[Problem]:
 
 def _kl_needed(cfg: Config) -> Iterator[Problem]:
     row = cfg.train.row
-    if row.kl == "none" or cfg.train.kl_coeff == 0:
+    if row.kl == "none" or cfg.train.value(KL_COEFF) == 0:
         yield _at(
             cfg,
             "train.alg_name",
@@ -686,13 +698,13 @@ def notices(cfg: Config) -> Iterator[str]:
     train = cfg.train
     row = train.row
     steps = cfg.run.steps
-    if train.kl is not None and row.kl != "none" and train.kl_coeff == 0:
+    if train.kl is not None and row.kl != "none" and train.value(KL_COEFF) == 0:
         yield f"train.kl = {row.kl} has no effect while train.kl_coeff is 0"
     if train.warmup_steps >= steps:
         warmup = f"train.warmup_steps = {train.warmup_steps}"
         yield f"{warmup} is not over when the run ends at run.steps = {steps}"
-    if "train.critic_warmup_steps" in row_fields(row) and train.critic_warmup_steps >= steps:
-        warmup = f"train.critic_warmup_steps = {train.critic_warmup_steps}"
+    if row.has(CRITIC) and train.value(CRITIC_WARMUP_STEPS) >= steps:
+        warmup = f"train.critic_warmup_steps = {train.value(CRITIC_WARMUP_STEPS)}"
         yield f"{warmup} leaves none of {steps} steps to the policy"
     if cfg.run.device == "cpu" and cfg.model.dtype == "bfloat16":
         yield "model.dtype = bfloat16 on run.device = cpu is slower and less exact than float32"

@@ -8,10 +8,11 @@ from typing import NamedTuple
 from rich.filesize import decimal
 
 from oxrl.config.dims import ModelDims, context_length, model_dims
-from oxrl.config.reads import has_reference_model, row_fields
+from oxrl.config.reads import has_reference_model
 from oxrl.config.schema import Config, EngineConfig
 from oxrl.data.hub import locate
 from oxrl.errors import ConfigError
+from oxrl.tables.cells import CRITIC
 from oxrl.tables.engines import TRAINING_ENGINES
 
 
@@ -76,10 +77,10 @@ def _rl_batch(cfg: Config) -> dict[str, str]:
     passes = f"{_count(cfg.train.epochs, 'epoch')} = {_count(updates, 'optimizer step')}"
     total = f"{_count(steps, 'optimizer step')} = {_count(rollouts, 'rollout step')}"
     lag = ""
-    if cfg.wave:
+    if cfg.sampling_block:
         lag = (
-            f"; {_count(cfg.wave, 'rollout step')} at a time, while earlier ones train, "
-            f"at most {(2 * cfg.wave - 1) * updates} weight versions old"
+            f"; {_count(cfg.sampling_block, 'rollout step')} at a time, while earlier ones train, "
+            f"at most {(2 * cfg.sampling_block - 1) * updates} weight versions old"
         )
     return {
         "rollout": f"{group} per rollout step, up to {longest:,} response tokens each{lag}",
@@ -186,7 +187,7 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     stage = TRAINING_ENGINES[cfg.train.backend].zero_stage
     if stage is None:
         stage = cfg.deepspeed.zero_stage
-    models = 2 if "train.critic_lr" in row_fields(cfg.train.row) else 1
+    models = 2 if cfg.train.row.has(CRITIC) else 1
     weights = models * dims.parameters
     trained = weights
     if cfg.lora.rank:

@@ -27,7 +27,7 @@ from oxrl.config.schema import (
 )
 from oxrl.runs.directory import differences
 from oxrl.tables.cells import CELLS as TABLE
-from oxrl.tables.numbers import NUMBERS
+from oxrl.tables.numbers import KL_COEFF, NUMBERS
 from oxrl.tables.policy import ROWS, Row
 
 # Recipes that read a field -> why a run of another recipe does not, {} its algorithm.
@@ -77,7 +77,7 @@ def has_reference_model(cfg: Config) -> bool:
     row = cfg.train.row
     if row.recipe == "preference":
         return row.moves_reference
-    return row.kl != "none" and cfg.train.kl_coeff > 0 and not cfg.lora.rank
+    return row.kl != "none" and cfg.train.value(KL_COEFF) > 0 and not cfg.lora.rank
 
 
 def _unread(cfg: Config) -> dict[str, str]:

@@ -32,9 +32,8 @@ from pydantic.fields import FieldInfo
 from oxrl.errors import known
 from oxrl.tables.cells import CELLS as TABLE
 from oxrl.tables.cells import FEATURES, find_cell
-from oxrl.tables.numbers import NUMBERS, Level, Number, Value
+from oxrl.tables.numbers import NUMBERS, Level, Number, T, Value
 from oxrl.tables.policy import ROWS, Row
-from oxrl.tables.preference import METHODS
 
 Ratio = Literal["none", Level]
 Denominator = Literal["old", "rollout"]
@@ -324,10 +323,6 @@ class TrainConfig(Section):
         {}, "Numbers of a policy loss of your own, train.loss: path.py:function.", of=RL
     )
 
-    if TYPE_CHECKING:
-        # The numbers that the recipe's rows read are fields too, made from the tables.
-        def __getattr__(self, name: str) -> Any: ...
-
     @field_validator(
         "alg_name", "advantage", "loss", "correction", "kl", "weights", check_fields=False
     )
@@ -350,23 +345,20 @@ class TrainConfig(Section):
         """Row of `alg_name` with the overridden cells put in."""
         return compose_row(ROWS[self.alg_name], dict(self))
 
+    def value(self, number: Number[T]) -> T:
+        """What a number of the tables is in this run; the recipe's rows can read it."""
+        return getattr(self, number.key)
+
     def numbers(self, kind: str, name: str) -> dict[str, Value]:
-        """Return the numbers that one part of the algorithm reads, by the names it knows them by.
+        """Return the numbers that a cell reads, by the names its function knows them by.
 
         Args:
-            kind: of a cell (advantage, ratio, gate, selection, correction, kl, weights), or
-                "feature", or "method" of a preference loss.
-            name: of the cell, feature or method.
+            kind: advantage, ratio, gate, selection, correction, kl or weights.
+            name: of the cell.
         """
         if kind == "gate" and is_own(name):
             return dict(self.loss_numbers)
-        if kind == "method":
-            found = (*METHODS[name].reads, *METHODS[name].around)
-        elif kind == "feature":
-            found = FEATURES[name].numbers
-        else:
-            found = find_cell(kind, name).numbers
-        return {number.name: getattr(self, number.key) for number in found}
+        return {number.name: self.value(number) for number in find_cell(kind, name).numbers}
 
 
 def is_own(loss: str) -> bool:
@@ -492,10 +484,8 @@ class Config(Section):
         return validate(with_defaults(given))
 
     @property
-    def wave(self) -> int:
-        """Rollout batches sampled by the same weights while earlier ones train; 0: a batch trains,
-        then the next.
-        """
+    def sampling_block(self) -> int:
+        """Rollout batches sampled by the same weights while earlier ones train; 0: sample, train."""
         return (self.rollout.max_staleness // self.train.updates + 1) // 2
 
 

@@ -24,7 +24,9 @@ from oxrl.models.lora import add_adapter
 from oxrl.models.network import ValueModel
 from oxrl.rewards.workers import RewardPool
 from oxrl.seeds import stable_seed
+from oxrl.tables.cells import CRITIC
 from oxrl.tables.engines import TRAINING_ENGINES
+from oxrl.tables.numbers import CRITIC_LR, KL_COEFF
 from oxrl.types import Sampling
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -197,9 +199,9 @@ def build_trainers(cfg: Config, ranks: Ranks = ALONE) -> dict[str, Trainer]:
     trainers = {
         "policy": build_trainer(cfg, load_policy_to_train(cfg), build_tokenizer(cfg), **shared)
     }
-    if "critic" in cfg.train.row.needs:
+    if cfg.train.row.has(CRITIC):
         trainers["critic"] = build_trainer(
-            cfg, load_critic_to_train(cfg), lr=cfg.train.critic_lr, ranks=ranks
+            cfg, load_critic_to_train(cfg), lr=cfg.train.value(CRITIC_LR), ranks=ranks
         )
     if needs_reference(cfg) and not cfg.lora.rank:
         trainers["reference"] = build_reference(cfg, **shared)
@@ -301,4 +303,4 @@ def load_prompts(
 
 def needs_reference(cfg: Config) -> bool:
     """A reference model is loaded only when its log-probabilities reach the loss or the reward."""
-    return cfg.train.row.kl != "none" and cfg.train.kl_coeff > 0
+    return cfg.train.row.kl != "none" and cfg.train.value(KL_COEFF) > 0

@@ -20,6 +20,7 @@ from oxrl.functional.ratios import RATIOS, interpolated_anchor
 from oxrl.functional.weights import WEIGHTS
 from oxrl.recipes.features.base import Feature, Prepared
 from oxrl.recipes.user_gate import find_gate
+from oxrl.tables.numbers import CORRECTION_LEVEL, KL_COEFF, WEIGHTS_LENGTH
 from oxrl.types import Output, PolicyBatch, RolloutBatch
 
 LOGPROBS: Want = frozenset({"logprobs"})
@@ -47,13 +48,13 @@ class Objective:
         self.gate = partial(find_gate(row.gate), **train.numbers("gate", row.gate))
         weights_numbers = train.numbers("weights", row.weights)
         if row.weights == "fixed_length":
-            weights_numbers = {"weights_length": train.weights_length or max_tokens}
+            weights_numbers = {"weights_length": train.value(WEIGHTS_LENGTH) or max_tokens}
         self.weights = partial(WEIGHTS[row.weights], **weights_numbers)
         self.mask_truncated = train.mask_truncated
         self.entropy_coeff = train.entropy_coeff
-        self.kl_coeff = train.kl_coeff
+        self.kl_coeff = train.value(KL_COEFF)
         self.kl = KLS[row.kl] if row.kl.startswith("loss_") else None
-        self.subtracts_kl = row.kl.startswith("reward_") and train.kl_coeff > 0
+        self.subtracts_kl = row.kl.startswith("reward_") and self.kl_coeff > 0
 
         # Where the denominator of the ratio comes from: recompute, current, bypass, interpolated.
         self.old_logprobs: str = train.old_logprobs
@@ -79,7 +80,7 @@ class Objective:
         # Of the ratios that the correction's weights are; None where they are 0 or 1.
         self.correction_level: Level | None = None
         if row.correction in ("truncate", "mask"):
-            self.correction_level = train.correction_level
+            self.correction_level = train.value(CORRECTION_LEVEL)
         elif row.correction == "none":
             self.correction_level = "token"
 

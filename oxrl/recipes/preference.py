@@ -38,7 +38,7 @@ class PreferenceLearner(Learner[Judged]):
         super().__init__(cfg, session, load_policy_to_train(cfg))
         self.method = METHODS[cfg.train.alg_name]
         self.moving_reference = None
-        if "reference_sync_rate" in self.method.knobs:
+        if self.method.moves_reference:
             self.moving_reference = build_reference(cfg, ranks=session.ranks)
             self.engines["reference"] = self.moving_reference
         self.objective = build_objective(cfg, self.engine, self.moving_reference, self.pad_id)

@@ -16,7 +16,7 @@ from oxrl.errors import required
 from oxrl.functional.preference_losses import PAIR_LOSSES, SINGLE_LOSSES
 from oxrl.functional.preference_pairs import Loss
 from oxrl.functional.preference_statistics import length_desensitized_logprobs, sequence_logprobs
-from oxrl.tables.preference import FIELDS, METHODS, Method
+from oxrl.tables.preference import METHODS, Method
 from oxrl.types import Output, PreferenceBatch, TokenBatch
 
 WANT = frozenset({"logprobs"})
@@ -93,10 +93,10 @@ def build_objective(
 ) -> PreferenceObjective:
     """The objective of `train.alg_name`, with the numbers of `train`."""
     method = METHODS[cfg.train.alg_name]
-    names = (*method.numbers, *method.knobs)
+    read = (*method.reads, *method.around)
     return PreferenceObjective(
         method=method,
-        numbers={name: getattr(cfg.train, FIELDS.get(name, name)) for name in names},
+        numbers={number.name: cfg.train.value(number) for number in read},
         mix=cfg.train.mix,
         policy=policy,
         moving_reference=moving_reference,

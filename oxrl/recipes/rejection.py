@@ -16,6 +16,7 @@ from oxrl.recipes import supervised
 from oxrl.recipes.evaluate import in_groups, sampling_from
 from oxrl.recipes.session import Session
 from oxrl.rollouts.scoring import check_error_rate
+from oxrl.tables.numbers import KEEP_PER_PROMPT, KEEP_REWARD
 from oxrl.types import Rollout
 
 
@@ -68,7 +69,7 @@ def sample_and_keep(cfg: Config, session: Session, out: Path) -> None:
     if not kept:
         raise DataError(
             f"of {sampled * samples} responses none ended by itself with a reward of "
-            f"train.keep_reward={cfg.train.keep_reward} or more; lower it, raise rollout.n_samples "
+            f"train.keep_reward={cfg.train.value(KEEP_REWARD)} or more; lower it, raise rollout.n_samples "
             "or rollout.max_tokens, or start from a model that solves some of the prompts"
         )
 
@@ -82,12 +83,12 @@ def survivors(cfg: Config, group: Sequence[Rollout]) -> list[Rollout]:
     for rollout in group:
         reward = rollout.score.value
         ended = rollout.completion.finish_reason == "stop"
-        if ended and reward is not None and reward >= cfg.train.keep_reward:
+        if ended and reward is not None and reward >= cfg.train.value(KEEP_REWARD):
             good.append((reward, rollout))
     distinct: dict[str, Rollout] = {}
     for _, rollout in sorted(good, key=lambda pair: -pair[0]):
         distinct.setdefault(rollout.completion.text, rollout)
-    return list(distinct.values())[: cfg.train.keep_per_prompt]
+    return list(distinct.values())[: cfg.train.value(KEEP_PER_PROMPT)]
 
 
 def supervised_row(rollout: Rollout) -> dict[str, object]:

@@ -17,6 +17,7 @@ from oxrl.recipes.build import load_critic_to_train, row_options
 from oxrl.recipes.given_rows import Learner, Memory, learn
 from oxrl.recipes.session import Session
 from oxrl.recipes.step import apply_step
+from oxrl.tables.numbers import CENTER_COEFF
 from oxrl.types import Metrics, Output, PreferenceBatch, StepBatch
 
 WANT = frozenset({"values"})
@@ -53,7 +54,7 @@ class OutcomeLearner(Learner[Judged]):
             scores[1::2],
             batch.loss_weights,
             batch.extras["margins"],
-            center_coeff=self.cfg.train.center_coeff,
+            center_coeff=self.cfg.train.value(CENTER_COEFF),
         )
 
     def evaluate(self, held_out: Dataset[Judged]) -> Metrics:

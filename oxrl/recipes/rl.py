@@ -34,6 +34,7 @@ from oxrl.rollouts.counts import count_samples
 from oxrl.rollouts.record import sample_record
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.seeds import stable_seed
+from oxrl.tables.numbers import KL_COEFF
 from oxrl.types import Metrics, PolicyBatch, RolloutBatch
 
 
@@ -41,7 +42,7 @@ def train(cfg: Config, session: Session) -> None:
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one."""
     setup = RLSetup(cfg, session.clock)
     session.closing(setup.close)
-    progress = session.restore(setup.saved, RolloutProgress(kl_coeff=cfg.train.kl_coeff))
+    progress = session.restore(setup.saved, RolloutProgress(kl_coeff=cfg.train.value(KL_COEFF)))
     while progress.step < cfg.run.steps:
         before = progress.step
 

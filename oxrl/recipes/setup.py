@@ -39,6 +39,7 @@ from oxrl.rollouts.groups import EveryGroup, GroupChoice
 from oxrl.rollouts.requests import PromptRequests
 from oxrl.rollouts.sync import RolloutParts, RolloutSource, SyncRollouts
 from oxrl.runs.clock import Clock
+from oxrl.tables.cells import GROUPS
 
 # Old log-probabilities come from the same weights by the same code; only padding widths differ
 # between the two passes.
@@ -212,7 +213,7 @@ def build_row_rules(
         max_tokens=cfg.rollout.max_tokens,
         strict=cfg.rollout.force_strict_on_policy,
         max_staleness=cfg.rollout.max_staleness,
-        groups_of_two="groups" in cfg.train.row.needs,
+        groups_of_two=cfg.train.row.has(GROUPS),
     )
 
 
@@ -226,7 +227,7 @@ def group_choice(features: list[Feature]) -> GroupChoice:
 
 def build_source(cfg: Config, parts: RolloutParts, delivery: WeightSync) -> RolloutSource:
     """Where rollouts come from: one step after the other, or sampled ahead of training."""
-    if not cfg.wave:
+    if not cfg.sampling_block:
         return SyncRollouts(parts)
     from oxrl.rollouts.ahead import AheadRollouts
 
@@ -234,8 +235,8 @@ def build_source(cfg: Config, parts: RolloutParts, delivery: WeightSync) -> Roll
     return AheadRollouts(
         parts,
         delivery,
-        block=cfg.wave,
-        capacity=2 * cfg.wave * per_batch,
+        block=cfg.sampling_block,
+        capacity=2 * cfg.sampling_block * per_batch,
         rollout_steps=cfg.run.steps // cfg.train.updates,
         updates=cfg.train.updates,
         background=cfg.inference_engine.actors > 0,

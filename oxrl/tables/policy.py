@@ -14,8 +14,8 @@ from typing import Literal
 
 from oxrl.tables.cells import (
     ADAPTIVE_KL,
-    CELLS,
     DYNAMIC_SAMPLING,
+    GROUPS,
     INTERPOLATED_ANCHOR,
     OVERLONG_PENALTY,
     POSITIVE_NLL,
@@ -122,10 +122,14 @@ class Row:
             return ""
         return f"{self.name} needs {', '.join(missing)}: not part of a recipe yet"
 
+    def has(self, feature: Feature) -> bool:
+        """Whether its cells or the row itself need this feature."""
+        return feature.name in self.needs
+
     @property
     def compares_samples(self) -> bool:
         """Whether it learns from samples of one prompt that differ."""
-        return not {"groups", "dynamic_sampling"}.isdisjoint(self.needs)
+        return self.has(GROUPS) or self.has(DYNAMIC_SAMPLING)
 
     @property
     def moves_reference(self) -> bool:
@@ -755,7 +759,3 @@ _ROWS = (
     ),
 )
 ROWS: dict[str, Row] = {row.name: row for row in _ROWS}
-# (cell kind, cell name) -> names of the numbers it reads.
-PARAMETERS: dict[tuple[str, str], tuple[str, ...]] = {
-    key: tuple(number.name for number in cell.numbers) for key, cell in CELLS.items()
-}

@@ -53,9 +53,6 @@ from oxrl.tables.numbers import (
     Numbers,
 )
 
-# Keyword argument of a loss -> field of `train`, where it means something else there.
-FIELDS = {number.name: number.field for number in (ALPHA, MARGIN_GAMMA, TAU)}
-
 
 @dataclass(frozen=True, eq=False)
 class Method:
@@ -89,11 +86,6 @@ class Method:
     def numbers(self) -> dict[str, float]:
         """Keyword argument of the loss -> its default."""
         return {number.name: number.default for number in self.reads}
-
-    @property
-    def knobs(self) -> dict[str, float]:
-        """Number of what surrounds the loss -> its default."""
-        return {number.name: number.default for number in self.around}
 
     @property
     def moves_reference(self) -> bool:

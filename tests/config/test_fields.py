@@ -17,6 +17,7 @@ from oxrl.config.schema import CELLS, FIELDS, SECTIONS, cell_names
 from oxrl.errors import ConfigError
 from oxrl.models.builtin import BUILTIN_DIMS
 from oxrl.tables.cells import CELLS as TABLE
+from oxrl.tables.numbers import SIMPO_BETA, SIMPO_GAMMA, TOP_CANDIDATES
 from oxrl.tables.policy import ROWS
 
 # Overrides that switch on a field which no algorithm reads by default.
@@ -250,10 +251,10 @@ def test_the_resolved_config_shows_the_numbers_of_a_chosen_cell(write: Callable[
 
 def test_a_part_knows_its_numbers_by_the_names_of_its_function() -> None:
     cfg = validated(alg_name="simpo", preference_gamma=1.0)
-    assert cfg.train.numbers("method", "simpo") == {"beta": 2.5, "gamma": 1.0}
+    assert (cfg.train.value(SIMPO_BETA), cfg.train.value(SIMPO_GAMMA)) == (2.5, 1.0)
     cfg = validated(alg_name="simko")
     assert cfg.train.numbers("selection", "simko") == {"explore_quantile": 0.8}
-    assert cfg.train.numbers("feature", "top_logprobs") == {"top_candidates": 3}
+    assert cfg.train.value(TOP_CANDIDATES) == 3
 
 
 @pytest.mark.parametrize("algorithm", ["sgrpo", "sft", "rft", "dpo", "reward_model"])

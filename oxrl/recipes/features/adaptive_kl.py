@@ -7,6 +7,7 @@ from oxrl.functional.masks import masked_sum
 from oxrl.functional.shaping import adapt_kl_coeff
 from oxrl.recipes.features.base import Feature, FeatureInputs
 from oxrl.recipes.session import RolloutProgress
+from oxrl.tables.numbers import KL_HORIZON, KL_TARGET
 from oxrl.types import Metrics, PolicyBatch
 
 
@@ -14,8 +15,8 @@ class AdaptiveKL(Feature):
     """See the module; reads train.kl_target and train.kl_horizon."""
 
     def __init__(self, given: FeatureInputs) -> None:
-        self.target = given.train.kl_target
-        self.horizon = given.train.kl_horizon
+        self.target = given.train.value(KL_TARGET)
+        self.horizon = given.train.value(KL_HORIZON)
 
     def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
         """Set the next rollout step's coefficient by how far this one's KL is off its target."""

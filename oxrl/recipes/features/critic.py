@@ -13,6 +13,7 @@ from oxrl.functional.value_losses import value_loss
 from oxrl.functional.weights import token_mean
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
 from oxrl.recipes.step import gradients
+from oxrl.tables.numbers import CRITIC_WARMUP_STEPS, VALUE_CLIP
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch, ValueBatch
 
 WANT = frozenset({"values"})
@@ -23,8 +24,8 @@ class Critic(Feature):
 
     def __init__(self, given: FeatureInputs) -> None:
         self.engine = required(given.critic, "a critic")
-        self.value_clip = given.train.value_clip
-        self.warmup_steps = given.train.critic_warmup_steps
+        self.value_clip = given.train.value(VALUE_CLIP)
+        self.warmup_steps = given.train.value(CRITIC_WARMUP_STEPS)
         self._values: Tensor | None = None
         self._batch: ValueBatch | None = None
 

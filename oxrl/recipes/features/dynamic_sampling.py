@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from oxrl.functional.shaping import informative_groups
 from oxrl.recipes.features.base import Feature, FeatureInputs
 from oxrl.rollouts.batch import scored_rewards
+from oxrl.tables.numbers import SAMPLING_ROUNDS
 from oxrl.types import Rollout
 
 
@@ -53,4 +54,4 @@ class DynamicSampling(Feature):
     """See the module; reads train.sampling_rounds."""
 
     def __init__(self, given: FeatureInputs) -> None:
-        self.choice = TeachingGroups(given.train.sampling_rounds)
+        self.choice = TeachingGroups(given.train.value(SAMPLING_ROUNDS))

@@ -8,6 +8,7 @@ import torch
 
 from oxrl.functional.shaping import overlong_penalty
 from oxrl.recipes.features.base import Feature, FeatureInputs
+from oxrl.tables.numbers import OVERLONG_BUFFER
 from oxrl.types import RolloutBatch
 
 
@@ -16,7 +17,7 @@ class OverlongPenalty(Feature):
 
     def __init__(self, given: FeatureInputs) -> None:
         self.max_tokens = given.max_tokens
-        self.buffer_tokens = given.train.overlong_buffer or max(1, given.max_tokens // 5)
+        self.buffer_tokens = given.train.value(OVERLONG_BUFFER) or max(1, given.max_tokens // 5)
 
     def on_rollouts(self, batch: RolloutBatch) -> RolloutBatch:
         """Add the penalty to each row's reward, on its last token."""

@@ -11,6 +11,7 @@ from oxrl.functional.masks import weighted_sum
 from oxrl.functional.metrics import PASS_REWARD
 from oxrl.functional.weights import token_mean
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
+from oxrl.tables.numbers import NLL_COEFF
 from oxrl.types import Output, PolicyBatch
 
 
@@ -18,7 +19,7 @@ class PositiveNLL(Feature):
     """nll_coeff times the mean negative log-likelihood of the tokens of right responses."""
 
     def __init__(self, given: FeatureInputs) -> None:
-        self.coeff = given.train.nll_coeff
+        self.coeff = given.train.value(NLL_COEFF)
 
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
         """Mark the tokens of responses that were right."""

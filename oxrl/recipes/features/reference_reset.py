@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oxrl.recipes.features.base import Feature, FeatureInputs
 from oxrl.recipes.session import crossed
+from oxrl.tables.numbers import REFERENCE_SYNC_STEPS
 
 
 class ReferenceReset(Feature):
@@ -14,7 +15,7 @@ class ReferenceReset(Feature):
     def __init__(self, given: FeatureInputs) -> None:
         self.policy = given.policy
         self.reference = given.reference
-        self.every = given.train.reference_sync_steps
+        self.every = given.train.value(REFERENCE_SYNC_STEPS)
 
     def after_updates(self, before: int, step: int) -> None:
         """Let the reference be the policy, and the optimizer start afresh, where it is time."""

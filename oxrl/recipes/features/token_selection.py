@@ -8,6 +8,7 @@ import torch
 
 from oxrl.functional.selections import SELECTIONS
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
+from oxrl.tables.numbers import TOP_CANDIDATES
 from oxrl.types import PolicyBatch
 
 
@@ -47,5 +48,5 @@ class TopCandidates(TokenSelection):
 
     def __init__(self, given: FeatureInputs) -> None:
         super().__init__(given)
-        self.want = frozenset({f"top_k={given.train.top_candidates}"})
+        self.want = frozenset({f"top_k={given.train.value(TOP_CANDIDATES)}"})
         self.want_before = self.want | {"entropy"}
