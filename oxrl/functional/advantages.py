@@ -17,6 +17,7 @@ from torch import Tensor
 import oxrl.functional.group_advantages as groups
 from oxrl.functional.masks import (
     OptionalTensor,
+    broadcast,
     fill_masked,
     in_dtype_of,
     masked_values,
@@ -54,21 +55,9 @@ def teacher_gap(old_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) ->
     Source: on-policy distillation; GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543.
     """
     require_same_shape(old_logprobs=old_logprobs, teacher_logprobs=teacher_logprobs, mask=mask)
-    gap = fill_masked(teacher_logprobs.detach(), mask) - fill_masked(old_logprobs.detach(), mask)
+    teacher = fill_masked(teacher_logprobs.detach(), mask)
+    gap = teacher - fill_masked(old_logprobs.detach(), mask)
     return gap.clamp(-MAX_TEACHER_GAP, MAX_TEACHER_GAP)
-
-
-def broadcast(row_advantages: Tensor, response_mask: Tensor) -> Tensor:
-    """Give every trained token the advantage of its row.
-
-    Args:
-        row_advantages: [B].
-        response_mask: [B, T] bool, trained tokens.
-
-    Returns:
-        [B, T], 0 where masked.
-    """
-    return torch.where(response_mask, row_advantages[:, None], 0.0)
 
 
 def suffix_scan(x: Tensor, decay: Tensor) -> Tensor:
@@ -142,7 +131,8 @@ def gae(
     """
     require_same_shape(token_rewards=token_rewards, values=values, mask=mask)
     decays = torch.as_tensor(gae_lambda, dtype=torch.float64, device=values.device).reshape(-1)
-    if not 0 <= gamma <= 1 or bool(((decays < 0) | (decays > 1)).any()):
+    outside = (decays < 0) | (decays > 1)
+    if not 0 <= gamma <= 1 or bool(outside.any()):
         raise ValueError(
             f"gamma and gae_lambda must lie in [0, 1], got gamma={gamma}, gae_lambda={gae_lambda}"
         )
@@ -155,9 +145,10 @@ def gae(
     rewards = torch.where(action >= 0, rewards, 0.0)
     rewards = torch.zeros_like(rewards).scatter_add_(1, action.clamp(min=0), rewards)
     value = torch.where(filled, values.detach().double().gather(1, order), 0.0)
-    following = torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], dim=1)
+    following = torch.nn.functional.pad(value[:, 1:], (0, 1))
     if bootstrap is not None:
-        last = filled & (filled.sum(1, keepdim=True) == filled.cumsum(1))
+        rank = filled.cumsum(1)
+        last = filled & (rank == filled.sum(1, keepdim=True))
         following = torch.where(last, bootstrap.detach().double()[:, None], following)
     delta = torch.where(filled, rewards + gamma * following - value, 0.0)
     scanned = suffix_scan(delta, gamma * decays)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from oxrl.functional.masks import fill_masked, masked_mean, require_same_shape
+from oxrl.functional.masks import broadcast, fill_masked, masked_mean, require_same_shape
 from oxrl.functional.ratios import LEVELS, MAX_LOG_RATIO
 from oxrl.tables.numbers import (
     CORRECTION_K3_MAX,
@@ -174,8 +174,9 @@ def reject_k3(
         Weights [B, T], 0 or 1.
     """
     rho = importance_ratio(old_logprobs, rollout_logprobs, mask)
-    near = masked_mean(rho - 1 - rho.log(), mask, dim=1) <= correction_k3_max
-    return fill_masked(near[:, None] & mask, mask)
+    k3 = rho - 1 - rho.log()
+    near = masked_mean(k3, mask, dim=1) <= correction_k3_max
+    return broadcast(near, mask)
 
 
 def veto_weights(
@@ -200,7 +201,7 @@ def veto_weights(
     """
     rho = importance_ratio(old_logprobs, rollout_logprobs, mask)
     possible = ((rho >= correction_veto) | ~mask).all(1)
-    return fill_masked(possible[:, None] & mask, mask)
+    return broadcast(possible, mask)
 
 
 def drop_drifted_failures(
@@ -228,8 +229,9 @@ def drop_drifted_failures(
     require_same_shape(advantages=advantages, mask=mask)
     moved = fill_masked(rollout_logprobs, mask) - fill_masked(old_logprobs, mask)
     drift = masked_mean(moved, mask, dim=1)
-    dropped = (masked_mean(advantages, mask, dim=1) < 0) & (drift > drift_max)
-    return fill_masked(~dropped[:, None] & mask, mask).detach()
+    failed = masked_mean(advantages, mask, dim=1) < 0
+    dropped = failed & (drift > drift_max)
+    return broadcast(~dropped, mask)
 
 
 def second_moment_mask(

@@ -30,10 +30,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from oxrl.functional.masks import OptionalTensor, fill_masked, masked_mean, require_same_shape
+from oxrl.functional.masks import (
+    LossAndMetrics,
+    OptionalTensor,
+    fill_masked,
+    masked_mean,
+    require_same_shape,
+)
 from oxrl.functional.ratios import MAX_LOG_RATIO
-
-LossAndMetrics = tuple[Tensor, dict[str, Tensor]]
 
 
 class Gate(Protocol):

@@ -70,6 +70,7 @@ class Groups:
 
 
 def _check_rewards(rewards: Tensor, group_ids: Tensor) -> None:
+    """Refuse rewards that are not finite, or not one per row."""
     require_same_shape(rewards=rewards, group_ids=group_ids)
     if rewards.ndim != 1:
         raise ValueError(f"rewards must be [B], one per response, got shape {tuple(rewards.shape)}")

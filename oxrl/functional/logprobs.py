@@ -165,6 +165,8 @@ def head_logits(hidden: Tensor, head: Head) -> Tensor:
 
 
 class _Options(NamedTuple):
+    """Everything of `chunked_head` that is no tensor."""
+
     softcap: float | None
     scale: float
     temperature: float = 1.0
@@ -217,6 +219,8 @@ def _cast(x: OptionalTensor, dtype: torch.dtype) -> OptionalTensor:
 
 
 class _ChunkedHead(torch.autograd.Function):
+    """Logits of one chunk at a time, forward and again backward."""
+
     @staticmethod
     def forward(
         ctx: Any,

@@ -11,6 +11,8 @@ from torch import Tensor
 
 # A tensor that some calls do without.
 OptionalTensor = Tensor | None
+# What a loss returns: the scalar to minimize, and detached scalar metrics by key.
+LossAndMetrics = tuple[Tensor, dict[str, Tensor]]
 
 
 def require_same_shape(**tensors: OptionalTensor) -> None:
@@ -75,6 +77,19 @@ def fill_masked(x: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
     return torch.where(mask, x, torch.full_like(x, value))
 
 
+def broadcast(row_values: Tensor, mask: Tensor) -> Tensor:
+    """Give every masked-in token the value of its row.
+
+    Args:
+        row_values: [B].
+        mask: [B, T] bool, trained tokens.
+
+    Returns:
+        [B, T], 0 where masked.
+    """
+    return torch.where(mask, row_values[:, None], 0.0)
+
+
 def masked_sum(x: Tensor, mask: Tensor, *, dim: int | None = None) -> Tensor:
     """Sum over the masked-in positions.
 
@@ -85,10 +100,7 @@ def masked_sum(x: Tensor, mask: Tensor, *, dim: int | None = None) -> Tensor:
     Returns:
         The sum, or sums.
     """
-    filled = fill_masked(x, mask)
-    if dim is None:
-        return filled.sum()
-    return filled.sum(dim)
+    return fill_masked(x, mask).sum(dim)
 
 
 def masked_mean(x: Tensor, mask: Tensor, *, dim: int | None = None) -> Tensor:
@@ -101,8 +113,8 @@ def masked_mean(x: Tensor, mask: Tensor, *, dim: int | None = None) -> Tensor:
     Returns:
         The mean, or means; 0 where nothing is masked in.
     """
-    count = mask.sum() if dim is None else mask.sum(dim)
-    return masked_sum(x, mask, dim=dim) / count.clamp(min=1)
+    count = mask.sum(dim).clamp(min=1)
+    return masked_sum(x, mask, dim=dim) / count
 
 
 def masked_values(x: Tensor, mask: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from oxrl.functional.group_advantages import Groups
 from oxrl.functional.masks import OptionalTensor, fill_masked, masked_values, require_same_shape
 from oxrl.functional.ratios import MAX_LOG_RATIO
 
+Metrics = dict[str, float]
 PASS_REWARD = 0.5  # a reward above this counts as solved; verifiers give 0 or 1
 
 
@@ -70,7 +71,7 @@ def _bounded(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def reward_metrics(rewards: Tensor, group_ids: Tensor) -> dict[str, float]:
+def reward_metrics(rewards: Tensor, group_ids: Tensor) -> Metrics:
     """`reward/...`: what was scored, and how many groups can teach anything.
 
     Args:
@@ -104,7 +105,7 @@ def reward_metrics(rewards: Tensor, group_ids: Tensor) -> dict[str, float]:
     }
 
 
-def data_metrics(response_mask: Tensor, truncated: Tensor, rewards: Tensor) -> dict[str, float]:
+def data_metrics(response_mask: Tensor, truncated: Tensor, rewards: Tensor) -> Metrics:
     """`data/...`: trained tokens, lengths, and whether long answers are the wrong ones.
 
     Args:
@@ -132,7 +133,7 @@ def data_metrics(response_mask: Tensor, truncated: Tensor, rewards: Tensor) -> d
     return metrics
 
 
-def staleness_metrics(versions: Tensor, response_mask: Tensor, *, version: int) -> dict[str, float]:
+def staleness_metrics(versions: Tensor, response_mask: Tensor, *, version: int) -> Metrics:
     """`data/staleness_...`: how old the weights were that sampled a token.
 
     Args:
@@ -147,7 +148,7 @@ def staleness_metrics(versions: Tensor, response_mask: Tensor, *, version: int) 
     return {"data/staleness_mean": _mean(staleness), "data/staleness_max": _max(staleness)}
 
 
-def advantage_metrics(advantages: Tensor, response_mask: Tensor) -> dict[str, float]:
+def advantage_metrics(advantages: Tensor, response_mask: Tensor) -> Metrics:
     """`advantage/...` over the trained tokens.
 
     Args:
@@ -173,7 +174,7 @@ def policy_metrics(
     *,
     ref_logprobs: OptionalTensor = None,
     entropy: OptionalTensor = None,
-) -> dict[str, float]:
+) -> Metrics:
     """Where the policy stands against its old self and the reference.
 
     `kl/old_k3` is mean(r - 1 - log r) with r against the old policy: the data come from it, so this
@@ -222,7 +223,7 @@ def mismatch_metrics(
     correction: OptionalTensor = None,
     *,
     correction_level: Level | None = "token",
-) -> dict[str, float]:
+) -> Metrics:
     """Trainer against sampler, before any bound, and what the correction did about it.
 
     rho = exp(old - rollout). Healthy dense models in bfloat16 have `kl_k3` below 1e-3; a lasting
@@ -285,7 +286,7 @@ def _effective_share(weights: Tensor) -> float:
     return float(weights.sum().square()) / (len(weights) * squares)
 
 
-def value_metrics(values: Tensor, returns: Tensor, response_mask: Tensor) -> dict[str, float]:
+def value_metrics(values: Tensor, returns: Tensor, response_mask: Tensor) -> Metrics:
     """`value/...`: means, and how much of the returns' variance the critic explains (1 is all).
 
     Args:

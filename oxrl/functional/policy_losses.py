@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from oxrl.functional.gates import Decision, Gate, LossAndMetrics, Tokens, clean, finish
-from oxrl.functional.masks import OptionalTensor, fill_masked, require_same_shape
+from oxrl.functional.gates import Decision, Gate, Tokens, clean, finish
+from oxrl.functional.masks import LossAndMetrics, OptionalTensor, fill_masked, require_same_shape
 from oxrl.functional.ratios import geometric_level
 from oxrl.tables.numbers import (
     CLIP_DUAL,
@@ -337,7 +337,8 @@ def dppo_kl(
     log_mu = tokens.old
     others = (-tokens.now.expm1()).clamp(min=TINY)
     others_mu = (-log_mu.expm1()).clamp(min=TINY)
-    divergence = -log_mu.exp() * tokens.log_ratio + others_mu * (others_mu / others).log()
+    of_others = others_mu * (others_mu / others).log()
+    divergence = -log_mu.exp() * tokens.log_ratio + of_others
     decision = _divergence_gate(tokens, divergence, dppo_low, dppo_high, weight_max)
     return finish(tokens, decision, loss_weights, correction)
 
@@ -422,7 +423,8 @@ def dppo_topk_kl(
     tokens = clean(logprobs, old_logprobs, advantages, mask)
     p = _buckets(tokens, tokens.now, top_logprobs, sampled_in_top)
     mu = _buckets(tokens, tokens.old, old_top_logprobs, sampled_in_top)
-    divergence = (mu * (mu.clamp(min=TINY) / p.clamp(min=TINY)).log()).sum(-1)
+    log_ratios = (mu.clamp(min=TINY) / p.clamp(min=TINY)).log()
+    divergence = (mu * log_ratios).sum(-1)
     decision = _divergence_gate(tokens, divergence, dppo_low, dppo_high, weight_max)
     return finish(tokens, decision, loss_weights, correction)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from oxrl.functional.preference_pairs import Loss, OptionalTensor, read_pairs
+from oxrl.functional.preference_pairs import LossAndMetrics, OptionalTensor, read_pairs
 from oxrl.tables.numbers import (
     BALANCE,
     BETA,
@@ -33,7 +33,7 @@ def odpo(
     offsets: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO in which a pair has to win by as much as its scores are apart.
 
         loss = -log sigmoid(beta * margin - offset)
@@ -72,7 +72,7 @@ def r_dpo(
     *,
     beta: float = BETA.default,
     length_coeff: float = LENGTH_COEFF.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO in which a longer chosen completion has to win by more.
 
         loss = -log sigmoid(beta * margin - length_coeff * (n_w - n_l)), n the trained tokens
@@ -112,7 +112,7 @@ def dpop(
     *,
     beta: float = BETA.default,
     penalty_coeff: float = PENALTY_COEFF.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO that keeps the chosen completion at least as likely as under the reference.
 
         loss = -log sigmoid(beta * (margin - penalty_coeff * max(0, -u)))
@@ -152,7 +152,7 @@ def dpo_shift(
     *,
     beta: float = BETA.default,
     rejected_scale: float = REJECTED_SCALE.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO in which the rejected completion counts less, so that the chosen one falls less.
 
         loss = -log sigmoid(beta * (u - rejected_scale * v))
@@ -191,7 +191,7 @@ def bpo(
     *,
     beta: float = BETA.default,
     balance: float = BALANCE.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO on the smaller of the two gains, so that neither side does all the work.
 
         loss = -log sigmoid(beta * min(u, -balance * v))
@@ -229,7 +229,7 @@ def minor_dpo(
     loss_weights: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO that stops pushing the rejected completion below the reference.
 
         loss = -log sigmoid(beta * (u - max(0, v)))
@@ -267,7 +267,7 @@ def c2_dpo(
     *,
     beta: float = BETA.default,
     mass_coeff: float = MASS_COEFF.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO in which probability moves between the two completions, not away from both.
 
         loss = -log sigmoid(beta * margin) + mass_coeff * (u + v)**2
@@ -293,8 +293,7 @@ def c2_dpo(
     )
     order = -logsigmoid(beta * pairs.margin)
     moved = (pairs.chosen_log_ratio + pairs.rejected_log_ratio).square()
-    losses = order + mass_coeff * moved
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.loss_and_metrics(order + mass_coeff * moved, beta)
 
 
 def rpo(
@@ -308,7 +307,7 @@ def rpo(
     *,
     beta: float = BETA.default,
     nll_coeff: float = RPO_NLL_COEFF.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO plus the chosen completion's negative log-likelihood per token.
 
         loss = -log sigmoid(beta * margin) - nll_coeff * log p(chosen) / n_w

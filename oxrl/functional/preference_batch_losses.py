@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from oxrl.functional.preference_pairs import Loss, OptionalTensor, read_pairs
+from oxrl.functional.preference_pairs import LossAndMetrics, OptionalTensor, read_pairs
 from oxrl.tables.numbers import (
     ALPHA_DPO_ALPHA,
     ALPHA_DPO_BETA,
@@ -33,7 +33,7 @@ def aot(
     matched_ref_margins: Tensor,
     *,
     beta: float = AOT_BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Make the margins as a whole larger than the reference's: both are compared in sorted order.
 
         loss = -log sigmoid(beta * (log p(chosen) - log p(rejected) - r)), r the reference's gap
@@ -78,7 +78,7 @@ def aot_unpaired(
     matched_chosen: Tensor,
     *,
     beta: float = NCA_BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Make the chosen log ratios as a whole larger than the rejected ones, in sorted order.
 
         loss = -log sigmoid(beta * (sort(u) - sort(v)))
@@ -110,8 +110,8 @@ def aot_unpaired(
     # The two of a sorted pair may be in different micro-batches: the value counts where u is, v
     # adds its gradient only.
     mirrored = -logsigmoid(beta * (chosen - pairs.rejected_log_ratio))
-    losses = -logsigmoid(beta * (pairs.chosen_log_ratio - rejected)) + mirrored - mirrored.detach()
-    return pairs.loss_and_metrics(losses, beta)
+    own = -logsigmoid(beta * (pairs.chosen_log_ratio - rejected))
+    return pairs.loss_and_metrics(own + mirrored - mirrored.detach(), beta)
 
 
 def beta_dpo(
@@ -123,7 +123,7 @@ def beta_dpo(
     rejected_lengths: OptionalTensor,
     loss_weights: Tensor,
     batch_beta: Tensor,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO with a beta that the batch's own margins decide.
 
         loss = -log sigmoid(batch_beta * margin)
@@ -165,7 +165,7 @@ def dr_dpo(
     *,
     beta: float = BETA.default,
     robustness: float = ROBUSTNESS.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO against the worst reweighting of the pairs nearby, for labels that may be wrong.
 
         loss = -b log mean exp(-l / b) of the global batch's DPO losses l, b = robustness
@@ -210,7 +210,7 @@ def wpo(
     pair_weights: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO with pairs weighted by how likely the policy is to have sampled them itself.
 
         loss = -weight * log sigmoid(beta * margin)
@@ -252,7 +252,7 @@ def alpha_dpo(
     beta: float = ALPHA_DPO_BETA.default,
     gamma: float = ALPHA_DPO_GAMMA.default,
     alpha: float = ALPHA_DPO_ALPHA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """SimPO with a target margin that follows how far the pair is ahead of the reference.
 
         loss = -log sigmoid(beta * (mean log p(chosen) - mean log p(rejected) - gamma - alpha * z))

@@ -9,7 +9,13 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from oxrl.functional.preference_pairs import Loss, OptionalTensor, Pairs, bounded_exp, read_pairs
+from oxrl.functional.preference_pairs import (
+    LossAndMetrics,
+    OptionalTensor,
+    Pairs,
+    bounded_exp,
+    read_pairs,
+)
 from oxrl.tables.numbers import ALPHA, BCO_BETA, BETA, CALIBRATION_COEFF, H_DPO_ALPHA, NCA_BETA
 
 
@@ -23,7 +29,7 @@ def nca(
     loss_weights: Tensor,
     *,
     beta: float = NCA_BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Raise the chosen completion's log ratio, and keep both from growing without end.
 
         loss = -log sigmoid(beta u) - log sigmoid(-beta u) / 2 - log sigmoid(-beta v) / 2
@@ -49,8 +55,7 @@ def nca(
     raised = -logsigmoid(beta * pairs.chosen_log_ratio)
     held = 0.5 * logsigmoid(-beta * pairs.chosen_log_ratio)
     lowered = 0.5 * logsigmoid(-beta * pairs.rejected_log_ratio)
-    losses = raised - held - lowered
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.loss_and_metrics(raised - held - lowered, beta)
 
 
 def bco(
@@ -64,7 +69,7 @@ def bco(
     reward_shift: Tensor,
     *,
     beta: float = BCO_BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Classify chosen and rejected completions by their rewards, around the mean reward so far.
 
         loss = -log sigmoid(beta u - d) - log sigmoid(-(beta v - d)), d = reward_shift
@@ -91,8 +96,7 @@ def bco(
     shift = pairs.constant(reward_shift, "reward_shift")
     chosen = logsigmoid(beta * pairs.chosen_log_ratio - shift)
     rejected = logsigmoid(-(beta * pairs.rejected_log_ratio - shift))
-    losses = -chosen - rejected
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.loss_and_metrics(-chosen - rejected, beta)
 
 
 def _squared_levels(pairs: Pairs, beta: float) -> Tensor:
@@ -112,7 +116,7 @@ def sppo(
     loss_weights: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Pull both log ratios to fixed targets, as if the chosen completion won every time.
 
         loss = (u - 1 / (2 beta))**2 + (v + 1 / (2 beta))**2
@@ -135,8 +139,7 @@ def sppo(
         rejected_lengths,
         loss_weights,
     )
-    losses = _squared_levels(pairs, beta)
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.loss_and_metrics(_squared_levels(pairs, beta), beta)
 
 
 def apo_zero(
@@ -149,7 +152,7 @@ def apo_zero(
     loss_weights: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Raise the chosen and lower the rejected, for chosen completions better than the model's.
 
         loss = 1 - sigmoid(beta u) + sigmoid(beta v)
@@ -174,8 +177,7 @@ def apo_zero(
     )
     chosen = (-beta * pairs.chosen_log_ratio).sigmoid()
     rejected = (beta * pairs.rejected_log_ratio).sigmoid()
-    losses = chosen + rejected
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.loss_and_metrics(chosen + rejected, beta)
 
 
 def apo_down(
@@ -188,7 +190,7 @@ def apo_down(
     loss_weights: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Lower both, the rejected one more, for chosen completions worse than the model's.
 
         loss = sigmoid(beta u) + 1 - sigmoid(beta * margin)
@@ -213,8 +215,7 @@ def apo_down(
     )
     chosen = (beta * pairs.chosen_log_ratio).sigmoid()
     order = (-beta * pairs.margin).sigmoid()
-    losses = chosen + order
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.loss_and_metrics(chosen + order, beta)
 
 
 def cal_dpo(
@@ -228,7 +229,7 @@ def cal_dpo(
     *,
     beta: float = BETA.default,
     calibration_coeff: float = CALIBRATION_COEFF.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO at beta 1, with both log ratios pulled to the targets of `sppo`.
 
         loss = -log sigmoid(margin) + c ((u - 1 / (2 beta))**2 + (v + 1 / (2 beta))**2)
@@ -267,7 +268,7 @@ def f_dpo_forward_kl(
     loss_weights: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO whose distance from the reference is the forward KL.
 
         loss = -log sigmoid(beta * (exp(-v) - exp(-u)))
@@ -306,7 +307,7 @@ def f_dpo_jensen_shannon(
     loss_weights: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO whose distance from the reference is the Jensen-Shannon divergence.
 
         loss = -log sigmoid(beta * (log sigmoid(u) - log sigmoid(v)))
@@ -346,7 +347,7 @@ def f_dpo_alpha(
     *,
     beta: float = BETA.default,
     alpha: float = ALPHA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO whose distance from the reference is the alpha divergence.
 
         loss = -log sigmoid(beta * (exp((alpha - 1) u) - exp((alpha - 1) v)) / (alpha - 1))
@@ -394,7 +395,7 @@ def chi_po(
     loss_weights: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO with a chi-squared term, which punishes log ratios that grow far.
 
         loss = -log sigmoid(beta * (u + exp(u) - v - exp(v))), exponents within +-20
@@ -434,7 +435,7 @@ def h_dpo(
     *,
     beta: float = BETA.default,
     alpha: float = H_DPO_ALPHA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO that prefers policies of lower entropy: sharper than the reference where alpha < 1.
 
         loss = -log sigmoid(beta * (margin + (alpha - 1) (log p(chosen) - log p(rejected))))

@@ -80,7 +80,7 @@ from oxrl.functional.preference_margins import (
     robust_dpo,
     sigmoid_norm,
 )
-from oxrl.functional.preference_pairs import Loss, OptionalTensor
+from oxrl.functional.preference_pairs import LossAndMetrics, OptionalTensor
 from oxrl.functional.preference_reference_free import (
     alpha_po,
     cpo,
@@ -106,7 +106,7 @@ class PairLoss(Protocol):
         loss_weights: Tensor,
         *extras: Any,
         **numbers: Any,
-    ) -> Loss: ...
+    ) -> LossAndMetrics: ...
 
 
 class SingleLoss(Protocol):
@@ -120,7 +120,7 @@ class SingleLoss(Protocol):
         loss_weights: Tensor,
         *extras: Any,
         **numbers: Any,
-    ) -> Loss: ...
+    ) -> LossAndMetrics: ...
 
 
 PAIR_LOSSES: dict[str, PairLoss] = {

@@ -11,7 +11,7 @@ import math
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from oxrl.functional.preference_pairs import Loss, OptionalTensor, bounded_exp, read_pairs
+from oxrl.functional.preference_pairs import LossAndMetrics, OptionalTensor, bounded_exp, read_pairs
 from oxrl.tables.numbers import (
     BETA,
     DISCOPOP_BETA,
@@ -33,7 +33,7 @@ def dpo(
     loss_weights: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Make the chosen completion likelier than the rejected one, measured against the reference.
 
         loss = -log sigmoid(beta * margin)
@@ -70,7 +70,7 @@ def cdpo(
     *,
     beta: float = BETA.default,
     label_noise: float = LABEL_NOISE.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO with smoothed labels: a share of the pairs is taken to be labeled the wrong way.
 
         loss = -(1 - label_noise) log sigmoid(x) - label_noise log sigmoid(-x)
@@ -96,8 +96,7 @@ def cdpo(
     )
     right = -(1 - label_noise) * logsigmoid(beta * pairs.margin)
     flipped = label_noise * logsigmoid(-beta * pairs.margin)
-    losses = right - flipped
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.loss_and_metrics(right - flipped, beta)
 
 
 def robust_dpo(
@@ -111,7 +110,7 @@ def robust_dpo(
     *,
     beta: float = BETA.default,
     label_noise: float = LABEL_NOISE.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO whose expectation is that of clean labels, though a known share is flipped.
 
         loss = (-(1 - e) log sigmoid(x) + e log sigmoid(-x)) / (1 - 2 e), e = label_noise
@@ -162,7 +161,7 @@ def ipo(
     loss_weights: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Pull the margin per token to a target, so that it cannot grow without end.
 
         loss = (u / n_w - v / n_l - 1 / (2 beta))**2, n the trained tokens
@@ -202,7 +201,7 @@ def ipo_sum(
     loss_weights: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Pull the margin to a target, with log-probabilities summed as in the paper's text.
 
         loss = (margin - 1 / (2 beta))**2
@@ -239,7 +238,7 @@ def hinge(
     loss_weights: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Push the scaled margin up to 1 and no further.
 
         loss = max(0, 1 - x)
@@ -277,7 +276,7 @@ def sigmoid_norm(
     loss_weights: Tensor,
     *,
     beta: float = SIGMOID_NORM_BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO on log ratios per token, so that long completions do not weigh more.
 
         loss = -log sigmoid(beta * (u / n_w - v / n_l)), n the trained tokens
@@ -314,7 +313,7 @@ def exo(
     *,
     beta: float = BETA.default,
     label_noise: float = EXO_LABEL_NOISE.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Reverse KL from the policy's preference for the chosen completion to the smoothed label.
 
         loss = q log(q / (1 - label_noise)) + (1 - q) log((1 - q) / label_noise), q = sigmoid(x)
@@ -348,8 +347,7 @@ def exo(
     x = beta * pairs.margin
     win = x.sigmoid() * (logsigmoid(x) - math.log1p(-label_noise))
     defeat = (-x).sigmoid() * (logsigmoid(-x) - math.log(label_noise))
-    losses = win + defeat
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.loss_and_metrics(win + defeat, beta)
 
 
 def discopop(
@@ -363,7 +361,7 @@ def discopop(
     *,
     beta: float = DISCOPOP_BETA.default,
     tau: float = TAU.default,
-) -> Loss:
+) -> LossAndMetrics:
     """The loss that a language model found: logistic where a pair is wrong, else exponential.
 
         loss = (1 - s) (-log sigmoid(x)) + s exp(-x), s = sigmoid(x / tau) with its gradient
@@ -393,8 +391,7 @@ def discopop(
     logistic = -(-x / tau).sigmoid() * logsigmoid(x)
     # s exp(-x) as exp(log s - x): finite where s * exp(-x) is 0 * inf.
     exponential = bounded_exp(logsigmoid(x / tau) - x)
-    losses = logistic + exponential
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.loss_and_metrics(logistic + exponential, beta)
 
 
 def gpo_exponential(
@@ -407,7 +404,7 @@ def gpo_exponential(
     loss_weights: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Exponential loss of the margin.
 
         loss = exp(-x)
@@ -444,7 +441,7 @@ def gpo_squared_hinge(
     loss_weights: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Squared hinge of the margin.
 
         loss = max(0, 1 - x)**2
@@ -481,7 +478,7 @@ def gpo_savage(
     loss_weights: Tensor,
     *,
     beta: float = BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Bounded loss of the margin, which gives up on pairs that are far wrong.
 
         loss = sigmoid(-x)**2
@@ -519,7 +516,7 @@ def focal_po(
     *,
     beta: float = BETA.default,
     gamma: float = FOCAL_PO_GAMMA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """DPO with less weight on the pairs that the policy cannot order yet.
 
         loss = -stop_gradient(sigmoid(x)**gamma) log sigmoid(x)
@@ -545,5 +542,4 @@ def focal_po(
     )
     log_win = logsigmoid(beta * pairs.margin)
     weight = (gamma * log_win).exp().detach()
-    losses = -weight * log_win
-    return pairs.loss_and_metrics(losses, beta)
+    return pairs.loss_and_metrics(-weight * log_win, beta)

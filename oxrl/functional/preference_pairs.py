@@ -13,9 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from oxrl.functional.masks import OptionalTensor, at_least_float32, fill_masked, masked_mean
+from oxrl.functional.masks import (
+    LossAndMetrics,
+    OptionalTensor,
+    at_least_float32,
+    fill_masked,
+    masked_mean,
+)
 
-Loss = tuple[Tensor, dict[str, Tensor]]
 # exp of more than this times a coefficient overflows float32; beyond it the slope of an exponential
 # term is 0.
 MAX_EXPONENT = 80.0
@@ -98,7 +103,7 @@ class Pairs:
         """
         return filled(extra.detach(), self.loss_weights, name)
 
-    def loss_and_metrics(self, losses: Tensor, beta: float = 1.0) -> Loss:
+    def loss_and_metrics(self, losses: Tensor, beta: float = 1.0) -> LossAndMetrics:
         """Sum up the losses of the pairs, and say how the pairs stand.
 
         Args:
@@ -111,7 +116,7 @@ class Pairs:
         """
         return weighted_loss(losses, self.loss_weights), self._metrics(beta)
 
-    def logistic_loss(self, margin: Tensor, beta: float) -> Loss:
+    def logistic_loss(self, margin: Tensor, beta: float) -> LossAndMetrics:
         """Sum up the logistic losses of margins, as in DPO, and say how the pairs stand.
 
             loss = -log sigmoid(beta * margin)
@@ -127,6 +132,7 @@ class Pairs:
 
     @torch.no_grad()
     def _metrics(self, beta: float) -> dict[str, Tensor]:
+        """How the pairs stand, as `loss_and_metrics` says."""
         chosen = self.chosen
         rejected = self.rejected
         if self.ref_chosen is not None and self.ref_rejected is not None:
@@ -165,6 +171,7 @@ def read_pairs(
     """
 
     def constant(tensor: OptionalTensor, name: str) -> OptionalTensor:
+        """Read a tensor without gradient, where there is one."""
         if tensor is None:
             return None
         return filled(tensor.detach(), loss_weights, name)
@@ -211,7 +218,8 @@ def weighted_loss(losses: Tensor, loss_weights: Tensor) -> Tensor:
     Returns:
         (losses * loss_weights).sum(), a scalar.
     """
-    return (fill_masked(losses, loss_weights != 0) * loss_weights.to(losses.dtype)).sum()
+    counted = fill_masked(losses, loss_weights != 0)
+    return (counted * loss_weights.to(losses.dtype)).sum()
 
 
 def bounded_exp(x: Tensor) -> Tensor:
@@ -230,6 +238,7 @@ def log1mexp(x: Tensor) -> Tensor:
 
 
 def _required(tensor: OptionalTensor, name: str) -> Tensor:
+    """Refuse to go on without a tensor that the loss reads."""
     if tensor is None:
         raise ValueError(f"{name} is None, but this loss reads it; pass a [N] tensor")
     return tensor

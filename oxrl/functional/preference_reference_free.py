@@ -9,7 +9,13 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from oxrl.functional.preference_pairs import Loss, OptionalTensor, bounded_exp, log1mexp, read_pairs
+from oxrl.functional.preference_pairs import (
+    LossAndMetrics,
+    OptionalTensor,
+    bounded_exp,
+    log1mexp,
+    read_pairs,
+)
 from oxrl.tables.numbers import (
     ALPHA_PO_ALPHA,
     ALPHA_PO_BETA,
@@ -35,7 +41,7 @@ def simpo(
     *,
     beta: float = SIMPO_BETA.default,
     gamma: float = SIMPO_GAMMA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Make the chosen completion likelier per token than the rejected one, by a target margin.
 
         loss = -log sigmoid(beta * (m_w - m_l) - gamma)
@@ -75,7 +81,7 @@ def alpha_po(
     beta: float = ALPHA_PO_BETA.default,
     gamma: float = MARGIN_GAMMA.default,
     alpha: float = ALPHA_PO_ALPHA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """SimPO on a reward between the log-probability and the probability.
 
         loss = -log sigmoid(beta * (r_w - r_l) - gamma), r = (1 - exp(m)**-alpha) / alpha
@@ -122,7 +128,7 @@ def cpo(
     *,
     beta: float = BETA.default,
     nll_coeff: float = NLL_COEFF.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Make the chosen completion likelier than the rejected one, and likely.
 
         loss = -log sigmoid(beta * (log p(chosen) - log p(rejected))) - nll_coeff * m_w
@@ -161,7 +167,7 @@ def orpo(
     loss_weights: Tensor,
     *,
     odds_coeff: float = ODDS_COEFF.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Supervised learning of the chosen completion, with an odds ratio against the rejected one.
 
         loss = -m_w - odds_coeff * log sigmoid(o_w - o_l), log odds o = m - log(1 - exp(m))
@@ -205,7 +211,7 @@ def power(
     *,
     beta: float = POWER_BETA.default,
     nll_coeff: float = POWER_NLL_COEFF.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Preference between length-corrected rewards, with the chosen completion's likelihood.
 
         loss = -log sigmoid(beta * ((L_w + 1) / n_w - (L_l + 1) / n_l)) - nll_coeff * beta * m_w
@@ -245,7 +251,7 @@ def nll(
     chosen_lengths: OptionalTensor,
     rejected_lengths: OptionalTensor,
     loss_weights: Tensor,
-) -> Loss:
+) -> LossAndMetrics:
     """Negative log-likelihood per token of the chosen completion: the supervised anchor to mix in.
 
         loss = -m_w
@@ -267,5 +273,4 @@ def nll(
         rejected_lengths,
         loss_weights,
     )
-    losses = -pairs.mean_chosen
-    return pairs.loss_and_metrics(losses)
+    return pairs.loss_and_metrics(-pairs.mean_chosen)

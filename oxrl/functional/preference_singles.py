@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from oxrl.functional.masks import at_least_float32, masked_mean
-from oxrl.functional.preference_pairs import Loss, filled, weighted_loss
+from oxrl.functional.preference_pairs import LossAndMetrics, filled, weighted_loss
 from oxrl.tables.numbers import BCO_BETA, BETA, DESIRABLE_COEFF, UNDESIRABLE_COEFF
 
 
@@ -27,7 +27,7 @@ def kto(
     beta: float = BETA.default,
     desirable_coeff: float = DESIRABLE_COEFF.default,
     undesirable_coeff: float = UNDESIRABLE_COEFF.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Raise desirable completions above, and push undesirable ones below, what the policy gains.
 
         loss = c_D sigmoid(z' - r) or, undesirable, c_U sigmoid(r - z'), z' = beta * kl_baseline
@@ -66,7 +66,7 @@ def bco_unpaired(
     reward_shift: Tensor,
     *,
     beta: float = BCO_BETA.default,
-) -> Loss:
+) -> LossAndMetrics:
     """Classify desirable and undesirable completions by their rewards, around the mean reward.
 
         loss = -log sigmoid(r - d), undesirable -log sigmoid(d - r), d = reward_shift
@@ -101,7 +101,7 @@ def _signed_reward(
     loss_weights: Tensor,
     shift: Tensor,
     beta: float,
-) -> Loss:
+) -> LossAndMetrics:
     """Reward above `shift` [B], its sign turned where undesirable; and the metrics."""
     shift = at_least_float32(shift.detach())
     own = filled(logprobs, loss_weights, "logprobs")

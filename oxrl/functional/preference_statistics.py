@@ -139,7 +139,8 @@ def dr_dpo_log_mean(
     Source: arXiv:2407.07880.
     """
     shares = (loss_weights / loss_weights.sum()).to(pair_losses.dtype)
-    terms = torch.where(loss_weights != 0, shares.log() - pair_losses / robustness, -torch.inf)
+    weighted = shares.log() - pair_losses / robustness
+    terms = torch.where(loss_weights != 0, weighted, -torch.inf)
     return terms.logsumexp(0)
 
 
@@ -192,7 +193,8 @@ def beta_dpo_beta(
 
     Source: beta-DPO, arXiv:2407.08639.
     """
-    return (beta * (1 + scale * (at_least_float32(margins).mean() - mean))).clamp(min=1e-3)
+    gain = at_least_float32(margins).mean() - mean
+    return (beta * (1 + scale * gain)).clamp(min=1e-3)
 
 
 @torch.no_grad()

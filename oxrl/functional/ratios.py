@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from oxrl.functional.masks import fill_masked, masked_mean, masked_sum
+from oxrl.functional.masks import broadcast, fill_masked, masked_mean, masked_sum
 
 MAX_LOG_RATIO = 20.0
 
@@ -40,7 +39,7 @@ def sequence_level(log_ratio: Tensor, mask: Tensor) -> Tensor:
     Returns:
         [B, T], on every token the sum over its row; 0 where masked.
     """
-    return torch.where(mask, masked_sum(log_ratio, mask, dim=1)[:, None], 0.0)
+    return broadcast(masked_sum(log_ratio, mask, dim=1), mask)
 
 
 def geometric_level(log_ratio: Tensor, mask: Tensor) -> Tensor:
@@ -53,7 +52,7 @@ def geometric_level(log_ratio: Tensor, mask: Tensor) -> Tensor:
     Returns:
         [B, T], on every token the mean over its row; 0 where masked.
     """
-    return torch.where(mask, masked_mean(log_ratio, mask, dim=1)[:, None], 0.0)
+    return broadcast(masked_mean(log_ratio, mask, dim=1), mask)
 
 
 LEVELS: dict[str, RatioLevel] = {

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from oxrl.functional.masks import fill_masked, masked_mean, require_same_shape
-from oxrl.functional.preference_pairs import Loss, OptionalTensor, weighted_loss
+from oxrl.functional.preference_pairs import LossAndMetrics, OptionalTensor, weighted_loss
 
 
 def bradley_terry(
@@ -19,7 +19,7 @@ def bradley_terry(
     margins: OptionalTensor = None,
     *,
     center_coeff: float = 0.0,
-) -> Loss:
+) -> LossAndMetrics:
     """Score the chosen completion above the rejected one.
 
         loss = -log sigmoid(s_w - s_l - margin) + center_coeff * (s_w + s_l)**2
@@ -71,7 +71,9 @@ def bradley_terry(
     return loss, metrics
 
 
-def process_reward(step_scores: Tensor, step_labels: Tensor, loss_weights: Tensor) -> Loss:
+def process_reward(
+    step_scores: Tensor, step_labels: Tensor, loss_weights: Tensor
+) -> LossAndMetrics:
     """Binary cross-entropy of step labels at the tokens that end a step.
 
         loss = -y log sigmoid(s) - (1 - y) log sigmoid(-s)

@@ -80,6 +80,7 @@ def select_kl_cov(
 
 
 def _smallest(x: Tensor, eligible: Tensor, count: int) -> Tensor:
+    """The `count` eligible tokens of smallest x, the earlier one of equals. [B, T] bool."""
     chosen = torch.zeros_like(eligible)
     candidates = eligible.nonzero()
     order = torch.argsort(x[eligible], stable=True)[:count]
@@ -131,17 +132,20 @@ def router_shift(
 # mask, advantages, noise, logprobs and, where the policy was asked for them, entropy, top_ids,
 # top_logprobs.
 BatchTensors = Mapping[str, Tensor]
+# What a gate takes by keyword besides numbers.
+GateTensors = dict[str, Tensor]
 
 
 class Selection(Protocol):
-    """A cell of `SELECTIONS`: the tensors that a gate takes by keyword; its numbers by keyword."""
+    """A cell of `SELECTIONS`; its numbers come by keyword."""
 
-    def __call__(self, x: BatchTensors, *args: Any, **numbers: Any) -> dict[str, Tensor]: ...
+    def __call__(self, x: BatchTensors, *args: Any, **numbers: Any) -> GateTensors: ...
 
 
 def _clip_cov_cell(
     x: BatchTensors, *, cov_low: float, cov_high: float, cov_fraction: float
-) -> dict[str, Tensor]:
+) -> GateTensors:
+    """`select_clip_cov` of what was found before the update."""
     mask = x["mask"]
     found = covariance(x["logprobs"], x["advantages"], mask)
     selected = select_clip_cov(
@@ -150,20 +154,26 @@ def _clip_cov_cell(
     return {"selected": selected}
 
 
-def _kl_cov_cell(x: BatchTensors, *, cov_fraction: float) -> dict[str, Tensor]:
-    found = covariance(x["logprobs"], x["advantages"], x["mask"])
-    return {"selected": select_kl_cov(found, x["mask"], fraction=cov_fraction)}
+def _kl_cov_cell(x: BatchTensors, *, cov_fraction: float) -> GateTensors:
+    """`select_kl_cov` of what was found before the update."""
+    mask = x["mask"]
+    found = covariance(x["logprobs"], x["advantages"], mask)
+    return {"selected": select_kl_cov(found, mask, fraction=cov_fraction)}
 
 
-def _simko_cell(x: BatchTensors, *, explore_quantile: float) -> dict[str, Tensor]:
+def _simko_cell(x: BatchTensors, *, explore_quantile: float) -> GateTensors:
+    """The sampler's top tokens, and where `simko` explores."""
+    most_likely = x["top_ids"][..., 0]
+    explore = above_row_quantile(x["entropy"], x["mask"], quantile=explore_quantile)
     return {
         "old_top_logprobs": x["top_logprobs"],
-        "sampled_is_top": x["top_ids"][..., 0] == x["tokens"],
-        "explore": above_row_quantile(x["entropy"], x["mask"], quantile=explore_quantile),
+        "sampled_is_top": most_likely == x["tokens"],
+        "explore": explore,
     }
 
 
-def _dppo_topk_cell(x: BatchTensors) -> dict[str, Tensor]:
+def _dppo_topk_cell(x: BatchTensors) -> GateTensors:
+    """The sampler's top tokens, and where the sampled one is among them."""
     among = x["top_ids"] == x["tokens"][..., None]
     return {"old_top_logprobs": x["top_logprobs"], "sampled_in_top": among.any(-1)}
 

@@ -91,8 +91,10 @@ def pass_at_k(total: Tensor, correct: Tensor, *, k: int) -> Tensor:
     """
     total, correct = torch.broadcast_tensors(total.double(), correct.double())
     j = torch.arange(1, int(total.max()) + 1, dtype=torch.float64, device=total.device)
-    within = (j > (total - correct)[..., None]) & (j <= total[..., None])
-    return 1 - torch.where(within, (1 - k / j).clamp(min=0.0), 1.0).prod(-1)
+    wrong = total - correct
+    within = (j > wrong[..., None]) & (j <= total[..., None])
+    factors = (1 - k / j).clamp(min=0.0)
+    return 1 - torch.where(within, factors, 1.0).prod(-1)
 
 
 def best_at_k(rewards: Tensor, *, k: int) -> Tensor:
@@ -109,6 +111,7 @@ def best_at_k(rewards: Tensor, *, k: int) -> Tensor:
         [P] float64.
     """
     n = rewards.shape[1]
-    chances = [math.comb(smaller, k - 1) / math.comb(n, k) for smaller in range(n)]
+    draws = math.comb(n, k)
+    chances = [math.comb(smaller, k - 1) / draws for smaller in range(n)]
     weights = torch.tensor(chances, dtype=torch.float64, device=rewards.device)
     return rewards.double().sort(1).values @ weights

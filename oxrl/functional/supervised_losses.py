@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from oxrl.functional.masks import masked_mean, weighted_sum
+from oxrl.functional.masks import LossAndMetrics, masked_mean, weighted_sum
 
 
-def supervised_loss(
-    logprobs: Tensor, mask: Tensor, loss_weights: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
+def supervised_loss(logprobs: Tensor, mask: Tensor, loss_weights: Tensor) -> LossAndMetrics:
     """Negative log-likelihood of the target tokens.
 
         loss = -sum_bt loss_weights * logprobs

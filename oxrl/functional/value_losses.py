@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oxrl.functional.masks import fill_masked, masked_mean, require_same_shape, weighted_sum
+from oxrl.functional.masks import (
+    LossAndMetrics,
+    fill_masked,
+    masked_mean,
+    require_same_shape,
+    weighted_sum,
+)
 
 
 def value_loss(
@@ -16,7 +22,7 @@ def value_loss(
     loss_weights: Tensor,
     *,
     value_clip: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> LossAndMetrics:
     """Squared error of the value, with PPO's pessimistic clip around the old value.
 
     loss = sum_bt loss_weights * 1/2 * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)

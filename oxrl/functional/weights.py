@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from oxrl.functional.group_advantages import Groups
-from oxrl.functional.masks import require_same_shape
+from oxrl.functional.masks import broadcast, require_same_shape
 
 
 class Weights(Protocol):
@@ -39,7 +39,7 @@ def _counts(response_mask: Tensor) -> Tensor:
 
 def _spread(row_weights: Tensor, response_mask: Tensor) -> Tensor:
     """[B] float64 to [B, T] float32, zero outside the mask."""
-    return torch.where(response_mask, row_weights[:, None], 0.0).float()
+    return broadcast(row_weights, response_mask).float()
 
 
 def token_mean(response_mask: Tensor) -> Tensor:
@@ -196,18 +196,22 @@ def lambda_group(response_mask: Tensor, group_ids: Tensor, *, length_power: floa
 
 
 def _token_mean_cell(response_mask: Tensor, group_ids: Tensor) -> Tensor:
+    """`token_mean`."""
     return token_mean(response_mask)
 
 
 def _sequence_mean_cell(response_mask: Tensor, group_ids: Tensor) -> Tensor:
+    """`sequence_mean`."""
     return sequence_mean(response_mask)
 
 
 def _sequence_sum_cell(response_mask: Tensor, group_ids: Tensor) -> Tensor:
+    """`sequence_sum`."""
     return sequence_sum(response_mask)
 
 
 def _fixed_length_cell(response_mask: Tensor, group_ids: Tensor, *, weights_length: int) -> Tensor:
+    """`fixed_length`."""
     return fixed_length(response_mask, weights_length=weights_length)
 
 

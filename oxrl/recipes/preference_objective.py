@@ -14,7 +14,7 @@ from oxrl.engines.train.base import Scorer
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import required
 from oxrl.functional.preference_losses import PAIR_LOSSES, SINGLE_LOSSES
-from oxrl.functional.preference_pairs import Loss
+from oxrl.functional.preference_pairs import LossAndMetrics
 from oxrl.functional.preference_statistics import length_desensitized_logprobs, sequence_logprobs
 from oxrl.tables.preference import METHODS, Method
 from oxrl.types import Output, PreferenceBatch, TokenBatch
@@ -66,7 +66,7 @@ class PreferenceObjective:
             )
         return total, lengths
 
-    def loss(self, output: Output, batch: PreferenceBatch) -> Loss:
+    def loss(self, output: Output, batch: PreferenceBatch) -> LossAndMetrics:
         """Weigh and add the method's loss, or its parts, and the mix, over one forward."""
         sums, lengths = self.sums(output, batch.inputs)
         total = sums.new_zeros(())
@@ -110,7 +110,7 @@ def part_loss(
     batch: PreferenceBatch,
     sums: Tensor,
     lengths: Tensor,
-) -> Loss:
+) -> LossAndMetrics:
     """The loss of one method on a batch, with its default for each number that is not `given`.
 
     Args:
