@@ -21,9 +21,10 @@ HEADER = """# Algorithms
 
 Generated from `oxrl/tables/policy.py` and the docstrings in `oxrl/functional` by `make docs`.
 
-A policy-gradient algorithm is a row of named cells; `train.alg_name` picks a row, any cell can be replaced from YAML
-(`train.advantage`, `train.ratio`, `train.denominator`, `train.loss`, `train.correction`, `train.kl`, `train.weights`),
-and such a combination is a new algorithm without code.
+A policy-gradient algorithm is a row of named cells; `train.alg_name` picks a row, any cell can be
+replaced from YAML (`train.advantage`, `train.ratio`, `train.denominator`, `train.loss`,
+`train.correction`, `train.kl`, `train.weights`), and such a combination is a new algorithm without
+code.
 
 ```text
 rewards -> advantage -> ratio (level, denominator) -> gate -> correction -> KL -> loss weights
@@ -31,9 +32,10 @@ rewards -> advantage -> ratio (level, denominator) -> gate -> correction -> KL -
 loss = sum_bt loss_weights * ( -correction * S(r, A) + kl_coeff * kl - entropy_coeff * H )
 ```
 
-`S` is the gate's surrogate, `r` the ratio to the old or the sampling policy, `A` the advantage. Loss weights are
-computed once per optimizer step over the global batch, so micro-batches, padding and ranks cannot change a gradient.
-At `r = 1` every gate has the gradient of the plain policy gradient, unless its row says otherwise.
+`S` is the gate's surrogate, `r` the ratio to the old or the sampling policy, `A` the advantage.
+Loss weights are computed once per optimizer step over the global batch, so micro-batches, padding
+and ranks cannot change a gradient. At `r = 1` every gate has the gradient of the plain policy
+gradient, unless its row says otherwise.
 
 `oxrl algorithms` prints the table, `oxrl algorithms --check` runs the proofs of every row:
 
@@ -107,7 +109,8 @@ def table(rows: list[Row]) -> Iterator[str]:
             cell(kind, getattr(row, kind))
             for kind in ("advantage", "gate", "correction", "kl", "weights")
         ]
-        yield f"| [`{row.name}`](#{row.name}) | {cells[0]} | {ratio(row)} | {' | '.join(cells[1:])} |"
+        columns = [f"[`{row.name}`](#{row.name})", cells[0], ratio(row), *cells[1:]]
+        yield f"| {' | '.join(columns)} |"
 
 
 def details(row: Row) -> Iterator[str]:
@@ -130,7 +133,8 @@ def details(row: Row) -> Iterator[str]:
         yield f"- **Not token-local**: {row.shared_weight}."
     for proof, reason in row.exempt.items():
         yield f"- **Exempt from** `{proof}`: {reason}."
-    yield f"- **Proofs**: {len(proofs_of(row)) + 1}, `pytest tests/functional/test_rows.py -k '{row.name}'`"
+    command = f"pytest tests/functional/test_rows.py -k '{row.name}'"
+    yield f"- **Proofs**: {len(proofs_of(row)) + 1}, `{command}`"
     yield ""
 
 
@@ -172,7 +176,8 @@ def page() -> str:
         for name, proof in ROW_PROOFS.items()
     ]
     lines += [
-        "- `two_ranks`: Two data-parallel processes under gloo sum to the gradient of one, relative 1e-10.",
+        "- `two_ranks`: Two data-parallel processes under gloo sum to the gradient of one, "
+        "relative 1e-10.",
         "",
     ]
     lines += ["## Which one", "", "The cells that tell the usual choices apart:", ""]

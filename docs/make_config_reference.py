@@ -15,10 +15,12 @@ from oxrl.config.schema import SECTIONS
 HEADER = """# Config reference
 
 Generated from `oxrl/config/schema.py` by `make docs`; `oxrl config schema` prints the same
-as JSON schema, `oxrl config show CONFIG` prints a config with every field that the run reads filled in.
+as JSON schema, `oxrl config show CONFIG` prints a config with every field that the run reads
+filled in.
 
-A field that the chosen algorithm does not read is an error when it is written down. "The algorithm's" is the value in
-its row of the table, [algorithms.md](algorithms.md). Overrides on the command line are `section.field=value`.
+A field that the chosen algorithm does not read is an error when it is written down. "The
+algorithm's" is the value in its row of the table, [algorithms.md](algorithms.md). Overrides on the
+command line are `section.field=value`.
 """
 
 

@@ -129,7 +129,10 @@ def test_light_modules_load_no_heavy_library(module: str) -> None:
 
 
 def test_a_reward_worker_starts_without_torch() -> None:
-    program = "import sys, oxrl.rewards; print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    program = (
+        "import sys, oxrl.rewards; "
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -25,11 +24,11 @@ from oxrl.config.schema import (
     recipe_of,
     root_class,
 )
-from oxrl.config.source import UNSET, Problem, Source, homes, read_source
+from oxrl.config.source import UNSET, Problem, Source, Values, homes, read_source
 from oxrl.errors import ConfigError, did_you_mean
 
 # Stand in for required fields that are missing or wrong, so that the other checks can still run.
-_PLACEHOLDERS: dict[str, Any] = {
+_PLACEHOLDERS: dict[str, str | int] = {
     "run.name": "unnamed",
     "run.steps": 1,
     "model.name": "unnamed",
@@ -88,7 +87,7 @@ def _dropped_signs(cfg: Config, source: Source) -> list[str]:
     """One warning for all clip bounds that were written with a sign."""
     signs: list[str] = []
     for name, value in source.values.get("train", {}).items():
-        if name in ("clip_low", "clip_high") and float(value) < 0:
+        if name in ("clip_low", "clip_high") and float(str(value)) < 0:
             stored = getattr(cfg.train, name)
             place = source.where[f"train.{name}"]
             signs.append(f"train.{name} = {value} is stored as {stored} ({place})")
@@ -107,7 +106,7 @@ def _validate(source: Source, *, evaluates: bool) -> tuple[Config, list[Problem]
     recipe = recipe_of(source.values)
     root = root_class(recipe, evaluates=evaluates)
     foreign = set(FIELDS).difference(fields_of(recipe, evaluates=evaluates))
-    values: dict[str, dict[str, Any]] = {section: {} for section in root.model_fields}
+    values: Values = {section: {} for section in root.model_fields}
     for section, fields in source.values.items():
         for name, value in fields.items():
             if f"{section}.{name}" not in foreign:
@@ -131,11 +130,9 @@ def _validate(source: Source, *, evaluates: bool) -> tuple[Config, list[Problem]
 
 
 def _field_problem(detail: ErrorDetails) -> Problem:
-    path, value, context = (
-        ".".join(str(part) for part in detail["loc"]),
-        detail["input"],
-        detail.get("ctx", {}),
-    )
+    path = ".".join(str(part) for part in detail["loc"])
+    value = detail["input"]
+    context = detail.get("ctx", {})
     section, _, name = path.partition(".")
     if detail["type"] == "extra_forbidden":
         fields = SECTIONS[section].model_fields
@@ -219,7 +216,7 @@ def _report(problems: list[Problem], source: Source) -> str:
     )
 
 
-def _shorten(value: Any) -> str:
+def _shorten(value: object) -> str:
     text = (
         "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from oxrl.config.schema import (
     CELLS,
@@ -27,6 +26,7 @@ from oxrl.config.schema import (
 )
 from oxrl.runs.directory import differences
 from oxrl.tables.cells import CELLS as TABLE
+from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.tables.numbers import KL_COEFF, NUMBERS
 from oxrl.tables.policy import ROWS, Row
 
@@ -34,7 +34,9 @@ from oxrl.tables.policy import ROWS, Row
 OF_RECIPES = {
     RL: "is read by reinforcement learning; {} is not: remove it",
     SAMPLING: "is read by reinforcement learning; {} is not: remove it",
-    OFFLINE: "is read by supervised and preference algorithms; {} is reinforcement learning: remove it",
+    OFFLINE: (
+        "is read by supervised and preference algorithms; {} is reinforcement learning: remove it"
+    ),
     PREFERENCE: "is read by preference methods; {} is none: remove it",
     ("supervised", "rejection"): "is read by supervised fine-tuning; {} is not: remove it",
 }
@@ -57,8 +59,8 @@ NO_VLLM = (
     "is read by reinforcement learning with inference_engine.name: vllm; set that, or remove it"
 )
 NO_ACTORS = (
-    "is read by reinforcement learning with Ray actors (train.backend deepspeed or fsdp: training actors; "
-    "inference_engine.actors: rollout actors; the placement needs both): remove it"
+    "is read by reinforcement learning with Ray actors (train.backend deepspeed or fsdp: training "
+    "actors; inference_engine.actors: rollout actors; the placement needs both): remove it"
 )
 NO_OWN_LOSS = (
     "is read with a policy loss of your own, train.loss: path.py:function; set that, or remove it"
@@ -105,9 +107,11 @@ def _switched_off(cfg: Config) -> Iterator[tuple[str, str]]:
         yield from ((path, NO_EVALUATION) for path in OF_EVALUATIONS)
     if not cfg.lora.rank:
         yield from ((path, NO_ADAPTER) for path in OF_ADAPTERS)
-    if backend != "deepspeed":
-        why = f"is read with train.backend: deepspeed; this run's is {backend}: remove it"
-        yield from ((path, why) for path in FIELDS if path.startswith("deepspeed"))
+    for name, engine in TRAINING_ENGINES.items():
+        if name != backend:
+            why = f"is read with train.backend: {name}; this run's is {backend}: remove it"
+            sections = (engine.settings, engine.reference_settings)
+            yield from ((path, why) for path in FIELDS if path.partition(".")[0] in sections)
     if not has_reference_model(cfg):
         why = (
             "is read where there is a reference model; "
@@ -117,7 +121,7 @@ def _switched_off(cfg: Config) -> Iterator[tuple[str, str]]:
     yield from ((path, NO_ACTORS) for path in _without_actors(cfg))
     if row.recipe != "rl" or cfg.inference_engine.name != "vllm":
         yield from ((path, NO_VLLM) for path in OF_VLLM)
-    if row.recipe not in SAMPLING and backend == "local":
+    if row.recipe not in SAMPLING and not TRAINING_ENGINES[backend].several_ranks:
         yield "run.deadline_s", OF_RECIPES[SAMPLING].format(cfg.train.alg_name)
     if row.recipe == "rl" and not is_own(row.gate):
         yield "train.loss_numbers", NO_OWN_LOSS
@@ -126,7 +130,7 @@ def _switched_off(cfg: Config) -> Iterator[tuple[str, str]]:
 def _without_actors(cfg: Config) -> list[str]:
     """Fields that are read by runs with more Ray actors than this one has."""
     reinforces = cfg.train.row.recipe == "rl"
-    training = reinforces and cfg.train.backend != "local"
+    training = reinforces and TRAINING_ENGINES[cfg.train.backend].several_ranks
     sampling = reinforces and cfg.inference_engine.actors > 0
     found: list[str] = []
     if not (training or sampling):
@@ -178,12 +182,12 @@ def why_unread(path: str, cfg: Config) -> str:
     )
 
 
-def read_values(cfg: Config) -> dict[str, Any]:
+def read_values(cfg: Config) -> dict[str, object]:
     """Dotted path -> value of every field that is read, in the order of the schema; unset cells are
     left out.
     """
     read = fields_read(cfg)
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for path in FIELDS:
         section, _, name = path.partition(".")
         if path not in read:
@@ -208,7 +212,7 @@ def dump_config(cfg: Config) -> str:
     return "".join(lines)
 
 
-def _scalar(value: Any) -> str:
+def _scalar(value: object) -> str:
     """One YAML value that YAML 1.1 and 1.2 readers agree on."""
     if isinstance(value, float):
         text = repr(value)
@@ -220,7 +224,7 @@ def _scalar(value: Any) -> str:
     )
 
 
-def config_diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
+def config_diff(a: Config, b: Config) -> dict[str, tuple[object, object]]:
     """Dotted path -> (value in `a`, value in `b`) where they differ; `(not read)` where only one
     reads the field.
     """

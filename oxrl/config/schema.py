@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypedDict, Unpack, cast
 
 from annotated_types import Gt, Len
 from pydantic import (
@@ -24,20 +24,26 @@ from pydantic import (
     ModelWrapValidatorHandler,
     ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
+from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from oxrl.errors import known
 from oxrl.tables.cells import CELLS as TABLE
 from oxrl.tables.cells import FEATURES, find_cell
-from oxrl.tables.numbers import NUMBERS, Level, Number, T, Value
+from oxrl.tables.engines import SamplingEngineName, TrainingEngineName
+from oxrl.tables.numbers import NUMBERS, AnyNumber, Level, Number, T, Value
 from oxrl.tables.policy import ROWS, Row
 
 Ratio = Literal["none", Level]
 Denominator = Literal["old", "rollout"]
 Magnitude = Annotated[float, AfterValidator(abs)]  # `load_config` warns where it drops a sign
+
+# Type and default, or `Field`, of a field that is made here.
+Definition = tuple[object, object]
 
 # Recipes that read a field, where not all do.
 RL = ("rl",)
@@ -62,17 +68,28 @@ def cell_names(kind: str) -> tuple[str, ...]:
     return tuple(name for found, name in TABLE if found == kind)
 
 
-def _field(default: Any, meaning: str, *, of: tuple[str, ...] = ALL, **bounds: Any) -> Any:
+class Bounds(TypedDict, total=False):
+    """What a field's values are held to."""
+
+    ge: float
+    gt: float
+    le: float
+    lt: float
+    min_length: int
+
+
+def _field(
+    default: object, meaning: str, *, of: tuple[str, ...] = ALL, **bounds: Unpack[Bounds]
+) -> Any:
     """A field that the recipes `of` read."""
-    extra = bounds.pop("json_schema_extra", {})
-    if of != ALL:
-        extra = {**extra, "recipes": list(of)}
-    return Field(default, description=meaning, json_schema_extra=extra or None, **bounds)
+    extra: JsonDict | None = None if of == ALL else {"recipes": [*of]}
+    return Field(default, description=meaning, json_schema_extra=extra, **bounds)
 
 
-def _cell(kind: str, meaning: str) -> Any:
+def _cell(kind: str, meaning: str) -> str | None:
     """Field of an optional cell override; its names come from the table."""
-    return _field(None, meaning, of=RL, json_schema_extra={"enum": [*cell_names(kind), None]})
+    extra: JsonDict = {"enum": [*cell_names(kind), None], "recipes": [*RL]}
+    return Field(None, description=meaning, json_schema_extra=extra)
 
 
 class Section(BaseModel):
@@ -84,7 +101,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_lookalikes(cls, value: Any, info: ValidationInfo) -> Any:
+    def _refuse_lookalikes(cls, value: object, info: ValidationInfo) -> object:
         """Stop `true` from becoming 1 and `no`, `on`, `1` from becoming a boolean."""
         boolean = cls.model_fields[cast(str, info.field_name)].annotation is bool
         if isinstance(value, bool) and not boolean:
@@ -168,7 +185,8 @@ class DataConfig(Section):
 
     train: Annotated[str, Len(1)] | Annotated[dict[str, Annotated[float, Gt(0)]], Len(1)] = _field(
         ...,
-        "Training rows, .jsonl or .parquet, a path or hf://datasets/OWNER/NAME/FILE; several: {path: share, ...}.",
+        "Training rows, .jsonl or .parquet, a path or hf://datasets/OWNER/NAME/FILE; "
+        "several: {path: share, ...}.",
     )
     eval: str | None = _field(
         None, "Held-out rows, as for train; null: no evaluation.", min_length=1
@@ -198,12 +216,16 @@ class DataConfig(Section):
 
     @field_validator("train", mode="wrap")
     @classmethod
-    def _one_or_several(cls, value: Any, check: Callable[[Any], Any]) -> str | dict[str, float]:
+    def _one_or_several(
+        cls, value: object, check: ValidatorFunctionWrapHandler
+    ) -> str | dict[str, float]:
         try:
             return check(value)
         except ValidationError:
-            rule = "must be a path, or a mapping of paths to positive shares such as {a.jsonl: 0.7, b.jsonl: 0.3}"
-            raise ValueError(rule) from None
+            raise ValueError(
+                "must be a path, or a mapping of paths to positive shares "
+                "such as {a.jsonl: 0.7, b.jsonl: 0.3}"
+            ) from None
 
     @property
     def train_files(self) -> tuple[str, ...]:
@@ -243,8 +265,9 @@ class RolloutConfig(Section):
     )
     max_staleness: int = _field(
         0,
-        "Weight versions a sample may lag behind. 0: rollout, then train. Above: the next rollout batches are sampled "
-        "while one trains (with inference_engine.actors at the same time), then they lag epochs x minibatches or more.",
+        "Weight versions a sample may lag behind. 0: rollout, then train. Above: the next rollout "
+        "batches are sampled while one trains (with inference_engine.actors at the same time), "
+        "then they lag epochs x minibatches or more.",
         ge=0,
         of=RL,
     )
@@ -259,12 +282,14 @@ class TrainConfig(Section):
     table.
     """
 
-    alg_name: str = _field(
-        ..., "Row of the table: see `oxrl algorithms`.", json_schema_extra={"enum": [*sorted(ROWS)]}
+    alg_name: str = Field(
+        description="Row of the table: see `oxrl algorithms`.",
+        json_schema_extra={"enum": [*sorted(ROWS)]},
     )
-    backend: Literal["local", "deepspeed", "fsdp"] = _field(
+    backend: TrainingEngineName = _field(
         "local",
-        "What trains: this process, or ranks (Ray actors in RL, else torchrun's) with DeepSpeed or FSDP2.",
+        "What trains: this process, or ranks (Ray actors in RL, else torchrun's) with DeepSpeed "
+        "or FSDP2.",
     )
     lr: float = _field(1e-6, "Peak learning rate of AdamW; with adapters 1e-5 by default.", ge=0)
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = _field(
@@ -290,20 +315,23 @@ class TrainConfig(Section):
     )
     old_logprobs: Literal["auto", "recompute", "current", "bypass"] = _field(
         "auto",
-        "Anchor of the ratio: the trainer's before the update (recompute), the current ones (current, one optimizer "
-        "step per rollout batch), the sampler's (bypass). auto: current for one step, else recompute.",
+        "Anchor of the ratio: the trainer's before the update (recompute), the current ones "
+        "(current, one optimizer step per rollout batch), the sampler's (bypass). "
+        "auto: current for one step, else recompute.",
         of=RL,
     )
     max_skipped_steps: int = _field(3, "Non-finite steps in a row that are tolerated.", ge=0)
     entropy_coeff: float = _field(0.0, "Weight of the entropy bonus; 0: none.", ge=0, of=RL)
     mix: dict[str, Annotated[float, Gt(0)]] = _field(
         {},
-        "Preference losses added to the algorithm's, each with a weight and its row's own numbers: {nll: 0.2}.",
+        "Preference losses added to the algorithm's, each with a weight and its row's own numbers: "
+        "{nll: 0.2}.",
         of=PREFERENCE,
     )
     mask_truncated: bool = _field(
         False,
-        "Responses cut at rollout.max_tokens are not trained on; their rewards stay in the group's statistics.",
+        "Responses cut at rollout.max_tokens are not trained on; their rewards stay in the group's "
+        "statistics.",
         of=RL,
     )
 
@@ -366,7 +394,7 @@ def is_own(loss: str) -> bool:
     return ":" in loss
 
 
-def compose_row(row: Row, train: Mapping[str, Any]) -> Row:
+def compose_row(row: Row, train: Mapping[str, object]) -> Row:
     """Put the cells that fields of `train` name into `row`."""
     if row.recipe != "rl":
         return row
@@ -378,9 +406,10 @@ def compose_row(row: Row, train: Mapping[str, Any]) -> Row:
 class EngineConfig(Section):
     """What samples."""
 
-    name: Literal["local", "vllm"] = _field(
+    name: SamplingEngineName = _field(
         "local",
-        "local: oxRL's sampler. vllm: an extra, in Ray actors; makes train.correction truncate by default.",
+        "local: oxRL's sampler. vllm: an extra, in Ray actors; makes train.correction truncate by "
+        "default.",
     )
     max_rows: int = _field(128, "Rows decoded at once, per actor.", ge=1)
     actors: int = _field(
@@ -396,7 +425,8 @@ class EngineConfig(Section):
     )
     probe_every: int = _field(
         50,
-        "Weight deliveries to actors between two proofs with a perturbed copy; 0: only the first has one.",
+        "Weight deliveries to actors between two proofs with a perturbed copy; "
+        "0: only the first has one.",
         ge=0,
         of=RL,
     )
@@ -474,28 +504,28 @@ class Config(Section):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _of_recipe(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+    def _of_recipe(cls, values: object, validate: ModelWrapValidatorHandler[Self]) -> Self:
         """Choose the root class, and fill in what the algorithm sets."""
         if not isinstance(values, dict):
             return validate(values)
-        given = cast(dict[str, Any], values)
+        given = cast(dict[str, object], values)
         if cls is Config:
             return cast(Self, root_class(recipe_of(given)).model_validate(given))
         return validate(with_defaults(given))
 
     @property
     def sampling_block(self) -> int:
-        """Rollout batches sampled by the same weights while earlier ones train; 0: sample, train."""
+        """Rollout batches sampled by the same weights while earlier ones train; 0: none."""
         return (self.rollout.max_staleness // self.train.updates + 1) // 2
 
 
-def recipe_of(values: Mapping[str, Any]) -> str:
+def recipe_of(values: Mapping[str, object]) -> str:
     """Recipe of the algorithm that `values` name; where it is in doubt, reinforcement learning."""
     row = ROWS.get(str(_fields(values, "train").get("alg_name")))
     return "rl" if row is None else row.recipe
 
 
-def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(values: Mapping[str, object]) -> dict[str, object]:
     """Fill in the fields of `train` that the algorithm and what surrounds it set.
 
     Numbers come from the cells that were chosen by hand, then from the row, then from its cells;
@@ -505,7 +535,7 @@ def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     row = ROWS.get(str(train.get("alg_name")))
     if row is None:
         return dict(values)
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     composed = compose_row(row, train)
     # Samples of other kernels or earlier weights: a row whose ratio does not know the sampler gets
     # capped weights.
@@ -522,10 +552,10 @@ def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "train": {**found, **train}}
 
 
-def _fields(values: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+def _fields(values: Mapping[str, object], section: str) -> Mapping[str, object]:
     """What `values` say of a section; nothing where that is no mapping."""
     found = values.get(section)
-    return cast(Mapping[str, Any], found) if isinstance(found, Mapping) else {}
+    return cast(Mapping[str, object], found) if isinstance(found, Mapping) else {}
 
 
 def readers(field: FieldInfo) -> tuple[str, ...]:
@@ -535,29 +565,31 @@ def readers(field: FieldInfo) -> tuple[str, ...]:
     return ALL if named is None else tuple(cast(list[str], named))
 
 
-def _number_field(number: Number[Any]) -> tuple[Any, FieldInfo]:
+def _number_field(number: AnyNumber) -> Definition:
     """Type and field of a number of the tables."""
-    bounds = {"ge": number.ge, "gt": number.gt, "le": number.le, "lt": number.lt}
-    given: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
     kind = Magnitude if number.magnitude else number.type
-    return kind, Field(number.default, description=number.meaning, **given)
+    field = Field(
+        number.default,
+        description=number.meaning,
+        ge=number.ge,
+        gt=number.gt,
+        le=number.le,
+        lt=number.lt,
+    )
+    return kind, field
 
 
-def _subclass(
-    parent: type[Section], name: str, fields: Mapping[str, tuple[Any, Any]]
-) -> type[Section]:
+def _subclass(parent: type[Section], name: str, fields: Mapping[str, Definition]) -> type[Section]:
     """A class like `parent` with other or further fields; of type ClassVar, a field is none."""
-    namespace = {field: default for field, (_, default) in fields.items() if default is not ...}
+    namespace: dict[str, object] = {
+        field: default for field, (_, default) in fields.items() if default is not ...
+    }
     namespace["__annotations__"] = {field: kind for field, (kind, _) in fields.items()}
     namespace |= {"__module__": __name__, "__doc__": parent.__doc__}
-
-    def fill(body: dict[str, Any]) -> None:
-        body.update(namespace)
-
-    return types.new_class(name, (parent,), exec_body=fill)
+    return types.new_class(name, (parent,), exec_body=lambda body: body.update(namespace))
 
 
-def _numbers_of(recipe: str) -> dict[str, tuple[Any, Any]]:
+def _numbers_of(recipe: str) -> dict[str, Definition]:
     """Fields of the numbers that a recipe can read."""
     read = {name for row in ROWS.values() if row.recipe == recipe for name in row.defaults}
     if recipe == "rl":
@@ -569,10 +601,10 @@ def _numbers_of(recipe: str) -> dict[str, tuple[Any, Any]]:
 @cache
 def _section_class(section: type[Section], recipe: str) -> type[Section]:
     """The section as `recipe` reads it."""
-    fields: dict[str, tuple[Any, Any]] = {}
+    fields: dict[str, Definition] = {}
     for name, field in section.model_fields.items():
         if recipe not in readers(field):
-            fields[name] = (ClassVar[Any], field.default)
+            fields[name] = (ClassVar[object], field.default)
     if section is TrainConfig:
         fields |= _numbers_of(recipe)
     if not fields:
@@ -588,12 +620,12 @@ def root_class(recipe: str, *, evaluates: bool = False) -> type[Config]:
         recipe: of the algorithm.
         evaluates: with everything that an evaluation may set, whatever the recipe reads.
     """
-    fields: dict[str, tuple[Any, Any]] = {}
+    fields: dict[str, Definition] = {}
     for name, field in Config.model_fields.items():
         section = cast(type[Section], field.annotation)
         whole = evaluates and name in EVALUATED
         if not whole and recipe not in readers(field):
-            fields[name] = (ClassVar[Any], field.default)
+            fields[name] = (ClassVar[object], field.default)
             continue
         kind = section if whole else _section_class(section, recipe)
         fields[name] = (kind, ... if field.is_required() else kind())
@@ -655,9 +687,9 @@ FIELDS = tuple(
 )
 
 
-def config_schema() -> dict[str, Any]:
+def config_schema() -> dict[str, object]:
     """JSON schema of the YAML file, with the fields of all recipes, for editors."""
-    fields: dict[str, tuple[Any, Any]] = {}
+    fields: dict[str, Definition] = {}
     for name, field in Config.model_fields.items():
         section = SECTIONS[name]
         fields[name] = (section, ... if field.is_required() else section())

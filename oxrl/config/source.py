@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import ConstructorError
@@ -15,9 +14,9 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from oxrl.config.schema import FIELDS, SECTIONS
 from oxrl.errors import ConfigError, did_you_mean, why_no_file
 
-Values = dict[str, dict[str, Any]]
+Values = dict[str, dict[str, object]]
 
-UNSET: Any = object()
+UNSET: object = object()
 # Fields that hold a mapping; every other one holds a single value.
 MAPPINGS = ("data.train", "train.mix", "train.loss_numbers")
 # The parser takes seconds per hundred kilobytes and per thousand brackets; no configuration comes
@@ -40,7 +39,7 @@ class Problem:
 
     path: str
     rule: str
-    value: Any = UNSET
+    value: object = UNSET
     where: str = ""
     also: tuple[str, ...] = ()
 
@@ -185,7 +184,7 @@ def _store(path: str, node: Node, place: str, source: Source) -> None:
         source.wrong(path, str(error), place)
 
 
-def _scalar(node: Node) -> Any:
+def _scalar(node: Node) -> object:
     """Python value of a YAML 1.2 scalar; dates stay text."""
     if str(node.tag).endswith(":timestamp"):
         return node.value

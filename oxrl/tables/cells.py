@@ -66,6 +66,8 @@ from oxrl.tables.numbers import (
     Numbers,
 )
 
+CellKey = tuple[str, str]
+
 
 @dataclass(frozen=True)
 class Feature:
@@ -267,7 +269,8 @@ _CELLS = (
     Cell("weights", "fixed_length", numbers=(WEIGHTS_LENGTH,)),
     Cell("weights", "lambda_group", numbers=(LENGTH_POWER,)),
 )
-CELLS: dict[tuple[str, str], Cell] = {(cell.kind, cell.name): cell for cell in _CELLS}
+# (kind, name) -> cell.
+CELLS: dict[CellKey, Cell] = {(cell.kind, cell.name): cell for cell in _CELLS}
 
 
 def find_cell(kind: str, name: str) -> Cell:

@@ -40,7 +40,8 @@ class TrainingEngine(Engine):
     several_ranks: trains with several processes; in reinforcement learning they are Ray actors.
     zero_stage: how much of a model it cuts up over the ranks, in ZeRO's counting; None: `settings`
         say it.
-    settings: the config section with arguments of its own; of a reference model, `reference_settings`.
+    settings: the config section with arguments of its own.
+    reference_settings: as `settings`, of a reference model.
     bfloat16_adapters: adapters train beside frozen bfloat16 weights.
     """
 

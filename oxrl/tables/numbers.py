@@ -61,8 +61,9 @@ class Number(Generic[T]):
         return self.field or self.name
 
 
+AnyNumber = Number[Any]
 # What a cell, a method or a feature reads.
-Numbers = tuple[Number[Any], ...]
+Numbers = tuple[AnyNumber, ...]
 
 # --- Gates: how far a token may move.
 CLIP_LOW = Number(
@@ -534,7 +535,7 @@ CENTER_COEFF = Number(
 )
 
 # Field of `train` -> the number as it was first declared.
-NUMBERS: dict[str, Number[Any]] = {}
+NUMBERS: dict[str, AnyNumber] = {}
 for _number in tuple(globals().values()):
     if isinstance(_number, Number):
         NUMBERS.setdefault(_number.key, _number)

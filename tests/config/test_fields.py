@@ -21,8 +21,9 @@ from oxrl.tables.numbers import SIMPO_BETA, SIMPO_GAMMA, TOP_CANDIDATES
 from oxrl.tables.policy import ROWS
 
 # Overrides that switch on a field which no algorithm reads by default.
+FIELD_OF = {kind: name for name, kind in CELLS.items()}
 CELL_CHOICES = {
-    f"train.{number.key}": f"train.{next(name for name, found in CELLS.items() if found == kind)}={name}"
+    f"train.{number.key}": f"train.{FIELD_OF[kind]}={name}"
     for (kind, name), cell in TABLE.items()
     for number in cell.numbers
     if kind not in ("ratio", "selection")
