@@ -534,26 +534,20 @@ def check_cells(cfg: Config) -> Iterator[Problem]:
             yield _at(cfg, path, f"must be below {above}={upper}", above)
 
 
+def _several_samples(cfg: Config, comparer: str) -> Iterator[Problem]:
+    if cfg.rollout.n_samples < 2:
+        rule = f"{comparer} compares the samples of one prompt: set it to 2 or more"
+        yield _at(cfg, "rollout.n_samples", rule, "train.advantage")
+
+
 def check_groups(cfg: Config) -> Iterator[Problem]:
     """Samples of one prompt that can be compared."""
-    if cfg.rollout.n_samples < 2:
-        yield _at(
-            cfg,
-            "rollout.n_samples",
-            f"{cfg.train.row.advantage} compares the samples of one prompt: set it to 2 or more",
-            "train.advantage",
-        )
+    yield from _several_samples(cfg, cfg.train.row.advantage)
 
 
 def check_dynamic_sampling(cfg: Config) -> Iterator[Problem]:
     """Samples of one prompt that can differ, and no second batch sampled ahead."""
-    if cfg.rollout.n_samples < 2:
-        yield _at(
-            cfg,
-            "rollout.n_samples",
-            f"{cfg.train.row.name} compares the samples of one prompt: set it to 2 or more",
-            "train.advantage",
-        )
+    yield from _several_samples(cfg, cfg.train.row.name)
     if cfg.sampling_block > 1:
         most = 3 * cfg.train.updates - 1
         yield _at(
