@@ -28,7 +28,7 @@ from oxrl.recipes import build
 from oxrl.recipes.inputs import read_pins
 from oxrl.recipes.setup import RLSetup
 from oxrl.rewards.workers import RewardPool
-from oxrl.rollouts.record import sample_record
+from oxrl.rollouts.record import sample_line
 from oxrl.rollouts.requests import make_requests
 from oxrl.rollouts.scoring import score_groups
 from oxrl.runs.checkpoint import latest_checkpoint
@@ -224,7 +224,7 @@ def run_eval(
         verdicts = judge(cfg, pick, in_groups(rollouts, samples))
         metrics |= picked_reward(rollouts, verdicts, samples=samples)
     if out is not None:
-        records = [sample_record(rollout, step=-1, advantage=None) for rollout in rollouts]
+        records = [sample_line(rollout, step=-1, advantage=None) for rollout in rollouts]
         out.write_bytes(b"".join(map(encode_line, records)))
     return metrics
 

@@ -10,14 +10,14 @@ from typing import Generic, TypeVar
 from torch import nn
 
 from oxrl.config import Config
-from oxrl.data.dataset import Dataset
+from oxrl.data.dataset import Dataset, Identified
 from oxrl.data.order import open_rows
 from oxrl.engines.train.base import TrainEngine
 from oxrl.recipes.build import build_tokenizer, build_trainer
 from oxrl.recipes.session import Progress, Session
 from oxrl.types import Metrics
 
-Unit = TypeVar("Unit")
+Unit = TypeVar("Unit", bound=Identified)
 Memory = dict[str, float]
 
 

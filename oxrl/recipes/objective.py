@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from oxrl.config.schema import TrainConfig
 from oxrl.engines.train.base import Scorer, TrainEngine, Want
 from oxrl.errors import required
 from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
-from oxrl.functional.corrections import CORRECTIONS, Level, importance_ratio
+from oxrl.functional.corrections import CORRECTIONS, Correction, Level, importance_ratio
 from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k3_ratio
 from oxrl.functional.masks import weighted_sum
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
@@ -24,6 +24,13 @@ from oxrl.tables.numbers import CORRECTION_LEVEL, KL_COEFF, WEIGHTS_LENGTH
 from oxrl.types import Output, PolicyBatch, RolloutBatch
 
 LOGPROBS: Want = frozenset({"logprobs"})
+
+
+class Models(NamedTuple):
+    """Who is asked about rollouts before the update; no reference where no KL is taken."""
+
+    policy: TrainEngine
+    reference: Scorer | None
 
 
 class Objective:
@@ -65,30 +72,27 @@ class Objective:
 
         # Weights of tokens against the sampler, in the loss; None where there are none, or where
         # they are decided before the update.
-        self.correction: Any = None
-        if row.correction != "none":
-            numbers = train.numbers("correction", row.correction)
-            self.correction = partial(CORRECTIONS[row.correction], **numbers)
-        elif self.old_logprobs == "interpolated":
-            # The proximal policy's weight against the sampler belongs to the interpolation.
-            self.correction = importance_ratio
-        if any(feature.corrects_whole_step for feature in features):
-            self.correction = None
+        whole_step = any(feature.corrects_whole_step for feature in features)
+        self.correction = None if whole_step else self._bind_correction(train)
         self.correction_reads_advantages = any(
             feature.correction_reads_advantages for feature in features
         )
-        # Of the ratios that the correction's weights are; None where they are 0 or 1.
-        self.correction_level: Level | None = None
-        if row.correction in ("truncate", "mask"):
-            self.correction_level = train.value(CORRECTION_LEVEL)
-        elif row.correction == "none":
-            self.correction_level = "token"
+        self.correction_level: Level | None = correction_level(train)
 
         self.want: Want = frozenset({"logprobs", "entropy"})
         self.want_before: Want = frozenset()
         for feature in features:
             self.want |= feature.want
             self.want_before |= feature.want_before
+
+    def _bind_correction(self, train: TrainConfig) -> Correction | None:
+        name = train.row.correction
+        if name != "none":
+            return partial(CORRECTIONS[name], **train.numbers("correction", name))
+        if self.old_logprobs == "interpolated":
+            # The proximal policy's weight against the sampler belongs to the interpolation.
+            return importance_ratio
+        return None
 
     def policy_loss(self, output: Output, batch: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy's loss, a LossFn.
@@ -144,6 +148,14 @@ class Objective:
         return self.correction(old, batch.rollout_logprobs, mask)
 
 
+def correction_level(train: TrainConfig) -> Level | None:
+    """Of the ratios that the correction's weights are; None where they are 0 or 1."""
+    name = train.row.correction
+    if name in ("truncate", "mask"):
+        return train.value(CORRECTION_LEVEL)
+    return "token" if name == "none" else None
+
+
 def start_of_update(logprobs: Tensor, batch: PolicyBatch) -> Tensor:
     """Log-probabilities of the policy that the update starts from, [B, T], detached.
 
@@ -159,8 +171,7 @@ def start_of_update(logprobs: Tensor, batch: PolicyBatch) -> Tensor:
 
 def prepare_update(
     objective: Objective,
-    policy: TrainEngine,
-    reference: Scorer | None,
+    models: Models,
     rollouts: RolloutBatch,
     *,
     kl_coeff: float,
@@ -169,7 +180,6 @@ def prepare_update(
     """Everything that the updates on a rollout batch read, from one forward pass per model.
 
     Args:
-        reference: None where no KL is taken.
         kl_coeff: of the KL in the reward, where the row subtracts one.
         seed: of random choices over the whole batch.
     """
@@ -178,31 +188,22 @@ def prepare_update(
     old: Tensor | None = None
     ref: Tensor | None = None
     if objective.old_logprobs == "recompute" or objective.want_before:
-        said = policy.forward(rollouts.inputs, LOGPROBS | objective.want_before)
+        said = models.policy.forward(rollouts.inputs, LOGPROBS | objective.want_before)
     if objective.old_logprobs == "recompute":
         old = required(said, "old log-probabilities").logprobs
     elif objective.old_logprobs == "bypass":
         old = rollouts.rollout_logprobs
-    if reference is not None:
-        ref = required(reference.forward(rollouts.inputs, LOGPROBS).logprobs, "logprobs")
+    if models.reference is not None:
+        ref = required(models.reference.forward(rollouts.inputs, LOGPROBS).logprobs, "logprobs")
 
     # Rewards relative to a group, a baseline or a critic.
     rewarded = rollouts
     if objective.subtracts_kl:
         rewarded = subtract_kl(rollouts, old, required(ref, "a reference"), kl_coeff=kl_coeff)
-    mask = rollouts.inputs.response_mask
-    given = AdvantageInputs(
-        rewards=rewarded.rewards,
-        token_rewards=rewarded.token_rewards,
-        response_mask=mask,
-        group_ids=rollouts.group_ids,
-        truncated=rollouts.truncated,
-    )
-    for feature in objective.features:
-        given = feature.on_advantage_inputs(given, rollouts)
-    advantages, returns = objective.advantage(given)
+    advantages, returns = estimate_advantages(objective, rewarded)
 
     inputs = rollouts.inputs
+    mask = inputs.response_mask
     if objective.mask_truncated:
         # Overlong filtering, arXiv:2503.14476: cut rows were part of the baseline and are no more.
         mask = mask & ~rollouts.truncated[:, None]
@@ -221,6 +222,22 @@ def prepare_update(
     for feature in objective.features:
         batch = feature.on_prepared(batch, prepared)
     return batch
+
+
+def estimate_advantages(
+    objective: Objective, rollouts: RolloutBatch
+) -> tuple[Tensor, Tensor | None]:
+    """The advantage of every token, [B, T], and what a critic is to learn, where there is one."""
+    given = AdvantageInputs(
+        rewards=rollouts.rewards,
+        token_rewards=rollouts.token_rewards,
+        response_mask=rollouts.inputs.response_mask,
+        group_ids=rollouts.group_ids,
+        truncated=rollouts.truncated,
+    )
+    for feature in objective.features:
+        given = feature.on_advantage_inputs(given, rollouts)
+    return objective.advantage(given)
 
 
 def subtract_kl(

@@ -8,8 +8,6 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -29,9 +27,9 @@ from oxrl.recipes.objective import minibatch, prepare_update, start_of_update
 from oxrl.recipes.session import RolloutProgress, Session
 from oxrl.recipes.setup import RLSetup
 from oxrl.recipes.step import gradients, named_tensors
-from oxrl.rollouts.batch import sampling_metrics, trainable_rows
+from oxrl.rollouts.batch import TrainableRows, sampling_metrics, trainable_rows
 from oxrl.rollouts.counts import count_samples
-from oxrl.rollouts.record import sample_record
+from oxrl.rollouts.record import SampleLine, sample_line
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.seeds import stable_seed
 from oxrl.tables.numbers import KL_COEFF
@@ -61,53 +59,69 @@ def train(cfg: Config, session: Session) -> None:
         rollouts = rows.batch
         for feature in setup.features:
             rollouts = feature.on_rollouts(rollouts)
+        seed = stable_seed("selection", cfg.run.seed, progress.rollout_step)
         with session.phase("time/logprobs_s"):
             batch = prepare_update(
-                setup.objective,
-                setup.policy,
-                setup.reference,
-                rollouts,
-                kl_coeff=progress.kl_coeff,
-                seed=stable_seed("selection", cfg.run.seed, progress.rollout_step),
+                setup.objective, setup.models, rollouts, kl_coeff=progress.kl_coeff, seed=seed
             )
-        shared = sampling_metrics(sampled) | batch_metrics(rows.batch, rollouts, batch, progress)
-        for feature in setup.features:
-            shared |= feature.steer(batch, progress)
-        session.recorder.record_samples(sample_lines(sampled, rows.places, batch, step=before))
-        if cfg.run.record == "tokens":
-            session.recorder.record_rollouts(before, named_tensors(batch))
+        record_samples(cfg, session, sampled, rows, batch)
 
         # One optimizer step per minibatch; loss weights are normalised over each minibatch.
         parts = minibatches(cfg, batch, rollout_step=progress.rollout_step)
-        shared |= sampled.sampler | setup.delivery.metrics()
-        shared |= count_samples(
-            progress.samples,
-            dispatched=sampled.dispatched,
-            in_flight=setup.source.in_flight,
-            trained=len(torch.cat(parts).unique()),
-            dropped=rows.dropped,
-        )
-        shared["data/dropped_rows"] = float(sum(rows.dropped.values()))
+        shared = batch_metrics(rows.batch, rollouts, batch, progress)
+        for feature in setup.features:
+            shared |= feature.steer(batch, progress)
+        trained = len(torch.cat(parts).unique())
+        shared |= sampling_metrics(sampled) | account(setup, progress, sampled, rows, trained)
+        tokens = shared["data/tokens"] / len(parts)
         progress.rollout_step += 1
         progress.draw = sampled.next_draw
         for index, part in enumerate(parts):
+            step = before + index + 1
             with session.phase("time/update_s"):
-                metrics = update(
-                    setup, session, batch, part, step=progress.step + 1, first=index == 0
-                )
-            progress.step += 1
-            if (
-                index == len(parts) - 1
-                and setup.held_out
-                and session.eval_due(before, progress.step)
-            ):
-                metrics |= evaluate(cfg, setup, session, progress.step)
-            tokens = shared["data/tokens"] / len(parts)
-            session.record(progress.step, shared | metrics, tokens=tokens)
+                metrics = update(setup, session, batch, part, step=step, first=index == 0)
+            progress.step = step
+            if index == len(parts) - 1:
+                metrics |= evaluate(cfg, setup, session, before, step)
+            session.record(step, shared | metrics, tokens=tokens)
         for feature in setup.features:
             feature.after_updates(before, progress.step)
         session.boundary(setup.saved, progress)
     session.finish(progress.step)
+
+
+def record_samples(
+    cfg: Config, session: Session, sampled: RolloutStep, rows: TrainableRows, batch: PolicyBatch
+) -> None:
+    """Write every sample, with its advantage where it is trained on."""
+    step = sampled.step
+    means = masked_mean(batch.advantages, batch.inputs.response_mask, dim=1).tolist()
+    advantages = dict(zip(rows.places, means, strict=True))
+    lines: list[SampleLine] = []
+    for place, rollout in enumerate((*sampled.rollouts, *sampled.baselines)):
+        lines.append(sample_line(rollout, step=step, advantage=advantages.get(place)))
+    session.recorder.record_samples(lines)
+    if cfg.run.record == "tokens":
+        session.recorder.record_rollouts(step, named_tensors(batch))
+
+
+def account(
+    setup: RLSetup,
+    progress: RolloutProgress,
+    sampled: RolloutStep,
+    rows: TrainableRows,
+    trained: int,
+) -> Metrics:
+    """What became of every sample, and the counters of sampler and weight delivery."""
+    counted = count_samples(
+        progress.samples,
+        dispatched=sampled.dispatched,
+        in_flight=setup.source.in_flight,
+        trained=trained,
+        dropped=rows.dropped,
+    )
+    counted["data/dropped_rows"] = float(sum(rows.dropped.values()))
+    return counted | sampled.sampler | setup.delivery.metrics()
 
 
 def minibatches(cfg: Config, batch: PolicyBatch, *, rollout_step: int) -> list[Tensor]:
@@ -205,8 +219,10 @@ def check_first_ratio(logprobs: Tensor, old: Tensor, mask: Tensor, tolerance: fl
         )
 
 
-def evaluate(cfg: Config, setup: RLSetup, session: Session, step: int) -> Metrics:
-    """The held-out prompts, answered with the weights of `step`."""
+def evaluate(cfg: Config, setup: RLSetup, session: Session, before: int, step: int) -> Metrics:
+    """The held-out prompts, answered with the weights of `step`, where it is time for that."""
+    if setup.held_out is None or not session.eval_due(before, step):
+        return {}
     with session.phase("time/eval_s"):
         setup.source.settle()
         setup.delivery.deliver(step)
@@ -225,15 +241,3 @@ def batch_metrics(
     metrics["reward/shaping"] = float(shaping)
     metrics["data/rollout_step"] = float(progress.rollout_step)
     return metrics
-
-
-def sample_lines(
-    sampled: RolloutStep, places: Sequence[int], batch: PolicyBatch, *, step: int
-) -> list[dict[str, object]]:
-    """Lines of samples.jsonl; a row that is not trained on has no advantage."""
-    means = masked_mean(batch.advantages, batch.inputs.response_mask, dim=1).tolist()
-    advantages = dict(zip(places, means, strict=True))
-    lines: list[dict[str, object]] = []
-    for place, rollout in enumerate((*sampled.rollouts, *sampled.baselines)):
-        lines.append(sample_record(rollout, step=step, advantage=advantages.get(place)))
-    return lines

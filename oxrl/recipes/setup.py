@@ -33,7 +33,7 @@ from oxrl.recipes.build import (
 )
 from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import Feature, FeatureInputs
-from oxrl.recipes.objective import Objective
+from oxrl.recipes.objective import Models, Objective
 from oxrl.rollouts.batch import RowRules
 from oxrl.rollouts.groups import EveryGroup, GroupChoice
 from oxrl.rollouts.requests import PromptRequests
@@ -75,6 +75,7 @@ class RLSetup:
             stack.callback(self.sampler.close)
             self.policy = engines.trainers["policy"]
             self.reference = reference_of(cfg, engines)
+            self.models = Models(self.policy, self.reference)
             self.delivery = build_delivery(cfg, engines, len(tokenizer))
             self.features = build_features(feature_inputs(cfg, engines))
             self.objective = Objective(cfg.train, self.features, max_tokens=cfg.rollout.max_tokens)

@@ -192,7 +192,7 @@ class AheadRollouts:
 
     def _finish(self, batch: Batch, *, step: int, stop: StopAsked) -> RolloutStep | None:
         """Wait for the samples of `batch` and score them, in as many rounds as it takes."""
-        found = RolloutStep(start=batch.start, end=batch.start)
+        found = RolloutStep(step=step, start=batch.start, end=batch.start)
         while found.end < batch.end:
             sampled = self._wait_for(range(found.end, batch.end), stop)
             if sampled is None:

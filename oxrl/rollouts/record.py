@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from oxrl.types import Rollout
 
-Record = dict[str, object]
+SampleLine = dict[str, object]
 
 
-def sample_record(rollout: Rollout, *, step: int, advantage: float | None) -> Record:
+def sample_line(rollout: Rollout, *, step: int, advantage: float | None) -> SampleLine:
     """One line of samples.jsonl.
 
     Args:

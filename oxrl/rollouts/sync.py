@@ -27,7 +27,8 @@ StopAsked = Callable[[], object]
 class RolloutStep:
     """What one rollout step sampled and scored, in the order of the data.
 
-    start, end: positions [start, end) of the data order that were sampled.
+    step: optimizer steps done when it began. start, end: positions [start, end) of the data order
+    that were sampled.
     rollouts: the groups, as many in a row per prompt; baselines: greedy responses, one per prompt.
     rounds: times that prompts were drawn for it.
     groups: positions whose groups are trained on; next_draw: where the next step goes on.
@@ -35,6 +36,7 @@ class RolloutStep:
     sampler: the sampler's counters since the step before.
     """
 
+    step: int
     start: int
     end: int
     rollouts: list[Rollout] = field(default_factory=list[Rollout])
@@ -106,7 +108,7 @@ class SyncRollouts:
 
     def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep | None:
         """See RolloutSource."""
-        found = RolloutStep(start=draw, end=draw)
+        found = RolloutStep(step=step, start=draw, end=draw)
         missing = self.parts.prompts_per_step
         while missing:
             requests = self.parts.requests.at(range(found.end, found.end + missing))

@@ -75,7 +75,7 @@ def test_the_loss_reads_only_what_is_known_after_a_step(tmp_path: Path) -> None:
 
 
 def test_held_out_steps_are_judged_right_and_the_checkpoint_is_a_reward(tmp_path: Path) -> None:
-    cfg = judge(tmp_path, "run", steps=40)
+    cfg = judge(tmp_path, "run", steps=60)
     run(cfg)
     lines = metric_lines(cfg.run.directory)
     assert lines[0]["update/loss"] == pytest.approx(
