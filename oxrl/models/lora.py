@@ -114,7 +114,7 @@ def model_name(key: str) -> str:
 
 
 def adapter_base(name: str) -> str | None:
-    """Where the frozen weights under the adapter in folder `name` are; None if it has no adapter."""
+    """Where the frozen weights under the adapter in folder `name` are; None without one."""
     path = Path(name) / CONFIG_FILE
     if not path.is_file():
         return None

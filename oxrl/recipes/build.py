@@ -132,7 +132,8 @@ def training_ranks(cfg: Config) -> AbstractContextManager[Ranks]:
             else "train.backend is local:"
         )
         raise ConfigError(
-            f"run.training_gpus is {asked} and the launcher started {world} processes (WORLD_SIZE); {hint} "
+            f"run.training_gpus is {asked} and the launcher started {world} processes "
+            f"(WORLD_SIZE); {hint} "
             f"torchrun --nproc-per-node {asked} main_sl.py --config ..."
         )
     if cfg.train.backend == "local":
@@ -273,7 +274,8 @@ def prompt_limits(
     room = context - cfg.rollout.max_tokens
     if room < 1 or (asked is not None and asked > room):
         raise ConfigError(
-            f"rollout.max_tokens={cfg.rollout.max_tokens} plus data.max_prompt_tokens={asked} do not fit the model's "
+            f"rollout.max_tokens={cfg.rollout.max_tokens} plus data.max_prompt_tokens={asked} do "
+            "not fit the model's "
             f"context of {context} tokens; lower one of them"
         )
     return room if asked is None else asked, stop_token_ids

@@ -1,4 +1,4 @@
-"""Which data a run was started with: pinned in data.json, so that a resume trains on the same rows."""
+"""Which data a run was started with, pinned so that a resume trains on the same rows."""
 
 from __future__ import annotations
 

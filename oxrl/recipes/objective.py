@@ -1,4 +1,4 @@
-"""A row of the table as objects: what is prepared before the update, and what the update minimises."""
+"""A row of the table as objects: what is prepared before the update, and what it minimises."""
 
 from __future__ import annotations
 

@@ -69,7 +69,8 @@ def sample_and_keep(cfg: Config, session: Session, out: Path) -> None:
     if not kept:
         raise DataError(
             f"of {sampled * samples} responses none ended by itself with a reward of "
-            f"train.keep_reward={cfg.train.value(KEEP_REWARD)} or more; lower it, raise rollout.n_samples "
+            f"train.keep_reward={cfg.train.value(KEEP_REWARD)} or more; lower it, raise "
+            "rollout.n_samples "
             "or rollout.max_tokens, or start from a model that solves some of the prompts"
         )
 

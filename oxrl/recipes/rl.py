@@ -37,7 +37,7 @@ from oxrl.types import Metrics, PolicyBatch, RolloutBatch
 
 
 def train(cfg: Config, session: Session) -> None:
-    """Run until `run.steps` optimizer steps are done, from the newest checkpoint if there is one."""
+    """Run until `run.steps` optimizer steps are done, from the newest checkpoint on."""
     setup = RLSetup(cfg, session.clock)
     session.closing(setup.close)
     progress = session.restore(setup.saved, RolloutProgress(kl_coeff=cfg.train.value(KL_COEFF)))
@@ -136,7 +136,7 @@ def minibatches(cfg: Config, batch: PolicyBatch, *, rollout_step: int) -> list[T
 def update(
     setup: RLSetup, session: Session, batch: PolicyBatch, rows: Tensor, *, step: int, first: bool
 ) -> Metrics:
-    """Optimizer step `step`, on `rows` of the rollout batch, of the policy and whatever else learns.
+    """Optimizer step `step`, on `rows` of the rollout batch, of the policy and what else learns.
 
     A step with anything non-finite in it is refused on every engine and its batch is kept for
     inspection. A step with no trained token is not taken either: a zero gradient would still move

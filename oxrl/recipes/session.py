@@ -117,7 +117,7 @@ class Session:
         return self.clock.phase(key)
 
     def restore(self, engines: Mapping[str, Saved], fresh: P) -> P:
-        """Where to go on: at the newest whole checkpoint, engines loaded and records cut back to it.
+        """Where to go on: the newest whole checkpoint, engines loaded and records cut back to it.
 
         Args:
             engines: subdirectory of a checkpoint -> what is stored there.

@@ -1,8 +1,8 @@
 """Sampling ahead of training: the same calls as `sync.py`, with batches in flight in between.
 
 The rollout batches come in blocks of `block`. Block b is sampled, by the weights at the start of
-block b - 1, while block b - 1 trains. With k optimizer steps per rollout step, a sample is therefore
-at most (2 block - 1) k weight versions old when it is trained on. Weights reach the sampler only
+block b - 1, while block b - 1 trains. With k optimizer steps per rollout step, a sample is so at
+most (2 block - 1) k weight versions old when it is trained on. Weights reach the sampler only
 between blocks, so the version that samples a prompt never depends on how long anything took, and no
 sample is thrown away for its age: admission bounds it (arXiv:2505.24298, section 5).
 """

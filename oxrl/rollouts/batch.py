@@ -36,7 +36,7 @@ class RowRules:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainableRows:
-    """The rows that are trained on, their places in `RolloutStep.rollouts`, and how many are not."""
+    """The rows that are trained on, their places in `RolloutStep.rollouts`, and the others."""
 
     batch: RolloutBatch
     places: list[int]

@@ -1,4 +1,4 @@
-"""Which responses to sample: a pure function of the run's seed and the position in the data order."""
+"""Which responses to sample: a pure function of the run's seed and the data order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From sampled completions to scored rollouts; used by training, evaluation and rejection sampling."""
+"""From sampled completions to scored rollouts, wherever something samples."""
 
 from __future__ import annotations
 

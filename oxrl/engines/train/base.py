@@ -42,7 +42,7 @@ class Saved(Protocol):
     """What a checkpoint holds."""
 
     def save(self, directory: Path) -> None:
-        """Write everything that `load` needs; an engine also writes weights that Hugging Face loads.
+        """Write everything that `load` needs; an engine also writes weights for Hugging Face.
 
         Args:
             directory: made if missing; collective across ranks, rank 0 writes.
@@ -85,7 +85,7 @@ class TrainEngine(Scorer, Saved, Protocol):
         ...
 
     def optim_step(self) -> Metrics:
-        """Clip by the global norm, step unless something is not finite on some rank, zero gradients.
+        """Clip by the global norm, step unless something is not finite anywhere, zero gradients.
 
         Returns:
             `update/grad_norm` (before the clip), `update/lr`, `update/skipped` (0 or 1),

@@ -1,7 +1,7 @@
 """The one checkpoint format of all training engines: weights, masters, moments and step counts.
 
-Beside the weights, which Hugging Face reads, lie `optimizer_<kind>-*.safetensors` with whole float32
-tensors under the names of the weights, and trainer_state.json.
+Beside the weights, which Hugging Face reads, lie `optimizer_<kind>-*.safetensors` with whole
+float32 tensors under the names of the weights, and trainer_state.json.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _computing_dtype(model: nn.Module) -> torch.dtype | None:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a Hugging Face model, gathered one at a time; none of other modules."""
+    """The repeated blocks of a Hugging Face model, gathered one at a time; else none."""
     names: set[str] = set()
     for module in model.modules():
         names.update(getattr(module, "_no_split_modules", None) or ())

@@ -114,5 +114,5 @@ class Merged:
             field[rows, : value.shape[1]] = value[: len(rows)]
 
     def output(self, ranks: Ranks) -> Output:
-        """The whole batch, on every rank: each row is zero everywhere but on the rank that had it."""
+        """The whole batch, on every rank: each row is zero but on the rank that had it."""
         return Output(**{name: ranks.sum(field) for name, field in self._fields.items()})

@@ -62,7 +62,7 @@ ALONE = Ranks()
 
 
 def launched_world() -> int:
-    """How many processes the launcher (torchrun, deepspeed, Ray actors) says there are; 1 without."""
+    """How many processes the launcher (torchrun, deepspeed, Ray actors) started; 1 without."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 

@@ -118,7 +118,7 @@ class Trainer(ABC):
         return merged.output(self.ranks)
 
     def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
-        """See TrainEngine. The loss, summed over micro-batches and ranks, is left in `last_loss`."""
+        """See TrainEngine. The loss, over micro-batches and ranks, is left in `last_loss`."""
         # Without any trained token there is no gradient at all, not a zero one that would still
         # move weights by momentum. Every rank sees the whole batch, so all of them decide alike.
         trained = _has_trained_token(batch)

@@ -29,7 +29,7 @@ class TeachingGroups:
         self.rounds = rounds
 
     def missing(self, rollouts: Sequence[Rollout], *, wanted: int, rounds: int) -> int:
-        """As many prompts more as should do, at the share of groups that taught something so far."""
+        """As many prompts more as should do, at the share of groups that taught so far."""
         teaching = len(teaching_groups(rollouts))
         if teaching >= wanted or rounds >= self.rounds:
             return 0

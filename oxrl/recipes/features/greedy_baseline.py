@@ -1,4 +1,7 @@
-"""The reward of the greedy response to the same prompt as a baseline. Source: ReMax, arXiv:2310.10505."""
+"""The reward of the greedy response to the same prompt as a baseline.
+
+Source: ReMax, arXiv:2310.10505.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Old log-probabilities between sampler and current policy by age. Source: A-3PO, arXiv:2512.06547."""
+"""Old log-probabilities between sampler and current policy by age.
+
+Source: A-3PO, arXiv:2512.06547.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens chosen over the whole rollout batch before the update, and candidates beside the sampled one."""
+"""Tokens chosen over the whole rollout batch, and candidates beside the sampled one."""
 
 from __future__ import annotations
 
