@@ -109,8 +109,8 @@ def gae(
     return_k = A_k + V_k
     V_{n+1} = 0 where the response ended, `bootstrap` where it was cut and the task goes on.
 
-    Tokens outside the mask (prompt, tool output, padding) are skipped, not zeroed: they belong to
-    the transition between two actions. Their rewards count for the trained token before them.
+    Tokens outside the mask (prompt, tool output, padding) are skipped: they belong to what lies
+    between two actions, and zeros would enter as jumps. Their rewards count for the token before.
 
     Args:
         token_rewards: [B, T], zero or NaN where there is none.
@@ -126,8 +126,7 @@ def gae(
     Raises:
         ValueError: shapes differ, or gamma or a lambda is outside [0, 1].
 
-    Source: Schulman et al. 2016, arXiv:1506.02438, Eq. 16. Skipping instead of zeroing: the masked
-    values of a tool call would otherwise enter as jumps (0.4125 for 0.4605 in the tests' example).
+    Source: Schulman et al. 2016, arXiv:1506.02438, Eq. 16.
     """
     require_same_shape(token_rewards=token_rewards, values=values, mask=mask)
     decays = torch.as_tensor(gae_lambda, dtype=torch.float64, device=values.device).reshape(-1)
@@ -136,11 +135,12 @@ def gae(
         raise ValueError(
             f"gamma and gae_lambda must lie in [0, 1], got gamma={gamma}, gae_lambda={gae_lambda}"
         )
-    # The trained tokens of every row are moved to its front, scanned there, and moved back.
+    # Trained tokens are moved to the front of their row, scanned there, and moved back.
     order = torch.argsort((~mask).to(torch.int8), dim=1, stable=True)
     filled = mask.gather(1, order)
-    # Index of the trained token at or before each position, -1 before the first.
-    action = mask.long().cumsum(1) - 1
+    action = (
+        mask.long().cumsum(1) - 1
+    )  # the trained token at or before each position, -1 before the first
     rewards = token_rewards.detach().double().nan_to_num(nan=0.0)
     rewards = torch.where(action >= 0, rewards, 0.0)
     rewards = torch.zeros_like(rewards).scatter_add_(1, action.clamp(min=0), rewards)
