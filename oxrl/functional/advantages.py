@@ -138,9 +138,7 @@ def gae(
     # Trained tokens are moved to the front of their row, scanned there, and moved back.
     order = torch.argsort((~mask).to(torch.int8), dim=1, stable=True)
     filled = mask.gather(1, order)
-    action = (
-        mask.long().cumsum(1) - 1
-    )  # the trained token at or before each position, -1 before the first
+    action = mask.long().cumsum(1) - 1  # the trained token at or before, -1 before the first
     rewards = token_rewards.detach().double().nan_to_num(nan=0.0)
     rewards = torch.where(action >= 0, rewards, 0.0)
     rewards = torch.zeros_like(rewards).scatter_add_(1, action.clamp(min=0), rewards)
