@@ -612,14 +612,19 @@ def _section_class(section: type[Section], recipe: str) -> type[Section]:
     return _publish(_subclass(section, _title(recipe) + section.__name__, fields))
 
 
-@cache
 def root_class(recipe: str, *, evaluates: bool = False) -> type[Config]:
-    """The root class of a recipe.
+    """The root class of a recipe, the same one whenever it is asked for.
 
     Args:
         recipe: of the algorithm.
         evaluates: with everything that an evaluation may set, whatever the recipe reads.
     """
+    return _root_class(recipe, evaluates)
+
+
+# The cache tells calls with and without a keyword apart, and would make two classes of one name.
+@cache
+def _root_class(recipe: str, evaluates: bool) -> type[Config]:
     fields: dict[str, Definition] = {}
     for name, field in Config.model_fields.items():
         section = cast(type[Section], field.annotation)

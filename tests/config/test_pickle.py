@@ -11,8 +11,9 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from oxrl.config import Config, dump_config, load_config
+from oxrl.config import Config, dump_config, load_config, schema
 from oxrl.config.load import load_evaluation_config
+from oxrl.config.schema import root_class
 
 Write = Callable[..., Path]
 # One algorithm of each recipe.
@@ -67,3 +68,10 @@ def test_no_other_name_is_made_up() -> None:
 
     assert not hasattr(schema, "NoSuchConfig")
     assert not hasattr(schema, "RlNoSuchConfig")
+
+
+@pytest.mark.parametrize("recipe", ["rl", "supervised", "rejection", "preference", "reward_model"])
+def test_a_recipe_has_one_class_however_it_is_asked_for(recipe: str) -> None:
+    assert root_class(recipe) is root_class(recipe, evaluates=False)
+    assert root_class(recipe) is getattr(schema, root_class(recipe).__name__)
+    assert root_class(recipe) is not root_class(recipe, evaluates=True)
