@@ -71,6 +71,8 @@ class Feature:
     corrects_whole_step: bool = False
     correction_reads_advantages: bool = False
 
+    def __init__(self, given: FeatureInputs) -> None: ...
+
     def on_rollouts(self, batch: RolloutBatch) -> RolloutBatch:
         """Change rewards before anything is computed from them."""
         return batch

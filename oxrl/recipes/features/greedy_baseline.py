@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from oxrl.functional.advantages import AdvantageInputs
-from oxrl.recipes.features.base import Feature, FeatureInputs
+from oxrl.recipes.features.base import Feature
 from oxrl.types import RolloutBatch
 
 
@@ -16,8 +16,6 @@ class GreedyBaseline(Feature):
     """See the module."""
 
     greedy_baseline = True
-
-    def __init__(self, given: FeatureInputs) -> None: ...
 
     def on_advantage_inputs(
         self, inputs: AdvantageInputs, rollouts: RolloutBatch

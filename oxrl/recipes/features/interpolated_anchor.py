@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from oxrl.recipes.features.base import Feature, FeatureInputs
+from oxrl.recipes.features.base import Feature
 from oxrl.types import PolicyBatch
 
 
@@ -15,8 +15,6 @@ class InterpolatedAnchor(Feature):
     """See the module."""
 
     old_logprobs = "interpolated"
-
-    def __init__(self, given: FeatureInputs) -> None: ...
 
     def on_minibatch(self, batch: PolicyBatch, *, version: int) -> PolicyBatch:
         """Count the optimizer steps since each token was sampled."""

@@ -34,5 +34,3 @@ class AdvantagesInCorrection(Feature):
     """A correction that is given the advantages."""
 
     correction_reads_advantages = True
-
-    def __init__(self, given: FeatureInputs) -> None: ...
