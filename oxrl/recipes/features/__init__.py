@@ -11,18 +11,18 @@ from oxrl.recipes.features.base import Feature, FeatureInputs
 
 # Need of a row -> where its class is; only those of the run's row are imported.
 FEATURES = {
-    "dynamic_sampling": ("dynamic_sampling", "DynamicSampling"),
-    "greedy_rollout": ("greedy_baseline", "GreedyBaseline"),
-    "overlong_penalty": ("overlong_penalty", "OverlongPenalty"),
-    "critic": ("critic", "Critic"),
-    "adaptive_kl": ("adaptive_kl", "AdaptiveKL"),
-    "reference_reset": ("reference_reset", "ReferenceReset"),
-    "positive_nll": ("positive_nll", "PositiveNLL"),
-    "token_selection": ("token_selection", "TokenSelection"),
-    "top_logprobs": ("token_selection", "TopCandidates"),
-    "full_batch_correction": ("step_correction", "StepCorrection"),
-    "advantages_in_correction": ("step_correction", "AdvantagesInCorrection"),
-    "interpolated_anchor": ("interpolated_anchor", "InterpolatedAnchor"),
+    "dynamic_sampling": "dynamic_sampling:DynamicSampling",
+    "greedy_rollout": "greedy_baseline:GreedyBaseline",
+    "overlong_penalty": "overlong_penalty:OverlongPenalty",
+    "critic": "critic:Critic",
+    "adaptive_kl": "adaptive_kl:AdaptiveKL",
+    "reference_reset": "reference_reset:ReferenceReset",
+    "positive_nll": "positive_nll:PositiveNLL",
+    "token_selection": "token_selection:TokenSelection",
+    "top_logprobs": "token_selection:TopCandidates",
+    "full_batch_correction": "step_correction:StepCorrection",
+    "advantages_in_correction": "step_correction:AdvantagesInCorrection",
+    "interpolated_anchor": "interpolated_anchor:InterpolatedAnchor",
 }
 
 
@@ -31,7 +31,7 @@ def build_features(given: FeatureInputs) -> list[Feature]:
     features: list[Feature] = []
     for need in given.row.needs:
         if need in FEATURES:
-            module, name = FEATURES[need]
+            module, _, name = FEATURES[need].partition(":")
             kind = getattr(import_module(f"{__name__}.{module}"), name)
             features.append(kind(given))
     return features
