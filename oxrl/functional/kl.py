@@ -104,10 +104,13 @@ def kl_k3_ratio(
 ) -> Tensor:
     """k3 weighted by the ratio to the sampler: unbiased in value and in gradient.
 
-    r * k3 with r = exp(logprobs - rollout_logprobs), not detached
+    r * k3,  r = exp(logprobs - rollout_logprobs), not detached;  its derivative is r * d
 
     The ratio adds the score term that k3 alone lacks, and takes tokens of an older policy for what
-    they are.
+    they are. k3 is not bounded at 10 here: a bounded k3 under an attached ratio would push a token
+    that is already far below the reference further down. The derivative is written out, because
+    its two terms, r * k3 and r * (1 - exp(-d)), cancel all digits of float32 where d is very
+    negative. d and log r are kept within +-20; a token whose log r is outside has no gradient.
 
     Args:
         logprobs, ref_logprobs, mask: [B, T], as in the module's docstring.
@@ -119,13 +122,19 @@ def kl_k3_ratio(
 
     Source: DeepSeek-V3.2, arXiv:2512.02556.
     """
-    sampler = logprobs
+    if mask is None:
+        mask = torch.ones_like(logprobs, dtype=torch.bool)
+    difference = kl_k1(logprobs, ref_logprobs, mask).detach()
+    current = fill_masked(logprobs, mask)
+    now = current.detach()
+    sampler = now
     if rollout_logprobs is not None:
-        sampler = rollout_logprobs
-    ratio = kl_k1(
-        logprobs, sampler.detach(), mask
-    ).exp()  # k1 of two policies is their clamped log-ratio
-    return ratio * kl_k3(logprobs, ref_logprobs, mask)
+        sampler = fill_masked(rollout_logprobs.detach(), mask)
+    log_ratio = now - sampler
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    k3 = torch.expm1(-difference) + difference
+    slope = torch.where(log_ratio.abs() > MAX_LOG_RATIO, 0.0, ratio * difference)
+    return ratio * k3 + slope * (current - now)
 
 
 def add_kl_to_rewards(

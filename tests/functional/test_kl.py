@@ -4,6 +4,7 @@ enumeration.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -70,6 +71,38 @@ def test_the_ratio_form_is_exact_on_samples_of_an_older_policy() -> None:
     assert float(loss.detach()) == pytest.approx(0.085123, abs=1e-6)
     assert torch.autograd.grad(loss, logits)[0].tolist() == pytest.approx(TO_REFERENCE, abs=1e-6)
     assert expected_loss_gradient(kl_k3_ratio) == pytest.approx(TO_REFERENCE, abs=1e-6)
+
+
+def test_the_ratio_form_is_exact_where_a_token_is_far_below_the_reference() -> None:
+    """The third token has d = log(.02 / .6) = -3.4, so k3 is above 10."""
+    policy, reference = (
+        torch.tensor([0.9, 0.08, 0.02], dtype=torch.float64),
+        torch.tensor([0.3, 0.1, 0.6], dtype=torch.float64),
+    )
+    logits, wanted = policy.log().requires_grad_(), policy.log().requires_grad_()
+    now = wanted.softmax(0)
+    (exact,) = torch.autograd.grad((now * (now.log() - reference.log())).sum(), wanted)
+    assert exact.tolist() == pytest.approx([0.176, -0.090, -0.086], abs=1e-3)
+    kl = kl_k3_ratio(logits.log_softmax(0), reference.log())
+    loss = (policy * kl).sum()
+    assert float(loss.detach()) == pytest.approx(float((policy * (policy / reference).log()).sum()))
+    (found,) = torch.autograd.grad(loss, logits)
+    torch.testing.assert_close(found, exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("log_ratio", [-3.0, 0.0, 2.0])
+@pytest.mark.parametrize("difference", [-30.0, -19.0, -12.0, -2.7, 2.7, 12.0, 19.0, 30.0])
+def test_the_ratio_form_pulls_towards_the_reference_however_far_it_is(
+    difference: float, log_ratio: float, dtype: torch.dtype
+) -> None:
+    """Its derivative by the logprob is r * d, with d kept within +-20."""
+    logprobs = torch.tensor([-40.0], dtype=dtype, requires_grad=True)
+    reference = logprobs.detach() - difference
+    kl = kl_k3_ratio(logprobs, reference, None, logprobs.detach() - log_ratio)
+    (slope,) = torch.autograd.grad(kl.sum(), logprobs)
+    bounded = max(min(difference, 20.0), -20.0)
+    assert slope.item() == pytest.approx(math.exp(log_ratio) * bounded, rel=1e-5)
 
 
 def test_k1_in_the_reward_gives_the_exact_gradient() -> None:
