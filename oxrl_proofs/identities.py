@@ -156,7 +156,7 @@ def check_simko() -> None:
 
 def check_selected(name: str) -> None:
     further = {"selected": torch.tensor([[True], [False], [True], [True], [False]])}
-    expected = {"clip_cov": [0, 1, 0, 0, 4], "kl_cov": [0 - 1, 1, 1.5 + 1, 2 + 1, 4]}[name]
+    expected = {"clip_cov": [0, 1, 0, 0, 4], "kl_cov": [0.5 - 1, 1, 1.5 + 1, 2 + 1, 4]}[name]
     same(gate_weights(name, RATIO_ROW, -1, further)[:, 0], expected, f"weights of {name}")
 
 
@@ -433,7 +433,7 @@ GATE_LIMITS: dict[str, tuple[dict[str, Tensor], dict[str, float], str, dict[str,
     "rspo": (_NO_SHIFT, {}, "gmpo", {}, 1e-12),
     "simko": (_SIMKO, {"simko_alpha": 0.0, "simko_boost": 1.0}, "ppo_clip", {}, 1e-12),
     "clip_cov": (_SELECT_NONE, {}, "ppo_clip", {}, 1e-12),
-    "kl_cov": (_SELECT_NONE, {}, "ppo_clip", {}, 1e-12),
+    "kl_cov": (_SELECT_NONE, {}, "ppo_clip", NO_CLIP, 1e-12),
 }
 
 

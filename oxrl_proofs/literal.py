@@ -142,14 +142,21 @@ def _simko(
 def _clip_cov(
     x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
 ) -> Tensor:
-    surrogate = _ppo(x, logprobs, a, n, signals)
-    return torch.where(signals["selected"], surrogate.detach(), surrogate)
+    """arXiv:2505.22617 and PRIME-RL/Entropy-Mechanism-of-RL, verl/trainer/ppo/core_algos.py:
+    compute_policy_loss_clip_cov multiplies the loss of the chosen tokens by 0.
+    """
+    return _ppo(x, logprobs, a, n, signals) * (1 - signals["selected"].double())
 
 
 def _kl_cov(
     x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
 ) -> Tensor:
-    return _ppo(x, logprobs, a, n, signals) - signals["selected"] * x.abs()
+    """arXiv:2505.22617 and PRIME-RL/Entropy-Mechanism-of-RL, verl/trainer/ppo/core_algos.py:
+    compute_policy_loss_kl_cov has -A * ratio on every token, plus ppo_kl_coef * |log ratio| on the
+    chosen ones, and no clip.
+    """
+    penalty = n.get("kl_cov_coeff", 1.0) * x.abs()
+    return x.exp() * a - signals["selected"].double() * penalty
 
 
 # gate -> its surrogate.

@@ -646,9 +646,9 @@ def clip_cov(
     clip_low: float = CLIP_LOW.default,
     clip_high: float = CLIP_HIGH.default,
 ) -> LossAndMetrics:
-    """PPO's clip without gradient on a few tokens whose logprob and advantage covary strongly.
+    """PPO's clip without a few tokens whose logprob and advantage covary strongly.
 
-    S as in `ppo_clip`;  w = 0 on `selected` tokens
+    S as in `ppo_clip`, and 0 on `selected` tokens;  w = 0 there
 
     Args: as in gates.py, and
         selected: [B, T] bool, chosen over the whole step (`selections.select_clip_cov`).
@@ -657,13 +657,15 @@ def clip_cov(
     Returns:
         Scalar loss, and its metrics.
 
-    Source: Clip-Cov, arXiv:2505.22617.
+    Source: Clip-Cov, arXiv:2505.22617, and PRIME-RL/Entropy-Mechanism-of-RL
+    (verl/trainer/ppo/core_algos.py, compute_policy_loss_clip_cov).
     """
     tokens = clean(logprobs, old_logprobs, advantages, mask)
     clip = _clip(tokens, clip_low, clip_high)
+    value = torch.where(selected, 0.0, clip.value)
     weight = torch.where(selected, 0.0, clip.weight)
     further = {**clip.further, "update/selected_frac": selected}
-    decision = clip._replace(weight=weight, further=further)
+    decision = clip._replace(value=value, weight=weight, further=further)
     return finish(tokens, decision, loss_weights, correction)
 
 
@@ -676,32 +678,30 @@ def kl_cov(
     *,
     selected: Tensor,
     correction: OptionalTensor = None,
-    clip_low: float = CLIP_LOW.default,
-    clip_high: float = CLIP_HIGH.default,
     kl_cov_coeff: float = KL_COV_COEFF.default,
 ) -> LossAndMetrics:
-    """PPO's clip, and a pull to the old policy on the tokens of the largest covariance.
+    """The ratio without a clip, and a pull to the old policy on the tokens of largest covariance.
 
-    S as in `ppo_clip`, minus kl_cov_coeff * |log r| on `selected` tokens
+    S = r * A, minus kl_cov_coeff * |log r| on `selected` tokens
+    w = r, but for the pull
 
     Args: as in gates.py, and
         selected: [B, T] bool, chosen over the whole step (`selections.select_kl_cov`).
-        clip_low, clip_high: offsets of r from 1.
         kl_cov_coeff: strength of the pull; 1 in the paper, 0.1 in verl.
 
     Returns:
         Scalar loss, and its metrics.
 
-    Source: KL-Cov, arXiv:2505.22617.
+    Source: KL-Cov, arXiv:2505.22617, and PRIME-RL/Entropy-Mechanism-of-RL
+    (verl/trainer/ppo/core_algos.py, compute_policy_loss_kl_cov): no clip.
     """
     tokens = clean(logprobs, old_logprobs, advantages, mask)
-    clip = _clip(tokens, clip_low, clip_high)
-    coeff = kl_cov_coeff * (selected & tokens.inside).to(tokens.ratio.dtype)
-    value = clip.value - coeff * tokens.log_ratio.abs()
-    slope = clip.weight * tokens.advantages - coeff * tokens.log_ratio.sign()
-    push = slope * tokens.own_push
-    further = {**clip.further, "update/selected_frac": selected}
-    decision = clip._replace(value=value, push=push, further=further)
+    coeff = kl_cov_coeff * selected.to(tokens.ratio.dtype)
+    weight = torch.where(tokens.inside, tokens.ratio, 0.0)
+    value = tokens.ratio * tokens.advantages - coeff * tokens.log_ratio.abs()
+    slope = weight * tokens.advantages - coeff * tokens.log_ratio.sign()
+    further = {"update/selected_frac": selected}
+    decision = Decision(value, weight, push=slope * tokens.own_push, further=further)
     return finish(tokens, decision, loss_weights, correction)
 
 

@@ -53,14 +53,18 @@ def select_clip_cov(
         covariances: [B, T], of `covariance`.
         noise: [B, T] distinct numbers, the same on every rank: a hash of (draw, sample, position).
         mask: [B, T] bool, trained tokens.
-        low, high: bounds of the covariance.
-        fraction: how many, of all trained tokens.
+        low, high: bounds of the covariance, exclusive.
+        fraction: how many, of all trained tokens, rounded down; at least one; 0 for none.
 
     Returns:
         [B, T] bool.
+
+    Source: Clip-Cov, arXiv:2505.22617, and PRIME-RL/Entropy-Mechanism-of-RL
+    (verl/trainer/ppo/core_algos.py), which draws again for every micro-batch, from the tokens that
+    PPO's clip leaves; here the ratio is still 1 and the clip leaves all.
     """
-    eligible = mask & (covariances >= low) & (covariances <= high)
-    return _smallest(noise, eligible, round(fraction * int(mask.sum())))
+    eligible = mask & (covariances > low) & (covariances < high)
+    return _smallest(noise, eligible, _share(fraction, mask))
 
 
 def select_kl_cov(
@@ -71,12 +75,25 @@ def select_kl_cov(
     Args:
         covariances: [B, T], of `covariance`.
         mask: [B, T] bool, trained tokens.
-        fraction: how many, of all trained tokens.
+        fraction: how many, of all trained tokens, rounded down; at least one; 0 for none.
 
     Returns:
         [B, T] bool.
+
+    Source: KL-Cov, arXiv:2505.22617, and PRIME-RL/Entropy-Mechanism-of-RL.
     """
-    return _smallest(-covariances, mask, round(fraction * int(mask.sum())))
+    return _smallest(-covariances, mask, _share(fraction, mask))
+
+
+def _share(fraction: float, mask: Tensor) -> int:
+    """How many tokens `fraction` of the trained ones are: rounded down, but never none.
+
+    At the usual fraction, 2e-4, rounding alone would choose nothing in batches of a few thousand
+    tokens, and the method would be another one without a word.
+    """
+    if fraction == 0:
+        return 0
+    return max(int(fraction * int(mask.sum())), 1)
 
 
 def _smallest(x: Tensor, eligible: Tensor, count: int) -> Tensor:

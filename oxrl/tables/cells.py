@@ -222,7 +222,7 @@ _CELLS = (
         numbers=(CLIP_LOW, CLIP_HIGH, SIMKO_ALPHA, SIMKO_BOOST),
         needs=(TOP_LOGPROBS,),
     ),
-    Cell("gate", "kl_cov", numbers=(CLIP_LOW, CLIP_HIGH, KL_COV_COEFF), needs=(TOKEN_SELECTION,)),
+    Cell("gate", "kl_cov", numbers=(KL_COV_COEFF,), needs=(TOKEN_SELECTION,)),
     Cell("gate", "cispo", numbers=(WEIGHT_MIN, WEIGHT_MAX)),
     Cell("gate", "sapo", numbers=(SAPO_POSITIVE, SAPO_NEGATIVE)),
     Cell("gate", "rgpo_like", numbers=(GATE_SHARPNESS,)),

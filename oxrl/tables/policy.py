@@ -472,8 +472,9 @@ _ROWS = (
         gate="clip_cov",
         use="To slow the collapse of entropy.",
         deviation=(
-            "Tokens are chosen once per step over the global batch, which makes the row "
-            "token-local."
+            "Tokens are chosen once per step over the global batch, by the policy before the "
+            "update, which makes the row token-local; the source chooses per micro-batch, by "
+            "the current policy."
         ),
         exempt={
             "on_policy": "the chosen tokens get no gradient, by design",
@@ -485,7 +486,10 @@ _ROWS = (
         "a KL penalty on the tokens of highest covariance between logprob and advantage",
         gate="kl_cov",
         use="To slow the collapse of entropy.",
-        deviation="Tokens are chosen once per step over the global batch.",
+        deviation=(
+            "Tokens are chosen once per step over the global batch, by the policy before the "
+            "update; the source chooses per micro-batch, by the current policy."
+        ),
         exempt={
             "zero_advantage": "the penalty on the chosen tokens does not depend on the advantage",
         },

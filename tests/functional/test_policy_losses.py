@@ -349,3 +349,29 @@ def test_tensors_of_different_shapes_are_refused_by_name() -> None:
     now, old, advantages, mask, weights = random_batch()
     with pytest.raises(ValueError, match="advantages has shape"):
         ppo_clip(now, old, advantages[:, :3], mask, weights)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_kl_cov_has_no_clip_and_pulls_only_chosen_tokens(sign: float) -> None:
+    """-A * ratio on every token, as its authors run it, and |log r| on the chosen ones."""
+    ratios = f64([[0.3, 0.9, 1.0, 1.4, 3.0]])
+    logprobs = ratios.log().requires_grad_()
+    ones, mask = torch.ones_like(ratios), torch.ones_like(ratios, dtype=torch.bool)
+    chosen = torch.tensor([[False, False, True, True, False]])
+    loss, _ = GATES["kl_cov"](
+        logprobs, 0 * ratios, sign * ones, mask, ones, selected=chosen, kl_cov_coeff=0.5
+    )
+    assert loss.item() == pytest.approx(-sign * 6.6 + 0.5 * math.log(1.4))
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    pull = f64([[0, 0, 0, 0.5, 0]])  # |log r| is flat at ratio 1
+    torch.testing.assert_close(gradient, -sign * ratios + pull)
+
+
+def test_tokens_chosen_by_clip_cov_leave_the_loss() -> None:
+    ratios = f64([[0.9, 1.0, 1.1]])
+    logprobs = ratios.log().requires_grad_()
+    ones, mask = torch.ones_like(ratios), torch.ones_like(ratios, dtype=torch.bool)
+    chosen = torch.tensor([[False, True, True]])
+    loss, _ = GATES["clip_cov"](logprobs, 0 * ratios, ones, mask, ones, selected=chosen)
+    assert loss.item() == pytest.approx(-0.9)
+    assert torch.autograd.grad(loss, logprobs)[0].tolist()[0] == pytest.approx([-0.9, 0, 0])

@@ -184,6 +184,23 @@ def test_the_largest_covariances_are_chosen() -> None:
     assert select_kl_cov(covariances, MASK, fraction=2 / 9).nonzero().tolist() == [[0, 3], [1, 2]]
 
 
+def test_a_small_share_of_few_tokens_still_chooses_one() -> None:
+    """2e-4 of nine tokens is less than one, and 0.3 of them is 2.7, rounded down."""
+    covariances = torch.tensor([[0.5, 1.5, 2.5, 9.0, 99.0], [2.0, 1.0, 4.0, 0.1, 1.2]])
+    noise = torch.arange(10.0).reshape(2, 5)
+    assert select_kl_cov(covariances, MASK).nonzero().tolist() == [[0, 3]]
+    assert select_clip_cov(covariances, noise, MASK).nonzero().tolist() == [[0, 1]]
+    assert select_kl_cov(covariances, MASK, fraction=0.3).sum() == 2
+    assert not select_kl_cov(covariances, MASK, fraction=0.0).any()
+    assert not select_kl_cov(covariances, torch.zeros_like(MASK)).any()
+
+
+def test_the_band_of_the_random_choice_leaves_its_bounds_out() -> None:
+    covariances = torch.tensor([[1.0, 5.0, 1.01, 4.99, 3.0], [0.0] * 5])
+    chosen = select_clip_cov(covariances, torch.zeros(2, 5), MASK, fraction=1.0)
+    assert chosen.nonzero().tolist() == [[0, 2], [0, 3]]
+
+
 def test_the_entropy_quantile_is_the_rows_own() -> None:
     entropy = torch.tensor([[1.0, 2, 3, 4, NAN], [10, 20, 30, 40, 50]])
     assert above_row_quantile(entropy, MASK, quantile=0.8).nonzero().tolist() == [[0, 3], [1, 4]]
