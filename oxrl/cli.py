@@ -184,15 +184,20 @@ def export(
     source: Annotated[
         Path, typer.Argument(metavar="CHECKPOINT|RUN_DIR", help="Folder of a model, or of a run.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder to write to: not there yet, or empty; outside of runs.")
+    ],
     dtype: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Type of the weights.")
     ] = "float32",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier export there, nothing else.")
+    ] = False,
 ) -> None:
     """Write a whole model in Hugging Face format, adapters merged into its weights."""
-    from oxrl.recipes.evaluate import run_export
+    from oxrl.recipes.export import run_export
 
-    typer.echo(f"wrote {run_export(source, out, dtype=dtype)}")
+    typer.echo(f"wrote {run_export(source, out, dtype=dtype, overwrite=overwrite)}")
 
 
 @app.command()

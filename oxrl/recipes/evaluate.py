@@ -9,10 +9,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
-from torch import nn
 
 from oxrl.config import Config, load_evaluation_config
 from oxrl.data.chat import ChatEncoder
@@ -22,8 +21,7 @@ from oxrl.engines.sample.base import RolloutEngine, generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import CheckpointError
 from oxrl.functional.shaping import best_at_k, pass_at_k
-from oxrl.models.load import VALUE_HEAD_FILE, LoadOptions, load_critic, load_policy, load_tokenizer
-from oxrl.models.weights import save_model
+from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.recipes import build
 from oxrl.recipes.inputs import read_pins
 from oxrl.recipes.setup import RLSetup
@@ -244,30 +242,6 @@ def judge(cfg: Config, reward: str, groups: Sequence[Sequence[Rollout]]) -> list
     with closing(build.build_rewards(cfg, reward)) as pool:
         scores = pool.score(asked)
     return list(chain.from_iterable(scores))
-
-
-def run_export(source: Path, out: Path, *, dtype: str = "float32") -> Path:
-    """`oxrl export`: a model or reward model, or a run's newest one, whole and without adapters.
-
-    Adapters are merged in float32, then the weights are rounded to `dtype`.
-
-    Args:
-        source: a model's folder or a run directory.
-        out: folder to write.
-        dtype: "float32" or "bfloat16".
-
-    Raises:
-        CheckpointError: the run has no usable checkpoint.
-        DataError: there is no model in the folder.
-    """
-    folder = source
-    if (source / "checkpoints").is_dir():
-        folder = newest_checkpoint(source)
-    load = load_critic if (folder / VALUE_HEAD_FILE).is_file() else load_policy
-    model = cast(nn.Module, load(str(folder)))
-    save_model(model.to(build.DTYPES[dtype]), out)
-    load_tokenizer(str(folder)).save_pretrained(out)
-    return out
 
 
 def newest_checkpoint(run: Path) -> Path:

@@ -51,6 +51,13 @@ def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in found if match)
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Whether `folder` is a checkpoint, or what a training engine wrote, healthy or not."""
+    if (folder / "trainer_state.json").is_file():
+        return True
+    return (folder / "manifest.json").is_file() and (folder / "state.json").is_file()
+
+
 def save_checkpoint(
     root: Path,
     step: int,

@@ -25,7 +25,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from oxrl.errors import RunDirectoryError
-from oxrl.runs.checkpoint import remove_leftovers
+from oxrl.runs.checkpoint import is_checkpoint, list_checkpoints, remove_leftovers
 from oxrl.runs.environment import command_line, environment
 from oxrl.runs.files import Json, encode_line, json_safe, pretty_json, write_atomically
 
@@ -102,6 +102,13 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run was started in `folder`, healthy or not."""
+    started = (folder / "config.yaml").is_file() and (folder / "starts.jsonl").is_file()
+    saved = list_checkpoints(folder / "checkpoints")
+    return started or any(is_checkpoint(path) for _, path in saved)
 
 
 def open_run(directory: Path, config_yaml: str, *, resume: bool) -> RunDirectory:

@@ -40,6 +40,15 @@ def pretty_json(value: object) -> str:
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
+def read_json(path: Path) -> Json | None:
+    """The JSON object in a file; None where there is no such file, or something else in it."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def json_safe(value: object) -> Any:
     """Replace every float that JSON cannot hold by its name; tuples become lists.
 

@@ -26,7 +26,7 @@ from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokeniz
 from oxrl.models.lora import adapter_off, add_adapter
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import run_export
+from oxrl.recipes.export import run_export
 from oxrl.recipes.setup import RLSetup
 from oxrl.rewards.reward_model import scorer
 from oxrl.runs.clock import Clock

@@ -27,7 +27,7 @@ from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import run_export
+from oxrl.recipes.export import run_export
 from oxrl.runs.checkpoint import latest_checkpoint
 
 DOOR = Path(__file__).parents[2] / "main_sl.py"
@@ -317,7 +317,7 @@ def test_adapters_train_on_ranks_as_on_one(
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-2, atol=1e-4)
     merged, also = (
-        run_export(cfg.run.directory, cfg.run.directory / "merged") for cfg in (several, one)
+        run_export(cfg.run.directory, tmp_path / f"merged-{cfg.run.name}") for cfg in (several, one)
     )
     for name, tensor in load_file(merged / "model.safetensors").items():
         torch.testing.assert_close(
