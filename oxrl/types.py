@@ -313,7 +313,7 @@ class PolicyBatch(RowBatch):
     Where the algorithm's row needs them:
 
     likelihood_weights: as `loss_weights`, for the likelihood of right responses.
-    lags: [B, T] int64, optimizer steps since a token was sampled.
+    ages: [B, T] int64, rollout batches trained on since a token was sampled.
     correction: decided over the whole step.
     signals: what the gate takes by keyword.
     """
@@ -327,7 +327,7 @@ class PolicyBatch(RowBatch):
     versions: Tensor
     group_ids: Tensor
     likelihood_weights: Tensor | None = None
-    lags: Tensor | None = None
+    ages: Tensor | None = None
     correction: Tensor | None = None
     signals: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
 

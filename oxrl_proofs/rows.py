@@ -186,14 +186,17 @@ def prepare(row: Row, raw: Example) -> Step:
     )
     reference = raw.rollout if row.denominator == "rollout" else raw.old
     correction = None
+    old = raw.old
+    if INTERPOLATED_ANCHOR in row.features:
+        old = interpolated_anchor(raw.logprobs, raw.rollout, 5 - raw.versions, raw.mask)
+        reference = old
     if row.correction != "none":
         numbers = cell_numbers(row, "correction")
+        judged = old
         if row.correction == "drop_drifted_failures":
             numbers["advantages"] = advantages
-        correction = CORRECTIONS[row.correction](raw.old, raw.rollout, raw.mask, **numbers)
-    if INTERPOLATED_ANCHOR in row.features:
-        reference = interpolated_anchor(raw.logprobs, raw.rollout, 5 - raw.versions, raw.mask)
-        correction = (reference - raw.rollout).exp()
+            judged = raw.logprobs
+        correction = CORRECTIONS[row.correction](judged, raw.rollout, raw.mask, **numbers)
     return Step(
         logprobs=raw.logprobs,
         reference=reference,

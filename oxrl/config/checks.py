@@ -570,11 +570,13 @@ def check_overlong_penalty(cfg: Config) -> Iterator[Problem]:
 
 
 def check_interpolated_anchor(cfg: Config) -> Iterator[Problem]:
-    """Old logprobs that can be interpolated."""
+    """Old logprobs that can be interpolated, and weights from there to the sampler."""
+    row = cfg.train.row
     if cfg.train.old_logprobs != "auto":
-        yield _at(
-            cfg, "train.old_logprobs", f"{cfg.train.row.name} interpolates them: set it to auto"
-        )
+        yield _at(cfg, "train.old_logprobs", f"{row.name} interpolates them: set it to auto")
+    if row.correction == "none":
+        rule = f"{row.name} weighs its interpolated policy against the sampler: set it to truncate"
+        yield _at(cfg, "train.correction", rule)
 
 
 def _kl_needed(cfg: Config) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ geometric mean. Bounds are on rho itself, absolute and inclusive.
 
 Args of every correction: old_logprobs and rollout_logprobs [B, T] nats, of the trainer at the start
 of the step and of the sampler; mask [B, T] bool, trained tokens; ValueError where shapes differ.
+`drop_drifted_failures` alone reads the current policy instead of that at the start of the step.
 Returns weights [B, T], 0 where masked.
 """
 
@@ -42,9 +43,10 @@ class Correction(Protocol):
 
     def __call__(
         self,
-        old_logprobs: Tensor,
+        logprobs: Tensor,
         rollout_logprobs: Tensor,
         mask: Tensor,
+        /,
         *args: Any,
         **further: Any,
     ) -> Tensor: ...
@@ -205,7 +207,7 @@ def veto_weights(
 
 
 def drop_drifted_failures(
-    old_logprobs: Tensor,
+    logprobs: Tensor,
     rollout_logprobs: Tensor,
     mask: Tensor,
     *,
@@ -214,24 +216,32 @@ def drop_drifted_failures(
 ) -> Tensor:
     """Drops bad responses that the current policy no longer gives: they have nothing more to teach.
 
-    weight = 0 for rows of mean A < 0 whose mean of -log rho is above drift_max, else 1
+    weight = 0 where A < 0 and the row's mean of rollout_logprobs - logprobs is above drift_max,
+             else 1
+
+    The drift is that of the weights being updated, so it is judged anew in every update of a
+    rollout batch, and with the sampler's own logprobs, so it counts other kernels as well.
 
     Args:
-        old_logprobs, rollout_logprobs, mask: [B, T], as in the module's docstring.
+        logprobs: [B, T] nats of the current policy, detached here.
+        rollout_logprobs, mask: [B, T], as in the module's docstring.
         advantages: [B, T].
         drift_max: largest mean, nats per token.
 
     Returns:
         Weights [B, T], 0 or 1.
 
-    Source: off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556.
+    Source: off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556; TRL's
+    `get_off_policy_mask`.
     """
-    require_same_shape(advantages=advantages, mask=mask)
-    moved = fill_masked(rollout_logprobs, mask) - fill_masked(old_logprobs, mask)
-    drift = masked_mean(moved, mask, dim=1)
-    failed = masked_mean(advantages, mask, dim=1) < 0
-    dropped = failed & (drift > drift_max)
-    return broadcast(~dropped, mask)
+    require_same_shape(
+        logprobs=logprobs, rollout_logprobs=rollout_logprobs, advantages=advantages, mask=mask
+    )
+    moved = fill_masked(rollout_logprobs, mask) - fill_masked(logprobs.detach(), mask)
+    drifted = masked_mean(moved, mask, dim=1) > drift_max
+    failed = fill_masked(advantages, mask) < 0
+    kept = mask & ~(failed & drifted[:, None])
+    return kept.to(moved.dtype)
 
 
 def second_moment_mask(

@@ -120,27 +120,28 @@ RATIOS: dict[str, Anchor] = {
 
 
 def interpolated_anchor(
-    logprobs: Tensor, rollout_logprobs: Tensor, lags: Tensor, mask: Tensor
+    logprobs: Tensor, rollout_logprobs: Tensor, ages: Tensor, mask: Tensor
 ) -> Tensor:
     """Anchor between sampler and current policy: a proximal policy without a forward pass.
 
     log prox = rollout + alpha * (logprobs - rollout)
-    alpha = (lag - 1) / lag, 0 for a lag of at most one version
+    alpha = (age - 1) / age, 0 for an age of at most one rollout batch
 
-    With r against it and the weight exp(prox - rollout), the product is always the full ratio
-    against the sampler.
+    Tokens of the current rollout batch have age 0, in its last minibatch as in its first: their
+    ratio is PPO's own. With r against prox and the weight exp(prox - rollout), uncapped, the
+    product is always the full ratio against the sampler.
 
     Args:
         logprobs, rollout_logprobs: [B, T] nats, of the current policy and of the sampler.
-        lags: [B, T], optimizer steps between the weights that sampled a token and those being
-            updated.
+        ages: [B, T], versions of the sampler's weights, one per rollout batch, between those that
+            sampled a token and those that the update starts from.
         mask: [B, T] bool, trained tokens.
 
     Returns:
         [B, T] nats, detached, 0 where masked.
 
-    Source: A-3PO, arXiv:2512.06547.
+    Source: A-3PO, arXiv:2512.06547; AReaL, `compute_prox_logp_approximations`.
     """
-    lag = lags.clamp(min=1).to(logprobs.dtype)
+    age = ages.clamp(min=1).to(logprobs.dtype)
     rollout = fill_masked(rollout_logprobs, mask)
-    return (rollout + (lag - 1) / lag * (fill_masked(logprobs, mask) - rollout)).detach()
+    return (rollout + (age - 1) / age * (fill_masked(logprobs, mask) - rollout)).detach()

@@ -13,7 +13,7 @@ from oxrl.config.schema import TrainConfig
 from oxrl.engines.train.base import Scorer, TrainEngine, Want
 from oxrl.errors import required
 from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
-from oxrl.functional.corrections import CORRECTIONS, Correction, Level, importance_ratio
+from oxrl.functional.corrections import CORRECTIONS, Correction, Level
 from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k3_ratio
 from oxrl.functional.masks import weighted_sum
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
@@ -74,9 +74,7 @@ class Objective:
         # they are decided before the update.
         whole_step = any(feature.corrects_whole_step for feature in features)
         self.correction = None if whole_step else self._bind_correction(train)
-        self.correction_reads_advantages = any(
-            feature.correction_reads_advantages for feature in features
-        )
+        self.corrects_current_policy = any(feature.corrects_current_policy for feature in features)
         self.correction_level: Level | None = correction_level(train)
 
         self.want: Want = frozenset({"logprobs", "entropy"})
@@ -87,12 +85,9 @@ class Objective:
 
     def _bind_correction(self, train: TrainConfig) -> Correction | None:
         name = train.row.correction
-        if name != "none":
-            return partial(CORRECTIONS[name], **train.numbers("correction", name))
-        if self.old_logprobs == "interpolated":
-            # The proximal policy's weight against the sampler belongs to the interpolation.
-            return importance_ratio
-        return None
+        if name == "none":
+            return None
+        return partial(CORRECTIONS[name], **train.numbers("correction", name))
 
     def policy_loss(self, output: Output, batch: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy's loss, a LossFn.
@@ -114,7 +109,7 @@ class Objective:
             batch.advantages,
             mask,
             batch.loss_weights,
-            correction=self.corrected(old, batch),
+            correction=self.corrected(logprobs, old, batch),
             **signals,
         )
         if self.kl is not None and batch.ref_logprobs is not None:
@@ -137,15 +132,20 @@ class Objective:
             return kl_k3_ratio(logprobs, ref_logprobs, mask, batch.rollout_logprobs)
         return required(self.kl, "kl")(logprobs, ref_logprobs, mask)
 
-    def corrected(self, old: Tensor, batch: PolicyBatch) -> Tensor | None:
-        """[B, T]: the weight of each token against the sampler; None without a correction."""
+    def corrected(self, logprobs: Tensor, old: Tensor, batch: PolicyBatch) -> Tensor | None:
+        """[B, T]: the weight of each token against the sampler; None without a correction.
+
+        Args:
+            logprobs, old: [B, T] nats of the current policy, and of the one before the update.
+            batch: what the update reads.
+        """
         if self.correction is None:
             return batch.correction
         mask = batch.inputs.response_mask
-        if self.correction_reads_advantages:
-            advantages = batch.advantages
-            return self.correction(old, batch.rollout_logprobs, mask, advantages=advantages)
-        return self.correction(old, batch.rollout_logprobs, mask)
+        rollout = batch.rollout_logprobs
+        if self.corrects_current_policy:
+            return self.correction(logprobs.detach(), rollout, mask, advantages=batch.advantages)
+        return self.correction(old, rollout, mask)
 
 
 def correction_level(train: TrainConfig) -> Level | None:
@@ -163,9 +163,9 @@ def start_of_update(logprobs: Tensor, batch: PolicyBatch) -> Tensor:
     """
     if batch.old_logprobs is not None:
         return batch.old_logprobs
-    if batch.lags is not None:
+    if batch.ages is not None:
         mask = batch.inputs.response_mask
-        return interpolated_anchor(logprobs, batch.rollout_logprobs, batch.lags, mask)
+        return interpolated_anchor(logprobs, batch.rollout_logprobs, batch.ages, mask)
     return logprobs.detach()
 
 
@@ -176,12 +176,14 @@ def prepare_update(
     *,
     kl_coeff: float,
     seed: int,
+    version: int,
 ) -> PolicyBatch:
     """Everything that the updates on a rollout batch read, from one forward pass per model.
 
     Args:
         kl_coeff: of the KL in the reward, where the row subtracts one.
         seed: of random choices over the whole batch.
+        version: of the policy's weights, before the first update.
     """
     # What the policy says before the update, and the reference.
     said: Output | None = None
@@ -218,7 +220,7 @@ def prepare_update(
         versions=rollouts.versions,
         group_ids=rollouts.group_ids,
     )
-    prepared = Prepared(rollouts=rollouts, said=said, returns=returns, seed=seed)
+    prepared = Prepared(rollouts=rollouts, said=said, returns=returns, seed=seed, version=version)
     for feature in objective.features:
         batch = feature.on_prepared(batch, prepared)
     return batch
@@ -256,17 +258,11 @@ def subtract_kl(
     return dataclasses.replace(rollouts, rewards=rewards, token_rewards=token_rewards)
 
 
-def minibatch(
-    objective: Objective, batch: PolicyBatch, rows: Tensor, *, version: int
-) -> PolicyBatch:
-    """`rows` of a rollout batch, their loss weights normalised over themselves.
-
-    Args:
-        version: of the weights that will read them.
-    """
+def minibatch(objective: Objective, batch: PolicyBatch, rows: Tensor) -> PolicyBatch:
+    """`rows` of a rollout batch, their loss weights normalised over themselves."""
     part = batch.select(rows)
     weights = objective.weights(part.inputs.response_mask, part.group_ids)
     part = dataclasses.replace(part, loss_weights=weights)
     for feature in objective.features:
-        part = feature.on_minibatch(part, version=version)
+        part = feature.on_minibatch(part)
     return part

@@ -62,7 +62,12 @@ def train(cfg: Config, session: Session) -> None:
         seed = stable_seed("selection", cfg.run.seed, progress.rollout_step)
         with session.phase("time/logprobs_s"):
             batch = prepare_update(
-                setup.objective, setup.models, rollouts, kl_coeff=progress.kl_coeff, seed=seed
+                setup.objective,
+                setup.models,
+                rollouts,
+                kl_coeff=progress.kl_coeff,
+                seed=seed,
+                version=before,
             )
         record_samples(cfg, session, sampled, rows, batch)
 
@@ -142,7 +147,7 @@ def update(
     inspection. A step with no trained token is not taken either: a zero gradient would still move
     Adam's momentum.
     """
-    part = minibatch(setup.objective, batch, rows, version=step - 1)
+    part = minibatch(setup.objective, batch, rows)
     if not part.inputs.response_mask.any():
         return refuse(setup) | {"data/empty_steps": 1.0}
 
@@ -199,7 +204,7 @@ def policy_gradients(setup: RLSetup, batch: PolicyBatch, *, first: bool) -> Metr
         old,
         batch.rollout_logprobs,
         mask,
-        objective.corrected(old, batch),
+        objective.corrected(logprobs, old, batch),
         correction_level=objective.correction_level,
     )
     return found.metrics | about | mismatch

@@ -129,11 +129,13 @@ TOKEN_SELECTION = Feature(
 FULL_BATCH_CORRECTION = Feature(
     "full_batch_correction", "a correction computed over the whole step, not per micro-batch"
 )
-ADVANTAGES_IN_CORRECTION = Feature(
-    "advantages_in_correction", "a correction that sees the advantages"
+CURRENT_POLICY_CORRECTION = Feature(
+    "current_policy_correction",
+    "a correction that sees the current policy and the advantages, in every update",
 )
 INTERPOLATED_ANCHOR = Feature(
-    "interpolated_anchor", "an anchor between sampler and current policy by token age"
+    "interpolated_anchor",
+    "an anchor between sampler and current policy by the age of tokens in rollout batches",
 )
 ROUTING = Feature(
     "routing",
@@ -172,7 +174,7 @@ FEATURES: dict[str, Feature] = {
         TOP_LOGPROBS,
         TOKEN_SELECTION,
         FULL_BATCH_CORRECTION,
-        ADVANTAGES_IN_CORRECTION,
+        CURRENT_POLICY_CORRECTION,
         INTERPOLATED_ANCHOR,
         ROUTING,
         DYNAMIC_SAMPLING,
@@ -248,7 +250,7 @@ _CELLS = (
         "correction",
         "drop_drifted_failures",
         numbers=(DRIFT_MAX,),
-        needs=(ADVANTAGES_IN_CORRECTION,),
+        needs=(CURRENT_POLICY_CORRECTION,),
     ),
     Cell(
         "correction",

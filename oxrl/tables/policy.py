@@ -249,9 +249,17 @@ _ROWS = (
         "a3po",
         "arXiv:2512.06547",
         "decoupled PPO whose proximal policy is interpolated, at no extra forward pass",
+        correction="truncate",
         features=(INTERPOLATED_ANCHOR,),
-        overrides=(DAPO_CLIP_HIGH,),
+        overrides=(
+            CORRECTION_MAX.at(5.0, "AReaL"),
+            DAPO_CLIP_HIGH,
+        ),
         use="As decoupled_ppo, where the recompute pass is too expensive.",
+        deviation=(
+            "The weight from the proximal policy to the sampler is capped at 5; AReaL drops "
+            "tokens above it (train.correction: mask)."
+        ),
     ),
     # --- advantages from groups
     Row(

@@ -338,7 +338,7 @@ def test_a_supervised_run_can_be_evaluated_once_a_reward_is_named(
         (["train.alg_name=sgrpo", "train.correction=none"], "none"),
         (["train.alg_name=icepop"], "mask"),
         (["train.alg_name=dppo_tv"], "none"),
-        (["train.alg_name=a3po"], "none"),
+        (["train.alg_name=a3po"], "truncate"),
         (["train.alg_name=sgrpo", "train.old_logprobs=bypass"], "none"),
     ],
 )

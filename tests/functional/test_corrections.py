@@ -100,6 +100,13 @@ def test_only_bad_rows_that_drifted_away_are_dropped() -> None:
     assert torch.equal(near.double(), MASK.double())
 
 
+def test_the_drift_carries_no_gradient_and_a_token_of_no_advantage_is_kept() -> None:
+    logprobs = (ROLLOUT - 0.6).requires_grad_()
+    advantages = torch.tensor([[-1.0, 0.0, 1.0, -2.0], [0.0] * 4])
+    kept = drop_drifted_failures(logprobs, ROLLOUT, MASK, advantages=advantages)
+    assert kept.tolist() == [[0, 1, 1, 0], [1, 1, 1, 0]] and not kept.requires_grad
+
+
 def test_the_second_moment_mask_drops_the_largest_until_the_mean_is_small() -> None:
     """Squares .01 .04 .09 1.44 | 0 .0025 .01: without 1.44 the mean is .1525 / 6 = .0254, with it
     .2275.

@@ -21,7 +21,7 @@ from oxrl.config import Config
 from oxrl.recipes import run
 from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import FeatureInputs, Prepared
-from oxrl.recipes.objective import Objective
+from oxrl.recipes.objective import Objective, minibatch
 from oxrl.recipes.session import Session
 from oxrl.types import Output, PolicyBatch, TokenBatch
 
@@ -40,6 +40,7 @@ def config(
     reward: str = SPARSE,
     name: str = "run",
     max_tokens: int = 6,
+    steps: int = 6,
     **train: Any,
 ) -> Config:
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +49,7 @@ def config(
     return rl_config(
         folder,
         name,
-        run={"name": name, "steps": 6, "checkpoint_every": 2},
+        run={"name": name, "steps": steps, "checkpoint_every": 2},
         reward={"name": f"{folder / 'scores.py'}:{function}"},
         rollout={"max_tokens": max_tokens, "n_samples": 4},
         train={"alg_name": algorithm, "lr": 1e-3} | train,
@@ -274,10 +275,10 @@ def policy_batch(rewards: Tensor, **fields: Any) -> PolicyBatch:
     given: dict[str, Any] = {
         "advantages": rewards[:, None].expand(2, 4) * mask,
         "versions": mask.long() * 0,
+        "old_logprobs": None,
     }
     return PolicyBatch(
         inputs=tokens,
-        old_logprobs=None,
         rollout_logprobs=torch.where(mask, -1.0, torch.nan).double(),
         ref_logprobs=None,
         loss_weights=mask.double() / 5,
@@ -332,21 +333,76 @@ def test_the_unbiased_kl_of_opsm_weighs_tokens_by_their_ratio_to_the_sampler(
     )
 
 
-def test_an_interpolated_anchor_gives_the_full_ratio_to_the_sampler_whatever_the_lag(
+def test_an_interpolated_anchor_gives_the_full_ratio_to_the_sampler_whatever_the_age(
     tmp_path: Path,
 ) -> None:
     cfg = config(tmp_path, "a3po", epochs=3)
     rewards = torch.tensor([1.0, -1.0], dtype=torch.float64)
     logprobs = torch.full((2, 4), -0.95, dtype=torch.float64)
-    for lag in (0, 1, 2, 7):
-        batch = policy_batch(rewards, lags=torch.full((2, 4), lag))
+    for age in (0, 1, 2, 7):
+        batch = policy_batch(rewards, ages=torch.full((2, 4), age))
         expected = -batch.advantages * batch.loss_weights * math.exp(0.05)
         torch.testing.assert_close(gradient(cfg, batch, logprobs), expected)
     # Around an anchor that follows the policy, a token three times as likely is not clipped; around
     # the sampler it is.
     far = logprobs + 1
-    assert gradient(cfg, policy_batch(rewards, lags=torch.full((2, 4), 20)), far)[0].any()
-    assert not gradient(cfg, policy_batch(rewards, lags=torch.full((2, 4), 1)), far)[0].any()
+    assert gradient(cfg, policy_batch(rewards, ages=torch.full((2, 4), 20)), far)[0].any()
+    assert not gradient(cfg, policy_batch(rewards, ages=torch.full((2, 4), 1)), far)[0].any()
+
+
+def prepared(version: int) -> Prepared:
+    nothing: Any = None
+    return Prepared(rollouts=nothing, said=None, returns=None, seed=0, version=version)
+
+
+def test_tokens_of_the_current_rollout_batch_are_clipped_in_its_last_minibatch(
+    tmp_path: Path,
+) -> None:
+    """Sampled by version 32, trained on by versions 32 to 47: PPO's own clip in all of them."""
+    cfg = config(tmp_path, "a3po", epochs=4, minibatches=4, steps=16)
+    built = objective(cfg)
+    (feature,) = built.features
+    rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    fresh = policy_batch(rewards, versions=torch.full((2, 4), 32))
+    fresh = feature.on_prepared(fresh, prepared(32))
+    three_times = torch.full((2, 4), -1 + math.log(3), dtype=torch.float64)
+    for _ in range(16):
+        part = minibatch(built, fresh, torch.tensor([0, 1]))
+        assert not gradient(cfg, part, three_times).any()
+
+
+def test_the_age_of_tokens_is_counted_in_rollout_batches(tmp_path: Path) -> None:
+    (feature,) = objective(config(tmp_path, "a3po", epochs=2, minibatches=2, steps=8)).features
+    versions = torch.tensor([[0, 4, 8, 12], [16, 20, 20, 12]])
+    batch = policy_batch(torch.zeros(2, dtype=torch.float64), versions=versions)
+    ages = feature.on_prepared(batch, prepared(20)).ages
+    assert ages is not None
+    assert ages.tolist() == [[5, 4, 3, 2], [1, 0, 0, 2]]
+
+
+def test_the_weight_of_an_interpolated_policy_is_capped(tmp_path: Path) -> None:
+    """Age 2: half of a log-ratio of 6, exp(3) = 20 against the sampler, counts as 5."""
+    cfg = config(tmp_path, "a3po", epochs=2, clip_high=99.0)
+    rewards = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    batch = policy_batch(rewards, ages=torch.full((2, 4), 2))
+    found = gradient(cfg, batch, torch.full((2, 4), 5.0, dtype=torch.float64))
+    expected = -batch.advantages * batch.loss_weights * 5 * math.exp(3)
+    torch.testing.assert_close(found, expected)
+
+
+def test_failures_are_dropped_by_the_drift_of_the_policy_being_updated(tmp_path: Path) -> None:
+    """Before the update the policy is the sampler; in its second minibatch it has moved by 0.6.
+    The clip is wide, so that the drift alone decides.
+    """
+    cfg = config(tmp_path, "opsm", epochs=2, clip_low=0.99)
+    rewards = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    start = torch.full((2, 4), -1.0, dtype=torch.float64)
+    batch = policy_batch(rewards, old_logprobs=start)
+    assert gradient(cfg, batch, start)[1].any()
+    moved = gradient(cfg, batch, start - 0.1)
+    assert moved[1].any()
+    gone = gradient(cfg, batch, start - 0.6)
+    assert gone[0].any() and not gone[1].any()
 
 
 @pytest.mark.parametrize(
@@ -398,10 +454,7 @@ def test_the_second_moment_is_bounded_over_the_whole_step_not_per_row(tmp_path: 
     batch = policy_batch(torch.tensor([1.0, -1.0], dtype=torch.float64))
     shift = torch.tensor([[0, 0.01, 0.02, 0.4], [0, 0.3, 0.3, 0]], dtype=torch.float64)
     looked = Output(logprobs=batch.rollout_logprobs.nan_to_num() + shift)
-    rollouts: Any = None
-    ahead = feature.on_prepared(
-        batch, Prepared(rollouts=rollouts, said=looked, returns=None, seed=0)
-    )
+    ahead = feature.on_prepared(batch, dataclasses.replace(prepared(0), said=looked))
     # Squares 0.0001, 0.0004, 0.09, 0.09, 0.16: the mean of the first three is above 0.02. Row 1
     # alone would keep one.
     assert ahead.correction is not None

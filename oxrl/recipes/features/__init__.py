@@ -21,7 +21,7 @@ FEATURES = {
     "token_selection": "token_selection:TokenSelection",
     "top_logprobs": "token_selection:TopCandidates",
     "full_batch_correction": "step_correction:StepCorrection",
-    "advantages_in_correction": "step_correction:AdvantagesInCorrection",
+    "current_policy_correction": "step_correction:CurrentPolicyCorrection",
     "interpolated_anchor": "interpolated_anchor:InterpolatedAnchor",
 }
 

@@ -44,13 +44,14 @@ class Prepared:
     """What is known of a rollout batch when its policy batch has been prepared.
 
     said: the policy before the update, None where nobody asked. returns: [B, T] for a critic.
-    seed: of random choices over the whole batch.
+    seed: of random choices over the whole batch. version: of the weights before the update.
     """
 
     rollouts: RolloutBatch
     said: Output | None
     returns: Tensor | None
     seed: int
+    version: int
 
 
 class Feature:
@@ -67,9 +68,9 @@ class Feature:
     want: Want = frozenset()
     # Where the ratio's denominator comes from, when not from `train.old_logprobs`.
     old_logprobs: str | None = None
-    # The correction is computed once per rollout batch, or reads the advantages.
+    # The correction is computed once per rollout batch, or from the current policy in every update.
     corrects_whole_step: bool = False
-    correction_reads_advantages: bool = False
+    corrects_current_policy: bool = False
 
     def __init__(self, given: FeatureInputs) -> None: ...
 
@@ -91,8 +92,8 @@ class Feature:
         """Move a number of the run by what this rollout batch says."""
         return {}
 
-    def on_minibatch(self, batch: PolicyBatch, *, version: int) -> PolicyBatch:
-        """Complete a minibatch that weights of `version` will read."""
+    def on_minibatch(self, batch: PolicyBatch) -> PolicyBatch:
+        """Complete a minibatch."""
         return batch
 
     def loss(self, output: Output, batch: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]] | None:

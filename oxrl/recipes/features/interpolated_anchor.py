@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from oxrl.recipes.features.base import Feature
+from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
 from oxrl.types import PolicyBatch
 
 
@@ -16,6 +16,15 @@ class InterpolatedAnchor(Feature):
 
     old_logprobs = "interpolated"
 
-    def on_minibatch(self, batch: PolicyBatch, *, version: int) -> PolicyBatch:
-        """Count the optimizer steps since each token was sampled."""
-        return dataclasses.replace(batch, lags=version - batch.versions)
+    def __init__(self, given: FeatureInputs) -> None:
+        self.updates = given.train.updates
+
+    def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
+        """Count the rollout batches trained on since each token was sampled.
+
+        The age is that at the start of the update, and stays while the batch is trained on: the
+        sampler's weights are as old for its last minibatch as for its first.
+        """
+        optimizer_steps = prepared.version - batch.versions
+        ages = (optimizer_steps + self.updates - 1) // self.updates
+        return dataclasses.replace(batch, ages=ages)

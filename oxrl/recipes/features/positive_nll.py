@@ -27,7 +27,7 @@ class PositiveNLL(Feature):
         right = batch.inputs.response_mask & passed[:, None]
         return dataclasses.replace(batch, likelihood_weights=token_mean(right))
 
-    def on_minibatch(self, batch: PolicyBatch, *, version: int) -> PolicyBatch:
+    def on_minibatch(self, batch: PolicyBatch) -> PolicyBatch:
         """Normalise over the minibatch's own right responses."""
         weights = required(batch.likelihood_weights, "likelihood_weights")
         right = batch.inputs.response_mask & (weights > 0)

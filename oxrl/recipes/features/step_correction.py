@@ -1,4 +1,4 @@
-"""Corrections that see more than the tokens of a micro-batch."""
+"""Corrections that see more than the ratios of a micro-batch at the start of the update."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StepCorrection(Feature):
         return dataclasses.replace(batch, correction=weights)
 
 
-class AdvantagesInCorrection(Feature):
-    """A correction that is given the advantages."""
+class CurrentPolicyCorrection(Feature):
+    """A correction that judges the policy being updated, and is given the advantages."""
 
-    correction_reads_advantages = True
+    corrects_current_policy = True
