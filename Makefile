@@ -17,7 +17,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env quickstart quickstart-seeds test test-full env-scale test-scale check docs bench clean
+.PHONY: help env quickstart quickstart-seeds test test-full env-scale test-scale check docs bench mutants clean
 
 help:  ## Say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -77,6 +77,13 @@ $(VENV)/.bench: $(VENV)/.installed
 
 bench: $(VENV)/.bench  ## Whole RL steps against TRL on this machine
 	$(BIN)/python benchmarks/rl_step.py
+
+$(VENV)/.mutants: $(VENV)/.installed
+	@$(INSTALL) -e ".[mutants]"
+	@touch $@
+
+mutants: $(VENV)/.mutants  ## Break the formulas one change at a time: do the tests notice?
+	$(BIN)/python tests/mutants
 
 clean:  ## Remove the environment and caches; never runs/
 	rm -rf $(VENV) $(SCALE) .pytest_cache .ruff_cache build dist *.egg-info

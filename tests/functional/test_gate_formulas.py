@@ -1,0 +1,539 @@
+"""Every gate on a grid of tokens against its formula in plain Python: value, gradient, metrics.
+
+The grid has both signs of the advantage and none, ratios at 1, at every bound, and far beyond the
+clamp of the log-ratio at 20. Nothing here calls what it proves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from oxrl.functional.policy_losses import (
+    cispo,
+    clip_cov,
+    dppo_kl,
+    dppo_tv,
+    gmpo,
+    kl_cov,
+    policy_gradient,
+    ppo_clip,
+    proximal,
+    rgpo_like,
+    rspo,
+    sapo,
+    simko,
+    vespo,
+)
+
+NAN = float("nan")
+FARTHEST = 20.0
+LOG_RATIOS = [-25, -20.5, -19, -3, -0.7, -0.25, -0.1, 0, 0.1, 0.2, 0.3, 0.7, 1.2, 3, 19, 20.5, 25]
+ADVANTAGES = [2.0, -1.5, 0.0]
+
+
+class Token(NamedTuple):
+    """What a formula says of one token."""
+
+    value: float  # S
+    slope: float  # dS / d logprob
+    weight: float  # slope / A where A is not 0
+    high: bool = False
+    low: bool = False
+
+
+def f64(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def sign_of(a: float) -> int:
+    return (a > 0) - (a < 0)
+
+
+class Grid:
+    """Every log-ratio with every advantage, a row each: [51, 2], the second column masked out."""
+
+    def __init__(self) -> None:
+        pairs = [(x, a) for a in ADVANTAGES for x in LOG_RATIOS]
+        self.pairs = pairs
+        count = len(pairs)
+        self.now = [-0.05 - 0.03 * i for i in range(count)]
+        self.old = [now - x for now, (x, _) in zip(self.now, pairs, strict=True)]
+        self.weights = [0.1 + 0.01 * i for i in range(count)]
+        self.corrections = [0.5 + 0.02 * i for i in range(count)]
+        self.mask = torch.tensor([[True, False]] * count)
+
+    def tensor(self, values: list[float]) -> Tensor:
+        return f64([[value, NAN] for value in values])
+
+    def run(
+        self, gate: Callable[..., Any], **numbers: Any
+    ) -> tuple[float, list[float], dict[str, Tensor]]:
+        """Loss, gradient of every token, metrics; masked positions hold NaN."""
+        logprobs = self.tensor(self.now).requires_grad_()
+        loss, metrics = gate(
+            logprobs,
+            self.tensor(self.old),
+            self.tensor([a for _, a in self.pairs]),
+            self.mask,
+            self.tensor(self.weights),
+            correction=self.tensor(self.corrections),
+            **numbers,
+        )
+        (gradient,) = torch.autograd.grad(loss, logprobs)
+        assert not gradient[:, 1].any()
+        return loss.item(), gradient[:, 0].tolist(), metrics
+
+
+GRID = Grid()
+
+
+def compare(found: tuple[float, list[float], dict[str, Tensor]], expected: list[Token]) -> None:
+    """Loss and gradients of all tokens, then what the metrics say of those with an advantage."""
+    loss, gradient, metrics = found
+    scales = [w * c for w, c in zip(GRID.weights, GRID.corrections, strict=True)]
+    value = -sum(scale * token.value for scale, token in zip(scales, expected, strict=True))
+    assert loss == pytest.approx(value, rel=1e-12)
+    for (x, a), scale, token, slope in zip(GRID.pairs, scales, expected, gradient, strict=True):
+        if token.slope == 0:
+            assert slope == 0, (x, a)
+        assert slope == pytest.approx(-scale * token.slope, rel=1e-11, abs=1e-300), (x, a)
+    count = len(expected)
+    live = [token.weight for (_, a), token in zip(GRID.pairs, expected, strict=True) if a]
+    total = sum(live)
+    wanted = {
+        "update/clip_frac_high": sum(token.high for token in expected) / count,
+        "update/clip_frac_low": sum(token.low for token in expected) / count,
+        "update/weight_mean": total / len(live),
+        "update/weight_max": max(live),
+        "update/weight_zero_frac": sum(weight == 0 for weight in live) / len(live),
+        "update/weight_ess": total**2 / (len(live) * sum(weight**2 for weight in live)),
+    }
+    for name, number in wanted.items():
+        assert metrics[name].item() == pytest.approx(number, rel=1e-6), name
+
+
+def bounded(x: float) -> float:
+    return min(max(x, -FARTHEST), FARTHEST)
+
+
+def on_grid(formula: Callable[[float, float, float, float], Token]) -> list[Token]:
+    """The formula of (log ratio, advantage, current and old logprob) on every token of the grid."""
+    values = zip(GRID.pairs, GRID.now, strict=True)
+    return [formula(x, a, now, now - bounded(x)) for (x, a), now in values]
+
+
+def test_the_plain_gradient_knows_no_ratio() -> None:
+    expected = on_grid(lambda x, a, now, old: Token(a * now, a, 1.0))
+    compare(GRID.run(policy_gradient), expected)
+
+
+def ppo(
+    x: float, a: float, low: float, high: float, dual: float = math.inf, live: bool = True
+) -> Token:
+    """min(r A, clip(r) A), bounded by dual * A where A < 0; no slope where it is constant."""
+    r = math.exp(bounded(x))
+    over = a > 0 and r > 1 + high
+    under = a < 0 and r < 1 - low
+    capped = a < 0 and r > dual
+    if over:
+        value = (1 + high) * a
+    elif under:
+        value = (1 - low) * a
+    elif capped:
+        value = dual * a
+    else:
+        value = r * a
+    weight = 0.0 if over or under or capped or abs(x) > FARTHEST or not live else r
+    return Token(value, weight * a, weight, over, under)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dual"), [(0.2, 0.2, None), (0.1, 0.5, None), (0.3, 0.28, 3.0), (0.9, 4, 1.5)]
+)
+def test_ppo_is_the_clipped_surrogate(low: float, high: float, dual: float | None) -> None:
+    cap = math.inf if dual is None else dual
+    expected = on_grid(lambda x, a, now, old: ppo(x, a, low, high, cap))
+    found = GRID.run(ppo_clip, clip_low=low, clip_high=high, clip_dual=dual)
+    compare(found, expected)
+    capped = sum(a < 0 and math.exp(bounded(x)) > cap for x, a in GRID.pairs)
+    assert found[2]["update/clip_frac_dual"].item() == pytest.approx(capped / len(GRID.pairs))
+
+
+@pytest.mark.parametrize("far", [25.0, -25.0])
+@pytest.mark.parametrize("name", ["ppo_clip", "sapo", "rgpo_like", "gmpo", "kl_cov", "clip_cov"])
+def test_a_ratio_beyond_the_clamp_has_no_gradient(name: str, far: float) -> None:
+    """At e^25 for A < 0, and at e^-25 for A > 0, no clip acts: what stops the gradient is that the
+    clamped log-ratio is constant.
+    """
+    gates: dict[str, Callable[..., Any]] = {
+        "ppo_clip": ppo_clip,
+        "sapo": sapo,
+        "rgpo_like": rgpo_like,
+        "gmpo": gmpo,
+        "kl_cov": kl_cov,
+        "clip_cov": clip_cov,
+    }
+    further = {"selected": torch.tensor([[False]])} if name.endswith("_cov") else {}
+    numbers = {"sapo_positive": 1e-9, "sapo_negative": 1e-9} if name == "sapo" else {}
+    numbers = {"gate_sharpness": 1e-9} if name == "rgpo_like" else numbers
+    logprobs = f64([[-30.0 + far]]).requires_grad_()
+    ones = f64([[1.0]])
+    loss, _ = gates[name](
+        logprobs,
+        f64([[-30.0]]),
+        -math.copysign(1, far) * ones,
+        ones.bool(),
+        ones,
+        **further,
+        **numbers,
+    )
+    assert torch.autograd.grad(loss, logprobs)[0].item() == 0
+
+
+@pytest.mark.parametrize(("least", "most"), [(0.0, 5.0), (0.8, 1.28), (0.5, 100.0)])
+def test_cispo_weighs_every_token(least: float, most: float) -> None:
+    """The fractions count tokens that have something to say: those with an advantage."""
+
+    def formula(x: float, a: float, now: float, old: float) -> Token:
+        r = math.exp(bounded(x))
+        weight = min(max(r, least), most)
+        return Token(
+            weight * a * now, weight * a, weight, a != 0 and r > most, a != 0 and r < least
+        )
+
+    compare(GRID.run(cispo, weight_min=least, weight_max=most), on_grid(formula))
+
+
+def sigmoid_gate(x: float, a: float, tau: float) -> Token:
+    r = math.exp(bounded(x))
+    exponent = -tau * (r - 1)
+    sigma = 0.0 if exponent > 700 else 1 / (1 + math.exp(exponent))
+    # 1 - sigma without cancellation
+    other = 0.0 if exponent < -700 else 1 / (1 + math.exp(-exponent))
+    weight = 0.0 if abs(x) > FARTHEST or other < 1e-16 else 4 * r * sigma * other
+    return Token(4 / tau * sigma * a, weight * a, weight)
+
+
+MODERATE = [x for x in LOG_RATIOS if x < 3 or x > FARTHEST]
+
+
+@pytest.mark.parametrize(("positive", "negative"), [(1.0, 1.05), (0.3, 2.0)])
+def test_sapo_fades_by_the_sign_of_the_advantage(positive: float, negative: float) -> None:
+    """Also at A = 0, where the sharpness changes nothing. Ratios so large that the sigmoid is 1 to
+    the last digit are left to the test of the clamp.
+    """
+    loss, gradient, metrics = GRID.run(sapo, sapo_positive=positive, sapo_negative=negative)
+    expected = on_grid(lambda x, a, now, old: sigmoid_gate(x, a, positive if a > 0 else negative))
+    scales = [w * c for w, c in zip(GRID.weights, GRID.corrections, strict=True)]
+    value = -sum(scale * token.value for scale, token in zip(scales, expected, strict=True))
+    assert loss == pytest.approx(value, rel=1e-12)
+    for (x, a), scale, token, slope in zip(GRID.pairs, scales, expected, gradient, strict=True):
+        if x in MODERATE:
+            assert slope == pytest.approx(-scale * token.slope, rel=1e-9, abs=1e-15), (x, a)
+    assert metrics["update/clip_frac_high"] == metrics["update/clip_frac_low"] == 0
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 0.4, 3.0])
+def test_the_gate_like_rgpo_has_one_sharpness_for_both_signs(sharpness: float) -> None:
+    both = {"sapo_positive": sharpness, "sapo_negative": sharpness}
+    expected = on_grid(lambda x, a, now, old: sigmoid_gate(x, a, sharpness))
+    scales = [w * c for w, c in zip(GRID.weights, GRID.corrections, strict=True)]
+    for gate, numbers in ((rgpo_like, {"gate_sharpness": sharpness}), (sapo, both)):
+        loss, gradient, _ = GRID.run(gate, **numbers)
+        value = -sum(scale * token.value for scale, token in zip(scales, expected, strict=True))
+        assert loss == pytest.approx(value, rel=1e-12)
+        for (x, _), scale, token, slope in zip(GRID.pairs, scales, expected, gradient, strict=True):
+            if x in MODERATE:
+                assert slope == pytest.approx(-scale * token.slope, rel=1e-9, abs=1e-15)
+
+
+def divergence_gate(
+    x: float, a: float, now: float, distance: float, low: float, high: float, most: float
+) -> Token:
+    over = a > 0 and x > 0 and distance > high
+    under = a < 0 and x < 0 and distance > low
+    weight = 0.0 if over or under else min(math.exp(bounded(x)), most)
+    return Token(weight * a * now, weight * a, weight, over, under)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most"), [(0.2, 0.2, 20.0), (0.05, 0.3, 1.5), (0.0, 0.01, 3)]
+)
+def test_dppo_by_total_variation(low: float, high: float, most: float) -> None:
+    def distance(now: float, old: float) -> float:
+        return abs(math.exp(now) - math.exp(old))
+
+    found = GRID.run(dppo_tv, dppo_low=low, dppo_high=high, weight_max=most)
+    compare(
+        found,
+        on_grid(
+            lambda x, a, now, old: divergence_gate(x, a, now, distance(now, old), low, high, most)
+        ),
+    )
+    distances = [
+        distance(now, now - bounded(x)) for (x, _), now in zip(GRID.pairs, GRID.now, strict=True)
+    ]
+    mean = sum(distances) / len(distances)
+    assert found[2]["update/divergence"].item() == pytest.approx(mean, rel=1e-12)
+
+
+# (probability when sampled, now): both directions, both sides of 1/2, and next to 1.
+PROBABILITIES = [
+    (0.01, 0.03),
+    (0.03, 0.01),
+    (0.5, 0.75),
+    (0.75, 0.5),
+    (0.99, 0.7),
+    (0.7, 0.99),
+    (0.2, 0.2),
+    (0.9, 0.05),
+    (0.05, 0.9),
+]
+
+
+def binary_kl(mu: float, p: float) -> float:
+    """KL(sampler || current) of {sampled token, all others}."""
+    return mu * math.log(mu / p) + (1 - mu) * math.log((1 - mu) / (1 - p))
+
+
+@pytest.mark.parametrize("a", [1.5, -2.0, 0.0])
+@pytest.mark.parametrize(("mu", "p"), PROBABILITIES)
+def test_dppo_by_kl_measures_from_the_sampler_to_the_policy(mu: float, p: float, a: float) -> None:
+    """The bound lies just below and just above the divergence of this direction."""
+    distance = binary_kl(mu, p)
+    for factor in (0.99, 1.01):
+        bound = distance * factor + 1e-9 * (factor - 1)
+        # The bound of the other side is far, so that a mix-up of the two shows.
+        for low, high in ((bound, 100.0), (100.0, bound)):
+            logprobs = f64([[math.log(p)]]).requires_grad_()
+            ones = f64([[1.0]])
+            loss, metrics = dppo_kl(
+                logprobs,
+                f64([[math.log(mu)]]),
+                a * ones,
+                ones.bool(),
+                ones,
+                dppo_low=low,
+                dppo_high=high,
+                weight_max=2.5,
+            )
+            dropped = (a > 0 and p > mu and distance > high) or (
+                a < 0 and p < mu and distance > low
+            )
+            weight = 0.0 if dropped else min(p / mu, 2.5)
+            (gradient,) = torch.autograd.grad(loss, logprobs)
+            assert gradient.item() == pytest.approx(-a * weight, rel=1e-12)
+            assert loss.item() == pytest.approx(-a * weight * math.log(p), rel=1e-12)
+            assert metrics["update/divergence"].item() == pytest.approx(distance, abs=1e-12)
+
+
+def test_dppo_stays_finite_where_a_probability_is_one() -> None:
+    """The others' probability counts as 1e-8 there: K from 1 to 1/2 is log 2, back it is
+    1/2 log(1/2) + 1/2 log((1/2) / 1e-8).
+    """
+    ones = f64([[1.0]])
+    for now, old, expected in (
+        (0.5, 1.0, math.log(2) + 1e-8 * math.log(1e-8 / 0.5)),
+        (1.0, 0.5, 0.5 * math.log(0.5) + 0.5 * math.log(0.5 / 1e-8)),
+    ):
+        _, metrics = dppo_kl(f64([[now]]).log(), f64([[old]]).log(), ones, ones.bool(), ones)
+        assert metrics["update/divergence"].item() == pytest.approx(expected, rel=1e-12)
+
+
+def vespo_weight(x: float, a: float) -> float:
+    k, l = (2.0, 3.0) if a >= 0 else (3.0, 2.0)
+    log_w = min(max(x, math.log(1e-8)), FARTHEST)
+    exponent = l + k * log_w - l * math.exp(log_w)
+    return math.exp(exponent) if exponent > -745 else 0.0
+
+
+def test_vespo_fades_on_either_side_of_one() -> None:
+    compare(
+        GRID.run(vespo),
+        on_grid(
+            lambda x, a, now, old: Token(
+                vespo_weight(x, a) * a * now, vespo_weight(x, a) * a, vespo_weight(x, a)
+            )
+        ),
+    )
+
+
+@pytest.mark.parametrize("a", [1.0, -1.0])
+def test_the_floor_of_vespos_product_is_1e_8(a: float) -> None:
+    """At e^-25 the weight is that of W = 1e-8: e^l 1e-8^k e^(-l 1e-8), neither of e^-25 nor 0."""
+    logprobs = f64([[-25.0]]).requires_grad_()
+    ones = f64([[1.0]])
+    loss, _ = vespo(logprobs, f64([[0.0]]), a * ones, ones.bool(), ones)
+    weight = -torch.autograd.grad(loss, logprobs)[0].item() / a
+    k, l = (2, 3) if a > 0 else (3, 2)
+    assert weight == pytest.approx(math.exp(l) * 1e-8**k * math.exp(-l * 1e-8), rel=1e-9)
+
+
+@pytest.mark.parametrize("coeff", [1e-3, 0.5, 2.0])
+def test_the_quadratic_pull(coeff: float) -> None:
+    """Beyond the clamp the pull is constant: what is left is the advantage."""
+    loss, gradient, metrics = GRID.run(proximal, proximal_coeff=coeff)
+    scales = [w * c for w, c in zip(GRID.weights, GRID.corrections, strict=True)]
+    value = 0.0
+    weights = []
+    for (x, a), now, scale, slope in zip(GRID.pairs, GRID.now, scales, gradient, strict=True):
+        value -= scale * (a * now - coeff / 2 * bounded(x) ** 2)
+        expected = a - (coeff * x if abs(x) <= FARTHEST else 0.0)
+        assert slope == pytest.approx(-scale * expected, rel=1e-9, abs=1e-14), (x, a)
+        if a:
+            weights.append(expected / a)
+    assert loss == pytest.approx(value, rel=1e-12)
+    assert metrics["update/weight_mean"].item() == pytest.approx(sum(weights) / len(weights))
+    assert metrics["update/weight_max"].item() == pytest.approx(max(weights))
+
+
+def rows_of_gmpo(
+    log_ratios: list[float], a: float, low: float, high: float
+) -> tuple[float, list[bool]]:
+    """M of a row, and which of its tokens were clipped."""
+    kept = []
+    clipped = []
+    for x in log_ratios:
+        near = bounded(x)
+        over = a > 0 and near > high
+        under = a < 0 and near < -low
+        kept.append(high if over else -low if under else near)
+        clipped.append(over or under)
+    return math.exp(sum(kept) / len(kept)), clipped
+
+
+@pytest.mark.parametrize("gamma", [None, [1.0, 0.8, 0.95, 0.9]])
+@pytest.mark.parametrize(("low", "high"), [(0.4, 0.4), (0.15, 0.6), (0.6, 0.15)])
+@pytest.mark.parametrize("a", [1.3, -0.7, 0.0])
+def test_gmpo_and_rspo_are_geometric_means_of_clipped_ratios(
+    a: float, low: float, high: float, gamma: list[float] | None
+) -> None:
+    row = [0.5, -0.5, 0.2, -0.2]
+    scaled = [x + math.log(g) for x, g in zip(row, gamma or [1.0] * 4, strict=True)]
+    mean, clipped = rows_of_gmpo(scaled, a, low, high)
+    now = [-1.0, -0.4, -0.9, -2.0]
+    logprobs = f64([[*now, NAN]]).requires_grad_()
+    old = f64([[n - x for n, x in zip(now, row, strict=True)] + [NAN]])
+    mask = torch.tensor([[True] * 4 + [False]])
+    weights = f64([[0.1, 0.2, 0.3, 0.4, NAN]])
+    further: dict[str, Any] = {}
+    gate: Callable[..., Any] = gmpo
+    if gamma is not None:
+        gate = rspo
+        further["router_shift"] = f64([[*gamma, NAN]])
+    loss, metrics = gate(
+        logprobs,
+        old,
+        f64([[a] * 4 + [NAN]]),
+        mask,
+        weights,
+        clip_low=low,
+        clip_high=high,
+        **further,
+    )
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    assert loss.item() == pytest.approx(-mean * a, abs=1e-12)
+    expected = [
+        -w * a * (0.0 if cut else mean)
+        for w, cut in zip([0.1, 0.2, 0.3, 0.4], clipped, strict=True)
+    ]
+    assert gradient[0].tolist() == pytest.approx([*expected, 0.0], abs=1e-12)
+    over = sum(clipped) / 4
+    assert metrics["update/clip_frac_high"] == (over if a > 0 else 0)
+    assert metrics["update/clip_frac_low"] == (over if a < 0 else 0)
+
+
+@pytest.mark.parametrize("a", [2.0, -1.5, 0.0])
+def test_chosen_tokens_leave_clip_cov_and_are_pulled_back_in_kl_cov(a: float) -> None:
+    for x in LOG_RATIOS:
+        for chosen in (True, False):
+            flag = torch.tensor([[chosen]])
+            ones = f64([[1.0]])
+            logprobs = f64([[-30.0 + x]]).requires_grad_()
+            old = f64([[-30.0]])
+            inside = abs(x) <= FARTHEST
+            loss, metrics = clip_cov(
+                logprobs,
+                old,
+                a * ones,
+                ones.bool(),
+                ones,
+                selected=flag,
+                clip_low=0.1,
+                clip_high=0.3,
+            )
+            token = ppo(x, a, 0.1, 0.3)
+            kept = 0.0 if chosen else 1.0
+            assert loss.item() == pytest.approx(-kept * token.value, rel=1e-12)
+            slope = torch.autograd.grad(loss, logprobs)[0].item()
+            assert slope == pytest.approx(-kept * token.slope, rel=1e-9, abs=1e-300)
+            assert metrics["update/selected_frac"] == float(chosen)
+            assert metrics["update/clip_frac_high"] == token.high
+            loss, metrics = kl_cov(
+                logprobs, old, a * ones, ones.bool(), ones, selected=flag, kl_cov_coeff=0.7
+            )
+            pull = 0.7 if chosen else 0.0
+            r = math.exp(bounded(x))
+            value = r * a - pull * abs(bounded(x))
+            assert loss.item() == pytest.approx(-value, rel=1e-12)
+            slope = torch.autograd.grad(loss, logprobs)[0].item()
+            # The pull has a direction however far the token is: the source bounds no |log r|.
+            expected = (r * a if inside else 0.0) - pull * sign_of(round(x, 9))
+            assert slope == pytest.approx(-expected, rel=1e-9, abs=1e-12), (x, chosen)
+            assert metrics["update/selected_frac"] == float(chosen)
+
+
+@pytest.mark.parametrize("a", [2.0, -1.5, 0.0])
+@pytest.mark.parametrize("explore", [True, False])
+@pytest.mark.parametrize("is_top", [True, False])
+@pytest.mark.parametrize("x", [-0.7, -0.1, 0.0, 0.1, 0.5])
+def test_simko_shares_what_is_right_and_pushes_down_what_was_sure(
+    x: float, is_top: bool, explore: bool, a: float
+) -> None:
+    alpha, boost = 0.3, 1.7
+    logprobs = f64([[-1.0 + x, NAN]]).requires_grad_()
+    top = f64([[[-1.0, -1.5, -2.5], [NAN, NAN, NAN]]]).requires_grad_()
+    ones = f64([[1.0, 1.0]])
+    loss, metrics = simko(
+        logprobs,
+        f64([[-1.0, NAN]]),
+        a * ones,
+        torch.tensor([[True, False]]),
+        ones / 2,
+        top_logprobs=top,
+        old_top_logprobs=f64([[[-1.1, -1.4, -2.6], [NAN] * 3]]),
+        explore=torch.tensor([[explore, True]]),
+        sampled_is_top=torch.tensor([[is_top, True]]),
+        clip_low=0.2,
+        clip_high=0.3,
+        simko_alpha=alpha,
+        simko_boost=boost,
+    )
+    boosted = explore and is_top and a < 0
+    token = ppo(x, boost * a if boosted else a, 0.2, 0.3)
+    share = alpha if explore and a > 0 else 0.0
+    own, others = torch.autograd.grad(loss, [logprobs, top])
+    assert loss.item() == pytest.approx(-token.value / 2, rel=1e-12)
+    assert own[0].tolist() == pytest.approx([-(1 - share) * token.slope / 2, 0.0], rel=1e-12)
+    each = -share / 3 * token.slope / 2
+    assert others.flatten().tolist() == pytest.approx([each] * 3 + [0.0] * 3, rel=1e-12)
+    treated = boosted or (explore and a > 0)
+    assert metrics["update/simko_frac"] == float(treated)
+    assert metrics["update/clip_frac_high"] == token.high
+    assert metrics["update/clip_frac_low"] == token.low
+
+
+def test_padding_alone_leaves_the_metrics_at_zero() -> None:
+    """A batch of no token, and one without a single position."""
+    for shape in ((2, 3), (0, 0)):
+        zeros = torch.zeros(shape, dtype=torch.float64)
+        logprobs = zeros.clone().requires_grad_()
+        loss, metrics = ppo_clip(logprobs, zeros, zeros, zeros.bool(), zeros)
+        assert loss == 0 and loss.requires_grad
+        assert {float(value) for value in metrics.values()} == {0.0}

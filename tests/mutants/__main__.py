@@ -1,0 +1,87 @@
+"""Break the formulas one small change at a time and see whether a test notices: `make mutants`.
+
+Writes build/mutants/mutants.md and mutants.json; exits 1 unless 95 % of the mutants are killed and
+every survivor has an argument in argued.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(ROOT))
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from mutation_points import sample  # noqa: E402
+from mutation_report import read_arguments, write  # noqa: E402
+from mutation_runs import Session  # noqa: E402
+
+OBJECTIVE = ["oxrl/recipes/objective.py", "oxrl/recipes/step.py"]
+FOLDERS = ["oxrl/functional", "oxrl/recipes/features"]
+# Quick ones, which run the code in their own process.
+TESTS = ["tests/functional", "tests/recipes/test_objective.py", "tests/recipes/test_step.py"]
+
+
+def sources() -> list[str]:
+    """What is mutated, as paths from the root."""
+    found = [path for folder in FOLDERS for path in (ROOT / folder).glob("*.py")]
+    names = sorted(str(path.relative_to(ROOT)) for path in found if path.name != "__init__.py")
+    return names + OBJECTIVE
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python tests/mutants", description=__doc__)
+    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--size", type=int, default=500, help="mutants, at least; 0 for all")
+    parser.add_argument("--workers", type=int, default=2, help="mutants at a time")
+    parser.add_argument("--only", action="append", help="part of FILE:FUNCTION; may be repeated")
+    parser.add_argument("--tests", nargs="+", default=TESTS)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """The exit status."""
+    given = arguments()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    files = sources()
+    size = given.size or None
+    mutants = sample(ROOT, files, seed=given.seed, size=size, only=given.only)
+    print(f"{len(mutants)} mutants of {len(files)} files, seed {given.seed}", flush=True)
+    out = sys.stdout
+
+    def tell(text: str) -> None:
+        print(text, file=out, flush=True)
+
+    session = Session(ROOT, files, mutants, workers=given.workers, tell=tell)
+    options = ["-qq", "--no-summary", "-p", "no:cacheprovider", "-m", "not full"]
+    os.chdir(ROOT)
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main([*options, *given.tests], plugins=[session])
+    if session.broken or not session.lines.tests:
+        print("tests fail before anything is changed:", *session.broken, sep="\n  ")
+        return 2
+    about = {
+        "seed": given.seed,
+        "wall_s": round(time.monotonic() - began),
+        "workers": given.workers,
+        "load_at_the_end": [round(x, 1) for x in os.getloadavg()],
+        "tests": len(session.items),
+    }
+    verdict = write(given.out, session.outcomes, read_arguments(HERE / "argued.toml"), about)
+    print(f"{verdict}\n{about['wall_s']} s; see {given.out / 'mutants.md'}")
+    return 0 if verdict.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
