@@ -106,7 +106,7 @@ class InvariantError(OxrlError, AssertionError):
 
 
 class NonFiniteError(OxrlError, ArithmeticError):
-    """Too many optimizer steps in a row were refused because of NaN or infinite values."""
+    """NaN or infinite values: in too many optimizer steps in a row, or in weights to be saved."""
 
 
 class RewardError(OxrlError, RuntimeError):

@@ -80,6 +80,16 @@ def fingerprint(tensor: Tensor) -> str:
     return hashlib.sha256(f"{size} {sums.tolist()}".encode()).hexdigest()[:16]
 
 
+def non_finite_values(tensor: Tensor) -> int:
+    """How many values of a tensor are NaN or infinite; takes one pass where none is."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return 0
+    lowest, highest = tensor.detach().aminmax()  # NaN where any value is
+    if lowest.isfinite() and highest.isfinite():
+        return 0
+    return int((~tensor.isfinite()).sum())
+
+
 @cache
 def _odd_factors() -> Tensor:
     generator = torch.Generator().manual_seed(0)

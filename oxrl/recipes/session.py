@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import shutil
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -21,7 +20,7 @@ from oxrl.config import Config, dump_config
 from oxrl.engines.train.base import Saved, TrainEngine
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.errors import CheckpointWriteError, Interrupted, NonFiniteError
-from oxrl.runs.checkpoint import latest_checkpoint, save_checkpoint
+from oxrl.runs.checkpoint import latest_checkpoint, save_best, save_checkpoint
 from oxrl.runs.clock import Clock
 from oxrl.runs.console import Console, run_logging
 from oxrl.runs.directory import open_run
@@ -199,14 +198,7 @@ class Session:
 
     def keep_best(self, engine: TrainEngine) -> None:
         """Write the weights as they are to `best/`, which appears whole or not at all."""
-        partial = self.run.path / ".best.partial"
-        best = self.run.path / "best"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        engine.save(partial)
-        # Not before the next one is written: there should always be one.
-        shutil.rmtree(best, ignore_errors=True)
-        partial.rename(best)
+        save_best(self.run.path, engine.save)
 
     def eval_due(self, before: int, step: int) -> bool:
         """Whether an evaluation belongs between optimizer steps `before` and `step`."""

@@ -16,17 +16,18 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from oxrl.errors import CheckpointError, CheckpointWriteError
-from oxrl.runs.files import Json, fsync, pretty_json
+from oxrl.errors import CheckpointError, CheckpointWriteError, NonFiniteError
+from oxrl.runs.files import Json, fsync, pretty_json, read_records
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,8 @@ def save_checkpoint(
         CheckpointWriteError: the disk refused (full, quota, gone). What was written is removed and
             every older checkpoint is as it was: the run may go on and try again later.
         CheckpointError: `write` left a symlink or a pickle file.
+        NonFiniteError: `write` raised it; says of which step, and what is left. Older checkpoints
+            are as they were.
     """
     final = root / f"step_{step:08d}"
     temporary = root / f".tmp-{final.name}"
@@ -103,9 +106,57 @@ def save_checkpoint(
         # safetensors reports a full disk as its own error, not as an OSError.
         if isinstance(error, OSError | SafetensorError):
             raise _not_written(final, error) from error
+        if isinstance(error, NonFiniteError):
+            raise _not_finite(root, f"checkpoint of step {step}", error) from error
         raise
     _remove_old(root, step, keep)
     return final
+
+
+def save_best(run: Path, write: Callable[[Path], None]) -> None:
+    """Write weights to `run/best`, which appears whole or not at all.
+
+    Raises:
+        NonFiniteError: `write` raised it; says what is left. `best` is as it was.
+    """
+    partial = run / ".best.partial"
+    best = run / "best"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        write(partial)
+    except NonFiniteError as error:
+        shutil.rmtree(partial)
+        raise _not_finite(run / "checkpoints", "copy in best/", error) from error
+    # Not before the next one is written: there should always be one.
+    shutil.rmtree(best, ignore_errors=True)
+    partial.rename(best)
+
+
+def _not_finite(root: Path, what: str, error: NonFiniteError) -> NonFiniteError:
+    """The same error, with where the run stands and how to go on."""
+    older = list_checkpoints(root)
+    if not older:
+        return NonFiniteError(
+            f"no {what} was written, because the weights are not finite ({error}). Nothing has "
+            "been trained: look at the files that model.name stands for"
+        )
+    since = first_step_not_finite(root.parent / "metrics.jsonl")
+    at = "" if since is None else f"; update/param_norm says so since step {since}"
+    return NonFiniteError(
+        f"no {what} was written, because the weights are not finite ({error}{at}). The newest good "
+        f"one is {older[-1][1]}: --resume goes on from there, after a change of what led here, for "
+        "one a lower train.lr with --accept-changes train.lr"
+    )
+
+
+def first_step_not_finite(metrics: Path) -> int | None:
+    """The first step in metrics.jsonl after which a trained model's norm was no number."""
+    for record in read_records(metrics):
+        norms = [record.get(name, 0.0) for name in ("update/param_norm", "value/param_norm")]
+        if not all(math.isfinite(float(norm)) for norm in norms):
+            return record["step"]
+    return None
 
 
 def _not_written(final: Path, error: Exception) -> CheckpointWriteError:
@@ -189,7 +240,27 @@ def verify_checkpoint(path: Path) -> list[str]:
         problem = _difference(inside.get(name), entry)
         if problem:
             problems.append(f"{name} {problem}")
-    return problems
+    return problems or list(_not_finite_files(inside))
+
+
+def _not_finite_files(files: Mapping[str, Path]) -> Iterator[str]:
+    """Files of tensors with NaN or infinite values: earlier versions wrote them without a look."""
+    # Imported here: what only asks where a checkpoint is needs no torch.
+    from oxrl.models.weights import non_finite_values, stored_tensors
+
+    for name, file in files.items():
+        if file.suffix != ".safetensors":
+            continue
+        try:
+            tensors = stored_tensors(file.parent, file.name)
+        except SafetensorError as error:
+            yield f"{name} is as it was written, and no file of tensors: {error}"
+            continue
+        for tensor, read in tensors.items():
+            wrong = non_finite_values(read())
+            if wrong:
+                yield f"{name} holds {wrong} NaN or infinite values in {tensor}"
+                break
 
 
 def _read_manifest(path: Path) -> Json | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import Ranks, joined_ranks
-from oxrl.errors import CheckpointError
+from oxrl.errors import CheckpointError, NonFiniteError
 from oxrl.functional.policy_losses import ppo_clip
 from oxrl.functional.preference_losses import dpo
 from oxrl.functional.preference_statistics import sequence_logprobs
@@ -289,6 +289,20 @@ def refuse(engine: str, source: Path, target: Path) -> None:
             )
         except CheckpointError as error:
             target.write_text(str(error))
+
+
+def save_what_is_not_finite(engine: str, dtype: str, folder: Path) -> None:
+    """What saving a weight with an infinity ends with, on every rank, into `folder`."""
+    with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
+        model = load_policy("builtin:tiny", LoadOptions(dtype=DTYPES[dtype], seed=0))
+        with torch.no_grad():
+            # At the end of a weight, so that only the last rank's piece holds it.
+            model.get_parameter("model.layers.1.mlp.down_proj.weight")[-1, -1] = math.inf
+        trainer = make_trainer(engine, model, ranks)
+        try:
+            trainer.save(folder / "saved")
+        except NonFiniteError as error:
+            (folder / f"rank_{ranks.rank}").write_text(str(error))
 
 
 def adapter_gradients(engine: str, folder: Path, ranks: Ranks | None = None) -> None:

@@ -170,6 +170,27 @@ def test_an_engine_computes_what_the_local_one_does(
                     )
 
 
+@pytest.mark.parametrize(
+    ("engine", "dtype", "world"),
+    [
+        ("fsdp", "float32", 2),
+        ("fsdp", "bfloat16", 2),
+        *(
+            pytest.param(f"zero{stage}", dtype, 2, marks=needs_deepspeed)
+            for stage, dtype in ((0, "float32"), (1, "bfloat16"), (2, "float32"), (3, "bfloat16"))
+        ),
+    ],
+)
+def test_every_rank_refuses_to_save_a_weight_that_is_not_finite(
+    tmp_path: Path, engine: str, dtype: str, world: int
+) -> None:
+    run_ranks(world, conformance.save_what_is_not_finite, engine, dtype, tmp_path)
+    for rank in range(world):
+        assert (tmp_path / f"rank_{rank}").read_text() == (
+            "weight model.layers.1.mlp.down_proj.weight: 1 of 16384 values are NaN or infinite"
+        )
+
+
 @pytest.mark.parametrize(("engine", "dtype", "world"), RESUMABLE)
 @pytest.mark.parametrize("onto", ["another", "local"])
 def test_a_checkpoint_resumes_on_another_engine_and_on_the_local_one(

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, rl_config
 
-from oxrl.errors import LostRankError
+from oxrl.errors import LostRankError, NonFiniteError
 from oxrl.recipes import run
 from oxrl.recipes.session import Session
 from oxrl.recipes.setup import RLSetup
@@ -253,6 +253,19 @@ def test_the_whole_group_starts_again_from_the_checkpoint(
     assert final_files(cfg.run.directory) == final_files(uninterrupted)
     figure = f"{number.name} of a training rank: the run was complete {seconds:.1f} s later, one step repeated"
     print(figure)  # noqa: T201
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "deepspeed"])
+def test_ranks_save_no_weights_that_are_not_finite(tmp_path: Path, backend: str) -> None:
+    if backend == "deepspeed":
+        pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make env-scale")
+    # One step is enough to overflow them, and to be due for a checkpoint.
+    cfg = config(tmp_path, "run", backend, train={"alg_name": "sgrpo", "lr": 1e39})
+    said = r"(?s)no checkpoint of step 1 .*values are NaN or infinite.*step_00000000: --resume"
+    with pytest.raises(NonFiniteError, match=said):
+        run(cfg)
+    saved = sorted(path.name for path in (cfg.run.directory / "checkpoints").iterdir())
+    assert saved == ["step_00000000"]
 
 
 def test_critic_and_reference_live_on_the_same_ranks(tmp_path: Path) -> None:

@@ -22,10 +22,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from oxrl.errors import CheckpointError, CheckpointWriteError
+from oxrl.errors import CheckpointError, CheckpointWriteError, NonFiniteError
 from oxrl.runs.checkpoint import (
     latest_checkpoint,
     remove_leftovers,
+    save_best,
     save_checkpoint,
     verify_checkpoint,
 )
@@ -265,6 +266,49 @@ def test_a_full_disk_is_a_clear_error_and_the_old_checkpoint_stays(
     assert verify_checkpoint(tmp_path / "step_00000010") == []
 
 
+def test_a_checkpoint_of_weights_that_are_not_finite_is_not_written(tmp_path: Path) -> None:
+    save(tmp_path / "checkpoints", 10)
+
+    def write(directory: Path) -> None:
+        (directory / "model.safetensors").write_bytes(b"")
+        raise NonFiniteError("weight lm_head: 1 of 4 values are NaN or infinite")
+
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 11, "update/param_norm": 2.0}\n{"step": 12, "update/param_norm": "nan"}\n'
+    )
+    said = (
+        r"(?s)no checkpoint of step 20 was written.*weight lm_head: 1 of 4.*since step 12"
+        r".*newest good one is .*step_00000010: --resume"
+    )
+    with pytest.raises(NonFiniteError, match=said) as raised:
+        save_checkpoint(tmp_path / "checkpoints", 20, write, state={}, offsets={}, keep=1)
+    assert raised.value.exit_code == 1
+    assert names(tmp_path / "checkpoints") == ["step_00000010"]
+    with pytest.raises(NonFiniteError, match="no copy in best/ was written"):
+        save_best(tmp_path, write)
+    assert names(tmp_path) == ["checkpoints", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_checkpoint_that_an_earlier_version_wrote_of_nan_is_passed_over(
+    tmp_path: Path, value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 10)
+
+    def write(directory: Path) -> None:
+        weight = torch.zeros(64, dtype=torch.bfloat16)
+        weight[7] = value
+        save_file({"a": torch.zeros(2), "weight": weight}, directory / "model.safetensors")
+
+    newest = save_checkpoint(tmp_path, 20, write, state={}, offsets={}, keep=3)
+    said = "model.safetensors holds 1 NaN or infinite values in weight"
+    assert verify_checkpoint(newest) == [said]
+    with caplog.at_level(logging.WARNING):
+        found = latest_checkpoint(tmp_path)
+    assert found is not None and found.step == 10
+    assert said in caplog.text
+
+
 @pytest.mark.parametrize("root", ["file", "vanished/checkpoints"])
 def test_a_place_that_went_away_is_a_clear_error_and_is_not_made_anew(
     root: str, tmp_path: Path
@@ -298,7 +342,7 @@ def stop_at(function):
 
 def write(directory):
     for shard in range(2):
-        half = directory / f"model-{shard}.safetensors"
+        half = directory / f"model-{shard}.txt"
         with open(half, "wb") as file:
             file.write(b"x" * 1000)
             file.flush()

@@ -49,6 +49,7 @@ class Saved(Protocol):
 
         Raises:
             OSError, SafetensorError: the disk refused.
+            NonFiniteError: a weight, or what the optimizer holds of it, is NaN or infinite.
         """
         ...
 

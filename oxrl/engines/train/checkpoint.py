@@ -7,7 +7,7 @@ float32 tensors under the names of the weights, and trainer_state.json.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -18,8 +18,14 @@ from torch import Tensor, nn
 
 from oxrl.engines.train.adamw import LOW_PRECISION, MOMENTS
 from oxrl.engines.train.ranks import Ranks
-from oxrl.errors import CheckpointError
-from oxrl.models.weights import NamedTensor, WeightType, stored_tensors, stored_weights
+from oxrl.errors import CheckpointError, NonFiniteError
+from oxrl.models.weights import (
+    NamedTensor,
+    WeightType,
+    non_finite_values,
+    stored_tensors,
+    stored_weights,
+)
 
 STATE_FILE = "trainer_state.json"
 STATE_FORMAT = 1
@@ -38,31 +44,60 @@ class StoredWeight(NamedTuple):
 
 
 class CollectiveWriter:
-    """Writes on rank 0 what all ranks gather together.
+    """Writes on rank 0 what all ranks gather together, and sees whether it is finite.
 
     Every rank takes part in every gather even when the disk refuses, so that nobody waits for ever.
+
+    Args:
+        ranks: that gather.
+        stored: the weights that belong in the files; others may be read on the way.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, stored: Collection[str]) -> None:
         self._ranks = ranks
+        self._stored = stored
         self._refused: OSError | SafetensorError | None = None
+        self._not_finite: str | None = None
 
     def write(
-        self, write: Callable[[Iterator[NamedTensor]], None], named: Iterator[NamedTensor]
+        self, write: Callable[[Iterator[NamedTensor]], None], named: Iterator[NamedTensor], of: str
     ) -> None:
-        """Call `write` on rank 0 with tensors that are gathered one by one as it reads them."""
+        """Call `write` on rank 0 with tensors that are gathered one by one as it reads them.
+
+        Args:
+            of: what the tensors are of the weights that they are named after, for the error.
+        """
+        seen = self._seen(named, of)
         if self._ranks.first and self._refused is None:
             try:
-                write(named)
+                write(seen)
             except (OSError, SafetensorError) as error:
                 self._refused = error
-        for _ in named:
+        for _ in seen:
             pass
 
+    def _seen(self, named: Iterator[NamedTensor], of: str) -> Iterator[NamedTensor]:
+        """The same tensors; the first that is not finite is remembered."""
+        for name, tensor in named:
+            if self._not_finite is None and name in self._stored:
+                wrong = non_finite_values(tensor)
+                if wrong:
+                    count = f"{wrong} of {tensor.numel()} values are NaN or infinite"
+                    self._not_finite = f"{of} {name}: {count}"
+            yield name, tensor
+
     def finish(self) -> None:
-        """Raise what the disk refused with, if it did."""
+        """Tell whether what was written is a checkpoint; collective.
+
+        Raises:
+            OSError, SafetensorError: the disk refused.
+            NonFiniteError: something in it is not finite; on every rank.
+        """
+        not_finite = self._ranks.agree(self._not_finite)
         if self._refused is not None:
             raise self._refused
+        if not_finite is not None:
+            raise NonFiniteError(not_finite)
 
 
 def write_state(directory: Path, step: int, adam_steps: Mapping[str, int]) -> None:

@@ -28,7 +28,13 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.models.lora import adapter_off
 from oxrl.models.network import token_model
-from oxrl.models.weights import NamedTensor, WeightType, save_model, write_sharded
+from oxrl.models.weights import (
+    NamedTensor,
+    WeightType,
+    save_model,
+    stored_names,
+    write_sharded,
+)
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
 
 
@@ -196,13 +202,13 @@ class Trainer(ABC):
 
     def save(self, directory: Path) -> None:
         """See TrainEngine."""
-        writer = CollectiveWriter(self.ranks)
+        writer = CollectiveWriter(self.ranks, frozenset(stored_names(self.model)))
         # Generators: nothing is gathered before it is written.
         weights = chain.from_iterable(self.weights())
-        writer.write(partial(save_model, self.model, directory), weights)
+        writer.write(partial(save_model, self.model, directory), weights, "weight")
         for kind in OPTIMIZER_KINDS:
             write = partial(write_sharded, directory, f"optimizer_{kind}")
-            writer.write(write, self._optimizer_state(kind))
+            writer.write(write, self._optimizer_state(kind), f"AdamW's {kind} of")
         adam_steps = {name: int(count) for name, count in self._optimizer_state("step")}
         writer.finish()
         if self.ranks.first:
