@@ -52,6 +52,7 @@ EQUATIONS: dict[str, Mapping[str, Callable[..., Any]]] = {
         "group_normalize": group_advantages.group_normalize,
         "group_center": group_advantages.group_center,
         "group_center_batch_std": group_advantages.group_center_batch_std,
+        "group_center_centered_std": group_advantages.group_center_centered_std,
         "group_center_rescaled": group_advantages.group_center_rescaled,
         "group_center_whitened": advantages.whiten,
         "leave_one_out": group_advantages.leave_one_out,

@@ -70,6 +70,7 @@ RATIO_ROW = [0.5, 1.0, 1.5, 2.0, 4.0]
 # gate -> (sign of A, numbers, effective weight at the ratios of RATIO_ROW).
 GATE_WEIGHTS: dict[str, list[tuple[float, dict[str, Any], list[float]]]] = {
     "policy_gradient": [(1, {}, [1.0] * 5), (-1, {}, [1.0] * 5)],
+    "importance_sampling": [(1, {}, RATIO_ROW), (-1, {}, RATIO_ROW)],
     "ppo_clip": [
         (1, {}, [0.5, 1, 0, 0, 0]),
         (-1, {}, [0, 1, 1.5, 2, 4]),
@@ -160,6 +161,16 @@ def check_selected(name: str) -> None:
     same(gate_weights(name, RATIO_ROW, -1, further)[:, 0], expected, f"weights of {name}")
 
 
+def check_proximal() -> None:
+    """Log-ratios .1 and .3 of one row: X = .4, so both tokens have weight 1 - .5 * .4 for A = 1;
+    a row of one token has 1 - .5 log r.
+    """
+    check_gate("proximal")
+    old = f64([[-1.0, -2.0]])
+    found = weights_at("proximal", old, old + f64([[0.1, 0.3]]), 1, {}, proximal_coeff=0.5)
+    same(found, [[0.8, 0.8]], "weights of a row's tokens")
+
+
 def check_rspo() -> None:
     """Layer deviations .05 and .30: gamma = exp(-.175) = .839457 scales the ratio before the
     clip.
@@ -185,6 +196,11 @@ ROW_ADVANTAGES: dict[str, list[tuple[dict[str, Any], dict[str, Any], list[float]
             {},
             [0.866025, -0.866025] * 2,
         ),
+    ],
+    "group_center_centered_std": [
+        (ROW_OF_FOUR, {}, [1.5, -0.5, -0.5, -0.5]),
+        # centered (1/2, -1/2, 0, 0): their std is sqrt(1/6); that of the rewards would be 1/2
+        ({**ROW_OF_FOUR, "group_ids": [1, 1, 2, 2]}, {}, [1.224745, -1.224745, 0, 0]),
     ],
     "group_center_rescaled": [
         (ROW_OF_FOUR, {}, [0.75, -0.25, -0.25, -0.25]),
@@ -393,6 +409,7 @@ WORKED: dict[Cell, Callable[[], None]] = {
     },
     **{("gate", name): (lambda name=name: check_selected(name)) for name in ("clip_cov", "kl_cov")},
     ("gate", "simko"): check_simko,
+    ("gate", "proximal"): check_proximal,
     ("gate", "rspo"): check_rspo,
     **{("advantage", name): (lambda name=name: check_rows(name)) for name in ROW_ADVANTAGES},
     **{("advantage", name): (lambda name=name: check_tokens(name)) for name in TOKEN_ADVANTAGES},
@@ -421,6 +438,7 @@ _SOFT = 1e-4
 # gate -> (its further tensors, its numbers, the gate it becomes, that gate's numbers, tolerance).
 GATE_LIMITS: dict[str, tuple[dict[str, Tensor], dict[str, float], str, dict[str, float], float]] = {
     "ppo_clip": ({}, NO_CLIP, "cispo", {"weight_max": 1e9}, 1e-12),
+    "importance_sampling": ({}, {}, "ppo_clip", NO_CLIP, 1e-12),
     "cispo": ({}, {"weight_min": 1.0, "weight_max": 1.0}, "policy_gradient", {}, 1e-12),
     "sapo": ({}, {"sapo_positive": _SOFT, "sapo_negative": _SOFT}, "ppo_clip", NO_CLIP, 1e-6),
     "rgpo_like": ({}, {"gate_sharpness": _SOFT}, "ppo_clip", NO_CLIP, 1e-6),

@@ -108,7 +108,11 @@ def _vespo(
 def _proximal(
     x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
 ) -> Tensor:
-    return a * logprobs - n.get("proximal_coeff", 1e-3) / 2 * x**2
+    """arXiv:2501.12599, Eq. 3: the square is of the response's log-ratio, a sum over its tokens;
+    here each token holds an equal part of it.
+    """
+    tau = n.get("proximal_coeff", 0.01)
+    return a * logprobs - tau / 2 * x.sum() ** 2 / len(x)
 
 
 def _gmpo(
@@ -162,6 +166,7 @@ def _kl_cov(
 # gate -> its surrogate.
 LITERAL: dict[str, Surrogate] = {
     "policy_gradient": lambda x, logprobs, a, n, signals: a * logprobs,
+    "importance_sampling": lambda x, logprobs, a, n, signals: x.exp() * a,
     "ppo_clip": _ppo,
     "cispo": _cispo,
     "sapo": _sapo,

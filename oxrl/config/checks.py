@@ -310,6 +310,20 @@ def check_batch(cfg: Config) -> Iterator[Problem]:
             ),
             *passes,
         )
+    if cfg.train.row.gate == "policy_gradient" and updates > 1:
+        yield _at(
+            cfg,
+            passes[0] if cfg.train.epochs > 1 else passes[1],
+            (
+                f"{cfg.train.row.name} has no importance ratio, so only the first of {equation} "
+                "updates of a rollout batch would follow its gradient: the others learn from "
+                "samples of older weights as if the policy had just drawn them; set "
+                "train.epochs and train.minibatches to 1, or train.loss: ppo_clip with "
+                "train.ratio: token"
+            ),
+            *passes,
+            "train.loss",
+        )
     if cfg.train.old_logprobs == "current" and updates > 1:
         yield _at(
             cfg,
@@ -467,6 +481,10 @@ def check_context(cfg: Config) -> Iterator[Problem]:
         )
 
 
+# Corrections that are ratios themselves; the others keep a token or drop it.
+WEIGHTING = ("truncate", "mask")
+
+
 def check_correction(cfg: Config) -> Iterator[Problem]:
     """Old logprobs, correction and denominator: the sampler's mismatch is corrected once."""
     row = cfg.train.row
@@ -484,7 +502,7 @@ def check_correction(cfg: Config) -> Iterator[Problem]:
             ),
             *also,
         )
-    if row.denominator == "rollout":
+    if row.denominator == "rollout" and row.correction in WEIGHTING:
         yield _at(
             cfg,
             "train.correction",

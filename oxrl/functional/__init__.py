@@ -30,6 +30,7 @@ from oxrl.functional.corrections import (
 from oxrl.functional.group_advantages import (
     group_center,
     group_center_batch_std,
+    group_center_centered_std,
     group_center_rescaled,
     group_normalize,
     leave_one_out,
@@ -51,6 +52,7 @@ from oxrl.functional.policy_losses import (
     dppo_tv,
     gmpo,
     gspo,
+    importance_sampling,
     kl_cov,
     policy_gradient,
     ppo_clip,

@@ -380,6 +380,7 @@ ADVANTAGES: dict[str, Estimator] = {
     "group_normalize": _of_rewards(groups.group_normalize),
     "group_center": _of_rewards(groups.group_center),
     "group_center_batch_std": _of_rewards(groups.group_center_batch_std),
+    "group_center_centered_std": _of_rewards(groups.group_center_centered_std),
     "group_center_rescaled": _of_rewards(groups.group_center_rescaled),
     "group_center_whitened": _group_center_whitened_cell,
     "leave_one_out": _of_rewards(groups.leave_one_out),

@@ -121,7 +121,8 @@ def clean(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tens
         logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask
     )
     logprobs = fill_masked(logprobs, mask)
-    raw = logprobs.detach() - fill_masked(old_logprobs.detach(), mask)
+    # A row-level anchor is float64, and the row's log-ratio is found in it exactly (ratios.py).
+    raw = (logprobs.detach() - fill_masked(old_logprobs.detach(), mask)).to(logprobs.dtype)
     log_ratio = raw.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     advantages = fill_masked(advantages.detach(), mask)
     return Tokens(logprobs, log_ratio, log_ratio.exp(), raw == log_ratio, advantages, mask)

@@ -151,12 +151,35 @@ def group_center_batch_std(rewards: Tensor, group_ids: Tensor, *, eps: float = 1
     Returns:
         [B].
 
-    Source: LitePPO, arXiv:2508.08221; ScaleRL, arXiv:2510.13786.
+    Source: LitePPO, arXiv:2508.08221.
     """
     centered = group_center(rewards.double(), group_ids)
     scale = eps
     if len(rewards) > 1:
         scale = rewards.double().std() + eps
+    return in_dtype_of(rewards, centered / scale)
+
+
+def group_center_centered_std(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-8) -> Tensor:
+    """The reward minus the group's mean, in standard deviations of these differences in the batch.
+
+    A_i = C_i / (std of the batch's C + eps),  C_i = R_i - mean of the group
+
+    Unlike `group_center_batch_std`, how much the groups' means differ does not enter the scale.
+
+    Args:
+        rewards, group_ids: [B], as in the module's docstring.
+        eps: added to the standard deviation.
+
+    Returns:
+        [B].
+
+    Source: ScaleRL, arXiv:2510.13786.
+    """
+    centered = group_center(rewards.double(), group_ids)
+    scale = eps
+    if len(rewards) > 1:
+        scale = centered.std() + eps
     return in_dtype_of(rewards, centered / scale)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oxrl.functional.gates import Decision, Gate, Tokens, clean, finish
 from oxrl.functional.masks import LossAndMetrics, OptionalTensor, fill_masked, require_same_shape
-from oxrl.functional.ratios import geometric_level
+from oxrl.functional.ratios import geometric_anchor, geometric_level, sequence_level
 from oxrl.tables.numbers import (
     CLIP_DUAL,
     CLIP_HIGH,
@@ -63,6 +63,34 @@ def policy_gradient(
     tokens = clean(logprobs, old_logprobs, advantages, mask)
     value = tokens.advantages * tokens.now
     decision = Decision(value, torch.ones_like(tokens.ratio))
+    return finish(tokens, decision, loss_weights, correction)
+
+
+def importance_sampling(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: OptionalTensor = None,
+) -> LossAndMetrics:
+    """The policy gradient of samples of another policy: the ratio as it is, without a clip.
+
+    S = r * A;  w = r
+
+    What keeps the ratio near 1 has to come from elsewhere, as M2PO's mask does (corrections.py).
+
+    Args: as in gates.py; no numbers.
+
+    Returns:
+        Scalar loss, and its metrics.
+
+    Source: M2PO, arXiv:2510.01161; conservative policy iteration, PPO's Eq. 6, arXiv:1707.06347.
+    """
+    tokens = clean(logprobs, old_logprobs, advantages, mask)
+    weight = torch.where(tokens.inside, tokens.ratio, 0.0)
+    decision = Decision(tokens.ratio * tokens.advantages, weight)
     return finish(tokens, decision, loss_weights, correction)
 
 
@@ -137,7 +165,8 @@ def gspo(
     s = exp(mean over the row of (logprobs - old_logprobs))
 
     Every token of the row carries s with its own gradient; a row is clipped as a whole. With one
-    advantage per row and `sequence_mean` weights this is GSPO's gradient.
+    advantage per row and `sequence_mean` weights this is GSPO's gradient. The row `gspo` of the
+    table is the same: ratio "geometric" and gate "ppo_clip".
 
     Args: as in gates.py, and
         clip_low, clip_high: offsets of s from 1, two orders of magnitude smaller than PPO's.
@@ -147,11 +176,16 @@ def gspo(
 
     Source: arXiv:2507.18071, Eq. 5 and 14.
     """
-    tokens = clean(logprobs, old_logprobs, advantages, mask)
-    mean = geometric_level(tokens.log_ratio, tokens.mask)
-    row = tokens._replace(log_ratio=mean, ratio=mean.exp(), inside=tokens.mask)
-    decision = _clip(row, clip_low, clip_high)
-    return finish(tokens, decision, loss_weights, correction)
+    return ppo_clip(
+        logprobs,
+        geometric_anchor(logprobs, old_logprobs, mask),
+        advantages,
+        mask,
+        loss_weights,
+        correction=correction,
+        clip_low=clip_low,
+        clip_high=clip_high,
+    )
 
 
 def cispo(
@@ -474,25 +508,28 @@ def proximal(
     correction: OptionalTensor = None,
     proximal_coeff: float = PROXIMAL_COEFF.default,
 ) -> LossAndMetrics:
-    """Policy gradient with a quadratic pull to the old policy, and no clip.
+    """Policy gradient with a quadratic pull of the whole response to the old policy, and no clip.
 
-    S = A * logprobs - proximal_coeff / 2 * (log r)^2
-    dS / d logprobs = A - proximal_coeff * log r
+    S summed over a row = A * sum_t logprobs_t - proximal_coeff / 2 * X^2,  X = sum_t log r_t
+    dS / d logprobs_t = A - proximal_coeff * X
 
-    Right off-policy too, with the sampler as denominator.
+    X is the log-ratio of the response, not of a token: with `sequence_sum` weights this is the
+    source's gradient. It is not clamped, since nothing here takes its exponential.
 
     Args: as in gates.py, and
-        proximal_coeff: strength of the pull.
+        proximal_coeff: strength of the pull, tau.
 
     Returns:
         Scalar loss, and its metrics.
 
-    Source: Kimi k1.5, arXiv:2501.12599; DRO, arXiv:2405.19107.
+    Source: Kimi k1.5, arXiv:2501.12599, Eq. 3; DRO, arXiv:2405.19107.
     """
     tokens = clean(logprobs, old_logprobs, advantages, mask)
-    pull = proximal_coeff * tokens.log_ratio
-    value = tokens.advantages * tokens.now - pull * tokens.log_ratio / 2
-    slope = tokens.advantages - torch.where(tokens.inside, pull, 0.0)
+    log_ratio = tokens.now - fill_masked(old_logprobs.detach(), mask)
+    pull = proximal_coeff * sequence_level(log_ratio, mask)
+    # X^2 is the sum over the row of log r_t * X.
+    value = tokens.advantages * tokens.now - pull * log_ratio / 2
+    slope = tokens.advantages - pull
     weight = torch.where(tokens.advantages == 0, 1.0, slope / tokens.advantages)
     decision = Decision(value, weight, push=slope * tokens.own_push)
     return finish(tokens, decision, loss_weights, correction)
@@ -709,6 +746,7 @@ def kl_cov(
 # algorithms (oxrl/tables).
 GATES: dict[str, Gate] = {
     "policy_gradient": policy_gradient,
+    "importance_sampling": importance_sampling,
     "ppo_clip": ppo_clip,
     "cispo": cispo,
     "sapo": sapo,

@@ -4,6 +4,11 @@ A gate computes `ratio = exp(logprobs - anchor)`. An anchor function returns the
 for which that ratio has the wanted value while its gradient still reaches each token by `d ratio /
 d logprobs = ratio`. A row-level ratio in this form is GSPO-token of arXiv:2507.18071, Eq. 14; with
 one advantage per row and `sequence_mean` weights it has the gradient of GSPO.
+
+A row-level anchor is float64, whatever the logprobs are: subtracted from float32 logprobs of any
+size, it gives every token of a row the same float32 log-ratio, to the last bit. In float32 the
+tokens' own rounding, 1e-6 at a logprob of -10, would decide which of them a clip bound of 3e-4
+leaves.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from oxrl.functional.masks import broadcast, fill_masked, masked_mean, masked_sum
+from oxrl.functional.masks import broadcast, fill_masked, in_dtype_of, masked_mean, masked_sum
 
 MAX_LOG_RATIO = 20.0
 
@@ -94,9 +99,9 @@ def sequence_anchor(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Ten
         logprobs, old_logprobs, mask: [B, T], as in `token_anchor`.
 
     Returns:
-        [B, T] nats, detached.
+        [B, T] nats, float64, detached.
     """
-    return (logprobs - sequence_level(logprobs - old_logprobs, mask)).detach()
+    return _row_anchor(logprobs, old_logprobs, mask, sequence_level)
 
 
 def geometric_anchor(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -106,9 +111,16 @@ def geometric_anchor(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Te
         logprobs, old_logprobs, mask: [B, T], as in `token_anchor`.
 
     Returns:
-        [B, T] nats, detached.
+        [B, T] nats, float64, detached.
     """
-    return (logprobs - geometric_level(logprobs - old_logprobs, mask)).detach()
+    return _row_anchor(logprobs, old_logprobs, mask, geometric_level)
+
+
+def _row_anchor(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level: RatioLevel) -> Tensor:
+    """The logprobs minus their row's log-ratio, which is rounded as the gate will see it."""
+    now = logprobs.detach().double()
+    of_row = level(now - old_logprobs.detach().double(), mask)
+    return now - in_dtype_of(logprobs, of_row).double()
 
 
 RATIOS: dict[str, Anchor] = {

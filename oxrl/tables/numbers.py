@@ -141,10 +141,10 @@ DPPO_HIGH = Number(
 )
 PROXIMAL_COEFF = Number(
     "proximal_coeff",
-    1e-3,
-    "Weight of half the squared log-ratio; 0: none.",
+    0.01,
+    "Weight of half the squared log-ratio of a response; 0: none.",
     ge=0,
-    source="prime-rl, as kl_tau",
+    source="OpenKimi, as pmd_tau; Kimi k1.5, arXiv:2501.12599, states none",
 )
 SIMKO_ALPHA = Number(
     "simko_alpha",

@@ -343,12 +343,16 @@ _ROWS = (
     Row(
         "scale_rl",
         "arXiv:2510.13786",
-        "CISPO with batch-std advantages, every prompt weighted alike",
-        advantage="group_center_batch_std",
+        "CISPO against the sampler, advantages scaled by their own std, every prompt alike",
+        advantage="group_center_centered_std",
+        denominator="rollout",
         gate="cispo",
         weights="prompt_mean",
         use="Large runs; the recipe of a scaling study.",
-        deviation="Groups of equal rewards stay in the denominator, with advantage 0.",
+        deviation=(
+            "Groups of equal rewards stay in the batch, with advantage 0: they count in the "
+            "standard deviation and in the mean over prompts; the source takes them out."
+        ),
     ),
     Row(
         "lambda_grpo",
@@ -371,6 +375,7 @@ _ROWS = (
             "right answers"
         ),
         advantage="mean_normalize",
+        weights="sequence_sum",
         overrides=(DAPO_CLIP_HIGH,),
         use="Hard prompts with rare successes, binary rewards.",
     ),
@@ -379,6 +384,7 @@ _ROWS = (
         "arXiv:2505.15201",
         "optimises pass@k instead of pass@1",
         advantage="pass_at_k",
+        weights="sequence_sum",
         overrides=(DAPO_CLIP_HIGH,),
         use="To keep several ways of solving alive, binary rewards.",
     ),
@@ -419,10 +425,12 @@ _ROWS = (
     Row(
         "kimi",
         "arXiv:2501.12599, arXiv:2405.19107",
-        "policy gradient with a quadratic pull to the old policy, no clip",
+        "policy gradient with a quadratic pull of the response to the old policy, no clip",
         advantage="group_center",
         gate="proximal",
+        weights="sequence_sum",
         use="Off-policy data without clipping.",
+        shared_weight="the pull on a token is that of its whole row",
         exempt={
             "zero_advantage": "the pull to the old policy does not depend on the advantage",
         },
@@ -701,9 +709,15 @@ _ROWS = (
         "m2po",
         "arXiv:2510.01161",
         "drops the tokens with the largest squared log-ratio until their mean is small",
+        denominator="rollout",
+        gate="importance_sampling",
         correction="second_moment",
-        overrides=(DAPO_CLIP_HIGH,),
         use="Very stale data.",
+        deviation=(
+            "The mask is decided once per rollout batch, by the policy before the update, as "
+            "AReaL decides it by its proximal policy. The authors' repository turns the same "
+            "bound into one clip range for the tokens that moved as favored."
+        ),
     ),
     Row(
         "r3",

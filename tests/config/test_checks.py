@@ -95,6 +95,31 @@ LOOSE = "rollout.force_strict_on_policy=false"
             ["has no effect"],
         ),
         (
+            ["train.alg_name=rloo", "train.epochs=2"],
+            "train.epochs",
+            ["rloo has no importance ratio", "first of 2", "older weights", "to 1"],
+        ),
+        (
+            ["train.alg_name=reinforce", "train.minibatches=2"],
+            "train.minibatches",
+            ["reinforce has no importance ratio", "first of 2"],
+        ),
+        (
+            ["train.loss=policy_gradient", "train.epochs=2"],
+            "train.epochs",
+            ["sgrpo has no importance ratio", "train.loss: ppo_clip"],
+        ),
+        (
+            ["train.alg_name=a3po", "train.correction=none"],
+            "train.correction",
+            ["a3po weighs its interpolated policy", "truncate"],
+        ),
+        (
+            ["train.alg_name=m2po", "train.correction=truncate"],
+            "train.correction",
+            ["twice"],
+        ),
+        (
             ["train.alg_name=cispo", "train.weight_min=6"],
             "train.weight_min",
             ["below train.weight_max=5.0"],

@@ -12,7 +12,9 @@ from oxrl.functional.corrections import truncate_weights
 from oxrl.functional.kl import kl_k3_plus
 from oxrl.functional.masks import weighted_sum
 from oxrl.functional.policy_losses import GATES, cispo, gspo, policy_gradient, ppo_clip
+from oxrl.functional.ratios import RATIOS
 from oxrl.functional.weights import fixed_length, sequence_mean, token_mean
+from oxrl.tables.policy import ROWS
 
 NAN = float("nan")
 # Gates that need no further tensor; test_rows.py proves the same of every row of the table.
@@ -375,3 +377,59 @@ def test_tokens_chosen_by_clip_cov_leave_the_loss() -> None:
     loss, _ = GATES["clip_cov"](logprobs, 0 * ratios, ones, mask, ones, selected=chosen)
     assert loss.item() == pytest.approx(-0.9)
     assert torch.autograd.grad(loss, logprobs)[0].tolist()[0] == pytest.approx([-0.9, 0, 0])
+
+
+@pytest.mark.parametrize("name", ["gspo", "luspo"])
+def test_every_token_of_a_float32_row_has_the_rows_ratio_to_the_last_bit(name: str) -> None:
+    """Bounds of 3e-4 are near the rounding of a logprob of -20; a row is clipped whole or not."""
+    torch.manual_seed(0)
+    old = -20 * torch.rand(400, 64)
+    logprobs = (old + 2e-3 * torch.randn(400, 64)).requires_grad_()
+    mask = torch.rand(400, 64) < 0.8
+    row = ROWS[name]
+    anchor = RATIOS[row.ratio](logprobs, old, mask)
+    ones = torch.ones_like(old)
+    signs = torch.where(torch.arange(400) % 2 == 0, 1.0, -1.0)[:, None] * ones
+    loss, metrics = GATES[row.gate](
+        logprobs, anchor, signs, mask, ones, clip_low=3e-4, clip_high=4e-4
+    )
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    high = torch.where(mask, gradient, -torch.inf).amax(1)
+    low = torch.where(mask, gradient, torch.inf).amin(1)
+    assert torch.equal(high, low)
+    clipped = (high == 0).float().mean()
+    assert 0.02 < clipped < 0.5
+    assert loss.dtype == torch.float32 and metrics["update/weight_mean"].dtype == torch.float32
+
+
+def test_gspo_is_what_its_row_of_the_table_runs() -> None:
+    torch.manual_seed(1)
+    old = -5 * torch.rand(6, 9)
+    old[0, 3] = -300.0
+    mask = torch.rand(6, 9) < 0.7
+    advantages = torch.randn(6, 1).expand(6, 9)
+    weights = sequence_mean(mask)
+    found = []
+    for path in ("function", "row"):
+        logprobs = (old + 1e-3).requires_grad_()
+        logprobs.data[0, 3] = -1.0  # one token's ratio is beyond e^20
+        if path == "function":
+            loss, _ = gspo(logprobs, old, advantages, mask, weights)
+        else:
+            anchor = RATIOS["geometric"](logprobs, old, mask)
+            bounds = {"clip_low": 3e-4, "clip_high": 4e-4}
+            loss, _ = GATES[ROWS["gspo"].gate](
+                logprobs, anchor, advantages, mask, weights, **bounds
+            )
+        found.append((loss.detach(), *torch.autograd.grad(loss, logprobs)))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_the_quadratic_pull_is_on_the_whole_response_and_has_no_bound() -> None:
+    """Gradient of -(A sum logprobs - tau / 2 X^2): tau X - A, with X = 30 of two tokens."""
+    old = f64([[-40.0, -30.0]])
+    logprobs = (old + f64([[5.0, 25.0]])).requires_grad_()
+    ones, mask = torch.ones_like(old), torch.ones_like(old, dtype=torch.bool)
+    loss, _ = GATES["proximal"](logprobs, old, ones, mask, ones, proximal_coeff=0.1)
+    assert loss.item() == pytest.approx(40 + 0.05 * 900)
+    assert torch.autograd.grad(loss, logprobs)[0].tolist()[0] == pytest.approx([2.0, 2.0])

@@ -123,7 +123,7 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "train.advantage": ({}, "group_center"),
     "train.ratio": (MOVED, "geometric"),
     "train.denominator": (MOVED, "rollout"),
-    "train.loss": (MOVED, "policy_gradient"),
+    "train.loss": (MOVED, "sapo"),
     "train.correction": (MOVED, "truncate"),
     "train.kl": (
         {"train": {"kl_coeff": 0.5, "alg_name": "sgrpo", "lr": 1e-3}, "run": {"steps": 2}},
