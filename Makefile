@@ -55,6 +55,7 @@ docs: env  ## Rewrite the generated pages of docs/
 	$(BIN)/python docs/make_config_reference.py
 	$(BIN)/python docs/make_algorithms.py
 	$(BIN)/python docs/make_comparison.py
+	$(BIN)/python docs/make_architectures.py
 
 # DeepSpeed, Ray and vLLM's CPU build take over what they share with the core, so they live in a place of their own.
 SCALE ?= .venv-scale

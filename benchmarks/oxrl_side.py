@@ -17,8 +17,8 @@ import problem
 import torch
 from torch import Tensor
 
+import oxrl.engines.sample.choice
 import oxrl.models.load
-import oxrl.recipes.build
 from oxrl.config import Config, load_config
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.base import Saved
@@ -128,7 +128,7 @@ def main() -> None:
     (folder / "config.yaml").write_text(text)
     ForcedSampler.lengths = given["setting"]["lengths"]
     ForcedSampler.force_stop = given["setting"]["force_stop"]
-    oxrl.recipes.build.LocalSampler = ForcedSampler
+    oxrl.engines.sample.choice.LocalSampler = ForcedSampler
     if given["oxrl"]["plain_linears"]:
         oxrl.models.load.speed_up_linears = lambda model: None
     GatedSession.channel = channel

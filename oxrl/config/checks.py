@@ -10,7 +10,7 @@ from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
-from oxrl.config.dims import context_length, model_context
+from oxrl.config.dims import context_length, model_context, why_unsupported
 from oxrl.config.own_gate import check_own_gate
 from oxrl.config.reads import row_fields
 from oxrl.config.schema import CELLS, Config
@@ -215,6 +215,9 @@ def check_model(cfg: Config) -> Iterator[Problem]:
                 f"{state}; give a folder in Hugging Face format, a hub name or builtin:tiny",
                 name,
             )
+    unsupported = why_unsupported(name)
+    if unsupported is not None:
+        yield Problem("model.name", unsupported, name)
     template = cfg.model.chat_template
     if template is not None and not Path(template).is_file():
         yield Problem("model.chat_template", why_no_file(template), template)

@@ -18,6 +18,32 @@ from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
 COUNTED = ("llama", "mistral", "qwen2", "qwen3")
 
 
+# What reads a text in both directions has no probability of a token given those before it.
+ENCODERS = frozenset(
+    {
+        "albert",
+        "bert",
+        "camembert",
+        "deberta",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "ernie",
+        "longformer",
+        "mobilebert",
+        "modernbert",
+        "mpnet",
+        "nomic_bert",
+        "roberta",
+        "roformer",
+        "squeezebert",
+        "xlm-roberta",
+    }
+)
+# Read images or sounds, but are trained on text where they get nothing else.
+TEXT_ALONE = frozenset({"gemma3"})
+
+
 @dataclass(frozen=True)
 class ModelDims:
     """A decoder-only transformer. `parameters` counts tied embeddings once."""
@@ -41,13 +67,44 @@ def model_dims(name: str) -> ModelDims | None:
         family = {"model_type": "qwen3", "tie_word_embeddings": True}
         return _from_config({**BUILTIN_DIMS.get(name, {}), **family}, None)
     file = _config_file(name)
+    values = _read_config(file)
+    return None if values is None else _from_config(values, stored_parameters(file.parent))
+
+
+def why_unsupported(name: str) -> str | None:
+    """Why oxRL cannot train or sample from a model, None where its files do not tell.
+
+    Args:
+        name: as of `model_dims`.
+    """
+    values = None if is_builtin(name) else _read_config(_config_file(name))
+    if values is None:
+        return None
+    family = str(values.get("model_type"))
+    if values.get("is_encoder_decoder"):
+        return f"is an encoder-decoder ({family}); oxRL trains decoder-only language models"
+    if family in ENCODERS and not values.get("is_decoder"):
+        return (
+            f"is an encoder ({family}), which reads a text in both directions; oxRL trains "
+            "causal language models"
+        )
+    if family in ("llama4", "llama4_text"):
+        return (
+            f"is of the family {family}, of which transformers keeps no backbone apart from the "
+            "output head; oxRL needs the two apart"
+        )
+    reads = [part for part in ("vision", "audio") if f"{part}_config" in values]
+    if reads and family not in TEXT_ALONE:
+        return f"has a {reads[0]} encoder ({family}), and oxRL trains models of text only"
+    return None
+
+
+def _read_config(file: Path) -> dict[str, Any] | None:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(values, dict):
-        return None
-    return _from_config(values, stored_parameters(file.parent))
+    return values if isinstance(values, dict) else None
 
 
 def _config_file(name: str) -> Path:
@@ -80,7 +137,7 @@ def _from_config(values: Mapping[str, Any], stored: int | None) -> ModelDims | N
     head_dim = values.get("head_dim") or hidden // heads
     context = values.get("max_position_embeddings")
     if stored is None:
-        family = values.get("model_type")
+        family = str(values.get("model_type"))
         if family not in COUNTED:
             return None
         attention = 2 * hidden * (heads + kv_heads) * head_dim

@@ -5,13 +5,15 @@ Any module with `backbone` and `head` will do.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from oxrl.errors import EngineError
+from oxrl.errors import ConfigError, EngineError
 from oxrl.functional.logprobs import Head
 from oxrl.types import TokenBatch
 
@@ -115,14 +117,41 @@ def unpadded(tokens: Tensor) -> TokenBatch:
 def _last_hidden(decoder: nn.Module, batch: TokenBatch) -> Tensor:
     # Rows are right-padded and attention is causal, so no real token sees padding and no mask has
     # to be built. Positions that start again mark packed rows: transformers keeps them apart, but
-    # only when it is given no mask.
-    output = decoder(
-        input_ids=batch.tokens,
-        attention_mask=None,
-        position_ids=batch.position_ids,
-        use_cache=False,
-    )
+    # only when it is given no mask. Some models take no positions: without any they count alike.
+    positions: dict[str, Tensor] = {}
+    if batch.position_ids is not None:
+        positions["position_ids"] = batch.position_ids
+    output = decoder(input_ids=batch.tokens, attention_mask=None, use_cache=False, **positions)
     return output.last_hidden_state
+
+
+@torch.no_grad()
+def check_packing(model: PreTrainedModel) -> None:
+    """Make sure that packed examples do not see each other: positions alone keep them apart.
+
+    Raises:
+        ConfigError: what the model says of an example depends on the one before it in its row.
+    """
+    taken = inspect.signature(model.base_model.forward).parameters
+    if "position_ids" in taken and not _leaks(model):
+        return
+    raise ConfigError(
+        f"data.pack_tokens: {type(model).__name__} carries what it has read over from one example "
+        "to the next of a packed row, which positions cannot prevent (a recurrent state, or "
+        "attention that does not look at positions); leave data.pack_tokens out"
+    )
+
+
+def _leaks(model: PreTrainedModel) -> bool:
+    """Whether the second of two packed examples notices which one is the first."""
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2]], device=model.device)
+    second: list[Tensor] = []
+    for first in ([1, 2, 3], [4, 5, 6]):
+        tokens = torch.tensor([[*first, 7, 8, 9]], device=model.device)
+        packed = dataclasses.replace(unpadded(tokens), position_ids=positions)
+        second.append(_last_hidden(model.base_model, packed)[:, 3:].float())
+    difference = (second[0] - second[1]).abs().max()
+    return bool(difference > 1e-3 * second[0].abs().max())
 
 
 def token_model(model: nn.Module) -> TokenModel:

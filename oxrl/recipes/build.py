@@ -14,7 +14,8 @@ from oxrl.config import Config
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.sample.base import RolloutEngine
-from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.choice import module_sampler
+from oxrl.engines.sample.module_sampler import ModuleSampler
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks, joined_ranks, launched_world
 from oxrl.engines.train.trainer import Trainer
@@ -234,7 +235,16 @@ def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutE
         )
         return VllmEngine(cfg.model.name, options)
     own = load_policy_to_train(cfg) if model is None else model
-    return LocalSampler(own, build_tokenizer(cfg), max_rows=cfg.inference_engine.max_rows)
+    return local_sampler(cfg, own, build_tokenizer(cfg))
+
+
+def local_sampler(
+    cfg: Config, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> ModuleSampler:
+    """What samples from a model of this process, as many rows at a time as the config says."""
+    return module_sampler(
+        model, tokenizer, max_rows=cfg.inference_engine.max_rows, longest=cfg.model.max_length
+    )
 
 
 def build_rewards(cfg: Config, name: str | None = None) -> RewardPool:

@@ -18,7 +18,7 @@ from oxrl.data.chat import ChatEncoder
 from oxrl.data.hub import locate
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.sample.base import RolloutEngine, generate
-from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.choice import module_sampler
 from oxrl.errors import CheckpointError
 from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
@@ -169,7 +169,7 @@ def sampling_from(
     model = build.load_model(cfg)
     longest, stop_token_ids = build.prompt_limits(cfg, model, tokenizer)
     prompts = build.load_prompts(cfg, tokenizer, longest, held_out, path)
-    sampler = LocalSampler(model, tokenizer, max_rows=cfg.inference_engine.max_rows)
+    sampler = build.local_sampler(cfg, model, tokenizer)
     with closing(sampler), closing(build.build_rewards(cfg)) as pool:
         yield (
             prompts,
@@ -288,7 +288,7 @@ def run_generate(
         asked.append((index, Prompt(uid=str(index), messages=messages, token_ids=token_ids)))
     sampling = replace(sampling, stop_token_ids=build.stop_tokens(tokenizer, policy))
     requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
-    with closing(LocalSampler(policy, tokenizer, max_rows=max_rows)) as sampler:
+    with closing(module_sampler(policy, tokenizer, max_rows=max_rows)) as sampler:
         completions = generate(sampler, requests, deadline_s=deadline_s)
     records: list[dict[str, object]] = []
     for request, completion in zip(requests, completions, strict=True):

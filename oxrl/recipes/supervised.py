@@ -17,6 +17,7 @@ from oxrl.engines.train.base import TrainEngine
 from oxrl.errors import required
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
+from oxrl.models.network import check_packing
 from oxrl.recipes.build import load_policy_to_train, row_options
 from oxrl.recipes.given_rows import Learner, Memory, learn
 from oxrl.recipes.session import Session
@@ -28,7 +29,10 @@ WANT = frozenset({"logprobs"})
 
 def train(cfg: Config, session: Session) -> None:
     """Imitate the answers of `data.train`."""
-    learn(cfg, session, SupervisedLearner(cfg, session, load_policy_to_train(cfg)))
+    model = load_policy_to_train(cfg)
+    if cfg.data.pack_tokens is not None:
+        check_packing(model)
+    learn(cfg, session, SupervisedLearner(cfg, session, model))
 
 
 class SupervisedLearner(Learner[Example]):

@@ -18,7 +18,7 @@ from typing import Any, Literal
 class Engine:
     """What is known of an engine before anything heavy is imported.
 
-    builder: "module:Class".
+    builder: "module:class or function".
     package: what has to be importable beside oxRL's own dependencies; None: nothing.
     extra: the extra of oxRL that installs it: `pip install -e '.[extra]'`.
     """
@@ -88,7 +88,7 @@ SamplingEngineName = Literal["local", "vllm"]
 SAMPLING_ENGINES: Mapping[SamplingEngineName, SamplingEngine] = MappingProxyType(
     {
         "local": SamplingEngine(
-            builder="oxrl.engines.sample.local:LocalSampler", own_process=False
+            builder="oxrl.engines.sample.choice:module_sampler", own_process=False
         ),
         "vllm": SamplingEngine(
             builder="oxrl.engines.sample.vllm:VllmEngine",

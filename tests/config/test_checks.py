@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -333,3 +334,28 @@ def test_a_reward_file_must_define_the_function(write: Callable[..., Path]) -> N
 @pytest.mark.parametrize("name", BUILTINS)
 def test_every_built_in_reward_is_a_valid_name(write: Callable[..., Path], name: str) -> None:
     assert load_config(write(), [f"reward.name={name}"]).reward.name == name
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
+        ({"model_type": "bert"}, "both directions"),
+        ({"model_type": "llama4_text"}, "no backbone"),
+        ({"model_type": "qwen2_5_vl", "vision_config": {}}, "vision encoder"),
+        ({"model_type": "gemma3", "vision_config": {}}, None),
+        ({"model_type": "bert", "is_decoder": True}, None),
+        ({"model_type": "mamba"}, None),
+        ({"model_type": ["t5"]}, None),
+    ],
+)
+def test_what_is_no_causal_language_model_is_refused_with_the_reason(
+    write: Callable[..., Path], tmp_path: Path, values: dict[str, Any], words: str | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    override = f"model.name={tmp_path}"
+    if words is None:
+        assert load_config(write(), [override]).model.name == str(tmp_path)
+        return
+    with pytest.raises(ConfigError, match=rf"(?s)model\.name.*{words}"):
+        load_config(write(), [override])

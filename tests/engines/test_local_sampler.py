@@ -117,7 +117,8 @@ def test_weights_that_are_the_samplers_own_memory_cost_nothing(
     policy = load_policy("builtin:tiny", LoadOptions(seed=0))
     sampler = LocalSampler(policy, TOKENIZER)
     monkeypatch.setattr(
-        "oxrl.engines.sample.local.fingerprint", lambda tensor: pytest.fail("read a whole tensor")
+        "oxrl.engines.sample.module_sampler.fingerprint",
+        lambda tensor: pytest.fail("read a whole tensor"),
     )
     assert (
         sampler.update_weights(LocalTrainer(policy, TrainerOptions(lr=1.0)).weights(), version=1)

@@ -1,4 +1,4 @@
-"""Every RolloutEngine keeps one contract: the local sampler, the same in a Ray actor, and vLLM.
+"""Every RolloutEngine keeps one contract: both local samplers, one in a Ray actor, and vLLM.
 
 Ray and vLLM live in `.venv-scale` (`make test-scale`); elsewhere their part is skipped.
 """
@@ -17,6 +17,7 @@ from samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
 from transformers import PreTrainedModel
 
 from oxrl.engines.sample.base import generate
+from oxrl.engines.sample.cached import CachedSampler
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.weight_sync import differences, probe_rows
 from oxrl.errors import DeadlineError, EngineError
@@ -39,7 +40,12 @@ needs_vllm = pytest.mark.skipif(
 
 @pytest.fixture(
     scope="module",
-    params=["local", pytest.param("ray", marks=needs_ray), pytest.param("vllm", marks=needs_vllm)],
+    params=[
+        "local",
+        "cached",
+        pytest.param("ray", marks=needs_ray),
+        pytest.param("vllm", marks=needs_vllm),
+    ],
 )
 def shared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -48,6 +54,8 @@ def shared(
     local = partial(LocalSampler, lively(), TOKENIZER, max_rows=32)
     if request.param == "local":
         yield local()
+    elif request.param == "cached":
+        yield CachedSampler(lively(), TOKENIZER, max_rows=32)
     elif request.param == "ray":
         from oxrl.engines.ray.cluster import Cluster, layout
         from oxrl.engines.ray.rollouts import RayRollouts

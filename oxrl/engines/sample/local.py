@@ -4,14 +4,13 @@ The way of a request: `submit` puts it into the queue. `poll` then works step by
 gives waiting requests free slots, has their prompts read (`prefill.py`), and samples their first
 tokens; `_decode_step` reads the last token of every active row, over the keys and values in
 `cache.py`, and samples the next ones. `_sample_next` notes the tokens in `slots.py` and releases
-the rows that they end.
+the rows that they end. `cached.py` is for the models that this cannot sample from.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,37 +18,28 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.engines.sample.base import Finished
 from oxrl.engines.sample.cache import RowCache, decoding_attention
-from oxrl.engines.sample.gumbel import noise_keys, restrict, sample_tokens
+from oxrl.engines.sample.module_sampler import ModuleSampler
 from oxrl.engines.sample.prefill import (
     Prompts,
     TokenIds,
-    pad_rows,
     prompt_of,
     read_rows,
     row_batches,
 )
-from oxrl.engines.sample.sampler import Sampler
 from oxrl.engines.sample.slots import Slots
-from oxrl.engines.train.base import Bucket
-from oxrl.engines.train.forward import read_tokens
-from oxrl.errors import EngineError, WeightSyncError
+from oxrl.errors import EngineError
 from oxrl.functional.logprobs import head_logits
-from oxrl.models.network import CausalNetwork
-from oxrl.models.weights import fingerprint
-from oxrl.types import FinishReason, Prefix, Request, TokenBatch
+from oxrl.types import FinishReason, Request
 
 UNLIMITED = 2**31
 
 
-class LocalSampler(Sampler):
+class LocalSampler(ModuleSampler):
     """Samples with continuous batching: a finished row's place is taken by the next request.
 
     Args:
-        model: a Hugging Face causal LM with full attention in every layer. The trainer's own module
-            is fine: its weights are then always current, and `update_weights` only drops what was
-            computed from the old ones.
-        max_rows: rows decoded at the same time.
-        version: weight version that the model holds now.
+        model, tokenizer, max_rows, version: as of ModuleSampler; the model has full attention in
+            every layer.
 
     Raises:
         EngineError: some layer of the model has another attention.
@@ -63,11 +53,8 @@ class LocalSampler(Sampler):
         max_rows: int = 128,
         version: int = 0,
     ) -> None:
-        super().__init__(tokenizer, context=_context(model), version=version)
-        self.model = model
-        self.network = CausalNetwork(model)
-        self.max_rows = max_rows
-        self._waiting: deque[Request] = deque()
+        context = _context(model)
+        super().__init__(model, tokenizer, context=context, max_rows=max_rows, version=version)
         self._prompts = Prompts(self.network)
         self._slots = Slots(max_rows, model.device)
         # None while rows are active: asleep, or computed from old weights; `_work` makes it anew.
@@ -140,37 +127,15 @@ class LocalSampler(Sampler):
         self._sample_next(0, head_logits(output.last_hidden_state[:, 0], self.network.head))
 
     def _sample_next(self, first: int, logits: Tensor) -> None:
-        """Sample a token for each of the slots from `first` on, and release the rows it ends.
-
-        Args:
-            logits: [m, V], of the m slots' next tokens, before any temperature.
-        """
-        slots = self._slots
-        rows = slice(first, first + len(logits))
-        temperature = slots.temperature[rows]
-        if slots.restricted:
-            logits = restrict(
-                logits, temperature=temperature, top_k=slots.top_k[rows], top_p=slots.top_p[rows]
-            )
-        keys = noise_keys(slots.seed[rows], slots.count[rows])
-        stochastic = slots.stochastic[rows] if slots.greedy else None
-        tokens, logprobs = sample_tokens(
-            logits, keys, temperature=temperature, stochastic=stochastic
-        )
-        ended = slots.append(first, tokens, logprobs, self._version)
-        self._counted["tokens"] += len(logits)
+        """Sample a token for each of the slots from `first` on, and release the rows it ends."""
+        ended = self._sample(self._slots, first, logits)
         self._finished += self._release(ended)
 
     def _release(self, ended: Sequence[int], reason: FinishReason | None = None) -> list[Finished]:
         """Turn slots into completions and free them. `reason` None means stop or length."""
         if not ended:
             return []
-        finished: list[Finished] = []
-        for slot in ended:
-            request = self._slots.requests[slot]
-            response = self._slots.response(slot)
-            why = reason or _why_ended(request, response)
-            finished.append(self._ended(request, why, response))
+        finished = self._completed(self._slots, ended, reason)
         moves = self._slots.release(ended)
         if moves is not None and self._cache is not None:
             self._cache.move(moves.sources, moves.targets, moves.longest)
@@ -178,42 +143,22 @@ class LocalSampler(Sampler):
 
     @torch.inference_mode()
     def _stop(self, ids: set[str]) -> list[Finished]:
-        stopped = [request for request in self._waiting if request.id in ids]
-        self._waiting = deque(request for request in self._waiting if request.id not in ids)
-        for request in stopped:
-            self._prompts.forget(request)
-        waited = [self._ended(request, "abort", request.prefix) for request in stopped]
+        waited = self._stop_waiting(ids)
+        for item in waited:
+            self._prompts.forget(item.request)
         active = enumerate(self._slots.requests)
         slots = [slot for slot, request in active if request.id in ids]
         return waited + self._release(slots, "abort")
 
-    @torch.no_grad()
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
-        """See RolloutEngine. Tensors that already are this model's memory are not copied, and get
-        no fingerprint.
-
-        Raises:
-            WeightSyncError: a tensor is unknown, of another shape, or missing.
-        """
-        missing = dict(self.model.named_parameters())
-        fingerprints: dict[str, str] = {}
-        for name, tensor in (named for bucket in buckets for named in bucket):
-            parameter = missing.pop(name, None)
-            if parameter is None or parameter.shape != tensor.shape:
-                has = "no such tensor" if parameter is None else f"shape {tuple(parameter.shape)}"
-                raise WeightSyncError(
-                    f"got {name!r} of shape {tuple(tensor.shape)}; the sampler has {has}"
-                )
-            if parameter.data_ptr() != tensor.data_ptr():
-                parameter.copy_(tensor)
-                fingerprints[name] = fingerprint(parameter)
-        if missing:
-            raise WeightSyncError(f"{len(missing)} tensors were not sent, such as {min(missing)!r}")
-        self._version = version
+    def _forget_computed(self) -> None:
         self._prompts.drop_prefilled()
         if self._slots.requests:
             self._cache = None
-        return fingerprints
+
+    def sleep(self) -> None:
+        """Free the keys and values; active rows recompute theirs when they go on."""
+        self._cache = None
+        self._prompts.drop_prefilled()
 
     def _recompute_cache(self) -> None:
         """Read again what every active row has read so far, all but its last token."""
@@ -228,35 +173,6 @@ class LocalSampler(Sampler):
                 self._fill(next(slots), kv)
             self._counted["prefill_tokens"] += sum(map(len, batch))
 
-    @torch.inference_mode()
-    def logprobs(
-        self, rows: Sequence[Sequence[int]], temperature: float = 1.0
-    ) -> list[list[float]]:
-        results: list[list[float]] = []
-        for batch in row_batches([tuple(row) for row in rows]):
-            tokens, lengths = pad_rows(batch, self.model.device)
-            real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-            inputs = TokenBatch(tokens=tokens, attention_mask=real, response_mask=real)
-            scored = read_tokens(
-                self.network, inputs, frozenset({"logprobs"}), temperature=temperature
-            )
-            aligned = cast(Tensor, scored.logprobs).tolist()
-            results += [row[: len(ids)] for row, ids in zip(aligned, batch, strict=True)]
-        return results
-
-    def sleep(self) -> None:
-        """Free the keys and values; active rows recompute theirs when they go on."""
-        self._cache = None
-        self._prompts.drop_prefilled()
-
-    def wake(self) -> None:
-        """Nothing to do: memory is taken when it is needed."""
-
-    def close(self) -> None:
-        """Drop every request and free the keys and values."""
-        self.abort(tuple(self._here))
-        self.sleep()
-
     def _progress(self) -> str:
         active = len(self._slots.requests)
         longest = max(self._slots.count[:active].tolist(), default=0)
@@ -265,10 +181,6 @@ class LocalSampler(Sampler):
             f"{active} rows are being decoded, the longest has {longest} of at most {limit} "
             f"tokens, and {len(self._waiting)} requests wait"
         )
-
-
-def _why_ended(request: Request, response: Prefix) -> FinishReason:
-    return "stop" if response.token_ids[-1] in request.sampling.stop_token_ids else "length"
 
 
 def _context(model: PreTrainedModel) -> int:

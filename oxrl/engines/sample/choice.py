@@ -1,0 +1,79 @@
+"""Which sampler of this process answers for a model: the fast one where it is right for it."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from oxrl.engines.sample.cached import CachedSampler
+from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.module_sampler import ModuleSampler
+
+# Families that LocalSampler was compared with (tests/recipes/test_architectures.py): they take
+# position ids and a mask, and their keys and values have one shape in all layers. Every other model
+# is sampled from over its own cache.
+FAST = frozenset(
+    {
+        "ernie4_5",
+        "falcon",
+        "gemma",
+        "glm4",
+        "gpt2",
+        "gpt_neox",
+        "granite",
+        "hunyuan_v1_dense",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "opt",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+    }
+)
+
+
+def module_sampler(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_rows: int,
+    longest: int | None = None,
+) -> ModuleSampler:
+    """The sampler for a model that lies in this process.
+
+    Args:
+        model: a Hugging Face causal LM.
+        max_rows: rows decoded at the same time.
+        longest: most tokens of a prompt and its response that will be asked for; None: not known.
+
+    Raises:
+        EngineError: the model has no separate output head, or keeps no cache.
+    """
+    if attends_to_everything(model.config, longest):
+        return LocalSampler(model, tokenizer, max_rows=max_rows)
+    return CachedSampler(model, tokenizer, max_rows=max_rows)
+
+
+def attends_to_everything(config: PreTrainedConfig, longest: int | None) -> bool:
+    """Whether every layer of a known family attends to everything before a token.
+
+    A Mistral's window is no window for rows that fit into it.
+    """
+    text = config.get_text_config()
+    if text.model_type not in FAST:
+        return False
+    layers = getattr(text, "layer_types", None)
+    if layers:
+        return set(layers) == {"full_attention"}
+    window = getattr(text, "sliding_window", None)
+    if not window:
+        return True
+    reach = longest or text.max_position_embeddings
+    return reach <= window

@@ -1,0 +1,154 @@
+"""What the two samplers of this process share: tokens are sampled from a module's own logits."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from oxrl.engines.sample.base import Finished
+from oxrl.engines.sample.gumbel import noise_keys, restrict, sample_tokens
+from oxrl.engines.sample.prefill import pad_rows, row_batches
+from oxrl.engines.sample.sampler import Sampler
+from oxrl.engines.sample.slots import Slots
+from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.forward import read_tokens
+from oxrl.errors import WeightSyncError
+from oxrl.models.network import CausalNetwork
+from oxrl.models.weights import fingerprint
+from oxrl.types import FinishReason, Prefix, Request, TokenBatch
+
+
+class ModuleSampler(Sampler):
+    """A sampler on a module of this process.
+
+    Args:
+        model: a Hugging Face causal LM. The trainer's own module is fine: its weights are then
+            always current, and `update_weights` only drops what was computed from the old ones.
+        context: most tokens of a prompt and its response.
+        max_rows: rows decoded at the same time.
+        version: weight version that the model holds now.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        context: int,
+        max_rows: int,
+        version: int,
+    ) -> None:
+        super().__init__(tokenizer, context=context, version=version)
+        self.model = model
+        self.network = CausalNetwork(model)
+        self.max_rows = max_rows
+        self._waiting: deque[Request] = deque()
+
+    @abstractmethod
+    def _forget_computed(self) -> None:
+        """Drop everything that was computed from weights; rows go on and compute it again."""
+
+    def _sample(self, slots: Slots, first: int, logits: Tensor) -> list[int]:
+        """Sample a token for each of the slots from `first` on.
+
+        Args:
+            logits: [m, V], of the m slots' next tokens, before any temperature.
+
+        Returns:
+            The slots whose response it ends.
+        """
+        rows = slice(first, first + len(logits))
+        temperature = slots.temperature[rows]
+        if slots.restricted:
+            logits = restrict(
+                logits, temperature=temperature, top_k=slots.top_k[rows], top_p=slots.top_p[rows]
+            )
+        keys = noise_keys(slots.seed[rows], slots.count[rows])
+        stochastic = slots.stochastic[rows] if slots.greedy else None
+        tokens, logprobs = sample_tokens(
+            logits, keys, temperature=temperature, stochastic=stochastic
+        )
+        self._counted["tokens"] += len(logits)
+        return slots.append(first, tokens, logprobs, self._version)
+
+    def _completed(
+        self, slots: Slots, ended: Sequence[int], reason: FinishReason | None
+    ) -> list[Finished]:
+        """The completions of slots; `reason` None means stop or length."""
+        finished: list[Finished] = []
+        for slot in ended:
+            request = slots.requests[slot]
+            response = slots.response(slot)
+            why = reason or _why_ended(request, response)
+            finished.append(self._ended(request, why, response))
+        return finished
+
+    def _stop_waiting(self, ids: set[str]) -> list[Finished]:
+        """Give up those of `ids` for which nothing has been sampled here."""
+        stopped = [request for request in self._waiting if request.id in ids]
+        self._waiting = deque(request for request in self._waiting if request.id not in ids)
+        return [self._ended(request, "abort", request.prefix) for request in stopped]
+
+    @torch.no_grad()
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
+        """See RolloutEngine. Tensors that already are this model's memory are not copied, and get
+        no fingerprint.
+
+        Raises:
+            WeightSyncError: a tensor is unknown, of another shape, or missing.
+        """
+        missing = dict(self.model.named_parameters())
+        fingerprints: dict[str, str] = {}
+        for name, tensor in (named for bucket in buckets for named in bucket):
+            parameter = missing.pop(name, None)
+            if parameter is None or parameter.shape != tensor.shape:
+                has = "no such tensor" if parameter is None else f"shape {tuple(parameter.shape)}"
+                raise WeightSyncError(
+                    f"got {name!r} of shape {tuple(tensor.shape)}; the sampler has {has}"
+                )
+            if parameter.data_ptr() != tensor.data_ptr():
+                parameter.copy_(tensor)
+                fingerprints[name] = fingerprint(parameter)
+        if missing:
+            raise WeightSyncError(f"{len(missing)} tensors were not sent, such as {min(missing)!r}")
+        self._version = version
+        self._forget_computed()
+        return fingerprints
+
+    @torch.inference_mode()
+    def logprobs(
+        self, rows: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> list[list[float]]:
+        results: list[list[float]] = []
+        for batch in row_batches([tuple(row) for row in rows]):
+            tokens, lengths = pad_rows(batch, self.model.device)
+            real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+            inputs = TokenBatch(tokens=tokens, attention_mask=real, response_mask=real)
+            scored = read_tokens(
+                self.network, inputs, frozenset({"logprobs"}), temperature=temperature
+            )
+            aligned = cast(Tensor, scored.logprobs).tolist()
+            results += [row[: len(ids)] for row, ids in zip(aligned, batch, strict=True)]
+        return results
+
+    def sleep(self) -> None:
+        """Free what was computed from prompts and responses; rows that go on compute it again."""
+        self._forget_computed()
+
+    def wake(self) -> None:
+        """Nothing to do: memory is taken when it is needed."""
+
+    def close(self) -> None:
+        """Drop every request, and what was computed for it."""
+        self.abort(tuple(self._here))
+        self.sleep()
+
+
+def _why_ended(request: Request, response: Prefix) -> FinishReason:
+    return "stop" if response.token_ids[-1] in request.sampling.stop_token_ids else "length"

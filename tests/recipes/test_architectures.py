@@ -1,0 +1,98 @@
+"""Every causal architecture is sampled from, trained and loaded again; docs/architectures.md."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures import FAMILIES, UNPACKABLE, tiny
+from samplers import TOKENIZER, largest, make_requests, trainer_logprobs
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from oxrl.engines.sample.base import generate
+from oxrl.engines.sample.cached import CachedSampler
+from oxrl.engines.sample.choice import FAST, module_sampler
+from oxrl.engines.sample.local import LocalSampler
+from oxrl.errors import ConfigError
+from oxrl.models.network import check_packing
+from oxrl.models.weights import save_model
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ROOT = Path(__file__).resolve().parent.parent.parent
+MAKER: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "make_architectures.py"))
+# One of each kind of memory; the rest is for `make test-full`.
+KINDS = ("bloom", "deepseek_v3", "gemma3", "mamba", "qwen3_next")
+RUNS = [pytest.param(name, marks=[] if name in KINDS else pytest.mark.full) for name in FAMILIES]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def model(family: str) -> PreTrainedModel:
+    return tiny(family)
+
+
+def test_the_samples_of_every_family_have_the_trainers_logprobs(
+    family: str, model: PreTrainedModel
+) -> None:
+    sampler = module_sampler(model, TOKENIZER, max_rows=8)
+    fast = family in FAST and family != "mistral"  # the tiny one has a window
+    assert type(sampler) is (LocalSampler if fast else CachedSampler)
+    requests = make_requests(3, 2, max_tokens=20, stop_token_ids=())
+    done = generate(sampler, requests, deadline_s=60)
+    assert largest(done, trainer_logprobs(model, requests, done, 1.0)) < 2e-4
+    texts = {completion.token_ids for completion in done}
+    assert len(texts) == len(done)
+
+
+def test_a_sample_of_any_family_does_not_depend_on_what_else_is_sampled(
+    model: PreTrainedModel,
+) -> None:
+    sampler = module_sampler(model, TOKENIZER, max_rows=4)
+    requests = make_requests(3, 2, max_tokens=8)
+    together = generate(sampler, requests, deadline_s=60)
+    for request, expected in zip(requests, together, strict=True):
+        [alone] = generate(sampler, [request], deadline_s=60)
+        assert alone.token_ids == expected.token_ids
+
+
+def test_packing_is_refused_where_examples_would_see_each_other(
+    family: str, model: PreTrainedModel
+) -> None:
+    if family not in UNPACKABLE:
+        check_packing(model)
+        return
+    with pytest.raises(ConfigError, match=r"data\.pack_tokens"):
+        check_packing(model)
+
+
+def test_a_saved_model_of_every_family_says_the_same(
+    model: PreTrainedModel, tmp_path: Path
+) -> None:
+    save_model(model, tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        assert torch.equal(again(input_ids=tokens).logits, model(input_ids=tokens).logits)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_whole_runs_of_a_family_say_what_its_line_of_the_page_says(
+    name: str, tmp_path: Path
+) -> None:
+    line: str = MAKER["row"](name, tmp_path)
+    page = MAKER["PAGE"].read_text(encoding="utf-8")
+    assert line in page
+    assert " no " not in line
+
+
+def test_the_page_has_one_line_for_every_family() -> None:
+    page: str = MAKER["PAGE"].read_text(encoding="utf-8")
+    for name in FAMILIES:
+        assert page.count(f"| {name} | ") == 1
