@@ -11,8 +11,9 @@ What counts as the final answer, in this order:
 
 Plain numbers (currency, thousands commas, units and punctuation around them allowed) are compared
 exactly, as decimals: math-verify takes 20 times as long and decides some spellings otherwise.
-Everything else goes to math-verify, without its own timeouts: it runs in a worker process that has
-a deadline.
+Inequalities and intervals are compared as the sets of numbers they are (`relations`), never by
+a number that stands in them. Everything else goes to math-verify, without its own timeouts: it runs
+in a worker process that has a deadline.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ from decimal import Decimal
 from math import isfinite
 from types import ModuleType
 
+from oxrl.rewards.relations import (
+    RELATIONS,
+    compare,
+    is_relation,
+    mark_relations,
+)
 from oxrl.types import Score
 
 _MINUS = "−"
@@ -58,10 +65,28 @@ _SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
 _LONGEST_LINE = 2000
 _MOST_BOXES = 16
 _LONGEST_TEXT = 10_000
-_OPERATORS = re.compile(r"[/*^×÷·+]|\d\s*-|\bsqrt\b|[([{]")
+_LONGEST_STATEMENT = 12  # words
+_OPERATORS = re.compile(r"[/*^×÷·+±<>≤≥≠]|\d\s*-|\bsqrt\b|[([{]")
 # A number of running text beside one of these is a part of an expression.
-_BINDS_BEFORE = tuple("/*^×÷([{")
-_BINDS_AFTER = tuple("/*^×÷+-=([{)]}")
+_BINDS_BEFORE = (*"/*^×÷±([{", *RELATIONS)
+_BINDS_AFTER = (*"/*^×÷+-=([{)]}", *RELATIONS)
+# "x = 1 or x = 3" states no number, "x = 2 + 3 = 5" does.
+_SEVERAL = re.compile(r"=.*(?:\bor\b|\band\b|[;&]|,(?!\d{3})).*=")
+_MATH = re.compile(r"\$\$?(.+?)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_JOINED = re.compile(r"\W*(?:\b(?:or|and)\b\W*)*")
+_COMMAND = re.compile(r"\\text\{[^{}]*\}|\\[a-zA-Z]+")
+_ASSIGNED = re.compile(r"[\s$\\(\[]*([a-zA-Z])\s*=")
+_STRUCTURE = re.compile(
+    r"""
+    \d[^\d\n]*[,;=<>≤≥≠∪∈±({\[] | [,;=<>≤≥≠∪∈±({\[][^\d\n]*\d
+  | \b[a-zA-Z]\s*[<>≤≥≠]\s*[a-zA-Z]\b | \d\s*,?\s*\b(?:or|and)\b
+    """,
+    re.VERBOSE,
+)
+_WORD = re.compile(r"(?!and\b|or\b)\b[a-zA-Z]{2}")
+_LISTED = re.compile(r"\s*(?:[,;]|,?\s*\b(?:or|and)\b)\s*\$?\s*[-+−]?\$?\d")
+# A quoted line of markdown, in running text.
+_QUOTE = re.compile(r"(?m)^\s*>+\s")
 # What a number may mean: 20% is 20 and 0.2, as answers are published either way.
 _Readings = frozenset[Decimal]
 
@@ -95,19 +120,14 @@ def math_reward(response: str, answer: object) -> Score:
         Value 1.0, or 0.0 with a reason; status "invalid" if `answer` cannot be read.
     """
     gold = _gold_text(answer)
-    if gold is None or (_gold_number(gold) is None and not _gold_expressions(gold)):
+    if gold is None or not _is_readable(gold):
         reason = f"cannot read the ground truth {answer!r} as mathematics"
         return Score(value=None, status="invalid", reason=reason)
     final = _final_answer(response)
     if final is None:
         return Score(value=0.0, reason="no answer found")
-    number = _read_number(final)
-    expected = _gold_number(gold)
-    if number is not None and expected is not None:
-        equal = bool(number & expected)
-    elif parsed := _parse(final):
-        equal = _library().verify(_gold_expressions(gold), parsed, timeout_seconds=None)
-    else:
+    equal = _is_equal(final, gold)
+    if equal is None:
         return Score(value=0.0, reason=f"no answer found in {final.text[-80:]!r}")
     if equal:
         return Score(value=1.0)
@@ -128,7 +148,7 @@ def _gold_text(answer: object) -> str | None:
 @functools.lru_cache(maxsize=4096)
 def _gold_number(gold: str) -> _Readings | None:
     final = _final_answer(gold)
-    if final is not None and (final.marked or _is_bare(gold)):
+    if final is not None and (final.marked and not _is_formula(gold) or _is_bare(gold)):
         return _read_number(final)
     return None
 
@@ -141,10 +161,56 @@ def _is_bare(text: str) -> bool:
     return len(_NUMBER.findall(plain)) == 1
 
 
+def _is_equal(final: _Final, gold: str) -> bool | None:
+    """Whether the answer equals the ground truth; None if it cannot be read."""
+    number = _read_number(final)
+    expected = _gold_number(gold)
+    said = _statement(final)
+    meant = _statement(_gold_final(gold))
+    if number is not None and expected is not None:
+        named = _ASSIGNED.match(said)
+        asked = _ASSIGNED.match(meant)
+        another = bool(named and asked and named[1] != asked[1])  # x = 5 is not y = 5
+        return bool(number & expected) and not another
+    decided = compare(meant, said)
+    if decided is not None:
+        return decided
+    parsed = _parse(final)
+    if not parsed:
+        return None
+    return _library().verify(_gold_expressions(gold), parsed, timeout_seconds=None)
+
+
+def _is_readable(gold: str) -> bool:
+    if _gold_number(gold) is not None or is_relation(_statement(_gold_final(gold))):
+        return True
+    return bool(_gold_expressions(gold))
+
+
+def _gold_final(gold: str) -> _Final:
+    final = _final_answer(gold)
+    return final if final is not None and final.marked else _Final(gold, start=0)
+
+
+def _statement(final: _Final) -> str:
+    """The mathematics that states the answer: of running text, its last formula."""
+    text = final.text[-_LONGEST_TEXT:]
+    formulas = list(_MATH.finditer(text))
+    if not formulas:
+        states = final.marked or len(text.split()) <= _LONGEST_STATEMENT
+        return text if states else ""
+    joined = _JOINED.fullmatch(_MATH.sub(" ", text))
+    if len(formulas) > 1 and (joined or final.marked):
+        return text  # "$x < 1$ or $x > 3$"
+    last = formulas[-1]
+    if not final.marked and re.search(r"\d", text[last.end() :]):
+        return ""  # A number after it states the answer.
+    return last[1] or last[2] or last[3]
+
+
 @functools.lru_cache(maxsize=4096)
 def _gold_expressions(gold: str) -> list[object]:
-    final = _final_answer(gold)
-    parsed = _parse(final if final and final.marked else _Final(gold, start=0))
+    parsed = _parse(_gold_final(gold))
     # A string in the list is text that math-verify could not parse; alone it is no expression.
     return [] if all(isinstance(item, str) for item in parsed) else parsed
 
@@ -156,7 +222,16 @@ def _final_answer(response: str) -> _Final | None:
     readable = [final for final in found if re.search(r"\w", final.text)]
     if readable:
         return max(readable, key=lambda final: final.start)
+    if _is_formula(text):
+        return _Final(text, start=0)
     return _Final(text) if re.search(r"\d|\\|\$", text) else None
+
+
+def _is_formula(text: str) -> bool:
+    """Whether the response is nothing but a list, a relation or a bracket: it is all the answer."""
+    plain = _COMMAND.sub(" ", text)
+    short = len(text) <= _LONGEST_LINE and len(text.split()) <= _LONGEST_STATEMENT
+    return bool(short and _STRUCTURE.search(text) and not _WORD.search(plain))
 
 
 def _answer_tag(text: str) -> Iterator[_Final]:
@@ -235,8 +310,9 @@ def _plain(text: str) -> str:
 def _read_number(final: _Final) -> _Readings | None:
     """The plain number at `final`; None if it is an expression, several numbers or no number."""
     text = _plain(final.text)
-    if _LATEX.search(text):
+    if _LATEX.search(text) or (final.marked and _SEVERAL.search(text)):
         return None
+    text = mark_relations(text if final.marked else _QUOTE.sub("", text))
     if final.marked:
         result = text.rpartition("=")[2]  # "5 + 3 = 8" states 8
         if re.search(r"\d", result):
@@ -274,6 +350,8 @@ def _number_in_prose(text: str, last: bool) -> re.Match[str] | None:
     after = text[match.end() :].lstrip()
     if before.endswith(_BINDS_BEFORE) or after.startswith(_BINDS_AFTER):
         return None
+    if not last and _LISTED.match(text, match.end()):
+        return None  # "5 or -5" is two answers.
     return match
 
 
@@ -309,7 +387,7 @@ def _parse(final: _Final) -> list[object]:
     text = final.text[-_LONGEST_TEXT:]
     if final.boxed:
         text = f"$\\boxed{{{text}}}$"
-    elif not _ENVIRONMENT.search(text) and len(text.split()) <= 12:
+    elif not _ENVIRONMENT.search(text) and len(text.split()) <= _LONGEST_STATEMENT:
         if final.marked or _LATEX.search(text):
             text = f"${text.strip(' .')}$"
     return _library().parse(text, parsing_timeout=None)

@@ -1,0 +1,487 @@
+"""Answers that are inequalities, intervals, sets or tuples: what they mean, compared exactly.
+
+math-verify solves, flips and unwraps such answers on its way to a verdict, and takes some for
+others: the point (3, 1) for the set {1, 3}, the interval (-5, 5) for plus or minus 5. Here an
+inequality or an interval is the set of real numbers that fulfil it, so `5 < x`, `x > 5` and
+`(5, \\infty)` are one answer and `x \\ge 5` is another. What cannot be read equals nothing but its
+own spelling.
+
+Expressions are read by math-verify and solved by sympy: run this where `math_reward` runs, in a
+worker with a deadline.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+# Spelling -> relation, the longest first. A calculator's annotation, a tag and an arrow are none.
+_NOISE = re.compile(
+    r"""
+    <<[^<>\n]*>>                                   # GSM8K's <<5+3=8>>
+  | </?[a-z][a-z0-9]+\s*/?> | </?[biups]> | <\|[^<>\n]*\|>
+  | <?[-=]{2,}> | <?->
+  | (?<!\b[a-zA-Z]\s)(?<!\b[a-zA-Z])=>             # but x => 5 is a relation
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_PLAIN_RELATIONS = {
+    "≥": r"≥|⩾|≧|>=|=>",
+    "≤": r"≤|⩽|≦|<=|=<",
+    "≠": r"≠|!=|=/=|=\\=|<>",
+    "<": r"<|＜|&lt;",
+    ">": r">|＞|&gt;",
+}
+_LATEX_RELATIONS = {
+    "≠": r"\\neq?(?![a-zA-Z])|\\not\s*=",
+    ">": r"\\gt(?![a-zA-Z])|\\not\s*\\leq?(?![a-zA-Z])|\\nleq(?:slant)?(?![a-zA-Z])",
+    "<": r"\\lt(?![a-zA-Z])|\\not\s*\\geq?(?![a-zA-Z])|\\ngeq(?:slant)?(?![a-zA-Z])",
+    "≥": r"\\(?:ge|geq|geqq|geqslant|nless)(?![a-zA-Z])|\\not\s*(?:<|\\lt(?![a-zA-Z]))",
+    "≤": r"\\(?:le|leq|leqq|leqslant|ngtr)(?![a-zA-Z])|\\not\s*(?:>|\\gt(?![a-zA-Z]))",
+}
+RELATIONS = ("<", ">", "≤", "≥", "≠")
+_RELATION = re.compile("[<>≤≥≠]")
+# Relations that no set of reals tells: the same only if spelled alike.
+_OTHER_RELATIONS = re.compile(
+    r"[≡≫≪⊂⊆⊃⊇∉∝]|\\(?:gg|ll|equiv|sim|cong|propto|perp|parallel|notin|n?mid|lnot|neg)(?![a-zA-Z])"
+    r"|\\(?:sub|sup)set(?:eq)?(?![a-zA-Z])|\\not\s*\\in(?![a-zA-Z])"
+)
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_ANY_RELATION = re.compile("[<>≤≥≠=]")
+_TURNED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠", "=": "="}
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    ">": operator.gt,
+    "≤": operator.le,
+    "≥": operator.ge,
+    "≠": operator.ne,
+    "=": operator.eq,
+}
+# What only changes how an answer looks.
+_LAYOUT = re.compile(
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|q?quad|[,;:!])(?![a-zA-Z])"
+    r"|\\ |\\[()\[\]]|[$~]"
+)
+_SYMBOLS = {
+    "∞": r"\infty ",
+    "∈": r"\in ",
+    "∪": r"\cup ",
+    "±": r"\pm ",
+    "−": "-",
+    "ℝ": r"\mathbb{R}",
+    "∖": r"\setminus ",
+}
+_TEXT = re.compile(r"\\(?:text|mathrm|textnormal|mbox|textbf|mathbf|operatorname)\s*\{([^{}]*)\}")
+_OR = re.compile(r"\s*(?:,?\s*\bor\b|\\lor(?![a-zA-Z])|\\vee(?![a-zA-Z])|∨)\s*")
+_AND = re.compile(r"\s*(?:,?\s*\band\b|\\land(?![a-zA-Z])|\\wedge(?![a-zA-Z])|∧)\s*")
+_CUP = re.compile(r"\\cup(?![a-zA-Z])")
+_MEMBER = re.compile(r"\s*(\\?[a-zA-Z]+(?:_\w|_\{\w+\})?)\s*\\in(?![a-zA-Z])(.*)", re.DOTALL)
+_ASSIGNED = re.compile(r"([a-zA-Z])\s*=([^=]*)", re.DOTALL)
+_BUILDER = re.compile(
+    r"""
+    \\?\{ \s* [a-zA-Z] \s* (?:\\in\s*\\mathbb\s*\{?R\}?\s*)? (?:\||:|\\mid|\\vert)
+    ([^{}]*?) \\?\}
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?|\\R(?![a-zA-Z])")
+_INFINITY = re.compile(r"([-+]?)\s*(?:\\(?:infty|infinity)(?![a-zA-Z])|inf(?:inity)?|oo)\s*")
+_EXACT = re.compile(r"[-+]?\s*(?:\d+(?:\.\d+)?|\.\d+)(?:\s*/\s*0*[1-9]\d*)?")
+# Three letters and more in a row are a word, not a product, unless LaTeX or a function.
+_WORD = re.compile(r"(?<![\\a-zA-Z])(?!(?:sin|cos|tan|cot|log|exp|sqrt|abs|max|min)\b)[a-zA-Z]{3,}")
+_OPEN = "([{"
+_CLOSE = ")]}"
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    """What a statement says: the values of one variable, or relations that no set tells.
+
+    Args:
+        values: sympy Set of real numbers.
+        variable: name; empty where the statement names none, as an interval.
+        relations: normalized text or terms, where `values` is None.
+    """
+
+    values: Any = None
+    variable: str = ""
+    relations: frozenset[object] = frozenset()
+
+    def agrees(self, other: _Meaning) -> bool:
+        """Whether both say the same; a statement without a variable agrees with any."""
+        if self.values is None or other.values is None:
+            return self.values is other.values and self.relations == other.relations
+        named = {self.variable, other.variable} - {""}
+        return len(named) < 2 and self.values == other.values
+
+
+def mark_relations(text: str) -> str:
+    """Write every plain spelling of a relation as one of `RELATIONS`, and drop what is none.
+
+    Args:
+        text: of an answer; `<=`, `!=` and the like may stand in it, and arrows, tags, annotations.
+
+    Returns:
+        The text with <, >, ≤, ≥, ≠; LaTeX spellings (`\\le`) stay.
+    """
+    return _replace(_NOISE.sub(" ", text), _PLAIN_RELATIONS)
+
+
+def is_relation(text: str) -> bool:
+    """Whether a statement holds an inequality, an interval or the membership in a set.
+
+    Args:
+        text: of one answer, without its marker.
+    """
+    return _shape(text) in ("relation", "interval")
+
+
+def compare(gold: str, answer: str) -> bool | None:
+    """Whether two answers are the same, where their shapes decide it.
+
+    Inequalities and intervals are the same if they are read and hold for the same numbers (and of
+    the same variable, where both name one), or if they are spelled alike. An ordered tuple is
+    never a set or a list, and several answers are not one.
+
+    Args:
+        gold, answer: of one answer each.
+
+    Returns:
+        True or False; None where the shapes leave it to the values.
+    """
+    shapes = {_shape(gold), _shape(answer)}
+    if shapes & {"relation", "interval"}:
+        return _same_meaning(gold, answer)
+    if "named" in shapes and len(shapes) == 2:
+        return "set" not in shapes and _same_elements(gold, answer)
+    if shapes in ({"tuple", "set"}, {"tuple", "list"}, {"single", "list"}):
+        return False
+    return None
+
+
+def _same_meaning(gold: str, answer: str) -> bool:
+    if _spelling(gold) == _spelling(answer):
+        return True
+    meant = _read(_clean(gold))
+    said = _read(_clean(answer))
+    return meant is not None and said is not None and meant.agrees(said)
+
+
+def _same_elements(gold: str, answer: str) -> bool:
+    """Whether "x = 2, y = 3" and "(2, 3)" hold the same values in the same order."""
+    listed: list[list[Any]] = []
+    for text in (_clean(gold), _clean(answer)):
+        pair = _bracketed(text, "(", ")")
+        parts = _split(_AND.sub(",", text if pair is None else pair))
+        listed.append([_expression(part.rpartition("=")[2]) for part in parts])
+    if len(listed[0]) != len(listed[1]) or None in listed[0] + listed[1]:
+        return False
+    return all((one - other).equals(0) is True for one, other in zip(*listed, strict=True))
+
+
+def _replace(text: str, spellings: dict[str, str]) -> str:
+    for relation, pattern in spellings.items():
+        text = re.sub(pattern, f" {relation} ", text)
+    return text
+
+
+@functools.lru_cache(maxsize=4096)
+def _clean(text: str) -> str:
+    """The statement with one spelling of every symbol and without layout."""
+    for symbol, command in _SYMBOLS.items():
+        text = text.replace(symbol, command)
+    text = _replace(text, _LATEX_RELATIONS)
+    text = _TEXT.sub(r" \1 ", mark_relations(text))
+    return _LAYOUT.sub(" ", text).strip().rstrip(".;,").strip()
+
+
+def _spelling(text: str) -> str:
+    return re.sub(r"\s|\*\*|`", "", _clean(text))
+
+
+@functools.lru_cache(maxsize=4096)
+def _shape(text: str) -> str:
+    """relation, interval, tuple, set (with braces), list, named ("x = 1, y = 2") or single."""
+    text = _clean(text)
+    if _RELATION.search(text) or _OTHER_RELATIONS.search(text):
+        return "relation"
+    member = _MEMBER.fullmatch(text)
+    inner = (member[2] if member else text).strip()
+    if member or _is_interval(inner):
+        return "interval"
+    pair = _bracketed(inner, "(", ")")
+    if pair is not None and len(_split(pair)) > 1:
+        return "tuple"
+    braces = _bracketed(inner.replace(r"\{", "{").replace(r"\}", "}"), "{", "}")
+    if braces is not None or r"\pm" in inner:
+        return "set"
+    several = len(_split(_THOUSANDS.sub("", inner))) > 1
+    if not several and not _OR.search(inner) and not _AND.search(inner):
+        return "single"
+    # "x = 1, y = 2" names the places of a tuple; "x = 1 or x = 3" and "x = 1, 3" are lists.
+    names = re.findall(r"([^\s,;=]+)\s*=", inner)
+    is_named = len(names) == len(_split(_AND.sub(",", inner))) == len(set(names))
+    return "named" if is_named else "list"
+
+
+def _is_interval(text: str) -> bool:
+    """Whether it can be nothing but a set of reals: infinite, half-open, square or a union."""
+    if _CUP.search(text) or _REALS.search(text) or "\\setminus" in text:
+        return True
+    if text[:1] not in ("(", "[", "]") or text[-1:] not in (")", "]", "["):
+        return False
+    ends = _split(text[1:-1])
+    if len(ends) != 2 or any(character in text[1:-1] for character in "[]&"):
+        return False
+    square = text[0] != "(" or text[-1] != ")"
+    return square or any(_INFINITY.fullmatch(end.strip()) for end in ends)
+
+
+def _bracketed(text: str, opening: str, closing: str) -> str | None:
+    """What one pair of brackets around the whole text holds."""
+    if not (text.startswith(opening) and text.endswith(closing)):
+        return None
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character in _OPEN) - (character in _CLOSE)
+        if depth == 0 and position < len(text) - 1:
+            return None
+    return text[1:-1]
+
+
+def _split(text: str) -> list[str]:
+    """The parts between the commas and semicolons outside of brackets."""
+    parts: list[str] = []
+    depth = start = 0
+    for position, character in enumerate(text):
+        depth += (character in _OPEN) - (character in _CLOSE)
+        if depth <= 0 and character in ",;":
+            parts.append(text[start:position])
+            start = position + 1
+    return [*parts, text[start:]]
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(text: str) -> _Meaning | None:
+    """What a cleaned statement says; None if it is none."""
+    import sympy
+
+    if not text or _OTHER_RELATIONS.search(_BUILDER.sub(" ", text)):
+        return None
+    if builder := _BUILDER.fullmatch(text):
+        return _read(builder[1].strip())
+    for pattern, join in ((_OR, sympy.Union), (_AND, sympy.Intersection)):
+        clauses = pattern.split(text)
+        if len(clauses) > 1:
+            return _joined(clauses, join)
+    return _read_inequality(text) if _RELATION.search(text) else _read_values(text)
+
+
+def _read_inequality(text: str) -> _Meaning | None:
+    if not any(bracket in text for bracket in _OPEN):
+        text = _THOUSANDS.sub("", text)
+    clauses = _split(text)
+    # A comma may mean "and" as well as "or": only such a list says the same.
+    return _listed(clauses) if len(clauses) > 1 else _chain(text)
+
+
+def _read_values(text: str) -> _Meaning | None:
+    """A variable that is, or is in, some values; or the values alone."""
+    for pattern in (_ASSIGNED, _MEMBER):
+        if match := pattern.fullmatch(text):
+            values = _values(match[2].strip())
+            return None if values is None else _Meaning(values, match[1].lstrip("\\"))
+    if "=" in text:
+        return _chain(text)
+    values = _values(text)
+    return None if values is None else _Meaning(values)
+
+
+def _joined(clauses: list[str], join: Callable[..., Any]) -> _Meaning | None:
+    meanings = [_read(clause.strip()) for clause in clauses]
+    if any(meaning is None for meaning in meanings):
+        return None
+    read = [meaning for meaning in meanings if meaning is not None]
+    names = {meaning.variable for meaning in read} - {""}
+    if len(names) < 2 and all(meaning.values is not None for meaning in read):
+        values = join(*(meaning.values for meaning in read))
+        # What nothing fulfils says nothing: two such statements are not the same.
+        if not values.is_empty:
+            return _Meaning(values, *names)
+    terms = (
+        (join.__name__, meaning.values, meaning.relations, meaning.variable) for meaning in read
+    )
+    return _Meaning(relations=frozenset(terms))
+
+
+def _listed(clauses: list[str]) -> _Meaning | None:
+    import sympy
+
+    meanings = [_read(clause.strip()) for clause in clauses]
+    if any(meaning is None for meaning in meanings):
+        return None
+    # That x is real says nothing.
+    told = [m for m in meanings if m is not None and m.values != sympy.S.Reals]
+    if len(told) == 1:
+        return told[0]
+    return _Meaning(relations=frozenset(("list", meaning) for meaning in told))
+
+
+def _chain(text: str) -> _Meaning | None:
+    """a < b < c: every neighbouring pair of sides is a relation of its own."""
+    import sympy
+    from sympy.core.function import AppliedUndef
+
+    sides = [_expression(side) for side in _ANY_RELATION.split(text)]
+    if any(side is None for side in sides):
+        return None
+    pairs = list(zip(sides[:-1], _ANY_RELATION.findall(text), sides[1:], strict=True))
+    names: set[Any] = set().union(*(side.free_symbols for side in sides if side is not None))
+    if len(names) == 1:
+        (variable,) = names
+        solved = [_solve(left - right, relation, variable) for left, relation, right in pairs]
+        if all(values is not None for values in solved):
+            values = sympy.Intersection(*solved)
+            if not values.is_empty:
+                return _Meaning(values, variable.name)
+    if not names and not any(side.atoms(AppliedUndef) for side in sides if side is not None):
+        return None  # 3 < 5 says nothing.
+    return _Meaning(relations=frozenset(_terms(left - right, op) for left, op, right in pairs))
+
+
+def _solve(difference: Any, relation: str, variable: Any) -> Any:
+    """The reals for which `difference relation 0` holds; None if sympy does not find them."""
+    import sympy
+
+    slope = sympy.simplify(difference.diff(variable))
+    if slope.is_number:
+        return _solve_linear(slope, difference.subs(variable, 0), relation)
+    if relation in ("=", "≠"):
+        found = sympy.solveset(difference, variable, sympy.S.Reals)
+        if not isinstance(found, sympy.FiniteSet):
+            return None
+        return found if relation == "=" else sympy.S.Reals - found
+    compared = {"<": sympy.Lt, ">": sympy.Gt, "≤": sympy.Le, "≥": sympy.Ge}[relation]
+    try:
+        return sympy.solve_univariate_inequality(
+            compared(difference, 0), variable, relational=False, domain=sympy.S.Reals
+        )
+    except (NotImplementedError, ValueError, TypeError):
+        return None  # The relation itself is compared then.
+
+
+def _solve_linear(slope: Any, start: Any, relation: str) -> Any:
+    """The reals x for which `slope x + start relation 0` holds; None if a number is not real."""
+    import sympy
+
+    start = sympy.simplify(start)
+    if not (slope.is_real and start.is_real):
+        return None
+    if slope.is_zero:
+        return sympy.S.Reals if _OPERATORS[relation](start, 0) else sympy.S.EmptySet
+    bound = sympy.nsimplify(-start / slope)
+    return _half_line(bound, _TURNED[relation] if slope.is_negative else relation)
+
+
+def _half_line(bound: Any, relation: str) -> Any:
+    """The reals x with `x relation bound`."""
+    import sympy
+
+    if relation == "=":
+        return sympy.FiniteSet(bound)
+    if relation == "≠":
+        return sympy.S.Reals - sympy.FiniteSet(bound)
+    if relation in "<≤":
+        return sympy.Interval(-sympy.oo, bound, True, relation == "<")
+    return sympy.Interval(bound, sympy.oo, relation == ">", True)
+
+
+def _terms(difference: Any, relation: str) -> tuple[str, Any]:
+    """`difference relation 0` with < or ≤ and a first coefficient of 1 or -1."""
+    import sympy
+
+    if relation in ">≥":
+        difference, relation = -difference, _TURNED[relation]
+    expanded = sympy.expand(difference)
+    ordered = sorted(expanded.as_ordered_terms(), key=lambda term: str(term.as_coeff_Mul()[1]))
+    variable_terms = [term for term in ordered if term.as_coeff_Mul()[1] != 1]
+    leading = variable_terms[0].as_coeff_Mul()[0] if variable_terms else sympy.Integer(1)
+    scale = leading if relation in ("=", "≠") else abs(leading)
+    return relation, sympy.expand(expanded / scale)
+
+
+def _values(text: str) -> Any:
+    """The set of reals that an interval, a union, a finite set or a number denotes; or None."""
+    import sympy
+
+    if "\\setminus" in text:
+        whole, _, removed = text.partition("\\setminus")
+        parts = (_values(whole.strip()), _values(removed.strip()))
+        return None if None in parts else parts[0] - parts[1]
+    pieces = [_piece(piece.strip()) for piece in _CUP.split(text)]
+    if any(piece is None for piece in pieces):
+        return None
+    return sympy.Union(*pieces)
+
+
+def _piece(text: str) -> Any:
+    import sympy
+
+    if _REALS.fullmatch(text):
+        return sympy.S.Reals
+    braces = _bracketed(text.replace(r"\{", "{").replace(r"\}", "}"), "{", "}")
+    if braces is not None:
+        elements = [_expression(part) for part in _split(braces)]
+        return None if None in elements else sympy.FiniteSet(*elements)
+    if text[:1] in ("(", "[", "]") and text[-1:] in (")", "]", "["):
+        ends = [_expression(part, infinite=True) for part in _split(text[1:-1])]
+        if len(ends) != 2 or any(end is None or end.free_symbols for end in ends):
+            return None
+        found = sympy.Interval(*ends, text[0] != "[", text[-1] != "]")
+        return None if found.is_empty else found
+    elements = [_expression(part) for part in _alternatives(text)]
+    return None if None in elements else sympy.FiniteSet(*elements)
+
+
+def _alternatives(text: str) -> Iterator[str]:
+    """The elements of "1, 3"; both values of every "plus or minus"."""
+    for part in _split(text):
+        if r"\pm" in part:
+            yield part.replace(r"\pm", "+")
+            yield part.replace(r"\pm", "-")
+        else:
+            yield part
+
+
+@functools.lru_cache(maxsize=4096)
+def _expression(text: str, infinite: bool = False) -> Any:
+    """One term as sympy reads it, its symbols real; None if it is none."""
+    import sympy
+
+    text = text.strip()
+    if match := _INFINITY.fullmatch(text):
+        return (-sympy.oo if match[1] == "-" else sympy.oo) if infinite else None
+    if _EXACT.fullmatch(text):
+        return sympy.Rational(text.replace(" ", ""))
+    if re.fullmatch("[a-zA-Z]", text):
+        return sympy.Symbol(text, real=True)
+    if not text or _WORD.search(text):
+        return None
+    return _parsed(text)
+
+
+def _parsed(text: str) -> Any:
+    import math_verify
+    import sympy
+
+    found = math_verify.parse(f"${text}$", parsing_timeout=None)
+    # A mere string, or a set, a relation, a matrix.
+    if not found or not isinstance(found[0], sympy.Expr):
+        return None
+    term = found[0].doit()
+    real = {symbol: sympy.Symbol(symbol.name, real=True) for symbol in term.free_symbols}
+    return term.subs(real)
