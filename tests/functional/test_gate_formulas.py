@@ -377,20 +377,39 @@ def test_the_floor_of_vespos_product_is_1e_8(a: float) -> None:
 
 @pytest.mark.parametrize("coeff", [1e-3, 0.5, 2.0])
 def test_the_quadratic_pull(coeff: float) -> None:
-    """Beyond the clamp the pull is constant: what is left is the advantage."""
+    """Rows of one token; there is no exponential, so nothing is clamped."""
     loss, gradient, metrics = GRID.run(proximal, proximal_coeff=coeff)
     scales = [w * c for w, c in zip(GRID.weights, GRID.corrections, strict=True)]
     value = 0.0
     weights = []
     for (x, a), now, scale, slope in zip(GRID.pairs, GRID.now, scales, gradient, strict=True):
-        value -= scale * (a * now - coeff / 2 * bounded(x) ** 2)
-        expected = a - (coeff * x if abs(x) <= FARTHEST else 0.0)
+        value -= scale * (a * now - coeff / 2 * x**2)
+        expected = a - coeff * x
         assert slope == pytest.approx(-scale * expected, rel=1e-9, abs=1e-14), (x, a)
         if a:
             weights.append(expected / a)
     assert loss == pytest.approx(value, rel=1e-12)
     assert metrics["update/weight_mean"].item() == pytest.approx(sum(weights) / len(weights))
     assert metrics["update/weight_max"].item() == pytest.approx(max(weights))
+
+
+@pytest.mark.parametrize("coeff", [0.0, 0.3])
+@pytest.mark.parametrize("a", [1.3, -0.7, 0.0])
+def test_the_quadratic_pull_of_a_row_is_on_the_sum_of_its_log_ratios(
+    a: float, coeff: float
+) -> None:
+    """Log-ratios .5, -.2 and .1 of three trained tokens: X = .4, and the fourth does not count."""
+    row = [0.5, -0.2, 0.1, 9.0]
+    now = [-1.0, -0.4, -0.9, -2.0]
+    mask = torch.tensor([[True, True, True, False]])
+    old = f64([[n - x for n, x in zip(now, row, strict=True)]])
+    logprobs = f64([now]).requires_grad_()
+    weights = f64([[0.5, 0.5, 0.5, NAN]])
+    loss, _ = proximal(logprobs, old, a + 0 * old, mask, weights, proximal_coeff=coeff)
+    assert loss.item() == pytest.approx(-0.5 * (a * sum(now[:3]) - coeff / 2 * 0.4**2))
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    slope = -0.5 * (a - coeff * 0.4)
+    assert gradient[0].tolist() == pytest.approx([slope, slope, slope, 0.0])
 
 
 def rows_of_gmpo(
