@@ -2,7 +2,8 @@
 
 OxrlError 1: ConfigError 2, DataError 2, MissingExtraError 2, RunDirectoryError 2,
     CheckpointError 1 (CheckpointWriteError), EngineError 1 (WeightSyncError, LostRankError),
-    InvariantError 1, NonFiniteError 1, RewardError 1, DeadlineError 1, Interrupted 75
+    InvariantError 1, NonFiniteError 1, RewardError 1 (RewardDefinitionError 2), DeadlineError 1,
+    Interrupted 75 (Stopped)
 """
 
 from __future__ import annotations
@@ -113,6 +114,12 @@ class RewardError(OxrlError, RuntimeError):
     """A reward function cannot be loaded, or does not keep the Reward contract."""
 
 
+class RewardDefinitionError(RewardError, ValueError):
+    """A reward that can never work as it is written, found before anything was trained."""
+
+    exit_code = 2
+
+
 class DeadlineError(OxrlError, TimeoutError):
     """A wait ran out of time. The message says what was waited for and for how long."""
 
@@ -121,6 +128,10 @@ class Interrupted(OxrlError):
     """A signal asked the run to stop; it saved a checkpoint first."""
 
     exit_code = 75
+
+
+class Stopped(Interrupted):
+    """A signal cut a piece of work short: what it had found is dropped, nothing is saved yet."""
 
 
 def required(value: T | None, what: str = "what was asked for") -> T:

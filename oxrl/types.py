@@ -43,7 +43,8 @@ ScoreStatus = Literal["ok", "timeout", "error", "invalid"]
 class Prompt:
     """One question to the model.
 
-    `uid` is stable across runs and epochs; `token_ids` is the rendered chat template.
+    `uid` is stable across runs and epochs; `token_ids` is the rendered chat template. `plain`: the
+    row gave a text, which is the one message, not a list of messages.
     """
 
     uid: str
@@ -53,6 +54,7 @@ class Prompt:
     images: tuple[str, ...] = ()
     source: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    plain: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from oxrl.data.prepare import PREPARERS
 from oxrl.recipes import build, run
 from oxrl.recipes.evaluate import run_eval
 from oxrl.rewards.workers import RewardPool
+from oxrl.runs.patience import Patience
 from oxrl.seeds import stable_seed
 from oxrl.types import Completion, Prompt, Score
 
@@ -61,8 +62,12 @@ class PermutedRewards(RewardPool):
 
     _calls = 0
 
-    def score(self, groups: Sequence[tuple[Prompt, list[Completion]]]) -> list[list[Score]]:
-        scored = super().score(groups)
+    def score(
+        self,
+        groups: Sequence[tuple[Prompt, Sequence[Completion]]],
+        patience: Patience | None = None,
+    ) -> list[list[Score]]:
+        scored = super().score(groups, patience)
         flat = [score for group in scored for score in group]
         PermutedRewards._calls += 1
         random.Random(stable_seed("control", self._calls)).shuffle(flat)

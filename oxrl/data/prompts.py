@@ -70,6 +70,7 @@ class PromptDataset(Dataset[Prompt]):
             answer=answer,
             source=source or "",
             metadata=metadata,
+            plain=isinstance(text, str),
         )
         return [prompt]
 

@@ -7,10 +7,11 @@ sample,
     def score(prompt: Prompt, completion: str) -> float:      # prompt.answer is the ground truth
         return 1.0 if completion.strip() == prompt.answer else 0.0
 
-Which of the two it is, is told by the name of the second parameter: `completions` gets the group,
-anything else one text. A float, an int, a bool, a scalar tensor or a `Score` may be returned. A
-failure is never the number 0: an exception becomes status "error", a value that is no finite number
-status "invalid", each with a reason.
+What a function gets is told by the names of its parameters (`signatures.py`): `completion` is one
+text, `completions` are those of the group, and rewards written for verl or TRL are called as these
+libraries would. A float, an int, a bool, a scalar tensor or a `Score` may be returned. A failure is
+never the number 0: an exception becomes status "error", a value that is no finite number status
+"invalid", each with a reason.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import traceback
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, SupportsFloat
 
-from oxrl.errors import RewardError, did_you_mean, why_no_file
+from oxrl.errors import RewardDefinitionError, did_you_mean, why_no_file
 from oxrl.rewards.builtin import BUILTINS
-from oxrl.types import Completion, Prompt, Score, ScoreStatus, Segment
+from oxrl.rewards.signatures import RewardFunction, form_of
+from oxrl.types import Completion, Prompt, Score, ScoreStatus
 
-# What a user writes: a function of the prompt and of one text or of a group's completions.
-RewardFunction = Callable[[Prompt, Any], object]
+# Longest text that a score carries, in characters: it is written for every sample.
+MOST_REASON = 600
 
 
 class Reward(Protocol):
@@ -42,20 +45,19 @@ class Reward(Protocol):
     ) -> Sequence[Score] | Awaitable[Sequence[Score]]: ...
 
 
-_DRY_PROMPT = Prompt(
-    uid="dry-call", messages=({"role": "user", "content": "1 + 1?"},), token_ids=(1, 2), answer="2"
-)
-_DRY_SEGMENT = Segment(token_ids=(3,), logprobs=(0.0,), versions=(0,))
-_DRY_COMPLETION = Completion(segments=(_DRY_SEGMENT,), text="#### 2", finish_reason="stop")
-
-
 @dataclasses.dataclass(frozen=True)
 class LoadedReward:
-    """A reward function behind the Reward interface: a list of scores, never an exception."""
+    """A reward function behind the Reward interface: a list of scores, never an exception.
+
+    `columns` are fields of the data that it cannot do without. `path`, `module`: the user's file.
+    """
 
     name: str
     function: RewardFunction
     per_sample: bool
+    columns: tuple[str, ...] = ()
+    path: Path | None = None
+    module: ModuleType | None = None
 
     def __call__(
         self, prompt: Prompt, completions: Sequence[Completion], first: int = 0
@@ -114,13 +116,13 @@ class LoadedReward:
     ) -> list[Score]:
         def failed(status: ScoreStatus, samples: str, problem: str) -> Score:
             reason = f"{self.name}, {samples} of prompt {prompt.uid}: {problem}"
-            return Score(value=None, status=status, reason=reason)
+            return Score(value=None, status=status, reason=capped(reason, MOST_REASON))
 
         samples = sample_range(first, count)
         try:
             values: Any = self.call(prompt, given)
         except Exception as error:  # noqa: BLE001 - whatever user code raises is the result
-            raised = f"raised {type(error).__name__}: {error}"
+            raised = f"raised {type(error).__name__}: {text_of(error)}"
             return [failed("error", samples, raised)] * count
         problem = self.problem(values, count)
         if problem:
@@ -149,29 +151,41 @@ def sample_range(first: int, count: int) -> str:
     return f"sample {first}" if count == 1 else f"samples {first} to {first + count - 1}"
 
 
+def capped(text: str, most: int) -> str:
+    """`text`, cut to `most` characters with a note of how many are missing."""
+    missing = len(text) - most
+    return text if missing <= 0 else f"{text[:most]}... ({missing:,} characters more were cut)"
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says; user code may raise one that cannot even say that."""
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001 - `__str__` is the user's
+        return f"(its text cannot be shown: {type(second).__name__})"
+
+
 def _to_score(value: object) -> Score:
     score = value if isinstance(value, Score) else Score(value=0.0)
     given = score.value if score is value else value
     if score.value is None:
-        return score
+        return dataclasses.replace(score, reason=capped(score.reason, MOST_REASON))
     if not isinstance(given, SupportsFloat):
         raise ValueError(f"{_show(given)}, need a number")
     try:
         number = float(given)
         parts = {name: float(part) for name, part in score.parts.items()}
     except Exception as error:  # any: `__float__` and `parts` are the user's, or a library's
-        raise ValueError(f"{_show(value)}, which is no single number: {error}") from error
+        why = text_of(error)
+        raise ValueError(f"{_show(value)}, which is no single number: {why}") from error
     if not math.isfinite(number):
         raise ValueError(f"{number}, need a finite number")
-    return dataclasses.replace(score, value=number, parts=parts)
+    reason = capped(score.reason, MOST_REASON)
+    return dataclasses.replace(score, value=number, parts=parts, reason=reason)
 
 
-def load_reward(name: str) -> LoadedReward:
-    """Find a reward and call it once on a made-up sample.
-
-    That dry call fails on what can never work (a wrong signature or return type, an unknown name, a
-    missing module or attribute of `Prompt`); other exceptions may be due to the made-up answer "2"
-    and are left to the run.
+def find_reward(name: str) -> LoadedReward:
+    """Find a reward and run the file that defines it, but not the reward itself.
 
     Args:
         name: a key of BUILTINS, "path.py:function" or a reward model's folder.
@@ -180,31 +194,32 @@ def load_reward(name: str) -> LoadedReward:
         The reward, ready to score.
 
     Raises:
-        RewardError: nothing loadable under that name, or the dry call failed; says what to change.
+        RewardDefinitionError: nothing loadable under that name; says what to change.
     """
     if name in BUILTINS:
-        return _dry_called(LoadedReward(name, BUILTINS[name], per_sample=True))
+        return LoadedReward(name, BUILTINS[name], per_sample=True)
     path, function_name = locate(name)
     if path.is_dir():
         from oxrl.rewards.reward_model import scorer  # torch, which other rewards do without
 
-        return _dry_called(LoadedReward(name, scorer(path), per_sample=False))
-    function: Any = getattr(_run_module(path, name), function_name, None)
-    return _dry_called(LoadedReward(name, function, per_sample=_takes_one_sample(name, function)))
+        return LoadedReward(name, scorer(path), per_sample=False)
+    module = _run_module(path, name)
+    form = form_of(name, getattr(module, function_name, None))
+    return LoadedReward(name, form.call, form.per_sample, form.columns, path, module)
 
 
 def locate(name: str) -> tuple[Path, str]:
     """Say where a reward is, without running anything.
 
     Args:
-        name: as of `load_reward`.
+        name: as of `find_reward`.
 
     Returns:
         The file or folder, and the function's name: empty of a built-in and of a reward model.
 
     Raises:
-        RewardError: neither a built-in name nor of that form, or the file is not there, no Python,
-            or surely without such a function.
+        RewardDefinitionError: neither a built-in name nor of that form, or the file is not there,
+            no Python, or surely without such a function.
     """
     if name in BUILTINS or (Path(name) / "value_head.safetensors").is_file():
         return Path(name).resolve(), ""
@@ -218,7 +233,7 @@ def locate(name: str) -> tuple[Path, str]:
     else:
         problem = _why_no_function(path, function)
     if problem:
-        raise RewardError(f"reward.name={name}: {problem}")
+        raise RewardDefinitionError(f"reward.name={name}: {problem}")
     return path.resolve(), function
 
 
@@ -263,49 +278,22 @@ def _run_module(path: Path, name: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raised = f"running {path} raised {type(error).__name__}: {error}"
-        raise RewardError(f"reward.name={name}: {raised}") from error
+        raised = f"running {path} raised {raised_as(error, path)}"
+        raise RewardDefinitionError(f"reward.name={name}: {raised}") from error
     return module
 
 
-def _takes_one_sample(name: str, function: RewardFunction | None) -> bool:
-    wanted = "need (prompt, completion) -> float, or (prompt, completions) -> list of Score"
-    if inspect.isclass(function) or not callable(function):
-        kind = type(function).__name__
-        raise RewardError(f"reward.name={name}: {kind} is not a function; {wanted}")
-    signature = inspect.signature(function)
-    try:
-        signature.bind(_DRY_PROMPT, _DRY_COMPLETION.text)
-    except TypeError as error:
-        problem = f"has the signature {signature}: {error}; {wanted}"
-        raise RewardError(f"reward.name={name} {problem}") from error
-    names = list(signature.parameters)
-    return names[1:2] != ["completions"]  # there is no second one in (*arguments)
-
-
-def _dry_called(reward: LoadedReward) -> LoadedReward:
-    text = _DRY_COMPLETION.text
-    called = f"reward.name={reward.name}: a dry call with prompt.answer='2' and completion {text!r}"
-    try:
-        value = reward.call(_DRY_PROMPT, text if reward.per_sample else [_DRY_COMPLETION])
-    except Exception as error:  # any: it is the user's code
-        if not _is_sure(error, text):
-            return reward
-        raise RewardError(f"{called} raised {type(error).__name__}: {error}") from error
-    problem = reward.problem(value, 1)
-    if problem:
-        raise RewardError(f"{called} {problem}")
-    return reward
-
-
-def _is_sure(error: Exception, text: str) -> bool:
-    """Whether a function that raised `error` in the dry call would raise it on every sample."""
-    # A missing attribute counts only if it is missing from what oxRL always passes: the real
-    # answers may be mappings, so `prompt.answer.get` may be right.
-    if isinstance(error, AttributeError):
-        return error.obj is text or isinstance(error.obj, Prompt | Completion)
-    return isinstance(error, NameError | ImportError)
+def raised_as(error: BaseException, path: Path | None) -> str:
+    """An exception in words, with the last line of the reward's own file on the way to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if path and Path(frame.filename) == path]
+    where = f" ({path}:{lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {capped(text_of(error), MOST_REASON)}{where}"
 
 
 def _show(value: object) -> str:
-    return f"{repr(value)[:80]} ({type(value).__name__})"
+    try:
+        shown = repr(value)
+    except Exception as error:  # noqa: BLE001 - `__repr__` is the user's
+        shown = f"a value whose repr raises {type(error).__name__}"
+    return f"{capped(shown, 80)} ({type(value).__name__})"

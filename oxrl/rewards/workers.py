@@ -1,34 +1,47 @@
 """Rewards in processes that can be killed: a hung or crashed sample costs only itself.
 
-A pool starts its workers as `python -m oxrl.rewards.workers NAME`. Nothing here imports torch: they
-start fast.
+What a worker says is believed only as a reply to its request: the reply repeats an id that nobody
+can guess, on a socket of its own. Anything else on that socket makes the worker suspect. It is
+killed, and the sample is scored again by a fresh one. Nothing here imports torch: workers start
+fast.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
+import logging
+import math
 import queue
-import signal
-import subprocess
-import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any, get_args
 
-from oxrl.errors import RewardError
-from oxrl.rewards.base import load_reward, locate, sample_range
-from oxrl.rewards.builtin import INLINE
-from oxrl.types import Completion, Prompt, Score, ScoreStatus, Segment
+from oxrl.errors import RewardDefinitionError, RewardError
+from oxrl.rewards.base import MOST_REASON, capped, find_reward, locate, sample_range
+from oxrl.rewards.builtin import BUILTINS, INLINE
+from oxrl.rewards.trial import DRY_GROUP, REHEARSALS, described
+from oxrl.rewards.worker import (
+    LAST_WORDS_S,
+    LateReply,
+    LostWorker,
+    Printed,
+    RewardWorker,
+    SuspectWorker,
+)
+from oxrl.runs.patience import Patience
+from oxrl.types import Completion, Prompt, Score, ScoreStatus
+
+log = logging.getLogger(__name__)
 
 # Loading a reward may import large libraries, so it gets longer than a sample.
 START_TIMEOUT_S = 60.0
-# A worker that ended its replies in the middle gets this long to tell by what.
-LAST_WORDS_S = 1.0
+# Fresh workers that a sample gets after suspect ones.
+RETRIES = 2
+ADVICE = "See what it waits for, or raise run.deadline_s"
+STATUSES = get_args(ScoreStatus)
 
 Group = tuple[Prompt, Sequence[Completion]]
 Json = dict[str, Any]
@@ -43,74 +56,20 @@ class Task:
     first: int
 
 
-class RewardWorker:
-    """A process that runs the reward, used by one thread at a time, which waits while it works."""
-
-    def __init__(self, name: str) -> None:
-        paths = [*sys.path, os.environ.get("PYTHONPATH")]
-        search_path = os.pathsep.join(path for path in paths if path)
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "oxrl.rewards.workers", name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": search_path},
-            start_new_session=True,
-        )
-        self.timed_out = False
-
-    def exchange(self, message: bytes, limit_s: float) -> bytes:
-        """Send a message and wait for the line that the worker writes in reply.
-
-        Args:
-            message: what to write to it; nothing if empty.
-            limit_s: seconds after which the worker is killed.
-
-        Returns:
-            The line; without its end if the worker died or was killed.
-        """
-        assert self.process.stdin is not None and self.process.stdout is not None
-        timer = threading.Timer(limit_s, self._expire)
-        timer.start()
-        try:
-            self.process.stdin.write(message)
-            self.process.stdin.flush()
-            return self.process.stdout.readline()
-        except BrokenPipeError:
-            return b""
-        finally:
-            timer.cancel()
-            timer.join()
-
-    def end(self, patience_s: float = 0.0) -> str:
-        """Kill the worker and every process it started.
-
-        Args:
-            patience_s: how long it may take to end by itself.
-
-        Returns:
-            How it ended, in words.
-        """
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(patience_s)
-        # A broken pipe: bytes that it will never read.
-        with contextlib.suppress(BrokenPipeError), self.process:  # closes the pipes, and waits
-            self._kill()
-        code = self.process.returncode
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-
-    def _expire(self) -> None:
-        self.timed_out = True
-        self._kill()  # which ends a blocked write or read, whatever the reward is doing
-
-    def _kill(self) -> None:
-        # It has its own session, and so its own group; members may outlive their leader.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-
 def _end_all(workers: set[RewardWorker]) -> None:
     while workers:
         workers.pop().end()
+
+
+def _in_threads(work: Callable[[], None], count: int, patience: Patience) -> None:
+    """Run `work` in `count` threads; when it raises in one, the others give up."""
+    with ThreadPoolExecutor(count) as threads:
+        try:
+            for done in as_completed([threads.submit(work) for _ in range(count)]):
+                done.result()
+        except BaseException:
+            patience.cancel()  # the others look at that before long
+            raise
 
 
 class RewardPool:
@@ -120,13 +79,13 @@ class RewardPool:
     are replaced and the others go on. Usable from any thread, one call at a time.
 
     Args:
-        name: as of `load_reward`.
+        name: as of `find_reward`.
         workers: processes.
         timeout_s: seconds for each sample; a reward of whole groups has that times the group's
             size.
 
     Raises:
-        RewardError: `name` is neither a built-in nor an existing "path.py:function".
+        RewardDefinitionError: `name` is neither a built-in nor an existing "path.py:function".
     """
 
     def __init__(self, name: str, *, workers: int = 1, timeout_s: float = 10.0) -> None:
@@ -134,7 +93,7 @@ class RewardPool:
             raise ValueError(f"need workers >= 1 and timeout_s > 0, got {workers} and {timeout_s}")
         locate(name)
         self.name = name
-        self._inline = load_reward(name) if name in INLINE else None
+        self._inline = find_reward(name) if name in INLINE else None
         self._size = workers
         self._timeout_s = timeout_s
         self._per_sample: bool | None = None  # known once a worker has loaded the reward
@@ -143,6 +102,8 @@ class RewardPool:
         self._slots: queue.LifoQueue[RewardWorker | None] = queue.LifoQueue()
         self._slots.queue.extend([None] * workers)
         self._lock = threading.Lock()
+        self._printed = Printed()
+        self._told: set[str] = set()
         self._alive: set[RewardWorker] = set()
         self._finalizer = weakref.finalize(self, _end_all, self._alive)
 
@@ -150,36 +111,66 @@ class RewardPool:
         """Start one worker and wait until it has loaded the reward, so that a broken one fails now.
 
         Raises:
-            RewardError: the reward cannot be loaded, or not within START_TIMEOUT_S.
+            RewardDefinitionError: the reward cannot be loaded, or not within START_TIMEOUT_S, or it
+                does not return from a call on a made-up sample within `timeout_s`.
         """
         with self._lock:
-            if self._inline is None and self._per_sample is None:
-                with self._worker():
-                    pass
+            self._start(Patience())
 
-    def score(self, groups: Sequence[Group]) -> list[list[Score]]:
+    def rehearse(self, prompts: Sequence[Prompt]) -> None:
+        """Try the reward on prompts of the data, before anything depends on it.
+
+        Raises:
+            RewardDefinitionError: it failed on every one, with completions of several forms.
+        """
+        if self.name in BUILTINS or not prompts:
+            return
+        problems: list[str] = []
+        with self._lock:
+            for prompt in prompts:
+                problem = self._rehearsed(prompt)
+                if not problem:
+                    return
+                problems.append(f"prompt {prompt.uid}: {problem}")
+        raise RewardDefinitionError(
+            f"reward.name={self.name}: it failed on {len(prompts)} of {len(prompts)} prompts of "
+            f"the data, whatever the completion. On {problems[0]}. A text that it cannot read is "
+            "worth a score, such as 0.0; an exception says that the reward itself is broken"
+        )
+
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
         """Score groups of completions; what the reward does on a sample never raises.
 
         Args:
             groups: a prompt and completions of it, each.
+            patience: how long to wait for the next score; None: as long as it takes.
 
         Returns:
             One score per completion, in the order of the input; see `Score.status`.
 
         Raises:
             RewardError: the reward cannot be loaded.
+            Stopped: a signal asked to stop.
+            DeadlineError: no reward has answered for too long.
         """
         if self._inline is not None:
             return [self._inline(prompt, completions) for prompt, completions in groups]
-        self.start()
+        patience = patience or Patience()
         with self._lock:
-            scores = iter(self._run_all(self._tasks(groups)))
+            self._start(patience)
+            scores = iter(self._run_all(self._tasks(groups), patience))
         return [[next(scores) for _ in completions] for _, completions in groups]
 
     def close(self) -> None:
         """Kill the workers. A later `score` starts new ones."""
         with self._lock:
             _end_all(self._alive)
+            self._printed.finish()
+
+    def _start(self, patience: Patience) -> None:
+        if self._inline is None and self._per_sample is None:
+            with self._worker(patience):
+                pass
 
     def _tasks(self, groups: Sequence[Group]) -> list[Task]:
         tasks: list[Task] = []
@@ -192,133 +183,203 @@ class RewardPool:
                 tasks.append(Task(prompt, completions, 0))
         return tasks
 
-    def _run_all(self, tasks: Sequence[Task]) -> list[Score]:
-        threads = ThreadPoolExecutor(self._size)
-        scores: list[Score] = []
+    def _run_all(self, tasks: Sequence[Task], patience: Patience) -> list[Score]:
+        found: list[list[Score]] = [[]] * len(tasks)
+        places = iter(range(len(tasks)))  # each is taken by one thread: `next` is atomic
+
+        def work() -> None:
+            for place in places:
+                found[place] = self._run(tasks[place], patience)
+
         try:
-            for of_task in threads.map(self._run, tasks):
-                scores += of_task
+            if self._size == 1:
+                work()
+            else:
+                _in_threads(work, self._size, patience)
         except BaseException:
-            threads.shutdown(wait=False, cancel_futures=True)
-            _end_all(self._alive)  # what the threads wait for
+            _end_all(self._alive)  # they are in the middle of something
             raise
-        finally:
-            threads.shutdown()
-        return scores
+        return [score for scores in found for score in scores]
 
     @contextlib.contextmanager
-    def _worker(self) -> Iterator[RewardWorker]:
-        """A worker that has loaded the reward, which no other thread uses meanwhile."""
+    def _worker(self, patience: Patience, *, fresh: bool = False) -> Iterator[RewardWorker]:
+        """A worker that has loaded the reward, which no other thread uses meanwhile.
+
+        Args:
+            fresh: it must not have scored anything.
+        """
         worker = self._slots.get()
         try:
-            if worker is not None and (worker.timed_out or worker.process.poll() is not None):
-                self._discard(worker)  # it died while idle: nobody's sample is to blame
+            # One that died or spoke while idle: nobody's sample is to blame.
+            if worker is not None and (not worker.usable or (fresh and worker.scored)):
+                self._discard(worker)
                 worker = None
-            worker = worker or self._load()
+            worker = worker or self._load(patience)
             yield worker
         finally:
             self._slots.put(worker)
 
-    def _load(self) -> RewardWorker:
-        worker = RewardWorker(self.name)
+    def _load(self, patience: Patience) -> RewardWorker:
+        worker = RewardWorker(self._printed)
         self._alive.add(worker)
-        line = worker.exchange(b"", START_TIMEOUT_S)
-        reply = json.loads(line) if line.endswith(b"\n") else {}
-        if "per_sample" in reply:
-            self._per_sample = reply["per_sample"]
-            return worker
-        how = self._discard(worker)
-        problem = f"its worker ended while loading it ({how})"
-        if worker.timed_out:
-            problem = f"not loaded within {START_TIMEOUT_S:g} s; what does it import?"
-        raise RewardError(reply.get("failed", f"reward.name={self.name}: {problem}"))
+        try:
+            self._prepare(worker, patience)
+        except BaseException:
+            self._discard(worker)
+            raise
+        return worker
 
-    def _run(self, task: Task) -> list[Score]:
+    def _prepare(self, worker: RewardWorker, patience: Patience) -> None:
+        """Have a worker load the reward and call it once."""
+        what = f"{self.name} to answer; a fresh worker loads it. {ADVICE}"
+        limit_s = START_TIMEOUT_S
+        late = f"not loaded within {limit_s:g} s; what does it import?"
+        try:
+            reply = self._loaded(worker.ask({"name": self.name}, limit_s, patience, what))
+            per_sample = bool(reply["per_sample"])
+            limit_s = self._timeout_s * (1 if per_sample else DRY_GROUP)
+            late = (
+                f"{described(per_sample=per_sample)} did not return within {limit_s:g} s "
+                f"(reward.timeout_s={self._timeout_s:g}); killed. Look for an endless loop or a "
+                "wait for the network. What is done once, such as loading a model, belongs outside "
+                f"of the function, where it has {START_TIMEOUT_S:g} s; or raise reward.timeout_s"
+            )
+            self._loaded(worker.ask({}, limit_s, patience, what))
+        except LateReply as error:
+            raise self._broken(late) from error
+        except LostWorker as error:
+            how = self._discard(worker, LAST_WORDS_S)
+            raise self._broken(f"its worker ended while loading it ({how})") from error
+        except SuspectWorker as error:
+            raise self._broken(f"while loading it its worker {error}") from error
+        self._per_sample = per_sample
+
+    def _loaded(self, reply: Json) -> Json:
+        if "failed" in reply:
+            raise self._kind_of_error()(str(reply["failed"]))
+        return reply
+
+    def _broken(self, problem: str) -> RewardError:
+        return self._kind_of_error()(f"reward.name={self.name}: {problem}")
+
+    def _kind_of_error(self) -> type[RewardError]:
+        """A reward that never worked is wrong input; one that did, and does not now, is not."""
+        return RewardDefinitionError if self._per_sample is None else RewardError
+
+    def _rehearsed(self, prompt: Prompt) -> str:
+        """Why the reward fails on a prompt, whatever the completion; empty where it does not."""
+        what = f"{self.name} to score a made-up answer to prompt {prompt.uid}"
+        patience = Patience()
+        with self._worker(patience) as worker:
+            try:
+                reply = worker.ask({"rehearse": prompt}, REHEARSALS * self._limit_s, patience, what)
+                return str(reply.get("problem", ""))
+            except LostWorker:
+                how = self._discard(worker, LAST_WORDS_S)
+                return f"the worker process ended ({how})"
+            except (LateReply, SuspectWorker):
+                self._discard(worker)
+                return ""  # the run has its own way with those
+
+    @property
+    def _limit_s(self) -> float:
+        return self._timeout_s * (1 if self._per_sample else DRY_GROUP)
+
+    def _run(self, task: Task, patience: Patience) -> list[Score]:
+        """The scores of a task; by a fresh worker, where the first one turns out suspect."""
+        suspicions: list[str] = []
+        while len(suspicions) <= RETRIES:
+            with self._worker(patience, fresh=bool(suspicions)) as worker:
+                outcome = self._outcome(worker, task, patience)
+            if not isinstance(outcome, str):
+                return outcome
+            suspicions.append(outcome)
+        problem = f"{len(suspicions)} workers in a row could not be believed: each {suspicions[-1]}"
+        return self._failed(task, "error", problem)
+
+    def _outcome(self, worker: RewardWorker, task: Task, patience: Patience) -> list[Score] | str:
+        """The scores of a task, or what makes the worker suspect, which is then gone."""
         count = len(task.completions)
         limit_s = self._timeout_s * count
-        message = {**vars(task), "limit_s": limit_s}
-        with self._worker() as worker:
-            line = worker.exchange(_encode(message), limit_s)
-            try:
-                scores = [Score(**fields) for fields in json.loads(line)["scores"]]
-            except (ValueError, TypeError, KeyError):  # the worker died before the end of the line
-                scores = []
-            if len(scores) == count:
-                return scores
-            how = self._discard(worker)
-        status: ScoreStatus = "error"
-        problem = f"the worker process ended ({how})"
-        if worker.timed_out:
-            status = "timeout"
+        fresh = not worker.scored
+        worker.scored += 1
+        what = f"{self.name} to answer; it is at {self._samples(task)}. {ADVICE}"
+        try:
+            reply = worker.ask({**vars(task), "limit_s": limit_s}, limit_s, patience, what)
+            scores = scores_of(reply, count)
+        except LateReply:
+            self._discard(worker)
             limit = f"reward.timeout_s={self._timeout_s:g}"
-            problem = f"no score within {limit_s:g} s ({limit}); killed"
-        samples = sample_range(task.first, count)
-        reason = f"{self.name}, {samples} of prompt {task.prompt.uid}: {problem}"
-        return [Score(value=None, status=status, reason=reason)] * count
+            return self._failed(task, "timeout", f"no score within {limit_s:g} s ({limit}); killed")
+        except LostWorker:
+            ended = worker.ends_by_itself(LAST_WORDS_S)
+            how = self._discard(worker)
+            if not ended:
+                return "closed the socket that its scores come by"
+            return self._failed(task, "error", f"the worker process ended ({how})")
+        except SuspectWorker as error:
+            self._discard(worker)
+            return str(error)
+        patience.answered()
+        changed = str(reply.get("changed", ""))
+        if changed:
+            self._discard(worker)
+            self._tell(changed, task)
+            # Its first sample can have been scored by nothing but what the file says.
+            return scores if fresh else f"has changed {changed}"
+        return scores
 
-    def _discard(self, worker: RewardWorker) -> str:
+    def _tell(self, changed: str, task: Task) -> None:
+        if changed in self._told:
+            return
+        self._told.add(changed)
+        log.warning(
+            "%s changed %s while it scored %s. Later scores could depend on that, so every such "
+            "sample costs a fresh worker; run what a model wrote in a process of its own",
+            self.name,
+            changed,
+            self._samples(task),
+        )
+
+    def _samples(self, task: Task) -> str:
+        samples = sample_range(task.first, len(task.completions))
+        return f"{samples} of prompt {task.prompt.uid}"
+
+    def _failed(self, task: Task, status: ScoreStatus, problem: str) -> list[Score]:
+        reason = capped(f"{self.name}, {self._samples(task)}: {problem}", MOST_REASON)
+        return [Score(value=None, status=status, reason=reason)] * len(task.completions)
+
+    def _discard(self, worker: RewardWorker, patience_s: float = 0.0) -> str:
         self._alive.discard(worker)
-        return worker.end(LAST_WORDS_S)
+        return worker.end(patience_s)
 
 
-def _encode(message: Json) -> bytes:
-    """One line of JSON; the objects of `oxrl.types` become mappings of their fields."""
+def scores_of(reply: Json, count: int) -> list[Score]:
+    """The scores in a reply.
 
-    def fields(value: object) -> Json:
-        return dict(value) if isinstance(value, Mapping) else vars(value)
-
-    return json.dumps(message, default=fields).encode() + b"\n"
-
-
-def _prompt(fields: Json) -> Prompt:
-    for name in ("messages", "token_ids", "images"):  # `answer` may be a list and stay one
-        fields[name] = tuple(fields[name])
-    return Prompt(**fields)
-
-
-def _completion(fields: Json) -> Completion:
-    segments: list[Segment] = []
-    for segment in fields["segments"]:
-        for name in ("token_ids", "logprobs", "versions", "images"):
-            segment[name] = tuple(segment[name])
-        segments.append(Segment(**segment))
-    return Completion(**{**fields, "segments": tuple(segments)})
-
-
-def work(name: str) -> None:
-    """Live a worker's whole life: tasks from standard input, their scores to standard output.
-
-    Args:
-        name: of the reward, as of `load_reward`.
+    Raises:
+        SuspectWorker: they are not `count` scores as a worker of ours sends them.
     """
-    # User code may print and may read standard input: give it neither of our pipes.
-    tasks = os.fdopen(os.dup(0), "rb")
-    replies = os.fdopen(os.dup(1), "wb")
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)
-
-    def reply(message: Json) -> None:
-        replies.write(_encode(message))
-        replies.flush()
-
     try:
-        reward = load_reward(name)
-    except RewardError as error:
-        reply({"failed": str(error)})
-        return
-    reply({"per_sample": reward.per_sample})
-    for line in tasks:
-        task = json.loads(line)
-        prompt = _prompt(task["prompt"])
-        completions = [_completion(fields) for fields in task["completions"]]
-        # The parent kills a late worker. Should the parent be dead, the kernel's alarm ends even a
-        # hang inside C code.
-        signal.setitimer(signal.ITIMER_REAL, 2 * task["limit_s"] + 5)
-        scores = reward(prompt, completions, task["first"])
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        reply({"scores": scores})
+        scores = [score_of(fields) for fields in reply["scores"]]
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise SuspectWorker(f"sent scores that are none: {error}") from error
+    if len(scores) != count:
+        raise SuspectWorker(f"sent {len(scores)} scores for {count} completions")
+    return scores
 
 
-if __name__ == "__main__":
-    work(sys.argv[1])
+def score_of(fields: Json) -> Score:
+    """One score from its fields.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: it is none.
+    """
+    value = fields["value"]
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"the value is {value}")
+    if fields["status"] not in STATUSES:
+        raise ValueError(f"the status is {fields['status']!r}"[:80])
+    parts = {name: float(part) for name, part in fields["parts"].items()}
+    reason = capped(fields["reason"], 2 * MOST_REASON)
+    return Score(value=value, status=fields["status"], parts=parts, reason=reason)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from oxrl.errors import RewardError
-from oxrl.rewards.base import LoadedReward, load_reward
+from oxrl.rewards.base import LoadedReward
+from oxrl.rewards.trial import load_reward
 from oxrl.types import Completion, Prompt, Score, Segment
 
 PROMPT = Prompt(
@@ -137,7 +138,10 @@ def test_a_value_that_is_no_finite_number_is_invalid_and_names_function_and_samp
 
 
 def test_a_group_of_the_wrong_length_is_invalid_as_a_whole(load: Load) -> None:
-    reward = load("def score(prompt, completions): return [1.0]")
+    reward = load(
+        "def score(prompt, completions):\n"
+        "    return [1.0] * (len(completions) if prompt.uid == 'dry-call' else 1)"
+    )
     (first, second) = reward(PROMPT, GROUP)
     assert first == second and first.status == "invalid"
     assert (
@@ -147,7 +151,9 @@ def test_a_group_of_the_wrong_length_is_invalid_as_a_whole(load: Load) -> None:
 
 
 def test_one_bad_value_in_a_group_spoils_only_its_sample(load: Load) -> None:
-    reward = load("def score(prompt, completions): return [1.0, float('nan')][:len(completions)]")
+    reward = load(
+        "def score(prompt, completions): return [1.0, 0.0 if prompt.answer == '2' else float('nan')]"
+    )
     assert [score.status for score in reward(PROMPT, GROUP)] == ["ok", "invalid"]
 
 
@@ -179,9 +185,12 @@ def test_a_name_that_leads_nowhere_teaches(load: Load, name: str, message: str) 
     [
         (
             "def score(prompt, completion, answer): return 0",
-            r"signature \(prompt, completion, answer\): missing a req",
+            r"mine\.py:1\) has the signature \(prompt, completion, answer\); oxRL passes no answer: the",
         ),
-        ("def score(text): return 0", "too many positional arguments; need "),
+        (
+            "def score(text): return 0",
+            r"signature \(text\); parameters are bound by their names; write",
+        ),
         ("class score: pass", "type is not a function"),
         ("score = 3", "int is not a function"),
         ("def score(prompt, completion) return 0", r"mine\.py:1 is not Python: expected ':'"),
@@ -206,7 +215,7 @@ def test_a_name_that_leads_nowhere_teaches(load: Load, name: str, message: str) 
         ),
         (
             "def score(prompt, completions): return 1.0",
-            r"a dry call .* returned 1\.0 \(float\), need a list of 1",
+            r"a dry call .* returned 1\.0 \(float\), need a list of 2",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from oxrl.data.preferences import PreferenceDataset, to_preference_batch
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
-from oxrl.rewards.base import load_reward
+from oxrl.rewards.trial import load_reward
 from oxrl.rewards.workers import RewardPool
 from oxrl.types import Completion, Prompt
 

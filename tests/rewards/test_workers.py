@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -156,8 +157,9 @@ def test_exceptions_and_bad_values_arrive_with_their_reasons(open_pool: Open) ->
 
 
 def test_what_a_reward_prints_or_reads_does_not_disturb_the_exchange(
-    open_pool: Open, capfd: pytest.CaptureFixture[str]
+    open_pool: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "oxrl")
     pool = open_pool(
         "def score(prompt, completion):\n"
         "    print('{\"scores\": []}', flush=True)\n"
@@ -165,7 +167,8 @@ def test_what_a_reward_prints_or_reads_does_not_disturb_the_exchange(
         "    return len(sys.stdin.read()) + 1.0"
     )
     assert pool.score([group("a", "b")]) == [[Score(value=1.0)] * 2]
-    assert "raw" in capfd.readouterr().err
+    pool.close()
+    assert "raw" in caplog.text
 
 
 def test_large_and_odd_text_travels_unchanged(open_pool: Open) -> None:

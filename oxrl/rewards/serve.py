@@ -1,0 +1,138 @@
+"""A reward worker's whole life, started as `python -m oxrl.rewards.serve FD` by `worker.py`.
+
+Requests and replies are lines of JSON on a socket of their own, file descriptor FD; every reply
+repeats the id of its request. What the reward prints goes elsewhere, and what it reads is empty.
+Whatever the exchange needs is bound to a name here before any code of users is run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from io import TextIOWrapper
+from typing import Any, cast
+
+from oxrl.errors import RewardError
+from oxrl.rewards.base import LoadedReward, find_reward
+from oxrl.rewards.trial import dry_call, rehearse
+from oxrl.rewards.watch import Watch
+from oxrl.types import Completion, Prompt, Segment
+
+Json = dict[str, Any]
+# Above what user code opens, and what it closes by guessing: few programs hold a hundred files.
+LOWEST_FD = 100
+write = os.write
+set_alarm = signal.setitimer
+
+
+def fields_of(value: object) -> Json:
+    """The objects of `oxrl.types` as mappings of their fields."""
+    return dict(value) if isinstance(value, Mapping) else vars(value)
+
+
+encode_json = json.JSONEncoder(default=fields_of).encode
+decode_json = json.JSONDecoder().decode
+
+
+def encode(message: Json) -> bytes:
+    """One line of JSON."""
+    return encode_json(message).encode() + b"\n"
+
+
+def decode(line: bytes) -> Any:
+    """What a line of JSON says; `ValueError` where it is none."""
+    return decode_json(line.decode())
+
+
+def prompt_of(fields: Json) -> Prompt:
+    """A prompt, from its fields as JSON has them."""
+    for name in ("messages", "token_ids", "images"):  # `answer` may be a list and stay one
+        fields[name] = tuple(fields[name])
+    return Prompt(**fields)
+
+
+def completion_of(fields: Json) -> Completion:
+    """A completion, from its fields as JSON has them."""
+    segments: list[Segment] = []
+    for segment in fields["segments"]:
+        for name in ("token_ids", "logprobs", "versions", "images"):
+            segment[name] = tuple(segment[name])
+        segments.append(Segment(**segment))
+    return Completion(**{**fields, "segments": tuple(segments)})
+
+
+class Replies:
+    """The worker's end of the socket, at a descriptor that nothing it starts inherits."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST_FD)
+        os.close(fd)
+        self.requests = os.fdopen(self._fd, "rb", closefd=False)
+        os.register_at_fork(after_in_child=self._close)
+
+    def send(self, message: Json) -> None:
+        """Write a whole line."""
+        rest = memoryview(encode(message))
+        while rest:
+            rest = rest[write(self._fd, rest) :]
+
+    def _close(self) -> None:
+        # A fork of the reward's must not answer for it.
+        os.close(self._fd)
+
+
+def score(reward: LoadedReward, watch: Watch, request: Json) -> Json:
+    """The scores of one request, and whether scoring changed this process."""
+    prompt = prompt_of(request["prompt"])
+    completions = [completion_of(fields) for fields in request["completions"]]
+    # The parent kills a late worker. Should the parent be dead, the kernel's alarm ends even a hang
+    # inside C code.
+    set_alarm(signal.ITIMER_REAL, 2 * request["limit_s"] + 5)
+    scores = reward(prompt, completions, request["first"])
+    set_alarm(signal.ITIMER_REAL, 0)
+    return {"scores": scores, "changed": watch.changed()}
+
+
+def prepare(replies: Replies) -> LoadedReward:
+    """Load the reward that the first request names, and call it once when the second one asks.
+
+    Raises:
+        RewardError: neither works.
+    """
+    request = decode(replies.requests.readline())
+    try:
+        reward = find_reward(request["name"])
+        replies.send({"id": request["id"], "per_sample": reward.per_sample})
+        request = decode(replies.requests.readline())
+        dry_call(reward)
+    except RewardError as error:
+        replies.send({"id": request["id"], "failed": str(error)})
+        raise
+    replies.send({"id": request["id"]})
+    return reward
+
+
+def serve(fd: int) -> None:
+    """Load a reward, call it once, then score until nobody asks any more."""
+    replies = Replies(fd)
+    cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)  # a kill then loses no line
+    try:
+        reward = prepare(replies)
+    except RewardError:
+        return
+    watch = Watch(reward.module)
+    for line in replies.requests:
+        request = decode(line)
+        if "rehearse" in request:
+            problem = rehearse(reward, prompt_of(request["rehearse"]))
+            replies.send({"id": request["id"], "problem": problem})
+        else:
+            replies.send({"id": request["id"]} | score(reward, watch, request))
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

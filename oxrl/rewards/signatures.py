@@ -1,0 +1,251 @@
+"""Whose reward a function is, told by the names of its parameters alone, and how it is called.
+
+Names are all there is to go by, and every library has its own order: `(prompt, completion)` here,
+`(completions, prompts)` there. So nothing is ever passed by position to a parameter whose name does
+not say what it takes. These are taken:
+
+    (prompt, completion)             oxRL's, of one sample; in any order
+    (prompt, completions)            oxRL's, of all completions of a prompt; in any order
+    (data_source, solution_str,      verl's, of one sample; any of them
+     ground_truth, extra_info)
+    (data_sources, solution_strs,    verl's, of a batch: here the completions of one prompt
+     ground_truths, extra_infos)
+    (completions, prompts,           TRL's; columns of the dataset by name, a list each
+     completion_ids, ...columns)
+
+Source: verl, verl/workers/reward_manager/naive.py and batch.py and docs/preparation
+(verl-project/verl); TRL, docs/source/grpo_trainer.md and trl/trainer/grpo_trainer.py
+(huggingface/trl): every argument is passed by keyword there too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Any
+
+from oxrl.errors import RewardDefinitionError
+from oxrl.types import Completion, Prompt, Score
+
+# What a user writes, and what oxRL calls: with a prompt and one text, or a group's completions.
+RewardFunction = Callable[..., Any]
+
+OWN = ("completion", "completions")
+VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+VERL_BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+TRL = ("completions", "completion_ids", "completions_ids")
+# What TRL's trainer passes, and no other trainer has.
+TRL_ONLY = ("trainer_state", "log_extra", "log_metric", "environments")
+WANTED = (
+    "write def score(prompt, completion) -> float (prompt.answer is the ground truth), or "
+    "def score(prompt, completions) -> list of floats for all completions of a prompt; verl's "
+    "(data_source, solution_str, ground_truth, extra_info=None) and TRL's "
+    "(completions, prompts=None, **kwargs) are taken as they are"
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How oxRL calls a user's function.
+
+    call: takes the prompt, then one text (`per_sample`) or the completions of a group.
+    columns: fields of the data that the function cannot do without.
+    """
+
+    call: RewardFunction
+    per_sample: bool
+    columns: tuple[str, ...] = ()
+
+
+def scores_of_verl(value: object) -> object:
+    """A number, or a mapping with the number under "score" and others that are only recorded."""
+    if isinstance(value, Mapping) and "score" in value:
+        numbers = {
+            str(name): float(part)
+            for name, part in value.items()
+            if name != "score" and isinstance(part, int | float)
+        }
+        return Score(value=value["score"], parts=numbers)
+    if isinstance(value, list):
+        return [scores_of_verl(item) for item in value]
+    return value
+
+
+def form_of(name: str, function: object) -> Form:
+    """Tell what a function's parameters mean.
+
+    Args:
+        name: `reward.name`, for messages.
+        function: the user's.
+
+    Returns:
+        How to call it.
+
+    Raises:
+        RewardDefinitionError: it is no function, or its parameters have names that say nothing
+            certain; says what to write instead.
+    """
+    if inspect.isclass(function) or not callable(function):
+        kind = type(function).__name__
+        raise RewardDefinitionError(f"reward.name={name}: {kind} is not a function; {WANTED}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:
+        raise RewardDefinitionError(f"reward.name={name}: {error}; {WANTED}") from error
+    taken = Taken(list(signature.parameters.values()))
+    form = _known_form(function, taken)
+    if form is None or taken.positional_only:
+        where = place_of(function)
+        problem = f"has the signature {signature}; parameters are bound by their names"
+        missing = taken.not_among(("prompt", *OWN))
+        if taken.has("prompt") and any(taken.has(own) for own in OWN) and missing:
+            problem = (
+                f"has the signature {signature}; oxRL passes no {', '.join(missing)}: the ground "
+                "truth is prompt.answer, other fields of the row are in prompt.metadata"
+            )
+        raise RewardDefinitionError(f"reward.name={name}{where} {problem}; {WANTED}")
+    return form
+
+
+class Taken:
+    """The parameters of a function, by name; one that starts with _ is the name after it."""
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self.everything = any(p.kind is Parameter.VAR_KEYWORD for p in parameters)
+        variable = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+        self._named = {_plain(p.name): p for p in parameters if p.kind not in variable}
+        # Oddly written, and never needed: what cannot be passed by its name.
+        self.positional_only = any(
+            p.kind is Parameter.POSITIONAL_ONLY for p in self._named.values()
+        )
+
+    def has(self, name: str) -> bool:
+        """Whether a parameter is called that."""
+        return name in self._named
+
+    def not_among(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Parameters that have to be passed and are none of `names`."""
+        required = [n for n, p in self._named.items() if p.default is Parameter.empty]
+        return tuple(name for name in required if name not in names)
+
+    def given(self, values: Mapping[str, object]) -> dict[str, object]:
+        """Of some values those that the function takes, by the names it has for them."""
+        accepted: dict[str, object] = {}
+        for name, value in values.items():
+            if name in self._named:
+                accepted[self._named[name].name] = value
+            elif self.everything:
+                accepted[name] = value
+        return accepted
+
+
+def _plain(name: str) -> str:
+    """`_prompt` is a prompt that is not used, and so is `_`."""
+    return name.lstrip("_") or "prompt"
+
+
+def _known_form(function: RewardFunction, taken: Taken) -> Form | None:
+    if taken.has("prompt"):
+        return _own(function, taken)
+    if taken.has("solution_str") and not taken.not_among(VERL):
+        return _verl(function, taken)
+    if taken.has("solution_strs") and not taken.not_among(VERL_BATCH):
+        return _verl_batch(function, taken)
+    if any(taken.has(name) for name in TRL) and not any(
+        name in TRL_ONLY for name in taken.not_among(())
+    ):
+        return _trl(function, taken)
+    return None
+
+
+def _own(function: RewardFunction, taken: Taken) -> Form | None:
+    found = [name for name in OWN if taken.has(name)]
+    if len(found) != 1 or taken.not_among(("prompt", *found)):
+        return None
+    names = list(taken.given({"prompt": None, found[0]: None}))
+
+    def call(prompt: Prompt, given: str | Sequence[Completion]) -> object:
+        return function(**dict(zip(names, (prompt, given), strict=True)))
+
+    return Form(call, per_sample=found == ["completion"])
+
+
+def _verl_values(prompt: Prompt) -> tuple[object, object, object]:
+    """data_source, ground_truth and extra_info of a row, as verl's layout has them."""
+    fields = prompt.metadata
+    source = prompt.source or fields.get("data_source", "")
+    return source, prompt.answer, fields.get("extra_info", dict(fields))
+
+
+def _verl(function: RewardFunction, taken: Taken) -> Form:
+    def call(prompt: Prompt, text: str) -> object:
+        source, truth, extra = _verl_values(prompt)
+        values = dict(zip(VERL, (source, text, truth, extra), strict=True))
+        return function(**taken.given(values))
+
+    return Form(_then(call, scores_of_verl), per_sample=True)
+
+
+def _verl_batch(function: RewardFunction, taken: Taken) -> Form:
+    def call(prompt: Prompt, completions: Sequence[Completion]) -> object:
+        texts = [completion.text for completion in completions]
+        source, truth, extra = _verl_values(prompt)
+        count = len(texts)
+        lists = ([source] * count, texts, [truth] * count, [extra] * count)
+        return function(**taken.given(dict(zip(VERL_BATCH, lists, strict=True))))
+
+    return Form(_then(call, scores_of_verl), per_sample=False)
+
+
+def _trl(function: RewardFunction, taken: Taken) -> Form:
+    def call(prompt: Prompt, completions: Sequence[Completion]) -> object:
+        count = len(completions)
+        texts = [completion.text for completion in completions]
+        ids = [list(completion.token_ids) for completion in completions]
+        values: dict[str, object] = {
+            name: [value] * count for name, value in columns_of(prompt).items()
+        }
+        if prompt.plain:
+            values["prompts"] = [prompt.messages[-1]["content"]] * count
+            values["completions"] = texts
+        else:
+            values["prompts"] = [[dict(message) for message in prompt.messages]] * count
+            values["completions"] = [[{"role": "assistant", "content": text}] for text in texts]
+        values["completion_ids"] = ids
+        values["completions_ids"] = ids
+        return function(**taken.given(values))
+
+    columns = taken.not_among(("prompts", *TRL))
+    return Form(call, per_sample=False, columns=columns)
+
+
+def columns_of(prompt: Prompt) -> dict[str, object]:
+    """The fields of a row but its prompt, as columns of a dataset."""
+    own = {"answer": prompt.answer, "source": prompt.source, "uid": prompt.uid}
+    fields = own | dict(prompt.metadata)
+    reserved = ("prompt", "completion", *TRL)
+    return {name: value for name, value in fields.items() if name not in reserved}
+
+
+def _then(call: RewardFunction, convert: Callable[[object], object]) -> RewardFunction:
+    """`call`, what it returns converted; it may be async."""
+
+    def converted(prompt: Prompt, given: str | Sequence[Completion]) -> object:
+        value = call(prompt, given)
+        if not inspect.isawaitable(value):
+            return convert(value)
+
+        async def wait() -> object:
+            return convert(await value)
+
+        return wait()
+
+    return converted
+
+
+def place_of(function: object) -> str:
+    """Where a function is written, as " (file:line)"; empty where that is not known."""
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    return f" ({code.co_filename}:{code.co_firstlineno})" if code else ""

@@ -1,0 +1,134 @@
+"""A reward called before anything depends on it: on a made-up sample, then on prompts of the data.
+
+The made-up sample finds what can never work: a name that does not exist, a value that is no number.
+Other exceptions it may have caused itself, by an answer of another kind than the data's; those are
+judged on prompts of the data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+
+from oxrl.errors import RewardDefinitionError
+from oxrl.rewards.base import LoadedReward, find_reward, raised_as, text_of
+from oxrl.types import Completion, Prompt, Score, Segment
+
+DRY_PROMPT = Prompt(
+    uid="dry-call",
+    messages=({"role": "user", "content": "1 + 1?"},),
+    token_ids=(1, 2),
+    answer="2",
+    plain=True,
+)
+DRY_TEXT = "#### 2"
+# Completions that a reward is tried with on a prompt of the data, at most.
+REHEARSALS = 5
+# Completions of a group: one that returns a list of one thing would pass with one.
+DRY_GROUP = 2
+
+
+def load_reward(name: str) -> LoadedReward:
+    """Find a reward and call it once on a made-up sample.
+
+    Args:
+        name: as of `find_reward`.
+
+    Returns:
+        The reward, ready to score.
+
+    Raises:
+        RewardDefinitionError: nothing loadable under that name, or the dry call failed; says what
+            to change.
+    """
+    reward = find_reward(name)
+    dry_call(reward)
+    return reward
+
+
+def dry_call(reward: LoadedReward) -> None:
+    """Call a reward once on a made-up sample.
+
+    That fails on what can never work (a wrong return type, an unknown name, a missing module or
+    attribute of `Prompt`); other exceptions may be due to the made-up answer "2" and are left to
+    the data.
+
+    Raises:
+        RewardDefinitionError: it can never work; says where and what to change.
+    """
+    prompt = dataclasses.replace(DRY_PROMPT, metadata=dict.fromkeys(reward.columns, "2"))
+    given = given_of(reward, DRY_TEXT)
+    called = f"reward.name={reward.name}: {described(per_sample=reward.per_sample)}"
+    try:
+        value = reward.call(prompt, given)
+    except Exception as error:  # any: it is the user's code
+        if not is_sure(error, reward, given):
+            return
+        raised = raised_as(error, reward.path)
+        raise RewardDefinitionError(f"{called} raised {raised}") from error
+    problem = reward.problem(value, DRY_GROUP) or not_finite(value, reward)
+    if problem:
+        raise RewardDefinitionError(f"{called} {problem}")
+
+
+def described(*, per_sample: bool) -> str:
+    """The dry call, in words."""
+    many = "" if per_sample else f"{DRY_GROUP} times "
+    return f"a dry call with prompt.answer='2' and {many}completion {DRY_TEXT!r}"
+
+
+def given_of(reward: LoadedReward, text: str) -> str | Sequence[Completion]:
+    """What a reward scores: one text, or a small group of it."""
+    if reward.per_sample:
+        return text
+    segment = Segment(token_ids=(3,), logprobs=(0.0,), versions=(0,))
+    return [Completion(segments=(segment,), text=text, finish_reason="stop")] * DRY_GROUP
+
+
+def not_finite(value: object, reward: LoadedReward) -> str:
+    """Say which of the values returned for the dry call is NaN or infinite; empty if none is."""
+    values = [value] if reward.per_sample else list(value)  # pyright: ignore
+    for item in values:
+        number = item.value if isinstance(item, Score) else item
+        try:
+            wrong = number is not None and not math.isfinite(float(number))
+        except Exception as error:  # noqa: BLE001 - `__float__` is the user's, or a library's
+            return f"returned {type(item).__name__}, which is no single number: {text_of(error)}"
+        if wrong:
+            return f"returned {number}, need a finite number"
+    return ""
+
+
+def is_sure(error: Exception, reward: LoadedReward, given: object) -> bool:
+    """Whether a function that raised `error` in the dry call would raise it on every sample."""
+    # A missing attribute counts only if it is missing from what oxRL always passes: the real
+    # answers may be mappings, so `prompt.answer.get` may be right.
+    if isinstance(error, AttributeError):
+        return error.obj is given or isinstance(error.obj, Prompt | Completion)
+    return isinstance(error, NameError | ImportError)
+
+
+def rehearse(reward: LoadedReward, prompt: Prompt) -> str:
+    """Call a reward on a prompt of the data with completions that usual rewards can read.
+
+    Returns:
+        What the last call raised, or why its value is none, if not one call worked; else nothing.
+    """
+    answer = "2" if prompt.answer is None else str(prompt.answer)
+    texts = [f"#### {answer}", answer, f"\\boxed{{{answer}}}", f"<answer>{answer}</answer>"]
+    texts.append(json.dumps({"answer": answer}))
+    problem = ""
+    assert len(texts) == REHEARSALS
+    for text in texts:
+        try:
+            value = reward.call(prompt, given_of(reward, text))
+        except Exception as error:  # noqa: BLE001 - whatever user code raises is the result
+            raised = raised_as(error, reward.path)
+            problem = f"raised {raised} for completion {text[:80]!r}"
+            continue
+        problem = reward.problem(value, DRY_GROUP)
+        if not problem:
+            return ""
+    return problem

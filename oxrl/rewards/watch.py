@@ -1,0 +1,152 @@
+"""Notices that a reward has changed what other samples' scores are computed with.
+
+A reward may run text that a model wrote in its own process, and that text may replace
+`math.isclose` or `builtins.len`. The next sample in that process would then be scored by the
+replacement, with status ok. So after every call the functions, classes and modules that scoring
+commonly uses are compared with what they were, by identity. This is no sandbox: code that wants to
+hide can.
+"""
+
+from __future__ import annotations
+
+import decimal
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from types import ModuleType
+from typing import Any
+
+# Of these modules the functions and classes are compared, where they are loaded.
+WATCHED = (
+    "builtins",
+    "sys",
+    "os",
+    "os.path",
+    "posix",
+    "math",
+    "cmath",
+    "json",
+    "json.decoder",
+    "json.encoder",
+    "json.scanner",
+    "re",
+    "random",
+    "time",
+    "datetime",
+    "string",
+    "statistics",
+    "fractions",
+    "decimal",
+    "numbers",
+    "collections",
+    "itertools",
+    "functools",
+    "operator",
+    "ast",
+    "copy",
+    "difflib",
+    "hashlib",
+    "io",
+    "unicodedata",
+    "subprocess",
+    "signal",
+    "pathlib",
+    "oxrl.types",
+    "oxrl.rewards.base",
+    "oxrl.rewards.builtin",
+    "oxrl.rewards.math",
+    "oxrl.rewards.signatures",
+)
+# Of these classes the methods too: the others are written in C and cannot be changed.
+CLASSES = (
+    ("fractions", "Fraction"),
+    ("json", "JSONEncoder"),
+    ("json", "JSONDecoder"),
+    ("random", "Random"),
+    ("pathlib", "PurePath"),
+    ("pathlib", "Path"),
+    ("oxrl.types", "Prompt"),
+    ("oxrl.types", "Completion"),
+    ("oxrl.types", "Score"),
+)
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """Names of one module or class that must go on meaning what they meant."""
+
+    owner: str
+    names: tuple[str, ...]
+    held: Mapping[str, Any]
+    values: tuple[object, ...]
+    # All of `names` of a mapping at once: this runs after every sample.
+    pick: Callable[[Mapping[str, Any]], tuple[object, ...]]
+
+    def changed(self) -> str:
+        """The first name that means something else now; empty if none does."""
+        try:
+            # Equal objects are the same object here: a tuple looks at identity first.
+            if self.pick(self.held) == self.values:
+                return ""
+        except KeyError as missing:
+            return f"{self.owner}.{missing.args[0]}"
+        for name, value in zip(self.names, self.values, strict=True):
+            if self.held.get(name) is not value:
+                return f"{self.owner}.{name}"
+        return ""
+
+
+def namespace(owner: str, held: Mapping[str, Any]) -> Namespace | None:
+    """What is to be watched of a module's or class's names; None where there is too little."""
+    names = tuple(name for name, value in list(held.items()) if callable(value))
+    if len(names) < 2:  # itemgetter of one name returns no tuple
+        return None
+    pick = itemgetter(*names)
+    return Namespace(owner, names, held, pick(held), pick)
+
+
+class Watch:
+    """What scores are computed with in this process, as it is when this is made."""
+
+    def __init__(self, reward: ModuleType | None) -> None:
+        loaded = {name: sys.modules[name] for name in WATCHED if name in sys.modules}
+        found = [namespace(name, vars(module)) for name, module in loaded.items()]
+        if reward is not None:
+            found.append(namespace("the reward's own file", vars(reward)))
+        for module, name in CLASSES:
+            if module in loaded:
+                owner = getattr(loaded[module], name)
+                found.append(namespace(f"{module}.{name}", vars(owner)))
+        self._namespaces = [item for item in found if item is not None]
+        self._loaded = loaded
+        self._settings = self._settings_now()
+
+    def changed(self) -> str:
+        """What is not as it was, by name; empty if everything is."""
+        for name, module in self._loaded.items():
+            if sys.modules.get(name) is not module:
+                return f"sys.modules[{name!r}]"
+        for item in self._namespaces:
+            name = item.changed()
+            if name:
+                return name
+        now = self._settings_now()
+        different = [name for name, value in now.items() if value != self._settings[name]]
+        return different[0] if different else ""
+
+    def _settings_now(self) -> dict[str, object]:
+        context = decimal.getcontext()
+        return {
+            "the working directory": working_directory(),
+            "decimal.getcontext()": (context.prec, context.rounding),
+        }
+
+
+def working_directory() -> str:
+    """Where relative paths start; empty where that folder was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""

@@ -1,0 +1,57 @@
+"""How long a wait may last: until a signal asks to stop, or until nothing has come for too long."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from oxrl.errors import DeadlineError, Stopped
+
+# How long a signal may go unseen while the run waits for something, in seconds.
+LOOK_S = 0.2
+# Whether the run was asked to stop: anything true.
+StopAsked = Callable[[], object]
+
+
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
+
+
+class Patience:
+    """One wait for many answers, which may come to many threads.
+
+    Args:
+        stop: whether the run was asked to stop; looked at every LOOK_S seconds or so.
+        deadline_s: longest wait for the next answer, in seconds.
+    """
+
+    def __init__(self, stop: StopAsked = never, deadline_s: float = math.inf) -> None:
+        self.deadline_s = deadline_s
+        self._stop = stop
+        self._cancelled = False
+        self._answered = time.monotonic()
+
+    def answered(self) -> None:
+        """Something came: the wait for the next answer begins."""
+        self._answered = time.monotonic()
+
+    def cancel(self) -> None:
+        """Nobody wants the answers any more: who waits in another thread is to give up."""
+        self._cancelled = True
+
+    def look(self, what: str) -> None:
+        """Go on waiting, if that is still wanted.
+
+        Args:
+            what: is waited for, and what to do about it.
+
+        Raises:
+            Stopped: a signal asked to stop.
+            DeadlineError: nothing has come for `deadline_s` seconds.
+        """
+        if self._cancelled or self._stop():
+            raise Stopped("stopped by a signal; continue with --resume from the last checkpoint")
+        if time.monotonic() - self._answered > self.deadline_s:
+            raise DeadlineError(f"waited run.deadline_s={self.deadline_s:g} s for {what}")
