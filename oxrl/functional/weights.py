@@ -188,8 +188,9 @@ def lambda_group(response_mask: Tensor, group_ids: Tensor, *, length_power: floa
     Source: lambda-GRPO, arXiv:2510.06870. Deviation: the power is a number of the run, not a
     learned parameter.
     """
+    by_prompt = prompt_mean(response_mask, group_ids).double()
     preference = length_preference(_counts(response_mask), group_ids, length_power)
-    return (prompt_mean(response_mask, group_ids).double() * preference[:, None]).float()
+    return (by_prompt * preference[:, None]).float()
 
 
 # The cells that do not look at the prompts.

@@ -53,9 +53,21 @@ def test_the_ratio_of_every_level(level: Any, expected: list[float]) -> None:
     )
 
 
+def test_the_ratio_carries_no_gradient() -> None:
+    old, rollout, mask = of([0.5, -0.2])
+    assert not importance_ratio(old.clone().requires_grad_(), rollout, mask).requires_grad
+    assert not importance_ratio(old, rollout.clone().requires_grad_(), mask).requires_grad
+
+
+def test_padding_vetoes_no_row() -> None:
+    """A padded position counts as ratio 1, which a bound above 1 must not hold against its row."""
+    old, rollout, mask = of([1.0, 1.2])
+    assert veto_weights(old, rollout, mask, correction_veto=1.5).tolist() == [[1, 1, 0]]
+
+
 def test_the_ratio_is_bounded_at_20_nats_either_way() -> None:
-    old, rollout, mask = of([25.0, -25.0, 19.0])
-    expected = [math.exp(20), math.exp(-20), math.exp(19), 1.0]
+    old, rollout, mask = of([25.0, -25.0, 19.5])
+    expected = [math.exp(20), math.exp(-20), math.exp(19.5), 1.0]
     assert importance_ratio(old, rollout, mask).tolist()[0] == pytest.approx(expected)
 
 
@@ -152,6 +164,28 @@ def test_a_drift_at_its_bound_is_kept() -> None:
     assert drop_drifted_failures(old, rollout, mask, advantages=minus, drift_max=0.49).item() == 0
 
 
+@pytest.mark.parametrize(
+    ("logs", "most", "kept"),
+    [
+        ([3.0, -2.0], 0.04, [0, 1, 0]),  # one token survives whatever it is
+        ([0.5, -0.3, 0.1], 0.051, [0, 1, 1, 0]),  # (.01 + .09) / 2 = .05
+        ([0.5, -0.3, 0.1], 0.049, [0, 0, 1, 0]),
+        ([0.5, -0.5, 0.5], 0.2, [0, 0, 0, 0]),
+        ([0.1, 0.6, -0.2], 0.137, [1, 1, 1, 0]),  # (.01 + .04 + .36) / 3 = .13667
+        ([0.1, 0.6, -0.2], 0.136, [1, 0, 1, 0]),
+    ],
+)
+def test_the_tokens_that_moved_farthest_go_first(
+    logs: list[float], most: float, kept: list[int]
+) -> None:
+    old, rollout, mask = of(logs)
+    found = CORRECTIONS["second_moment"](old, rollout, mask, second_moment_max=most)
+    if sum(kept):
+        assert found.tolist() == [kept]
+    else:
+        assert found.sum() == 1  # equal squares: one of them
+
+
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_corrections_refuse_tensors_of_different_shapes(name: str) -> None:
     old, rollout, mask = of([0.1, 0.2])
@@ -207,20 +241,20 @@ def test_k3_is_bounded_at_10_just_where_it_gets_there() -> None:
         assert kl.item() == pytest.approx(min(exact, 10.0), rel=1e-9)
 
 
-@pytest.mark.parametrize("log_r", [-25.0, -1.0, 0.0, 0.7, 19.0, 25.0])
+@pytest.mark.parametrize("log_r", [-25.0, -20.0, -1.0, 0.0, 0.7, 19.5, 20.0, 25.0])
 @pytest.mark.parametrize("d", [-19.0, -3.0, -0.5, 0.0, 0.5, 3.0, 11.0])
 def test_k3_under_its_ratio_has_the_value_r_k3_and_the_slope_r_d(d: float, log_r: float) -> None:
     now = -50.0
     logprobs = f64([[now, 1.0]]).requires_grad_()
     mask = torch.tensor([[True, False]])
-    sampler = f64([[now - log_r, NAN]])
+    sampler = f64([[now - log_r, NAN]]).requires_grad_()
     kl = kl_k3_ratio(logprobs, f64([[now - d, NAN]]), mask, sampler)
     r = math.exp(bounded(log_r))
     assert kl[0].tolist() == pytest.approx([r * k3_of(d), 0.0], rel=1e-9)
-    (gradient,) = torch.autograd.grad(kl.sum(), logprobs)
+    gradient, of_sampler = torch.autograd.grad(kl.sum(), [logprobs, sampler], allow_unused=True)
+    assert of_sampler is None
     slope = r * d if abs(log_r) <= 20 else 0.0
     assert gradient[0].tolist() == pytest.approx([slope, 0.0], rel=1e-9)
-    assert not kl_k3_ratio(logprobs.detach(), sampler, mask).requires_grad
 
 
 @pytest.mark.parametrize("d", [-2.0, -0.5, 0.4, 3.0])

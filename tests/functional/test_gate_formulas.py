@@ -14,12 +14,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from oxrl.functional.gates import Decision, clean, finish
 from oxrl.functional.policy_losses import (
     cispo,
     clip_cov,
     dppo_kl,
+    dppo_topk_kl,
+    dppo_topk_tv,
     dppo_tv,
     gmpo,
+    gspo,
+    importance_sampling,
     kl_cov,
     policy_gradient,
     ppo_clip,
@@ -30,11 +35,30 @@ from oxrl.functional.policy_losses import (
     simko,
     vespo,
 )
+from oxrl.functional.ratios import RATIOS, interpolated_anchor
 
 NAN = float("nan")
 FARTHEST = 20.0
-LOG_RATIOS = [-25, -20.5, -19, -3, -0.7, -0.25, -0.1, 0, 0.1, 0.2, 0.3, 0.7, 1.2, 3, 19, 20.5, 25]
-ADVANTAGES = [2.0, -1.5, 0.0]
+LOG_RATIOS = [
+    -25,
+    -20.5,
+    -19.5,
+    -3,
+    -0.7,
+    -0.25,
+    -0.1,
+    0,
+    0.1,
+    0.2,
+    0.3,
+    0.7,
+    1.2,
+    3,
+    19.5,
+    20.5,
+    25,
+]
+ADVANTAGES = [2.0, 1.0, 0.5, -0.5, -1.0, -1.5, 0.0]
 
 
 class Token(NamedTuple):
@@ -56,7 +80,7 @@ def sign_of(a: float) -> int:
 
 
 class Grid:
-    """Every log-ratio with every advantage, a row each: [51, 2], the second column masked out."""
+    """Every log-ratio with every advantage, a row each; the second column masked out."""
 
     def __init__(self) -> None:
         pairs = [(x, a) for a in ADVANTAGES for x in LOG_RATIOS]
@@ -91,15 +115,15 @@ class Grid:
 
 
 GRID = Grid()
+SCALES = [w * c for w, c in zip(GRID.weights, GRID.corrections, strict=True)]
 
 
 def compare(found: tuple[float, list[float], dict[str, Tensor]], expected: list[Token]) -> None:
     """Loss and gradients of all tokens, then what the metrics say of those with an advantage."""
     loss, gradient, metrics = found
-    scales = [w * c for w, c in zip(GRID.weights, GRID.corrections, strict=True)]
-    value = -sum(scale * token.value for scale, token in zip(scales, expected, strict=True))
+    value = -sum(scale * token.value for scale, token in zip(SCALES, expected, strict=True))
     assert loss == pytest.approx(value, rel=1e-12)
-    for (x, a), scale, token, slope in zip(GRID.pairs, scales, expected, gradient, strict=True):
+    for (x, a), scale, token, slope in zip(GRID.pairs, SCALES, expected, gradient, strict=True):
         if token.slope == 0:
             assert slope == 0, (x, a)
         assert slope == pytest.approx(-scale * token.slope, rel=1e-11, abs=1e-300), (x, a)
@@ -230,10 +254,9 @@ def test_sapo_fades_by_the_sign_of_the_advantage(positive: float, negative: floa
     """
     loss, gradient, metrics = GRID.run(sapo, sapo_positive=positive, sapo_negative=negative)
     expected = on_grid(lambda x, a, now, old: sigmoid_gate(x, a, positive if a > 0 else negative))
-    scales = [w * c for w, c in zip(GRID.weights, GRID.corrections, strict=True)]
-    value = -sum(scale * token.value for scale, token in zip(scales, expected, strict=True))
+    value = -sum(scale * token.value for scale, token in zip(SCALES, expected, strict=True))
     assert loss == pytest.approx(value, rel=1e-12)
-    for (x, a), scale, token, slope in zip(GRID.pairs, scales, expected, gradient, strict=True):
+    for (x, a), scale, token, slope in zip(GRID.pairs, SCALES, expected, gradient, strict=True):
         if x in MODERATE:
             assert slope == pytest.approx(-scale * token.slope, rel=1e-9, abs=1e-15), (x, a)
     assert metrics["update/clip_frac_high"] == metrics["update/clip_frac_low"] == 0
@@ -243,12 +266,11 @@ def test_sapo_fades_by_the_sign_of_the_advantage(positive: float, negative: floa
 def test_the_gate_like_rgpo_has_one_sharpness_for_both_signs(sharpness: float) -> None:
     both = {"sapo_positive": sharpness, "sapo_negative": sharpness}
     expected = on_grid(lambda x, a, now, old: sigmoid_gate(x, a, sharpness))
-    scales = [w * c for w, c in zip(GRID.weights, GRID.corrections, strict=True)]
     for gate, numbers in ((rgpo_like, {"gate_sharpness": sharpness}), (sapo, both)):
         loss, gradient, _ = GRID.run(gate, **numbers)
-        value = -sum(scale * token.value for scale, token in zip(scales, expected, strict=True))
+        value = -sum(scale * token.value for scale, token in zip(SCALES, expected, strict=True))
         assert loss == pytest.approx(value, rel=1e-12)
-        for (x, _), scale, token, slope in zip(GRID.pairs, scales, expected, gradient, strict=True):
+        for (x, _), scale, token, slope in zip(GRID.pairs, SCALES, expected, gradient, strict=True):
             if x in MODERATE:
                 assert slope == pytest.approx(-scale * token.slope, rel=1e-9, abs=1e-15)
 
@@ -377,39 +399,280 @@ def test_the_floor_of_vespos_product_is_1e_8(a: float) -> None:
 
 @pytest.mark.parametrize("coeff", [1e-3, 0.5, 2.0])
 def test_the_quadratic_pull(coeff: float) -> None:
-    """Rows of one token; there is no exponential, so nothing is clamped."""
+    """Nothing is clamped: a token 25 nats away is pulled as 25 nats are."""
+
+    def formula(x: float, a: float, now: float, old: float) -> Token:
+        slope = a - coeff * x
+        return Token(a * now - coeff / 2 * x * x, slope, slope / a if a else 0.0)
+
     loss, gradient, metrics = GRID.run(proximal, proximal_coeff=coeff)
-    scales = [w * c for w, c in zip(GRID.weights, GRID.corrections, strict=True)]
-    value = 0.0
-    weights = []
-    for (x, a), now, scale, slope in zip(GRID.pairs, GRID.now, scales, gradient, strict=True):
-        value -= scale * (a * now - coeff / 2 * x**2)
-        expected = a - coeff * x
-        assert slope == pytest.approx(-scale * expected, rel=1e-9, abs=1e-14), (x, a)
-        if a:
-            weights.append(expected / a)
+    expected = on_grid(formula)
+    value = -sum(scale * token.value for scale, token in zip(SCALES, expected, strict=True))
     assert loss == pytest.approx(value, rel=1e-12)
-    assert metrics["update/weight_mean"].item() == pytest.approx(sum(weights) / len(weights))
-    assert metrics["update/weight_max"].item() == pytest.approx(max(weights))
+    for scale, token, slope in zip(SCALES, expected, gradient, strict=True):
+        assert slope == pytest.approx(-scale * token.slope, rel=1e-9, abs=1e-13)
+    live = [token.weight for (_, a), token in zip(GRID.pairs, expected, strict=True) if a]
+    assert metrics["update/weight_mean"].item() == pytest.approx(sum(live) / len(live))
+    assert metrics["update/weight_max"].item() == pytest.approx(max(live))
 
 
-@pytest.mark.parametrize("coeff", [0.0, 0.3])
 @pytest.mark.parametrize("a", [1.3, -0.7, 0.0])
-def test_the_quadratic_pull_of_a_row_is_on_the_sum_of_its_log_ratios(
-    a: float, coeff: float
-) -> None:
-    """Log-ratios .5, -.2 and .1 of three trained tokens: X = .4, and the fourth does not count."""
-    row = [0.5, -0.2, 0.1, 9.0]
-    now = [-1.0, -0.4, -0.9, -2.0]
-    mask = torch.tensor([[True, True, True, False]])
-    old = f64([[n - x for n, x in zip(now, row, strict=True)]])
-    logprobs = f64([now]).requires_grad_()
-    weights = f64([[0.5, 0.5, 0.5, NAN]])
-    loss, _ = proximal(logprobs, old, a + 0 * old, mask, weights, proximal_coeff=coeff)
-    assert loss.item() == pytest.approx(-0.5 * (a * sum(now[:3]) - coeff / 2 * 0.4**2))
+def test_the_pull_is_that_of_the_whole_response(a: float) -> None:
+    """Log-ratios .5, -.2, .4 of one row: X = .7 for each of its tokens."""
+    row, now = [0.5, -0.2, 0.4], [-1.0, -0.4, -2.0]
+    logprobs = f64([[*now, NAN], [-1.0, NAN, NAN, NAN]]).requires_grad_()
+    old = [[n - x for n, x in zip(now, row, strict=True)] + [NAN], [-1.3, NAN, NAN, NAN]]
+    mask = torch.tensor([[True] * 3 + [False], [True] + [False] * 3])
+    ones = torch.ones(2, 4, dtype=torch.float64)
+    loss, _ = proximal(logprobs, f64(old), a * ones, mask, ones, proximal_coeff=0.6)
+    value = a * (sum(now) - 1.0) - 0.3 * (0.7**2 + 0.3**2)
+    assert loss.item() == pytest.approx(-value)
     (gradient,) = torch.autograd.grad(loss, logprobs)
-    slope = -0.5 * (a - coeff * 0.4)
-    assert gradient[0].tolist() == pytest.approx([slope, slope, slope, 0.0])
+    assert gradient[0].tolist() == pytest.approx([-(a - 0.6 * 0.7)] * 3 + [0.0])
+    assert gradient[1].tolist() == pytest.approx([-(a - 0.6 * 0.3)] + [0.0] * 3)
+
+
+def test_the_unclipped_ratio() -> None:
+    def formula(x: float, a: float, now: float, old: float) -> Token:
+        r = math.exp(bounded(x))
+        weight = r if abs(x) <= FARTHEST else 0.0
+        return Token(r * a, weight * a, weight)
+
+    compare(GRID.run(importance_sampling), on_grid(formula))
+
+
+@pytest.mark.parametrize("a", [1.3, -0.7, 0.0])
+@pytest.mark.parametrize(
+    "row", [[0.5, -0.2, 0.3], [25.0, -24.9, 0.2], [0.1, -0.1, 0.003], [-0.4, 0.1, 0.0], [65, 0, 0]]
+)
+def test_gspo_takes_and_clips_a_row_as_a_whole(row: list[float], a: float) -> None:
+    """The mean decides, and it alone: a token 25 nats away keeps its gradient where the others
+    make up for it; a mean beyond 20 has none.
+    """
+    mean = sum(row) / 3
+    token = ppo(mean, a, 0.1, 0.2)
+    now = [-70.0, -1.0, -0.5]
+    logprobs = f64([[*now, NAN]]).requires_grad_()
+    old = f64([[n - x for n, x in zip(now, row, strict=True)] + [NAN]])
+    mask = torch.tensor([[True, True, True, False]])
+    weights = f64([[0.2, 0.3, 0.5, NAN]])
+    advantages = f64([[a] * 3 + [NAN]])
+    loss, metrics = gspo(logprobs, old, advantages, mask, weights, clip_low=0.1, clip_high=0.2)
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    assert loss.item() == pytest.approx(-token.value, rel=1e-9)
+    expected = [-w * token.slope for w in (0.2, 0.3, 0.5)]
+    assert gradient[0].tolist() == pytest.approx([*expected, 0.0], rel=1e-9)
+    assert metrics["update/clip_frac_high"] == token.high
+    assert metrics["update/clip_frac_low"] == token.low
+
+
+@pytest.mark.parametrize("level", ["none", "token", "sequence", "geometric"])
+def test_an_anchor_gives_every_token_the_ratio_of_its_level(level: str) -> None:
+    rows = [[0.5, -0.2, 0.3], [0.4, -0.7]]
+    now = f64([[-1.0, -2.0, -3.0], [-0.5, -1.5, NAN]]).requires_grad_()
+    log_ratios = f64([rows[0], [*rows[1], NAN]])
+    old = (now.detach() - log_ratios).requires_grad_()
+    mask = torch.tensor([[True] * 3, [True, True, False]])
+    anchor = RATIOS[level](now, old, mask)
+    assert not anchor.requires_grad
+    expected = {
+        "none": [[0.0] * 3, [0.0] * 2],
+        "token": rows,
+        "sequence": [[0.6] * 3, [-0.3] * 2],
+        "geometric": [[0.2] * 3, [-0.15] * 2],
+    }[level]
+    found = (now.detach() - anchor)[mask].tolist()
+    assert found == pytest.approx([*expected[0], *expected[1]])
+
+
+def test_the_interpolated_anchor_moves_to_the_policy_with_age() -> None:
+    """alpha 0, 0, 1/2, 2/3, 3/4 for ages 0 to 4."""
+    now = f64([[-1.0] * 5 + [NAN]]).requires_grad_()
+    rollout = f64([[-2.0, -3.0, -2.0, -4.0, -1.0, NAN]])
+    ages = torch.tensor([[0, 1, 2, 3, 4, 2]])
+    mask = torch.tensor([[True] * 5 + [False]])
+    found = interpolated_anchor(now, rollout, ages, mask)
+    assert found[0].tolist() == pytest.approx([-2.0, -3.0, -1.5, -2.0, -1.0, 0.0])
+    assert not found.requires_grad
+
+
+# --- the top candidates of DPPO ---
+
+# Probabilities of the top two and of the sampled token, when sampled and now.
+BUCKETS = [
+    # the sampled token is the first of the top two
+    ([0.5, 0.3], 0.5, [0.7, 0.1], 0.7, True),
+    ([0.5, 0.3], 0.5, [0.2, 0.6], 0.2, True),
+    # it is not among them
+    ([0.5, 0.3], 0.1, [0.4, 0.3], 0.25, False),
+    ([0.5, 0.3], 0.15, [0.55, 0.4], 0.02, False),
+    # nothing is left for the rest
+    ([0.6, 0.4], 0.6, [0.5, 0.5], 0.5, True),
+    ([0.5, 0.3], 0.2, [0.4, 0.35], 0.25, False),
+]
+
+
+def buckets(top: list[float], own: float, among: bool) -> list[float]:
+    known = [*top, 0.0 if among else own]
+    return [*known, max(1 - sum(known), 0.0)]
+
+
+@pytest.mark.parametrize("a", [1.5, -2.0])
+@pytest.mark.parametrize(("mu_top", "mu", "p_top", "p", "among"), BUCKETS)
+def test_dppo_over_the_top_candidates(
+    mu_top: list[float], mu: float, p_top: list[float], p: float, among: bool, a: float
+) -> None:
+    """Bounds just below and just above the distance, which runs from the sampler to the policy."""
+    before, after = buckets(mu_top, mu, among), buckets(p_top, p, among)
+    moved = sum(abs(x - y) for x, y in zip(before, after, strict=True)) / 2
+    tiny = 1e-8
+    kl = sum(m * math.log(max(m, tiny) / max(q, tiny)) for m, q in zip(before, after, strict=True))
+    for gate, distance in ((dppo_topk_tv, moved), (dppo_topk_kl, kl)):
+        for factor in (0.99, 1.01):
+            for low, high in ((distance * factor, 100.0), (100.0, distance * factor)):
+                logprobs = f64([[math.log(p), NAN]]).requires_grad_()
+                top = f64([[[math.log(x) for x in p_top], [NAN, NAN]]]).requires_grad_()
+                loss, metrics = gate(
+                    logprobs,
+                    f64([[math.log(mu), NAN]]),
+                    f64([[a, NAN]]),
+                    torch.tensor([[True, False]]),
+                    f64([[1.0, NAN]]),
+                    top_logprobs=top,
+                    old_top_logprobs=f64([[[math.log(x) for x in mu_top], [NAN, NAN]]]),
+                    sampled_in_top=torch.tensor([[among, False]]),
+                    dppo_low=low,
+                    dppo_high=high,
+                    weight_max=2.2,
+                )
+                dropped = distance > (high if a > 0 else low) and (p > mu) == (a > 0)
+                weight = 0.0 if dropped else min(p / mu, 2.2)
+                gradients = torch.autograd.grad(loss, [logprobs, top], allow_unused=True)
+                assert gradients[0] is not None and gradients[1] is None
+                assert gradients[0][0].tolist() == pytest.approx([-a * weight, 0.0], rel=1e-12)
+                found = metrics["update/divergence"].item()
+                assert found == pytest.approx(distance, rel=1e-9, abs=1e-9)
+
+
+def test_a_candidate_that_became_impossible_counts_as_1e_8() -> None:
+    ones = f64([[1.0]])
+    further = {
+        "top_logprobs": f64([[[math.log(0.5), -40.0]]]),
+        "old_top_logprobs": f64([[[math.log(0.5), math.log(0.3)]]]),
+        "sampled_in_top": torch.tensor([[True]]),
+    }
+    half = f64([[math.log(0.5)]])
+    _, metrics = dppo_topk_kl(half, half, ones, ones.bool(), ones, **further)
+    expected = 0.3 * math.log(0.3 / 1e-8) + 0.2 * math.log(0.2 / 0.5)
+    assert metrics["update/divergence"].item() == pytest.approx(expected, rel=1e-9)
+    swapped = {**further, "top_logprobs": further["old_top_logprobs"]}
+    swapped["old_top_logprobs"] = further["top_logprobs"]
+    _, metrics = dppo_topk_kl(half, half, ones, ones.bool(), ones, **swapped)
+    assert metrics["update/divergence"].item() == pytest.approx(0.5 * math.log(0.5 / 0.2), rel=1e-9)
+
+
+# --- exactly at a bound nothing is clipped ---
+
+
+def at_one(gate: Callable[..., Any], a: float, **numbers: Any) -> tuple[float, dict[str, Tensor]]:
+    """Weight and metrics of a token whose ratio is exactly 1."""
+    logprobs = f64([[-1.0]]).requires_grad_()
+    ones = f64([[1.0]])
+    loss, metrics = gate(logprobs, f64([[-1.0]]), a * ones, ones.bool(), ones, **numbers)
+    return -torch.autograd.grad(loss, logprobs)[0].item() / a, metrics
+
+
+@pytest.mark.parametrize("a", [1.0, -1.0])
+@pytest.mark.parametrize(
+    ("gate", "numbers"),
+    [
+        (ppo_clip, {"clip_low": 0.0, "clip_high": 0.0, "clip_dual": 1.0}),
+        (cispo, {"weight_min": 1.0, "weight_max": 1.0}),
+        (gmpo, {"clip_low": 0.0, "clip_high": 0.0}),
+        (dppo_tv, {"dppo_low": 0.0, "dppo_high": 0.0}),
+    ],
+)
+def test_a_token_at_its_bound_is_not_clipped(
+    gate: Callable[..., Any], numbers: dict[str, float], a: float
+) -> None:
+    weight, metrics = at_one(gate, a, **numbers)
+    assert weight == 1.0
+    assert metrics["update/clip_frac_high"] == metrics["update/clip_frac_low"] == 0
+
+
+@pytest.mark.parametrize("a", [1.0, -1.0])
+def test_a_divergence_at_its_bound_is_kept(a: float) -> None:
+    """From 1/4 to 1/2 and back: the change of probability is exactly 1/4."""
+    old, now = (0.25, 0.5) if a > 0 else (0.5, 0.25)
+    ones = f64([[1.0]])
+    logprobs = f64([[math.log(now)]]).requires_grad_()
+    loss, metrics = dppo_tv(
+        logprobs,
+        f64([[math.log(old)]]),
+        a * ones,
+        ones.bool(),
+        ones,
+        dppo_low=0.25,
+        dppo_high=0.25,
+    )
+    assert metrics["update/divergence"].item() == 0.25
+    assert torch.autograd.grad(loss, logprobs)[0].item() == pytest.approx(-a * now / old)
+
+
+# --- what every gate has in common ---
+
+
+def test_the_gradient_is_the_weight_times_the_advantage_whatever_else_is_attached() -> None:
+    logprobs = f64([[-1.0, -2.0]]).requires_grad_()
+    tokens = clean(logprobs, f64([[-1.5, -1.0]]), f64([[2.0, -3.0]]), torch.ones(1, 2).bool())
+    attached = [tokens.log_ratio, tokens.ratio, tokens.advantages, tokens.now, tokens.old]
+    assert not any(x.requires_grad for x in attached)
+    value = logprobs * 5  # as a careless gate might leave it
+    decision = Decision(value, f64([[0.5, 0.25]]), further={"update/mine": logprobs * 1.0})
+    loss, metrics = finish(tokens, decision, f64([[1.0, 1.0]]), None)
+    assert loss.item() == 15.0
+    assert torch.autograd.grad(loss, logprobs)[0].tolist() == [[-1.0, 0.75]]
+    assert metrics["update/mine"] == -1.5 and not metrics["update/mine"].requires_grad
+
+
+@pytest.mark.parametrize("gate", [clip_cov, kl_cov, rspo, dppo_topk_tv])
+def test_no_gradient_flows_into_what_is_not_the_policy(gate: Callable[..., Any]) -> None:
+    leaves = {
+        name: f64([[x]]).requires_grad_()
+        for name, x in (("old", -1.1), ("advantages", 1.0), ("weights", 1.0), ("correction", 1.0))
+    }
+    further: dict[str, Tensor] = {}
+    if gate is rspo:
+        further = {"router_shift": f64([[0.9]]).requires_grad_()}
+    elif gate is dppo_topk_tv:
+        further = {
+            "top_logprobs": f64([[[-1.0, -2.0]]]).requires_grad_(),
+            "old_top_logprobs": f64([[[-1.0, -2.0]]]).requires_grad_(),
+            "sampled_in_top": torch.tensor([[True]]),
+        }
+    else:
+        further = {"selected": torch.tensor([[True]])}
+    logprobs = f64([[-1.0]]).requires_grad_()
+    loss, metrics = gate(
+        logprobs,
+        leaves["old"],
+        leaves["advantages"],
+        torch.tensor([[True]]),
+        leaves["weights"].detach(),
+        correction=leaves["correction"],
+        **further,
+    )
+    loss.backward()
+    others = [leaves["old"], leaves["advantages"], leaves["correction"], *further.values()]
+    assert all(x.grad is None for x in others)
+    assert not any(metric.requires_grad for metric in metrics.values())
+
+
+def test_the_effective_sample_size_of_one_small_weight_is_one() -> None:
+    ones = f64([[1.0]])
+    _, metrics = ppo_clip(f64([[-0.7]]), 0 * ones, ones, ones.bool(), ones)
+    assert metrics["update/weight_ess"].item() == pytest.approx(1.0)
+    assert metrics["update/weight_max"].item() == pytest.approx(math.exp(-0.7))
 
 
 def rows_of_gmpo(

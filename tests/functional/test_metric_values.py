@@ -41,45 +41,55 @@ def check(found: dict[str, float], expected: dict[str, float]) -> None:
         assert found[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
 
 
-def test_rewards_of_three_groups() -> None:
-    """Group 7: 1, 0, 0.5; group 2: 0.6, 0.6; group 4: 0.5. A reward of exactly 0.5 is not solved.
-    Group 4 stands first and alone.
+def test_rewards_of_four_groups() -> None:
+    """Group 7: 1, 0.9, 0 and 0.5; group 2: 0.6, 0.6; groups 4 and 9 alone, not solved. A reward of
+    exactly 0.5 is not solved. The first row is a group of its own.
     """
-    rewards = f64([0.5, 1, 0.6, 0, 0.6, 0.5])
-    found = reward_metrics(rewards, torch.tensor([4, 7, 2, 7, 2, 7]))
-    listed = [0.5, 1, 0.6, 0, 0.6, 0.5]
+    listed = [0.5, 1, 0.6, 0, 0.6, 0.5, 0.9, 0.2]
+    found = reward_metrics(f64(listed), torch.tensor([4, 7, 2, 7, 2, 7, 7, 9]))
     check(
         found,
         {
-            "reward/mean": 3.2 / 6,
+            "reward/mean": 4.3 / 8,
             "reward/std": statistics.stdev(listed),
             "reward/min": 0.0,
             "reward/max": 1.0,
-            "reward/pass_rate": 3 / 6,
-            "reward/zero_variance_groups": 2 / 3,
-            "reward/all_pass_groups": 1 / 3,
-            "reward/all_fail_groups": 1 / 3,
-            "reward/group_std": statistics.pstdev([1, 0, 0.5]) / 3,
+            "reward/pass_rate": 4 / 8,
+            "reward/zero_variance_groups": 3 / 4,
+            "reward/all_pass_groups": 1 / 4,
+            "reward/all_fail_groups": 2 / 4,
+            "reward/group_std": statistics.pstdev([1, 0, 0.5, 0.9]) / 4,
         },
     )
-    assert reward_metrics(rewards[:0], torch.tensor([], dtype=torch.long)) == {}
-    assert reward_metrics(rewards[:1], torch.tensor([4]))["reward/std"] == 0.0
+    assert reward_metrics(f64([]), torch.tensor([], dtype=torch.long)) == {}
+    assert reward_metrics(f64([0.5]), torch.tensor([4]))["reward/std"] == 0.0
+    assert reward_metrics(f64([0.0, 1.0]), torch.tensor([4, 5]))["reward/std"] == math.sqrt(0.5)
+
+
+def test_the_variance_of_equal_rewards_is_not_below_zero() -> None:
+    """Rounding makes mean(r^2) - mean(r)^2 of three rewards of 0.1 negative."""
+    for reward in (0.1, 0.2, 0.3, 0.7, 1 / 3):
+        for size in range(2, 9):
+            ids = torch.zeros(size, dtype=torch.long)
+            found = reward_metrics(f64([reward] * size), ids)["reward/group_std"]
+            assert found == pytest.approx(0.0, abs=1e-7)
 
 
 def test_lengths_of_right_and_wrong_answers() -> None:
-    found = data_metrics(MASK, torch.tensor([True, False, False]), f64([0.5, 0.6, 1.0]))
+    mask = torch.cat([MASK, torch.tensor([[False, True, False]])])
+    found = data_metrics(mask, torch.tensor([True, False, False, False]), f64([0.5, 0.6, 1.0, 0]))
     check(
         found,
         {
-            "data/tokens": 5.0,
-            "data/rows": 2.0,
+            "data/tokens": 6.0,
+            "data/rows": 3.0,
             "data/empty_rows": 1.0,
-            "data/length_mean": 5 / 3,
-            "data/length_p95": 2 + 0.9 * 1,  # of 0, 2, 3, at place 0.95 * 2
+            "data/length_mean": 6 / 4,
+            "data/length_p95": 2 + 0.85 * 1,  # of 0, 1, 2, 3, at place 0.95 * 3
             "data/length_max": 3.0,
             "data/length_correct": 1.0,
-            "data/length_wrong": 3.0,
-            "data/truncated_frac": 1 / 3,
+            "data/length_wrong": 2.0,
+            "data/truncated_frac": 1 / 4,
         },
     )
     nothing = data_metrics(MASK[:0], torch.zeros(0, dtype=torch.bool), f64([]))
@@ -175,7 +185,7 @@ RHO = [0.5, -0.4, 0.1, 1.2, -0.2]
 
 
 def test_the_mismatch_between_trainer_and_sampler() -> None:
-    rollout = [-1.0, -0.5, -0.2, -1.3, -0.7]
+    rollout = [-1.0, -0.5, -0.2, -1.9, -0.7]
     old = [s + x for s, x in zip(rollout, RHO, strict=True)]
     found = mismatch_metrics(rows(old), rows(rollout), MASK)
     moved = [abs(math.exp(o) - math.exp(s)) for o, s in zip(old, rollout, strict=True)]
@@ -220,6 +230,32 @@ def test_what_a_correction_did_is_counted_by_token_and_by_row() -> None:
     assert nothing["mismatch/ess"] == 0.0 and nothing["mismatch/reject_frac_row"] == 1.0
 
 
+def test_a_weight_within_a_millionth_of_its_ratio_is_not_cut() -> None:
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    zeros = torch.zeros(1, 4, dtype=torch.float64)
+    near = f64([[1 - 0.9e-6, 1 + 0.9e-6, 1 - 1e-6, 1 + 1e-6]])
+    found = mismatch_metrics(zeros, zeros, mask, near)
+    assert found["mismatch/trunc_frac_hi"] == found["mismatch/trunc_frac_lo"] == 0
+    far = f64([[1 - 1.1e-6, 1 + 1.1e-6, 1, 0.5]])
+    found = mismatch_metrics(zeros, zeros, mask, far)
+    assert found["mismatch/trunc_frac_hi"] == 0.5 and found["mismatch/trunc_frac_lo"] == 0.25
+
+
+def test_the_largest_change_of_probability_may_be_a_fall() -> None:
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    found = mismatch_metrics(f64([[0.5, 0.3]]).log(), f64([[0.4, 0.9]]).log(), mask)
+    assert found["mismatch/prob_diff_max"] == pytest.approx(0.6)
+
+
+def test_metrics_may_be_asked_of_what_carries_a_gradient() -> None:
+    leaves = [rows([-1.0] * 5).requires_grad_() for _ in range(2)]
+    for first, second in (leaves, [x.detach() for x in leaves]):
+        assert policy_metrics(first, second, MASK, ref_logprobs=second)["kl/old_k3"] == 0.0
+        assert mismatch_metrics(first, second, MASK)["mismatch/kl_k1"] == 0.0
+        assert value_metrics(first, second, MASK)["value/error"] == 0.0
+        assert advantage_metrics(first, MASK)["advantage/mean"] == -1.0
+
+
 def test_a_weight_is_compared_with_the_ratio_of_its_own_level() -> None:
     """Row ratio exp(0.3 + 0.1) = 1.49 kept as it is: nothing is cut, though each token's ratio is
     smaller. Weights that only keep or drop are compared with nothing.
@@ -251,6 +287,10 @@ def test_the_critics_share_of_explained_variance() -> None:
     one = torch.tensor([[True, False, False]] + [[False] * 3] * 2)
     for mask in (one, torch.zeros_like(MASK)):
         assert value_metrics(rows(values), rows(returns), mask)["value/explained_variance"] == 0.0
+    # Two tokens, returns of a variance of 1/8: the errors are 0.1 and 0.2.
+    two = torch.tensor([[True, True, False]] + [[False] * 3] * 2)
+    found = value_metrics(rows([0.4, 0.8, 9, 9, 9]), rows([0.5, 1.0, 9, 9, 9]), two)
+    assert found["value/explained_variance"] == pytest.approx(1 - 0.005 / 0.125)
 
 
 # --- the metrics of gates, where the advantage of some tokens is 0 ---

@@ -63,16 +63,27 @@ class Lines:
     tests: dict[str, dict[int, set[str]]] = field(default_factory=dict)  # file -> line -> tests
     seconds: dict[str, float] = field(default_factory=dict)
 
+    def touching(self, file: str) -> set[str]:
+        """Tests that execute anything of a file."""
+        return set[str]().union(*self.tests.get(file, {}).values())
+
     def covering(self, mutant: Mutant) -> list[str]:
         """Tests that execute the mutated line, or the function where only its head changes."""
         segment = mutant.point.segment
         by_line = self.tests.get(segment.file, {})
         if segment.function == MODULE:
-            found = set[str]().union(*by_line.values())
+            found = set[str]().union(*(self.touching(file) for file in readers(mutant)))
         else:
             lines = statement_lines(mutant)
             found = set[str]().union(*(by_line.get(line, set()) for line in lines))
         return sorted(found, key=lambda test: self.seconds[test])
+
+
+def readers(mutant: Mutant) -> list[str]:
+    """Files of the package whose modules hold a constant under its name."""
+    constant = mutant.before.split(" ")[0]
+    found = [name for name, module in sys.modules.items() if constant in vars(module)]
+    return [name.replace(".", "/") + ".py" for name in found if name.startswith("oxrl")]
 
 
 def statement_lines(mutant: Mutant) -> range:
