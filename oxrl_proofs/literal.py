@@ -1,48 +1,107 @@
-"""Every gate once more, as its paper writes it, differentiated by autograd: what the proofs compare
-the gates with.
+"""Every policy-gradient row of the table once more, from its source alone: what the proofs compare
+the rows with.
 
-Slow, without clamps or fills, and written apart from the gates: min and clip are torch's, row
-ratios are attached.
+A row is looked up by its name only: which advantage, ratio, gate, correction, KL and mean it has is
+said here again, from the paper or its authors' code, named beside it. Slow, without clamps or
+fills, one response at a time; min and clip are torch's and differentiated by autograd. Deviations
+that a row declares are followed where the source leaves nothing to compare. Nothing of oxRL is
+imported; what is here changes when a source says so, never to match the code.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-Numbers = Mapping[str, Any]
-# (log r, logprobs, advantages, numbers, signals) of one row's trained tokens -> S per token.
-Surrogate = Callable[[Tensor, Tensor, Tensor, Numbers, Mapping[str, Tensor]], Tensor]
+from oxrl_proofs import literal_batch as batchwise
+from oxrl_proofs.literal_batch import (
+    Advantage,
+    Correction,
+    Numbers,
+    PerToken,
+    Response,
+    Responses,
+    Weighting,
+)
+
+# A response, its advantages [n], numbers, and which of its tokens a rule chose -> S per token [n].
+Surrogate = Callable[[Response, Tensor, Numbers, Tensor], Tensor]
+Kl = Callable[[Response], Tensor]
+Choice = Callable[[Responses, PerToken, Numbers], set[tuple[int, int]]]
 
 
-def _ppo(
-    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
-) -> Tensor:
+# --- ratios: log r per token
+
+
+def over_old(r: Response) -> Tensor:
+    return r.logprobs - r.old
+
+
+def over_sampler(r: Response) -> Tensor:
+    return r.logprobs - r.sampler
+
+
+def over_interpolated(r: Response) -> Tensor:
+    """log pi_theta - log pi_prox, pi_prox between sampler and current policy: A-3PO."""
+    part = torch.tensor([batchwise.toward(age) for age in r.ages], dtype=torch.float64)
+    proximal = r.sampler + part * (r.logprobs.detach() - r.sampler)
+    return r.logprobs - proximal
+
+
+# --- surrogates
+
+
+def clipped(x: Tensor, a: Tensor, n: Numbers) -> Tensor:
+    """min(r A, clip(r, 1 - eps_low, 1 + eps_high) A): PPO, arXiv:1707.06347, Eq. 7; two bounds:
+    DAPO, arXiv:2503.14476, Eq. 8; max(., c A) where A < 0: dual clip, arXiv:1912.09729, Eq. 5.
+    """
     r = x.exp()
-    clipped = r.clamp(1 - n.get("clip_low", 0.2), 1 + n.get("clip_high", 0.2))
-    surrogate = torch.minimum(r * a, clipped * a)
-    return (
-        surrogate
-        if n.get("clip_dual") is None
-        else torch.where(a < 0, surrogate.maximum(n["clip_dual"] * a), surrogate)
-    )
+    surrogate = torch.minimum(r * a, r.clamp(1 - n["clip_low"], 1 + n["clip_high"]) * a)
+    if n.get("clip_dual") is None:
+        return surrogate
+    return torch.where(a < 0, torch.maximum(surrogate, n["clip_dual"] * a), surrogate)
 
 
-def _cispo(
-    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
-) -> Tensor:
-    return x.exp().clamp(n.get("weight_min", 0.0), n.get("weight_max", 5.0)).detach() * a * logprobs
+def ppo(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """PPO's clip around the policy before the update."""
+    return clipped(over_old(r), a, n)
 
 
-def _sapo(
-    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
-) -> Tensor:
-    positive = n.get("sapo_positive", n.get("gate_sharpness", 1.0))
-    negative = n.get("sapo_negative", n.get("gate_sharpness", 1.05))
+def ppo_interpolated(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """PPO's clip around the interpolated policy: A-3PO, arXiv:2512.06547."""
+    return clipped(over_interpolated(r), a, n)
+
+
+def reinforce(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """A log pi: Williams 1992."""
+    return a * r.logprobs
+
+
+def m2po(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """pi_theta / pi_behav * A, no clip: arXiv:2510.01161; AReaL, docs/en/algorithms/m2po.md."""
+    return over_sampler(r).exp() * a
+
+
+def _cispo(x: Tensor, r: Response, a: Tensor, n: Numbers) -> Tensor:
+    weight = x.exp().clamp(n["weight_min"], n["weight_max"]).detach()
+    return weight * a * r.logprobs
+
+
+def cispo(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """sg(clip(r)) A log pi: MiniMax-M1, arXiv:2506.13585, Eq. 4 and 5."""
+    return _cispo(over_old(r), r, a, n)
+
+
+def scale_rl(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """sg(min(pi_train / pi_gen, cap)) A log pi: ScaleRL, arXiv:2510.13786."""
+    return _cispo(over_sampler(r), r, a, n)
+
+
+def _soft_gate(x: Tensor, a: Tensor, positive: float, negative: float) -> Tensor:
     terms = []
     for x_t, a_t in zip(x, a, strict=True):
         tau = positive if a_t > 0 else negative
@@ -50,136 +109,396 @@ def _sapo(
     return torch.stack(terms)
 
 
-def _rgpo(
-    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
-) -> Tensor:
-    return _sapo(x, logprobs, a, {"gate_sharpness": n.get("gate_sharpness", 1.0)}, signals)
+def sapo(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """4 / tau * sigmoid(tau (r - 1)) A, tau by the sign of A: SAPO, arXiv:2511.20347, Eq. 6."""
+    return _soft_gate(over_old(r), a, n["sapo_positive"], n["sapo_negative"])
 
 
-def _dppo(divergence: Callable[[list[float], list[float]], float]) -> Surrogate:
-    """Mask from the divergence of the buckets {top tokens, sampled token, rest}, one token at a
-    time.
+def rgpo_like(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """4 / k * sigmoid(k (r - 1)) A: after RGPO, arXiv:2604.14895, whose gate is not known."""
+    return _soft_gate(over_old(r), a, n["gate_sharpness"], n["gate_sharpness"])
+
+
+def kimi(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """A log pi(y) - tau / 2 (log pi(y) / pi_i(y))^2 of the response y, an equal part of it per
+    token: Kimi k1.5, arXiv:2501.12599, Eq. 3; horizon-rl/OpenKimi, compute_policy_loss_opmd.
+    """
+    whole = over_old(r).sum()
+    return a * r.logprobs - n["proximal_coeff"] / 2 * whole**2 / len(r)
+
+
+def total_variation(now: Sequence[float], then: Sequence[float]) -> float:
+    return sum(abs(p - mu) for p, mu in zip(now, then, strict=True)) / 2
+
+
+def divergence_from_sampler(now: Sequence[float], then: Sequence[float]) -> float:
+    pairs = zip(now, then, strict=True)
+    return sum(mu * math.log(max(mu, 1e-8) / max(p, 1e-8)) for p, mu in pairs)
+
+
+def _with_rest(known: list[float]) -> list[float]:
+    return [*known, max(1 - sum(known), 0.0)]
+
+
+def _buckets(r: Response, t: int) -> tuple[list[float], list[float]]:
+    """Probabilities, now and when sampled, of the sampler's top tokens and the sampled one."""
+    own = math.exp(r.logprobs[t].item()), math.exp(r.sampler[t].item())
+    now, then = r.top[t].exp().tolist(), r.old_top[t].exp().tolist()
+    if not r.flags[t]:  # the sampled token is not among the top ones
+        now.append(own[0])
+        then.append(own[1])
+    return now, then
+
+
+def _dppo(divergence: Callable[[Sequence[float], Sequence[float]], float], top: bool) -> Surrogate:
+    """sg(min(r, cap) M) A log pi, M = 0 where the divergence from the sampler is too large and r
+    moved as favored: DPPO, arXiv:2602.04879; sail-sg/Stable-RL, verl/trainer/ppo/core_algos.py.
     """
 
-    def surrogate(
-        x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
-    ) -> Tensor:
+    def surrogate(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
         terms = []
-        for t in range(len(x)):
-            p, mu = math.exp(logprobs[t].item()), math.exp((logprobs[t] - x[t]).item())
-            now, then = [p], [mu]
-            if "top_logprobs" in signals:
-                top, old_top = (
-                    signals["top_logprobs"][t].exp().tolist(),
-                    signals["old_top_logprobs"][t].exp().tolist(),
-                )
-                sampled_apart = not bool(signals["sampled_in_top"][t])
-                now, then = top + [p] * sampled_apart, old_top + [mu] * sampled_apart
-            now, then = [*now, max(1 - sum(now), 0.0)], [*then, max(1 - sum(then), 0.0)]
-            favoured = p > mu if a[t] > 0 else p < mu
-            bound = n.get("dppo_high", 0.2) if a[t] > 0 else n.get("dppo_low", 0.2)
-            keep = 0.0 if favoured and divergence(now, then) > bound else 1.0
-            terms.append(keep * min(p / mu, n.get("weight_max", 20.0)) * a[t] * logprobs[t])
+        for t in range(len(r)):
+            p, mu = math.exp(r.logprobs[t].item()), math.exp(r.sampler[t].item())
+            now, then = _buckets(r, t) if top else ([p], [mu])
+            found = divergence(_with_rest(now), _with_rest(then))
+            rose_too_far = p > mu and found > n["dppo_high"]
+            fell_too_far = p < mu and found > n["dppo_low"]
+            dropped = rose_too_far if a[t] > 0 else fell_too_far
+            weight = 0.0 if dropped else min(p / mu, n["weight_max"])
+            terms.append(weight * a[t] * r.logprobs[t])
         return torch.stack(terms)
 
     return surrogate
 
 
-def _tv(now: list[float], then: list[float]) -> float:
-    return sum(abs(p - mu) for p, mu in zip(now, then, strict=True)) / 2
-
-
-def _kl(now: list[float], then: list[float]) -> float:
-    pairs = zip(now, then, strict=True)
-    return sum(mu * math.log(max(mu, 1e-8) / max(p, 1e-8)) for p, mu in pairs)
-
-
-def _vespo(
-    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
-) -> Tensor:
+def vespo(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """sg(phi(W)) A log pi, W the response's ratio to the sampler, phi(W) = e^l W^k e^(-l W) with
+    (k, l) = (2, 3) where A >= 0, else (3, 2); log W in [log 1e-8, 20]: VESPO, arXiv:2602.10693;
+    FloyedShen/VESPO, recipe/vespo/code/core_algos.py.
+    """
+    log_w = min(max(float(over_sampler(r).detach().sum()), math.log(1e-8)), 20.0)
     terms = []
-    for x_t, l_t, a_t in zip(x.tolist(), logprobs, a, strict=True):
+    for a_t, logprob in zip(a, r.logprobs, strict=True):
         k, decay = (2, 3) if a_t >= 0 else (3, 2)
-        w = math.exp(min(max(x_t, math.log(1e-8)), 20))
-        terms.append(math.exp(decay) * w**k * math.exp(-decay * w) * a_t * l_t)
+        weight = math.exp(decay + k * log_w - decay * math.exp(log_w))
+        terms.append(weight * a_t * logprob)
     return torch.stack(terms)
 
 
-def _proximal(
-    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
-) -> Tensor:
-    """arXiv:2501.12599, Eq. 3: the square is of the response's log-ratio, a sum over its tokens;
-    here each token holds an equal part of it.
+def _geometric_mean_of_clipped(x: Tensor, a: Tensor, n: Numbers) -> Tensor:
+    """exp(mean of sign * min(sign x, clip(sign x))) A with the sign of A."""
+    kept = []
+    for x_t, a_t in zip(x, a, strict=True):
+        if a_t > 0:
+            kept.append(torch.minimum(x_t, x_t.clamp(-n["clip_low"], n["clip_high"])))
+        elif a_t < 0:
+            kept.append(torch.maximum(x_t, x_t.clamp(-n["clip_low"], n["clip_high"])))
+        else:
+            kept.append(x_t)
+    return torch.stack(kept).mean().exp() * a
+
+
+def gmpo(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """GMPO, arXiv:2507.20673, Eq. 3 and Listing 1; callsys/GMPO, train_zero_math_gmpo.py."""
+    return _geometric_mean_of_clipped(over_old(r), a, n)
+
+
+def rspo(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """GMPO on r * sg(max(exp(-Delta), 0.8)), Delta the mean over layers and experts of
+    |log p - log p_old|: RSPO, arXiv:2510.23027; 0.8 as a third party runs it.
     """
-    tau = n.get("proximal_coeff", 0.01)
-    return a * logprobs - tau / 2 * x.sum() ** 2 / len(x)
+    shift = (r.routers - r.old_routers).abs().mean((-1, -2))
+    gamma = (-shift).exp().clamp(min=0.8).detach()
+    return _geometric_mean_of_clipped(over_old(r) + gamma.log(), a, n)
 
 
-def _gmpo(
-    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
-) -> Tensor:
-    """Row value exp(mean of clipped log r) * A, attached, given to every token of the row."""
-    x = x + signals["router_shift"].log() if "router_shift" in signals else x
-    low, high = n.get("clip_low", 0.4), n.get("clip_high", 0.4)
-    clipped = torch.where(a > 0, x.clamp(max=high), torch.where(a < 0, x.clamp(min=-low), x))
-    return clipped.mean().exp() * a
+def gspo(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """PPO's clip on s = exp(mean log r), attached: GSPO, arXiv:2507.18071, Eq. 5 and 7."""
+    return clipped(over_old(r).mean(), a, n)
 
 
-def _simko(
-    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
-) -> Tensor:
+def gspo_token(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """PPO's clip on sg(s) pi / sg(pi): GSPO-token, arXiv:2507.18071, Eq. 13 and 14."""
+    own = r.logprobs - r.logprobs.detach()
+    return clipped(over_old(r).mean().detach() + own, a, n)
+
+
+def simko(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """SimKO, arXiv:2510.14807; CLR-Lab/SimKO, compute_policy_loss_simko: on tokens of high entropy,
+    right ones share their ratio with the top K, wrong ones that were the likeliest fall harder.
+    """
+    explores = batchwise.high_entropy(r, n["explore_quantile"])
     terms = []
-    for t in range(len(x)):
-        r, advantage = x[t].exp(), a[t]
-        r_top = (signals["top_logprobs"][t] - signals["old_top_logprobs"][t]).exp()
-        if signals["explore"][t] and advantage > 0:
-            r = 0.99 * r + 0.01 / len(r_top) * sum(
-                (x[t].exp() / r_k).detach() * r_k for r_k in r_top
-            )
-        if signals["explore"][t] and advantage < 0 and signals["sampled_is_top"][t]:
-            advantage = 1.1 * advantage
-        clipped = r.clamp(1 - n.get("clip_low", 0.2), 1 + n.get("clip_high", 0.2))
-        terms.append(torch.minimum(r * advantage, clipped * advantage))
+    for t in range(len(r)):
+        ratio = over_old(r)[t].exp()
+        advantage = a[t]
+        if explores[t] and advantage > 0:
+            of_top = (r.top[t] - r.old_top[t]).exp()
+            shared = (ratio.detach() / of_top.detach() * of_top).sum()
+            alpha = n["simko_alpha"]
+            ratio = (1 - alpha) * ratio + alpha / len(of_top) * shared
+        if explores[t] and advantage < 0 and r.flags[t]:
+            advantage = n["simko_boost"] * advantage
+        bounded = ratio.clamp(1 - n["clip_low"], 1 + n["clip_high"])
+        terms.append(torch.minimum(ratio * advantage, bounded * advantage))
     return torch.stack(terms)
 
 
-def _clip_cov(
-    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
-) -> Tensor:
-    """arXiv:2505.22617 and PRIME-RL/Entropy-Mechanism-of-RL, verl/trainer/ppo/core_algos.py:
-    compute_policy_loss_clip_cov multiplies the loss of the chosen tokens by 0.
+def clip_cov(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """PPO's clip, times 0 on the chosen tokens: arXiv:2505.22617, Eq. 12;
+    PRIME-RL/Entropy-Mechanism-of-RL, compute_policy_loss_clip_cov.
     """
-    return _ppo(x, logprobs, a, n, signals) * (1 - signals["selected"].double())
+    return clipped(over_old(r), a, n) * (1 - chosen)
 
 
-def _kl_cov(
-    x: Tensor, logprobs: Tensor, a: Tensor, n: Numbers, signals: Mapping[str, Tensor]
-) -> Tensor:
-    """arXiv:2505.22617 and PRIME-RL/Entropy-Mechanism-of-RL, verl/trainer/ppo/core_algos.py:
-    compute_policy_loss_kl_cov has -A * ratio on every token, plus ppo_kl_coef * |log ratio| on the
-    chosen ones, and no clip.
+def kl_cov(r: Response, a: Tensor, n: Numbers, chosen: Tensor) -> Tensor:
+    """r A without a clip, minus beta |log r| on the chosen tokens: arXiv:2505.22617, Eq. 14;
+    PRIME-RL/Entropy-Mechanism-of-RL, compute_policy_loss_kl_cov.
     """
-    penalty = n.get("kl_cov_coeff", 1.0) * x.abs()
-    return x.exp() * a - signals["selected"].double() * penalty
+    x = over_old(r)
+    return x.exp() * a - n["kl_cov_coeff"] * chosen * x.abs()
 
 
-# gate -> its surrogate.
-LITERAL: dict[str, Surrogate] = {
-    "policy_gradient": lambda x, logprobs, a, n, signals: a * logprobs,
-    "importance_sampling": lambda x, logprobs, a, n, signals: x.exp() * a,
-    "ppo_clip": _ppo,
-    "cispo": _cispo,
-    "sapo": _sapo,
-    "rgpo_like": _rgpo,
-    "dppo_tv": _dppo(_tv),
-    "dppo_kl": _dppo(_kl),
-    "dppo_topk_tv": _dppo(_tv),
-    "dppo_topk_kl": _dppo(_kl),
-    "vespo": _vespo,
-    "proximal": _proximal,
-    "gmpo": _gmpo,
-    "rspo": _gmpo,
-    "simko": _simko,
-    "clip_cov": _clip_cov,
-    "kl_cov": _kl_cov,
-}
+# --- KL to the reference in the loss, d = log pi - log pi_ref
+
+
+def k2(r: Response) -> Tensor:
+    """d^2 / 2: J. Schulman, "Approximating KL divergence"."""
+    return (r.logprobs - r.reference) ** 2 / 2
+
+
+def k3(r: Response) -> Tensor:
+    """exp(-d) - 1 + d: GRPO, arXiv:2402.03300, Eq. 4."""
+    d = r.logprobs - r.reference
+    return torch.exp(-d) - 1 + d
+
+
+def k3_straight_through(r: Response) -> Tensor:
+    """The value of k3 with the gradient of k2: verl's low_var_kl+."""
+    return (k3(r) - k2(r)).detach() + k2(r)
+
+
+def k3_by_ratio(r: Response) -> Tensor:
+    """pi / pi_sampler * k3, both attached: DeepSeek-V3.2, arXiv:2512.02556, unbiased KL."""
+    return over_sampler(r).exp() * k3(r)
+
+
+# --- the rows
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What the source of a row says; `kl` is added with kl_coeff, k1 goes into the reward."""
+
+    source: str
+    advantage: Advantage
+    surrogate: Surrogate
+    average: Weighting
+    correction: Correction | None = None
+    chosen: Choice | None = None
+    kl: Kl | None = None
+    kl_in_reward: bool = False
+
+
+GROUP = Paper(
+    "GRPO, arXiv:2402.03300, with the token mean of DAPO, arXiv:2503.14476",
+    batchwise.z_score,
+    ppo,
+    batchwise.mean_of_tokens,
+)
+REINFORCE = Paper("Williams 1992", batchwise.returns, reinforce, batchwise.mean_of_tokens)
+
+
+def _like(paper: Paper, source: str, **changes: object) -> Paper:
+    return replace(paper, source=source, **changes)
+
+
+def _papers() -> dict[str, Paper]:
+    b = batchwise
+    critic = _like(GROUP, "PPO, arXiv:1707.06347, Eq. 7; GAE, arXiv:1506.02438", advantage=b.gae)
+    return {
+        "ppo": critic,
+        "ppo_rlhf": _like(
+            critic, "arXiv:1909.08593, Eq. 2; InstructGPT, arXiv:2203.02155", kl_in_reward=True
+        ),
+        "vapo": _like(critic, "VAPO, arXiv:2504.05118", advantage=b.length_adaptive_gae),
+        "reinforce_plus_plus": _like(
+            GROUP, "arXiv:2501.03262", advantage=b.whitened_returns, kl_in_reward=True
+        ),
+        "reinforce_plus_plus_baseline": _like(
+            GROUP, "arXiv:2501.03262", advantage=b.centered_then_whitened, kl=k2
+        ),
+        "decoupled_ppo": _like(
+            GROUP, "arXiv:2110.00641; AReaL, arXiv:2505.24298, Eq. 5", correction=b.truncated
+        ),
+        "a3po": _like(
+            GROUP,
+            "A-3PO, arXiv:2512.06547; AReaL, areal/trainer/ppo/actor.py",
+            surrogate=ppo_interpolated,
+            correction=b.interpolated_weight,
+        ),
+        "sgrpo": _like(GROUP, "oxRL, after arXiv:2402.03300", kl=k3_straight_through),
+        "grpo": _like(
+            GROUP, "arXiv:2402.03300, Eq. 3 and 4", average=b.mean_of_response_means, kl=k3
+        ),
+        "dr_grpo": _like(GROUP, "arXiv:2503.20783", advantage=b.centered, average=b.by_longest),
+        "lite_ppo": _like(GROUP, "arXiv:2508.08221", advantage=b.over_batch_deviation),
+        "dapo": _like(GROUP, "arXiv:2503.14476, Eq. 8"),
+        "prorl": _like(GROUP, "arXiv:2505.24864", kl=k3_straight_through),
+        "scale_rl": _like(
+            GROUP,
+            "arXiv:2510.13786",
+            advantage=b.over_own_deviation,
+            surrogate=scale_rl,
+            average=b.mean_of_prompt_means,
+        ),
+        "lambda_grpo": _like(GROUP, "arXiv:2510.06870", average=b.by_length_preference),
+        "maxrl": _like(
+            GROUP,
+            "arXiv:2602.02710",
+            advantage=b.relative_to_success,
+            average=b.mean_of_response_sums,
+        ),
+        "pkpo": _like(
+            GROUP, "arXiv:2505.15201", advantage=b.pass_at_k, average=b.mean_of_response_sums
+        ),
+        "pass_k_training": _like(GROUP, "arXiv:2503.19595", advantage=b.lead),
+        "cispo": _like(GROUP, "arXiv:2506.13585", surrogate=cispo),
+        "sapo": _like(GROUP, "arXiv:2511.20347", surrogate=sapo, average=b.mean_of_response_means),
+        "rgpo_like": _like(GROUP, "after arXiv:2604.14895", surrogate=rgpo_like),
+        "kimi": _like(
+            GROUP,
+            "arXiv:2501.12599, Eq. 3; DRO, arXiv:2405.19107",
+            advantage=b.centered,
+            surrogate=kimi,
+            average=b.mean_of_response_sums,
+        ),
+        "simko": _like(GROUP, "arXiv:2510.14807", surrogate=simko),
+        "clip_cov": _like(
+            GROUP, "arXiv:2505.22617", surrogate=clip_cov, chosen=b.some_high_covariances
+        ),
+        "kl_cov": _like(GROUP, "arXiv:2505.22617", surrogate=kl_cov, chosen=b.largest_covariances),
+        "r3": _like(GROUP, "arXiv:2510.11370: GRPO, the routing being replayed"),
+        "kdrl": _like(GROUP, "arXiv:2506.02208", advantage=b.z_score_and_teacher),
+        **_of_responses(),
+        **_without_ratio(),
+        **_corrected(),
+        **_against_sampler(),
+    }
+
+
+def _of_responses() -> dict[str, Paper]:
+    """Rows whose ratio belongs to the whole response."""
+    by_response = replace(GROUP, average=batchwise.mean_of_response_means)
+    return {
+        "gspo": _like(by_response, "arXiv:2507.18071, Eq. 5", surrogate=gspo),
+        "gspo_token": _like(by_response, "arXiv:2507.18071, Eq. 13", surrogate=gspo_token),
+        "luspo": _like(
+            GROUP,
+            "arXiv:2602.05261: GSPO's loss of a response times its length",
+            surrogate=gspo,
+            average=batchwise.mean_of_response_sums,
+        ),
+        "gmpo": _like(by_response, "arXiv:2507.20673", surrogate=gmpo),
+        "rspo": _like(by_response, "arXiv:2510.23027", surrogate=rspo),
+    }
+
+
+def _without_ratio() -> dict[str, Paper]:
+    b = batchwise
+    summed = replace(REINFORCE, average=b.mean_of_response_sums)
+    return {
+        "reinforce": summed,
+        "reinforce_baseline": _like(REINFORCE, "Williams 1992", advantage=b.minus_batch_mean),
+        "a2c": _like(REINFORCE, "arXiv:1602.01783", advantage=b.gae),
+        "rloo": _like(
+            summed, "arXiv:2402.14740, Eq. 6", advantage=b.leave_one_out, kl_in_reward=True
+        ),
+        "remax": _like(summed, "arXiv:2310.10505", advantage=b.minus_greedy, kl_in_reward=True),
+        "opo": _like(REINFORCE, "arXiv:2505.23585", advantage=b.minus_length_weighted_mean),
+        "gpg": _like(REINFORCE, "arXiv:2504.02546", advantage=b.rescaled),
+        "opd": _like(REINFORCE, "arXiv:2306.13649, arXiv:2306.08543", advantage=b.teachers_gap),
+    }
+
+
+def _corrected() -> dict[str, Paper]:
+    """GRPO with a correction of the mismatch between sampler and trainer."""
+    b = batchwise
+    return {
+        "tis": _like(GROUP, "Yao et al. 2025", correction=b.truncated),
+        "mis": _like(GROUP, "Liu et al. 2025; TRL's sequence_mask", correction=b.masked),
+        "icepop": _like(GROUP, "arXiv:2510.18855", correction=b.masked),
+        "geometric_rejection": _like(GROUP, "verl, rollout_corr_helper.py", correction=b.rejected),
+        "k3_rejection": _like(GROUP, "verl, rollout_corr_helper.py", correction=b.rejected_by_k3),
+        "veto": _like(GROUP, "slime; verl, rollout_corr_helper.py", correction=b.vetoed),
+        "opsm": _like(
+            GROUP,
+            "DeepSeek-V3.2, arXiv:2512.02556; TRL, get_off_policy_mask",
+            advantage=b.centered,
+            correction=b.unlike_failures_dropped,
+            kl=k3_by_ratio,
+        ),
+        "m2po": _like(
+            GROUP, "arXiv:2510.01161", surrogate=m2po, correction=b.second_moment_bounded
+        ),
+    }
+
+
+def _against_sampler() -> dict[str, Paper]:
+    """Rows that measure the current policy against the sampler, whatever lies between."""
+    tv, kl = total_variation, divergence_from_sampler
+    dppo = "DPPO, arXiv:2602.04879; sail-sg/Stable-RL"
+    return {
+        "dppo_tv": _like(GROUP, dppo, surrogate=_dppo(tv, top=False)),
+        "dppo_kl": _like(GROUP, dppo, surrogate=_dppo(kl, top=False)),
+        "dppo_topk_tv": _like(GROUP, dppo, surrogate=_dppo(tv, top=True)),
+        "dppo_topk_kl": _like(GROUP, dppo, surrogate=_dppo(kl, top=True)),
+        "vespo": _like(GROUP, "arXiv:2602.10693; FloyedShen/VESPO", surrogate=vespo),
+    }
+
+
+PAPERS: dict[str, Paper] = _papers()
+
+
+def with_kl_in_rewards(batch: Responses, n: Numbers) -> list[Response]:
+    """R_t - beta (log pi_old - log pi_ref): InstructGPT, arXiv:2203.02155, Eq. 2."""
+    found = []
+    for response in batch:
+        differences = (response.old - response.reference).tolist()
+        penalties = [n["kl_coeff"] * d for d in differences]
+        pairs = zip(response.token_rewards, penalties, strict=True)
+        rewards = [reward - penalty for reward, penalty in pairs]
+        total = response.reward - math.fsum(penalties)
+        found.append(replace(response, reward=total, token_rewards=rewards))
+    return found
+
+
+def literal_loss(name: str, batch: Responses, n: Numbers) -> Tensor:
+    """The loss of the row `name` on a batch: minus the sum of its averaged surrogates, plus its KL.
+
+    Args:
+        name: of the row.
+        batch: responses; those without a trained token count in the statistics of rewards only.
+        n: the numbers that the row reads, by name.
+    """
+    paper = PAPERS[name]
+    if paper.kl_in_reward:
+        batch = with_kl_in_rewards(batch, n)
+    advantages = paper.advantage(batch, n)
+    averages = paper.average(batch, n)
+    corrections = paper.correction(batch, advantages, n) if paper.correction else None
+    chosen = paper.chosen(batch, advantages, n) if paper.chosen else set[tuple[int, int]]()
+    loss = torch.zeros((), dtype=torch.float64)
+    for i, response in enumerate(batch):
+        if not len(response):
+            continue
+        a = torch.tensor(advantages[i], dtype=torch.float64)
+        marks = [float((i, t) in chosen) for t in range(len(response))]
+        surrogate = paper.surrogate(response, a, n, torch.tensor(marks, dtype=torch.float64))
+        if corrections is not None:
+            surrogate = torch.tensor(corrections[i], dtype=torch.float64) * surrogate
+        terms = -surrogate
+        if paper.kl is not None:
+            terms = terms + n["kl_coeff"] * paper.kl(response)
+        loss = loss + (torch.tensor(averages[i], dtype=torch.float64) * terms).sum()
+    return loss

@@ -2,8 +2,9 @@
 awkward case.
 
 `prove(row)` runs them; `oxrl algorithms --check` prints them. A proof raises AssertionError; a row
-that is exempt from one says why in the table. Auxiliary terms (KL, entropy, likelihood, value) are
-left out: they have tests of their own.
+that is exempt from one says why in the table. The KL to the reference is part of what is compared
+with the literal losses; entropy, likelihood and value terms are left out: they have tests of their
+own.
 """
 
 from __future__ import annotations
@@ -19,20 +20,17 @@ from torch import Tensor
 
 from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
 from oxrl.functional.corrections import CORRECTIONS
+from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k3_ratio
+from oxrl.functional.masks import weighted_sum
 from oxrl.functional.policy_losses import GATES
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
-from oxrl.functional.selections import (
-    above_row_quantile,
-    covariance,
-    router_shift,
-    select_clip_cov,
-    select_kl_cov,
-)
+from oxrl.functional.selections import SELECTIONS, above_row_quantile, router_shift
 from oxrl.functional.weights import WEIGHTS
-from oxrl.tables.cells import INTERPOLATED_ANCHOR, find_cell
+from oxrl.tables.cells import BINARY_REWARDS, INTERPOLATED_ANCHOR, find_cell
 from oxrl.tables.policy import ROWS, Row
 from oxrl_proofs.identities import LIMITS, WORKED
-from oxrl_proofs.literal import LITERAL
+from oxrl_proofs.literal import literal_loss
+from oxrl_proofs.literal_batch import Numbers, Response
 
 NAN = float("nan")
 TOP = 3
@@ -47,7 +45,75 @@ NUMBERS: dict[str, Any] = {
     "weights_length": 8,
     "length_power": 1.0,
     "proximal_coeff": 0.1,
+    "explore_quantile": 0.4,
+    "cov_low": 0.0,
+    "cov_high": 5.0,
+    "cov_fraction": 0.2,
+    "kl_coeff": 0.07,
 }
+# Other values of every number that a formula reads: two more settings for the second
+# implementation to agree with.
+OTHER_NUMBERS: tuple[dict[str, Any], ...] = (
+    {
+        "clip_low": 0.1,
+        "clip_high": 0.35,
+        "clip_dual": 1.7,
+        "weight_min": 0.6,
+        "weight_max": 1.4,
+        "sapo_positive": 2.5,
+        "sapo_negative": 0.4,
+        "gate_sharpness": 3.0,
+        "dppo_low": 0.01,
+        "dppo_high": 0.03,
+        "proximal_coeff": 0.6,
+        "simko_alpha": 0.3,
+        "simko_boost": 1.6,
+        "explore_quantile": 0.75,
+        "cov_fraction": 0.45,
+        "cov_low": -0.2,
+        "cov_high": 0.3,
+        "kl_cov_coeff": 0.3,
+        "gamma": 0.7,
+        "gae_lambda": 0.4,
+        "length_alpha": 0.9,
+        "whiten": False,
+        "bootstrap_on_truncation": False,
+        "pass_k": 1,
+        "correction_max": 1.3,
+        "correction_min": 0.8,
+        "correction_k3_max": 1e-3,
+        "correction_veto": 0.6,
+        "drift_max": 0.02,
+        "second_moment_max": 4e-3,
+        "kl_coeff": 0.9,
+        "length_power": -2.0,
+        "weights_length": 3,
+    },
+    {
+        "clip_low": 3e-4,
+        "clip_high": 1e-4,
+        "clip_dual": 1.01,
+        "weight_min": 0.99,
+        "weight_max": 1.01,
+        "dppo_low": 0.3,
+        "dppo_high": 0.2,
+        "proximal_coeff": 0.0,
+        "explore_quantile": 0.0,
+        "cov_fraction": 1e-3,
+        "cov_low": 0.05,
+        "gamma": 1.0,
+        "gae_lambda": 1.0,
+        "whiten": True,
+        "correction_level": "geometric",
+        "correction_max": 1.02,
+        "correction_min": 0.97,
+        "correction_veto": 0.98,
+        "drift_max": -0.01,
+        "second_moment_max": 0.3,
+        "kl_coeff": 0.0,
+        "length_power": 0.0,
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +126,7 @@ class Example:
     logprobs: Tensor
     old: Tensor
     rollout: Tensor
+    ref: Tensor
     values: Tensor
     teacher: Tensor
     entropy: Tensor
@@ -77,23 +144,38 @@ class Example:
     old_routers: Tensor
 
 
-def example(*, spread: tuple[float, ...] = (1e-4, 0.02, 0.5)) -> Example:
+LENGTHS = (1, 5, 3, 0, 6, 4, 2, 6, 5, 3)
+GROUP_IDS = (4, 4, 4, 7, 7, 7, 7, 2, 2, 9)
+SUCCESSES = (1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0)
+GRADES = (0.3, -1.0, 0.3, 2.0, 0.5, -0.25, 2.0, 0.7, 0.7, 1.5)
+
+
+def example(
+    *,
+    spread: tuple[float, ...] = (1e-4, 0.02, 0.5),
+    rewards: tuple[float, ...] = SUCCESSES,
+    likely: float = 0.5,
+    seed: int = 11,
+) -> Example:
     """Ten rows in four groups: one token, no token, a hole left by a tool, equal rewards, a group
     of one.
 
-    `spread` is the standard deviation of log r and log rho, cycled over the rows, so that narrow
-    and wide clips act.
+    Args:
+        spread: standard deviation of log r and log rho, cycled over the rows, so that narrow and
+            wide clips act.
+        rewards: of the rows.
+        likely: the largest logprob of the sampler is minus this.
+        seed: of everything random.
     """
-    generator = torch.Generator().manual_seed(11)
-    lengths = torch.tensor([1, 5, 3, 0, 6, 4, 2, 6, 5, 3])
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor(LENGTHS)
     size = (len(lengths), 8)
     position = torch.arange(size[1])[None] - 2
     mask = (position >= 0) & (position < lengths[:, None])
     mask[4, 4] = False
-    rewards = torch.tensor([1, 0, 0, 0, 1, 1, 0, 1, 1, 1], dtype=torch.float64)
-    scale = torch.tensor([spread[i % len(spread)] for i in range(size[0])], dtype=torch.float64)[
-        :, None
-    ]
+    scores = torch.tensor(rewards, dtype=torch.float64)
+    cycled = [spread[i % len(spread)] for i in range(size[0])]
+    scale = torch.tensor(cycled, dtype=torch.float64)[:, None]
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(*size, *shape, generator=generator, dtype=torch.float64)
@@ -101,24 +183,31 @@ def example(*, spread: tuple[float, ...] = (1e-4, 0.02, 0.5)) -> Example:
     def hole(x: Tensor) -> Tensor:
         return torch.where(mask.reshape(*size, *(1,) * (x.ndim - 2)), x, NAN)
 
-    rollout = -torch.rand(size, generator=generator, dtype=torch.float64) - 0.5
+    def possible(x: Tensor) -> Tensor:
+        """As a logprob: below 0."""
+        return hole(x.clamp(max=-0.01))
+
+    rollout = -torch.rand(size, generator=generator, dtype=torch.float64) - likely
+    old = rollout + scale * noise()
+    logprobs = rollout + scale * noise()
     old_top = (noise(TOP + 2).log_softmax(-1))[..., :TOP]
     routers = noise(2, TOP) - 3
     last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))
     return Example(
         mask=mask,
         rollout=hole(rollout),
-        old=hole(rollout + scale * noise()),
-        logprobs=hole(rollout + scale * noise()),
+        old=possible(old),
+        logprobs=possible(logprobs),
+        ref=possible(logprobs + 0.4 * noise()),
         values=hole(noise()),
-        teacher=hole(rollout + noise()),
+        teacher=hole(old + noise()),
         entropy=hole(noise().exp()),
         noise=hole(noise()),
         versions=torch.randint(0, 5, size, generator=generator),
-        token_rewards=torch.where(last, rewards[:, None], 0.0),
-        rewards=rewards,
-        greedy=rewards.roll(1),
-        group_ids=torch.tensor([4, 4, 4, 7, 7, 7, 7, 2, 2, 9]),
+        token_rewards=torch.where(last, scores[:, None], 0.0),
+        rewards=scores,
+        greedy=scores.roll(1),
+        group_ids=torch.tensor(GROUP_IDS),
         bootstrap=noise()[:, 0],
         truncated=torch.arange(size[0]) % 2 == 0,
         top=hole(old_top + 0.1 * scale[..., None] * noise(TOP)),
@@ -126,6 +215,27 @@ def example(*, spread: tuple[float, ...] = (1e-4, 0.02, 0.5)) -> Example:
         routers=hole(routers + 0.1 * noise(2, TOP)),
         old_routers=hole(routers),
     )
+
+
+def examples(row: Row) -> dict[str, Example]:
+    """What a second implementation is compared on."""
+    ordinary = example()
+    far = example(spread=(0.3, 1.5, 4.0), likely=9.0, seed=12)
+    # Half of the tokens have ratio 1 to the last bit, to the old policy and to the sampler.
+    tied = example(seed=13)
+    even = torch.arange(tied.mask.shape[1]) % 2 == 0
+    old = torch.where(even, tied.rollout, tied.old)
+    tied = dataclasses.replace(tied, old=old, logprobs=torch.where(even, old, tied.logprobs))
+    nothing = example(rewards=(1.0,) * len(LENGTHS), seed=14)
+    found = {
+        "ordinary ratios": ordinary,
+        "ratios far out": far,
+        "ties": tied,
+        "equal rewards": nothing,
+    }
+    if BINARY_REWARDS not in row.parts:
+        found["graded rewards"] = example(rewards=GRADES, seed=15)
+    return found
 
 
 def on_policy(raw: Example) -> Example:
@@ -143,6 +253,8 @@ class Step:
 
     logprobs: Tensor
     reference: Tensor  # under the ratio: old or rollout logprobs
+    rollout: Tensor
+    ref: Tensor  # of the KL
     mask: Tensor
     advantages: Tensor
     loss_weights: Tensor
@@ -160,19 +272,39 @@ class Step:
         )
 
 
-def cell_numbers(row: Row, kind: str) -> dict[str, Any]:
-    """The numbers of the row's cell of `kind`: those of `NUMBERS`, else the row's."""
-    values = {**row.defaults, **NUMBERS}
-    cell = find_cell(kind, getattr(row, kind))
-    return {number.name: values[number.name] for number in cell.numbers}
+def all_numbers(name: str, other: Numbers) -> dict[str, Any]:
+    """The numbers that a row of the table reads: of `other`, else of `NUMBERS`, else its own."""
+    row = ROWS[name]
+    values = {**row.defaults, **NUMBERS, **other}
+    read = [number.name for part in row.parts for number in part.numbers]
+    return {number: values[number] for number in read if number in values}
 
 
-def prepare(row: Row, raw: Example) -> Step:
-    """Advantages, loss weights, correction and whatever else the row's gate reads."""
+def cell_numbers(row: Row, kind: str, other: Numbers | None = None) -> dict[str, Any]:
+    """The numbers of the row's cell of `kind`."""
+    values = {**row.defaults, **NUMBERS, **(other or {})}
+    name = row.gate if kind == "selection" else getattr(row, kind)
+    return {number.name: values[number.name] for number in find_cell(kind, name).numbers}
+
+
+def rewarded(row: Row, raw: Example, other: Numbers | None) -> Example:
+    """The example with the KL taken off its rewards, where the row does so."""
+    if not row.kl.startswith("reward_"):
+        return raw
+    coeff = cell_numbers(row, "kl", other)["kl_coeff"]
+    rewards, token_rewards = add_kl_to_rewards(
+        raw.rewards, raw.token_rewards, raw.old, raw.ref, raw.mask, kl_coeff=coeff
+    )
+    return dataclasses.replace(raw, rewards=rewards, token_rewards=token_rewards)
+
+
+def advantages_of(row: Row, raw: Example, other: Numbers | None = None) -> Tensor:
+    """The advantage of every token, [B, T]."""
+    given = rewarded(row, raw, other)
     advantages, _ = ADVANTAGES[row.advantage](
         AdvantageInputs(
-            rewards=raw.rewards,
-            token_rewards=raw.token_rewards,
+            rewards=given.rewards,
+            token_rewards=given.token_rewards,
             response_mask=raw.mask,
             group_ids=raw.group_ids,
             values=raw.values,
@@ -182,59 +314,67 @@ def prepare(row: Row, raw: Example) -> Step:
             old_logprobs=raw.old,
             teacher_logprobs=raw.teacher,
         ),
-        **cell_numbers(row, "advantage"),
+        **cell_numbers(row, "advantage", other),
     )
+    return advantages
+
+
+def prepare(row: Row, raw: Example, other: Numbers | None = None) -> Step:
+    """Advantages, loss weights, correction and whatever else the row's gate reads."""
+    advantages = advantages_of(row, raw, other)
     reference = raw.rollout if row.denominator == "rollout" else raw.old
     correction = None
     old = raw.old
     if INTERPOLATED_ANCHOR in row.features:
-        old = interpolated_anchor(raw.logprobs, raw.rollout, 5 - raw.versions, raw.mask)
+        old = interpolated_anchor(raw.logprobs, raw.rollout, ages(raw), raw.mask)
         reference = old
     if row.correction != "none":
-        numbers = cell_numbers(row, "correction")
+        numbers = cell_numbers(row, "correction", other)
         judged = old
         if row.correction == "drop_drifted_failures":
             numbers["advantages"] = advantages
             judged = raw.logprobs
         correction = CORRECTIONS[row.correction](judged, raw.rollout, raw.mask, **numbers)
+    weights = cell_numbers(row, "weights", other)
     return Step(
         logprobs=raw.logprobs,
         reference=reference,
+        rollout=raw.rollout,
+        ref=raw.ref,
         mask=raw.mask,
         advantages=advantages,
-        loss_weights=WEIGHTS[row.weights](
-            raw.mask, raw.group_ids, **cell_numbers(row, "weights")
-        ).double(),
+        loss_weights=WEIGHTS[row.weights](raw.mask, raw.group_ids, **weights).double(),
         correction=correction,
-        signals=signals(row, raw, advantages),
+        signals=signals(row, raw, advantages, other),
     )
 
 
-def signals(row: Row, raw: Example, advantages: Tensor) -> dict[str, Tensor]:
+def ages(raw: Example) -> Tensor:
+    """Rollout batches since a token was sampled, from none to five."""
+    return 4 - raw.versions
+
+
+def signals(row: Row, raw: Example, advantages: Tensor, other: Numbers | None) -> dict[str, Tensor]:
     """The further tensors of the row's gate."""
-    covariances = covariance(raw.old, advantages, raw.mask)
+    numbers = cell_numbers(row, "selection", other)
     flags = raw.versions % 2 == 0
-    by_gate: dict[str, Callable[[], dict[str, Tensor]]] = {
-        "simko": lambda: {
-            "top_logprobs": raw.top,
-            "old_top_logprobs": raw.old_top,
-            "explore": above_row_quantile(raw.entropy, raw.mask, quantile=0.4),
-            "sampled_is_top": flags,
-        },
-        "dppo_topk_tv": lambda: {
-            "top_logprobs": raw.top,
-            "old_top_logprobs": raw.old_top,
-            "sampled_in_top": flags,
-        },
-        "clip_cov": lambda: {
-            "selected": select_clip_cov(
-                covariances, raw.noise, raw.mask, low=0.0, high=5.0, fraction=0.2
-            )
-        },
-        "kl_cov": lambda: {"selected": select_kl_cov(covariances, raw.mask, fraction=0.2)},
-        "rspo": lambda: {"router_shift": router_shift(raw.routers, raw.old_routers, raw.mask)},
-    }
-    return by_gate.get({"dppo_topk_kl": "dppo_topk_tv"}.get(row.gate, row.gate), dict)()
+    tops = {"top_logprobs": raw.top, "old_top_logprobs": raw.old_top}
+    if row.gate == "simko":
+        explore = above_row_quantile(raw.entropy, raw.mask, quantile=numbers["explore_quantile"])
+        return {**tops, "explore": explore, "sampled_is_top": flags}
+    if row.gate in ("dppo_topk_tv", "dppo_topk_kl"):
+        return {**tops, "sampled_in_top": flags}
+    if row.gate == "rspo":
+        return {"router_shift": router_shift(raw.routers, raw.old_routers, raw.mask)}
+    if row.gate in ("clip_cov", "kl_cov"):
+        known = {
+            "mask": raw.mask,
+            "advantages": advantages,
+            "logprobs": raw.old,
+            "noise": raw.noise,
+        }
+        return SELECTIONS[row.gate](known, **numbers)
+    return {}
 
 
 def leaves_of(row: Row, step: Step) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -248,51 +388,83 @@ def leaves_of(row: Row, step: Step) -> tuple[list[Tensor], dict[str, Tensor]]:
 
 def gradients_of(loss: Tensor, leaves: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Loss, and its gradients by the leaves, flat: [B, T] or [B, T + T * K]."""
-    gradients = torch.autograd.grad(loss, leaves)
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
     return loss.detach(), torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
 
 
-def loss_and_gradients(row: Row, step: Step) -> tuple[Tensor, Tensor]:
-    """The loss as a recipe composes it."""
+def loss_and_gradients(row: Row, step: Step, other: Numbers | None = None) -> tuple[Tensor, Tensor]:
+    """The policy's loss as a recipe composes it, without its KL."""
     leaves, further = leaves_of(row, step)
+    return gradients_of(policy_loss(row, step, leaves[0], further, other), leaves)
+
+
+def policy_loss(
+    row: Row, step: Step, logprobs: Tensor, further: Mapping[str, Tensor], other: Numbers | None
+) -> Tensor:
+    """The row's gate on its ratio."""
     loss, _ = GATES[row.gate](
-        leaves[0],
-        RATIOS[row.ratio](leaves[0], step.reference, step.mask),
+        logprobs,
+        RATIOS[row.ratio](logprobs, step.reference, step.mask),
         step.advantages,
         step.mask,
         step.loss_weights,
         correction=step.correction,
         **further,
-        **cell_numbers(row, "gate"),
+        **cell_numbers(row, "gate", other),
     )
-    return gradients_of(loss, leaves)
+    return loss
 
 
-def literal_loss_and_gradients(row: Row, step: Step) -> tuple[Tensor, Tensor]:
-    """The loss as the paper writes it: row by row, no padding, row ratios attached but for
-    GSPO-token.
-    """
+def whole_loss_and_gradients(row: Row, step: Step, other: Numbers) -> tuple[Tensor, Tensor]:
+    """The policy's loss and its KL to the reference."""
     leaves, further = leaves_of(row, step)
-    loss = torch.zeros((), dtype=torch.float64)
-    for b in range(len(step.mask)):
-        kept = step.mask[b].nonzero().flatten()
-        if not len(kept):
-            continue
-        logprobs = leaves[0][b, kept]
-        x = logprobs - step.reference[b, kept]
-        if row.ratio == "geometric":
-            x = x.mean().expand(len(kept))
-            x = x if row.shared_weight else x.detach() + logprobs - logprobs.detach()
-        elif row.ratio == "sequence":
-            x = x.sum().expand(len(kept))
-        scale = step.loss_weights[b, kept]
-        scale = scale if step.correction is None else scale * step.correction[b, kept]
-        signals = {name: tensor[b, kept] for name, tensor in further.items()}
-        surrogate = LITERAL[row.gate](
-            x, logprobs, step.advantages[b, kept], cell_numbers(row, "gate"), signals
-        )
-        loss = loss - (scale * surrogate).sum()
+    loss = policy_loss(row, step, leaves[0], further, other)
+    if row.kl.startswith("loss_"):
+        estimate = KLS[row.kl]
+        if estimate is kl_k3_ratio:
+            kl = kl_k3_ratio(leaves[0], step.ref, step.mask, step.rollout)
+        else:
+            kl = estimate(leaves[0], step.ref, step.mask)
+        coeff = cell_numbers(row, "kl", other)["kl_coeff"]
+        loss = loss + coeff * weighted_sum(kl, step.mask, step.loss_weights)
     return gradients_of(loss, leaves)
+
+
+def literal_loss_and_gradients(row: Row, raw: Example, other: Numbers) -> tuple[Tensor, Tensor]:
+    """The loss as the row's source writes it, from the same raw batch, row by row."""
+    logprobs = raw.logprobs.clone().requires_grad_()
+    top = raw.top.clone().requires_grad_()
+    responses = [response_of(raw, row, logprobs, top) for row in range(len(raw.mask))]
+    loss = literal_loss(row.name, responses, all_numbers(row.name, other))
+    leaves = [logprobs, top] if row.gate == "simko" else [logprobs]
+    return gradients_of(loss, leaves)
+
+
+def response_of(raw: Example, row: int, logprobs: Tensor, top: Tensor) -> Response:
+    """A row of the example as its trained tokens; `logprobs` and `top` are the leaves."""
+    kept = raw.mask[row].nonzero().flatten()
+    return Response(
+        prompt=int(raw.group_ids[row]),
+        reward=float(raw.rewards[row]),
+        greedy=float(raw.greedy[row]),
+        bootstrap=float(raw.bootstrap[row]),
+        cut=bool(raw.truncated[row]),
+        token_rewards=raw.token_rewards[row, kept].tolist(),
+        logprobs=logprobs[row, kept],
+        old=raw.old[row, kept],
+        sampler=raw.rollout[row, kept],
+        reference=raw.ref[row, kept],
+        teacher=raw.teacher[row, kept].tolist(),
+        values=raw.values[row, kept].tolist(),
+        entropy=raw.entropy[row, kept].tolist(),
+        noise=raw.noise[row, kept].tolist(),
+        ages=ages(raw)[row, kept].tolist(),
+        flags=(raw.versions[row, kept] % 2 == 0).tolist(),
+        top=top[row, kept],
+        old_top=raw.old_top[row, kept],
+        routers=raw.routers[row, kept],
+        old_routers=raw.old_routers[row, kept],
+    )
 
 
 def close(found: Tensor, expected: Tensor, what: str, tolerance: float = 1e-10) -> None:
@@ -304,15 +476,35 @@ def close(found: Tensor, expected: Tensor, what: str, tolerance: float = 1e-10) 
     )
 
 
-def effective_weight(row: Row) -> None:
-    """The gradient is that of the paper's formula, differentiated by autograd: -correction * w * A
-    * loss weight.
+def close_each(found: Tensor, expected: Tensor, what: str) -> None:
+    """Every entry by its own size, or by that of the median one: a ratio far out must not hide the
+    ordinary ones, and an entry may be a small difference of two ordinary numbers.
+
+    Loss weights are float32, and the sources have no epsilon beside a standard deviation, hence the
+    tolerance.
     """
-    step = prepare(row, example())
-    loss, gradients = loss_and_gradients(row, step)
-    expected, reference = literal_loss_and_gradients(row, step)
-    close(gradients, reference, "gradient against the formula")
-    close(loss, expected, "value against the formula")
+    sizes = expected.abs()
+    ordinary = float(sizes[sizes > 0].median()) if bool(sizes.any()) else 1e-9
+    error = (found - expected).abs()
+    far = ~(error <= 5e-7 * (sizes + ordinary))
+    worst = float(error.max())
+    assert not far.any(), f"{what}: {int(far.sum())} entries differ, by up to {worst:.3g}"
+
+
+def effective_weight(row: Row) -> None:
+    """Loss and gradient are those of the source's formula, on several batches with several values
+    of every number.
+    """
+    for title, raw in examples(row).items():
+        for index, other in enumerate(({}, *OTHER_NUMBERS)):
+            what = f"{title}, setting {index}"
+            loss, gradients = whole_loss_and_gradients(row, prepare(row, raw, other), other)
+            expected, reference = literal_loss_and_gradients(row, raw, other)
+            close_each(gradients, reference, f"gradient against the formula ({what})")
+            size = max(float(expected.abs()), float(reference.abs().sum()))
+            assert abs(float(loss - expected)) <= 1e-6 * max(size, 1e-12), (
+                f"value against the formula ({what}): {float(loss)} for {float(expected)}"
+            )
 
 
 def on_policy_gradient(row: Row) -> None:
@@ -393,7 +585,7 @@ def finite(row: Row) -> None:
     loss, gradients = loss_and_gradients(row, prepare(row, nothing))
     assert loss == 0 and not gradients.any(), "a batch without a trained token has a gradient"
     same = torch.ones_like(raw.rewards)
-    step = prepare(row, dataclasses.replace(raw, rewards=same))
+    step = prepare(row, dataclasses.replace(raw, rewards=same), {"kl_coeff": 0.0})
     assert step.advantages.isfinite().all(), "equal rewards give advantages that are not finite"
     if row.advantage.startswith(
         ("group_center", "leave_one_out", "mean_normalize", "pass_at_k", "top_gap")
