@@ -11,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from oxrl.config.dims import context_length, model_context, why_unsupported
+from oxrl.config.number_checks import check_numbers
 from oxrl.config.own_gate import check_own_gate
 from oxrl.config.reads import row_fields
 from oxrl.config.schema import CELLS, Config
@@ -28,6 +29,7 @@ from oxrl.tables.numbers import (
     KL_COEFF,
     LABEL_NOISE,
     PASS_K,
+    REFERENCE_SYNC_STEPS,
     WEIGHT_MAX,
     WEIGHT_MIN,
 )
@@ -676,10 +678,11 @@ OF_RECIPE: Mapping[str, tuple[Check, ...]] = {
         check_correction,
         check_cells,
         check_own_gate,
+        check_numbers,
         check_context,
     ),
     "rejection": (check_reward, check_rejection, check_context),
-    "preference": (check_preference,),
+    "preference": (check_preference, check_numbers),
 }
 
 
@@ -723,5 +726,13 @@ def notices(cfg: Config) -> Iterator[str]:
     if row.has(CRITIC) and train.value(CRITIC_WARMUP_STEPS) >= steps:
         warmup = f"train.critic_warmup_steps = {train.value(CRITIC_WARMUP_STEPS)}"
         yield f"{warmup} leaves none of {steps} steps to the policy"
+    if "train.reference_sync_steps" in row_fields(row):
+        every = train.value(REFERENCE_SYNC_STEPS)
+        if every > steps:
+            yield f"train.reference_sync_steps = {every} never happens in run.steps = {steps}"
+    if train.lr == 0:
+        yield "train.lr = 0 trains nothing: the policy stays what it is"
+    if cfg.data.eval in cfg.data.train_files:
+        yield f"data.eval is trained on: {cfg.data.eval} is in data.train too"
     if cfg.run.device == "cpu" and cfg.model.dtype == "bfloat16":
         yield "model.dtype = bfloat16 on run.device = cpu is slower and less exact than float32"

@@ -23,6 +23,7 @@ from oxrl.config.schema import (
     fields_of,
     recipe_of,
     root_class,
+    why_bounded,
 )
 from oxrl.config.source import UNSET, Problem, Source, Values, homes, read_source
 from oxrl.errors import ConfigError, did_you_mean
@@ -145,7 +146,8 @@ def _field_problem(detail: ErrorDetails) -> Problem:
         return Problem(path, f"unknown field{hint}", value)
     if detail["type"] == "value_error":
         return Problem(path, str(context["error"]), value)
-    meaning = SECTIONS[section].model_fields[name.partition(".")[0]].description or ""
+    field = SECTIONS[section].model_fields[name.partition(".")[0]]
+    meaning = field.description or ""
     if detail["type"] == "missing":
         return Problem(path, f"is required: {meaning[0].lower()}{meaning[1:]}", also=(section,))
     if value is None:
@@ -157,6 +159,8 @@ def _field_problem(detail: ErrorDetails) -> Problem:
         )
     if detail["type"] == "string_type" and isinstance(value, int | float):
         rule += f"; quote it if it is meant as text: '{value}'"
+    if context.keys() & {"ge", "gt", "le", "lt"}:
+        rule += why_bounded(field)
     return Problem(path, f"{rule} ({meaning})", value)
 
 

@@ -57,6 +57,12 @@ EVALUATED = ("run", "model", "data", "reward", "rollout", "inference_engine")
 # Regret", 2025).
 ADAPTER_RATES = {"lr": 1e-5, "critic_lr": 1e-4}
 
+# Why bounds are where they are.
+TEMPERATURE = (
+    "samples at more are noise; 0.01 and less but 0 leaves one token, which is what 0 says"
+)
+LEARNING_RATE = "AdamW moves every weight by about lr in a step"
+
 # YAML field -> kind of cell in the table.
 CELLS = {
     name: name for name in ("advantage", "ratio", "denominator", "correction", "kl", "weights")
@@ -76,14 +82,24 @@ class Bounds(TypedDict, total=False):
     le: float
     lt: float
     min_length: int
+    max_length: int
 
 
 def _field(
-    default: object, meaning: str, *, of: tuple[str, ...] = ALL, **bounds: Unpack[Bounds]
+    default: object,
+    meaning: str,
+    *,
+    of: tuple[str, ...] = ALL,
+    why: str = "",
+    **bounds: Unpack[Bounds],
 ) -> Any:
-    """A field that the recipes `of` read."""
-    extra: JsonDict | None = None if of == ALL else {"recipes": [*of]}
-    return Field(default, description=meaning, json_schema_extra=extra, **bounds)
+    """A field that the recipes `of` read; `why` is what makes its bounds bounds."""
+    extra: JsonDict = {}
+    if of != ALL:
+        extra["recipes"] = [*of]
+    if why:
+        extra["why"] = why
+    return Field(default, description=meaning, json_schema_extra=extra or None, **bounds)
 
 
 def _cell(kind: str, meaning: str) -> str | None:
@@ -115,20 +131,45 @@ class Section(BaseModel):
         return value
 
 
+def printable(text: str) -> str:
+    """`text`, if it can be shown and written to a file system.
+
+    Raises:
+        ValueError: it holds control characters.
+    """
+    if not text.isprintable():
+        raise ValueError("must not hold control characters (line breaks, escape codes, NUL)")
+    return text
+
+
 class RunConfig(Section):
     """What the run is called, how long it lasts, where it runs and what it keeps."""
 
-    name: str = _field(..., "Name of the run: directory and tracker label.", min_length=1)
+    name: str = _field(
+        ..., "Name of the run: directory and tracker label.", min_length=1, max_length=200
+    )
     seed: int = _field(0, "Every random choice is a function of this integer.", ge=0, lt=2**63)
     dir: str | None = _field(None, "Run directory; null: runs/<run.name>.", min_length=1)
-    steps: int = _field(..., "Optimizer steps in total.", ge=1)
+    steps: int = _field(
+        ..., "Optimizer steps in total.", ge=1, le=10**9, why="more take years at any speed"
+    )
     device: Literal["auto", "cpu", "cuda"] = _field(
         "auto", "Where models live; auto: cuda if there is one."
     )
     training_gpus: int = _field(
-        1, "Training ranks: processes, one device each; the local engine has one.", ge=1
+        1,
+        "Training ranks: processes, one device each; the local engine has one.",
+        ge=1,
+        le=65536,
+        why="each is a process",
     )
-    threads: int | None = _field(None, "CPU threads of PyTorch; null: PyTorch's choice.", ge=1)
+    threads: int | None = _field(
+        None,
+        "CPU threads of PyTorch; null: PyTorch's choice.",
+        ge=1,
+        le=1024,
+        why="PyTorch starts every one of them, and crashes where it cannot",
+    )
     checkpoint_every: int = _field(
         50, "Optimizer steps between checkpoints; 0: only the first and the last.", ge=0
     )
@@ -147,13 +188,39 @@ class RunConfig(Section):
         "text", "text: samples.jsonl; tokens: also rollouts/*.safetensors.", of=RL
     )
     mlflow: bool = _field(True, "Mirror metrics to mlflow.db in the run directory.")
-    deadline_s: float = _field(600.0, "Longest wait for any engine or reward, in seconds.", gt=0)
+    deadline_s: float = _field(
+        600.0,
+        "Longest wait for any engine or reward, in seconds.",
+        ge=0.01,
+        le=604800,
+        why="less is over before anything can answer, and more than a week is no deadline",
+    )
     ray_address: str | None = _field(
         None, "Ray cluster to join, host:port or auto; null: its own.", min_length=1, of=RL
     )
     max_restarts: int = _field(
         0, "Times a run whose training actors are lost goes on from its checkpoint.", ge=0, of=RL
     )
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, value: str) -> str:
+        """The name is a label in logs and the name of a folder."""
+        if not value.strip() or value != value.strip() or value in (".", ".."):
+            raise ValueError("must be a word or several, without blanks around them")
+        if "/" in value:
+            raise ValueError("must not lead to another folder; a place is given by run.dir")
+        return printable(value)
+
+    @field_validator("dir")
+    @classmethod
+    def _own_folder(cls, value: str | None) -> str | None:
+        """A run fills its directory, so it cannot be the root of everything."""
+        if value is None:
+            return None
+        if Path(value).resolve() == Path(value).resolve().parent:
+            raise ValueError("must be a directory of the run's own, not the root of all others")
+        return printable(value)
 
     @property
     def directory(self) -> Path:
@@ -175,7 +242,11 @@ class ModelConfig(Section):
         None, "Jinja file of conversations; null: the tokenizer's own.", min_length=1
     )
     max_length: int | None = _field(
-        None, "Longest row, prompt and response, in tokens; null: the model's.", ge=2
+        None,
+        "Longest row, prompt and response, in tokens; null: the model's.",
+        ge=2,
+        le=10**8,
+        why="no model reads longer rows",
     )
     trust_remote_code: bool = _field(False, "Run Python code that ships with the model.")
 
@@ -192,15 +263,27 @@ class DataConfig(Section):
         None, "Held-out rows, as for train; null: no evaluation.", min_length=1
     )
     prompts_per_step: int = _field(
-        16, "Prompts per rollout step (reinforcement learning).", ge=1, of=SAMPLING
+        16,
+        "Prompts per rollout step (reinforcement learning).",
+        ge=1,
+        le=10**6,
+        why="all of a step's responses are held in memory",
+        of=SAMPLING,
     )
     rows_per_step: int = _field(
-        64, "Rows per optimizer step (not in reinforcement learning).", ge=1, of=OFFLINE
+        64,
+        "Rows per optimizer step (not in reinforcement learning).",
+        ge=1,
+        le=10**6,
+        why="all rows of a step are held in memory",
+        of=OFFLINE,
     )
     pack_tokens: int | None = _field(
         None,
         "Pack rows of a step to so many tokens (supervised); null: pad.",
-        ge=2,
+        ge=16,
+        le=10**8,
+        why="a pack is to hold several rows, and to fit into memory",
         of=("supervised", "rejection"),
     )
     max_prompt_tokens: int | None = _field(
@@ -240,9 +323,13 @@ class RewardConfig(Section):
         "", '"math", "exact" or "path.py:function" (required for reinforcement learning).'
     )
     timeout_s: float = _field(
-        10.0, "Seconds one response may take before its worker is killed.", gt=0
+        10.0,
+        "Seconds one response may take before its worker is killed.",
+        ge=0.01,
+        le=86400,
+        why="less is over before a worker can answer, and more than a day is no limit",
     )
-    workers: int = _field(1, "Reward processes.", ge=1)
+    workers: int = _field(1, "Reward processes.", ge=1, le=1024, why="each is a process")
     max_error_rate: float = _field(
         0.5, "Share of unscored responses that stops the run; 1: never.", ge=0, le=1
     )
@@ -252,13 +339,23 @@ class RolloutConfig(Section):
     """What is sampled for training, and for evaluation where the name says so."""
 
     temperature: float = _field(
-        1.0, "Sampling temperature; 0 is greedy (not for training).", ge=0, le=100
+        1.0,
+        "Sampling temperature; 0 is greedy (not for training).",
+        ge=0,
+        le=10,
+        why=TEMPERATURE,
     )
     top_p: float = _field(1.0, "Nucleus mass; 1: off. Training needs 1.", gt=0, le=1)
     top_k: int = _field(0, "Keep the k most likely tokens; 0: off. Training needs 0.", ge=0)
-    max_tokens: int = _field(512, "Longest response in tokens.", ge=1)
+    max_tokens: int = _field(
+        512, "Longest response in tokens.", ge=1, le=10**8, why="no model reads longer rows"
+    )
     n_samples: int = _field(
-        8, "Responses per prompt: the group of group-relative advantages.", ge=1
+        8,
+        "Responses per prompt: the group of group-relative advantages.",
+        ge=1,
+        le=65536,
+        why="all of a step's responses are held in memory",
     )
     force_strict_on_policy: bool = _field(
         True, "Refuse any token not sampled by the current weights.", of=RL
@@ -269,12 +366,28 @@ class RolloutConfig(Section):
         "batches are sampled while one trains (with inference_engine.actors at the same time), "
         "then they lag epochs x minibatches or more.",
         ge=0,
+        le=1000,
+        why="samples of so old weights say nothing of the present ones",
         of=RL,
     )
-    eval_samples: int = _field(1, "Responses per held-out prompt.", ge=1, of=RL)
-    eval_temperature: float = _field(
-        1.0, "Evaluation temperature; 0 is greedy.", ge=0, le=100, of=RL
+    eval_samples: int = _field(
+        1,
+        "Responses per held-out prompt.",
+        ge=1,
+        le=65536,
+        why="all of a prompt's responses are held in memory",
+        of=RL,
     )
+    eval_temperature: float = _field(
+        1.0, "Evaluation temperature; 0 is greedy.", ge=0, le=10, why=TEMPERATURE, of=RL
+    )
+
+    @field_validator("temperature", "eval_temperature", check_fields=False)
+    @classmethod
+    def _greedy_or_warm(cls, value: float) -> float:
+        if 0 < value < 0.01:
+            raise ValueError(f"must be 0 (greedy), or from 0.01 to 10, because {TEMPERATURE}")
+        return value
 
 
 class TrainConfig(Section):
@@ -291,24 +404,59 @@ class TrainConfig(Section):
         "What trains: this process, or ranks (Ray actors in RL, else torchrun's) with DeepSpeed "
         "or FSDP2.",
     )
-    lr: float = _field(1e-6, "Peak learning rate of AdamW; with adapters 1e-5 by default.", ge=0)
+    lr: float = _field(
+        1e-6,
+        "Peak learning rate of AdamW; with adapters 1e-5 by default.",
+        ge=0,
+        le=1,
+        why=LEARNING_RATE,
+    )
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = _field(
         "constant",
         "After the warm-up: constant, or down to 0 at run.steps (wsd: over the last fifth).",
     )
     warmup_steps: int = _field(0, "Optimizer steps of linear warm-up; 0: none.", ge=0)
-    weight_decay: float = _field(0.0, "Decoupled weight decay; 0: none.", ge=0)
+    weight_decay: float = _field(
+        0.0,
+        "Decoupled weight decay; 0: none.",
+        ge=0,
+        le=100,
+        why="a step takes the share lr x weight_decay off every weight",
+    )
     decay: Literal["matrices", "all"] = _field(
         "matrices",
         "What weight_decay shrinks: matrices (not norms, biases and embeddings), or all weights.",
     )
     adam_beta1: float = _field(0.9, "Decay of the first moment.", ge=0, lt=1)
     adam_beta2: float = _field(0.999, "Decay of the second moment.", ge=0, lt=1)
-    adam_eps: float = _field(1e-8, "Added to the root of the second moment.", gt=0)
-    max_grad_norm: float = _field(1.0, "Global gradient norm is clipped to this.", gt=0)
-    epochs: int = _field(1, "Passes over each rollout batch.", ge=1, of=RL)
+    adam_eps: float = _field(
+        1e-8,
+        "Added to the root of the second moment.",
+        gt=0,
+        le=1,
+        why="gradients of a clipped norm disappear beside a larger one",
+    )
+    max_grad_norm: float = _field(
+        1.0,
+        "Global gradient norm is clipped to this.",
+        ge=1e-6,
+        why="smaller gradients disappear beside adam_eps; a large number clips nothing",
+    )
+    epochs: int = _field(
+        1,
+        "Passes over each rollout batch.",
+        ge=1,
+        le=1000,
+        why="the samples say nothing of weights that have moved so far",
+        of=RL,
+    )
     minibatches: int = _field(
-        1, "Optimizer steps per pass; divides data.prompts_per_step.", ge=1, of=RL
+        1,
+        "Optimizer steps per pass; divides data.prompts_per_step.",
+        ge=1,
+        le=10**6,
+        why="there are no more prompts in a step",
+        of=RL,
     )
     micro_batch_tokens: int = _field(
         16384, "Padded tokens per pass: memory, never the gradient.", ge=1
@@ -321,7 +469,14 @@ class TrainConfig(Section):
         of=RL,
     )
     max_skipped_steps: int = _field(3, "Non-finite steps in a row that are tolerated.", ge=0)
-    entropy_coeff: float = _field(0.0, "Weight of the entropy bonus; 0: none.", ge=0, of=RL)
+    entropy_coeff: float = _field(
+        0.0,
+        "Weight of the entropy bonus; 0: none.",
+        ge=0,
+        le=100,
+        why="nothing of the policy's loss is left beside more",
+        of=RL,
+    )
     mix: dict[str, Annotated[float, Gt(0)]] = _field(
         {},
         "Preference losses added to the algorithm's, each with a weight and its row's own numbers: "
@@ -411,11 +566,19 @@ class EngineConfig(Section):
         "local: oxRL's sampler. vllm: an extra, in Ray actors; makes train.correction truncate by "
         "default.",
     )
-    max_rows: int = _field(128, "Rows decoded at once, per actor.", ge=1)
+    max_rows: int = _field(
+        128,
+        "Rows decoded at once, per actor.",
+        ge=1,
+        le=65536,
+        why="each has keys and values in memory",
+    )
     actors: int = _field(
         0,
         "Ray actors that sample, each with a model of its own; 0: this process samples.",
         ge=0,
+        le=65536,
+        why="each is a process",
         of=RL,
     )
     placement: Literal["separate", "colocated"] = _field(
@@ -431,13 +594,23 @@ class EngineConfig(Section):
         of=RL,
     )
     tensor_parallel: int = _field(
-        1, "vllm: devices that share one copy of the model, per actor.", ge=1, of=RL
+        1,
+        "vllm: devices that share one copy of the model, per actor.",
+        ge=1,
+        le=1024,
+        why="each is a process",
+        of=RL,
     )
     gpu_memory_fraction: float = _field(
         0.5, "vllm: share of a GPU's memory for weights and cache.", gt=0, lt=1, of=RL
     )
     kv_cache_gb: float | None = _field(
-        None, "vllm: cache in GB, instead of that share (CPU: null is 0.25).", gt=0, of=RL
+        None,
+        "vllm: cache in GB, instead of that share (CPU: null is 0.25).",
+        gt=0,
+        le=10**5,
+        why="no device has more memory",
+        of=RL,
     )
 
 
@@ -446,8 +619,20 @@ class LoraConfig(Section):
     would not be 1.
     """
 
-    rank: int = _field(0, "Rank of the adapters; 0: no adapters, every weight is trained.", ge=0)
-    alpha: float = _field(32.0, "Adapters are scaled by alpha / rank.", gt=0)
+    rank: int = _field(
+        0,
+        "Rank of the adapters; 0: no adapters, every weight is trained.",
+        ge=0,
+        le=65536,
+        why="no layer is so wide",
+    )
+    alpha: float = _field(
+        32.0,
+        "Adapters are scaled by alpha / rank.",
+        gt=0,
+        le=10**6,
+        why="adapters of such a scale leave nothing of the model",
+    )
     targets: str = _field(
         "all-linear", "Layers that get one: all-linear, or names with commas: q_proj,v_proj."
     )
@@ -563,6 +748,13 @@ def readers(field: FieldInfo) -> tuple[str, ...]:
     extra = field.json_schema_extra
     named = extra.get("recipes") if isinstance(extra, dict) else None
     return ALL if named is None else tuple(cast(list[str], named))
+
+
+def why_bounded(field: FieldInfo) -> str:
+    """Why a field's bounds are where they are, as the end of a sentence; empty where plain."""
+    extra = field.json_schema_extra
+    why = extra.get("why") if isinstance(extra, dict) else None
+    return f", because {why}" if why else ""
 
 
 def _number_field(number: AnyNumber) -> Definition:

@@ -59,7 +59,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
-    for name in ("train", "test"):
+    for name in ("train", "test", "other"):
         (tmp_path / "data" / f"{name}.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n' * 10)
     return tmp_path
 

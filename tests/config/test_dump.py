@@ -39,9 +39,7 @@ def test_overridden_cells_survive_the_dump(write: Callable[..., Path]) -> None:
     assert load_config("dump.yaml").train.row.needs == ("critic",)
 
 
-@pytest.mark.parametrize(
-    "name", ["a: b", "#1", "no", "1e-6", "über ✓ 😀", 'quo"te\\', "tab\tand line", "~", "  "]
-)
+@pytest.mark.parametrize("name", ["a: b", "#1", "no", "1e-6", "über ✓ 😀", 'quo"te\\', "~", "- a"])
 def test_any_text_survives_the_dump(write: Callable[..., Path], name: str) -> None:
     cfg = load_config(write(run={"name": name}))
     Path("dump.yaml").write_text(dump_config(cfg), encoding="utf-8")

@@ -32,10 +32,10 @@ CELL_CHOICES = {
 SECOND: dict[str, Any] = {
     "model.name": "builtin:small",
     "model.chat_template": "template.jinja",
-    "data.train": "data/test.jsonl",
+    "data.train": "data/other.jsonl",
     "train.mix": {"nll": 0.5},
     "train.loss_numbers": {"reach": 0.5},
-    "data.eval": "data/train.jsonl",
+    "data.eval": "data/other.jsonl",
     "data.prompts_per_step": 24,
     "reward.name": "exact",
     "train.epochs": 2,
@@ -45,6 +45,8 @@ SECOND: dict[str, Any] = {
     "train.old_logprobs": "recompute",
     "rollout.temperature": 0.7,
     "model.max_length": 2000,
+    "data.pack_tokens": 64,
+    "train.reference_sync_steps": 48,
     "deepspeed.zero_stage": 2,
     "deepspeed_ref.zero_stage": 0,
 }

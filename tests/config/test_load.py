@@ -318,7 +318,7 @@ def test_one_of_several_training_files_is_never_chosen_for_an_evaluation(
         ConfigError, match="data.train is several files; name the one to evaluate on"
     ):
         load_evaluation_config(path, [f"data.train={two}"])
-    load_evaluation_config(path, [f"data.train={two}", f"data.eval={path.parent / 'other.jsonl'}"])
+    load_evaluation_config(path, [f"data.train={two}", "data.eval=data/test.jsonl"])
 
 
 def test_a_supervised_run_can_be_evaluated_once_a_reward_is_named(

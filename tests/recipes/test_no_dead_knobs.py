@@ -35,6 +35,9 @@ def flaky(prompt, completion):
 def slow(prompt, completion):
     time.sleep(0.2)
     return len(set(completion)) / 10
+
+def infinite(logprobs, old_logprobs, advantages, mask, loss_weights, *, correction=None):
+    return (logprobs * mask).sum() * float("inf"), {}
 """
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>Q {{ m['content'] }}<|end|>{% endfor %}"
@@ -117,7 +120,10 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "train.mask_truncated": ({}, True),
     "train.old_logprobs": (MOVED, "bypass"),
     "train.max_skipped_steps": (
-        {"run": {"steps": 2}, "train": {"lr": 1e30, "alg_name": "sgrpo"}},
+        {
+            "run": {"steps": 2},
+            "train": {"alg_name": "sgrpo", "loss": "{folder}/rewards.py:infinite"},
+        },
         0,
     ),
     "train.advantage": ({}, "group_center"),

@@ -129,7 +129,12 @@ def test_minibatches_left_empty_by_failed_rewards_do_not_end_the_run(tmp_path: P
 def test_a_non_finite_step_is_refused_dumped_counted_and_finally_ends_the_run(
     tmp_path: Path,
 ) -> None:
-    train = {"alg_name": "sgrpo", "lr": 1e30, "max_grad_norm": 1e30, "max_skipped_steps": 2}
+    (tmp_path / "loss.py").write_text(
+        "def infinite(logprobs, old_logprobs, advantages, mask, loss_weights, *, correction=None):\n"
+        "    return (logprobs * mask).sum() * float('inf'), {}\n"
+    )
+    loss = f"{tmp_path / 'loss.py'}:infinite"
+    train = {"alg_name": "sgrpo", "lr": 1e-3, "loss": loss, "max_skipped_steps": 2}
     cfg = rl_config(
         tmp_path, "run", run={"steps": 9}, train=train, rollout={"max_tokens": 4, "n_samples": 4}
     )

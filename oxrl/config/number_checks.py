@@ -1,0 +1,46 @@
+"""Numbers of an algorithm that are right one by one and make no sense together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from oxrl.config.reads import row_fields
+from oxrl.config.schema import Config
+from oxrl.config.source import Problem
+
+
+def check_numbers(cfg: Config) -> Iterator[Problem]:
+    """Bounds are the right way round, and what is to happen in a run can happen."""
+    read = row_fields(cfg.train.row)
+    values: dict[str, Any] = {}
+    for path in read:
+        name = path.partition(".")[2]
+        values[name] = getattr(cfg.train, name, None)
+    yield from _clips(values)
+    yield from _limits(cfg, values)
+
+
+def _clips(values: dict[str, Any]) -> Iterator[Problem]:
+    low = values.get("clip_low")
+    high = values.get("clip_high")
+    dual = values.get("clip_dual")
+    if low == 0 and high == 0:
+        rule = "and train.clip_low are both 0, which clips every token that moves; raise one"
+        yield Problem("train.clip_high", rule, high, also=("train.clip_low",))
+    if dual is not None and high is not None and dual < 1 + high:
+        rule = f"must be at least 1 + train.clip_high = {1 + high:g}, where the other clip begins"
+        yield Problem("train.clip_dual", rule, dual, also=("train.clip_high",))
+    lowest = values.get("cov_low")
+    highest = values.get("cov_high")
+    if lowest is not None and highest is not None and lowest >= highest:
+        rule = f"must be below train.cov_high = {highest:g}, else no token is chosen"
+        yield Problem("train.cov_low", rule, lowest, also=("train.cov_high",))
+
+
+def _limits(cfg: Config, values: dict[str, Any]) -> Iterator[Problem]:
+    buffer = values.get("overlong_buffer")
+    longest = cfg.rollout.max_tokens
+    if buffer is not None and buffer > longest:
+        rule = f"must be at most rollout.max_tokens = {longest}, within which the penalty grows"
+        yield Problem("train.overlong_buffer", rule, buffer, also=("rollout.max_tokens",))
