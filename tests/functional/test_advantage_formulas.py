@@ -26,6 +26,7 @@ from oxrl.functional.group_advantages import (
     failure_chance,
     group_center,
     group_center_batch_std,
+    group_center_centered_std,
     group_center_rescaled,
     group_normalize,
     leave_one_out,
@@ -95,6 +96,19 @@ def test_the_reward_minus_that_of_the_others() -> None:
         return [r - (total - r) / (len(group) - 1) for r in group]
 
     close(leave_one_out(f64(MIXED), torch.tensor(IDS)), by_group(MIXED, of))
+
+
+@pytest.mark.parametrize("eps", [1e-8, 0.3])
+def test_the_scale_of_centred_rewards_leaves_the_groups_means_out(eps: float) -> None:
+    differences = by_group(MIXED, centered)
+    std = statistics.stdev(differences)
+    expected = [c / (std + eps) for c in differences]
+    close(group_center_centered_std(f64(MIXED), torch.tensor(IDS), eps=eps), expected)
+    if eps == 1e-8:
+        close(ADVANTAGES["group_center_centered_std"](rows_of(MIXED))[0][:, 0], expected)
+    for size in (1, 2):
+        alone = group_center_centered_std(f64([3.0] * size), torch.zeros(size, dtype=torch.long))
+        assert alone.tolist() == [0.0] * size
 
 
 @pytest.mark.parametrize("eps", [1e-8, 0.3])
@@ -266,6 +280,8 @@ def test_a_group_of_two() -> None:
     close(Groups.of(ids).std(rewards), [math.sqrt(2)] * 2)
     close(group_normalize(rewards, ids, eps=0.0), [half, -half])
     close(group_center_batch_std(rewards, ids, eps=0.0), [half, -half])
+    close(group_center_centered_std(rewards, ids, eps=0.0), [half, -half])
+    close(leave_one_out(rewards, ids), [2.0, -2.0])
     close(top_gap(rewards, ids, eps=0.0), [math.sqrt(2), 0.0])
     for k in (1, 2):
         expected = pass_at_k_of([1.0, 0.0], k)

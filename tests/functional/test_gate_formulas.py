@@ -509,6 +509,9 @@ BUCKETS = [
     # nothing is left for the rest
     ([0.6, 0.4], 0.6, [0.5, 0.5], 0.5, True),
     ([0.5, 0.3], 0.2, [0.4, 0.35], 0.25, False),
+    # rounding has made them more than 1: less than nothing is left for nobody
+    ([0.7, 0.4], 0.7, [0.5, 0.2], 0.5, True),
+    ([0.5, 0.2], 0.5, [0.7, 0.4], 0.7, True),
 ]
 
 
@@ -635,7 +638,7 @@ def test_the_gradient_is_the_weight_times_the_advantage_whatever_else_is_attache
     assert metrics["update/mine"] == -1.5 and not metrics["update/mine"].requires_grad
 
 
-@pytest.mark.parametrize("gate", [clip_cov, kl_cov, rspo, dppo_topk_tv])
+@pytest.mark.parametrize("gate", [clip_cov, kl_cov, rspo, dppo_topk_tv, proximal])
 def test_no_gradient_flows_into_what_is_not_the_policy(gate: Callable[..., Any]) -> None:
     leaves = {
         name: f64([[x]]).requires_grad_()
@@ -650,7 +653,7 @@ def test_no_gradient_flows_into_what_is_not_the_policy(gate: Callable[..., Any])
             "old_top_logprobs": f64([[[-1.0, -2.0]]]).requires_grad_(),
             "sampled_in_top": torch.tensor([[True]]),
         }
-    else:
+    elif gate is not proximal:
         further = {"selected": torch.tensor([[True]])}
     logprobs = f64([[-1.0]]).requires_grad_()
     loss, metrics = gate(
