@@ -431,6 +431,7 @@ def _corrected() -> dict[str, Paper]:
         "geometric_rejection": _like(GROUP, "verl, rollout_corr_helper.py", correction=b.rejected),
         "k3_rejection": _like(GROUP, "verl, rollout_corr_helper.py", correction=b.rejected_by_k3),
         "veto": _like(GROUP, "slime; verl, rollout_corr_helper.py", correction=b.vetoed),
+        # The source averages each response first; the row declares that it does not.
         "opsm": _like(
             GROUP,
             "DeepSeek-V3.2, arXiv:2512.02556; TRL, get_off_policy_mask",

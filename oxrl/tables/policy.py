@@ -378,6 +378,11 @@ _ROWS = (
         weights="sequence_sum",
         overrides=(DAPO_CLIP_HIGH,),
         use="Hard prompts with rare successes, binary rewards.",
+        deviation=(
+            "Tokens of a response are summed, with which the estimate is unbiased; the authors' "
+            "runs average over tokens (train.weights: token_mean). PPO's clip has no effect in "
+            "a single update."
+        ),
     ),
     Row(
         "pkpo",
@@ -387,6 +392,10 @@ _ROWS = (
         weights="sequence_sum",
         overrides=(DAPO_CLIP_HIGH,),
         use="To keep several ways of solving alive, binary rewards.",
+        deviation=(
+            "PPO's clip, which has no effect in a single update, and makes several updates safe "
+            "at the price of a bias."
+        ),
     ),
     Row(
         "pass_k_training",
@@ -476,6 +485,10 @@ _ROWS = (
         ),
         gate="simko",
         use="When pass@1 rises while pass@k falls.",
+        deviation=(
+            "Entropy and candidates are those of the policy before the update, chosen once per "
+            "step; the authors' code takes them from the policy being updated."
+        ),
         shared_weight="the gradient also reaches candidates that were not sampled",
         exempt={
             "on_policy": "at ratio 1 a share of the gradient goes to other candidates, by design",
@@ -704,6 +717,10 @@ _ROWS = (
         kl="loss_k3_ratio",
         overrides=(DAPO_CLIP_HIGH,),
         use="Stale data with many wrong rows.",
+        deviation=(
+            "Every token weighs alike; the source takes the mean of each response first "
+            "(train.weights: sequence_mean)."
+        ),
     ),
     Row(
         "m2po",
