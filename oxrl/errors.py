@@ -133,6 +133,9 @@ class Interrupted(OxrlError):
 class Stopped(Interrupted):
     """A signal cut a piece of work short: what it had found is dropped, nothing is saved yet."""
 
+    def __init__(self) -> None:
+        super().__init__("stopped by a signal; --resume continues from the last checkpoint")
+
 
 def required(value: T | None, what: str = "what was asked for") -> T:
     """`value`, which must be there by our own rules.

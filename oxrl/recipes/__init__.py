@@ -31,8 +31,9 @@ def run(cfg: Config, *, resume: bool = False) -> None:
 
 def _run(cfg: Config, *, resume: bool, after: LostRankError | None) -> None:
     from oxrl.recipes.build import training_ranks
+    from oxrl.recipes.follower import Follower
     from oxrl.recipes.inputs import with_pinned_data
-    from oxrl.recipes.session import Follower, Session
+    from oxrl.recipes.session import Session
 
     # Only the loop that runs is imported: the others bring libraries of their own.
     loop = import_module(f"oxrl.recipes.{cfg.train.row.recipe}").train

@@ -24,6 +24,7 @@ from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.recipes import build
 from oxrl.recipes.inputs import read_pins
+from oxrl.recipes.session import Session
 from oxrl.recipes.setup import RLSetup
 from oxrl.rewards.workers import RewardPool
 from oxrl.rollouts.record import sample_line
@@ -31,6 +32,7 @@ from oxrl.rollouts.requests import make_requests
 from oxrl.rollouts.scoring import score_groups
 from oxrl.runs.checkpoint import latest_checkpoint
 from oxrl.runs.files import encode_line
+from oxrl.runs.patience import Patience, StopAsked, never
 from oxrl.seeds import stable_seed
 from oxrl.types import Metrics, Prompt, Rollout, Sampling, Score
 
@@ -48,7 +50,8 @@ class ScoredSampler:
         sampling: temperature and limits.
         samples: responses per prompt.
         seed: of all of them.
-        deadline_s: how long they may take.
+        deadline_s: longest wait for the next answer, and for the next score.
+        stop: whether the run was asked to stop.
     """
 
     sampler: RolloutEngine
@@ -57,18 +60,42 @@ class ScoredSampler:
     samples: int
     seed: int
     deadline_s: float
+    stop: StopAsked = never
 
     def answer(self, draws: Sequence[tuple[int, Prompt]]) -> list[Rollout]:
-        """`samples` scored responses in a row for every (position, prompt)."""
+        """`samples` scored responses in a row for every (position, prompt).
+
+        Raises:
+            DeadlineError: nothing was answered, or scored, for too long.
+            Stopped: a signal asked to stop.
+        """
         requests = make_requests(
             draws, samples=self.samples, sampling=self.sampling, run_seed=self.seed
         )
-        completions = generate(self.sampler, requests, deadline_s=self.deadline_s)
+        completions = generate(self.sampler, requests, deadline_s=self.deadline_s, stop=self.stop)
         sampled = list(zip(requests, completions, strict=True))
-        return score_groups(self.pool, sampled, samples=self.samples)
+        patience = Patience(self.stop, self.deadline_s)
+        return score_groups(self.pool, sampled, patience, samples=self.samples)
 
 
-def evaluate_held_out(cfg: Config, setup: RLSetup) -> Metrics:
+def evaluate(cfg: Config, setup: RLSetup, session: Session, before: int, step: int) -> Metrics:
+    """The held-out prompts, answered with the weights of `step`, where it is time for that.
+
+    Raises:
+        Stopped: a signal asked to stop.
+    """
+    if setup.held_out is None or not session.eval_due(before, step):
+        return {}
+    with session.phase("time/eval_s"):
+        setup.source.settle(session.stopping)
+        setup.delivery.deliver(step)
+        try:
+            return evaluate_held_out(cfg, setup, session.stopping)
+        finally:
+            setup.sampler.metrics()  # what it counted is no part of the next step
+
+
+def evaluate_held_out(cfg: Config, setup: RLSetup, stop: StopAsked = never) -> Metrics:
     """Evaluate during training: `data.eval` under `rollout.eval_*`, the same seeds each time."""
     if setup.held_out is None:
         return {}
@@ -80,6 +107,7 @@ def evaluate_held_out(cfg: Config, setup: RLSetup) -> Metrics:
         samples=cfg.rollout.eval_samples,
         seed=evaluation_seed(cfg),
         deadline_s=cfg.run.deadline_s,
+        stop=stop,
     )
     rollouts = scored.answer(list(enumerate(setup.held_out.in_order())))
     return evaluation_metrics(rollouts, samples=scored.samples)
@@ -157,13 +185,21 @@ def mean(values: Sequence[float]) -> float:
 
 @contextmanager
 def sampling_from(
-    cfg: Config, path: str, *, held_out: bool, samples: int, temperature: float, seed: int
+    cfg: Config,
+    path: str,
+    *,
+    held_out: bool,
+    samples: int,
+    temperature: float,
+    seed: int,
+    stop: StopAsked = never,
 ) -> Generator[tuple[PromptDataset, ScoredSampler]]:
     """The prompts of a file, and who answers them: the config's model, scored by its reward.
 
     Args:
         held_out: whether the file is read as `data.eval`.
         samples, temperature, seed: of the responses.
+        stop: whether the run was asked to stop.
     """
     tokenizer = build.build_tokenizer(cfg)
     model = build.load_model(cfg)
@@ -171,6 +207,8 @@ def sampling_from(
     prompts = build.load_prompts(cfg, tokenizer, longest, held_out, path)
     sampler = build.local_sampler(cfg, model, tokenizer)
     with closing(sampler), closing(build.build_rewards(cfg)) as pool:
+        pool.start(Patience(stop))
+        pool.rehearse(next(prompts.batches(build.REHEARSED), []), Patience(stop))
         yield (
             prompts,
             ScoredSampler(
@@ -180,6 +218,7 @@ def sampling_from(
                 samples=samples,
                 seed=seed,
                 deadline_s=cfg.run.deadline_s,
+                stop=stop,
             ),
         )
 

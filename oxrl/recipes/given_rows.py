@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -56,7 +57,7 @@ class Learner(ABC, Generic[Unit]):
         """Optimizer step `step` on `units`: its metrics, and tokens processed."""
 
     @abstractmethod
-    def evaluate(self, held_out: Dataset[Unit]) -> Metrics:
+    def evaluate(self, held_out: LookedAt[Unit]) -> Metrics:
         """How the weights as they are do on other rows."""
 
 
@@ -70,6 +71,8 @@ def learn(cfg: Config, session: Session, learner: Learner[Unit]) -> None:
     if cfg.data.eval is not None:
         held_out = learner.load(cfg.data.eval, held_out=True)
     progress = session.restore(learner.engines, RowsProgress())
+    if progress.line:  # a signal came while this step was evaluated
+        finish_step(session, learner, held_out, progress, 0)
     while progress.step < cfg.run.steps:
         # The rows of this step are a function of the step and the seed alone.
         draws = range(progress.draw, progress.draw + per_step)
@@ -79,14 +82,49 @@ def learn(cfg: Config, session: Session, learner: Learner[Unit]) -> None:
             metrics, tokens = learner.update(units, before + 1, progress.memory)
         progress.step += 1
         progress.draw += per_step
-        if held_out is not None and session.eval_due(before, progress.step):
-            with session.phase("time/eval_s"):
-                metrics |= learner.evaluate(held_out)
-            if cfg.run.keep_best:
-                keep_best(session, learner, progress, metrics[learner.best_metric])
-        session.record(progress.step, metrics, tokens=tokens)
-        session.boundary(learner.engines, progress)
+        progress.line = metrics
+        progress.tokens = tokens
+        finish_step(session, learner, held_out, progress, before)
     session.finish(progress.step)
+
+
+def finish_step(
+    session: Session,
+    learner: Learner[Unit],
+    held_out: Dataset[Unit] | None,
+    progress: RowsProgress,
+    before: int,
+) -> None:
+    """Evaluate where it is time for that, write the step's line, save where it is time."""
+    if held_out is not None and session.eval_due(before, progress.step):
+        with (
+            session.phase("time/eval_s"),
+            session.saved_if_stopped(learner.engines, progress),
+        ):
+            found = learner.evaluate(LookedAt(held_out, session))
+        progress.line = progress.line | found
+        if learner.cfg.run.keep_best:
+            keep_best(session, learner, progress, found[learner.best_metric])
+    session.record_line(progress)
+    session.boundary(learner.engines, progress)
+
+
+@dataclass(frozen=True)
+class LookedAt(Generic[Unit]):
+    """Held-out rows; between two batches of them the session looks for a signal."""
+
+    rows: Dataset[Unit]
+    session: Session
+
+    def batches(self, size: int) -> Iterator[list[Unit]]:
+        """The rows in order, `size` at a time.
+
+        Raises:
+            Stopped: a signal asked to stop.
+        """
+        for units in self.rows.batches(size):
+            self.session.look()
+            yield units
 
 
 def keep_best(

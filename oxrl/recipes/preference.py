@@ -7,12 +7,11 @@ from __future__ import annotations
 import logging
 
 from oxrl.config import Config
-from oxrl.data.dataset import Dataset
 from oxrl.data.preferences import Judged, PreferenceDataset
 from oxrl.data.rows import read_rows
 from oxrl.engines.train.trainer import AdapterOff
 from oxrl.recipes.build import build_reference, load_policy_to_train, row_options
-from oxrl.recipes.given_rows import Learner, Memory, learn
+from oxrl.recipes.given_rows import Learner, LookedAt, Memory, learn
 from oxrl.recipes.preference_batch import BeforeStep, with_statistics
 from oxrl.recipes.preference_evaluation import evaluate_pairs, evaluate_singles
 from oxrl.recipes.preference_objective import WANT, build_objective
@@ -80,7 +79,7 @@ class PreferenceLearner(Learner[Judged]):
         metrics["data/rows"] = float(len(units))
         return metrics, float(batch.inputs.attention_mask.sum())
 
-    def evaluate(self, held_out: Dataset[Judged]) -> Metrics:
+    def evaluate(self, held_out: LookedAt[Judged]) -> Metrics:
         evaluate = evaluate_singles if self.held_out_unpaired else evaluate_pairs
         return evaluate(self.objective, held_out, self.cfg.data.rows_per_step)
 

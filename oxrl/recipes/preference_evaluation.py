@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from oxrl.data.dataset import Dataset
 from oxrl.data.preferences import Judged
+from oxrl.recipes.given_rows import LookedAt
 from oxrl.recipes.preference_objective import WANT, PreferenceObjective
 from oxrl.types import Metrics
 
 
 def evaluate_pairs(
-    objective: PreferenceObjective, data: Dataset[Judged], rows_per_batch: int
+    objective: PreferenceObjective, data: LookedAt[Judged], rows_per_batch: int
 ) -> Metrics:
     """How often the implicit reward puts the better completion first, a tie counting one half.
 
     `eval/longer_wins` is what preferring the longer one would score.
     """
-    units = list(data.batches(rows_per_batch))
-    rewards, logprobs, lengths = implicit_rewards(objective, units, rows=2)
+    batches = data.batches(rows_per_batch)
+    rewards, logprobs, lengths = implicit_rewards(objective, batches, rows=2)
     gaps = rewards[0::2] - rewards[1::2]
     return {
         "eval/accuracy": float(wins(gaps)),
@@ -33,12 +33,18 @@ def evaluate_pairs(
 
 
 def evaluate_singles(
-    objective: PreferenceObjective, data: Dataset[Judged], rows_per_batch: int
+    objective: PreferenceObjective, data: LookedAt[Judged], rows_per_batch: int
 ) -> Metrics:
     """The same of single completions: each desirable one against each undesirable one."""
-    units = list(data.batches(rows_per_batch))
-    rewards, _, _ = implicit_rewards(objective, units, rows=1)
-    desirable = torch.tensor([unit.desirable for batch in units for unit in batch])
+    seen: list[Judged] = []
+
+    def batches() -> Iterator[list[Judged]]:
+        for units in data.batches(rows_per_batch):
+            seen.extend(units)
+            yield units
+
+    rewards, _, _ = implicit_rewards(objective, batches(), rows=1)
+    desirable = torch.tensor([unit.desirable for unit in seen])
     good = rewards[desirable]
     bad = rewards[~desirable].sort().values
     worse = torch.searchsorted(bad, good)
@@ -48,7 +54,7 @@ def evaluate_singles(
 
 
 def implicit_rewards(
-    objective: PreferenceObjective, batches: Sequence[list[Judged]], *, rows: int
+    objective: PreferenceObjective, batches: Iterable[list[Judged]], *, rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reward, log-probability and length of every row, float64.
 

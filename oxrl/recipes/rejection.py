@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oxrl.config import Config
-from oxrl.errors import DataError, Interrupted
+from oxrl.errors import DataError, Interrupted, Stopped
 from oxrl.recipes import supervised
 from oxrl.recipes.evaluate import in_groups, sampling_from
 from oxrl.recipes.session import Session
@@ -49,16 +49,18 @@ def sample_and_keep(cfg: Config, session: Session, out: Path) -> None:
             samples=samples,
             temperature=cfg.rollout.temperature,
             seed=cfg.run.seed,
+            stop=session.stopping,
         ) as (prompts, scored),
         out.open("w", encoding="utf-8") as file,
     ):
         for chunk in prompts.batches(cfg.data.prompts_per_step):
-            if session.stop:
+            try:
+                rollouts = scored.answer(list(enumerate(chunk, start=sampled)))
+            except Stopped as error:
                 raise Interrupted(
-                    f"stopped by {session.stop} while sampling; --resume samples again from the "
-                    "start"
-                )
-            rollouts = scored.answer(list(enumerate(chunk, start=sampled)))
+                    f"stopped by {session.stop.requested} while sampling; --resume samples again "
+                    "from the start"
+                ) from error
             check_error_rate([rollout.score for rollout in rollouts], cfg.reward.max_error_rate)
             for group in in_groups(rollouts, samples):
                 for rollout in survivors(cfg, group):

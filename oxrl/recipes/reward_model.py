@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from oxrl.config import Config
-from oxrl.data.dataset import Dataset
 from oxrl.data.preferences import Judged, PreferenceDataset, to_preference_batch
 from oxrl.data.steps import StepDataset, Steps, to_step_batch
 from oxrl.errors import required
 from oxrl.functional.reward_model_losses import bradley_terry, process_reward
 from oxrl.recipes.build import load_critic_to_train, row_options
-from oxrl.recipes.given_rows import Learner, Memory, learn
+from oxrl.recipes.given_rows import Learner, LookedAt, Memory, learn
 from oxrl.recipes.session import Session
 from oxrl.recipes.step import apply_step
 from oxrl.tables.numbers import CENTER_COEFF
@@ -57,7 +56,7 @@ class OutcomeLearner(Learner[Judged]):
             center_coeff=self.cfg.train.value(CENTER_COEFF),
         )
 
-    def evaluate(self, held_out: Dataset[Judged]) -> Metrics:
+    def evaluate(self, held_out: LookedAt[Judged]) -> Metrics:
         """How often the better completion scores higher (a tie counts half), and by how much."""
         found: list[Tensor] = []
         for units in held_out.batches(self.cfg.data.rows_per_step):
@@ -81,7 +80,7 @@ class ProcessLearner(Learner[Steps]):
         metrics["data/rows"] = float(len(units))
         return metrics, float(batch.inputs.attention_mask.sum())
 
-    def evaluate(self, held_out: Dataset[Steps]) -> Metrics:
+    def evaluate(self, held_out: LookedAt[Steps]) -> Metrics:
         """How often a step is judged right, and how often the commoner verdict would be."""
         verdicts: list[Tensor] = []
         labels: list[Tensor] = []

@@ -22,7 +22,7 @@ from oxrl.functional.metrics import (
     policy_metrics,
     staleness_metrics,
 )
-from oxrl.recipes.evaluate import evaluate_held_out
+from oxrl.recipes.evaluate import evaluate
 from oxrl.recipes.objective import minibatch, prepare_update, start_of_update
 from oxrl.recipes.session import RolloutProgress, Session
 from oxrl.recipes.setup import RLSetup
@@ -38,9 +38,11 @@ from oxrl.types import Metrics, PolicyBatch, RolloutBatch
 
 def train(cfg: Config, session: Session) -> None:
     """Run until `run.steps` optimizer steps are done, from the newest checkpoint on."""
-    setup = RLSetup(cfg, session.clock)
+    setup = RLSetup(cfg, session.clock, session.stopping)
     session.closing(setup.close)
     progress = session.restore(setup.saved, RolloutProgress(kl_coeff=cfg.train.value(KL_COEFF)))
+    if progress.line:  # a signal came while this step was evaluated
+        finish_step(cfg, setup, session, progress, 0)
     while progress.step < cfg.run.steps:
         before = progress.step
 
@@ -49,10 +51,8 @@ def train(cfg: Config, session: Session) -> None:
         if setup.source.idle:
             with session.phase("time/rollout_s"):
                 setup.delivery.deliver(before)
-        sampled = setup.source.next(progress.draw, step=before, stop=session.stopping)
-        if sampled is None:  # a signal: the weights are still those of the last boundary
-            session.boundary(setup.saved, progress)
-            return
+        with session.saved_if_stopped(setup.saved, progress):
+            sampled = setup.source.next(progress.draw, step=before, stop=session.stopping)
 
         # The rows that can be learned from; what every model says of them before the update.
         rows = trainable_rows(sampled, setup.row_rules, version=before)
@@ -78,21 +78,32 @@ def train(cfg: Config, session: Session) -> None:
             shared |= feature.steer(batch, progress)
         trained = len(torch.cat(parts).unique())
         shared |= sampling_metrics(sampled) | account(setup, progress, sampled, rows, trained)
-        tokens = shared["data/tokens"] / len(parts)
         progress.rollout_step += 1
         progress.draw = sampled.next_draw
         for index, part in enumerate(parts):
+            if progress.line:
+                session.record_line(progress)
             step = before + index + 1
             with session.phase("time/update_s"):
                 metrics = update(setup, session, batch, part, step=step, first=index == 0)
             progress.step = step
-            if index == len(parts) - 1:
-                metrics |= evaluate(cfg, setup, session, before, step)
-            session.record(step, shared | metrics, tokens=tokens)
+            progress.line = shared | metrics
+            progress.tokens = shared["data/tokens"] / len(parts)
         for feature in setup.features:
             feature.after_updates(before, progress.step)
-        session.boundary(setup.saved, progress)
+        finish_step(cfg, setup, session, progress, before)
     session.finish(progress.step)
+
+
+def finish_step(
+    cfg: Config, setup: RLSetup, session: Session, progress: RolloutProgress, before: int
+) -> None:
+    """Evaluate where it is time for that, write the step's line, save where it is time."""
+    with session.saved_if_stopped(setup.saved, progress):
+        found = evaluate(cfg, setup, session, before, progress.step)
+    progress.line = progress.line | found
+    session.record_line(progress)
+    session.boundary(setup.saved, progress)
 
 
 def record_samples(
@@ -222,16 +233,6 @@ def check_first_ratio(logprobs: Tensor, old: Tensor, mask: Tensor, tolerance: fl
             f"the first minibatch's log-ratio to the old log-probabilities is {worst:.3g}, above "
             f"{tolerance}: the recompute pass and the update pass disagree about the same weights"
         )
-
-
-def evaluate(cfg: Config, setup: RLSetup, session: Session, before: int, step: int) -> Metrics:
-    """The held-out prompts, answered with the weights of `step`, where it is time for that."""
-    if setup.held_out is None or not session.eval_due(before, step):
-        return {}
-    with session.phase("time/eval_s"):
-        setup.source.settle()
-        setup.delivery.deliver(step)
-        return evaluate_held_out(cfg, setup)
 
 
 def batch_metrics(

@@ -6,8 +6,8 @@ import dataclasses
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from torch import Tensor
 from oxrl.config import Config, dump_config
 from oxrl.engines.train.base import Saved, TrainEngine
 from oxrl.engines.train.ranks import ALONE, Ranks
-from oxrl.errors import CheckpointWriteError, Interrupted, NonFiniteError
+from oxrl.errors import CheckpointWriteError, Interrupted, NonFiniteError, Stopped
 from oxrl.runs.checkpoint import latest_checkpoint, save_best, save_checkpoint
 from oxrl.runs.clock import Clock
 from oxrl.runs.console import Console, run_logging
@@ -37,11 +37,14 @@ log = logging.getLogger(__name__)
 class Progress:
     """Where a run stands: what a checkpoint keeps beside weights, as JSON.
 
-    step: optimizer steps done. draw: next position in the data order.
+    step: optimizer steps done. draw: next position in the data order. line: the metrics of `step`
+    until they are recorded; a signal during its evaluation leaves them here. tokens: of `line`.
     """
 
     step: int = 0
     draw: int = 0
+    line: Metrics = field(default_factory=dict[str, float])
+    tokens: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -135,10 +138,12 @@ class Session:
             self.recorder.truncate(found.offsets)
         state = dict(found.state)
         self._skipped_in_a_row = state.pop("skipped_in_a_row")
-        self._saved_step = found.step
+        progress = type(fresh)(**state)
+        # With its line a checkpoint is not yet that of a complete step: it is written again.
+        self._saved_step = -1 if progress.line else found.step
         self.message(f"resuming after step {found.step} from {found.path}")
         self.clock.restart()
-        return type(fresh)(**state)
+        return progress
 
     def record(self, step: int, metrics: Metrics, *, tokens: float) -> None:
         """Write the line of optimizer step `step`.
@@ -158,6 +163,12 @@ class Session:
         if self._tracker is not None:
             self._tracker.check()
         self._count_skipped(metrics)
+
+    def record_line(self, progress: Progress) -> None:
+        """Write the line of a step that is complete with its evaluation."""
+        self.record(progress.step, progress.line, tokens=progress.tokens)
+        progress.line = {}
+        progress.tokens = 0.0
 
     def _count_skipped(self, metrics: Metrics) -> None:
         empty = metrics.get("data/empty_steps")
@@ -233,6 +244,28 @@ class Session:
                 f"stopped by {stop} after step {step}; everything is saved. Continue with --resume"
             )
 
+    @contextmanager
+    def saved_if_stopped(self, engines: Mapping[str, Saved], progress: Progress) -> Iterator[None]:
+        """Inside, a signal may cut the work short; then `progress` as it is gets saved.
+
+        Raises:
+            Interrupted: that happened.
+        """
+        try:
+            yield
+        except Stopped:
+            self.boundary(engines, progress)
+            raise
+
+    def look(self) -> None:
+        """Between two pieces of work of an evaluation.
+
+        Raises:
+            Stopped: a signal asked to stop; on every rank.
+        """
+        if self.ranks.agree(self.stopping()):
+            raise Stopped
+
     def finish(self, step: int) -> None:
         """Mark the run complete; `--resume` then has nothing to do."""
         last = deque(read_records(self.run.metrics), maxlen=1)
@@ -265,30 +298,6 @@ class Session:
                 # The other ranks wait to hear whether there is anything to write.
                 self.ranks.agree(False)
         self._saved_step = progress.step
-
-
-class Follower(Session):
-    """The session of every rank but the first: the same calls, rank 0's decisions, no file."""
-
-    def __enter__(self) -> Self:
-        # A signal reaches all ranks; rank 0 decides where the run stops.
-        self.stop = self._stack.enter_context(StopRequest())
-        # Else warnings would go to stderr, once per rank.
-        logging.getLogger("oxrl").addHandler(logging.NullHandler())
-        return self
-
-    def message(self, text: str) -> None: ...
-    def record(self, step: int, metrics: Metrics, *, tokens: float) -> None: ...
-    def finish(self, step: int) -> None: ...
-    def dump(self, step: int, tensors: Mapping[str, Tensor]) -> None: ...
-
-    def keep_best(self, engine: TrainEngine) -> None:
-        engine.save(self._cfg.run.directory)
-
-    def _save(self, engines: Mapping[str, Saved], progress: Progress) -> None:
-        if self.ranks.agree(False):
-            for engine in engines.values():
-                engine.save(self._cfg.run.directory)
 
 
 def crossed(every: int, before: int, after: int) -> bool:

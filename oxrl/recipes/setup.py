@@ -19,6 +19,7 @@ from oxrl.engines.train.trainer import AdapterOff, Trainer
 from oxrl.engines.weight_sync import WeightSync
 from oxrl.recipes.build import (
     DTYPES,
+    REHEARSED,
     Limits,
     build_rewards,
     build_sampler,
@@ -39,6 +40,7 @@ from oxrl.rollouts.groups import EveryGroup, GroupChoice
 from oxrl.rollouts.requests import PromptRequests
 from oxrl.rollouts.sync import RolloutParts, RolloutSource, SyncRollouts
 from oxrl.runs.clock import Clock
+from oxrl.runs.patience import Patience, StopAsked, never
 from oxrl.tables.cells import GROUPS
 
 # Old log-probabilities come from the same weights by the same code; only padding widths differ
@@ -63,13 +65,13 @@ class RLSetup:
     subdirectory -> what is stored there; the policy is the checkpoint itself.
     """
 
-    def __init__(self, cfg: Config, clock: Clock) -> None:
+    def __init__(self, cfg: Config, clock: Clock, stop: StopAsked = never) -> None:
         tokenizer = build_tokenizer(cfg)
         with ExitStack() as stack:
             # Before the models: a reward that cannot be loaded should not cost the time they take.
             self.pool = build_rewards(cfg)
             stack.callback(self.pool.close)
-            self.pool.start()
+            self.pool.start(Patience(stop))
             engines = build_engines(cfg, stack)
             self.sampler = engines.sampler
             stack.callback(self.sampler.close)
@@ -85,6 +87,9 @@ class RLSetup:
             if cfg.data.eval:
                 self.held_out = load_prompts(cfg, tokenizer, longest, True, cfg.data.eval)
             parts = self._rollout_parts(cfg, tokenizer, longest, clock)
+            first = parts.requests.at(range(REHEARSED))
+            prompts = [request.prompt for request in first if request.sample == 0]
+            self.pool.rehearse(prompts, Patience(stop))
             self.source = build_source(cfg, parts, self.delivery)
             stack.callback(self.source.close)
             self.saved = what_is_saved(engines, self.features, self.source)

@@ -12,14 +12,13 @@ from torch import Tensor
 from oxrl.config import Config
 from oxrl.data.batching import pad_rows, to_token_batch
 from oxrl.data.conversations import ConversationDataset, Example
-from oxrl.data.dataset import Dataset
 from oxrl.engines.train.base import TrainEngine
 from oxrl.errors import required
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
 from oxrl.models.network import check_packing
 from oxrl.recipes.build import load_policy_to_train, row_options
-from oxrl.recipes.given_rows import Learner, Memory, learn
+from oxrl.recipes.given_rows import Learner, LookedAt, Memory, learn
 from oxrl.recipes.session import Session
 from oxrl.recipes.step import apply_step
 from oxrl.types import Metrics, Output, SupervisedBatch
@@ -61,7 +60,7 @@ class SupervisedLearner(Learner[Example]):
         metrics["policy/perplexity"] = perplexity(metrics["update/loss"])
         return metrics, tokens
 
-    def evaluate(self, held_out: Dataset[Example]) -> Metrics:
+    def evaluate(self, held_out: LookedAt[Example]) -> Metrics:
         rows = self.cfg.data.rows_per_step
         return evaluate_loss(self.engine, held_out, self.pad_id, rows_per_batch=rows)
 
@@ -125,7 +124,7 @@ def pack(examples: Sequence[Example], tokens: int) -> list[list[Example]]:
 
 
 def evaluate_loss(
-    engine: TrainEngine, data: Dataset[Example], pad_id: int, *, rows_per_batch: int
+    engine: TrainEngine, data: LookedAt[Example], pad_id: int, *, rows_per_batch: int
 ) -> Metrics:
     """Mean negative log-likelihood per trained token over the whole held-out set."""
     total = 0.0

@@ -57,6 +57,7 @@ WATCHED = (
     "oxrl.rewards.base",
     "oxrl.rewards.builtin",
     "oxrl.rewards.math",
+    "oxrl.rewards.relations",
     "oxrl.rewards.signatures",
 )
 # Of these classes the methods too: the others are written in C and cannot be changed.

@@ -22,7 +22,7 @@ from typing import Any, get_args
 from oxrl.errors import RewardDefinitionError, RewardError
 from oxrl.rewards.base import MOST_REASON, capped, find_reward, locate, sample_range
 from oxrl.rewards.builtin import BUILTINS, INLINE
-from oxrl.rewards.trial import DRY_GROUP, REHEARSALS, described
+from oxrl.rewards.trial import DRY_GROUP, described
 from oxrl.rewards.worker import (
     LAST_WORDS_S,
     LateReply,
@@ -107,28 +107,30 @@ class RewardPool:
         self._alive: set[RewardWorker] = set()
         self._finalizer = weakref.finalize(self, _end_all, self._alive)
 
-    def start(self) -> None:
+    def start(self, patience: Patience | None = None) -> None:
         """Start one worker and wait until it has loaded the reward, so that a broken one fails now.
 
         Raises:
             RewardDefinitionError: the reward cannot be loaded, or not within START_TIMEOUT_S, or it
                 does not return from a call on a made-up sample within `timeout_s`.
+            Stopped: a signal asked to stop.
         """
         with self._lock:
-            self._start(Patience())
+            self._start(patience or Patience())
 
-    def rehearse(self, prompts: Sequence[Prompt]) -> None:
+    def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
         """Try the reward on prompts of the data, before anything depends on it.
 
         Raises:
             RewardDefinitionError: it failed on every one, with completions of several forms.
+            Stopped: a signal asked to stop.
         """
         if self.name in BUILTINS or not prompts:
             return
         problems: list[str] = []
         with self._lock:
             for prompt in prompts:
-                problem = self._rehearsed(prompt)
+                problem = self._rehearsed(prompt, patience or Patience())
                 if not problem:
                     return
                 problems.append(f"prompt {prompt.uid}: {problem}")
@@ -266,13 +268,13 @@ class RewardPool:
         """A reward that never worked is wrong input; one that did, and does not now, is not."""
         return RewardDefinitionError if self._per_sample is None else RewardError
 
-    def _rehearsed(self, prompt: Prompt) -> str:
+    def _rehearsed(self, prompt: Prompt, patience: Patience) -> str:
         """Why the reward fails on a prompt, whatever the completion; empty where it does not."""
         what = f"{self.name} to score a made-up answer to prompt {prompt.uid}"
-        patience = Patience()
+        limit_s = self._timeout_s * (1 if self._per_sample else DRY_GROUP)
         with self._worker(patience) as worker:
             try:
-                reply = worker.ask({"rehearse": prompt}, REHEARSALS * self._limit_s, patience, what)
+                reply = worker.ask({"rehearse": prompt}, limit_s, patience, what)
                 return str(reply.get("problem", ""))
             except LostWorker:
                 how = self._discard(worker, LAST_WORDS_S)
@@ -280,10 +282,6 @@ class RewardPool:
             except (LateReply, SuspectWorker):
                 self._discard(worker)
                 return ""  # the run has its own way with those
-
-    @property
-    def _limit_s(self) -> float:
-        return self._timeout_s * (1 if self._per_sample else DRY_GROUP)
 
     def _run(self, task: Task, patience: Patience) -> list[Score]:
         """The scores of a task; by a fresh worker, where the first one turns out suspect."""

@@ -11,20 +11,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from oxrl.engines.sample.base import next_finished
 from oxrl.engines.weight_sync import WeightSync
-from oxrl.errors import DeadlineError, InvariantError
-from oxrl.rollouts.sync import RolloutParts, RolloutStep, StopAsked, add_round
+from oxrl.errors import InvariantError, Stopped
+from oxrl.rollouts.sync import RolloutParts, RolloutStep, add_round
+from oxrl.runs.patience import LOOK_S, Patience, StopAsked, never
 from oxrl.types import Completion, FinishReason, Metrics, Request, Segment
 
 FILE = "samples.json"
-# How long a signal may go unseen while the sampler works in the background, in seconds.
-LOOK_S = 0.2
+# After a signal, how long a checkpoint waits for what is in flight, in seconds. It can only be
+# finished by the weights that began it, so a checkpoint without it would not resume exactly; and a
+# cluster that sends a signal often kills after half a minute.
+SETTLE_S = 10.0
 
 
 @dataclass
@@ -34,6 +39,16 @@ class Batch:
     start: int
     end: int
     rounds: int = 1
+
+
+@dataclass
+class Held:
+    """What a source holds between two rollout steps, to go back to when a signal cuts one short."""
+
+    batches: list[Batch]
+    requests: dict[str, Request]
+    done: dict[str, Completion]
+    dispatched: int
 
 
 class AheadRollouts:
@@ -70,11 +85,13 @@ class AheadRollouts:
         self._requests: dict[str, Request] = {}
         self._done: dict[str, Completion] = {}
         self._counters: Metrics = {}
+        self._held_counters: Metrics = {}
         self._counted = True
         self._thread = ThreadPoolExecutor(1, "sampling") if background else None
-        self._working: Future[bool] | None = None
+        self._working: Future[None] | None = None
         self._dispatched = 0
         self._leaving = False
+        self._stop: StopAsked = never
 
     @property
     def idle(self) -> bool:
@@ -86,43 +103,56 @@ class AheadRollouts:
         """See RolloutSource."""
         return len(self._requests)
 
-    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep | None:
+    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep:
         """See RolloutSource. At the start of a block, the next one goes to the sampler."""
+        self._stop = stop
+        self._count()
+        held = self._held()
+        try:
+            return self._next(draw, step, stop)
+        except Stopped:
+            self._go_back(held)
+            raise
+
+    def _next(self, draw: int, step: int, stop: StopAsked) -> RolloutStep:
         rollout_step = step // self._updates
         starts_block = rollout_step % self._block == 0
         with self.parts.clock.phase("time/rollout_s"):
             began = not self.batches
             if began:
-                self._dispatch_batches(draw, max(1, min(self._block, self._left(rollout_step))))
+                most = max(1, min(self._block, self._left(rollout_step)))
+                self._dispatch_batches(draw, most, stop)
         found = self._finish(self.batches[0], step=step, stop=stop)
         with self.parts.clock.phase("time/rollout_s"):
-            if found is None or (starts_block and not self.settle(stop)):
-                return None
+            if starts_block:
+                self.settle(stop)
             self._hand_over(found)
             if starts_block:
                 if not began:
                     self._delivery.deliver(step)
                 start = self.batches[-1].end if self.batches else found.next_draw
                 more = self._left(rollout_step) - 1 - len(self.batches)
-                self._dispatch_batches(start, min(self._block, more))
+                self._dispatch_batches(start, min(self._block, more), stop)
         found.dispatched = self._dispatched
         self._dispatched = 0
         return found
 
-    def settle(self, stop: StopAsked = lambda: False) -> bool:
+    def settle(self, stop: StopAsked) -> None:
         """Wait until everything in flight is sampled and the sampler is idle.
 
-        Returns:
-            False as soon as `stop` says so.
+        Raises:
+            Stopped: `stop` said so.
         """
         if self._working is None:
-            return self._poll(stop)
-        while not wait([self._working], timeout=LOOK_S).done:
-            if stop():
-                return False
-        settled = self._working.result()
-        self._working = None
-        return settled
+            self._poll(stop)
+        else:
+            while not wait([self._working], timeout=LOOK_S).done:
+                if stop():
+                    raise Stopped
+            working = self._working
+            self._working = None
+            working.result()
+        self._count()
 
     def close(self) -> None:
         """Stop sampling; what is in flight is lost with the run."""
@@ -131,9 +161,17 @@ class AheadRollouts:
             self._thread.shutdown()
 
     def save(self, directory: Path) -> None:
-        """Finish what is in flight, by the weights that began it, and write it."""
-        self.settle()
-        self._count()
+        """Finish what is in flight, by the weights that began it, and write it.
+
+        Raises:
+            Stopped: a signal asked to stop, and that takes longer than SETTLE_S.
+        """
+        end = time.monotonic() + SETTLE_S
+
+        def too_late() -> bool:
+            return bool(self._stop()) and time.monotonic() > end
+
+        self.settle(too_late)
         completions = {id: dataclasses.asdict(done) for id, done in self._done.items()}
         batches = [dataclasses.asdict(batch) for batch in self.batches]
         content = {
@@ -158,11 +196,34 @@ class AheadRollouts:
         if self._requests.keys() != self._done.keys():
             raise InvariantError(f"{path} holds other samples than its batches {self.batches} need")
 
+    def _held(self) -> Held:
+        return Held(
+            batches=[dataclasses.replace(batch) for batch in self.batches],
+            requests=dict(self._requests),
+            done=dict(self._done),
+            dispatched=self._dispatched,
+        )
+
+    def _go_back(self, held: Held) -> None:
+        """Forget what was asked for since; it is asked for again after a resume."""
+        new = [id for id in self._requests if id not in held.requests]
+        if new:
+            # Nothing works in the background where a step is cut short after it dispatched.
+            self.parts.sampler.abort(new)
+            self.parts.sampler.metrics()
+            self._counted = True
+        finished = {id: done for id, done in self._done.items() if id in held.requests}
+        self.batches = held.batches
+        self._requests = held.requests
+        self._done = held.done | finished
+        self._counters = self._held_counters
+        self._dispatched = held.dispatched
+
     def _left(self, rollout_step: int) -> int:
         """Rollout steps from this one on."""
         return self._rollout_steps - rollout_step
 
-    def _dispatch_batches(self, start: int, count: int) -> None:
+    def _dispatch_batches(self, start: int, count: int, stop: StopAsked) -> None:
         """Dispatch `count` batches from position `start` on, and let the sampler work on them."""
         for _ in range(count):
             batch = Batch(start, start + self.parts.prompts_per_step)
@@ -170,7 +231,7 @@ class AheadRollouts:
             self.batches.append(batch)
             start = batch.end
         if self._thread is None:
-            self.settle()
+            self.settle(stop)
         else:
             self._working = self._thread.submit(self._poll, lambda: self._leaving)
 
@@ -190,15 +251,13 @@ class AheadRollouts:
         self._dispatched += len(requests)
         self.parts.sampler.submit(requests)
 
-    def _finish(self, batch: Batch, *, step: int, stop: StopAsked) -> RolloutStep | None:
+    def _finish(self, batch: Batch, *, step: int, stop: StopAsked) -> RolloutStep:
         """Wait for the samples of `batch` and score them, in as many rounds as it takes."""
         found = RolloutStep(step=step, start=batch.start, end=batch.start)
         while found.end < batch.end:
             sampled = self._wait_for(range(found.end, batch.end), stop)
-            if sampled is None:
-                return None
             found.rounds = batch.rounds - 1
-            missing = add_round(found, self.parts, sampled)
+            missing = add_round(found, self.parts, sampled, stop)
             if missing:
                 # An evaluation may have been in between, and must not matter.
                 if self.parts.sampler.version != step:
@@ -208,15 +267,12 @@ class AheadRollouts:
                 batch.rounds += 1
         return found
 
-    def _wait_for(
-        self, draws: Sequence[int], stop: StopAsked
-    ) -> list[tuple[Request, Completion]] | None:
-        """The samples of `draws` in the order dispatched; None when asked to stop."""
+    def _wait_for(self, draws: Sequence[int], stop: StopAsked) -> list[tuple[Request, Completion]]:
+        """The samples of `draws` in the order dispatched."""
         wanted = [request for request in self._requests.values() if request.draw in draws]
         with self.parts.clock.phase("time/rollout_s"):
             while any(request.id not in self._done for request in wanted):
-                if not self.settle(stop):
-                    return None
+                self.settle(stop)
         return [(request, self._done[request.id]) for request in wanted]
 
     def _hand_over(self, found: RolloutStep) -> None:
@@ -231,24 +287,36 @@ class AheadRollouts:
                 del self._done[id]
 
     def _count(self) -> None:
-        """Take over the sampler's counters, where it is idle and did something."""
+        """Add the sampler's counters, where it is idle and did something."""
         if self._working is None and not self._counted:
-            self._counters = self.parts.sampler.metrics()
+            self._counters = added(self._counters, self.parts.sampler.metrics())
             self._counted = True
+        self._held_counters = self._counters
 
-    def _poll(self, stop: StopAsked) -> bool:
-        """Sample until nothing in flight is missing; False as soon as `stop` says so."""
+    def _poll(self, stop: StopAsked) -> None:
+        """Sample until nothing in flight is missing."""
+        patience = Patience(stop, self.parts.deadline_s)
         while missing := [id for id in self._requests if id not in self._done]:
-            if stop():
-                return False
-            finished = self.parts.sampler.poll(self.parts.deadline_s)
-            if not finished:
-                raise DeadlineError(
-                    f"the sampler is idle but {len(missing)} requests never finished: {missing[:5]}"
-                )
+            finished = next_finished(self.parts.sampler, patience, missing)
             self._done.update((item.request.id, item.completion) for item in finished)
             self._counted = False
-        return True
+
+
+def added(before: Metrics, new: Metrics) -> Metrics:
+    """Counters of a sampler over two spans of work; of rates those of the second.
+
+    A mean is over decoding steps, and of whole numbers: so that it can be taken apart again.
+    """
+    steps = "rollout/decode_steps"
+    mean = "rollout/mean_active_rows"
+    both = {name: value + before.get(name, 0.0) for name, value in new.items()}
+    for name in new:
+        if name.startswith("throughput/"):
+            both[name] = new[name]
+    if mean in both and steps in both:
+        rows = [round(part.get(mean, 0.0) * part.get(steps, 0.0)) for part in (before, new)]
+        both[mean] = sum(rows) / max(1.0, both[steps])
+    return both
 
 
 class _StoredSegment(TypedDict):

@@ -6,28 +6,38 @@ from collections.abc import Sequence
 
 from oxrl.errors import RewardError
 from oxrl.rewards.workers import RewardPool
+from oxrl.runs.patience import Patience
 from oxrl.types import Completion, Request, Rollout, Score
 
 
 def score_groups(
-    pool: RewardPool, sampled: Sequence[tuple[Request, Completion]], *, samples: int
+    pool: RewardPool,
+    sampled: Sequence[tuple[Request, Completion]],
+    patience: Patience,
+    *,
+    samples: int,
 ) -> list[Rollout]:
     """Score the `samples` completions of each prompt together.
 
     Args:
         pool: the reward's workers.
         sampled: requests with their completions, `samples` in a row per prompt.
+        patience: how long to wait for each next score.
         samples: completions per prompt.
 
     Returns:
         Scored rollouts, in the order given.
+
+    Raises:
+        DeadlineError: no reward answered for too long.
+        Stopped: a signal asked to stop.
     """
     groups = []
     for start in range(0, len(sampled), samples):
         group = sampled[start : start + samples]
         prompt = group[0][0].prompt
         groups.append((prompt, [completion for _, completion in group]))
-    scores = [score for group_scores in pool.score(groups) for score in group_scores]
+    scores = [score for group_scores in pool.score(groups, patience) for score in group_scores]
     rollouts: list[Rollout] = []
     for (request, completion), score in zip(sampled, scores, strict=True):
         rollout = Rollout(

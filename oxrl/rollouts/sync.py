@@ -6,21 +6,18 @@ ahead of training, and is imported only where that is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from oxrl.engines.sample.base import RolloutEngine
-from oxrl.errors import DeadlineError
+from oxrl.engines.sample.base import RolloutEngine, generate
 from oxrl.rewards.workers import RewardPool
 from oxrl.rollouts.groups import EveryGroup, GroupChoice
 from oxrl.rollouts.requests import PromptRequests
 from oxrl.rollouts.scoring import check_error_rate, score_groups
 from oxrl.runs.clock import Clock
+from oxrl.runs.patience import Patience, StopAsked
 from oxrl.types import Completion, Metrics, Request, Rollout
-
-# Whether the run was asked to stop: anything true.
-StopAsked = Callable[[], object]
 
 
 @dataclass(kw_only=True)
@@ -53,7 +50,7 @@ class RolloutParts:
     """What every source of rollouts works with.
 
     requests: of positions in the data order. prompts_per_step: groups that a step trains on.
-    choice: which groups those are. deadline_s: longest wait for a sample, in seconds.
+    choice: which groups those are. deadline_s: longest wait for a sample or a score, in seconds.
     max_error_rate: share of failed rewards that stops the run.
     """
 
@@ -80,18 +77,25 @@ class RolloutSource(Protocol):
         """Samples that are dispatched and not yet handed over."""
         ...
 
-    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep | None:
-        """The scored rollouts of the next rollout step; None when asked to stop.
+    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep:
+        """The scored rollouts of the next rollout step.
 
         Args:
             draw: position in the data order where it begins.
             step: optimizer steps done, the newest weight version.
             stop: asked while waiting.
+
+        Raises:
+            Stopped: a signal asked to stop; as if nothing had been asked for.
         """
         ...
 
-    def settle(self) -> object:
-        """Wait until the sampler is free for something else, an evaluation for example."""
+    def settle(self, stop: StopAsked) -> None:
+        """Wait until the sampler is free for something else, an evaluation for example.
+
+        Raises:
+            Stopped: a signal asked to stop.
+        """
         ...
 
     def close(self) -> None: ...
@@ -106,63 +110,47 @@ class SyncRollouts:
     def __init__(self, parts: RolloutParts) -> None:
         self.parts = parts
 
-    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep | None:
+    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep:
         """See RolloutSource."""
         found = RolloutStep(step=step, start=draw, end=draw)
         missing = self.parts.prompts_per_step
         while missing:
             requests = self.parts.requests.at(range(found.end, found.end + missing))
             with self.parts.clock.phase("time/rollout_s"):
-                completions = sample(self.parts.sampler, requests, self.parts.deadline_s, stop)
-            if completions is None:
-                return None
+                deadline_s = self.parts.deadline_s
+                sampler = self.parts.sampler
+                completions = generate(sampler, requests, deadline_s=deadline_s, stop=stop)
             found.dispatched += len(requests)
-            missing = add_round(found, self.parts, list(zip(requests, completions, strict=True)))
+            sampled = list(zip(requests, completions, strict=True))
+            missing = add_round(found, self.parts, sampled, stop)
         found.sampler = self.parts.sampler.metrics()
         return found
 
-    def settle(self) -> None: ...
+    def settle(self, stop: StopAsked) -> None: ...
 
     def close(self) -> None: ...
 
 
-def sample(
-    sampler: RolloutEngine, requests: Sequence[Request], deadline_s: float, stop: StopAsked
-) -> list[Completion] | None:
-    """The completions of `requests`, in their order; None, with nothing left, when asked to stop.
-
-    Raises:
-        DeadlineError: nothing finished for `deadline_s` seconds, or the sampler lost a request.
-    """
-    sampler.submit(requests)
-    done: dict[str, Completion] = {}
-    while missing := [request.id for request in requests if request.id not in done]:
-        if stop():
-            sampler.abort(missing)
-            return None
-        finished = sampler.poll(deadline_s)
-        if not finished:
-            raise DeadlineError(
-                f"the sampler is idle but {len(missing)} requests never finished: {missing[:5]}"
-            )
-        done.update((item.request.id, item.completion) for item in finished)
-    return [done[request.id] for request in requests]
-
-
 def add_round(
-    step: RolloutStep, parts: RolloutParts, sampled: Sequence[tuple[Request, Completion]]
+    step: RolloutStep,
+    parts: RolloutParts,
+    sampled: Sequence[tuple[Request, Completion]],
+    stop: StopAsked,
 ) -> int:
     """Score what one round sampled, and say how many prompts more the step needs.
 
     Raises:
         RewardError: too many rewards failed.
+        DeadlineError: no reward answered for too long.
+        Stopped: a signal asked to stop.
     """
+    patience = Patience(stop, parts.deadline_s)
     size = parts.requests.samples
     groups = [pair for pair in sampled if pair[0].sample < size]
     greedy = [pair for pair in sampled if pair[0].sample >= size]
     with parts.clock.phase("time/reward_s"):
-        rollouts = score_groups(parts.pool, groups, samples=size)
-        baselines = score_groups(parts.pool, greedy, samples=1)
+        rollouts = score_groups(parts.pool, groups, patience, samples=size)
+        baselines = score_groups(parts.pool, greedy, patience, samples=1)
     scores = [rollout.score for rollout in (*rollouts, *baselines)]
     check_error_rate(scores, parts.max_error_rate)
     step.rollouts += rollouts

@@ -33,6 +33,12 @@ class Patience:
         self._cancelled = False
         self._answered = time.monotonic()
 
+    @property
+    def slice_s(self) -> float:
+        """How long to wait until the next look, in seconds."""
+        left = self._answered + self.deadline_s - time.monotonic()
+        return min(LOOK_S, max(left, 0.0))
+
     def answered(self) -> None:
         """Something came: the wait for the next answer begins."""
         self._answered = time.monotonic()
@@ -52,6 +58,6 @@ class Patience:
             DeadlineError: nothing has come for `deadline_s` seconds.
         """
         if self._cancelled or self._stop():
-            raise Stopped("stopped by a signal; continue with --resume from the last checkpoint")
+            raise Stopped
         if time.monotonic() - self._answered > self.deadline_s:
             raise DeadlineError(f"waited run.deadline_s={self.deadline_s:g} s for {what}")

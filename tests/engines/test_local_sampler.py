@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.errors import DeadlineError, EngineError, WeightSyncError
+from oxrl.errors import DeadlineError, EngineError, Stopped, WeightSyncError
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.types import Completion, Request, TokenBatch
 
@@ -222,3 +223,22 @@ def test_a_closed_sampler_has_nothing_to_do(model: PreTrainedModel) -> None:
     sampler.close()
     assert sampler.poll(1) == []
     assert len(generate(sampler, make_requests(3), deadline_s=60)) == 3
+
+
+def test_a_stop_is_seen_while_a_long_response_is_sampled_and_leaves_nothing_behind(
+    model: PreTrainedModel,
+) -> None:
+    sampler = LocalSampler(model, TOKENIZER)
+    long = make_requests(4, max_tokens=1900, stop_token_ids=())
+    began = time.monotonic()
+    with pytest.raises(Stopped):
+        generate(sampler, long, deadline_s=600, stop=lambda: time.monotonic() - began > 0.3)
+    assert time.monotonic() - began < 5
+    short = make_requests(4, max_tokens=5)
+    expected = generate(LocalSampler(model, TOKENIZER), short, deadline_s=60)
+    assert generate(sampler, short, deadline_s=60) == expected
+    began = time.monotonic()
+    with pytest.raises(
+        DeadlineError, match=r"waited run\.deadline_s=0\.5 s for a sampled response: "
+    ):
+        generate(sampler, long, deadline_s=0.5)

@@ -5,7 +5,9 @@ keeps.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ from small_runs import final_files, metric_lines, rl_config, stop_after_three_st
 
 from oxrl.config import Config, load_config
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.errors import InvariantError
+from oxrl.errors import InvariantError, Stopped
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.recipes import run
+from oxrl.rollouts import ahead
 from oxrl.rollouts.ahead import AheadRollouts
 from oxrl.rollouts.counts import count_samples
 from oxrl.rollouts.requests import PromptRequests
@@ -161,7 +164,9 @@ def sampler() -> LocalSampler:
 class LengthPool:
     """A reward without processes: the length of a response."""
 
-    def score(self, groups: Sequence[tuple[Prompt, Sequence[Completion]]]) -> list[list[Score]]:
+    def score(
+        self, groups: Sequence[tuple[Prompt, Sequence[Completion]]], patience: object
+    ) -> list[list[Score]]:
         return [
             [Score(value=float(len(completion.token_ids))) for completion in completions]
             for _, completions in groups
@@ -183,7 +188,12 @@ class NoDelivery:
 
 
 def source_of(
-    sampler: LocalSampler, capacity: int, *, block: int = 1, background: bool = False
+    sampler: LocalSampler,
+    capacity: int,
+    *,
+    block: int = 1,
+    background: bool = False,
+    rollout_steps: int = 4,
 ) -> AheadRollouts:
     pool: Any = LengthPool()
     delivery: Any = NoDelivery()
@@ -208,7 +218,7 @@ def source_of(
         delivery,
         block=block,
         capacity=capacity,
-        rollout_steps=4,
+        rollout_steps=rollout_steps,
         updates=1,
         background=background,
     )
@@ -256,3 +266,65 @@ def test_background_and_saved_samples_are_those_sampled_while_waiting(tmp_path: 
         assert [rollout.group_id for rollout in waited.rollouts] == [2 * step] * 2 + [
             2 * step + 1
         ] * 2
+
+
+@pytest.mark.parametrize("polls", range(9))
+def test_a_stop_anywhere_in_a_wave_leaves_what_was_there_before_it(
+    tmp_path: Path, polls: int
+) -> None:
+    def fresh() -> AheadRollouts:
+        model = load_policy("builtin:tiny")
+        sampler = LocalSampler(model, load_tokenizer("builtin:tiny"), max_rows=1)
+        return source_of(sampler, 16, block=2, rollout_steps=8)
+
+    whole, stopped, restored = fresh(), fresh(), fresh()
+    first, again = (source.next(0, step=0, stop=lambda: False) for source in (whole, stopped))
+    assert first.rollouts == again.rollouts
+    looks: list[int] = []
+
+    def stop() -> bool:
+        looks.append(1)
+        return len(looks) > polls
+
+    # The second step scores what is there and hands it over; the third samples a wave, one
+    # response after the other.
+    step = 1
+    try:
+        for step in (1, 2):
+            stopped.next(2 * step, step=step, stop=stop)
+            whole.next(2 * step, step=step, stop=lambda: False)
+    except Stopped:
+        began = time.monotonic()
+        stopped.save(tmp_path)
+        assert time.monotonic() - began < 5
+        restored.load(tmp_path)
+        resumed = restored.next(2 * step, step=step, stop=lambda: False)
+        waited = whole.next(2 * step, step=step, stop=lambda: False)
+        assert resumed.rollouts == waited.rollouts
+        assert resumed.dispatched == waited.dispatched
+        counted = [
+            {name: n for name, n in found.sampler.items() if not name.startswith("throughput/")}
+            for found in (resumed, waited)
+        ]
+        assert counted[0] == counted[1]
+        assert restored.batches == whole.batches and restored.in_flight == whole.in_flight
+    else:
+        assert polls == 8
+
+
+def test_a_checkpoint_after_a_signal_waits_for_what_is_in_flight_for_a_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: LocalSampler
+) -> None:
+    source = source_of(sampler, 16, block=2, background=True)
+    asked: list[int] = []
+    source.next(0, step=0, stop=lambda: asked)
+    never_done: Any = Future()
+    source.settle(lambda: False)
+    monkeypatch.setattr(source, "_working", never_done)
+    monkeypatch.setattr(ahead, "SETTLE_S", 0.5)
+    asked.append(1)
+    began = time.monotonic()
+    with pytest.raises(Stopped):
+        source.save(tmp_path)
+    assert 0.4 < time.monotonic() - began < 10
+    source.close()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from oxrl.runs.stop import StopRequest
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_a_request_and_handlers_come_back(
     number: signal.Signals, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -26,6 +28,46 @@ def test_a_signal_is_a_request_and_handlers_come_back(
         assert stop.requested == number.name and stop
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     assert "stopping after this piece of work" in capfd.readouterr().err
+
+
+def test_a_hangup_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.01)
+            assert not stop
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+# Says where it is, and saves after its terminal has gone.
+TALKATIVE = """
+import sys, time
+from oxrl.runs.stop import StopRequest
+with StopRequest() as stop:
+    print("ready", flush=True)
+    while not stop:
+        time.sleep(0.01)
+    print("saving", flush=True)
+    print("error: stopped", file=sys.stderr, flush=True)
+    open(sys.argv[1], "w").write(stop.requested)
+sys.exit(75)
+"""
+
+
+def test_a_terminal_that_is_closed_does_not_keep_the_run_from_saving(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(sys.executable, [sys.executable, "-c", TALKATIVE, str(saved)])
+    said = b""
+    while b"ready" not in said:
+        said += os.read(terminal, 100)
+    os.close(terminal)  # hangs up
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 75
+    assert saved.read_text() == "SIGHUP"
 
 
 def test_outside_the_main_thread_nothing_is_requested_and_nothing_breaks() -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from oxrl.engines.train.base import Bucket
-from oxrl.errors import DeadlineError
+from oxrl.errors import DeadlineError, Stopped
+from oxrl.runs.patience import Patience, StopAsked, never
 from oxrl.types import Completion, Metrics, Request
 
 
@@ -112,31 +113,64 @@ class RolloutEngine(Protocol):
 
 
 def generate(
-    engine: RolloutEngine, requests: Sequence[Request], *, deadline_s: float
+    engine: RolloutEngine,
+    requests: Sequence[Request],
+    *,
+    deadline_s: float,
+    stop: StopAsked = never,
 ) -> list[Completion]:
     """Submit requests and poll until all are done.
 
     Args:
         deadline_s: seconds to wait for each next finished request.
+        stop: whether the run was asked to stop.
 
     Returns:
         Completions in the order of `requests`.
 
     Raises:
         DeadlineError: nothing finished within `deadline_s`, or the engine lost a request.
+        Stopped: a signal asked to stop; nothing of `requests` is left in flight.
         EngineError: the engine refuses a request.
     """
+    patience = Patience(stop, deadline_s)
     engine.submit(requests)
     done: dict[str, Completion] = {}
+    while missing := [request.id for request in requests if request.id not in done]:
+        try:
+            finished = next_finished(engine, patience, missing)
+        except Stopped:
+            engine.abort(missing)
+            raise
+        done.update((item.request.id, item.completion) for item in finished)
+    return [done[request.id] for request in requests]
+
+
+def next_finished(
+    engine: RolloutEngine, patience: Patience, missing: Sequence[str]
+) -> list[Finished]:
+    """Poll until something finishes, and look for signals in between.
+
+    Args:
+        missing: ids of what is in flight.
+
+    Raises:
+        DeadlineError: nothing finished within the deadline, or the engine is idle.
+        Stopped: a signal asked to stop; everything stays in flight.
+    """
+    what = "a sampled response"
     while True:
-        missing = [request.id for request in requests if request.id not in done]
-        if not missing:
-            return [done[request.id] for request in requests]
-        finished = engine.poll(deadline_s)
+        patience.look(what)
+        try:
+            finished = engine.poll(patience.slice_s)
+        except DeadlineError as error:
+            # The engine waited for a short while only; where it is, and what to do, is its to say.
+            what = f"a sampled response: {str(error).partition(': ')[2] or error}"
+            continue
         if not finished:
             raise DeadlineError(
                 f"the rollout engine is idle but {len(missing)} requests never finished: "
                 f"{missing[:5]}"
             )
-        for item in finished:
-            done[item.request.id] = item.completion
+        patience.answered()
+        return finished

@@ -1,0 +1,38 @@
+"""The session of the training ranks that write no file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Self
+
+from torch import Tensor
+
+from oxrl.engines.train.base import Saved, TrainEngine
+from oxrl.recipes.session import Progress, Session
+from oxrl.runs.stop import StopRequest
+from oxrl.types import Metrics
+
+
+class Follower(Session):
+    """The session of every rank but the first: the same calls, rank 0's decisions, no file."""
+
+    def __enter__(self) -> Self:
+        # A signal reaches all ranks; rank 0 decides where the run stops.
+        self.stop = self._stack.enter_context(StopRequest())
+        # Else warnings would go to stderr, once per rank.
+        logging.getLogger("oxrl").addHandler(logging.NullHandler())
+        return self
+
+    def message(self, text: str) -> None: ...
+    def record(self, step: int, metrics: Metrics, *, tokens: float) -> None: ...
+    def finish(self, step: int) -> None: ...
+    def dump(self, step: int, tensors: Mapping[str, Tensor]) -> None: ...
+
+    def keep_best(self, engine: TrainEngine) -> None:
+        engine.save(self._cfg.run.directory)
+
+    def _save(self, engines: Mapping[str, Saved], progress: Progress) -> None:
+        if self.ranks.agree(False):
+            for engine in engines.values():
+                engine.save(self._cfg.run.directory)

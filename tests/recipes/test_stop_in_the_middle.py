@@ -1,0 +1,194 @@
+"""A signal or a deadline while rewards or evaluations run: over in seconds, and nothing is lost."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
+
+from oxrl.config import Config
+from oxrl.errors import DeadlineError, Interrupted, OxrlError
+from oxrl.recipes import run
+
+# Seconds from the signal to the end of the process, on a machine that does other things too; each
+# sleeping reward alone would take 600.
+GRACE_S = 20.0
+DEADLINE_S = 240.0
+REWARD = '''
+import os, time
+
+def digits(prompt, completion):
+    """As in small_runs; while the file `hang` is there it hangs, in evaluations or in training."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    if os.path.exists(f"{folder}/hang_{prompt.source or 'training'}"):
+        open(f"{folder}/hangs", "w").close()
+        time.sleep(600)
+    return sum(character.isdigit() for character in completion[:6]) / 6
+'''
+
+
+def config(folder: Path, name: str, **sections: dict[str, Any]) -> Config:
+    folder.mkdir(exist_ok=True)
+    held_out = folder / "held_out.jsonl"
+    rows = [
+        f'{{"prompt": "{i}+{i}=", "answer": "{2 * i}", "source": "held_out"}}\n' for i in (1, 2)
+    ]
+    held_out.write_text("".join(rows))
+    data = {
+        "train": str(folder / "prompts.jsonl"),
+        "prompts_per_step": 4,
+        "eval": str(held_out),
+    }
+    (folder / "rewards").mkdir(exist_ok=True)
+    (folder / "rewards" / "slow.py").write_text(REWARD)
+    reward = {"name": f"{folder}/rewards/slow.py:digits", "timeout_s": 900}
+    run = {"name": name, "steps": 8, "eval_every": 4} | sections.pop("run", {})
+    return rl_config(folder, name, run=run, data=data, reward=reward, **sections)
+
+
+def run_in_child(cfg: Config) -> None:
+    try:
+        run(cfg, resume=True)
+    except OxrlError as error:
+        sys.exit(error.exit_code)
+
+
+def start(cfg: Config) -> multiprocessing.process.BaseProcess:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["oxrl.recipes.rl", "oxrl.recipes.supervised"])
+    process = context.Process(target=run_in_child, args=(cfg,))
+    process.start()
+    return process
+
+
+def wait_for(there: Path, process: multiprocessing.process.BaseProcess, lines: int = 0) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not there.exists() or there.read_bytes().count(b"\n") < lines:
+        assert process.is_alive() and time.monotonic() < end, f"{there} did not come"
+        time.sleep(0.01)
+
+
+def finish(cfg: Config) -> None:
+    process = start(cfg)
+    process.join(DEADLINE_S)
+    assert process.exitcode == 0
+
+
+def stop_while_hanging(cfg: Config, where: str, number: int, *, after: int = 0) -> None:
+    """Let the rewards hang once `after` lines are written, and send a signal when one does."""
+    rewards = Path(cfg.reward.name.rpartition("/")[0])
+    if not after:
+        (rewards / f"hang_{where}").touch()
+    process = start(cfg)
+    if after:
+        wait_for(cfg.run.directory / "metrics.jsonl", process, after)
+        (rewards / f"hang_{where}").touch()
+    wait_for(rewards / "hangs", process)
+    sent = time.monotonic()
+    os.kill(process.pid or 0, number)
+    process.join(DEADLINE_S)
+    assert time.monotonic() - sent < GRACE_S
+    assert process.exitcode == Interrupted.exit_code
+    (rewards / f"hang_{where}").unlink()
+    (rewards / "hangs").unlink()
+
+
+def assert_same(stopped: Path, whole: Path) -> None:
+    assert metric_lines(stopped) == metric_lines(whole)
+    samples = "samples.jsonl"
+    if (whole / samples).exists():
+        assert (stopped / samples).read_bytes() == (whole / samples).read_bytes()
+    left, right = final_files(stopped), final_files(whole)
+    assert left.keys() == right.keys()
+    assert [name for name in left if left[name] != right[name]] == []
+
+
+STALE = {"max_tokens": 6, "n_samples": 4, "max_staleness": 3, "force_strict_on_policy": False}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("where", "number", "after", "sections"),
+    [
+        ("training", signal.SIGTERM, 3, {}),
+        ("training", signal.SIGHUP, 3, {"run": {"checkpoint_every": 50}}),
+        ("held_out", signal.SIGTERM, 1, {"run": {"checkpoint_every": 50}}),
+        # No evaluation but the last one, after which nothing is trained any more.
+        ("held_out", signal.SIGTERM, 0, {"run": {"eval_every": 0}}),
+        ("training", signal.SIGTERM, 3, {"rollout": STALE}),
+        ("held_out", signal.SIGINT, 1, {"rollout": STALE, "run": {"keep_checkpoints": 1}}),
+    ],
+)
+def test_a_signal_while_rewards_hang_ends_the_run_and_resume_gives_the_uninterrupted_one(
+    tmp_path: Path, where: str, number: int, after: int, sections: dict[str, dict[str, Any]]
+) -> None:
+    whole, stopped = (config(tmp_path / name, "run", **sections) for name in ("whole", "stopped"))
+    stop_while_hanging(stopped, where, number, after=after)
+    finish(stopped)
+    finish(whole)
+    assert_same(stopped.run.directory, whole.run.directory)
+
+
+def test_a_stop_that_is_asked_twice_in_the_same_evaluation_still_resumes(tmp_path: Path) -> None:
+    whole, stopped = (config(tmp_path / name, "run") for name in ("whole", "stopped"))
+    for _ in range(2):
+        stop_while_hanging(stopped, "held_out", signal.SIGTERM)
+    finish(stopped)
+    finish(whole)
+    assert_same(stopped.run.directory, whole.run.directory)
+
+
+def test_the_deadline_reaches_rewards_and_evaluations(tmp_path: Path) -> None:
+    for where in ("training", "held_out"):
+        cfg = config(tmp_path / where, "run", run={"deadline_s": 3.0, "steps": 1})
+        rewards = Path(cfg.reward.name.rpartition("/")[0])
+        source = (rewards / "slow.py").read_text()
+        # Not in the rehearsal, which is before the run.
+        hang = f"hang = prompt.source == 'held_out' if {where == 'held_out'} else True\n"
+        text = f"    {hang}    if hang and '#' not in completion and len(completion) > 1:\n"
+        text += "        time.sleep(600)\n    return"
+        (rewards / "slow.py").write_text(source.replace("    return", text))
+        began = time.monotonic()
+        with pytest.raises(
+            DeadlineError, match=r"waited run\.deadline_s=3 s for .*slow\.py:digits"
+        ):
+            run(cfg)
+        assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("make", [sft_config, preference_config])
+def test_a_signal_during_an_evaluation_on_given_rows_is_seen_between_two_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    from oxrl.recipes.session import Session
+
+    def with_evaluation(name: str) -> Config:
+        folder = tmp_path / name
+        cfg = make(folder, "run")
+        return make(folder, "run", data={"eval": cfg.data.train}, run={"eval_every": 2})
+
+    whole, stopped = with_evaluation("whole"), with_evaluation("stopped")
+    run(whole)
+    looks: list[int] = []
+    real = Session.look
+
+    def look(self: Session) -> None:
+        looks.append(1)
+        if len(looks) == 5:  # in the middle of the second evaluation
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+        real(self)
+
+    monkeypatch.setattr(Session, "look", look)
+    with pytest.raises(Interrupted):
+        run(stopped)
+    assert len(looks) == 5
+    run(stopped, resume=True)
+    assert_same(stopped.run.directory, whole.run.directory)
