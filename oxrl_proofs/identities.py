@@ -123,7 +123,9 @@ def check_dppo(name: str, column: int) -> None:
             tops = {"top_logprobs": p, "old_top_logprobs": mu}
             further = {key: f64([[[math.log(value)]]]) for key, value in tops.items()}
             further["sampled_in_top"] = torch.ones(1, 1, dtype=torch.bool)
-        found = weights_at(name, f64([[math.log(mu)]]), f64([[math.log(p)]]), sign, further)
+        bounds = {"dppo_low": 0.2, "dppo_high": 0.2}
+        logprobs = f64([[math.log(mu)]]), f64([[math.log(p)]])
+        found = weights_at(name, *logprobs, sign, further, **bounds)
         same(found, [[kept[column] * p / mu]], f"{name} from {mu} to {p}, A of sign {sign}")
 
 

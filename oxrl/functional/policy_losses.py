@@ -19,6 +19,8 @@ from oxrl.tables.numbers import (
     CLIP_HIGH,
     CLIP_LOW,
     DPPO_HIGH,
+    DPPO_KL_HIGH,
+    DPPO_KL_LOW,
     DPPO_LOW,
     DPPO_WEIGHT_MAX,
     GATE_SHARPNESS,
@@ -331,7 +333,7 @@ def dppo_tv(
     Returns:
         Scalar loss, and its metrics.
 
-    Source: DPPO, arXiv:2602.04879. Bounds of prime-rl; the paper's were not verified.
+    Source: DPPO, arXiv:2602.04879. The bounds are its authors', in verl.
     """
     tokens = clean(logprobs, old_logprobs, advantages, mask)
     divergence = (tokens.now.exp() - tokens.old.exp()).abs()
@@ -347,8 +349,8 @@ def dppo_kl(
     loss_weights: Tensor,
     *,
     correction: OptionalTensor = None,
-    dppo_low: float = DPPO_LOW.default,
-    dppo_high: float = DPPO_HIGH.default,
+    dppo_low: float = DPPO_KL_LOW.default,
+    dppo_high: float = DPPO_KL_HIGH.default,
     weight_max: float = DPPO_WEIGHT_MAX.default,
 ) -> LossAndMetrics:
     """Divergence PPO by the KL of {sampled token, all others}: `dppo_tv` with another distance.
@@ -436,8 +438,8 @@ def dppo_topk_kl(
     old_top_logprobs: Tensor,
     sampled_in_top: Tensor,
     correction: OptionalTensor = None,
-    dppo_low: float = DPPO_LOW.default,
-    dppo_high: float = DPPO_HIGH.default,
+    dppo_low: float = DPPO_KL_LOW.default,
+    dppo_high: float = DPPO_KL_HIGH.default,
     weight_max: float = DPPO_WEIGHT_MAX.default,
 ) -> LossAndMetrics:
     """`dppo_kl` over the sampler's top K tokens, the sampled one, and the rest.

@@ -18,6 +18,7 @@ from oxrl.tables.numbers import (
     MASS_COEFF,
     PENALTY_COEFF,
     REJECTED_SCALE,
+    RPO_BETA,
     RPO_NLL_COEFF,
 )
 
@@ -73,19 +74,23 @@ def r_dpo(
     beta: float = BETA.default,
     length_coeff: float = LENGTH_COEFF.default,
 ) -> LossAndMetrics:
-    """DPO in which a longer chosen completion has to win by more.
+    """DPO on a reward with a price per token: the length that won a pair is explained by the price.
 
-        loss = -log sigmoid(beta * margin - length_coeff * (n_w - n_l)), n the trained tokens
+        loss = -log sigmoid(beta * margin + length_coeff * (n_w - n_l)), n the trained tokens
+
+    The policy that maximizes E[r - length_coeff n] - beta KL has r = beta * log ratio +
+    length_coeff * n, up to a constant of the prompt: a chosen completion that is longer needs a
+    smaller margin to explain its victory, and a shorter one a larger.
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
-        length_coeff: what a token more costs.
+        length_coeff: price of a token in the reward.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
 
-    Source: arXiv:2403.19159.
+    Source: arXiv:2403.19159, section 3.
     """
     pairs = read_pairs(
         chosen_logprobs,
@@ -96,8 +101,8 @@ def r_dpo(
         rejected_lengths,
         loss_weights,
     )
-    penalty = length_coeff * (pairs.chosen_length - pairs.rejected_length)
-    losses = -logsigmoid(beta * pairs.margin - penalty)
+    price = length_coeff * (pairs.chosen_length - pairs.rejected_length)
+    losses = -logsigmoid(beta * pairs.margin + price)
     return pairs.loss_and_metrics(losses, beta)
 
 
@@ -305,7 +310,7 @@ def rpo(
     rejected_lengths: OptionalTensor,
     loss_weights: Tensor,
     *,
-    beta: float = BETA.default,
+    beta: float = RPO_BETA.default,
     nll_coeff: float = RPO_NLL_COEFF.default,
 ) -> LossAndMetrics:
     """DPO plus the chosen completion's negative log-likelihood per token.

@@ -17,8 +17,8 @@ from oxrl.tables.numbers import (
     ALPHA_DPO_GAMMA,
     AOT_BETA,
     BETA,
-    NCA_BETA,
     ROBUSTNESS,
+    WPO_BETA,
 )
 
 
@@ -77,7 +77,7 @@ def aot_unpaired(
     matched_rejected: Tensor,
     matched_chosen: Tensor,
     *,
-    beta: float = NCA_BETA.default,
+    beta: float = AOT_BETA.default,
 ) -> LossAndMetrics:
     """Make the chosen log ratios as a whole larger than the rejected ones, in sorted order.
 
@@ -209,7 +209,7 @@ def wpo(
     loss_weights: Tensor,
     pair_weights: Tensor,
     *,
-    beta: float = BETA.default,
+    beta: float = WPO_BETA.default,
 ) -> LossAndMetrics:
     """DPO with pairs weighted by how likely the policy is to have sampled them itself.
 

@@ -16,7 +16,16 @@ from oxrl.functional.preference_pairs import (
     bounded_exp,
     read_pairs,
 )
-from oxrl.tables.numbers import ALPHA, BCO_BETA, BETA, CALIBRATION_COEFF, H_DPO_ALPHA, NCA_BETA
+from oxrl.tables.numbers import (
+    ALPHA,
+    BCO_BETA,
+    BETA,
+    CAL_DPO_BETA,
+    CALIBRATION_COEFF,
+    H_DPO_ALPHA,
+    NCA_BETA,
+    SPPO_BETA,
+)
 
 
 def nca(
@@ -115,7 +124,7 @@ def sppo(
     rejected_lengths: OptionalTensor,
     loss_weights: Tensor,
     *,
-    beta: float = BETA.default,
+    beta: float = SPPO_BETA.default,
 ) -> LossAndMetrics:
     """Pull both log ratios to fixed targets, as if the chosen completion won every time.
 
@@ -227,7 +236,7 @@ def cal_dpo(
     rejected_lengths: OptionalTensor,
     loss_weights: Tensor,
     *,
-    beta: float = BETA.default,
+    beta: float = CAL_DPO_BETA.default,
     calibration_coeff: float = CALIBRATION_COEFF.default,
 ) -> LossAndMetrics:
     """DPO at beta 1, with both log ratios pulled to the targets of `sppo`.
@@ -355,7 +364,7 @@ def f_dpo_alpha(
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
-        alpha: order of the divergence, not 1.
+        alpha: order of the divergence, not 1; the paper counts 1 - alpha.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
@@ -398,7 +407,7 @@ def chi_po(
 ) -> LossAndMetrics:
     """DPO with a chi-squared term, which punishes log ratios that grow far.
 
-        loss = -log sigmoid(beta * (u + exp(u) - v - exp(v))), exponents within +-20
+        loss = -log sigmoid(beta * (u + exp(u) - v - exp(v))), exponents at most 20
 
     Args:
         chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
@@ -418,8 +427,8 @@ def chi_po(
         rejected_lengths,
         loss_weights,
     )
-    chosen = pairs.chosen_log_ratio.clamp(-20, 20).exp()
-    rejected = pairs.rejected_log_ratio.clamp(-20, 20).exp()
+    chosen = pairs.chosen_log_ratio.clamp(max=20).exp()
+    rejected = pairs.rejected_log_ratio.clamp(max=20).exp()
     margin = pairs.margin + chosen - rejected
     return pairs.logistic_loss(margin, beta)
 

@@ -25,6 +25,8 @@ from oxrl.tables.numbers import (
     CRITIC_LR,
     CRITIC_WARMUP_STEPS,
     DPPO_HIGH,
+    DPPO_KL_HIGH,
+    DPPO_KL_LOW,
     DPPO_LOW,
     DPPO_TOP_CANDIDATES,
     DPPO_WEIGHT_MAX,
@@ -189,6 +191,7 @@ FEATURES: dict[str, Feature] = {
 _CLIP = (CLIP_LOW, CLIP_HIGH)
 _GMPO_CLIP = (GMPO_CLIP_LOW, GMPO_CLIP_HIGH)
 _DPPO = (DPPO_LOW, DPPO_HIGH, DPPO_WEIGHT_MAX)
+_DPPO_KL = (DPPO_KL_LOW, DPPO_KL_HIGH, DPPO_WEIGHT_MAX)
 _GAE = (GAMMA, GAE_LAMBDA, WHITEN, BOOTSTRAP_ON_TRUNCATION)
 _LENGTH_ADAPTIVE_GAE = (GAMMA, LENGTH_ALPHA, WHITEN, BOOTSTRAP_ON_TRUNCATION)
 _CELLS = (
@@ -231,9 +234,9 @@ _CELLS = (
     Cell("gate", "rgpo_like", numbers=(GATE_SHARPNESS,)),
     Cell("gate", "proximal", numbers=(PROXIMAL_COEFF,)),
     Cell("gate", "dppo_tv", numbers=_DPPO),
-    Cell("gate", "dppo_kl", numbers=_DPPO),
+    Cell("gate", "dppo_kl", numbers=_DPPO_KL),
     Cell("gate", "dppo_topk_tv", numbers=_DPPO, needs=(DPPO_TOP_LOGPROBS,)),
-    Cell("gate", "dppo_topk_kl", numbers=_DPPO, needs=(DPPO_TOP_LOGPROBS,)),
+    Cell("gate", "dppo_topk_kl", numbers=_DPPO_KL, needs=(DPPO_TOP_LOGPROBS,)),
     Cell("gate", "policy_gradient"),
     Cell("gate", "importance_sampling"),
     Cell("gate", "vespo"),

@@ -109,7 +109,9 @@ WEIGHT_MAX = Number(
     gt=0,
     source="CISPO as TRL runs it",
 )
-DPPO_WEIGHT_MAX = WEIGHT_MAX.at(20.0, "DPPO as verl runs it")
+DPPO_WEIGHT_MAX = WEIGHT_MAX.at(
+    20.0, "DPPO as verl runs it; the authors have 10, 3 and none in function, config and script"
+)
 SAPO_POSITIVE = Number(
     "sapo_positive",
     1.0,
@@ -127,18 +129,20 @@ SAPO_NEGATIVE = Number(
 GATE_SHARPNESS = Number("gate_sharpness", 1.0, "Sharpness of the sigmoid acceptance.", gt=0)
 DPPO_LOW = Number(
     "dppo_low",
-    0.2,
+    0.15,
     "Largest divergence of a token that is pushed down.",
     ge=0,
-    source="prime-rl; the paper's value was not verified",
+    source="DPPO's authors, for total variation: their script in verl, dppo_trainer",
 )
 DPPO_HIGH = Number(
     "dppo_high",
-    0.2,
+    0.15,
     "Largest divergence of a token that is pushed up.",
     ge=0,
-    source="prime-rl; the paper's value was not verified",
+    source="DPPO's authors, for total variation: their script in verl, dppo_trainer",
 )
+DPPO_KL_LOW = DPPO_LOW.at(0.05, "DPPO's authors, for the KL: their script in verl, dppo_trainer")
+DPPO_KL_HIGH = DPPO_HIGH.at(0.05, "DPPO's authors, for the KL: their script in verl, dppo_trainer")
 PROXIMAL_COEFF = Number(
     "proximal_coeff",
     0.01,
@@ -372,10 +376,15 @@ BETA = Number(
 )
 SIGMOID_NORM_BETA = BETA.at(5.0, "Tulu 3, arXiv:2411.15124")
 DISCOPOP_BETA = BETA.at(0.05, "arXiv:2406.08414")
-NCA_BETA = BETA.at(0.01, "arXiv:2402.05369")
+NCA_BETA = BETA.at(0.01, "arXiv:2402.05369, appendix C")
+SPPO_BETA = BETA.at(0.001, "arXiv:2405.00675, where 1 / beta is eta = 1e3; the authors' script")
+CAL_DPO_BETA = BETA.at(0.001, "the authors' script of Cal-DPO, arXiv:2412.14516")
+RPO_BETA = BETA.at(0.01, "RPO, arXiv:2405.16436, appendix E.1")
+WPO_BETA = BETA.at(0.01, "WPO, arXiv:2406.11827, section 4; the authors' configs")
+TR_DPO_BETA = BETA.at(0.05, "TR-DPO, arXiv:2404.09656, table 1")
 BCO_BETA = BETA.at(0.01, "arXiv:2404.04656")
 AOT_BETA = BETA.at(0.01, "arXiv:2406.05882")
-ALPHA_DPO_BETA = BETA.at(2.5, "arXiv:2410.10148")
+ALPHA_DPO_BETA = BETA.at(2.5, "the authors' Llama-3 config of alpha-DPO, arXiv:2410.10148")
 SIMPO_BETA = BETA.at(2.5, "arXiv:2405.14734")
 ALPHA_PO_BETA = BETA.at(2.5, "arXiv:2501.03884")
 POWER_BETA = BETA.at(2.0, "arXiv:2412.09544")
@@ -397,19 +406,19 @@ ALPHA = Number(
     source="f-DPO, arXiv:2309.16240",
 )
 H_DPO_ALPHA = ALPHA.at(0.9, "arXiv:2411.07595")
-ALPHA_DPO_ALPHA = ALPHA.at(0.1, "arXiv:2410.10148")
+ALPHA_DPO_ALPHA = ALPHA.at(0.2, "the authors' Llama-3 config of alpha-DPO, arXiv:2410.10148")
 ALPHA_PO_ALPHA = ALPHA.at(0.25, "arXiv:2501.03884")
 MARGIN_GAMMA = Number(
     "gamma",
-    0.5,
+    0.1,
     "gamma: SimPO's target margin, FocalPO's focus.",
     ge=0,
     field="preference_gamma",
-    source="AlphaPO, arXiv:2501.03884",
+    source="AlphaPO, arXiv:2501.03884, table 3, Mistral-Instruct, by TRL's index of papers",
 )
 FOCAL_PO_GAMMA = MARGIN_GAMMA.at(0.05, "arXiv:2501.06645")
-ALPHA_DPO_GAMMA = MARGIN_GAMMA.at(0.3, "arXiv:2410.10148")
-SIMPO_GAMMA = MARGIN_GAMMA.at(1.375, "arXiv:2405.14734, gamma / beta 0.3 to 0.55")
+ALPHA_DPO_GAMMA = MARGIN_GAMMA.at(0.6, "the authors' Llama-3 config, where beta is 2.5 too")
+SIMPO_GAMMA = MARGIN_GAMMA.at(1.375, "the authors' Llama-3 config: gamma / beta 0.55")
 TAU = Number(
     "tau",
     0.05,
@@ -428,10 +437,10 @@ CALIBRATION_COEFF = Number(
 LENGTH_COEFF = Number(
     "length_coeff",
     0.01,
-    "R-DPO: price of a token by which the chosen one is longer.",
+    "R-DPO: price of a token in the reward.",
     ge=0,
     unit="nats per token",
-    source="arXiv:2403.19159",
+    source="the authors of SamPO, arXiv:2406.10957, run R-DPO with it",
 )
 PENALTY_COEFF = Number(
     "penalty_coeff",

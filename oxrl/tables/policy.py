@@ -28,11 +28,13 @@ from oxrl.tables.cells import (
 from oxrl.tables.numbers import (
     CENTER_COEFF,
     CLIP_HIGH,
+    CLIP_LOW,
     CORRECTION_LEVEL,
     CORRECTION_MAX,
     CORRECTION_MIN,
     CRITIC_WARMUP_STEPS,
     DAPO_CLIP_HIGH,
+    GAE_LAMBDA,
     KEEP_PER_PROMPT,
     KEEP_REWARD,
     KL_COEFF,
@@ -176,6 +178,7 @@ def _preference_row(name: str, method: Method) -> Row:
     )
 
 
+PPO_LAMBDA = GAE_LAMBDA.at(0.95, "PPO, arXiv:1707.06347, table 3; the code of arXiv:1909.08593")
 ROW_RATIO = "a row's ratio is a mean over its tokens, and the row is clipped as a whole"
 
 # Name, source, what it is; then the cells that are not the default ones, the numbers, and words.
@@ -187,6 +190,7 @@ _ROWS = (
         "arXiv:1707.06347",
         "clipped surrogate with a critic and GAE",
         advantage="gae",
+        overrides=(PPO_LAMBDA,),
         use="Dense or delayed rewards, and memory for a second model.",
     ),
     Row(
@@ -196,7 +200,10 @@ _ROWS = (
         advantage="gae",
         kl="reward_k1",
         features=(ADAPTIVE_KL,),
-        overrides=(KL_COEFF.at(0.02, "Ziegler et al., arXiv:1909.08593"),),
+        overrides=(
+            PPO_LAMBDA,
+            KL_COEFF.at(0.15, "the authors' launch.py of arXiv:1909.08593, with the same target"),
+        ),
         use="A learned reward model that must not be over-optimised.",
     ),
     Row(
@@ -221,7 +228,7 @@ _ROWS = (
         "return to go, whitened over the batch, with PPO's clip and no critic",
         advantage="whitened_returns",
         kl="reward_k1",
-        overrides=(DAPO_CLIP_HIGH,),
+        overrides=(KL_COEFF.at(0.01, "OpenRLHF, the author's code"),),
         use="One sample per prompt; token-level KL in the reward.",
     ),
     Row(
@@ -230,7 +237,7 @@ _ROWS = (
         "group-centered rewards, whitened over the batch",
         advantage="group_center_whitened",
         kl="loss_k2",
-        overrides=(DAPO_CLIP_HIGH,),
+        overrides=(KL_COEFF.at(1e-5, "OpenRLHF, the author's code: reinforce_baseline"),),
         use="Groups of very different difficulty, which GRPO's group std would level.",
     ),
     Row(
@@ -238,10 +245,7 @@ _ROWS = (
         "arXiv:2505.24298, arXiv:2110.00641",
         "PPO around the recent policy, with a capped weight from there to the sampler",
         correction="truncate",
-        overrides=(
-            CORRECTION_MAX.at(5.0, "arXiv:2505.24298"),
-            DAPO_CLIP_HIGH,
-        ),
+        overrides=(CORRECTION_MAX.at(5.0, "arXiv:2505.24298"),),
         use="Asynchronous sampling: stale tokens are weighted, not clipped away.",
         deviation="Group advantages; the source allows GAE as well (train.advantage: gae).",
     ),
@@ -251,10 +255,7 @@ _ROWS = (
         "decoupled PPO whose proximal policy is interpolated, at no extra forward pass",
         correction="truncate",
         features=(INTERPOLATED_ANCHOR,),
-        overrides=(
-            CORRECTION_MAX.at(5.0, "AReaL"),
-            DAPO_CLIP_HIGH,
-        ),
+        overrides=(CORRECTION_MAX.at(5.0, "AReaL"),),
         use="As decoupled_ppo, where the recompute pass is too expensive.",
         deviation=(
             "The weight from the proximal policy to the sampler is capped at 5; AReaL drops "
@@ -288,10 +289,9 @@ _ROWS = (
         "group-relative policy optimisation",
         kl="loss_k3",
         weights="sequence_mean",
+        overrides=(KL_COEFF.at(0.04, "DeepSeekMath, arXiv:2402.03300, section 4.2"),),
         use="To compare with published GRPO results.",
-        deviation=(
-            "Groups of equal rewards give exactly 0; kl_coeff is 0 unless set (0.04 in the paper)."
-        ),
+        deviation="Groups of equal rewards give exactly 0.",
     ),
     Row(
         "dr_grpo",
@@ -299,7 +299,6 @@ _ROWS = (
         "GRPO without its two normalisations: no std, no division by the response length",
         advantage="group_center",
         weights="fixed_length",
-        overrides=(DAPO_CLIP_HIGH,),
         use="When wrong answers grow longer, or hard prompts are under-trained.",
     ),
     Row(
@@ -307,7 +306,6 @@ _ROWS = (
         "arXiv:2508.08221",
         "group mean, batch std, token mean, PPO's clip",
         advantage="group_center_batch_std",
-        overrides=(DAPO_CLIP_HIGH,),
         use="A small recipe that ablations found sufficient.",
     ),
     Row(
@@ -551,6 +549,10 @@ _ROWS = (
         "GSPO times the row's length",
         ratio="geometric",
         weights="sequence_sum",
+        overrides=(
+            CLIP_LOW.at(2e-3, "LUSPO, arXiv:2602.05261, section 5.1"),
+            CLIP_HIGH.at(2.5e-3, "LUSPO, arXiv:2602.05261, section 5.1"),
+        ),
         use="GSPO without its length bias.",
         shared_weight=ROW_RATIO,
     ),
@@ -620,6 +622,7 @@ _ROWS = (
         gate="policy_gradient",
         kl="reward_k1",
         weights="sequence_sum",
+        overrides=(KL_COEFF.at(0.03, "arXiv:2402.14740, appendix C, TL;DR; 0.1 on HH"),),
         use="Few samples per prompt; the only group baseline that is exactly unbiased.",
     ),
     Row(
@@ -631,6 +634,7 @@ _ROWS = (
         gate="policy_gradient",
         kl="reward_k1",
         weights="sequence_sum",
+        overrides=(KL_COEFF.at(0.05, "the authors' script of ReMax, arXiv:2310.10505"),),
         use="One sample per prompt, when a greedy decode is affordable.",
     ),
     Row(

@@ -22,6 +22,7 @@ from oxrl.tables.numbers import (
     BCO_BETA,
     BETA,
     BETA_SCALE,
+    CAL_DPO_BETA,
     CALIBRATION_COEFF,
     DESIRABLE_COEFF,
     DISCOPOP_BETA,
@@ -43,13 +44,17 @@ from oxrl.tables.numbers import (
     REFERENCE_SYNC_STEPS,
     REJECTED_SCALE,
     ROBUSTNESS,
+    RPO_BETA,
     RPO_NLL_COEFF,
     SIGMOID_NORM_BETA,
     SIMPO_BETA,
     SIMPO_GAMMA,
+    SPPO_BETA,
     TAIL_COEFF,
     TAU,
+    TR_DPO_BETA,
     UNDESIRABLE_COEFF,
+    WPO_BETA,
     Numbers,
 )
 
@@ -185,7 +190,7 @@ METHODS: dict[str, Method] = {
     "sppo": Method(
         "sppo",
         "2405.00675",
-        reads=(BETA,),
+        reads=(SPPO_BETA,),
     ),
     "apo_zero": Method(
         "apo_zero",
@@ -200,7 +205,7 @@ METHODS: dict[str, Method] = {
     "cal_dpo": Method(
         "cal_dpo",
         "2412.14516",
-        reads=(BETA, CALIBRATION_COEFF),
+        reads=(CAL_DPO_BETA, CALIBRATION_COEFF),
     ),
     "f_dpo_forward_kl": Method(
         "f_dpo_forward_kl",
@@ -266,7 +271,7 @@ METHODS: dict[str, Method] = {
     "rpo": Method(
         "rpo",
         "2405.16436",
-        reads=(BETA, RPO_NLL_COEFF),
+        reads=(RPO_BETA, RPO_NLL_COEFF),
     ),
     "irpo": Method(
         "rpo",
@@ -300,7 +305,7 @@ METHODS: dict[str, Method] = {
     "wpo": Method(
         "wpo",
         "2406.11827",
-        reads=(BETA,),
+        reads=(WPO_BETA,),
         extras=("pair_weights",),
     ),
     "alpha_dpo": Method(
@@ -397,7 +402,7 @@ METHODS: dict[str, Method] = {
     "tr_dpo": Method(
         "dpo",
         "2404.09656",
-        reads=(BETA,),
+        reads=(TR_DPO_BETA,),
         around=(REFERENCE_SYNC_STEPS, REFERENCE_SYNC_RATE),
     ),
 }

@@ -128,7 +128,8 @@ def second_value(path: str) -> Any:
     if int in kinds:
         return (field.default if isinstance(field.default, int) else 2) + 1
     if float in kinds:
-        return (field.default or 1.5) / 2 if (field.default or 0) <= 1 else field.default + 1
+        # No default of another row is a third of another's.
+        return (field.default or 1.5) / 3 if (field.default or 0) <= 1 else field.default + 1
     return "other"
 
 

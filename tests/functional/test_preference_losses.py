@@ -76,9 +76,23 @@ def extras_of(name: str, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (columns.get(name, ramp),) if METHODS[name].extras else ()
 
 
+# The worked values and the formulas below are written with these, whatever the defaults are.
+WORKED_WITH: dict[str, dict[str, float]] = {
+    "sppo": {"beta": 0.1},
+    "cal_dpo": {"beta": 0.1},
+    "rpo": {"beta": 0.1},
+    "wpo": {"beta": 0.1},
+    "alpha_dpo": {"gamma": 0.3, "alpha": 0.1},
+    "alpha_po": {"gamma": 0.5},
+}
+
+
+def numbers_of(name: str) -> dict[str, float]:
+    return METHODS[name].numbers | WORKED_WITH.get(name, {})
+
+
 def run(name: str, tensors: tuple[Tensor, ...], **numbers: float) -> Tensor:
-    row = METHODS[name]
-    return loss_of(name)(*tensors, *extras_of(name, tensors), **dict(row.numbers) | numbers)[0]
+    return loss_of(name)(*tensors, *extras_of(name, tensors), **numbers_of(name) | numbers)[0]
 
 
 def gradients(name: str, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -120,7 +134,7 @@ WORKED = [
     ("c2_dpo", {}, 0.644397),
     ("minor_dpo", {}, 0.668460),  # u - max(0, v) = 0.5
     ("bpo", {}, 0.668460),  # min(0.5, 0.5) = 0.5
-    ("r_dpo", {"length_coeff": 0.1}, 0.598139),  # 0.1 - 0.1 (3 - 4) = 0.2
+    ("r_dpo", {"length_coeff": 0.1}, 0.693147),  # 0.1 + 0.1 (3 - 4) = 0
     ("h_dpo", {}, 0.653947),  # 0.1 (0.9 * 2 - 1) = 0.08
     ("sigmoid_norm", {}, 0.209145),  # 5 (0.5 / 3 + 0.5 / 4) = 1.458333
     ("nll", {}, 0.5),
@@ -241,7 +255,7 @@ SLOW: dict[str, Callable[..., float]] = {
     ),
     "h_dpo": lambda w, l, rw, rl, nw, nl: -log_sigmoid(0.09 * (w - l) - 0.1 * (rw - rl)),
     "odpo": lambda w, l, rw, rl, nw, nl, d: -log_sigmoid(0.1 * (w - rw - l + rl) - d),
-    "r_dpo": lambda w, l, rw, rl, nw, nl: -log_sigmoid(0.1 * (w - rw - l + rl) - 0.01 * (nw - nl)),
+    "r_dpo": lambda w, l, rw, rl, nw, nl: -log_sigmoid(0.1 * (w - rw - l + rl) + 0.01 * (nw - nl)),
     "dpop": lambda w, l, rw, rl, nw, nl: -log_sigmoid(0.1 * (w - rw - l + rl - 5 * max(0, rw - w))),
     "dpo_shift": lambda w, l, rw, rl, nw, nl: -log_sigmoid(0.1 * (w - rw - 0.95 * (l - rl))),
     "bpo": lambda w, l, rw, rl, nw, nl: -log_sigmoid(0.1 * min(w - rw, rl - l)),
@@ -294,13 +308,12 @@ def test_a_loss_equals_its_formula_in_plain_python(name: str) -> None:
 def test_micro_batches_give_the_gradient_of_the_whole_batch(name: str) -> None:
     tensors = random_pairs(12)
     whole, extras = gradients(name, tensors), extras_of(name, tensors)
-    row = METHODS[name]
     pieces, total = [], 0.0
     for rows in (slice(0, 1), slice(1, 6), slice(6, 12)):
         chosen, rejected, *rest = (tensor[rows] for tensor in tensors)
         chosen, rejected = chosen.clone().requires_grad_(), rejected.clone().requires_grad_()
         sliced = (extra[rows] if extra.ndim else extra for extra in extras)
-        loss, _ = loss_of(name)(chosen, rejected, *rest, *sliced, **row.numbers)
+        loss, _ = loss_of(name)(chosen, rejected, *rest, *sliced, **numbers_of(name))
         loss.backward()
         total += float(loss.detach())
         pieces.append(
@@ -321,13 +334,12 @@ def test_a_pair_of_weight_zero_gives_nothing_even_if_it_holds_nan(name: str) -> 
         tensor[2] = math.nan
     poisoned[6][2] = 0.0
     clean = tuple(torch.cat((tensor[:2], tensor[3:])) for tensor in poisoned)
-    row = METHODS[name]
     extras = extras_of(name, clean)
     padded = [torch.cat((e[:2], f64(math.nan), e[2:])) if e.ndim else e for e in extras]
     chosen, rejected = poisoned[0].requires_grad_(), poisoned[1].requires_grad_()
-    loss, metrics = loss_of(name)(chosen, rejected, *poisoned[2:], *padded, **row.numbers)
+    loss, metrics = loss_of(name)(chosen, rejected, *poisoned[2:], *padded, **numbers_of(name))
     loss.backward()
-    expected, expected_metrics = loss_of(name)(*clean, *extras, **row.numbers)
+    expected, expected_metrics = loss_of(name)(*clean, *extras, **numbers_of(name))
     assert float(loss.detach()) == pytest.approx(float(expected), abs=1e-12)
     assert chosen.grad is not None and chosen.grad.isfinite().all() and float(chosen.grad[2]) == 0.0
     assert rejected.grad is None or (
