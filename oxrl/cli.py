@@ -45,6 +45,14 @@ Overrides = Annotated[
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on from the newest checkpoint; start if there is none.")
 ]
+Accept = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept-changes",
+        metavar="FIELD",
+        help="Resume although this field, or a file that it names, changed; repeatable.",
+    ),
+]
 DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Run one step on a random tiny model in a temporary folder."),
@@ -68,17 +76,22 @@ Out = Annotated[
 
 @app.command()
 def train(
-    config: ConfigFile, overrides: Overrides = None, resume: Resume = False, dry_run: DryRun = False
+    config: ConfigFile,
+    overrides: Overrides = None,
+    resume: Resume = False,
+    accept: Accept = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Train with any algorithm, chosen by train.alg_name."""
-    _train(_load(config, overrides), resume=resume, dry_run=dry_run)
+    _train(_load(config, overrides), resume=resume, accept=accept or [], dry_run=dry_run)
 
 
-def _train(cfg: Config, *, resume: bool, dry_run: bool) -> None:
-    from oxrl.recipes import run
+def _train(cfg: Config, *, resume: bool, accept: Sequence[str], dry_run: bool) -> None:
+    from oxrl.recipes import check_accepted, run
 
+    check_accepted(accept, resume=resume)
     if not dry_run:
-        run(cfg, resume=resume)
+        run(cfg, resume=resume, accept=accept)
         return
     with tempfile.TemporaryDirectory(prefix="oxrl-dry-run-") as folder:
         run(dry_run_config(cfg, Path(folder) / "run"), resume=False)
@@ -350,6 +363,7 @@ def script(kind: Literal["rl", "sl"]) -> None:
         config: Annotated[Path, typer.Option(help="YAML file.")],
         overrides: Overrides = None,
         resume: Resume = False,
+        accept: Accept = None,
         dry_run: DryRun = False,
     ) -> None:
         cfg = _load(config, overrides)
@@ -358,7 +372,7 @@ def script(kind: Literal["rl", "sl"]) -> None:
             command = f"python main_{found}.py --config {config}"
             why = f"train.alg_name={cfg.train.alg_name} is {kinds[found]}; use: {command}"
             raise ConfigError(why)
-        _train(cfg, resume=resume, dry_run=dry_run)
+        _train(cfg, resume=resume, accept=accept or [], dry_run=dry_run)
 
     program = typer.Typer(
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from oxrl.config.schema import (
     CELLS,
@@ -24,6 +25,7 @@ from oxrl.config.schema import (
     is_own,
     readers,
 )
+from oxrl.models.builtin import is_builtin
 from oxrl.runs.directory import differences
 from oxrl.tables.cells import CELLS as TABLE
 from oxrl.tables.engines import TRAINING_ENGINES
@@ -58,6 +60,7 @@ NO_ADAPTER = "is read with lora.rank above 0, the rank of the adapters; set that
 NO_VLLM = (
     "is read by reinforcement learning with inference_engine.name: vllm; set that, or remove it"
 )
+NOT_ON_THE_HUB = "is read where model.name is a name on the hub; this one is on disk: remove it"
 NO_ACTORS = (
     "is read by reinforcement learning with Ray actors (train.backend deepspeed or fsdp: training "
     "actors; inference_engine.actors: rollout actors; the placement needs both): remove it"
@@ -105,6 +108,8 @@ def _switched_off(cfg: Config) -> Iterator[tuple[str, str]]:
     backend = cfg.train.backend
     if cfg.data.eval is None:
         yield from ((path, NO_EVALUATION) for path in OF_EVALUATIONS)
+    if is_builtin(cfg.model.name) or Path(cfg.model.name).is_dir():
+        yield "model.revision", NOT_ON_THE_HUB
     if not cfg.lora.rank:
         yield from ((path, NO_ADAPTER) for path in OF_ADAPTERS)
     for name, engine in TRAINING_ENGINES.items():

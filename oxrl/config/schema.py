@@ -232,6 +232,12 @@ class ModelConfig(Section):
     """The policy that is trained."""
 
     name: str = _field(..., 'Folder, hub name, or "builtin:<name>" (needs no files).', min_length=1)
+    revision: str | None = _field(
+        None,
+        "Commit, tag or branch of a model on the hub; null: main. A run keeps the commit it began "
+        "with.",
+        min_length=1,
+    )
     dtype: Literal["float32", "bfloat16"] = _field(
         "float32", "Type of the weights; masters and moments are float32."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -23,7 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 from oxrl.errors import DataError
 from oxrl.models.builtin import BUILTIN_DIMS, builtin_policy, builtin_tokenizer, is_builtin
 from oxrl.models.linear import speed_up_linears
-from oxrl.models.lora import adapter_base, merge_adapter
+from oxrl.models.lora import adapter_base, adapter_revision, merge_adapter
 from oxrl.models.network import ValueModel
 
 BUILTINS = ", ".join(BUILTIN_DIMS)
@@ -33,7 +33,11 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 
 
 def load_tokenizer(
-    name: str, *, chat_template: str | None = None, trust_remote_code: bool = False
+    name: str,
+    *,
+    chat_template: str | None = None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of model `name`.
 
@@ -41,6 +45,7 @@ def load_tokenizer(
         name: `builtin:...`, a directory, or a hub name.
         chat_template: path of a Jinja file that replaces the tokenizer's own template.
         trust_remote_code: run Python code that the model's authors ship with it.
+        revision: commit, tag or branch on the hub; None: the main branch.
 
     Raises:
         DataError: nothing loadable under that name, no end token, or no such template file.
@@ -51,7 +56,7 @@ def load_tokenizer(
     else:
         read: Any = AutoTokenizer.from_pretrained
         with _named_in_errors("tokenizer", name):
-            tokenizer = read(name, trust_remote_code=trust_remote_code)
+            tokenizer = read(name, trust_remote_code=trust_remote_code, revision=revision or "main")
     if tokenizer.eos_token_id is None:
         raise DataError(
             f"the tokenizer of {name!r} has no end-of-sequence token; set eos_token in its files"
@@ -75,12 +80,15 @@ class LoadOptions:
         device: where they go.
         seed: of the random weights of `builtin:` names; other weights are read.
         trust_remote_code: run Python code that the model's authors ship with it.
+        revision: commit, tag or branch on the hub, of the model or of an adapter's base; None: the
+            one that the adapter notes, or the main branch.
     """
 
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
     seed: int = 0
     trust_remote_code: bool = False
+    revision: str | None = None
 
 
 DEFAULTS = LoadOptions()
@@ -100,7 +108,7 @@ def load_policy(name: str, options: LoadOptions = DEFAULTS) -> PreTrainedModel:
     """
     base = adapter_base(name)
     if base is not None:
-        return merge_adapter(load_policy(base, options), name).eval()
+        return merge_adapter(load_policy(base, _of_base(name, options)), name).eval()
     if is_builtin(name):
         _require_known(name)
         model: PreTrainedModel = builtin_policy(name, seed=options.seed)
@@ -127,12 +135,17 @@ def load_critic(name: str, options: LoadOptions = DEFAULTS) -> ValueModel:
     if base is None:
         backbone = _read(AutoModel, name, options)
     else:
-        backbone = merge_adapter(load_critic(base, options).decoder, name)
+        backbone = merge_adapter(load_critic(base, _of_base(name, options)).decoder, name)
     critic = ValueModel(backbone)
     with safe_open(head_file, framework="pt") as file:
         critic.kind = (file.metadata() or {}).get("kind", critic.kind)
         critic.value_head.load_state_dict({key: file.get_tensor(key) for key in file.keys()})
     return _placed(critic, options)
+
+
+def _of_base(adapter: str, options: LoadOptions) -> LoadOptions:
+    """The options that the base of the adapter in a folder is loaded with."""
+    return replace(options, revision=options.revision or adapter_revision(adapter))
 
 
 def _placed(model: Model, options: LoadOptions) -> Model:
@@ -148,7 +161,11 @@ def _placed(model: Model, options: LoadOptions) -> Model:
 
 def _read(model_class: type[Any], name: str, options: LoadOptions) -> PreTrainedModel:
     return read_weights(
-        model_class, name, dtype=options.dtype, trust_remote_code=options.trust_remote_code
+        model_class,
+        name,
+        dtype=options.dtype,
+        trust_remote_code=options.trust_remote_code,
+        revision=options.revision,
     )
 
 
@@ -158,6 +175,7 @@ def read_weights(
     *,
     dtype: torch.dtype | Literal["auto"],
     trust_remote_code: bool = False,
+    revision: str | None = None,
 ) -> PreTrainedModel:
     """`from_pretrained` that refuses weights it would have to invent.
 
@@ -166,13 +184,18 @@ def read_weights(
         name: a directory or a hub name.
         dtype: weights are cast to it; "auto": as they are stored.
         trust_remote_code: run Python code that the model's authors ship with it.
+        revision: commit, tag or branch on the hub; None: the main branch.
 
     Raises:
         DataError: nothing loadable under that name, or its files lack some weights.
     """
     with _named_in_errors("model", name):
         model, info = model_class.from_pretrained(
-            name, output_loading_info=True, dtype=dtype, trust_remote_code=trust_remote_code
+            name,
+            output_loading_info=True,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            revision=revision or "main",
         )
     missing = sorted(info["missing_keys"])
     if missing:

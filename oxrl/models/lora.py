@@ -31,7 +31,14 @@ ALL_LINEAR = "all-linear"
 
 
 def add_adapter(
-    model: PreTrainedModel, *, base: str, rank: int, alpha: float, targets: str, seed: int
+    model: PreTrainedModel,
+    *,
+    base: str,
+    rank: int,
+    alpha: float,
+    targets: str,
+    seed: int,
+    revision: str | None = None,
 ) -> None:
     """Freeze `model` and give its linear layers W a trained term alpha / rank * B A.
 
@@ -42,6 +49,7 @@ def add_adapter(
         alpha: see above.
         seed: of A; B starts at 0, and so does the term.
         targets: "all-linear" (all but the output head), or layer names separated by commas.
+        revision: of the base, where that is on the hub; kept beside it.
 
     Raises:
         EngineError: no linear layer has one of the names.
@@ -67,6 +75,7 @@ def add_adapter(
         target_modules=sorted(wanted),
         task_type=None if head is None else "CAUSAL_LM",
         base_model_name_or_path=str(Path(base).resolve()) if Path(base).is_dir() else base,
+        revision=revision,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -115,10 +124,19 @@ def model_name(key: str) -> str:
 
 def adapter_base(name: str) -> str | None:
     """Where the frozen weights under the adapter in folder `name` are; None without one."""
+    config = _adapter_config(name)
+    return None if config is None else config["base_model_name_or_path"]
+
+
+def adapter_revision(name: str) -> str | None:
+    """The commit on the hub of what is under the adapter in folder `name`; None: not noted."""
+    config = _adapter_config(name)
+    return None if config is None else config.get("revision")
+
+
+def _adapter_config(name: str) -> dict[str, Any] | None:
     path = Path(name) / CONFIG_FILE
-    if not path.is_file():
-        return None
-    return json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:

@@ -2,48 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from oxrl.errors import LostRankError
+from oxrl.errors import ConfigError, LostRankError, did_you_mean
 
 if TYPE_CHECKING:
     from oxrl.config import Config
 
 
-def run(cfg: Config, *, resume: bool = False) -> None:
+def run(cfg: Config, *, resume: bool = False, accept: Sequence[str] = ()) -> None:
     """Run the recipe of `train.alg_name` in its run directory.
+
+    Args:
+        resume: go on from the newest checkpoint, if there is one.
+        accept: fields of the config that may differ, or stand for other files, than at the start
+            of the run that is resumed; each of them must.
 
     Raises:
         OxrlError: anything a user can mend; `exit_code` says how the program should end. Lost
             training ranks are among them only after `run.max_restarts` starts from the newest
             checkpoint.
     """
+    check_accepted(accept, resume=resume)
     lost: LostRankError | None = None
     for restarts_left in reversed(range(cfg.run.max_restarts + 1)):
         try:
-            return _run(cfg, resume=resume or lost is not None, after=lost)
+            if lost is None:
+                return _run(cfg, resume=resume, accept=accept)
+            return _run(cfg, resume=True, after=lost)
         except LostRankError as error:
             if not restarts_left:
                 raise
             lost = error
 
 
-def _run(cfg: Config, *, resume: bool, after: LostRankError | None) -> None:
+def check_accepted(accept: Sequence[str], *, resume: bool) -> None:
+    """Changes are accepted by names of fields, of a run that is resumed.
+
+    Raises:
+        ConfigError: no such field, or nothing is resumed.
+    """
+    from oxrl.config.schema import FIELDS
+
+    for name in accept:
+        if name not in FIELDS:
+            hint = did_you_mean(name, FIELDS)
+            form = "section.field, such as train.lr"
+            raise ConfigError(f"--accept-changes {name}: no such field; write {form}{hint}")
+    if accept and not resume:
+        raise ConfigError(
+            f"--accept-changes {accept[0]} is for a run that goes on: add --resume, or leave it out"
+        )
+
+
+def _run(
+    cfg: Config, *, resume: bool, accept: Sequence[str] = (), after: LostRankError | None = None
+) -> None:
     from oxrl.recipes.build import training_ranks
     from oxrl.recipes.follower import Follower
-    from oxrl.recipes.inputs import with_pinned_data
+    from oxrl.recipes.inputs import with_pinned_inputs
     from oxrl.recipes.session import Session
 
     # Only the loop that runs is imported: the others bring libraries of their own.
     loop = import_module(f"oxrl.recipes.{cfg.train.row.recipe}").train
     with (
         training_ranks(cfg) as ranks,
-        (Session if ranks.first else Follower)(cfg, resume=resume, ranks=ranks) as session,
+        (Session if ranks.first else Follower)(
+            cfg, resume=resume, accept=accept, ranks=ranks
+        ) as session,
     ):
         if ranks.agree(ranks.first and session.run.finished):
             session.message(f"{cfg.run.directory} is already complete; nothing to do")
             return
         if after is not None:
             session.message(f"{after}\nStarting the whole group again from the newest checkpoint")
-        loop(with_pinned_data(cfg, cfg.run.directory, ranks), session)
+        noted = session.run.noted if ranks.first else {}
+        loop(with_pinned_inputs(cfg, noted, ranks), session)

@@ -56,6 +56,7 @@ def build_tokenizer(cfg: Config) -> PreTrainedTokenizerBase:
         cfg.model.name,
         chat_template=cfg.model.chat_template,
         trust_remote_code=cfg.model.trust_remote_code,
+        revision=cfg.model.revision,
     )
 
 
@@ -85,6 +86,7 @@ def load_model(
             device=choose_device(cfg) if device is None else device,
             seed=stable_seed("model", cfg.run.seed),
             trust_remote_code=cfg.model.trust_remote_code,
+            revision=cfg.model.revision,
         ),
     )
 
@@ -106,6 +108,7 @@ def _adapted(cfg: Config, model: PreTrainedModel) -> PreTrainedModel:
         add_adapter(
             model,
             base=cfg.model.name,
+            revision=cfg.model.revision,
             seed=stable_seed("adapter", cfg.run.seed),
             **cfg.lora.model_dump(),
         )
@@ -232,6 +235,7 @@ def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutE
             kv_cache_gb=sampling.kv_cache_gb,
             max_model_len=cfg.model.max_length,
             trust_remote_code=cfg.model.trust_remote_code,
+            revision=cfg.model.revision,
         )
         return VllmEngine(cfg.model.name, options)
     own = load_policy_to_train(cfg) if model is None else model

@@ -23,7 +23,6 @@ from oxrl.errors import CheckpointError
 from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.recipes import build
-from oxrl.recipes.inputs import read_pins
 from oxrl.recipes.session import Session
 from oxrl.recipes.setup import RLSetup
 from oxrl.rewards.workers import RewardPool
@@ -33,6 +32,7 @@ from oxrl.rollouts.scoring import score_groups
 from oxrl.runs.checkpoint import latest_checkpoint
 from oxrl.runs.files import encode_line
 from oxrl.runs.patience import Patience, StopAsked, never
+from oxrl.runs.pins import DATA_FILE, read_noted
 from oxrl.seeds import stable_seed
 from oxrl.types import Metrics, Prompt, Rollout, Sampling, Score
 
@@ -247,7 +247,7 @@ def run_eval(
     """
     cfg = evaluation_config(target, overrides)
     name = cfg.data.eval or cfg.data.train_files[0]
-    path = str(locate(name, read_pins(target).get(name)))
+    path = str(locate(name, read_noted(target, DATA_FILE).get(name)))
     if temperature is None:
         temperature = cfg.rollout.eval_temperature
     samples = samples or cfg.rollout.eval_samples

@@ -1,65 +1,166 @@
-"""Which data a run was started with, pinned so that a resume trains on the same rows."""
+"""What a run reads besides its configuration, pinned so that a resume goes on with the same bytes:
+data, reward, models, templates and losses of the user's own.
+"""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from oxrl.config import Config
+from oxrl.config.schema import SAMPLING, is_own
 from oxrl.data.hub import identity, locate
 from oxrl.engines.train.ranks import Ranks
 from oxrl.errors import DataError
-from oxrl.runs.files import pretty_json, write_atomically
+from oxrl.models.builtin import is_builtin
+from oxrl.models.files import CHAT_TEMPLATES, hub_commit, hub_source, model_files
+from oxrl.rewards.base import locate as locate_reward
+from oxrl.rewards.builtin import BUILTINS
+from oxrl.rewards.sources import python_sources
+from oxrl.runs.directory import Review
+from oxrl.runs.files import Json
+from oxrl.runs.pins import (
+    DATA_FILE,
+    DIGITS,
+    INPUTS_FILE,
+    Input,
+    InputChange,
+    input_changes,
+    pin,
+    read_noted,
+)
 
-PINS_FILE = "data.json"
+MODEL = "model.name"
 
 
-def with_pinned_data(cfg: Config, run: Path, ranks: Ranks) -> Config:
+def with_pinned_inputs(cfg: Config, noted: Json, ranks: Ranks) -> Config:
     """The configuration with files of the hub located, the same bytes at every start of the run.
 
     Args:
-        run: the run directory. ranks: the first one reads and writes the pins.
-
-    Raises:
-        DataError: a file has changed since the run started, or two names are one file.
+        noted: what the review of the inputs found, on the first rank.
     """
-    pins = ranks.agree(pin_files(cfg, run) if ranks.first else {})
-    paths = {name: str(locate(name, pin)) for name, pin in pins.items()}
+    noted = ranks.agree(noted)
+    pins = noted[DATA_FILE]
+    paths = {name: str(locate(name, commit)) for name, commit in pins.items()}
     data = cfg.data
     if isinstance(data.train, str):
         train: str | dict[str, float] = paths[data.train]
     else:
         train = {paths[name]: share for name, share in data.train.items()}
-        if len(train) < len(data.train):
-            names = ", ".join(data.train)
-            raise DataError(f"data.train: two of {names} are one file; give it one share")
     held_out = data.eval and paths[data.eval]
     located = data.model_copy(update={"train": train, "eval": held_out})
-    return cfg.model_copy(update={"data": located})
+    commit = noted[INPUTS_FILE].get(MODEL, {}).get("commit")
+    model = cfg.model.model_copy(update={"revision": commit or cfg.model.revision})
+    return cfg.model_copy(update={"data": located, "model": model})
 
 
-def pin_files(cfg: Config, run: Path) -> dict[str, str]:
+def review_inputs(cfg: Config, run: Path) -> Review:
+    """Compare every input with what it was when the run in `run` started; nothing is written.
+
+    Raises:
+        DataError: two names of training data are one file.
+    """
+    review = Review()
+    _review_data(cfg, run, review)
+    known = read_noted(run, INPUTS_FILE)
+    pins: Json = {}
+    for given in inputs_of(cfg, known):
+        then = known.get(given.name)
+        now = pin(given, then)
+        pins[given.name] = now
+        if then is None:
+            review.new.append(given.name)
+        else:
+            review.changes += input_changes(given, then, now)
+    review.noted[INPUTS_FILE] = pins
+    return review
+
+
+def _review_data(cfg: Config, run: Path, review: Review) -> None:
     """The identity of every data file, compared with the one at the start of the run."""
-    path = run / PINS_FILE
-    known = read_pins(run)
-    pins: dict[str, str] = {}
-    for name in (*cfg.data.train_files, cfg.data.eval):
-        if name is None:
-            continue
+    known = read_noted(run, DATA_FILE)
+    pins: Json = {}
+    fields = [("data.train", name) for name in cfg.data.train_files]
+    if cfg.data.eval is not None:
+        fields.append(("data.eval", cfg.data.eval))
+    paths: list[Path] = []
+    for field, name in fields:
         then = known.get(name)
-        now = identity(name, locate(name, then))
-        if then not in (None, now):
-            raise DataError(
-                f"{name} has changed since this run started (sha256 {then:.12} then, {now:.12} "
-                f"now). Put the old file back, start a new run, or delete {path} to go on with the "
-                "new rows"
-            )
+        path = locate(name, then)
+        now = identity(name, path)
+        if then is None:
+            review.new.append(field)
+        elif then != now:
+            before = f"{name} sha256 {then:.{DIGITS}}"
+            review.changes.append(InputChange(field, before, f"sha256 {now:.{DIGITS}}"))
+        if field == "data.train":
+            paths.append(path)
         pins[name] = now
-    write_atomically(path, pretty_json(pins))
-    return pins
+    if len(set(paths)) < len(paths):
+        names = ", ".join(cfg.data.train_files)
+        raise DataError(f"data.train: two of {names} are one file; give it one share")
+    review.noted[DATA_FILE] = pins
 
 
-def read_pins(run: Path) -> dict[str, str]:
-    """`identity` of each data file when the run in `run` started; nothing where no run did."""
-    path = run / PINS_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def inputs_of(cfg: Config, known: Json) -> Iterator[Input]:
+    """Everything that a run reads besides its data, as it is now.
+
+    Args:
+        known: pins of the run's start: a model on the hub stays at the commit noted there.
+    """
+    yield from _model_inputs(cfg, known)
+    row = cfg.train.row
+    if row.recipe in SAMPLING and cfg.reward.name not in BUILTINS:
+        yield from _reward_inputs(cfg.reward.name)
+    if row.recipe == "rl" and is_own(row.gate):
+        file = Path(row.gate.rpartition(":")[0]).resolve()
+        yield Input(name="train.loss", where=str(file), files=python_sources(file), code=True)
+
+
+def _model_inputs(cfg: Config, known: Json) -> Iterator[Input]:
+    """Weights, also those under an adapter and of the reference; tokenizer, and chat template."""
+    name = cfg.model.name
+    yield from _model_input(MODEL, name, cfg.model.revision, known)
+    template = cfg.model.chat_template
+    if template is not None:
+        path = Path(template)
+        files = {path.name: path}
+        yield Input(name="model.chat_template", where=str(path.resolve()), files=files)
+    elif Path(name).is_dir() and not is_builtin(name):
+        folder = Path(name)
+        files = {file: folder / file for file in CHAT_TEMPLATES if (folder / file).is_file()}
+        yield Input(name="model.chat_template", where=str(folder.resolve()), files=files)
+
+
+def _model_input(field: str, name: str, revision: str | None, noted: Json) -> Iterator[Input]:
+    """The model of a name, if it is not built in, with all that it is loaded from.
+
+    Args:
+        noted: pins of the run's start; a model on the hub stays at the commit noted there.
+    """
+    if is_builtin(name):
+        return
+    folder = Path(name)
+    on_disk = folder.is_dir()
+    where = str(folder.resolve()) if on_disk else name
+    if revision is not None:
+        where = f"{where}@{revision}"
+    commit: str | None = None
+    source = hub_source(name, revision)
+    if source is not None:
+        then = noted.get(field, {})
+        commit = then.get("commit") if then.get("where") == where else None
+        commit = commit or hub_commit(*source)
+    files = model_files(folder) if on_disk else {}
+    yield Input(name=field, where=where, files=files, commit=commit)
+
+
+def _reward_inputs(name: str) -> Iterator[Input]:
+    """A reward's file with what it imports from its folder, or a reward model."""
+    place, function = locate_reward(name)
+    if function:
+        files = python_sources(place)
+        yield Input(name="reward.name", where=str(place), files=files, code=True)
+    else:
+        # Its worker loads whatever commit of a base the hub has now: nothing noted holds it.
+        yield from _model_input("reward.name", name, None, {})

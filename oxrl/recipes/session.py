@@ -6,9 +6,10 @@ import dataclasses
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -20,6 +21,7 @@ from oxrl.config import Config, dump_config
 from oxrl.engines.train.base import Saved, TrainEngine
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.errors import CheckpointWriteError, Interrupted, NonFiniteError, Stopped
+from oxrl.recipes.inputs import review_inputs
 from oxrl.runs.checkpoint import latest_checkpoint, save_best, save_checkpoint
 from oxrl.runs.clock import Clock
 from oxrl.runs.console import Console, run_logging
@@ -70,11 +72,14 @@ class Session:
     may lie: between two rollout steps, when no sample is half trained on.
     """
 
-    def __init__(self, cfg: Config, *, resume: bool, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, cfg: Config, *, resume: bool, accept: Sequence[str] = (), ranks: Ranks = ALONE
+    ) -> None:
         self.ranks = ranks
         self.clock = Clock()
         self._cfg = cfg
         self._resume = resume
+        self._accept = accept
         self._stack = ExitStack()
         self._skipped_in_a_row = 0
         self._saved_step = -1
@@ -82,9 +87,16 @@ class Session:
     def __enter__(self) -> Self:
         cfg = self._cfg
         with ExitStack() as stack:
-            directory = open_run(cfg.run.directory, dump_config(cfg), resume=self._resume)
+            directory = open_run(
+                cfg.run.directory,
+                dump_config(cfg),
+                resume=self._resume,
+                accept=self._accept,
+                review=partial(review_inputs, cfg),
+            )
             self.run = stack.enter_context(directory)
             stack.enter_context(run_logging(self.run.path / "run.log"))
+            self.run.log_remarks()
             self.stop = stack.enter_context(StopRequest())
             self.recorder = stack.enter_context(Recorder(self.run))
             self._console = stack.enter_context(Console(cfg.run.steps, cfg.run.name))

@@ -3,7 +3,9 @@
 config.yaml         the resolved config; a run starts to exist when this file does
 environment.json    of the first start
 data.json           the sha256, or the hub's commit, of every data file
-starts.jsonl        one line per start: when, by which process, and what changed since the first
+inputs.json         the same of models, rewards, templates and losses; see pins.py
+starts.jsonl        one line per start: when, by which process, what changed since the first, and
+                    which of these changes were accepted by name
 metrics.jsonl       samples.jsonl  rollouts/  checkpoints/      see recorder.py and checkpoint.py
 result.json         written last: the run is finished
 run.log  mlflow.db  mlflow.json  mlflow.log  .lock
@@ -12,22 +14,30 @@ run.log  mlflow.db  mlflow.json  mlflow.log  .lock
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from oxrl.errors import RunDirectoryError
+from oxrl.errors import RunDirectoryError, did_you_mean
 from oxrl.runs.checkpoint import is_checkpoint, list_checkpoints, remove_leftovers
 from oxrl.runs.environment import command_line, environment
-from oxrl.runs.files import Json, encode_line, json_safe, pretty_json, write_atomically
+from oxrl.runs.files import (
+    Json,
+    encode_line,
+    json_safe,
+    pretty_json,
+    read_json,
+    write_atomically,
+)
+from oxrl.runs.pins import DATA_FILE, INPUTS_FILE, InputChange, write_noted
 
 logger = logging.getLogger(__name__)
 
@@ -67,24 +77,56 @@ ROUNDING = (
     "rounding"
 )
 # What a start may leave that was killed before it wrote config.yaml.
-BEFORE_CONFIG = {"environment.json", "starts.jsonl", "rollouts", "checkpoints"}
+BEFORE_CONFIG = {
+    "environment.json",
+    "starts.jsonl",
+    "rollouts",
+    "checkpoints",
+    DATA_FILE,
+    INPUTS_FILE,
+}
+
+
+@dataclass
+class Review:
+    """What a run reads, compared with what it read when it started.
+
+    changes: of inputs. new: names of inputs that nothing was noted of. noted: file of the run
+    directory -> what to note there.
+    """
+
+    changes: list[InputChange] = field(default_factory=list[InputChange])
+    new: list[str] = field(default_factory=list[str])
+    noted: dict[str, Json] = field(default_factory=dict[str, Json])
+
+
+# Looks at the inputs of the run in a directory, and writes nothing.
+Reviewer = Callable[[Path], Review]
 
 
 class RunDirectory(AbstractContextManager["RunDirectory"]):
     """An opened run: `resuming` if it was started before, `finished` if nothing is left to do.
 
-    Close it to let go of it.
+    `noted` is what its inputs are, `remarks` what to tell the user about this start. Close it to
+    let go of it.
     """
 
-    def __init__(self, path: Path, lock: IO[str], *, resuming: bool, finished: bool) -> None:
+    def __init__(self, path: Path, lock: IO[str], start: Start) -> None:
         self.path = path
-        self.resuming = resuming
-        self.finished = finished
+        self.resuming = start.resuming
+        self.finished = start.finished
+        self.noted = start.review.noted
+        self.remarks = start.remarks()
         self._lock = lock
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.jsonl"
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
+
+    def log_remarks(self) -> None:
+        """Warn of what differs from the first start."""
+        for remark in self.remarks:
+            logger.warning("%s", remark)
 
     def finish(self, step: int, result: Mapping[str, object]) -> None:
         """Say in result.json that the run is done.
@@ -111,18 +153,31 @@ def is_run(folder: Path) -> bool:
     return started or any(is_checkpoint(path) for _, path in saved)
 
 
-def open_run(directory: Path, config_yaml: str, *, resume: bool) -> RunDirectory:
+def open_run(
+    directory: Path,
+    config_yaml: str,
+    *,
+    resume: bool,
+    accept: Collection[str] = (),
+    review: Reviewer | None = None,
+) -> RunDirectory:
     """Create the run directory, or open it again, and hold it until the process ends.
 
     Without `resume` the directory must be missing or empty. With it: missing or empty starts; a
     finished run comes back with `.finished`; otherwise `.resuming`, after what a killed process
     left half written is removed. A config that differs from config.yaml in anything outside
-    MAY_CHANGE is refused; allowed differences are logged, written to starts.jsonl, and config.yaml
-    then holds the new values.
+    MAY_CHANGE is refused, and so are inputs that changed, unless they are in `accept`; differences
+    that remain are written to starts.jsonl, and config.yaml then holds the new values. Nothing is
+    written where anything is refused.
+
+    Args:
+        accept: fields of the config that may differ, in value or in what they stand for.
+        review: looks at the inputs of the run; None: it has none.
 
     Raises:
         RunDirectoryError: not writable; not empty and no `resume`; not a run directory; another
-            process holds it; the config is another run's. Always says what to do.
+            process holds it; config or inputs are another run's; something in `accept` did not
+            change. Always says what to do.
     """
     directory = Path(directory).absolute()
     try:
@@ -135,7 +190,9 @@ def open_run(directory: Path, config_yaml: str, *, resume: bool) -> RunDirectory
             )
         lock = _lock(directory)
         try:
-            return _open_locked(directory, config_yaml, lock)
+            start = _look(directory, config_yaml, accept, review)
+            _write_start(directory, config_yaml, start)
+            return RunDirectory(directory, lock, start)
         except BaseException:
             lock.close()
             raise
@@ -144,7 +201,10 @@ def open_run(directory: Path, config_yaml: str, *, resume: bool) -> RunDirectory
         raise RunDirectoryError(f"{problem}. Choose another place with run.dir=PATH.") from error
 
 
-def _open_locked(directory: Path, config_yaml: str, lock: IO[str]) -> RunDirectory:
+def _look(
+    directory: Path, config_yaml: str, accept: Collection[str], review: Reviewer | None
+) -> Start:
+    """What starts here: nothing is written before it is known to be allowed."""
     entries = _entries(directory)
     started = "config.yaml" in entries
     foreign = sorted(entries - BEFORE_CONFIG)
@@ -153,32 +213,48 @@ def _open_locked(directory: Path, config_yaml: str, lock: IO[str]) -> RunDirecto
             f"{directory} holds {foreign[0]!r} and no config.yaml: it is not an oxRL run. "
             "Choose another run.dir."
         )
+    new = flatten_config(config_yaml)
+    changes = _config_changes(directory, new) if started else {}
+    result = read_json(directory / "result.json") if started else None
+    finished = result is not None and result["step"] >= (new.get("run.steps") or 0)
+    start = Start(
+        directory=directory,
+        resuming=started,
+        finished=finished,
+        changes=changes,
+        schedule=new.get("train.lr_schedule", "constant"),
+        accept=frozenset(accept),
+        # A finished run reads nothing any more.
+        review=Review() if review is None or finished else review(directory),
+    )
+    start.refuse()
+    return start
+
+
+def _write_start(directory: Path, config_yaml: str, start: Start) -> None:
+    """Note a start that is allowed; config.yaml last."""
     (directory / "checkpoints").mkdir(exist_ok=True)
     (directory / "rollouts").mkdir(exist_ok=True)
     here = environment()
-    changes: Json = {}
-    if started:
+    if start.resuming:
         remove_leftovers(directory / "checkpoints")
-        changes = _allowed_changes(directory, config_yaml)
     else:
         write_atomically(directory / "environment.json", pretty_json(here))
-    start = {
+    for name, pins in start.review.noted.items():
+        write_noted(directory, name, pins)
+    line = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "pid": os.getpid(),
-        "resuming": started,
-        "config_changes": changes,
+        "resuming": start.resuming,
+        "config_changes": start.changes,
+        "input_changes": start.input_changes(),
+        "accepted": sorted(start.accept),
         "environment": here,
     }
     with (directory / "starts.jsonl").open("ab") as file:
-        file.write(encode_line(start))
-    if not started or changes:
+        file.write(encode_line(line))
+    if not start.resuming or start.changes:
         write_atomically(directory / "config.yaml", config_yaml)
-    result = directory / "result.json"
-    finished = False
-    if started and result.exists():
-        steps = flatten_config(config_yaml).get("run.steps") or 0
-        finished = json.loads(result.read_bytes())["step"] >= steps
-    return RunDirectory(directory, lock, resuming=started, finished=finished)
 
 
 def _entries(directory: Path) -> set[str]:
@@ -246,37 +322,115 @@ def differences(
     return found
 
 
-def _allowed_changes(directory: Path, config_yaml: str) -> Json:
-    """What `config_yaml` changes of the run in `directory`.
+def _config_changes(directory: Path, new: Json) -> dict[str, tuple[Any, Any]]:
+    """(value in config.yaml, value now) of every field that differs.
 
     Raises:
-        RunDirectoryError: with these changes it would be another run.
+        RunDirectoryError: config.yaml is not what was written there.
     """
     file = directory / "config.yaml"
-    new = flatten_config(config_yaml)
     try:
-        changed = differences(flatten_config(file.read_text(encoding="utf-8")), new)
+        return differences(flatten_config(file.read_text(encoding="utf-8")), new)
     except (YAMLError, AttributeError) as error:
         raise RunDirectoryError(f"{file} is not the YAML written there: {error}") from error
-    refused: list[str] = []
-    for path, (before, now) in changed.items():
-        allowed = path in MAY_CHANGE or path.startswith(ENGINE_SECTIONS)
-        if not allowed or (path == "run.steps" and now < before):
-            refused.append(f"  {path}: {before!r} in config.yaml, {now!r} now\n")
-    if refused:
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One start of a run, and how it differs from the first.
+
+    changes: field -> (value in config.yaml, value now). schedule: of the learning rate, now.
+    accept: fields whose differences are meant. review: of the inputs.
+    """
+
+    directory: Path
+    resuming: bool
+    finished: bool
+    changes: Mapping[str, tuple[Any, Any]]
+    schedule: str
+    accept: frozenset[str]
+    review: Review
+
+    def input_changes(self) -> dict[str, list[tuple[str, str]]]:
+        """Field -> (then, now) of everything that it stands for and that changed."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for change in self.review.changes:
+            found.setdefault(change.name, []).append((change.then, change.now))
+        return found
+
+    def refuse(self) -> None:
+        """Raise unless everything that changed may change, or was accepted.
+
+        Raises:
+            RunDirectoryError: lists what may not, and what was accepted in vain.
+        """
+        config = [path for path in self.changes if not self._allowed(path)]
+        inputs = [change for change in self.review.changes if change.name not in self.accept]
+        lines: list[str] = []
+        if config:
+            lines.append(f"the config is not the one that {self.directory} was started with:")
+        for path in config:
+            before, now = self.changes[path]
+            lines.append(f"  {path}: {before!r} in config.yaml, {now!r} now")
+        if inputs:
+            lines.append(f"what the run in {self.directory} reads has changed since it started:")
+        lines += [f"  {change.name}: {change.then} then, {change.now} now" for change in inputs]
+        if not lines:
+            self._refuse_vain()
+            return
+        names = dict.fromkeys([*config, *(change.name for change in inputs)])
+        again = command_line(["--resume", *(f"--accept-changes={name}" for name in names)])
         may_change = ", ".join(sorted(MAY_CHANGE - {"run.steps"}))
         raise RunDirectoryError(
-            f"the config is not the one that {directory} was started with; resuming would mix two "
-            f"runs:\n{''.join(refused)}Set these back to resume, or start a new run: add "
-            "run.dir=PATH and leave --resume out.\n"
-            f"(On resume run.steps may grow, and these may change: {may_change}.)"
+            "\n".join(lines)
+            + "\nResuming would mix two runs. Set these back to resume, or start a new run: add "
+            "run.dir=PATH and leave --resume out. If the change is meant, go on with it:\n"
+            f"  {again}\n(On resume run.steps may grow, and these may change: {may_change}.)"
         )
-    for path, (before, now) in changed.items():
-        reorders = path in REORDER_SUMS or path.startswith(ENGINE_SECTIONS)
-        text = "resuming with %s: %r -> %r%s"
-        logger.warning(text, path, before, now, ROUNDING if reorders else "")
-    schedule = new.get("train.lr_schedule", "constant")
-    if "run.steps" in changed and schedule != "constant":
-        jump = "the learning rate jumps to where the longer schedule would be"
-        logger.warning("run.steps grew and train.lr_schedule is %s: %s", schedule, jump)
-    return changed
+
+    def _allowed(self, path: str) -> bool:
+        if path in self.accept:
+            return True
+        if path == "run.steps":
+            before, now = self.changes[path]
+            return now >= before
+        return path in MAY_CHANGE or path.startswith(ENGINE_SECTIONS)
+
+    def _refuse_vain(self) -> None:
+        """Who accepts a change that is none may have meant another."""
+        changed = {*self.changes, *(change.name for change in self.review.changes)}
+        vain = sorted(self.accept - changed)
+        if vain and not self.finished:
+            listed = ", ".join(sorted(changed)) or "nothing"
+            hint = did_you_mean(vain[0], changed)
+            raise RunDirectoryError(
+                f"--accept-changes {vain[0]}: it is as it was when the run in {self.directory} "
+                f"started; {listed} changed{hint}. Leave it out"
+            )
+
+    def remarks(self) -> list[str]:
+        """What the user should know of the differences of this start."""
+        found: list[str] = []
+        for path, (before, now) in self.changes.items():
+            reorders = path in REORDER_SUMS or path.startswith(ENGINE_SECTIONS)
+            found.append(
+                f"{self._how(path)} {path}: {before!r} -> {now!r}{ROUNDING if reorders else ''}"
+            )
+        if "run.steps" in self.changes and self.schedule != "constant":
+            found.append(
+                f"run.steps grew and train.lr_schedule is {self.schedule}: the learning rate jumps "
+                "to where the longer schedule would be"
+            )
+        for change in self.review.changes:
+            found.append(f"{self._how(change.name)} {change.name}: {change.then} -> {change.now}")
+        unnoted = dict.fromkeys(name for name in self.review.new if name not in self.changes)
+        if self.resuming and unnoted:
+            found.append(
+                "an earlier oxRL started this run and did not note what these were: "
+                f"{', '.join(unnoted)}; they are taken, and noted, as they are now"
+            )
+        return found
+
+    def _how(self, name: str) -> str:
+        accepted = " (accepted by --accept-changes)" if name in self.accept else ""
+        return f"resuming{accepted} with"

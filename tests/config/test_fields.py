@@ -73,6 +73,8 @@ def reader(path: str) -> tuple[str, list[str]]:
         return "sft", [held_out, *(["train.backend=deepspeed"] if path != "train.backend" else [])]
     if path.startswith("deepspeed_ref."):
         return "tr_dpo", [held_out, "train.backend=deepspeed"]
+    if path == "model.revision":
+        return "sgrpo", [held_out, "model.name=some/model"]
     if path.startswith("lora."):
         return "sft", [
             held_out,

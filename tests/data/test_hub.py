@@ -21,7 +21,7 @@ from small_runs import final_files, metric_lines, preference_config, rl_config, 
 from oxrl.config import load_config
 from oxrl.config.plan import plan_text
 from oxrl.data.hub import identity, locate
-from oxrl.errors import ConfigError, DataError
+from oxrl.errors import ConfigError, DataError, RunDirectoryError
 from oxrl.recipes import run
 
 OLD, NEW = "0123456789abcdef0123456789abcdef01234567", "f" * 40
@@ -97,6 +97,7 @@ def test_what_cannot_be_had_is_refused_before_a_run(
     assert "1 problem" in str(raised.value)
 
 
+@pytest.mark.filterwarnings("ignore:data.eval is trained on")
 def test_a_resumed_run_reads_the_commit_it_began_with(tmp_path: Path, cache: Path) -> None:
     data = {"train": NAME, "eval": NAME}
     whole = sft_config(tmp_path, "whole", data=data)
@@ -118,16 +119,13 @@ def test_a_resumed_run_reads_the_commit_it_began_with(tmp_path: Path, cache: Pat
 def test_a_local_file_that_changed_is_refused_until_it_is_accepted(tmp_path: Path) -> None:
     cfg = rl_config(tmp_path, "run", ["run.steps=2"])
     run(cfg)
-    (cfg.run.directory / "result.json").unlink()
     longer = rl_config(tmp_path, "run", ["run.steps=4"])
     with (tmp_path / "prompts.jsonl").open("a") as file:
         file.write(json.dumps({"prompt": "9+9=", "answer": "18"}) + "\n")
-    with pytest.raises(
-        DataError, match=r"prompts\.jsonl has changed since this run started .*delete .*data\.json"
-    ):
+    said = r"has changed since it started.*data\.train: .*prompts\.jsonl sha256 .*, sha256 .* now"
+    with pytest.raises(RunDirectoryError, match=f"(?s){said}.*--accept-changes=data.train"):
         run(longer, resume=True)
-    (cfg.run.directory / "data.json").unlink()
-    run(longer, resume=True)
+    run(longer, resume=True, accept=["data.train"])
     assert len(metric_lines(cfg.run.directory)) == 4
 
 

@@ -214,6 +214,7 @@ ELSEWHERE = {
     "train.mix": "the loss of a sum: tests/recipes/test_preference.py",
     "train.loss_numbers": "tests/recipes/test_extension.py",
     "model.gradient_checkpointing": "memory, never a number: tests/engines/test_local_trainer.py",
+    "model.revision": "which commit of the hub is loaded: tests/recipes/test_changed_inputs.py",
     "model.trust_remote_code": "what is handed to transformers: tests/models/test_load.py",
     "reward.workers": "processes that score at the same time: tests/rewards/test_workers.py",
     "rollout.force_strict_on_policy": "refuses stale tokens: tests/data/test_batching.py",

@@ -260,7 +260,8 @@ def test_ranks_save_no_weights_that_are_not_finite(tmp_path: Path, backend: str)
     if backend == "deepspeed":
         pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make env-scale")
     # One step is enough to overflow them, and to be due for a checkpoint.
-    cfg = config(tmp_path, "run", backend, train={"alg_name": "sgrpo", "lr": 1e39})
+    cfg = config(tmp_path, "run", backend)
+    cfg = cfg.model_copy(update={"train": cfg.train.model_copy(update={"lr": 1e39})})
     said = r"(?s)no checkpoint of step 1 .*values are NaN or infinite.*step_00000000: --resume"
     with pytest.raises(NonFiniteError, match=said):
         run(cfg)

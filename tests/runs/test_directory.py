@@ -130,6 +130,7 @@ def test_how_a_run_is_carried_out_may_change_and_is_written_down(
     )
     with caplog.at_level(logging.WARNING), open_run(tmp_path, changed, resume=True) as run:
         assert (run.path / "config.yaml").read_text() == changed
+        run.log_remarks()
     assert "run.threads: None -> 2; sums are added in another order" in caplog.text
     last = json.loads((tmp_path / "starts.jsonl").read_text().splitlines()[-1])
     assert last["config_changes"] == {

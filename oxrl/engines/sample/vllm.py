@@ -65,6 +65,7 @@ class VllmOptions:
     kv_cache_gb: memory of the keys and values in GB per device, instead of that share; on CPU None
         is 0.25 GB.
     max_model_len: longest prompt plus response, in tokens; None: the model's context.
+    revision: of the model on the hub; None: its main branch.
     """
 
     log_file: str
@@ -75,6 +76,7 @@ class VllmOptions:
     kv_cache_gb: float | None = None
     max_model_len: int | None = None
     trust_remote_code: bool = False
+    revision: str | None = None
 
 
 @dataclass
@@ -118,7 +120,9 @@ class VllmEngine(Sampler):
         os.environ.update(ENVIRONMENT)
         if self._on_cpu:
             os.environ.update(CPU_ENVIRONMENT)
-        tokenizer = load_tokenizer(model, trust_remote_code=options.trust_remote_code)
+        tokenizer = load_tokenizer(
+            model, trust_remote_code=options.trust_remote_code, revision=options.revision
+        )
         super().__init__(tokenizer, context=0, version=0)  # vLLM says below how long it is
         self._several = options.tensor_parallel > 1
         self._active: dict[str, _Active] = {}
@@ -340,6 +344,7 @@ def _settings(options: VllmOptions, *, on_cpu: bool) -> dict[str, Any]:
         "kv_cache_memory_bytes": None if kv_cache_gb is None else int(kv_cache_gb * 2**30),
         "max_model_len": options.max_model_len,
         "trust_remote_code": options.trust_remote_code,
+        "revision": options.revision,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",

@@ -1,0 +1,78 @@
+"""Which files a model is read from, and which commit of it the hub has: a run pins them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oxrl.models.builtin import is_builtin
+from oxrl.models.lora import adapter_base, adapter_revision
+
+SAFE = ".safetensors"
+OTHER_WEIGHTS = (".bin", ".pt", ".pth")
+# Beside weights: configuration, tokenizer, templates and code.
+TEXTS = (".json", ".txt", ".jinja", ".model", ".tiktoken", ".vocab", ".py")
+# What training leaves beside a model, and nothing that loads the model reads.
+OF_TRAINING = ("manifest.json", "state.json", "trainer_state.json", "oxrl_export.json")
+OF_TRAINERS = ("optimizer", "scheduler", "rng_state", "training_args")
+CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+
+
+def model_files(folder: Path) -> dict[str, Path]:
+    """What loading the model in `folder` can read: weights, configuration, tokenizer, code.
+
+    Returns:
+        Name in the folder -> file, sorted; without chat templates that are files of their own. Of
+        an adapter also the files of the folder below it, under `base/`.
+    """
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    kinds = (*TEXTS, SAFE)
+    if not any(name.endswith(SAFE) for name in names):
+        kinds = (*kinds, *OTHER_WEIGHTS)
+    found: dict[str, Path] = {}
+    for name in names:
+        training = name in OF_TRAINING or name.startswith(OF_TRAINERS)
+        if name.endswith(kinds) and name not in CHAT_TEMPLATES and not training:
+            found[name] = folder / name
+    base = adapter_base(str(folder))
+    if base is not None and Path(base).is_dir():
+        for name, path in model_files(Path(base)).items():
+            found[f"base/{name}"] = path
+    return found
+
+
+def hub_source(model: str, revision: str | None) -> tuple[str, str | None] | None:
+    """What is read from the hub for `model`: itself, or the base of the adapter in its folder.
+
+    Args:
+        model: as `model.name`.
+        revision: as `model.revision`; goes before what an adapter notes.
+
+    Returns:
+        (name, revision); None where everything is on disk or built in.
+    """
+    if is_builtin(model):
+        return None
+    if not Path(model).is_dir():
+        return model, revision
+    base = adapter_base(model)
+    return None if base is None else hub_source(base, revision or adapter_revision(model))
+
+
+def hub_commit(name: str, revision: str | None) -> str | None:
+    """The commit that loading `name` from the hub, or from its cache, would read.
+
+    Args:
+        name: on the hub.
+        revision: a branch, tag or commit; None: the main branch.
+
+    Returns:
+        None where it cannot be told: loading the model says why.
+    """
+    # Imported here: a fifth of a second that only names on the hub cost.
+    from huggingface_hub import errors, hf_hub_download
+
+    try:
+        path = Path(hf_hub_download(name, "config.json", revision=revision))
+    except (errors.HTTPError, OSError, ValueError):
+        return None
+    return path.parts[path.parts.index("snapshots") + 1]

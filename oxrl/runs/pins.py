@@ -1,0 +1,129 @@
+"""What a run was started with besides its configuration: which bytes, noted once and compared.
+
+inputs.json   field of the config -> {"where", "commit", "files": {name: {"sha256", "bytes",
+              "mtime_ns", "inode"}}}
+data.json     name of a data file -> its sha256, or the hub's commit
+
+A large file is hashed once. Later starts look at its size, time and inode, and hash it again only
+where one of them is another; then the hash decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from oxrl.errors import DataError, RunDirectoryError
+from oxrl.runs.files import Json, pretty_json, read_json, write_atomically
+
+INPUTS_FILE = "inputs.json"
+DATA_FILE = "data.json"
+DIGITS = 12  # of a hash, in messages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """Something that a run reads, by the field of the config that names it.
+
+    name: the field. where: the file, folder or name on the hub that it stands for here and now.
+    files: name in messages -> file. commit: of the hub.
+    code: the files are small and hashed at every start, and their place counts: code may read what
+        lies beside it.
+    """
+
+    name: str
+    where: str
+    files: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    commit: str | None = None
+    code: bool = False
+
+
+@dataclass(frozen=True)
+class InputChange:
+    """What became of an input since the run started, in words."""
+
+    name: str
+    then: str
+    now: str
+
+
+def pin(given: Input, known: Json | None) -> Json:
+    """What is known of an input now; hashes of large files are taken over where they still hold.
+
+    Raises:
+        DataError: a file of it cannot be read.
+    """
+    before: Json = {} if known is None or given.code else known["files"]
+
+    def look(name: str) -> Json:
+        return _pin_file(given.files[name], before.get(name))
+
+    try:
+        with ThreadPoolExecutor() as threads:
+            files = dict(zip(given.files, threads.map(look, given.files), strict=True))
+    except OSError as error:
+        raise DataError(f"{given.name}: {given.where} cannot be read: {error}") from error
+    return {"where": given.where, "commit": given.commit, "files": files}
+
+
+def _pin_file(path: Path, known: Json | None) -> Json:
+    now = path.stat()
+    seen = {"bytes": now.st_size, "mtime_ns": now.st_mtime_ns, "inode": now.st_ino}
+    if known is not None and all(known.get(name) == value for name, value in seen.items()):
+        return known
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"sha256": digest, **seen}
+
+
+def input_changes(given: Input, then: Json, now: Json) -> Iterator[InputChange]:
+    """How an input differs from what it was."""
+    gone = then["files"] and not now["files"]
+    if gone or then["commit"] != now["commit"]:
+        yield InputChange(given.name, _described(then), f"{_described(now)} (from {os.getcwd()})")
+        return
+    if given.code and then["where"] != now["where"]:
+        yield InputChange(given.name, then["where"], f"{now['where']} (from {os.getcwd()})")
+    for name in {**then["files"], **now["files"]}:
+        before = _short(then["files"].get(name))
+        after = _short(now["files"].get(name))
+        if before != after:
+            yield InputChange(given.name, f"{name} {before}", f"{after} in {now['where']}")
+
+
+def _described(known: Json) -> str:
+    if known["commit"] is not None:
+        return f"{known['where']} at commit {known['commit']:.{DIGITS}}"
+    return f"{known['where']}, {len(known['files']) or 'no'} files"
+
+
+def _short(known: Json | None) -> str:
+    return "not there" if known is None else f"sha256 {known['sha256']:.{DIGITS}}"
+
+
+def read_noted(run: Path, name: str) -> Json:
+    """What a file of pins in the run directory says; nothing where there is none.
+
+    Raises:
+        RunDirectoryError: it is not what was written there.
+    """
+    path = run / name
+    if not path.is_file():
+        return {}
+    found = read_json(path)
+    if found is None:
+        raise RunDirectoryError(
+            f"{path} is not the JSON written there: restore it, or delete it to take the inputs as "
+            "they are now"
+        )
+    return found
+
+
+def write_noted(run: Path, name: str, pins: Json) -> None:
+    """Note pins for later starts; the same ones are not written again."""
+    if read_noted(run, name) != pins:
+        write_atomically(run / name, pretty_json(pins))

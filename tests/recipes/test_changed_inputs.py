@@ -1,0 +1,469 @@
+"""A resumed run reads what it read when it started, or says what changed and stops with exit 2."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import constants
+from small_runs import (
+    final_files,
+    metric_lines,
+    preference_config,
+    rl_config,
+    sft_config,
+)
+
+from oxrl.config import Config
+from oxrl.errors import ConfigError, RunDirectoryError
+from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
+from oxrl.models.weights import save_model
+from oxrl.recipes import run
+from oxrl.recipes.export import run_export
+
+Configure = Callable[..., Config]
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def save_tiny(folder: Path, seed: int = 7) -> str:
+    save_model(load_policy("builtin:tiny", LoadOptions(seed=seed)), folder)
+    load_tokenizer("builtin:tiny").save_pretrained(folder)
+    return str(folder)
+
+
+def everything(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def starts(cfg: Config) -> list[dict[str, Any]]:
+    text = (cfg.run.directory / "starts.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def assert_refused_until_accepted(cfg: Config, name: str, said: str) -> None:
+    """Resuming `cfg` is refused for what became of `name`, leaves all as it was, and goes on once
+    the change is accepted; after that the new state is what the run was started with.
+    """
+    before = everything(cfg.run.directory)
+    with pytest.raises(RunDirectoryError, match=f"(?s){name}: {said}") as raised:
+        run(cfg, resume=True)
+    assert raised.value.exit_code == 2
+    assert f"--accept-changes={name}" in str(raised.value)
+    assert everything(cfg.run.directory) == before
+    run(cfg, resume=True, accept=[name])
+    last = starts(cfg)[-1]
+    assert last["accepted"] == [name] and last["time"]
+    assert name in last["input_changes"] or name in last["config_changes"]
+    assert (
+        f"accepted by --accept-changes) with {name}: "
+        in (cfg.run.directory / "run.log").read_text()
+    )
+    (cfg.run.directory / "result.json").unlink()
+    run(cfg, resume=True)
+    (cfg.run.directory / "result.json").unlink()
+    with pytest.raises(RunDirectoryError, match=f"--accept-changes {name}: it is as it was"):
+        run(cfg, resume=True, accept=[name])
+
+
+def begin(make: Configure, folder: Path, **sections: dict[str, Any]) -> Config:
+    """Run two steps; the configuration of two more."""
+    run(make(folder, "run", ["run.steps=2"], **sections))
+    return make(folder, "run", ["run.steps=4"], **sections)
+
+
+REWARD = (
+    "from helpers import value\n\ndef score(prompt, completion):\n    return value(completion)\n"
+)
+HELPERS = "from deep.inside import share\n\ndef value(text):\n    return share(text)\n"
+INSIDE = (
+    "from . import names\n\ndef share(text):\n    return sum(c in names.GOOD for c in text) / 9\n"
+)
+
+
+@pytest.fixture
+def reward(tmp_path: Path) -> dict[str, Any]:
+    """A reward that imports a module beside it, which imports one in a package below."""
+    folder = tmp_path / "rewards"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "mine.py").write_text(REWARD)
+    (folder / "helpers.py").write_text(HELPERS)
+    (folder / "deep" / "__init__.py").write_text("")
+    (folder / "deep" / "inside.py").write_text(INSIDE)
+    (folder / "deep" / "names.py").write_text("GOOD = '0123456789'\n")
+    (folder / "unrelated.py").write_text("")
+    return {"name": f"{folder / 'mine.py'}:score"}
+
+
+@pytest.mark.parametrize("file", ["mine.py", "deep/names.py"])
+def test_a_reward_and_all_that_it_imports_from_its_folder(
+    tmp_path: Path, reward: dict[str, Any], file: str
+) -> None:
+    cfg = begin(rl_config, tmp_path, reward=reward)
+    with (tmp_path / "rewards" / file).open("a") as text:
+        text.write("# a better reward\n")
+    (tmp_path / "rewards" / "unrelated.py").write_text("# no part of it\n")
+    assert_refused_until_accepted(cfg, "reward.name", f"{file} sha256 .* then, sha256 .* now")
+
+
+def test_an_unchanged_run_resumes_without_a_word(
+    tmp_path: Path, reward: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = begin(rl_config, tmp_path, reward=reward)
+    for file in (tmp_path / "rewards").rglob("*.py"):
+        os.utime(file)  # touched, not changed
+    (tmp_path / "rewards" / "unrelated.py").write_text("# no part of it\n")
+    with caplog.at_level(logging.WARNING):
+        run(cfg, resume=True)
+    assert [r.getMessage() for r in caplog.records if "resuming" in r.getMessage()] == [
+        "resuming with run.steps: 2 -> 4"
+    ]
+
+
+def oxrl(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).with_name("oxrl"), *arguments]
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_a_relative_reward_is_the_one_of_the_first_start_wherever_it_is_resumed(
+    tmp_path: Path,
+) -> None:
+    first, other, empty = (tmp_path / name for name in ("first", "other", "empty"))
+    config = rl_config(first, "run", reward={"name": f"{first / 'reward.py'}:digits"})
+    assert config.run.steps == 6
+    text = (first / "run.yaml").read_text().replace(f"{first / 'reward.py'}", "reward.py")
+    (first / "run.yaml").write_text(text)
+    started = oxrl(first, "train", "run.yaml", "run.steps=2")
+    assert started.returncode == 0, started.stderr
+    for folder in (other, empty):
+        folder.mkdir()
+    shutil.copy(first / "reward.py", other)  # the same words elsewhere may read other files
+    refused = oxrl(other, "train", first / "run.yaml", "--resume")
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    for words in (str(first / "reward.py"), str(other / "reward.py"), "--accept-changes=reward.n"):
+        assert words in refused.stderr
+    missing = oxrl(empty, "train", first / "run.yaml", "--resume")
+    assert missing.returncode == 2 and "reward.name" in missing.stderr
+    assert oxrl(first, "train", "run.yaml", "--resume").returncode == 0
+
+
+RECIPES: dict[str, tuple[Configure, dict[str, dict[str, Any]]]] = {
+    "rl with a reference": (
+        rl_config,
+        {"train": {"alg_name": "sgrpo", "lr": 1e-3, "kl": "loss_k3", "kl_coeff": 0.1}},
+    ),
+    "ppo": (rl_config, {"train": {"alg_name": "ppo", "lr": 1e-3, "critic_lr": 1e-3}}),
+    "sft": (sft_config, {}),
+    "sft with an adapter": (sft_config, {"lora": {"rank": 2}}),
+    "dpo": (preference_config, {}),
+    "reward model": (preference_config, {"train": {"alg_name": "reward_model", "lr": 1e-3}}),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_weights_below_a_run_of_any_recipe(tmp_path: Path, recipe: str) -> None:
+    make, sections = RECIPES[recipe]
+    if "lora" in sections:
+        pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
+    sections = {**sections, "model": {"name": save_tiny(tmp_path / "base")}}
+    cfg = begin(make, tmp_path, **sections)
+    save_tiny(tmp_path / "base", seed=8)
+    before = everything(cfg.run.directory)
+    with pytest.raises(RunDirectoryError, match=r"model\.name: model\.safetensors sha256"):
+        run(cfg, resume=True)
+    assert everything(cfg.run.directory) == before
+    run(cfg, resume=True, accept=["model.name"])
+    assert len(metric_lines(cfg.run.directory)) == 4
+
+
+def test_rejection_sampling_has_its_reward_and_its_model_pinned(
+    tmp_path: Path, reward: dict[str, Any]
+) -> None:
+    train = {"alg_name": "rft", "lr": 1e-3, "keep_reward": 0.0}
+    model = {"name": save_tiny(tmp_path / "base")}
+    data = {"train": str(tmp_path / "prompts.jsonl"), "rows_per_step": 4, "prompts_per_step": 4}
+    sections = {"train": train, "model": model, "data": data, "reward": reward}
+    sections["rollout"] = {"max_tokens": 6, "n_samples": 8}
+    rl_config(tmp_path, "inputs")
+    run(sft_config(tmp_path, "run", ["run.steps=2"], **sections))
+    cfg = sft_config(tmp_path, "run", ["run.steps=4"], **sections)
+    with (tmp_path / "rewards" / "helpers.py").open("a") as text:
+        text.write("# changed\n")
+    save_tiny(tmp_path / "base", seed=8)
+    with pytest.raises(RunDirectoryError) as raised:
+        run(cfg, resume=True)
+    for name in ("model.name", "reward.name"):
+        assert f"--accept-changes={name}" in str(raised.value)
+    with pytest.raises(RunDirectoryError, match=r"reward\.name: helpers\.py"):
+        run(cfg, resume=True, accept=["model.name"])
+    run(cfg, resume=True, accept=["model.name", "reward.name"])
+
+
+def test_a_reward_model(tmp_path: Path) -> None:
+    judge = tmp_path / "judge"
+    save_model(load_critic("builtin:tiny", LoadOptions(seed=1)), judge)
+    load_tokenizer("builtin:tiny").save_pretrained(judge)
+    cfg = begin(rl_config, tmp_path, reward={"name": str(judge), "timeout_s": 60})
+    critic = load_critic(str(judge))
+    with torch.no_grad():
+        critic.value_head.bias += 1
+    save_model(critic, judge)
+    said = r"value_head\.safetensors sha256"
+    assert_refused_until_accepted(cfg, "reward.name", said)
+
+
+def test_chat_templates_wherever_they_come_from(tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    own = {"model": {"name": "builtin:tiny", "chat_template": str(tmp_path / "chat.jinja")}}
+    cfg = begin(sft_config, tmp_path, **own)
+    (tmp_path / "chat.jinja").write_text(TEMPLATE.replace("<|end|>", "<|end|>\n"))
+    assert_refused_until_accepted(cfg, "model.chat_template", r"chat\.jinja sha256")
+
+    base = save_tiny(tmp_path / "base")
+    of_tokenizer = tmp_path / "base" / "chat_template.jinja"
+    assert of_tokenizer.is_file()
+    cfg = begin(sft_config, tmp_path / "second", model={"name": base})
+    of_tokenizer.write_text(TEMPLATE.replace("<|end|>", "<|end|>\n"))
+    assert_refused_until_accepted(cfg, "model.chat_template", r"chat_template\.jinja sha256")
+
+    config = tmp_path / "base" / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "extra": 1}))
+    with pytest.raises(RunDirectoryError, match=r"model\.name: tokenizer_config\.json sha256"):
+        run(cfg, resume=True)
+
+
+GATE = """
+from gate_parts import SIGN
+
+def gate(logprobs, old, advantages, mask, loss_weights, *, correction=None):
+    return SIGN * (logprobs * advantages * loss_weights)[mask].sum(), {}
+"""
+
+
+def test_a_loss_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "gate.py").write_text(GATE)
+    (tmp_path / "gate_parts.py").write_text("SIGN = -1\n")
+    train = {"alg_name": "sgrpo", "lr": 1e-3, "loss": f"{tmp_path / 'gate.py'}:gate"}
+    cfg = begin(rl_config, tmp_path, train=train)
+    (tmp_path / "gate_parts.py").write_text("SIGN = -2\n")
+    assert_refused_until_accepted(cfg, "train.loss", r"gate_parts\.py sha256")
+
+
+def test_a_value_of_the_config_changes_by_name_only(tmp_path: Path) -> None:
+    begin(sft_config, tmp_path)
+    cfg = sft_config(tmp_path, "run", ["run.steps=4", "train.lr=2e-3"])
+    assert_refused_until_accepted(cfg, "train.lr", r"0\.001 in config\.yaml, 0\.002 now")
+    assert starts(cfg)[-1]["config_changes"] == {}
+    assert starts(cfg)[1]["config_changes"]["train.lr"] == [0.001, 0.002]
+    assert "lr: 0.002" in (cfg.run.directory / "config.yaml").read_text()
+
+
+def test_one_accepted_change_does_not_let_another_pass(
+    tmp_path: Path, reward: dict[str, Any]
+) -> None:
+    begin(rl_config, tmp_path, reward=reward)
+    (tmp_path / "rewards" / "mine.py").write_text(REWARD + "# changed\n")
+    cfg = rl_config(tmp_path, "run", ["run.steps=4", "train.lr=2e-3"], reward=reward)
+    before = everything(cfg.run.directory)
+    with pytest.raises(RunDirectoryError, match=r"reward\.name: mine\.py") as raised:
+        run(cfg, resume=True, accept=["train.lr"])
+    assert "0.002" not in str(raised.value)
+    assert everything(cfg.run.directory) == before
+    run(cfg, resume=True, accept=["train.lr", "reward.name"])
+
+
+@pytest.mark.parametrize(
+    ("accept", "resume", "said"),
+    [
+        ("train.lrr", True, "no such field.*did you mean 'train.lr'"),
+        ("lr", True, "no such field; write section.field"),
+        ("train.lr", False, "add --resume"),
+    ],
+)
+def test_names_that_can_accept_nothing_are_refused_before_anything_starts(
+    tmp_path: Path, accept: str, resume: bool, said: str
+) -> None:
+    cfg = sft_config(tmp_path, "run")
+    with pytest.raises(ConfigError, match=said) as raised:
+        run(cfg, resume=resume, accept=[accept])
+    assert raised.value.exit_code == 2 and not cfg.run.directory.exists()
+
+
+def test_the_command_line_accepts_by_name(tmp_path: Path) -> None:
+    sft_config(tmp_path, "run", ["run.steps=2"])
+    assert oxrl(tmp_path, "train", "run.yaml", "run.steps=2").returncode == 0
+    resumed = ("train", "run.yaml", "train.lr=2e-3", "run.steps=4", "--resume")
+    refused = oxrl(tmp_path, *resumed)
+    assert refused.returncode == 2
+    command = "oxrl train run.yaml train.lr=2e-3 run.steps=4 --resume --accept-changes=train.lr"
+    assert command in refused.stderr
+    meant = oxrl(tmp_path, *resumed, "--accept-changes", "train.seed")
+    assert meant.returncode == 2 and "no such field" in meant.stderr
+    vain = oxrl(tmp_path, *resumed, "--accept-changes=train.lr", "--accept-changes=run.seed")
+    assert vain.returncode == 2 and "run.seed: it is as it was" in vain.stderr
+    assert oxrl(tmp_path, *resumed, "--accept-changes", "train.lr").returncode == 0
+
+
+def test_a_run_from_before_there_were_pins_goes_on_with_a_warning_and_is_pinned(
+    tmp_path: Path, reward: dict[str, Any]
+) -> None:
+    model = {"name": save_tiny(tmp_path / "base")}
+    cfg = begin(rl_config, tmp_path, reward=reward, model=model)
+    (cfg.run.directory / "inputs.json").unlink()
+    run(cfg, resume=True)
+    log = (cfg.run.directory / "run.log").read_text()
+    assert "did not note what these were: model.name, model.chat_template, reward.name;" in log
+    assert log.count("did not note") == 1
+    (cfg.run.directory / "result.json").unlink()
+    (tmp_path / "rewards" / "mine.py").write_text(REWARD + "# changed\n")
+    with pytest.raises(RunDirectoryError, match=r"reward\.name: mine\.py"):
+        run(cfg, resume=True)
+    (cfg.run.directory / "inputs.json").write_text("[")
+    with pytest.raises(RunDirectoryError, match="inputs.json is not the JSON written there"):
+        run(cfg, resume=True)
+
+
+def test_a_finished_run_reads_nothing_and_has_nothing_to_do(
+    tmp_path: Path, reward: dict[str, Any]
+) -> None:
+    cfg = rl_config(tmp_path, "run", ["run.steps=2"], reward=reward)
+    run(cfg)
+    (tmp_path / "rewards" / "mine.py").write_text(REWARD + "# changed\n")
+    run(cfg, resume=True)
+
+
+def test_a_folder_that_is_gone_is_named_with_the_place_that_was_looked_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path / "models" / "base")
+    monkeypatch.chdir(tmp_path)
+    cfg = begin(sft_config, tmp_path, model={"name": "models/base"})
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    said = f"{tmp_path}/models/base, .* files then, models/base, no files .from {elsewhere}"
+    with pytest.raises(RunDirectoryError, match=said):
+        run(cfg, resume=True)
+
+
+OLD = "0123456789abcdef0123456789abcdef01234567"
+NEW = "f" * 40
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cached model me/tiny at two commits, of which main is the first."""
+    folder = tmp_path / "home" / "hub" / "models--me--tiny"
+    for commit, seed in ((OLD, 7), (NEW, 8)):
+        save_tiny(folder / "snapshots" / commit, seed)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(OLD)
+    for module in (constants, "transformers.utils.hub", "huggingface_hub.file_download"):
+        for name in ("HF_HUB_CACHE", "TRANSFORMERS_CACHE"):
+            if isinstance(module, str):
+                monkeypatch.setattr(f"{module}.{name}", str(folder.parent), raising=False)
+            else:
+                monkeypatch.setattr(module, name, str(folder.parent), raising=False)
+    return folder
+
+
+@pytest.mark.parametrize("make", [rl_config, sft_config])
+def test_a_model_of_the_hub_stays_at_the_commit_that_the_run_began_with(
+    tmp_path: Path, cache: Path, make: Configure
+) -> None:
+    train = {"alg_name": "sgrpo", "lr": 1e-3, "kl": "loss_k3", "kl_coeff": 0.1}
+    sections: dict[str, Any] = {"model": {"name": "me/tiny"}}
+    if make is rl_config:
+        sections["train"] = train
+    whole = make(tmp_path, "whole", **sections)
+    run(whole)
+    noted = json.loads((whole.run.directory / "inputs.json").read_text())["model.name"]
+    assert noted["commit"] == OLD and noted["files"] == {}
+    run(make(tmp_path, "part", ["run.steps=4"], **sections))
+    (cache / "refs" / "main").write_text(NEW)
+    part = make(tmp_path, "part", **sections)
+    run(part, resume=True)
+    assert final_files(part.run.directory) == final_files(whole.run.directory)
+    assert metric_lines(part.run.directory) == metric_lines(whole.run.directory)
+    moved = make(tmp_path, "moved", **sections)
+    run(moved)
+    assert metric_lines(moved.run.directory) != metric_lines(whole.run.directory)
+    old = make(tmp_path, "old", **{**sections, "model": {"name": "me/tiny", "revision": OLD}})
+    run(old)
+    assert metric_lines(old.run.directory) == metric_lines(whole.run.directory)
+
+
+def test_an_adapter_is_merged_into_the_commit_that_it_was_trained_on(
+    tmp_path: Path, cache: Path
+) -> None:
+    pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
+    cfg = sft_config(tmp_path, "run", ["run.steps=2"], model={"name": "me/tiny"}, lora={"rank": 2})
+    run(cfg)
+    run_export(cfg.run.directory, tmp_path / "before")
+    (cache / "refs" / "main").write_text(NEW)
+    run_export(cfg.run.directory, tmp_path / "after")
+    for name in ("before", "after"):
+        assert (tmp_path / name / "model.safetensors").is_file()
+    before = (tmp_path / "before" / "model.safetensors").read_bytes()
+    assert (tmp_path / "after" / "model.safetensors").read_bytes() == before
+
+
+def test_a_model_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = save_tiny(tmp_path / "base")
+    hashed: list[str] = []
+    digest = hashlib.file_digest
+
+    def counted(file: Any, algorithm: str) -> Any:
+        if str(tmp_path / "base") in str(file.name):
+            hashed.append(Path(file.name).name)
+        return digest(file, algorithm)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    cfg = begin(sft_config, tmp_path, model={"name": base})
+    assert hashed.count("model.safetensors") == 1
+    hashed.clear()
+    run(cfg, resume=True)
+    (cfg.run.directory / "result.json").unlink()
+    assert hashed == []
+    # A copy has another inode and another time, and the same bytes.
+    weights = tmp_path / "base" / "model.safetensors"
+    shutil.copy(weights, tmp_path / "copy")
+    os.replace(tmp_path / "copy", weights)
+    run(cfg, resume=True)
+    (cfg.run.directory / "result.json").unlink()
+    assert hashed == ["model.safetensors"]
+    run(cfg, resume=True)
+    (cfg.run.directory / "result.json").unlink()
+    assert hashed == ["model.safetensors"]
+    # One byte in place: the size is the same, the time is not.
+    with weights.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    with pytest.raises(RunDirectoryError, match=r"model\.name: model\.safetensors sha256"):
+        run(cfg, resume=True)
