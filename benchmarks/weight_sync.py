@@ -22,8 +22,8 @@ from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.weight_sync import WeightSync
+from oxrl.models.fingerprints import fingerprint
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.models.weights import fingerprint
 
 REPEATS = 15
 COPY_BYTES = 256 * 2**20

@@ -50,6 +50,12 @@ OF_EVALUATIONS = (
     "rollout.eval_temperature",
 )
 OF_ADAPTERS = ("lora.alpha", "lora.targets")
+# Only samplers with weights of their own are sent any.
+PROBE = (
+    "inference_engine.probe_every",
+    "inference_engine.probe_tokens",
+    "inference_engine.probe_limit",
+)
 OF_VLLM = (
     "inference_engine.tensor_parallel",
     "inference_engine.gpu_memory_fraction",
@@ -145,7 +151,7 @@ def _without_actors(cfg: Config) -> list[str]:
     if not (training and sampling):
         found.append("inference_engine.placement")
     if not sampling:
-        found.append("inference_engine.probe_every")
+        found += PROBE
     return found
 
 

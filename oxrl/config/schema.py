@@ -599,6 +599,22 @@ class EngineConfig(Section):
         ge=0,
         of=RL,
     )
+    probe_tokens: int = _field(
+        512,
+        "Tokens, of the newest samples, that trainer and actors both score after a delivery.",
+        ge=64,
+        le=65536,
+        why="fewer say little about rounding, and more cost more than the delivery",
+        of=RL,
+    )
+    probe_limit: float = _field(
+        4.0,
+        "How many times the rounding that is measured with the real weights the two may differ by.",
+        gt=0,
+        le=1000,
+        why="two right implementations differ by one or two, and no proof is left at a thousand",
+        of=RL,
+    )
     tensor_parallel: int = _field(
         1,
         "vllm: devices that share one copy of the model, per actor.",

@@ -1,54 +1,101 @@
 """Delivery of weights to the sampler, and the proof that it holds and uses exactly those.
 
-After every delivery: (i) a fingerprint of each tensor, taken where it arrived, against the one of
-what was sent; (ii) no name missing or extra; (iii) the version, asked of every worker; (iv) a probe
-of fixed tokens, scored by both sides. A probe cannot see one small step, so (v) at the first
-delivery and every few after it a very different copy is loaded first: the probe must move to where
-that copy's own forward pass puts it, then the real weights follow, proved too.
+What the optimizer holds is fingerprinted first, then every copy on the way to a token: (i) what
+`policy.weights()` yields; (ii) what arrives at the sampler; (iii) what the sampler computes with,
+read back after it has loaded, and again before the next delivery: what was sampled in between was
+sampled with that. Then (iv) the version is asked of every worker, and (v) a probe, rows of the
+policy's own samples, is scored by both sides: `probe.py` says how far apart they may be. A probe
+cannot see one small step, so (vi) at the first delivery and every few after it a very different
+copy is loaded first: the probe must move to where that copy's own forward pass puts it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from oxrl.engines.probe import (
+    Distance,
+    Forwards,
+    Scores,
+    count_scored,
+    distance,
+    fixed_rows,
+    limits,
+    perturb,
+    sampled_rows,
+    two_forwards,
+)
 from oxrl.engines.sample.base import RolloutEngine
+from oxrl.engines.sample.prefill import pad_rows
 from oxrl.engines.train.base import Bucket, TrainEngine
 from oxrl.errors import WeightSyncError
-from oxrl.models.network import unpadded
-from oxrl.models.weights import buckets, fingerprint
-from oxrl.seeds import stable_seed
-from oxrl.types import Metrics
+from oxrl.models.fingerprints import fingerprint
+from oxrl.models.weights import buckets
+from oxrl.types import Metrics, Rollout, TokenBatch
 
-
-class Difference(NamedTuple):
-    """|Difference| of a token's log-probability between two sides, in nats."""
-
-    largest: float
-    mean: float
-
-    def or_more(self, other: Difference, factor: float = 1.0) -> Difference:
-        """Each number, or `factor` times that of `other` where it is larger."""
-        return Difference(
-            max(self.largest, factor * other.largest), max(self.mean, factor * other.mean)
-        )
-
-
-# At temperature 1, by what the sampler computes in.
-TOLERANCES = {
-    torch.float32: Difference(largest=1e-4, mean=1e-4),
-    torch.bfloat16: Difference(largest=0.1, mean=0.02),
-}
-PROBE_ROWS = 4
-PROBE_LENGTH = 24
 # Weight version of the perturbed copy: no sample of it can pass for one of the policy.
 PERTURBED = -1
-# How far, relative to how far the probe moves, the perturbed copy's log-probabilities may be off.
-PERTURBED_TOLERANCE = 0.05
+# How much of the perturbed copy is new. Less, where rounding alone moves the whole copy about.
+STRENGTHS = (1.0, 0.3, 0.1)
+# How much further than its limit the perturbed copy has to move the probe.
+CLEARLY = 2.0
+# Deliveries after which the probe gets newer samples and limits of newer weights.
+REFRESH = 50
+
+Fingerprints = Mapping[str, str]
+
+
+class Stage(NamedTuple):
+    """How a message says what is wrong with a copy: tensors were never `done`, were not `given`,
+    or one `came` changed.
+    """
+
+    done: str
+    given: str
+    came: str
+
+
+YIELDED = Stage(
+    "yielded by policy.weights()", "trained", "is not what the optimizer holds: weights() yields it"
+)
+ARRIVED = Stage("loaded", "sent", "arrived")
+HELD = Stage("kept", "sent", "is kept")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncOptions:
+    """How weights are delivered and proved.
+
+    dtype: what the sampler computes in: tensors are cast to it, then fingerprinted, then sent.
+    vocabulary: the fixed probe's token ids are below it.
+    temperature: of the policy's log-probabilities.
+    probe_every: deliveries between two perturbed copies; 0: only the first has one.
+    probe_tokens: tokens that the probe scores.
+    probe_limit: how many times the rounding of the real weights sampler and trainer may be apart.
+    shared: the sampler reads the policy's own memory, so that there is nothing to send and nothing
+        to prove.
+    """
+
+    dtype: torch.dtype
+    vocabulary: int
+    temperature: float
+    probe_every: int = 50
+    probe_tokens: int = 512
+    probe_limit: float = 4.0
+    shared: bool = False
+
+
+class Proved(NamedTuple):
+    """What a delivery was proved by: distances of the members, at worst, and their limits."""
+
+    found: Distance
+    limits: Distance
 
 
 class WeightSync:
@@ -57,44 +104,39 @@ class WeightSync:
     Args:
         policy: whose weights are sent.
         sampler: who gets them. An engine of several has `members`, by name: each is asked for its
-            version and probe.
-        dtype: what the sampler computes in: tensors are cast to it, then fingerprinted, then sent.
-        vocabulary: the probe's token ids are below it.
-        temperature: of the policy's log-probabilities.
+            version, weights and probe.
+        options: see SyncOptions.
         new_model: a model of the policy's architecture whose weights do not matter; built to score
-            the perturbed copy.
-        probe_every: deliveries between two perturbed copies; 0: only the first has one.
-        shared: the sampler reads the policy's own memory, so that there is nothing to send and
-            nothing to prove.
+            the perturbed copy, and to measure rounding.
     """
 
     def __init__(
         self,
         policy: TrainEngine,
         sampler: RolloutEngine,
-        *,
-        dtype: torch.dtype,
-        vocabulary: int,
-        temperature: float,
+        options: SyncOptions,
         new_model: Callable[[], nn.Module],
-        probe_every: int = 50,
-        shared: bool = False,
     ) -> None:
         self.policy = policy
         self.sampler = sampler
-        self.rows = probe_rows(vocabulary)
-        self._dtype = dtype
-        self._temperature = temperature
+        self.options = options
+        self.rows = fixed_rows(options.vocabulary, options.probe_tokens)
         self._new_model = new_model
-        self._probe_every = probe_every
-        self._shared = shared
-        # Log-probabilities of a sharper distribution differ by more.
-        sharpness = min(1.0, temperature)
-        allowed = TOLERANCES[dtype]
-        self._tolerance = Difference(allowed.largest / sharpness, allowed.mean / sharpness)
-        self._limit = self._tolerance
+        self._samples: Sequence[Rollout] = ()
+        self._on_samples = False
+        # None: the rows are new, or the weights have moved on since.
+        self._limits: Distance | None = None
+        self._calibrated = 0
         self._deliveries = 0
+        self._version = PERTURBED
+        self._unread = 0
+        # What each member computed with after the last delivery.
+        self._held: dict[str, Fingerprints] = {}
         self._metrics: Metrics = {}
+
+    def remember(self, rollouts: Sequence[Rollout]) -> None:
+        """The newest samples: what the probe is made of when it is made next."""
+        self._samples = rollouts
 
     def deliver(self, version: int) -> None:
         """Load the policy's weights into the sampler.
@@ -103,27 +145,31 @@ class WeightSync:
             version: what they are called from now on: optimizer steps taken.
 
         Raises:
-            WeightSyncError: two attempts failed; names what did.
+            WeightSyncError: the sampler's weights have changed since the last delivery, or two
+                attempts failed; names what did.
         """
-        if self._shared:
+        if self.options.shared:
             self.sampler.update_weights(self.policy.weights(), version)
             return
         start = time.monotonic()
+        self._check_still_held()
+        self._refresh_probe()
         expected = self._policy_logprobs()
         retries = 0
         try:
-            difference = self._attempt(version, expected)
+            proved = self._attempt(version, expected)
         except WeightSyncError as first:
             retries = 1
             try:
-                difference = self._attempt(version, expected)
+                proved = self._attempt(version, expected)
             except WeightSyncError as second:
                 raise WeightSyncError(
                     f"the sampler does not hold weight version {version}, after two attempts: "
                     f"{first}; then: {second}"
                 ) from second
         self._deliveries += 1
-        self._record(difference, retries=retries, seconds=time.monotonic() - start)
+        self._version = version
+        self._record(proved, retries=retries, seconds=time.monotonic() - start)
 
     def metrics(self) -> Metrics:
         """`sync/...` and `time/sync_s` since the last call; nothing while memory is shared."""
@@ -131,166 +177,218 @@ class WeightSync:
         self._metrics = {}
         return metrics
 
-    def _attempt(self, version: int, expected: list[list[float]]) -> Difference:
-        if self._perturbed_copy_is_due():
-            self._prove_perturbed(expected)
-        return self._send(self.policy.weights(), version, expected, self._limit)
+    def _members(self) -> Mapping[str, RolloutEngine]:
+        alone = {"the sampler": self.sampler}
+        return getattr(self.sampler, "members", alone)
+
+    def _check_still_held(self) -> None:
+        """The samples since the last delivery came from what was delivered."""
+        for name, member in self._members().items():
+            if name not in self._held:
+                continue
+            before = self._held[name]
+            now = member.held()
+            names = sorted(before.keys() | now.keys())
+            changed = [weight for weight in names if before.get(weight) != now.get(weight)]
+            if changed:
+                raise WeightSyncError(
+                    f"{name} no longer computes with weight version {self._version} as it was "
+                    f"delivered: {_some(changed)} changed since. What it sampled in between is not "
+                    "of that version, and steps were taken on it: go on from a checkpoint of "
+                    f"version {self._version} or before"
+                )
+
+    def _refresh_probe(self) -> None:
+        """Newer samples for the probe, and newer limits, every few deliveries."""
+        aged = self._deliveries - self._calibrated >= REFRESH
+        newer = bool(self._samples) and not self._on_samples
+        if not (newer or aged or self._perturbed_copy_is_due()):
+            return
+        options = self.options
+        rows = sampled_rows(self._samples, options.probe_tokens)
+        missing = options.probe_tokens - count_scored(rows)
+        if missing > 0:
+            rows += fixed_rows(options.vocabulary, missing)
+        self.rows = rows
+        self._on_samples = bool(self._samples)
+        self._limits = None
 
     def _perturbed_copy_is_due(self) -> bool:
         if self._deliveries == 0:
             return True
-        return self._probe_every > 0 and self._deliveries % self._probe_every == 0
+        every = self.options.probe_every
+        return every > 0 and self._deliveries % every == 0
 
-    def _send(
-        self,
-        weights: Iterator[Bucket],
-        version: int,
-        expected: list[list[float]],
-        limit: Difference,
-    ) -> Difference:
-        """Load and prove; returns how far the probe is off, at worst of all members."""
+    def _attempt(self, version: int, expected: Scores) -> Proved:
+        masters = self.policy.fingerprints(self.options.dtype)
+        if self._perturbed_copy_is_due():
+            self._prove_perturbed(expected)
+        held = self._load(self.policy.weights(), version, masters)
+        allowed = self._limits or self._calibrate()
+        distances = self._distances(version, expected)
+        if self._calibrated < self._deliveries and _beyond(distances, allowed):
+            # The weights that the limits were measured with may be long gone.
+            allowed = self._calibrate()
+        worst = _check_distances(distances, allowed)
+        self._held = held
+        return Proved(worst, allowed)
+
+    def _load(
+        self, weights: Iterator[Bucket], version: int, masters: Fingerprints | None = None
+    ) -> dict[str, Fingerprints]:
+        """Load the weights; prove what was sent, what arrived, and what each member holds."""
         sent: dict[str, str] = {}
         received = self.sampler.update_weights(self._fingerprinted(weights, sent), version)
-        check_received(sent, received)
-        alone = {"the sampler": self.sampler}
-        members: Mapping[str, RolloutEngine] = getattr(self.sampler, "members", alone)
-        worst = Difference(0.0, 0.0)
-        for name, member in members.items():
+        if masters is not None:
+            check_same(masters, sent, YIELDED)
+        check_same(sent, received, ARRIVED)
+        held: dict[str, Fingerprints] = {}
+        self._unread = 0
+        for name, member in self._members().items():
             if member.version != version:
                 raise WeightSyncError(
                     f"{name} acknowledges weight version {member.version}, not {version}"
                 )
-            found = differences(member.logprobs(self.rows, self._temperature), expected)
-            _check_difference(name, version, found, limit)
-            worst = worst.or_more(found)
-        return worst
+            held[name] = member.held()
+            # What the sampler keeps in a way of its own is only watched for changes.
+            unread = {n: own for n, own in sent.items() if n not in held[name]}
+            known = {n: found for n, found in held[name].items() if n in sent} | unread
+            self._unread = max(self._unread, len(unread))
+            try:
+                check_same(sent, known, HELD)
+            except WeightSyncError as error:
+                raise WeightSyncError(
+                    f"{name} was sent weight version {version} and holds something else: {error}"
+                ) from error
+        return held
 
     def _fingerprinted(self, weights: Iterator[Bucket], sent: dict[str, str]) -> Iterator[Bucket]:
         """The weights as the sampler computes with them; notes in `sent` what they look like."""
         for bucket in weights:
-            cast_bucket = [(name, tensor.detach().to(self._dtype)) for name, tensor in bucket]
+            dtype = self.options.dtype
+            cast_bucket = [(name, tensor.detach().to(dtype)) for name, tensor in bucket]
             for name, tensor in cast_bucket:
                 sent[name] = fingerprint(tensor)
             yield cast_bucket
 
-    def _prove_perturbed(self, expected: list[list[float]]) -> None:
+    def _prove_perturbed(self, expected: Scores) -> None:
         """The sampler must follow a copy that differs from the policy by far more than rounding."""
         model = self._new_model()
-        with torch.no_grad():
-            for bucket in self.policy.weights():
-                for name, tensor in bucket:
-                    model.get_parameter(name).copy_(perturb(tensor.to(self._dtype)))
-        reference = model_logprobs(model, self.rows, self._temperature)
-        moved = differences(reference, expected)
-        allowed = self._tolerance
-        if moved.largest < 2 * allowed.largest:
+        for strength in STRENGTHS:
+            weights = _perturbed(self.policy.weights(), self.options.dtype, strength)
+            forwards = self._two_forwards(model, weights)
+            allowed = self._allowed(forwards)
+            moved = distance(forwards.low, expected)
+            if moved.mean >= CLEARLY * allowed.mean:
+                break
+        else:
             raise WeightSyncError(
-                f"the perturbed copy moves the probe by only {moved.largest:.3g} nats: it would "
-                "prove nothing. Report this model; rollouts cannot be trusted"
+                f"the perturbed copy moves the probe by only {moved.mean:.3g} nats on average, and "
+                f"rounding alone may by {allowed.mean:.3g}: it would prove nothing. Report this "
+                "model; rollouts cannot be trusted"
             )
-        limit = allowed.or_more(moved, PERTURBED_TOLERANCE)
-        rounding = self._send(buckets(model.named_parameters()), PERTURBED, reference, limit)
-        if self._dtype != torch.float32:
-            # Some models round more than others; what they differ by here is known to be nothing
-            # but that.
-            self._limit = allowed.or_more(rounding, 2)
+        self._load(buckets(model.named_parameters()), PERTURBED)
+        distances = self._distances(PERTURBED, forwards.low)
+        _check_distances(distances, allowed)
 
-    def _policy_logprobs(self) -> list[list[float]]:
+    def _calibrate(self) -> Distance:
+        """Limits for the real weights as they are now."""
+        forwards = self._two_forwards(self._new_model(), self.policy.weights())
+        found = self._allowed(forwards)
+        self._limits = found
+        self._calibrated = self._deliveries
+        return found
+
+    def _two_forwards(self, model: nn.Module, weights: Iterable[Bucket]) -> Forwards:
+        options = self.options
+        return two_forwards(
+            model, weights, self.rows, dtype=options.dtype, temperature=options.temperature
+        )
+
+    def _allowed(self, forwards: Forwards) -> Distance:
+        options = self.options
+        return limits(forwards, multiple=options.probe_limit, temperature=options.temperature)
+
+    def _distances(self, version: int, expected: Scores) -> dict[str, Distance]:
+        """How far from what is expected each member scores the probe."""
+        found: dict[str, Distance] = {}
+        for name, member in self._members().items():
+            scores = member.logprobs(self.rows, self.options.temperature)
+            found[f"{name} holds weight version {version}"] = distance(scores, expected)
+        return found
+
+    def _policy_logprobs(self) -> Scores:
         """The probe as the trainer scores it."""
-        probe = unpadded(torch.tensor(self.rows))
-        said = self.policy.forward(probe, frozenset({"logprobs"}))
-        return cast(Tensor, said.logprobs).tolist()
+        tokens, lengths = pad_rows(self.rows, torch.device("cpu"))
+        real = torch.arange(tokens.shape[1]) < lengths[:, None]
+        inputs = TokenBatch(tokens=tokens, attention_mask=real, response_mask=real)
+        said = self.policy.forward(inputs, frozenset({"logprobs"}))
+        aligned = cast(Tensor, said.logprobs).tolist()
+        return [row[: len(ids)] for row, ids in zip(aligned, self.rows, strict=True)]
 
-    def _record(self, difference: Difference, *, retries: int, seconds: float) -> None:
+    def _record(self, proved: Proved, *, retries: int, seconds: float) -> None:
         kept = self._metrics
+        found = proved.found
+        share = max(found.shares_of(proved.limits).values())
         self._metrics = {
-            "sync/probe_max": max(kept.get("sync/probe_max", 0.0), difference.largest),
-            "sync/probe_mean": max(kept.get("sync/probe_mean", 0.0), difference.mean),
+            "sync/probe_max": max(kept.get("sync/probe_max", 0.0), found.largest),
+            "sync/probe_mean": max(kept.get("sync/probe_mean", 0.0), found.mean),
+            "sync/probe_limit_share": max(kept.get("sync/probe_limit_share", 0.0), share),
+            "sync/unread": float(self._unread),
             "sync/retries": kept.get("sync/retries", 0.0) + retries,
             "time/sync_s": kept.get("time/sync_s", 0.0) + seconds,
         }
 
 
-def probe_rows(vocabulary: int) -> list[list[int]]:
-    """The fixed probe: rows of token ids, of which all but the first of each are scored.
+def _perturbed(weights: Iterator[Bucket], dtype: torch.dtype, strength: float) -> Iterator[Bucket]:
+    for bucket in weights:
+        yield [(name, perturb(tensor.detach().to(dtype), strength)) for name, tensor in bucket]
+
+
+def _beyond(distances: Mapping[str, Distance], allowed: Distance) -> bool:
+    shares = [found.shares_of(allowed) for found in distances.values()]
+    return any(not share <= 1 for named in shares for share in named.values())  # NaN is not
+
+
+def _check_distances(distances: Mapping[str, Distance], allowed: Distance) -> Distance:
+    """Each statistic of the members' distances at its worst.
+
+    Raises:
+        WeightSyncError: one of a member's is beyond its limit.
+    """
+    for who, found in distances.items():
+        for what, share in found.shares_of(allowed).items():
+            if not share <= 1:  # NaN is not
+                raise WeightSyncError(
+                    f"{who} but does not use it: the {what} difference of the probe's "
+                    f"log-probabilities is {getattr(found, what):.3g} nats, allowed "
+                    f"{getattr(allowed, what):.3g} (a stale copy of some weight? If not, "
+                    "inference_engine.probe_limit is how much is allowed)"
+                )
+    return Distance(*map(max, zip(*distances.values(), strict=True)))
+
+
+def check_same(expected: Fingerprints, found: Fingerprints, stage: Stage) -> None:
+    """Names and fingerprints of a copy are those of what it was made from.
 
     Args:
-        vocabulary: the ids are below it.
-
-    Returns:
-        PROBE_ROWS rows of PROBE_LENGTH ids.
-    """
-    return [
-        [stable_seed("probe", row, at) % vocabulary for at in range(PROBE_LENGTH)]
-        for row in range(PROBE_ROWS)
-    ]
-
-
-def perturb(tensor: Tensor) -> Tensor:
-    """Another tensor of the same scale, changed everywhere.
-
-    The rows of a matrix move on by one, a vector grows.
-    """
-    return tensor.roll(1, 0) if tensor.ndim > 1 else tensor * 2 + 0.05
-
-
-@torch.inference_mode()
-def model_logprobs(
-    model: nn.Module, rows: Sequence[Sequence[int]], temperature: float
-) -> list[list[float]]:
-    """Log-probabilities of rows of equal length by a Hugging Face causal LM.
-
-    Args:
-        model: whose whole logits are computed.
-        rows: token ids.
-        temperature: logits are divided by it.
-
-    Returns:
-        Token-aligned, in nats; the first entry of each row is 0.0.
-    """
-    tokens = torch.tensor(rows, device=next(model.parameters()).device)
-    logits = model(input_ids=tokens).logits[:, :-1]
-    all_logprobs = (logits.float() / temperature).log_softmax(-1)
-    logprobs = all_logprobs.gather(2, tokens[:, 1:, None]).squeeze(2)
-    return [[0.0, *row] for row in logprobs.tolist()]
-
-
-def differences(found: list[list[float]], expected: list[list[float]]) -> Difference:
-    """How far log-probabilities are apart over the scored tokens; NaN where one of them is."""
-    ours = torch.tensor(found, dtype=torch.float64)
-    theirs = torch.tensor(expected, dtype=torch.float64)
-    by_token = (ours - theirs)[:, 1:].abs()
-    return Difference(float(by_token.max()), float(by_token.mean()))
-
-
-def _check_difference(name: str, version: int, found: Difference, limit: Difference) -> None:
-    for what, value, allowed in zip(Difference._fields, found, limit, strict=True):
-        if not value <= allowed:  # NaN is not
-            raise WeightSyncError(
-                f"{name} holds weight version {version} but does not use it: the {what} difference "
-                f"of a probe token's log-probability is {value:.3g}, allowed {allowed:.3g} "
-                "(a stale copy of some weight?)"
-            )
-
-
-def check_received(sent: Mapping[str, str], received: Mapping[str, str]) -> None:
-    """Names and fingerprints of what arrived are those of what was sent.
-
-    Args:
-        sent: name -> fingerprint.
-        received: name -> fingerprint.
+        expected: name -> fingerprint.
+        found: name -> fingerprint, of the copy.
+        stage: what kind of copy it is, for the message.
 
     Raises:
         WeightSyncError: they are not; names the tensors.
     """
     problems: list[str] = []
-    _note_names(problems, "never loaded", sent.keys() - received.keys())
-    _note_names(problems, "not sent", received.keys() - sent.keys())
-    changed = [name for name in sorted(sent) if received.get(name, sent[name]) != sent[name]]
+    _note_names(problems, f"never {stage.done}", expected.keys() - found.keys())
+    _note_names(problems, f"not {stage.given}", found.keys() - expected.keys())
+    changed = [
+        name for name in sorted(expected) if found.get(name, expected[name]) != expected[name]
+    ]
     for name in changed[:3]:
-        others = [other for other in sent if other != name and sent[other] == received[name]]
+        others = [other for other in expected if other != name and expected[other] == found[name]]
         how = f"with the payload of {others[0]}" if others else "changed"
-        problems.append(f"{name} arrived {how}")
+        problems.append(f"{name} {stage.came} {how}")
     if problems:
         more = f" ({len(changed)} tensors differ in all)" if len(changed) > 3 else ""
         raise WeightSyncError("; ".join(problems) + more)
@@ -298,4 +396,10 @@ def check_received(sent: Mapping[str, str], received: Mapping[str, str]) -> None
 
 def _note_names(problems: list[str], what: str, names: set[str]) -> None:
     if names:
-        problems.append(f"{len(names)} tensors were {what}: {', '.join(sorted(names)[:3])}")
+        problems.append(f"{len(names)} tensors were {what}: {_some(sorted(names))}")
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few names, and how many there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -5,9 +5,8 @@ No pickle anywhere.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,27 +58,6 @@ def buckets(
         yield bucket
 
 
-def fingerprint(tensor: Tensor) -> str:
-    """16 hexadecimal digits that differ when one byte of the tensor does, at the speed of memory.
-
-    A SHA-256 over the sums of the bytes, as 64-bit integers times random odd ones, of every 128 KB:
-    any one change moves its sum, and several cancel with a probability of about 2**-60. It guards
-    against faults, not malice.
-    """
-    data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    size = len(data)
-    if size % 8 or data.storage_offset() % 8:
-        data = torch.cat([data, data.new_zeros(-size % 8)])
-    words = data.view(torch.int64)
-    factors = _odd_factors()
-    whole = len(words) // len(factors) * len(factors)
-    rest = words[whole:]
-    sums_of_chunks = words[:whole].view(-1, len(factors)) @ factors
-    sum_of_rest = rest @ factors[: len(rest)]
-    sums = torch.cat([sums_of_chunks, sum_of_rest[None]])
-    return hashlib.sha256(f"{size} {sums.tolist()}".encode()).hexdigest()[:16]
-
-
 def non_finite_values(tensor: Tensor) -> int:
     """How many values of a tensor are NaN or infinite; takes one pass where none is."""
     if not tensor.is_floating_point() or not tensor.numel():
@@ -88,13 +66,6 @@ def non_finite_values(tensor: Tensor) -> int:
     if lowest.isfinite() and highest.isfinite():
         return 0
     return int((~tensor.isfinite()).sum())
-
-
-@cache
-def _odd_factors() -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    limits = (-(2**63), 2**63 - 1)
-    return torch.randint(*limits, (2**14,), generator=generator, dtype=torch.int64) | 1
 
 
 def write_sharded(directory: Path, stem: str, named: Iterable[NamedTensor]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from oxrl.data.preferences import PreferenceDataset, to_preference_batch
 from oxrl.engines.train.base import Scorer, TrainEngine
 from oxrl.engines.train.ranks import Ranks
-from oxrl.models.weights import fingerprint
+from oxrl.models.fingerprints import fingerprint
 from oxrl.recipes.preference_objective import PreferenceObjective
 
 ROWS_PER_FORWARD = 256

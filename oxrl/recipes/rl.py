@@ -54,6 +54,8 @@ def train(cfg: Config, session: Session) -> None:
         with session.saved_if_stopped(setup.saved, progress):
             sampled = setup.source.next(progress.draw, step=before, stop=session.stopping)
 
+        setup.delivery.remember(sampled.rollouts)
+
         # The rows that can be learned from; what every model says of them before the update.
         rows = trainable_rows(sampled, setup.row_rules, version=before)
         rollouts = rows.batch

@@ -16,7 +16,7 @@ from oxrl.data.order import open_rows
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.train.base import Saved, Scorer, TrainEngine
 from oxrl.engines.train.trainer import AdapterOff, Trainer
-from oxrl.engines.weight_sync import WeightSync
+from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.recipes.build import (
     DTYPES,
     REHEARSED,
@@ -185,16 +185,18 @@ def reference_of(cfg: Config, engines: Engines) -> Scorer | None:
 
 def build_delivery(cfg: Config, engines: Engines, vocabulary: int) -> WeightSync:
     """How the policy's weights reach the sampler, and are proved to."""
-    return WeightSync(
-        engines.trainers["policy"],
-        engines.sampler,
+    sampling = cfg.inference_engine
+    options = SyncOptions(
         dtype=DTYPES[cfg.model.dtype],
         vocabulary=vocabulary,
         temperature=cfg.rollout.temperature,
-        new_model=partial(load_model, cfg, torch.device("cpu")),
-        probe_every=cfg.inference_engine.probe_every,
+        probe_every=sampling.probe_every,
+        probe_tokens=sampling.probe_tokens,
+        probe_limit=sampling.probe_limit,
         shared=engines.shared,
     )
+    new_model = partial(load_model, cfg, torch.device("cpu"))
+    return WeightSync(engines.trainers["policy"], engines.sampler, options, new_model)
 
 
 def feature_inputs(cfg: Config, engines: Engines) -> FeatureInputs:

@@ -89,6 +89,8 @@ def reader(path: str) -> tuple[str, list[str]]:
         return "sgrpo", [held_out, "inference_engine.actors=1", "inference_engine.name=vllm"]
     if path in (
         "inference_engine.probe_every",
+        "inference_engine.probe_tokens",
+        "inference_engine.probe_limit",
         "run.ray_address",
         "run.max_restarts",
         "inference_engine.placement",

@@ -19,6 +19,7 @@ from oxrl.functional.policy_losses import ppo_clip
 from oxrl.functional.preference_losses import dpo
 from oxrl.functional.preference_statistics import sequence_logprobs
 from oxrl.functional.supervised_losses import supervised_loss
+from oxrl.models.fingerprints import fingerprint
 from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.lora import add_adapter
 from oxrl.tables.engines import TRAINING_ENGINES
@@ -110,6 +111,17 @@ def whole_weights(trainer: Any) -> dict[str, Tensor]:
     }
 
 
+def weights_that_lie(trainer: Any) -> list[str]:
+    """Names of the weights that are yielded otherwise than the optimizer holds them."""
+    found: list[str] = []
+    for dtype in (torch.float32, torch.bfloat16):
+        held = trainer.fingerprints(dtype)
+        for bucket in trainer.weights():
+            found += [name for name, w in bucket if fingerprint(w.to(dtype)) != held.pop(name)]
+        found += held
+    return found
+
+
 def measure(
     engine: str, dtype: str, folder: Path, ranks: Ranks
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -169,6 +181,7 @@ def measure(
 
     numbers["steps"] = steps(trainer, sft, 3)
     keep("weights", whole_weights(trainer))
+    numbers["lies"] = weights_that_lie(trainer)
 
     def poisoned(output: Output, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         loss, metrics = supervised(output, batch)
@@ -190,6 +203,7 @@ def measure(
         trainer.save(folder)
         numbers["steps_after_save"] = steps(trainer, sft, 2)
         keep("weights_at_the_end", whole_weights(trainer))
+        numbers["lies"] += weights_that_lie(trainer)
 
     # The pass without a backward comes last: what it gathered must not be what the next one reads.
     trainer.forward_backward(sft, supervised, LOGPROBS)

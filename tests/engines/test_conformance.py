@@ -153,6 +153,7 @@ def test_an_engine_computes_what_the_local_one_does(
         for group, difference in differences(tensors, expected).items():
             limit = WEIGHT_TOLERANCE if group.startswith("weights") else TOLERANCE
             assert difference < limit[dtype], (rank, group)
+        assert numbers["lies"] == []
         assert numbers.get("layer_runs") == expected_numbers.get("layer_runs")
         for name in (name for name in expected_numbers if name.endswith(("/loss", "/norm"))):
             assert numbers[name] == pytest.approx(expected_numbers[name], rel=TOLERANCE[dtype])

@@ -15,8 +15,9 @@ import torch
 from oxrl.engines.sample.base import Finished, generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import ConfigError, DeadlineError, EngineError, WeightSyncError
+from oxrl.models.fingerprints import fingerprint
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.models.weights import buckets, fingerprint
+from oxrl.models.weights import buckets
 from oxrl.types import Completion, Prompt, Request, Sampling
 
 ray = pytest.importorskip(

@@ -16,12 +16,13 @@ import torch
 from samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
 from transformers import PreTrainedModel
 
+from oxrl.engines.probe import distance, fixed_rows
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.cached import CachedSampler
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.weight_sync import differences, probe_rows
 from oxrl.errors import DeadlineError, EngineError
-from oxrl.models.weights import buckets, fingerprint, save_model
+from oxrl.models.fingerprints import fingerprint
+from oxrl.models.weights import buckets, save_model
 from oxrl.types import Completion, Prefix, Prompt, Request, Sampling
 
 pytestmark = [
@@ -244,16 +245,33 @@ def test_new_weights_are_used_from_the_next_token_on_and_nothing_old_stays_cache
     )
 
 
+def test_what_an_engine_holds_is_what_it_was_sent_name_by_name_and_bit_by_bit(
+    engine: Any,
+) -> None:
+    other = lively(seed=1)
+    sent = {name: p.detach() for name, p in other.named_parameters()}
+    engine.update_weights(buckets(sent.items()), 1)
+    assert engine.held() == {name: fingerprint(tensor) for name, tensor in sent.items()}
+    name = "model.layers.1.mlp.up_proj.weight"
+    sent[name] = sent[name].clone()
+    sent[name][3, 5] = torch.nextafter(sent[name][3, 5], torch.tensor(9.0))
+    engine.update_weights(buckets(sent.items()), 2)
+    held = engine.held()
+    assert held == {name: fingerprint(tensor) for name, tensor in sent.items()}
+    assert held[name] != fingerprint(other.get_parameter(name))
+
+
 def test_going_there_and_back_again_restores_every_score(
     engine: Any, model: PreTrainedModel
 ) -> None:
-    rows = probe_rows(261)
+    rows = fixed_rows(261, 512)
     first = engine.logprobs(rows)
     for version, there in enumerate((lively(seed=1), model), 1):
         engine.update_weights(
             buckets((name, p.detach()) for name, p in there.named_parameters()), version
         )
-        assert (differences(engine.logprobs(rows), first)[0] > 0.5) == (version == 1)
+        moved = distance(engine.logprobs(rows), first)
+        assert (moved.largest > 0.5) == (version == 1)
     assert engine.logprobs(rows) == first
 
 
@@ -263,7 +281,7 @@ def test_scores_are_the_models_own_also_while_requests_are_sampled(
 ) -> None:
     requests, rows = (
         make_requests(3, max_tokens=30, stop_token_ids=()),
-        [[7, 8, 9], *probe_rows(261), [5, 6]],
+        [[7, 8, 9], *fixed_rows(261, 92), [5, 6]],
     )
     partly(engine, requests)
     scored = engine.logprobs(rows, temperature)

@@ -1,27 +1,23 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from samplers import lively
 from transformers import PreTrainedModel
 
+from oxrl.engines.probe import count_scored, distance, fixed_rows, model_logprobs, perturb
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.base import Bucket
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.weight_sync import (
-    PERTURBED,
-    WeightSync,
-    differences,
-    model_logprobs,
-    perturb,
-    probe_rows,
-)
+from oxrl.engines.weight_sync import PERTURBED, SyncOptions, WeightSync
 from oxrl.errors import WeightSyncError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
+from oxrl.types import Completion, Prompt, Rollout, Score, Segment
 
 TOKENIZER = load_tokenizer("builtin:tiny")
 Attack = Callable[[Bucket], Bucket]
@@ -52,14 +48,14 @@ class Remote(LocalSampler):
 
 
 def _sync(sampler: Any, policy: LocalTrainer | None = None, **options: Any) -> WeightSync:
-    defaults: dict[str, Any] = {
-        "dtype": torch.float32,
-        "vocabulary": 261,
-        "temperature": 1.0,
-        "new_model": lambda: _model(9),
-    }
+    """`new_model` is one of the options too."""
+    new_model = options.pop("new_model", lambda: _model(9))
+    defaults: dict[str, Any] = {"dtype": torch.float32, "vocabulary": 261, "temperature": 1.0}
     return WeightSync(
-        policy or LocalTrainer(_model(0), TrainerOptions(lr=1e-3)), sampler, **defaults | options
+        policy or LocalTrainer(_model(0), TrainerOptions(lr=1e-3)),
+        sampler,
+        SyncOptions(**defaults | options),
+        new_model,
     )
 
 
@@ -95,10 +91,11 @@ def test_a_delivery_leaves_the_sampler_with_the_policys_weights_and_scores(
     assert sync.metrics() == {}
 
 
-def test_the_probe_is_fixed_and_scores_at_least_64_tokens_inside_the_vocabulary() -> None:
-    rows = probe_rows(261)
-    assert rows == probe_rows(261)
-    assert sum(len(row) - 1 for row in rows) >= 64
+@pytest.mark.parametrize("tokens", [64, 512])
+def test_the_fixed_probe_scores_as_many_tokens_as_asked_inside_the_vocabulary(tokens: int) -> None:
+    rows = fixed_rows(261, tokens)
+    assert rows == fixed_rows(261, tokens)
+    assert tokens <= count_scored(rows) < tokens + 24
     assert all(0 <= token < 261 for row in rows for token in row)
 
 
@@ -127,18 +124,17 @@ def test_the_perturbed_copy_changes_every_tensor_and_moves_the_probe_far_beyond_
             before = parameter.clone()
             parameter.copy_(perturb(parameter))
             assert not torch.equal(before, parameter)
-    rows = probe_rows(261)
-    assert differences(model_logprobs(other, rows, 1.0), model_logprobs(model, rows, 1.0))[0] > 0.2
+    rows = fixed_rows(261, 512)
+    moved = distance(model_logprobs(other, rows, 1.0), model_logprobs(model, rows, 1.0))
+    assert moved.largest > 0.2
 
 
 def test_scores_are_the_local_samplers() -> None:
-    model, rows = _model(0), probe_rows(261)
-    assert (
-        differences(
-            model_logprobs(model, rows, 0.7), LocalSampler(model, TOKENIZER).logprobs(rows, 0.7)
-        )[0]
-        < 1e-5
-    )
+    model, rows = _model(0), [[5, 6], *fixed_rows(261, 512), [7, 8, 9]]
+    theirs = LocalSampler(model, TOKENIZER).logprobs(rows, 0.7)
+    ours = model_logprobs(model, rows, 0.7)
+    assert [len(row) for row in ours] == [len(row) for row in rows]
+    assert distance(ours, theirs).largest < 1e-5
 
 
 def _drop(bucket: Bucket) -> Bucket:
@@ -218,12 +214,12 @@ def test_a_stale_output_head_is_caught_at_the_first_sync_though_every_fingerprin
     head = network.head._replace(weight=network.head.weight.detach().clone())
     sampler.network = SimpleNamespace(backbone=network.backbone, decoder=network.decoder, head=head)  # pyright: ignore
     with pytest.raises(
-        WeightSyncError, match=r"weight version -1 but does not use it: the largest difference"
+        WeightSyncError, match=r"weight version -1 but does not use it: the mean difference"
     ):
         _sync(sampler).deliver(0)
 
 
-def test_weights_that_the_sampler_acknowledges_and_does_not_use_are_caught_by_the_probe() -> None:
+def test_weights_that_the_sampler_acknowledges_and_does_not_load_are_named() -> None:
     class Idle(Remote):
         """Right names, right fingerprints, right version, nothing loaded."""
 
@@ -233,8 +229,162 @@ def test_weights_that_the_sampler_acknowledges_and_does_not_use_are_caught_by_th
             self.model.load_state_dict(before, strict=False)
             return received
 
-    with pytest.raises(WeightSyncError, match="does not use it"):
+    with pytest.raises(WeightSyncError, match=r"holds something else: model\.embed_tokens\.weight"):
         _sync(Idle(_model(5))).deliver(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_that_changes_after_it_was_proved_is_found_before_the_next_delivery(
+    dtype: torch.dtype,
+) -> None:
+    policy = LocalTrainer(_model(0, dtype), TrainerOptions(lr=1e-3))
+    sampler = Remote(_model(5, dtype))
+    sync = _sync(sampler, policy, dtype=dtype, new_model=lambda: _model(9, dtype))
+    sync.deliver(0)
+    sync.deliver(1)
+    name = "model.layers.1.mlp.up_proj.weight"
+    with torch.no_grad():
+        values = sampler.model.get_parameter(name).view(-1)
+        values[7] = torch.nextafter(values[7], torch.tensor(9.0, dtype=dtype))
+    delivered = len(sampler.versions)
+    says = f"no longer computes with weight version 1 as it was delivered: {name} changed since"
+    with pytest.raises(WeightSyncError, match=says):
+        sync.deliver(2)
+    assert len(sampler.versions) == delivered
+
+
+class Liar(LocalTrainer):
+    """Yields its weights with a lie in them, from the first call after `lie` was set."""
+
+    lie: Attack | None = None
+
+    def weights(self) -> Iterator[Bucket]:
+        for bucket in super().weights():
+            yield bucket if self.lie is None else self.lie(bucket)
+
+
+@pytest.mark.parametrize(
+    ("attack", "says"),
+    [(attack, says.partition(" arrived")) for attack, says in ATTACKS],
+    ids=["dropped", "corrupted", "mis-cast", "swapped"],
+)
+@pytest.mark.parametrize("from_start", [True, False])
+def test_a_trainer_whose_weights_lie_is_seen_though_they_arrive_as_sent(
+    attack: Attack, says: tuple[str, str, str], from_start: bool
+) -> None:
+    policy = Liar(_model(0), TrainerOptions(lr=1e-3))
+    sync = _sync(Remote(_model(5)), policy)
+    if not from_start:
+        sync.deliver(0)
+        _small_step(policy)
+    policy.lie = attack
+    with pytest.raises(WeightSyncError, match="after two attempts") as caught:
+        sync.deliver(1)
+    assert str(caught.value).count(says[0]) >= 2
+    if says[1]:
+        assert "is not what the optimizer holds" in str(caught.value)
+
+
+def test_a_low_precision_weight_that_no_longer_follows_its_master_is_a_lie() -> None:
+    policy = LocalTrainer(_model(0, torch.bfloat16), TrainerOptions(lr=1e-3))
+    sync = _sync(
+        Remote(_model(5, torch.bfloat16)),
+        policy,
+        dtype=torch.bfloat16,
+        new_model=lambda: _model(9, torch.bfloat16),
+    )
+    sync.deliver(0)
+    with torch.no_grad():
+        policy.model.get_parameter("model.norm.weight")[3] += 0.01
+    with pytest.raises(WeightSyncError, match=r"model\.norm\.weight is not what the optimizer"):
+        sync.deliver(1)
+
+
+class Sharper(Remote):
+    """The right weights, used in another way."""
+
+    temperature = 1.0
+
+    def logprobs(
+        self, rows: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> list[list[float]]:
+        return super().logprobs(rows, temperature * self.temperature)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_right_weights_that_are_used_otherwise_are_caught_by_limits_measured_with_them(
+    dtype: torch.dtype,
+) -> None:
+    policy = LocalTrainer(lively("builtin:tiny", 0, dtype), TrainerOptions(lr=1e-3))
+    sampler = Sharper(lively("builtin:tiny", 5, dtype))
+    sync = _sync(sampler, policy, dtype=dtype, new_model=lambda: lively("builtin:tiny", 9, dtype))
+    sync.deliver(0)
+    assert sync.metrics()["sync/probe_limit_share"] < 1
+    sampler.temperature = 1.05 if dtype == torch.bfloat16 else 1.0001
+    with pytest.raises(WeightSyncError, match="weight version 1 but does not use it"):
+        sync.deliver(1)
+
+
+def test_what_is_allowed_is_a_multiple_of_measured_rounding_and_can_be_set() -> None:
+    policy = LocalTrainer(_model(0, torch.bfloat16), TrainerOptions(lr=1e-3))
+    shares: list[float] = []
+    for limit in (4.0, 40.0):
+        # Something to measure: the trainer does not round its logits, and this sampler is off.
+        sampler = Sharper(_model(5, torch.bfloat16))
+        sampler.temperature = 1.001
+        sync = _sync(
+            sampler,
+            policy,
+            dtype=torch.bfloat16,
+            new_model=lambda: _model(9, torch.bfloat16),
+            probe_limit=limit,
+        )
+        sync.deliver(0)
+        shares.append(sync.metrics()["sync/probe_limit_share"])
+    assert shares[0] == pytest.approx(10 * shares[1])
+    strict = _sync(
+        sampler,
+        policy,
+        dtype=torch.bfloat16,
+        new_model=lambda: _model(9, torch.bfloat16),
+        probe_limit=0.01,
+    )
+    with pytest.raises(WeightSyncError, match=r"inference_engine\.probe_limit is how much"):
+        strict.deliver(0)
+
+
+def test_the_probe_is_made_of_the_newest_samples_once_there_are_some() -> None:
+    rollouts = [
+        Rollout(
+            prompt=Prompt(uid="", messages=(), token_ids=(5, 6, 7 + draw)),
+            completion=Completion(
+                segments=(
+                    Segment(token_ids=(8,) * 100, logprobs=(0.0,) * 100, versions=(0,) * 100),
+                ),
+                text="",
+                finish_reason="stop",
+            ),
+            score=Score(value=0.0),
+            group_id=draw,
+            sample=0,
+            seed=0,
+        )
+        for draw in range(4)
+    ]
+    sync = _sync(Remote(_model(5)), probe_tokens=200, probe_every=0)
+    sync.deliver(0)
+    assert sync.rows == fixed_rows(261, 200)
+    sync.remember(rollouts)
+    sync.deliver(1)
+    assert sync.rows == [[8] * 64] * 4
+    assert sync.metrics()["sync/probe_limit_share"] < 1
+    sync.remember(rollouts[:1])
+    sync.deliver(2)
+    assert sync.rows == [[8] * 64] * 4
+    for version in range(3, 52):
+        sync.deliver(version)
+    # Newer samples after a while; what they are too few for, the fixed rows add.
+    assert sync.rows == [[8] * 64, *fixed_rows(261, 200 - 63)]
 
 
 def test_every_member_of_a_group_is_asked_by_name() -> None:

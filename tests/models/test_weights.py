@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oxrl.models.weights import fingerprint
+from oxrl.models.fingerprints import fingerprint
 
 # Below, at and above what is summed at once: 2**14 words of 8 bytes.
 SIZES = [1, 7, 8, 9, 4096, 2**17 - 1, 2**17, 2**17 + 3, 3 * 2**17 + 8]

@@ -208,6 +208,8 @@ ELSEWHERE = {
     "inference_engine.gpu_memory_fraction": "a CUDA device's memory: handed to vLLM",
     "inference_engine.kv_cache_gb": "tests/engines/test_vllm_engine.py",
     "inference_engine.probe_every": "deliveries with a perturbed copy: tests/engines/test_weight_sync.py",
+    "inference_engine.probe_tokens": "how much is scored: the same file",
+    "inference_engine.probe_limit": "what is refused: the same file",
     "inference_engine.placement": "who shares a device: tests/engines/test_ray_rollouts.py",
     "run.name": "the console's title and the default directory: tests/runs, tests/config",
     "run.keep_best": "the folder best/: tests/recipes/test_preference.py",

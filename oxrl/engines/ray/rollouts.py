@@ -119,6 +119,9 @@ class RolloutWorker:
     ) -> list[list[float]]:
         return self._group.score(self, rows, temperature)
 
+    def held(self) -> Mapping[str, str]:
+        return self._group.held_by(self)
+
 
 class Probe(NamedTuple):
     """Rows of token ids that were scored with the current weights, and their logprobs (nats)."""
@@ -165,6 +168,7 @@ class RayRollouts:
         # The last weights stay in the object store, for replacements.
         self._weights: list[Any] = []
         self._fingerprints: Mapping[str, str] = {}
+        self._held: Mapping[str, str] = {}
         self._probe: Probe | None = None
         self._version = max(worker.wait_loaded() for worker in self._workers)
 
@@ -261,6 +265,7 @@ class RayRollouts:
         # The old ones go first: the object store never holds two copies.
         self._weights = []
         self._fingerprints = {}
+        self._held = {}
         self._probe = None
         self._weights += [self.cluster.ray.put(pack(bucket)) for bucket in buckets]
         self._version = version
@@ -286,6 +291,8 @@ class RayRollouts:
                 f"{worker.name} holds other weights of version {found} than the others: "
                 f"{len(wrong)} tensors differ, such as {wrong[:1]}"
             )
+        if self._held and worker.call(RolloutEngine.held) != self._held:
+            raise WeightSyncError(f"{worker.name} computes with other weights than were proved")
         if self._probe is not None:
             self._check_probe(worker, self._probe)
 
@@ -302,6 +309,17 @@ class RayRollouts:
     ) -> list[list[float]]:
         """See RolloutEngine. Actor 0 answers; `members` are asked one by one."""
         return self.score(self._workers[0], rows, temperature)
+
+    def held(self) -> Mapping[str, str]:
+        """See RolloutEngine. Actor 0 answers; `members` are asked one by one."""
+        return self.held_by(self._workers[0])
+
+    def held_by(self, worker: RolloutWorker) -> Mapping[str, str]:
+        """What one actor computes with; kept, for replacements to be compared with."""
+        self._set_asleep(False)
+        found = self.call(worker, RolloutEngine.held)
+        self._held = self._held or found
+        return found
 
     @property
     def members(self) -> Mapping[str, RolloutWorker]:

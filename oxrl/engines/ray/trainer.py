@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 
 from oxrl.engines.ray.cluster import (
@@ -204,6 +205,9 @@ class RayTrainer:
 
     def weights(self) -> Iterator[Bucket]:
         return self._stream("weights")
+
+    def fingerprints(self, dtype: torch.dtype) -> Mapping[str, str]:
+        return self._group.call(self._name, Trainer.fingerprints, dtype)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         return (named for bucket in self._stream("gradients") for named in bucket)

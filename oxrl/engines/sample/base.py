@@ -80,6 +80,15 @@ class RolloutEngine(Protocol):
         """
         ...
 
+    def held(self) -> Mapping[str, str]:
+        """Read every weight again, as the engine computes with it now.
+
+        Returns:
+            The fingerprint of each weight: of the whole one under its Hugging Face name, and under
+            a name of the engine's own where it does not know which part of which weight it holds.
+        """
+        ...
+
     def logprobs(
         self, rows: Sequence[Sequence[int]], temperature: float = 1.0
     ) -> list[list[float]]:

@@ -19,8 +19,8 @@ from oxrl.engines.sample.slots import Slots
 from oxrl.engines.train.base import Bucket
 from oxrl.engines.train.forward import read_tokens
 from oxrl.errors import WeightSyncError
+from oxrl.models.fingerprints import fingerprint
 from oxrl.models.network import CausalNetwork
-from oxrl.models.weights import fingerprint
 from oxrl.types import FinishReason, Prefix, Request, TokenBatch
 
 
@@ -120,6 +120,10 @@ class ModuleSampler(Sampler):
         self._version = version
         self._forget_computed()
         return fingerprints
+
+    def held(self) -> Mapping[str, str]:
+        """See RolloutEngine."""
+        return {name: fingerprint(weight) for name, weight in self.model.named_parameters()}
 
     @torch.inference_mode()
     def logprobs(

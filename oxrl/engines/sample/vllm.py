@@ -28,6 +28,7 @@ from oxrl.engines.sample.vllm_worker import payload, sampled_logprobs, vllm_modu
 from oxrl.engines.train.base import Bucket
 from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyncError
 from oxrl.models.builtin import is_builtin
+from oxrl.models.fingerprints import Piece, joined
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.weights import save_model
 from oxrl.types import FinishReason, Metrics, Prefix, Request
@@ -239,6 +240,14 @@ class VllmEngine(Sampler):
             raise WeightSyncError("vLLM's tensor-parallel workers received different weights")
         self._version = version
         return received
+
+    def held(self) -> Mapping[str, str]:
+        """See RolloutEngine. On a CPU, packed weights are read through the layers that use them."""
+        pieces: dict[str, list[Piece]] = {}
+        for report in self._rpc("oxrl_held"):
+            for name, held in report.items():
+                pieces.setdefault(name, []).extend(held)
+        return {name: joined(held) for name, held in pieces.items()}
 
     def _load(self, buckets: Iterable[Bucket]) -> Exception | None:
         """Load until the end, or until vLLM fails: what it said."""

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from oxrl.engines.sample.gumbel import noise_keys, restrict, sample_tokens
+from oxrl.engines.sample.vllm_weights import held_pieces
 from oxrl.engines.train.base import Bucket
-from oxrl.models.weights import fingerprint
+from oxrl.models.fingerprints import Piece, fingerprint
 
 # (name, how to get the tensor): its arguments are handles when the tensor lies in another process's
 # GPU memory.
@@ -63,6 +64,7 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         self.oxrl_unloaded = {name for name, _ in model.named_parameters()}
         self.oxrl_received: dict[str, str] = {}
+        self.oxrl_shapes: dict[str, torch.Size] = {}
         vllm_module(RELOAD).initialize_layerwise_reload(model)
 
     def oxrl_load(self, payload: Payload) -> None:
@@ -72,6 +74,7 @@ class WorkerExtension:
         for name, make, handle in payload:
             tensor = make(*handle).to(self.device, dtype)
             self.oxrl_received[name] = fingerprint(tensor)
+            self.oxrl_shapes[name] = tensor.shape
             tensors.append((name, tensor))
         self.oxrl_unloaded -= self.model_runner.get_model().load_weights(tensors) or set()
 
@@ -84,6 +87,11 @@ class WorkerExtension:
         runner.reset_encoder_cache()
         runner.reset_mm_cache()
         return self.oxrl_received, sorted(self.oxrl_unloaded)
+
+    def oxrl_held(self) -> dict[str, list[Piece]]:
+        """See `held_pieces`: what this worker computes with now."""
+        runner = self.model_runner
+        return held_pieces(runner.get_model(), self.oxrl_shapes, runner.model_config.dtype)
 
 
 def payload(bucket: Bucket, *, other_processes: bool) -> Payload:

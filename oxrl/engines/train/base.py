@@ -6,9 +6,11 @@ Letters of shapes as in `oxrl.types`: B rows, T tokens per row, K of the most li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
+
+import torch
 
 from oxrl.models.weights import NamedTensor
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
@@ -116,5 +118,17 @@ class TrainEngine(Scorer, Saved, Protocol):
 
         Returns:
             Buckets of at most 512 MB of (HF name, whole tensor).
+        """
+        ...
+
+    def fingerprints(self, dtype: torch.dtype) -> Mapping[str, str]:
+        """What `weights()` has to yield, told without it; collective across ranks.
+
+        Args:
+            dtype: what the weights are cast to after they were rounded as they are stored.
+
+        Returns:
+            HF name -> fingerprint of the weight as the optimizer holds it: its float32 master,
+            where it has one.
         """
         ...

@@ -115,6 +115,11 @@ class LocalTrainer(Trainer):
             for name, p in self.model.named_parameters()
         )
 
+    def masters(self) -> Iterator[NamedTensor]:
+        """See Trainer."""
+        for name, parameter in self.model.named_parameters():
+            yield name, self._whole(self._masters.get(name, parameter).detach())
+
     def _optimizer_state(self, kind: str) -> Iterator[NamedTensor]:
         for name, master in self._masters.items():
             if kind == "master":

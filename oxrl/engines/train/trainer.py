@@ -26,6 +26,7 @@ from oxrl.engines.train.forward import checkpoint_activations
 from oxrl.engines.train.micro_batches import Merged, own_share
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
+from oxrl.models.fingerprints import fingerprint
 from oxrl.models.lora import adapter_off
 from oxrl.models.network import token_model
 from oxrl.models.weights import (
@@ -89,6 +90,13 @@ class Trainer(ABC):
 
     @abstractmethod
     def weights(self) -> Iterator[Bucket]: ...
+
+    @abstractmethod
+    def masters(self) -> Iterator[NamedTensor]:
+        """(name, whole weight as the optimizer holds it) on every rank; collective.
+
+        Not what `weights` reads, wherever there are two copies.
+        """
 
     @abstractmethod
     def _clip_and_step(self, lr: float) -> tuple[float, bool]:
@@ -224,6 +232,15 @@ class Trainer(ABC):
             self._restore(weights)
         self._forget_gradients()
         self.step = step
+
+    @torch.no_grad()
+    def fingerprints(self, dtype: torch.dtype) -> dict[str, str]:
+        """See TrainEngine."""
+        found: dict[str, str] = {}
+        for name, master in self.masters():
+            stored = master.to(self._stored[name].dtype)
+            found[name] = fingerprint(stored.to(dtype))
+        return found
 
     @torch.no_grad()
     def set_weights(self, named: Iterable[NamedTensor]) -> None:

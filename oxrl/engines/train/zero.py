@@ -258,12 +258,22 @@ class DeepSpeedTrainer(Trainer):
 
     def _whole_weights(self) -> Iterator[NamedTensor]:
         for name, p in self.model.named_parameters():
-            if self._stage < 3:
-                yield name, p.detach()
-                continue
-            with self._deepspeed.zero.GatheredParameters([p]):
-                whole = p.detach().clone()
-            yield name, whole
+            yield name, self._whole_weight(p)
+
+    def _whole_weight(self, p: nn.Parameter) -> Tensor:
+        if self._stage < 3:
+            return p.detach()
+        with self._deepspeed.zero.GatheredParameters([p]):
+            return p.detach().clone()
+
+    def masters(self) -> Iterator[NamedTensor]:
+        """See Trainer. At stage 0, and of what is not trained, there is one copy only."""
+        has_copies = self._stage > 0 and bool(self._flat)
+        for name, p in self.model.named_parameters():
+            if has_copies and name in self._named:
+                yield name, self._deepspeed.utils.safe_get_full_fp32_param(p)
+            else:
+                yield name, self._whole_weight(p)
 
     def _optimizer_state(self, kind: str) -> Iterator[NamedTensor]:
         if not self._flat:

@@ -1,0 +1,210 @@
+"""The probe of a weight delivery: what trainer and sampler both score, and how far they may differ.
+
+Two right implementations differ by rounding. How much that is depends on the model, its weights,
+the tokens and the dtype, so it is measured: the very weights that are delivered read the very
+tokens of the probe twice, in the sampler's dtype and in a higher one. The limits are a multiple of
+that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from oxrl.engines.train.base import Bucket
+from oxrl.functional.masks import at_least_float32
+from oxrl.seeds import stable_seed
+from oxrl.types import Rollout
+
+HIGHER = {
+    torch.float64: torch.float64,
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
+FIXED_TOKENS = 24
+# The end of a sample, which is where the response is; more would cost more than it shows.
+ROW_TOKENS = 64
+ROWS_AT_ONCE = 8
+# What a float32 log-probability can tell apart, in nats; limits are never a multiple of less.
+RESOLUTION = 1e-6
+# Of a single token and of the mean of all, which vary more than the mean of absolute differences.
+LOOSER = 2.0
+HIGH_QUANTILE = 0.9
+
+Rows = list[list[int]]
+Scores = list[list[float]]
+
+
+class Distance(NamedTuple):
+    """Statistics of the differences of log-probabilities over the tokens of a probe, in nats.
+
+    mean, high, largest: of absolute differences, the second their 90 % quantile. bias: |mean| of
+    the signed ones, which rounding leaves small.
+    """
+
+    mean: float
+    high: float
+    largest: float
+    bias: float
+
+    def shares_of(self, limits: Distance) -> dict[str, float]:
+        """Each statistic over its limit: 1 and less is within; NaN is not."""
+        pairs = zip(self._fields, self, limits, strict=True)
+        return {name: value / limit for name, value, limit in pairs}
+
+
+class Forwards(NamedTuple):
+    """What the same weights say of the probe in the sampler's dtype, and in a higher one."""
+
+    low: Scores
+    high: Scores
+
+
+def fixed_rows(vocabulary: int, tokens: int) -> Rows:
+    """Rows of token ids that are always the same.
+
+    Args:
+        vocabulary: the ids are below it.
+        tokens: at least so many are scored; the first of each row is not.
+    """
+    count = math.ceil(tokens / (FIXED_TOKENS - 1))
+    return [
+        [stable_seed("probe", row, at) % vocabulary for at in range(FIXED_TOKENS)]
+        for row in range(count)
+    ]
+
+
+def sampled_rows(rollouts: Sequence[Rollout], tokens: int) -> Rows:
+    """The ends of samples, from all over them, until `tokens` are scored or there are no more."""
+    rows: Rows = []
+    scored = 0
+    stride = max(1, len(rollouts) * FIXED_TOKENS // tokens)
+    for first in range(stride):
+        for rollout in rollouts[first::stride]:
+            read = [*rollout.prompt.token_ids, *rollout.completion.token_ids]
+            # Engines score rows that are shorter than the context.
+            row = read[-min(ROW_TOKENS, len(read) - 1) :]
+            if len(row) < 2:
+                continue
+            rows.append(row)
+            scored += len(row) - 1
+            if scored >= tokens:
+                return rows
+    return rows
+
+
+def count_scored(rows: Rows) -> int:
+    return sum(len(row) - 1 for row in rows)
+
+
+def differences(found: Scores, expected: Scores) -> Tensor:
+    """Differences over the scored tokens of all rows, float64; NaN where one of them is."""
+    ours = [value for row in found for value in row[1:]]
+    theirs = [value for row in expected for value in row[1:]]
+    return torch.tensor(ours, dtype=torch.float64) - torch.tensor(theirs, dtype=torch.float64)
+
+
+def distance(found: Scores, expected: Scores) -> Distance:
+    """How far two scores of the same rows are apart."""
+    signed = differences(found, expected)
+    absolute = signed.abs()
+    return Distance(
+        mean=float(absolute.mean()),
+        high=float(absolute.quantile(HIGH_QUANTILE)),
+        largest=float(absolute.max()),
+        bias=float(signed.mean().abs()),
+    )
+
+
+def limits(forwards: Forwards, *, multiple: float, temperature: float) -> Distance:
+    """How far a right sampler may be from a right trainer.
+
+    Args:
+        forwards: of the weights that both have.
+        multiple: of the rounding that is seen there.
+        temperature: of the log-probabilities; those of a sharper distribution differ by more.
+    """
+    rounding = differences(forwards.low, forwards.high)
+    about = distance(forwards.low, forwards.high)
+    smallest = RESOLUTION / min(1.0, temperature)
+    root_mean_square = float(rounding.square().mean().sqrt())
+    tokens = len(rounding)
+    return Distance(
+        mean=multiple * max(about.mean, smallest),
+        high=multiple * max(about.high, smallest),
+        largest=LOOSER * multiple * max(about.largest, smallest),
+        # Signs of rounding are as good as random; tokens of a row share some of it.
+        bias=LOOSER * multiple * max(root_mean_square, smallest) / math.sqrt(tokens),
+    )
+
+
+@torch.no_grad()
+def two_forwards(
+    model: nn.Module,
+    weights: Iterable[Bucket],
+    rows: Rows,
+    *,
+    dtype: torch.dtype,
+    temperature: float,
+) -> Forwards:
+    """Give a model these weights and score the rows in two precisions.
+
+    Args:
+        model: a Hugging Face causal LM; left with the weights, rounded to `dtype`.
+        weights: of every parameter.
+        rows: token ids.
+        dtype: the sampler's.
+        temperature: logits are divided by it.
+    """
+    for bucket in weights:
+        for name, tensor in bucket:
+            parameter = model.get_parameter(name)
+            parameter.data = tensor.detach().to(parameter.device, dtype)
+    low = model_logprobs(model, rows, temperature)
+    # Parameters only: rotary frequencies are not weights, and have a dtype of their own.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(HIGHER[dtype])
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "_experts_implementation"):
+        # The fast products of experts know no float64.
+        config._experts_implementation = "eager"
+    return Forwards(low, model_logprobs(model, rows, temperature))
+
+
+@torch.inference_mode()
+def model_logprobs(model: nn.Module, rows: Rows, temperature: float) -> Scores:
+    """Log-probabilities of rows by a Hugging Face causal LM, from its whole logits.
+
+    Args:
+        model: whose logits are taken as they are.
+        rows: token ids, any lengths.
+        temperature: logits are divided by it.
+
+    Returns:
+        Token-aligned, in nats; the first entry of each row is 0.0.
+    """
+    device = next(model.parameters()).device
+    scores: Scores = []
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        some = rows[start : start + ROWS_AT_ONCE]
+        width = max(map(len, some))
+        tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in some], device=device)
+        logits = at_least_float32(model(input_ids=tokens).logits[:, :-1])
+        all_logprobs = (logits / temperature).log_softmax(-1)
+        logprobs = all_logprobs.gather(2, tokens[:, 1:, None]).squeeze(2).tolist()
+        scores += [[0.0, *said[: len(row) - 1]] for said, row in zip(logprobs, some, strict=True)]
+    return scores
+
+
+def perturb(tensor: Tensor, strength: float = 1.0) -> Tensor:
+    """Another tensor of the same scale, changed everywhere.
+
+    The rows of a matrix move on by one, a vector grows; of both, `strength` is the new share.
+    """
+    other = tensor.roll(1, 0) if tensor.ndim > 1 else tensor * 2 + 0.05
+    return other if strength == 1 else tensor.lerp(other, strength)

@@ -1,0 +1,140 @@
+"""What vLLM's model computes with, read back under the names of the weights that were delivered.
+
+vLLM fuses weights (q, k and v into one), cuts them up over workers, and on a CPU repacks them for
+its kernels and drops the originals. A fused weight is cut where its parts meet; a packed one is
+read through its layer: the rows of a unit matrix, multiplied by it, are its columns, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from oxrl.models.fingerprints import Piece, piece_of
+
+# How the names of what has no Hugging Face name begin.
+OWN = "vllm/"
+# Where a layer says how many inputs its weight has on this worker.
+INPUT_SIZES = ("input_size_per_partition", "input_size", "embedding_dim")
+
+
+class Part(NamedTuple):
+    """A part of a Hugging Face weight as one parameter of vLLM's holds it.
+
+    start: where it begins in the weight, and `offset` in the parameter, along `dim`; size: how far
+    it reaches.
+    """
+
+    name: str
+    dim: int
+    start: int
+    offset: int
+    size: int
+
+
+def held_pieces(
+    model: Any, delivered: Mapping[str, torch.Size], dtype: torch.dtype
+) -> dict[str, list[Piece]]:
+    """Every weight of one worker's model, as pieces of delivered weights as far as that is known.
+
+    Args:
+        model: vLLM's.
+        delivered: name -> shape of what was delivered.
+        dtype: of what was delivered; layers keep some of it in higher precision.
+
+    Returns:
+        Name of a delivered weight -> the pieces that this worker holds of it, a tied output head
+        being a second copy of the embedding. What matches no delivered weight has vLLM's name,
+        behind `vllm/`.
+    """
+    found: dict[str, list[Piece]] = {}
+    fused = getattr(model, "packed_modules_mapping", {})
+    # A tied head has a module of its own, and the embedding's parameter.
+    first_path: dict[int, str] = {}
+    for place, module in model.named_modules():
+        for leaf, parameter in module.named_parameters(recurse=False):
+            path = first_path.setdefault(id(parameter), place)
+            for copy in _copies(module, leaf, parameter):
+                values = copy.to(dtype)
+                parts = _parts(path, leaf, module, values, fused)
+                pieces = [_piece(part, values) for part in parts]
+                fits = map(_fits, parts, pieces, [delivered.get(part.name) for part in parts])
+                if not parts or not all(fits):
+                    own = f"{OWN}{path}.{leaf}"
+                    found.setdefault(own, []).append(piece_of(values))
+                    continue
+                for part, piece in zip(parts, pieces, strict=True):
+                    found.setdefault(part.name, []).append(piece)
+    return found
+
+
+def _copies(module: Any, leaf: str, parameter: Tensor) -> Iterator[Tensor]:
+    """The parameter, unless only a packed copy is left of it, and that copy."""
+    if parameter.numel():
+        yield parameter
+    multiply = getattr(module, "cpu_linear", torch.nn.functional.linear)
+    if leaf == "weight" and multiply is not torch.nn.functional.linear:
+        sizes = [getattr(module, name, None) for name in INPUT_SIZES]
+        inputs = next(size for size in sizes if size is not None)
+        unit = torch.eye(inputs, dtype=parameter.dtype, device=parameter.device)
+        yield multiply(unit, parameter, None).t()
+
+
+def _parts(
+    path: str, leaf: str, module: Any, values: Tensor, fused: Mapping[str, list[str]]
+) -> list[Part]:
+    """Which parts of which weights `values` holds; none where that is not known."""
+    linear = import_module("vllm.model_executor.layers.linear")
+    embedding = import_module("vllm.model_executor.layers.vocab_parallel_embedding")
+    whole = f"{path}.{leaf}"
+    if isinstance(module, embedding.VocabParallelEmbedding):
+        vocabulary = module.shard_indices
+        start = vocabulary.org_vocab_start_index
+        return [Part(whole, 0, start, 0, vocabulary.org_vocab_end_index - start)]
+    if isinstance(module, linear.RowParallelLinear) and leaf == "weight":
+        size = values.shape[1]
+        return [Part(whole, 1, module.tp_rank * size, 0, size)]
+    if isinstance(module, linear.ColumnParallelLinear):
+        return _fused_parts(path, leaf, module, fused)
+    return [Part(whole, 0, 0, 0, values.shape[0])] if values.ndim else []
+
+
+def _fused_parts(path: str, leaf: str, module: Any, fused: Mapping[str, list[str]]) -> list[Part]:
+    """The weights that lie one after the other in a layer whose outputs are cut up."""
+    parent, _, own_name = path.rpartition(".")
+    sizes: list[int] = module.output_partition_sizes
+    names = fused.get(own_name, [own_name])
+    if len(names) != len(sizes):
+        return []
+    # Several workers may hold the same keys and values.
+    sharing = getattr(module, "num_kv_head_replicas", 1)
+    parts: list[Part] = []
+    offset = 0
+    for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
+        rank = module.tp_rank // sharing if index else module.tp_rank
+        parts.append(Part(f"{parent}.{name}.{leaf}", 0, rank * size, offset, size))
+        offset += size
+    return parts
+
+
+def _piece(part: Part, values: Tensor) -> Piece:
+    along_rows = part.dim == 0 and values.ndim > 1
+    return piece_of(
+        values.narrow(part.dim, part.offset, part.size),
+        row=part.start if along_rows else 0,
+        column=0 if along_rows else part.start,
+    )
+
+
+def _fits(part: Part, piece: Piece, whole: torch.Size | None) -> bool:
+    """Whether a weight of the shape `whole` can have such a part."""
+    if whole is None or not whole:
+        return False
+    rows = whole.numel() // whole[-1]
+    inside = piece.row + piece.rows <= rows and piece.column + piece.columns <= whole[-1]
+    # It is cut along one side only.
+    return inside and (piece.columns == whole[-1] or piece.rows == rows)
