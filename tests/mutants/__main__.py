@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from mutation_points import sample  # noqa: E402
+from mutation_points import by_hand, sample  # noqa: E402
 from mutation_report import read_arguments, write  # noqa: E402
 from mutation_runs import Session  # noqa: E402
 
@@ -44,6 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=500, help="mutants, at least; 0 for all")
     parser.add_argument("--workers", type=int, default=2, help="mutants at a time")
     parser.add_argument("--only", action="append", help="part of FILE:FUNCTION; may be repeated")
+    parser.add_argument("--by-hand", action="store_true", help="only the mutants of by_hand.toml")
     parser.add_argument("--tests", nargs="+", default=TESTS)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants")
     return parser.parse_args()
@@ -56,8 +57,15 @@ def main() -> int:
     began = time.monotonic()
     files = sources()
     size = given.size or None
-    mutants = sample(ROOT, files, seed=given.seed, size=size, only=given.only)
-    print(f"{len(mutants)} mutants of {len(files)} files, seed {given.seed}", flush=True)
+    named = by_hand(ROOT, HERE / "by_hand.toml")
+    mutants = named
+    if not given.by_hand:
+        mutants = named + sample(ROOT, files, seed=given.seed, size=size, only=given.only)
+    print(
+        f"{len(mutants)} mutants of {len(files)} files, {len(named)} of them by hand, "
+        f"seed {given.seed}",
+        flush=True,
+    )
     out = sys.stdout
 
     def tell(text: str) -> None:
@@ -73,6 +81,7 @@ def main() -> int:
         return 2
     about = {
         "seed": given.seed,
+        "by_hand": len(named),
         "wall_s": round(time.monotonic() - began),
         "workers": given.workers,
         "load_at_the_end": [round(x, 1) for x in os.getloadavg()],

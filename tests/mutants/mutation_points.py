@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import math
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,6 +170,12 @@ def make(root: Path, point: Point) -> Mutant | None:
     new_meaning = None if changed is None else meaning(changed)
     if changed is None or new_meaning is None or new_meaning == meaning(segment.source):
         return None
+    return changed_file(root, point, changed, new_meaning)
+
+
+def changed_file(root: Path, point: Point, changed: str, new_meaning: str) -> Mutant:
+    """A mutant whose segment reads `changed`."""
+    segment = point.segment
     old = segment.source.rstrip("\n").split("\n")
     new = changed.rstrip("\n").split("\n")
     # The lines that follow keep their numbers, by which functions are found.
@@ -184,6 +191,36 @@ def make(root: Path, point: Point) -> Mutant | None:
         elif line.startswith("+ "):
             after.append(" ".join(line[2:].split()))
     return Mutant(point, "\n".join(lines), "\n".join(before), "\n".join(after), new_meaning)
+
+
+def by_hand(root: Path, path: Path) -> list[Mutant]:
+    """The mutants of a file of mutants: mistakes that somebody once made or thought of.
+
+    Args:
+        root: of the repository.
+        path: TOML, tables `mutant` of file, function, before and after: whole lines of the
+            function, without its indentation.
+
+    Raises:
+        ValueError: the lines do not stand in the function, or what takes their place is no Python.
+    """
+    made: list[Mutant] = []
+    for entry in tomllib.loads(path.read_text())["mutant"]:
+        places = [x for x in segments(root, entry["file"]) if x.function == entry["function"]]
+        before = textwrap.indent(entry["before"], "    ")
+        after = textwrap.indent(entry["after"], "    ")
+        if not places or places[0].source.count(before) != 1:
+            where = f"{entry['file']} {entry['function']}"
+            raise ValueError(f"{path.name}: these lines do not stand once in {where}: {before}")
+        segment = places[0]
+        changed = segment.source.replace(before, after)
+        new_meaning = meaning(changed)
+        if new_meaning is None:
+            raise ValueError(f"{path.name}: this is no Python: {after}")
+        line = segment.first + segment.source[: segment.source.index(before)].count("\n")
+        point = Point(segment, "by hand", 0, line, "")
+        made.append(changed_file(root, point, changed, new_meaning))
+    return made
 
 
 def meaning(source: str) -> str | None:
