@@ -116,15 +116,17 @@ def test_bradley_terry_with_margins_and_centering() -> None:
 
 
 def test_a_process_reward_is_judged_at_the_ends_of_steps_only() -> None:
-    """Scores 2, -2, 0.5, -0.5, 0; labels 1, 1, 0, 0.2, 0.5: right, wrong, wrong, right, right: a
-    score of 0 says no, and a label of one half is no.
+    """Scores 2, -2, 0.5, -0.5, 0, 3; labels 1, 1, 0, 0.2, 0.5, 0.9: right, wrong, wrong, and three
+    times right: a score of 0 says no, and a label of one half is no.
     """
-    scores = f64([[2.0, -2.0, 0.5, -0.5, 0.0, 9.0]]).requires_grad_()
-    labels = f64([[1.0, 1.0, 0.0, 0.2, 0.5, 1.0]]).requires_grad_()
-    weights = f64([[0.2] * 5 + [0.0]])
+    given = [2.0, -2.0, 0.5, -0.5, 0.0, 3.0]
+    truth = [1.0, 1.0, 0.0, 0.2, 0.5, 0.9]
+    scores = f64([[*given, 9.0]]).requires_grad_()
+    labels = f64([[*truth, 1.0]]).requires_grad_()
+    weights = f64([[0.2] * 6 + [0.0]])
     loss, metrics = process_reward(scores, labels, weights)
     expected = 0.0
-    for s, y in zip([2.0, -2.0, 0.5, -0.5, 0.0], [1.0, 1.0, 0.0, 0.2, 0.5], strict=True):
+    for s, y in zip(given, truth, strict=True):
         p = 1 / (1 + math.exp(-s))
         expected -= 0.2 * (y * math.log(p) + (1 - y) * math.log(1 - p))
     assert loss.item() == pytest.approx(expected)
@@ -133,9 +135,9 @@ def test_a_process_reward_is_judged_at_the_ends_of_steps_only() -> None:
     assert scores.grad[0, 0].item() == pytest.approx(0.2 * (1 / (1 + math.exp(-2.0)) - 1))
     assert {name: float(x) for name, x in metrics.items()} == pytest.approx(
         {
-            "reward_model/accuracy": 3 / 5,
-            "reward_model/score_mean": 0.0,
-            "reward_model/label_mean": 2.7 / 5,
+            "reward_model/accuracy": 4 / 6,
+            "reward_model/score_mean": 3.0 / 6,
+            "reward_model/label_mean": 3.6 / 6,
         }
     )
 
@@ -363,6 +365,7 @@ class Products(TorchDispatchMode):
     ("vocabulary", "expected"),
     [
         (100, [4096, 904]),  # at most 4,096 positions
+        (512, [4096, 4096, 1]),
         (1_000, [2097, 2097, 806]),  # 2^21 logits
         (40_000, [64] * 3 + [8]),  # at least 64 positions
     ],
