@@ -14,6 +14,8 @@ from oxrl.data.hub import locate
 from oxrl.errors import ConfigError
 from oxrl.tables.cells import CRITIC
 from oxrl.tables.engines import TRAINING_ENGINES
+from oxrl.tables.numbers import KL_COEFF
+from oxrl.tables.preference import METHODS
 
 
 class Sizes(NamedTuple):
@@ -46,7 +48,7 @@ def plan_text(cfg: Config) -> str:
     """What a run will do, one `label      text` line each.
 
     Returns:
-        Batch equation, totals, data, memory per phase and disk.
+        Batch equation, totals, data, the reference if there is one, memory per phase and disk.
 
     Raises:
         DataError: a file on the hub can neither be found in the cache nor fetched.
@@ -57,7 +59,11 @@ def plan_text(cfg: Config) -> str:
         f"{cfg.run.name}: {row.name} ({row.summary}) on {cfg.model.name}, "
         f"{cfg.model.dtype}, device {cfg.run.device}, into {cfg.run.directory}"
     )
-    lines = {"run": run} | batch(cfg) | _evaluation(cfg) | _memory(cfg)
+    lines = {"run": run} | batch(cfg) | _evaluation(cfg)
+    reference = reference_text(cfg)
+    if reference:
+        lines["reference"] = reference
+    lines |= _memory(cfg)
     return "\n".join(f"{label:<11}{text}" for label, text in lines.items())
 
 
@@ -149,6 +155,47 @@ def count_rows(path: str) -> int:
         return int(pyarrow.parquet.read_metadata(file).num_rows)
     with file.open("rb") as lines:
         return sum(1 for line in lines if line.strip())
+
+
+def reference_text(cfg: Config) -> str:
+    """What a run compares the policy with, what that costs, why, and how to do without.
+
+    A row's default may ask for a reference that nobody thought of: this is told by the plan, and
+    at the start of the run. Empty where there is none.
+    """
+    row = cfg.train.row
+    if row.recipe == "preference":
+        return _preference_reference(cfg)
+    if row.recipe != "rl" or row.kl == "none" or not cfg.train.value(KL_COEFF) > 0:
+        return ""
+    coefficient = cfg.train.value(KL_COEFF)
+    usual = row.defaults.get(KL_COEFF.key) == coefficient
+    origin = f"the default of {row.name}" if usual else "as configured"
+    why = f"for train.kl_coeff = {coefficient:g}, {origin}"
+    return f"{_reference_model(cfg)}, {why}; train.kl_coeff=0 does without"
+
+
+def _reference_model(cfg: Config) -> str:
+    """What the reference is held as, and its size."""
+    if cfg.lora.rank:
+        return "the policy with its adapter switched off (no memory of its own)"
+    dims = model_dims(cfg.model.name)
+    if dims is None:
+        return "a second copy of the policy, of unknown size"
+    size = decimal(dims.parameters * SIZES[cfg.model.dtype].weights)
+    return f"a second copy of the policy, {size}"
+
+
+def _preference_reference(cfg: Config) -> str:
+    method = METHODS[cfg.train.alg_name]
+    if not (method.reference or any(METHODS[name].reference for name in cfg.train.mix)):
+        return ""
+    free = "train.alg_name=simpo, orpo, cpo do without"
+    if method.moves_reference:
+        held = f"{_reference_model(cfg)}, which follows it"
+        return f"{held}: {cfg.train.alg_name} asks for it; {free}"
+    held = "log-probabilities of the policy before training, computed once and kept on disk"
+    return f"{held} (no second model is held): {cfg.train.alg_name} compares with them; {free}"
 
 
 def _memory(cfg: Config) -> dict[str, str]:

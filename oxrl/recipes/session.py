@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from oxrl.config import Config, dump_config
+from oxrl.config.plan import reference_text
 from oxrl.engines.train.base import Saved, TrainEngine
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.errors import CheckpointWriteError, Interrupted, NonFiniteError, Stopped
@@ -104,7 +105,15 @@ class Session:
             if cfg.run.mlflow and not self.run.finished:
                 self._tracker = stack.enter_context(MLflowTracker(self.run))
             self._stack = stack.pop_all()
+        self._announce_reference()
         return self
+
+    def _announce_reference(self) -> None:
+        """Tell of a model that a default may have asked for, on the console and in run.log."""
+        text = reference_text(self._cfg)
+        if text and self.ranks.first and not self.run.finished:
+            log.info("reference: %s", text)
+            self.message(f"reference: {text}")
 
     def __exit__(
         self,

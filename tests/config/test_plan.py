@@ -13,10 +13,13 @@ from safetensors.torch import save_file
 
 from oxrl.config import load_config
 from oxrl.config.dims import model_dims, stored_parameters
-from oxrl.config.plan import dry_run_config, memory, plan_text
+from oxrl.config.plan import dry_run_config, memory, plan_text, reference_text
+from oxrl.config.reads import has_reference_model
 from oxrl.errors import ConfigError
 from oxrl.models.builtin import BUILTIN_DIMS
 from oxrl.models.load import load_policy
+from oxrl.tables.cells import CRITIC
+from oxrl.tables.policy import ROWS
 
 
 def test_the_batch_equation_is_told_in_words(write: Callable[..., Path]) -> None:
@@ -195,3 +198,56 @@ def test_a_dry_run_is_one_step_of_a_tiny_model(write: Callable[..., Path], folde
     tiny = dry_run_config(cfg, folder / "dry")
     assert (tiny.run.steps, tiny.model.name, tiny.data.prompts_per_step) == (6, "builtin:tiny", 3)
     assert tiny.train == cfg.train
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["train.alg_name=grpo"], "a second copy of the policy, 592.6 kB"),
+        (
+            ["train.alg_name=grpo"],
+            "for train.kl_coeff = 0.04, the default of grpo; train.kl_coeff=0",
+        ),
+        (["train.kl_coeff=0.1"], "for train.kl_coeff = 0.1, as configured; train.kl_coeff=0 does"),
+        (
+            ["train.alg_name=rloo", "lora.rank=4", "model.name=a/b"],
+            "its adapter switched off (no memory of its own)",
+        ),
+    ],
+)
+def test_a_reference_is_announced_with_its_cost_its_reason_and_how_to_do_without(
+    write: Callable[..., Path], overrides: list[str], words: str
+) -> None:
+    (line,) = [
+        line
+        for line in plan_text(load_config(write(), overrides)).splitlines()
+        if line.startswith("reference ")
+    ]
+    assert words in line
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ("dpo", "(no second model is held): dpo compares with them"),
+        ("tr_dpo", "which follows it: tr_dpo asks for it"),
+        ("simpo", ""),
+        ("sft", ""),
+    ],
+)
+def test_the_reference_of_a_preference_method_is_announced(
+    write: Callable[..., Path], algorithm: str, words: str
+) -> None:
+    told = reference_text(load_config(write(train={"alg_name": algorithm})))
+    assert words in told and bool(told) == bool(words)
+
+
+def test_every_row_whose_defaults_load_a_reference_says_so(write: Callable[..., Path]) -> None:
+    for name, row in ROWS.items():
+        if row.recipe == "rl" and not row.unsupported:
+            overrides = [f"train.alg_name={name}"]
+            if row.has(CRITIC):
+                overrides.append("train.critic_warmup_steps=0")
+            cfg = load_config(write(), overrides)
+            assert bool(reference_text(cfg)) == has_reference_model(cfg), name
+            assert has_reference_model(cfg) == bool(row.defaults.get("kl_coeff")), name

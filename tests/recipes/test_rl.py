@@ -75,6 +75,24 @@ def test_a_run_writes_every_metric_key_it_promises(algorithm: str, tmp_path: Pat
     assert {sample["step"] for sample in samples} == {0, 1}
 
 
+def test_a_reference_that_a_default_asks_for_is_told_on_the_console_and_in_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "a second copy of the policy, 592.6 kB, for train.kl_coeff = 0.03, the default of rloo"
+    asked = rl_config(tmp_path, "asked", run={"steps": 1}, train={"alg_name": "rloo", "lr": 1e-3})
+    run(asked)
+    shown = capsys.readouterr()
+    assert words in " ".join((shown.out + shown.err).split())
+    assert words in (asked.run.directory / "run.log").read_text()
+    without = {"alg_name": "rloo", "lr": 1e-3, "kl_coeff": 0.0}
+    quiet = rl_config(tmp_path, "quiet", run={"steps": 1}, train=without)
+    run(quiet)
+    shown = capsys.readouterr()
+    assert (
+        "second copy" not in shown.out + shown.err + (quiet.run.directory / "run.log").read_text()
+    )
+
+
 def test_the_last_checkpoint_loads_in_transformers_as_it_stands(tmp_path: Path) -> None:
     cfg = rl_config(tmp_path, "run", run={"steps": 2})
     run(cfg)
