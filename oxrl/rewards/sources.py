@@ -36,10 +36,15 @@ def python_sources(path: Path) -> dict[str, Path]:
 
 
 def code_digest(path: Path) -> str:
-    """A hash of what `python_sources` finds."""
+    """A hash of what `python_sources` finds; of a model's folder, of the sizes and times in it."""
     digest = hashlib.sha256()
-    for name, file in python_sources(path).items():
-        digest.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    if path.is_dir():
+        for file in sorted(path.iterdir()):
+            state = file.stat()
+            digest.update(f"{file.name} {state.st_size} {state.st_mtime_ns}\n".encode())
+    elif path.is_file():
+        for name, file in python_sources(path).items():
+            digest.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 

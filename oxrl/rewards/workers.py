@@ -22,6 +22,7 @@ from typing import Any, get_args
 from oxrl.errors import RewardDefinitionError, RewardError
 from oxrl.rewards.base import MOST_REASON, capped, find_reward, locate, sample_range
 from oxrl.rewards.builtin import BUILTINS, INLINE
+from oxrl.rewards.sources import code_digest
 from oxrl.rewards.trial import DRY_GROUP, described
 from oxrl.rewards.worker import (
     LAST_WORDS_S,
@@ -91,8 +92,10 @@ class RewardPool:
     def __init__(self, name: str, *, workers: int = 1, timeout_s: float = 10.0) -> None:
         if workers < 1 or timeout_s <= 0:
             raise ValueError(f"need workers >= 1 and timeout_s > 0, got {workers} and {timeout_s}")
-        locate(name)
+        place, _ = locate(name)
         self.name = name
+        self._place = place
+        self._code: str | None = None  # what the first worker was started on
         self._inline = find_reward(name) if name in INLINE else None
         self._size = workers
         self._timeout_s = timeout_s
@@ -233,6 +236,7 @@ class RewardPool:
 
     def _prepare(self, worker: RewardWorker, patience: Patience) -> None:
         """Have a worker load the reward and call it once."""
+        self._code = self._code or code_digest(self._place)
         what = f"{self.name} to answer; a fresh worker loads it. {ADVICE}"
         limit_s = START_TIMEOUT_S
         late = f"not loaded within {limit_s:g} s; what does it import?"
@@ -254,7 +258,22 @@ class RewardPool:
             raise self._broken(f"its worker ended while loading it ({how})") from error
         except SuspectWorker as error:
             raise self._broken(f"while loading it its worker {error}") from error
+        self._require_same_code()
         self._per_sample = per_sample
+
+    def _require_same_code(self) -> None:
+        """Called after a worker has loaded it: what is there now is what the worker has, or newer.
+
+        Raises:
+            RewardError: the reward is not what it was when the first one did.
+        """
+        if code_digest(self._place) != self._code:
+            raise RewardError(
+                f"reward.name={self.name}: it has changed while the run goes on, and a worker that "
+                "had to be started anew would score by other rules than the first. Put "
+                f"{self._place} and what it imports back and continue with --resume; or accept the "
+                "change, --resume --accept-changes reward.name"
+            )
 
     def _loaded(self, reply: Json) -> Json:
         if "failed" in reply:

@@ -198,6 +198,27 @@ def test_a_worker_that_died_idle_is_replaced_without_losing_a_sample(open_pool: 
     assert score.status == "ok" and score.value != pid
 
 
+def test_a_reward_that_is_edited_while_the_run_goes_on_scores_nothing_by_new_rules(
+    open_pool: Open, tmp_path: Path
+) -> None:
+    (tmp_path / "rules.py").write_text("WORTH = 1.0\n")
+    pool = open_pool(
+        "import rules\n"
+        "def score(prompt, completion):\n"
+        "    if completion == 'die':\n"
+        "        os._exit(1)\n"
+        "    return rules.WORTH"
+    )
+    assert [s.value for s in pool.score([group("a")])[0]] == [1.0]
+    (tmp_path / "rules.py").write_text("WORTH = 9.0\n")
+    assert [s.value for s in pool.score([group("a")])[0]] == [1.0]  # it was loaded before
+    with pytest.raises(RewardError, match=r"has changed while the run .*--accept-changes reward"):
+        pool.score([group("die")])
+        pool.score([group("a")])
+    (tmp_path / "rules.py").write_text("WORTH = 1.0\n")
+    assert [s.value for s in pool.score([group("a")])[0]] == [1.0]
+
+
 def test_killing_a_sample_ends_the_processes_it_started(open_pool: Open, tmp_path: Path) -> None:
     pool = open_pool(
         "import subprocess\n"
