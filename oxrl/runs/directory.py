@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -26,7 +27,7 @@ from typing import IO, Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from oxrl.errors import RunDirectoryError, did_you_mean
+from oxrl.errors import OxrlError, RunDirectoryError, did_you_mean
 from oxrl.runs.checkpoint import is_checkpoint, list_checkpoints, remove_leftovers
 from oxrl.runs.environment import command_line, environment
 from oxrl.runs.files import (
@@ -40,6 +41,25 @@ from oxrl.runs.files import (
 from oxrl.runs.pins import DATA_FILE, INPUTS_FILE, InputChange, write_noted
 
 logger = logging.getLogger(__name__)
+
+# Of errors by which the user's input is refused, see errors.py.
+BAD_INPUT = 2
+# What a start writes before it has done anything; the records are empty then.
+WRITTEN_BY_A_START = {
+    "config.yaml",
+    "environment.json",
+    DATA_FILE,
+    INPUTS_FILE,
+    "starts.jsonl",
+    "metrics.jsonl",
+    "samples.jsonl",
+    "rollouts",
+    "checkpoints",
+    "run.log",
+    "mlflow.db",
+    "mlflow.json",
+    "mlflow.log",
+}
 
 # What moves the last digits of floating-point sums: a run resumed with a change here is right, not
 # byte-identical.
@@ -143,7 +163,29 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
         self._lock.close()
 
     def __exit__(self, *exception: object) -> None:
+        error = exception[1]
+        if isinstance(error, OxrlError) and error.exit_code == BAD_INPUT:
+            self._forget_start()
         self.close()
+
+    def _forget_start(self) -> None:
+        """Leave the directory empty again, where this start did nothing but write that it began.
+
+        The input that was refused will be mended: then this is not another run, but the first.
+        """
+        entries = _entries(self.path)
+        worked = any(self.checkpoints.iterdir()) or bool(entries - WRITTEN_BY_A_START)
+        if self.resuming or worked or any(file.stat().st_size for file in self._records()):
+            return
+        for name in entries:
+            entry = self.path / name
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+    def _records(self) -> list[Path]:
+        return [file for file in (self.metrics, self.samples) if file.exists()]
 
 
 def is_run(folder: Path) -> bool:

@@ -10,6 +10,8 @@ import pytest
 from small_runs import rl_config
 
 from oxrl.cli import main
+from oxrl.errors import OxrlError, RewardDefinitionError
+from oxrl.recipes import run
 
 MISTAKES = {
     "def digits(prompt, completion):\n    return nmae": r"NameError: name 'nmae' .* \(.*reward\.py:2\)",
@@ -44,3 +46,18 @@ def test_a_mistake_in_a_reward_exits_2_and_says_where(
     assert "Traceback" not in said
     assert not list(cfg.run.directory.glob("checkpoints/step_*"))
     assert re.search(MISTAKES[source], " ".join(said.split())), said
+
+
+def test_when_the_mistake_is_mended_the_run_starts_where_it_was_refused(tmp_path: Path) -> None:
+    cfg = rl_config(tmp_path, "run", run={"name": "run", "steps": 1, "mlflow": False})
+    mended = (tmp_path / "reward.py").read_text()
+    (tmp_path / "reward.py").write_text("def digits(prompt, completion): return nmae")
+    with pytest.raises(RewardDefinitionError):
+        run(cfg)
+    (tmp_path / "reward.py").write_text(mended)
+    run(cfg)
+    # What has trained stays, whatever is refused after it.
+    (tmp_path / "reward.py").write_text("def digits(prompt, completion): return nmae")
+    with pytest.raises(OxrlError):
+        run(cfg.model_copy(update={"run": cfg.run.model_copy(update={"steps": 2})}), resume=True)
+    assert list(cfg.run.directory.glob("checkpoints/step_*"))
