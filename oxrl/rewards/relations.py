@@ -311,7 +311,7 @@ def _joined(clauses: list[str], join: Callable[..., Any]) -> _Meaning | None:
         values = join(*(meaning.values for meaning in read))
         # What nothing fulfils says nothing: two such statements are not the same.
         if not values.is_empty:
-            return _Meaning(values, *names)
+            return _Meaning(values, next(iter(names), ""))
     terms = (
         (join.__name__, meaning.values, meaning.relations, meaning.variable) for meaning in read
     )
@@ -441,7 +441,7 @@ def _piece(text: str) -> Any:
         ends = [_expression(part, infinite=True) for part in _split(text[1:-1])]
         if len(ends) != 2 or any(end is None or end.free_symbols for end in ends):
             return None
-        found = sympy.Interval(*ends, text[0] != "[", text[-1] != "]")
+        found = sympy.Interval(ends[0], ends[1], text[0] != "[", text[-1] != "]")
         return None if found.is_empty else found
     elements = [_expression(part) for part in _alternatives(text)]
     return None if None in elements else sympy.FiniteSet(*elements)
@@ -478,10 +478,11 @@ def _parsed(text: str) -> Any:
     import math_verify
     import sympy
 
-    found = math_verify.parse(f"${text}$", parsing_timeout=None)
+    parse: Any = math_verify.parse  # Its annotation has no room for "no timeout".
+    found = parse(f"${text}$", parsing_timeout=None)
     # A mere string, or a set, a relation, a matrix.
     if not found or not isinstance(found[0], sympy.Expr):
         return None
-    term = found[0].doit()
-    real = {symbol: sympy.Symbol(symbol.name, real=True) for symbol in term.free_symbols}
+    term: Any = found[0].doit()
+    real = {symbol: sympy.Symbol(str(symbol), real=True) for symbol in term.free_symbols}
     return term.subs(real)
