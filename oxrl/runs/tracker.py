@@ -21,9 +21,11 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import MutableMapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from oxrl.errors import Interrupted
 from oxrl.runs.directory import RunDirectory, flatten_config
@@ -53,10 +55,12 @@ class MLflowTracker(AbstractContextManager["MLflowTracker"]):
         quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
         try:
             with self._log.open("ab") as log:
+                # -P: not a module of the working directory that is named like one of MLflow's.
+                command = [sys.executable, "-P", "-m", "oxrl.runs.tracker"]
                 # A session of its own: Ctrl-C in the terminal is for the run, which then closes the
                 # mirror.
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "oxrl.runs.tracker", str(run.path), str(os.getpid())],
+                    [*command, str(run.path), str(os.getpid())],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -122,7 +126,7 @@ def mirror(directory: Path, run_pid: int) -> None:
     with (directory / ".mlflow.json.lock").open("w") as lock:
         # The mirror of a killed run may still be catching up when the resumed run starts its own.
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or local)
+        client = MlflowClient(tracking_uri=hide_password(os.environ) or local)
         params = flatten_config((directory / "config.yaml").read_text(encoding="utf-8"))
         run = _open(client, directory, str(params.get("run.name", directory.name)))
         run_id = run.info.run_id
@@ -141,6 +145,28 @@ def mirror(directory: Path, run_pid: int) -> None:
                 logged = records[-1]["step"]
         said = sys.stdin.read().strip() if closed else ""
         client.set_terminated(run_id, status=said or "KILLED")
+
+
+def hide_password(environment: MutableMapping[str, str]) -> str:
+    """MLFLOW_TRACKING_URI without a name and password in it, which go where MLflow looks for them.
+
+    MLflow's messages show its address, and end up in logs.
+
+    Args:
+        environment: variables of the process, changed in place.
+
+    Returns:
+        The address; empty where none is set.
+    """
+    address = environment.get("MLFLOW_TRACKING_URI", "")
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or parts.username is None:
+        return address
+    environment.setdefault("MLFLOW_TRACKING_USERNAME", unquote(parts.username))
+    environment.setdefault("MLFLOW_TRACKING_PASSWORD", unquote(parts.password or ""))
+    plain = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    environment["MLFLOW_TRACKING_URI"] = plain
+    return plain
 
 
 def _open(client: MlflowClient, directory: Path, name: str) -> Run:

@@ -17,7 +17,7 @@ from oxrl.errors import Interrupted
 from oxrl.runs.directory import RunDirectory, open_run
 from oxrl.runs.files import read_records
 from oxrl.runs.recorder import Recorder
-from oxrl.runs.tracker import MLflowTracker, mlflow_name, read_new_steps
+from oxrl.runs.tracker import MLflowTracker, hide_password, mlflow_name, read_new_steps
 
 CONFIG = "run: {name: mirrored, steps: 4}\ntrain: {alg_name: sgrpo, lr: 1.0e-06}\n"
 
@@ -159,3 +159,38 @@ def test_a_metric_name_that_mlflow_refuses_is_spelled_in_letters_it_takes() -> N
     assert mlflow_name("eval/pass@1") == "eval/pass_at_1"
     assert mlflow_name("reward/mean/a,b") == "reward/mean/a_b"
     assert mlflow_name("update/grad_norm") == "update/grad_norm"
+
+
+@pytest.mark.parametrize(
+    ("address", "plain", "known"),
+    [
+        ("https://ann:p%40ss@host:5000/a?b", "https://host:5000/a?b", ("ann", "p@ss")),
+        ("http://ann@host", "http://host", ("ann", "")),
+        ("http://host:5000", "http://host:5000", None),
+        ("sqlite:////tmp/a@b.db", "sqlite:////tmp/a@b.db", None),
+        ("", "", None),
+    ],
+)
+def test_a_password_in_the_address_goes_where_no_message_shows_it(
+    address: str, plain: str, known: tuple[str, str] | None
+) -> None:
+    environment = {"MLFLOW_TRACKING_URI": address}
+    assert hide_password(environment) == plain
+    assert environment["MLFLOW_TRACKING_URI"] == plain
+    names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+    assert tuple(environment.get(name) for name in names) == (known or (None, None))
+
+
+def test_the_mirror_runs_no_code_of_the_working_directory_and_logs_no_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mlflow.py").write_text("open('planted', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ann:secret@127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with open_run(tmp_path / "run", CONFIG, resume=False) as run:
+        MLflowTracker(run).close(timeout_s=120)
+    assert not (tmp_path / "planted").exists()
+    log = (tmp_path / "run" / "mlflow.log").read_text()
+    assert "127.0.0.1" in log
+    assert "secret" not in log
