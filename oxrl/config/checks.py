@@ -19,6 +19,7 @@ from oxrl.config.source import Problem
 from oxrl.data.hub import SCHEME, SUFFIXES, locate
 from oxrl.errors import DataError, RewardError, did_you_mean, why_no_file
 from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
+from oxrl.models.folder import folder_problems
 from oxrl.tables.cells import CRITIC
 from oxrl.tables.engines import SAMPLING_ENGINES, TRAINING_ENGINES
 from oxrl.tables.numbers import (
@@ -217,6 +218,10 @@ def check_model(cfg: Config) -> Iterator[Problem]:
                 f"{state}; give a folder in Hugging Face format, a hub name or builtin:tiny",
                 name,
             )
+    if Path(name).is_dir() and any(Path(name).glob("*.safetensors*")):
+        damages = folder_problems(Path(name))
+        if damages:
+            yield Problem("model.name", "; ".join(damages), name)
     unsupported = why_unsupported(name)
     if unsupported is not None:
         yield Problem("model.name", unsupported, name)

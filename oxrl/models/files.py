@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from oxrl.models.builtin import is_builtin
-from oxrl.models.lora import adapter_base, adapter_revision
+from oxrl.models.folder import adapter_base, adapter_revision
 
 SAFE = ".safetensors"
 OTHER_WEIGHTS = (".bin", ".pt", ".pth")

@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -20,10 +21,17 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from oxrl.errors import DataError
+from oxrl.errors import DataError, OxrlError
 from oxrl.models.builtin import BUILTIN_DIMS, builtin_policy, builtin_tokenizer, is_builtin
+from oxrl.models.folder import (
+    adapter_base,
+    adapter_revision,
+    check_model_folder,
+    has_tokenizer,
+    stored_shapes,
+)
 from oxrl.models.linear import speed_up_linears
-from oxrl.models.lora import adapter_base, adapter_revision, merge_adapter
+from oxrl.models.lora import merge_adapter
 from oxrl.models.network import ValueModel
 
 BUILTINS = ", ".join(BUILTIN_DIMS)
@@ -55,6 +63,11 @@ def load_tokenizer(
         tokenizer: PreTrainedTokenizerBase = builtin_tokenizer()
     else:
         read: Any = AutoTokenizer.from_pretrained
+        if Path(name).is_dir() and not has_tokenizer(Path(name)):
+            raise DataError(
+                f"model.name: {name!r} holds no tokenizer: no tokenizer.json, vocabulary or "
+                "sentencepiece model; copy the files of the one that the model was trained with"
+            )
         with _named_in_errors("tokenizer", name):
             tokenizer = read(name, trust_remote_code=trust_remote_code, revision=revision or "main")
     if tokenizer.eos_token_id is None:
@@ -189,13 +202,20 @@ def read_weights(
     Raises:
         DataError: nothing loadable under that name, or its files lack some weights.
     """
+    local = Path(name).is_dir()
+    if local:
+        check_model_folder(Path(name))
     with _named_in_errors("model", name):
+        if local and not trust_remote_code:
+            _check_shapes(model_class, Path(name))
         model, info = model_class.from_pretrained(
             name,
             output_loading_info=True,
             dtype=dtype,
             trust_remote_code=trust_remote_code,
             revision=revision or "main",
+            # The other format is a pickle, which can run code when it is read.
+            use_safetensors=True,
         )
     missing = sorted(info["missing_keys"])
     if missing:
@@ -204,7 +224,34 @@ def read_weights(
             f"such as {missing[0]!r}; they would start random. "
             "Is this a checkpoint of another kind of model?"
         )
+    for weight, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise DataError(
+                f"model {name!r} has NaN or infinite numbers in {weight!r}: nothing can be learned "
+                "from there; take an earlier checkpoint"
+            )
     return model
+
+
+def _check_shapes(model_class: type[Any], folder: Path) -> None:
+    """Compare the shapes of stored weights with those that config.json says.
+
+    Raises:
+        DataError: some differ.
+    """
+    config = AutoConfig.from_pretrained(folder)
+    build = getattr(model_class, "from_config", model_class)  # an Auto class, or a model's own
+    with torch.device("meta"):
+        expected = build(config).state_dict()
+    wrong: list[str] = []
+    for name, shape in stored_shapes(folder).items():
+        if name in expected and tuple(expected[name].shape) != shape:
+            wrong.append(f"{name!r}: {shape}, not {tuple(expected[name].shape)}")
+    if wrong:
+        raise DataError(
+            f"model {str(folder)!r} stores {len(wrong)} weights in other shapes than its "
+            f"config.json says, such as {wrong[0]}"
+        )
 
 
 @contextmanager
@@ -219,11 +266,15 @@ def _named_in_errors(what: str, name: str) -> Iterator[None]:
         )
     try:
         yield
-    except (OSError, ValueError) as error:
+    except OxrlError:
+        raise
+    # Whatever a library raises here is about the files or the name that it was given.
+    except Exception as error:
         where = "on disk, and the hub has none or cannot be reached"
         if path.is_dir():
             where = "in that directory"
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        said = " ".join(str(error).split())[:300]
+        reason = f"{type(error).__name__}: {said}"
         raise DataError(
             f"model.name: no {what} {name!r} {where} ({reason}). "
             f"Without a network use a local directory or one of {BUILTINS}"

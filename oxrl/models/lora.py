@@ -5,7 +5,6 @@ peft is imported only when one is asked for.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -120,23 +119,6 @@ def save_adapter(model: PreTrainedModel, directory: Path, tensors: Mapping[str, 
 def model_name(key: str) -> str:
     """The parameter that ADAPTER_FILE holds under `key`."""
     return key.removeprefix(FILE_PREFIX).removesuffix(IN_FILE) + IN_MODEL
-
-
-def adapter_base(name: str) -> str | None:
-    """Where the frozen weights under the adapter in folder `name` are; None without one."""
-    config = _adapter_config(name)
-    return None if config is None else config["base_model_name_or_path"]
-
-
-def adapter_revision(name: str) -> str | None:
-    """The commit on the hub of what is under the adapter in folder `name`; None: not noted."""
-    config = _adapter_config(name)
-    return None if config is None else config.get("revision")
-
-
-def _adapter_config(name: str) -> dict[str, Any] | None:
-    path = Path(name) / CONFIG_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:

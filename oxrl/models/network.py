@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from oxrl.errors import ConfigError, EngineError
+from oxrl.errors import ConfigError, DataError, EngineError
 from oxrl.functional.logprobs import Head
 from oxrl.types import TokenBatch
 
@@ -106,6 +106,32 @@ class ValueModel(nn.Module):
     def backbone(self, batch: TokenBatch) -> Tensor:
         """See TokenModel."""
         return _last_hidden(self.decoder, batch)
+
+
+def vocabulary_of(model: nn.Module) -> int | None:
+    """How many tokens have an embedding; None where a model does not tell."""
+    host = getattr(model, "decoder", model)
+    if not isinstance(host, PreTrainedModel):
+        return None
+    return getattr(host.get_input_embeddings(), "num_embeddings", None)
+
+
+def check_tokens(tokens: Tensor, vocabulary: int | None) -> None:
+    """Make sure that every token has an embedding.
+
+    Args:
+        tokens: int64 of any shape.
+        vocabulary: as `vocabulary_of` says.
+
+    Raises:
+        DataError: one has none: the tokenizer is that of another model.
+    """
+    if vocabulary is None or not tokens.numel() or int(tokens.max()) < vocabulary:
+        return
+    raise DataError(
+        f"token id {int(tokens.max())} has no embedding: the model has {vocabulary}, ids 0 to "
+        f"{vocabulary - 1}. Its tokenizer, or an added token, belongs to another model"
+    )
 
 
 def unpadded(tokens: Tensor) -> TokenBatch:

@@ -72,9 +72,6 @@ class CachedSampler(ModuleSampler):
     def _active(self) -> int:
         return sum(len(lane.slots.requests) for lane in self._lanes)
 
-    def _accept(self, request: Request) -> None:
-        self._waiting.append(request)
-
     @torch.inference_mode()
     def _work(self) -> None:
         while self._waiting and self._active < self.max_rows:

@@ -61,7 +61,7 @@ class LocalSampler(ModuleSampler):
         self._cache: RowCache | None = None
 
     def _accept(self, request: Request) -> None:
-        self._waiting.append(request)
+        super()._accept(request)
         self._prompts.expect(request)
 
     @torch.inference_mode()

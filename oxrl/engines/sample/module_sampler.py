@@ -20,7 +20,7 @@ from oxrl.engines.train.base import Bucket
 from oxrl.engines.train.forward import read_tokens
 from oxrl.errors import WeightSyncError
 from oxrl.models.fingerprints import fingerprint
-from oxrl.models.network import CausalNetwork
+from oxrl.models.network import CausalNetwork, check_tokens, vocabulary_of
 from oxrl.types import FinishReason, Prefix, Request, TokenBatch
 
 
@@ -49,6 +49,11 @@ class ModuleSampler(Sampler):
         self.network = CausalNetwork(model)
         self.max_rows = max_rows
         self._waiting: deque[Request] = deque()
+        self._vocabulary = vocabulary_of(model)
+
+    def _accept(self, request: Request) -> None:
+        check_tokens(torch.tensor(request.prompt.token_ids), self._vocabulary)
+        self._waiting.append(request)
 
     @abstractmethod
     def _forget_computed(self) -> None:

@@ -28,7 +28,7 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.lora import adapter_off
-from oxrl.models.network import token_model
+from oxrl.models.network import check_tokens, token_model, vocabulary_of
 from oxrl.models.weights import (
     NamedTensor,
     WeightType,
@@ -64,6 +64,7 @@ class Trainer(ABC):
         self._decays = weight_decays(model, options)
         self._has_gradient = False
         self._losses_finite = True  # since the last step
+        self._vocabulary = vocabulary_of(model)
         # Whether a rank holds pieces only, so that norms have to be summed; alone, it has them all.
         self._cut_up = True
         # Each weight as it is stored, before an engine cuts it up or raises it to float32.
@@ -159,6 +160,7 @@ class Trainer(ABC):
         return merged.output(self.ranks)
 
     def _share(self, batch: TrainBatch) -> Iterator[tuple[Tensor, TrainBatch]]:
+        check_tokens(batch.inputs.tokens, self._vocabulary)
         budget = self.options.micro_batch_tokens
         return own_share(batch, budget=budget, ranks=self.ranks, device=self.device)
 

@@ -1,0 +1,186 @@
+"""What is wrong with the files of a model's folder, found before anything of it is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+from safetensors import SafetensorError, safe_open
+
+from oxrl.errors import DataError
+
+ADAPTER_CONFIG = "adapter_config.json"
+BASE = "base_model_name_or_path"
+INDEX = "model.safetensors.index.json"
+WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
+PICKLES = ("pytorch_model*.bin", "adapter_model*.bin", "*.pt", "*.pth", "*.ckpt")
+FLOATS = ("F64", "F32", "F16", "BF16")
+# What a tokenizer is read from, in any of its forms.
+TOKENIZERS = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "tekken*")
+
+Names = Mapping[str, str]
+
+
+def check_model_folder(folder: Path) -> None:
+    """Make sure that a model can be loaded from `folder`, as far as its files tell.
+
+    Args:
+        folder: a directory in Hugging Face format.
+
+    Raises:
+        DataError: a line for everything that is wrong with it.
+    """
+    problems = [f"    {problem}" for problem in folder_problems(folder)]
+    if problems:
+        listed = "\n".join(problems)
+        raise DataError(f"model.name: {str(folder)!r} cannot be loaded:\n{listed}")
+
+
+def folder_problems(folder: Path) -> list[str]:
+    """Everything that is wrong with the files of a model, one phrase each."""
+    if (folder / ADAPTER_CONFIG).is_file():
+        return list(_adapter_problems(folder))
+    _, wrong = _read_object(folder / "config.json")
+    return [*wrong, *_weight_problems(folder)]
+
+
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor in the folder's model*.safetensors, by name."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="np") as opened:
+            for name in opened.keys():
+                shapes[name] = tuple(opened.get_slice(name).get_shape())
+    return shapes
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether any file of a tokenizer is in `folder`."""
+    return any(True for pattern in TOKENIZERS for _ in folder.glob(pattern))
+
+
+def adapter_base(name: str) -> str | None:
+    """Where the frozen weights under the adapter in folder `name` are; None without one.
+
+    Raises:
+        DataError: the adapter's files are damaged, or it is its own base.
+    """
+    folder = Path(name)
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return None
+    check_model_folder(folder)
+    values, _ = _read_object(folder / ADAPTER_CONFIG)
+    return cast(str, values[BASE])
+
+
+def adapter_revision(name: str) -> str | None:
+    """The commit on the hub of what is under the adapter in folder `name`; None: not noted."""
+    values, _ = _read_object(Path(name) / ADAPTER_CONFIG)
+    revision = values.get("revision")
+    return revision if isinstance(revision, str) else None
+
+
+def _adapter_problems(folder: Path) -> Iterator[str]:
+    values, wrong = _read_object(folder / ADAPTER_CONFIG)
+    if wrong:
+        yield from wrong
+        return
+    base = values.get(BASE)
+    if not isinstance(base, str) or not base:
+        yield f"{ADAPTER_CONFIG}: {BASE} does not say which model the adapter belongs to"
+    elif _leads_back(folder):
+        yield f"{ADAPTER_CONFIG}: {BASE} = {base!r} leads back to this adapter"
+    yield from _weight_problems(folder)
+
+
+def _leads_back(folder: Path) -> bool:
+    """Whether following the bases of adapters comes to one that was seen before."""
+    seen: set[Path] = set()
+    here = folder.resolve()
+    while here not in seen:
+        seen.add(here)
+        values, _ = _read_object(here / ADAPTER_CONFIG)
+        base = values.get(BASE)
+        if not isinstance(base, str) or not (Path(base) / ADAPTER_CONFIG).is_file():
+            return False
+        here = Path(base).resolve()
+    return True
+
+
+def _weight_problems(folder: Path) -> Iterator[str]:
+    index = folder / INDEX
+    single = [folder / name for name in WEIGHTS if (folder / name).is_file()]
+    if single:
+        for file in single:
+            _, wrong = _tensors(file)
+            yield from wrong
+    elif index.is_file():
+        yield from _index_problems(index)
+    else:
+        pickles = [path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))]
+        if pickles:
+            yield (
+                f"{pickles[0]} is a pickle, which can run code when it is read: convert it to "
+                "safetensors (load it where you trust it, then save_pretrained)"
+            )
+        else:
+            yield f"has no weights: neither {WEIGHTS[0]} nor {INDEX}"
+
+
+def _index_problems(index: Path) -> Iterator[str]:
+    values, wrong = _read_object(index)
+    yield from wrong
+    files = values.get("weight_map")
+    if not isinstance(files, dict) or not files:
+        if not wrong:
+            yield f"{INDEX}: weight_map names no tensors"
+        return
+    listed: dict[str, list[str]] = {}
+    for tensor, file in cast("dict[str, object]", files).items():
+        listed.setdefault(str(file), []).append(tensor)
+    for file, tensors in listed.items():
+        # An index may name its neighbours only: what lies elsewhere is not part of the model.
+        if Path(file).name != file or file in ("", ".", ".."):
+            yield f"{INDEX} names {file!r}, which is no file name in this folder"
+        elif not (index.parent / file).is_file():
+            yield f"{INDEX} names {file!r}, which is not there"
+        else:
+            found, damaged = _tensors(index.parent / file)
+            yield from damaged
+            missing = [tensor for tensor in tensors if tensor not in found]
+            if missing and not damaged:
+                yield f"{file} lacks {missing[0]!r}, which {INDEX} says it holds"
+
+
+def _tensors(file: Path) -> tuple[Names, list[str]]:
+    """Name and type of every tensor of a file; what is wrong with it."""
+    found: dict[str, str] = {}
+    try:
+        with safe_open(file, framework="np") as opened:
+            for name in opened.keys():
+                found[name] = opened.get_slice(name).get_dtype()
+    except (SafetensorError, OSError, ValueError) as error:
+        return {}, [f"{file.name} is damaged or cut off: {error}"]
+    whole = [f"{name!r} as {kind}" for name, kind in found.items() if kind not in FLOATS]
+    if whole:
+        count = f"{len(whole)} tensors" if len(whole) > 1 else "1 tensor"
+        return found, [
+            f"{file.name} stores {count} in a type that is not trained, such as {whole[0]}; "
+            f"there are {', '.join(FLOATS)}"
+        ]
+    return found, []
+
+
+def _read_object(file: Path) -> tuple[dict[str, object], list[str]]:
+    """A JSON object; what is wrong with its file."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, [f"has no {file.name}"]
+    except (OSError, ValueError, RecursionError) as error:
+        return {}, [f"{file.name} is no JSON: {error}"]
+    if not isinstance(values, dict):
+        return {}, [f"{file.name} is a {type(values).__name__}, not a JSON object"]
+    return cast("dict[str, object]", values), []
