@@ -147,25 +147,25 @@ def mirror(directory: Path, run_pid: int) -> None:
         client.set_terminated(run_id, status=said or "KILLED")
 
 
-def hide_password(environment: MutableMapping[str, str]) -> str:
+def hide_password(variables: MutableMapping[str, str]) -> str:
     """MLFLOW_TRACKING_URI without a name and password in it, which go where MLflow looks for them.
 
     MLflow's messages show its address, and end up in logs.
 
     Args:
-        environment: variables of the process, changed in place.
+        variables: of the process, changed in place.
 
     Returns:
         The address; empty where none is set.
     """
-    address = environment.get("MLFLOW_TRACKING_URI", "")
+    address = variables.get("MLFLOW_TRACKING_URI", "")
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or parts.username is None:
         return address
-    environment.setdefault("MLFLOW_TRACKING_USERNAME", unquote(parts.username))
-    environment.setdefault("MLFLOW_TRACKING_PASSWORD", unquote(parts.password or ""))
+    variables.setdefault("MLFLOW_TRACKING_USERNAME", unquote(parts.username))
+    variables.setdefault("MLFLOW_TRACKING_PASSWORD", unquote(parts.password or ""))
     plain = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    environment["MLFLOW_TRACKING_URI"] = plain
+    variables["MLFLOW_TRACKING_URI"] = plain
     return plain
 
 
