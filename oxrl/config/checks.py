@@ -325,9 +325,9 @@ def check_batch(cfg: Config) -> Iterator[Problem]:
             cfg,
             passes[0] if cfg.train.epochs > 1 else passes[1],
             (
-                f"{cfg.train.row.name} has no importance ratio, so only the first of {equation} "
-                "updates of a rollout batch would follow its gradient: the others learn from "
-                "samples of older weights as if the policy had just drawn them; set "
+                f"{cfg.train.row.name} has no importance ratio, so of the updates on a rollout "
+                f"batch, {equation}, only the first would follow its gradient: the others learn "
+                "from samples of older weights as if the policy had just drawn them; set "
                 "train.epochs and train.minibatches to 1, or train.loss: ppo_clip with "
                 "train.ratio: token"
             ),

@@ -98,12 +98,12 @@ LOOSE = "rollout.force_strict_on_policy=false"
         (
             ["train.alg_name=rloo", "train.epochs=2"],
             "train.epochs",
-            ["rloo has no importance ratio", "first of 2", "older weights", "to 1"],
+            ["rloo has no importance ratio", "only the first", "older weights", "to 1"],
         ),
         (
             ["train.alg_name=reinforce", "train.minibatches=2"],
             "train.minibatches",
-            ["reinforce has no importance ratio", "first of 2"],
+            ["reinforce has no importance ratio", "train.epochs 1 x train.minibatches 2"],
         ),
         (
             ["train.loss=policy_gradient", "train.epochs=2"],
