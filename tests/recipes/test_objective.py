@@ -100,9 +100,12 @@ class Said:
         return self.answer
 
 
-def build(folder: Path, engines: dict[str, Any] | None = None, **train: Any) -> Objective:
+def build(
+    folder: Path, engines: dict[str, Any] | None = None, *, max_tokens: int = 6, **train: Any
+) -> Objective:
     train = {"lr": 1e-3, **train}
-    cfg = rl_config(folder, "run", train=train, run={"steps": 1000})
+    rollout = {"max_tokens": max_tokens}
+    cfg = rl_config(folder, "run", train=train, rollout=rollout, run={"steps": 1000})
     given: dict[str, Any] = {"policy": "never asked", "critic": "none", "reference": None}
     given |= engines or {}
     features = build_features(
@@ -333,12 +336,24 @@ def test_the_policy_is_asked_before_the_update_only_where_it_is_needed(
 ) -> None:
     objective = build(tmp_path, alg_name="sgrpo", old_logprobs=old)
     found, policy = prepare(objective)
-    assert len(policy.asked) == asked and found.ref_logprobs is None
+    assert policy.asked == [frozenset({"logprobs"})] * asked and found.ref_logprobs is None
     if expected is None:
         assert found.old_logprobs is None
     else:
         assert found.old_logprobs is not None and found.old_logprobs[MASK].tolist() == expected
     assert found.versions.eq(3).all() and found.group_ids.tolist() == GROUPS.tolist()
+
+
+def test_a_feature_has_the_policy_asked_for_more(tmp_path: Path) -> None:
+    """And for the logprobs anyway."""
+    objective = build(tmp_path, alg_name="sgrpo", old_logprobs="recompute")
+    objective.want_before = frozenset({"entropy"})
+    _, policy = prepare(objective)
+    assert policy.asked == [frozenset({"logprobs", "entropy"})]
+    current = build(tmp_path, alg_name="sgrpo")
+    current.want_before = frozenset({"entropy"})
+    found, policy = prepare(current)
+    assert policy.asked == [frozenset({"logprobs", "entropy"})] and found.old_logprobs is None
 
 
 def test_a_batch_holds_reference_advantages_and_weights(tmp_path: Path) -> None:
@@ -430,12 +445,14 @@ def test_a_feature_does_nothing_unless_it_says_so() -> None:
 def test_the_kl_coefficient_is_steered_by_the_mean_kl_of_a_response(tmp_path: Path) -> None:
     objective = build(tmp_path, alg_name="ppo_rlhf", kl_coeff=0.4, kl_target=2.0, kl_horizon=50.0)
     feature = only(objective, "AdaptiveKL")
+    first = torch.tensor([0, 1, 2])  # six tokens in three rows
     for given, sampled in ((batch(), OLD), (batch(old_logprobs=None), ROLLOUT)):
+        given = given.select(first)
         progress = SimpleNamespace(kl_coeff=0.4)
-        kl = sum(s - r for s, r in zip(sampled, REF, strict=True)) / 4
+        kl = sum(s - r for s, r in zip(sampled[:6], REF[:6], strict=True)) / 3
         assert feature.steer(given, progress) == pytest.approx({"kl/coeff": 0.4, "kl/steered": kl})
         error = min(max(kl / 2.0 - 1, -0.2), 0.2)
-        assert progress.kl_coeff == pytest.approx(0.4 * (1 + error * 4 / 50))
+        assert progress.kl_coeff == pytest.approx(0.4 * (1 + error * 3 / 50))
 
 
 def test_ages_are_counted_in_rollout_batches(tmp_path: Path) -> None:
@@ -459,6 +476,12 @@ def test_the_penalty_of_long_responses_is_paid_on_the_last_token(tmp_path: Path)
     default = only(build(tmp_path, alg_name="dapo"), "OverlongPenalty")
     assert (default.max_tokens, default.buffer_tokens) == (6, 1)
     assert default.on_rollouts(rollouts()).rewards.tolist() == REWARDS
+    for longest, buffer in ((29, 5), (3, 1)):
+        given = only(build(tmp_path, alg_name="dapo", max_tokens=longest), "OverlongPenalty")
+        assert given.buffer_tokens == buffer  # a fifth, at least 1
+    whole = only(build(tmp_path, alg_name="dapo", overlong_buffer=6), "OverlongPenalty")
+    paid = whole.on_rollouts(rollouts()).token_rewards - rollouts().token_rewards
+    assert paid[2].tolist() == pytest.approx([0.0, -1 / 6, 0.0, 0.0])  # a response of one token
     long = only(build(tmp_path, alg_name="dapo", overlong_buffer=5), "OverlongPenalty")
     assert long.on_rollouts(rollouts()).rewards.tolist() == pytest.approx([0.6, -0.2, 0.5, 0.0])
 
@@ -469,8 +492,14 @@ def test_right_responses_are_made_likelier(tmp_path: Path) -> None:
     marked = feature.on_prepared(batch(), prepared())
     assert marked.likelihood_weights[0].tolist() == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
     assert not marked.likelihood_weights[1:].any()
-    part = feature.on_minibatch(marked.select(torch.tensor([0, 2])))
+    spoiled = dataclasses.replace(marked, likelihood_weights=marked.likelihood_weights * 7)
+    part = feature.on_minibatch(spoiled.select(torch.tensor([0, 2])))
     assert part.likelihood_weights.sum().item() == pytest.approx(1.0)
+    objective = build(tmp_path, **PLAIN)
+    objective.features = [feature]
+    through = minibatch(objective, spoiled, torch.tensor([0, 2]))
+    assert through.likelihood_weights is not None
+    assert through.likelihood_weights.sum().item() == pytest.approx(1.0)
     two = dataclasses.replace(rollouts(), rewards=f64([1.0, 0.9, 0.5, 0.2]))
     both = feature.on_prepared(batch(), prepared(rollouts=two))
     second = feature.on_minibatch(both.select(torch.tensor([1, 3])))

@@ -118,6 +118,15 @@ def test_the_numbers_per_token_of_a_batch() -> None:
     assert names["attention_mask"].all() and names["tokens"].tolist() == [[1, 2, 3]]
 
 
+def test_numbers_of_rows_and_whole_numbers_are_not_per_token() -> None:
+    float_of_rows, whole = torch.ones(1), torch.ones(1, 3, dtype=torch.long)
+    mixed = SimpleNamespace(
+        inputs=batch().inputs, a=float_of_rows, b=whole, c=row(1.0, 2.0, 3.0), d=None
+    )
+    (found,) = per_token(mixed)  # type: ignore[arg-type]
+    assert found.tolist() == [[1.0, 2.0, 3.0]]
+
+
 def test_finite_means_every_tensor_that_is_there() -> None:
     good, bad = row(NAN, 1.0, 2.0), row(0.0, 1.0, NAN)
     assert all_finite(good, None, good, mask=MASK) and all_finite(None, mask=MASK)
