@@ -33,8 +33,8 @@ from oxrl.types import Completion, Prompt, Score
 RewardFunction = Callable[..., Any]
 
 OWN = ("completion", "completions")
-VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
-VERL_BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+VERL: tuple[str, ...] = ("data_source", "solution_str", "ground_truth", "extra_info")
+VERL_BATCH: tuple[str, ...] = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 TRL = ("completions", "completion_ids", "completions_ids")
 # What TRL's trainer passes, and no other trainer has.
 TRL_ONLY = ("trainer_state", "log_extra", "log_metric", "environments")
@@ -182,7 +182,7 @@ def _verl_values(prompt: Prompt) -> tuple[object, object, object]:
 def _verl(function: RewardFunction, taken: Taken) -> Form:
     def call(prompt: Prompt, text: str) -> object:
         source, truth, extra = _verl_values(prompt)
-        values = dict(zip(VERL, (source, text, truth, extra), strict=True))
+        values: dict[str, object] = dict(zip(VERL, (source, text, truth, extra), strict=True))
         return function(**taken.given(values))
 
     return Form(_then(call, scores_of_verl), per_sample=True)

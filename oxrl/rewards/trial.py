@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
+from typing import SupportsFloat, cast
 
 from oxrl.errors import RewardDefinitionError
 from oxrl.rewards.base import LoadedReward, find_reward, raised_as, text_of
@@ -91,7 +92,7 @@ def not_finite(value: object, reward: LoadedReward) -> str:
     for item in values:
         number = item.value if isinstance(item, Score) else item
         try:
-            wrong = number is not None and not math.isfinite(float(number))
+            wrong = number is not None and not math.isfinite(float(cast(SupportsFloat, number)))
         except Exception as error:  # noqa: BLE001 - `__float__` is the user's, or a library's
             return f"returned {type(item).__name__}, which is no single number: {text_of(error)}"
         if wrong:

@@ -140,10 +140,9 @@ class RewardWorker:
         line = self._exchange(encode({"id": id} | message), most, limit_s, patience, what)
         try:
             reply = json.loads(line)
-            right = reply["id"] == id
-        except (ValueError, TypeError, KeyError, RecursionError):
-            right = False
-        if not right:
+        except (ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict) or reply.get("id") != id:
             raise SuspectWorker(f"sent what is no reply to its request: {line[:80]!r}")
         return reply
 
