@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ import torch
 from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.weight_sync import WeightSync
+from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 
@@ -54,15 +55,14 @@ def main(name: str = "builtin:small", dtype_name: str = "float32") -> None:
         log_file = str(Path(folder) / "vllm.log")
         options = VllmOptions(dtype=dtype_name, max_model_len=256, log_file=log_file)
         engine = VllmEngine(name, options)
-        sync = WeightSync(
-            policy,
-            engine,
+        settings = SyncOptions(
             dtype=dtype,
             vocabulary=len(load_tokenizer(name)),
             temperature=1.0,
-            new_model=lambda: load_policy(name, LoadOptions(dtype=dtype)),
             probe_every=0,
         )
+        new_model = partial(load_policy, name, LoadOptions(dtype=dtype))
+        sync = WeightSync(policy, engine, settings, new_model)
         start = time.perf_counter()
         sync.deliver(0)
         first = time.perf_counter() - start
@@ -78,10 +78,12 @@ def main(name: str = "builtin:small", dtype_name: str = "float32") -> None:
             "gather and cast": seconds(
                 lambda: [t.to(dtype) for bucket in policy.weights() for _, t in bucket]
             ),
-            "fingerprints, trainer": fingerprints,
-            "fingerprints, worker": fingerprints,
+            "fingerprints of the masters": seconds(lambda: policy.fingerprints(dtype)),
+            "fingerprints, sent": fingerprints,
+            "fingerprints, arrived": fingerprints,
+            "read back, before and after": 2 * seconds(engine.held),
             "load into vLLM": update - fingerprints,
-            "probe, trainer": seconds(sync._policy_scores),  # pyright: ignore[reportPrivateUsage]
+            "probe, trainer": seconds(sync._policy_logprobs),  # pyright: ignore[reportPrivateUsage]
             "probe, vLLM": seconds(lambda: engine.logprobs(sync.rows)),
         }
         total = seconds(lambda: sync.deliver(2))
@@ -95,7 +97,7 @@ def main(name: str = "builtin:small", dtype_name: str = "float32") -> None:
         ("sum of the items", sum(items.values())),
         ("whole sync", total),
     ]:
-        print(f"{item:24} {spent * 1e3:8.1f} ms   {spent / ideal:7.1f} x against memory")
+        print(f"{item:28} {spent * 1e3:8.1f} ms   {spent / ideal:7.1f} x against memory")
     print(f"first sync, with a perturbed copy: {first * 1e3:.0f} ms")
 
 

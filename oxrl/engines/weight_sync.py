@@ -11,9 +11,11 @@ copy is loaded first: the probe must move to where that copy's own forward pass 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from oxrl.engines.probe import (
     Distance,
     Forwards,
+    Rows,
     Scores,
     count_scored,
     distance,
@@ -47,6 +50,8 @@ STRENGTHS = (1.0, 0.3, 0.1)
 CLEARLY = 2.0
 # Deliveries after which the probe gets newer samples and limits of newer weights.
 REFRESH = 50
+# Where a checkpoint keeps the probe.
+FILE = "probe.json"
 
 Fingerprints = Mapping[str, str]
 
@@ -122,12 +127,14 @@ class WeightSync:
         self.options = options
         self.rows = fixed_rows(options.vocabulary, options.probe_tokens)
         self._new_model = new_model
-        self._samples: Sequence[Rollout] = ()
+        # Of the newest samples: what the probe is made of when it is made next.
+        self._newest: Rows = []
         self._on_samples = False
         # None: the rows are new, or the weights have moved on since.
         self._limits: Distance | None = None
         self._calibrated = 0
         self._deliveries = 0
+        self._perturbed_once = False
         self._version = PERTURBED
         self._unread = 0
         # What each member computed with after the last delivery.
@@ -135,8 +142,35 @@ class WeightSync:
         self._metrics: Metrics = {}
 
     def remember(self, rollouts: Sequence[Rollout]) -> None:
-        """The newest samples: what the probe is made of when it is made next."""
-        self._samples = rollouts
+        """Take the newest samples for the next probe."""
+        if not self.options.shared:
+            self._newest = sampled_rows(rollouts, self.options.probe_tokens)
+
+    def save(self, directory: Path) -> None:
+        """Write what the probe is, so that a resumed run is proved by the same."""
+        state = {
+            "rows": self.rows,
+            "newest": self._newest,
+            "on_samples": self._on_samples,
+            "limits": self._limits,
+            "calibrated": self._calibrated,
+            "deliveries": self._deliveries,
+        }
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / FILE).write_text(json.dumps(state), encoding="utf-8")
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote; checkpoints from before it have nothing of it."""
+        path = directory / FILE
+        if not path.exists():
+            return
+        state = json.loads(path.read_text(encoding="utf-8"))
+        self.rows = state["rows"]
+        self._newest = state["newest"]
+        self._on_samples = state["on_samples"]
+        self._limits = None if state["limits"] is None else Distance(*state["limits"])
+        self._calibrated = state["calibrated"]
+        self._deliveries = state["deliveries"]
 
     def deliver(self, version: int) -> None:
         """Load the policy's weights into the sampler.
@@ -168,6 +202,7 @@ class WeightSync:
                     f"{first}; then: {second}"
                 ) from second
         self._deliveries += 1
+        self._perturbed_once = True
         self._version = version
         self._record(proved, retries=retries, seconds=time.monotonic() - start)
 
@@ -201,20 +236,20 @@ class WeightSync:
     def _refresh_probe(self) -> None:
         """Newer samples for the probe, and newer limits, every few deliveries."""
         aged = self._deliveries - self._calibrated >= REFRESH
-        newer = bool(self._samples) and not self._on_samples
-        if not (newer or aged or self._perturbed_copy_is_due()):
+        newer = bool(self._newest) and not self._on_samples
+        if not (newer or aged):
             return
         options = self.options
-        rows = sampled_rows(self._samples, options.probe_tokens)
+        rows = list(self._newest)
         missing = options.probe_tokens - count_scored(rows)
         if missing > 0:
             rows += fixed_rows(options.vocabulary, missing)
         self.rows = rows
-        self._on_samples = bool(self._samples)
+        self._on_samples = bool(self._newest)
         self._limits = None
 
     def _perturbed_copy_is_due(self) -> bool:
-        if self._deliveries == 0:
+        if not self._perturbed_once:
             return True
         every = self.options.probe_every
         return every > 0 and self._deliveries % every == 0

@@ -93,6 +93,8 @@ class RLSetup:
             self.source = build_source(cfg, parts, self.delivery)
             stack.callback(self.source.close)
             self.saved = what_is_saved(engines, self.features, self.source)
+            if not engines.shared:
+                self.saved["delivery"] = self.delivery
             self.ratio_tolerance = FIRST_RATIO_TOLERANCE[cfg.model.dtype]
             self._resources = stack.pop_all()
 
