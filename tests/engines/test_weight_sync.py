@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -353,8 +354,8 @@ def test_what_is_allowed_is_a_multiple_of_measured_rounding_and_can_be_set() -> 
         strict.deliver(0)
 
 
-def test_the_probe_is_made_of_the_newest_samples_once_there_are_some() -> None:
-    rollouts = [
+def _rollouts(count: int) -> list[Rollout]:
+    return [
         Rollout(
             prompt=Prompt(uid="", messages=(), token_ids=(5, 6, 7 + draw)),
             completion=Completion(
@@ -369,8 +370,12 @@ def test_the_probe_is_made_of_the_newest_samples_once_there_are_some() -> None:
             sample=0,
             seed=0,
         )
-        for draw in range(4)
+        for draw in range(count)
     ]
+
+
+def test_the_probe_is_made_of_the_newest_samples_once_there_are_some() -> None:
+    rollouts = _rollouts(4)
     sync = _sync(Remote(_model(5)), probe_tokens=200, probe_every=0)
     sync.deliver(0)
     assert sync.rows == fixed_rows(261, 200)
@@ -385,6 +390,35 @@ def test_the_probe_is_made_of_the_newest_samples_once_there_are_some() -> None:
         sync.deliver(version)
     # Newer samples after a while; what they are too few for, the fixed rows add.
     assert sync.rows == [[8] * 64, *fixed_rows(261, 200 - 63)]
+
+
+def test_a_resumed_delivery_is_proved_by_the_probe_and_limits_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    policy = LocalTrainer(lively("builtin:tiny", 0), TrainerOptions(lr=1e-3))
+
+    def new_sync() -> WeightSync:
+        return _sync(
+            Remote(lively("builtin:tiny", 5)), policy, new_model=lambda: lively("builtin:tiny", 9)
+        )
+
+    first = new_sync()
+    first.deliver(0)
+    first.remember(_rollouts(4))
+    first.deliver(1)
+    first.remember(_rollouts(2))
+    first.metrics()
+    first.save(tmp_path / "delivery")
+    second = new_sync()
+    second.load(tmp_path / "delivery")
+    for sync in (first, second):
+        sync.deliver(2)
+    assert second.rows == first.rows
+    ours, theirs = first.metrics(), second.metrics()
+    del ours["time/sync_s"], theirs["time/sync_s"]
+    assert ours == theirs
+    second.load(tmp_path / "no such checkpoint had one")
+    second.deliver(3)
 
 
 def test_every_member_of_a_group_is_asked_by_name() -> None:
