@@ -1,0 +1,92 @@
+"""The tool behind `make mutants`: what it changes, what it chooses, and what it accepts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cosmic_ray", reason="`make mutants` installs it")
+
+from cosmic_ray.mutating import mutate_code
+from mutation_points import Mutant, by_hand, make, points, sample, segments
+from mutation_report import judge, read_arguments
+from mutation_runs import Outcome
+from tensor_operators import OURS
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+SOURCE = '''"""A formula."""
+
+LIMIT = 2.0
+
+
+def loss(x: float, scale: float = 1.0) -> float:
+    """Its docstring: 3 - 2."""
+    if x < 0:
+        raise ValueError(f"{x - 1} is below {0}")
+    return x * scale - LIMIT
+'''
+
+
+def write(root: Path, source: str) -> list[Mutant]:
+    (root / "formula.py").write_text(source)
+    return sample(root, ["formula.py"], seed=1, size=None)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_operator_does_what_its_examples_say(name: str) -> None:
+    for example in OURS[name].examples():
+        found = mutate_code(example.pre_mutation_code, OURS[name](), example.occurrence)
+        assert found is not None and found.split() == example.post_mutation_code.split()
+
+
+def test_formulas_defaults_and_constants_are_changed_and_words_are_not(tmp_path: Path) -> None:
+    changed = {(mutant.before, mutant.after) for mutant in write(tmp_path, SOURCE)}
+    assert ("return x * scale - LIMIT", "return x / scale - LIMIT") in changed
+    assert ("LIMIT = 2.0", "LIMIT = 3.0") in changed
+    assert any(before.startswith("def loss") for before, _ in changed)
+    assert not any("docstring" in before or "raise" in before for before, _ in changed)
+
+
+def test_a_function_has_the_same_mutants_wherever_it_stands(tmp_path: Path) -> None:
+    here = write(tmp_path, SOURCE)
+    below = write(
+        tmp_path,
+        SOURCE.replace("LIMIT = 2.0", "LIMIT = 2.0\n\n\ndef more() -> int:\n    return 1 + 1"),
+    )
+    keys = [m.key for m in here if m.key[1] == "loss"]
+    assert keys == [m.key for m in below if m.key[1] == "loss"]
+    few = sample(tmp_path, ["formula.py"], seed=1, size=4)
+    assert {m.key[1] for m in few} == {"<module>", "loss", "more"}
+    assert [m.key for m in few] == [m.key for m in sample(tmp_path, ["formula.py"], seed=1, size=4)]
+
+
+def test_survivors_need_an_argument_and_arguments_a_survivor(tmp_path: Path) -> None:
+    mutants = write(tmp_path, SOURCE)
+
+    def verdict(alive: int, argued: int) -> bool:
+        outcomes = [
+            Outcome(m, "survived" if i < alive else "killed", "", 1, 0.0)
+            for i, m in enumerate((mutants * 40)[:200])
+        ]
+        distinct = {m.key: "why" for m in (mutants * 40)[:argued]}
+        return judge(outcomes, distinct).passed
+
+    assert verdict(0, 0) and not verdict(1, 0) and not verdict(0, 1)
+
+
+def test_arguments_and_mutants_by_hand_are_about_code_that_stands() -> None:
+    assert len(by_hand(ROOT, HERE / "by_hand.toml")) >= 25
+    for file, function, before, after in read_arguments(HERE / "argued.toml"):
+        found = [x for x in segments(ROOT, file) if x.function == function]
+        lines = [" ".join(line.split()) for x in found for line in x.lines]
+        assert set(before.split("\n")) <= set(lines), (file, function, before)
+        assert before != after
+
+
+def test_a_change_without_a_meaning_is_no_mutant(tmp_path: Path) -> None:
+    (tmp_path / "formula.py").write_text("def one(x: int = 1) -> int:\n    return x\n")
+    (segment,) = segments(tmp_path, "formula.py")
+    made = [make(tmp_path, point) for point in points(segment, 1)]
+    assert all(mutant is None or mutant.before != mutant.after for mutant in made)
