@@ -218,13 +218,6 @@ def check_model(cfg: Config) -> Iterator[Problem]:
                 f"{state}; give a folder in Hugging Face format, a hub name or builtin:tiny",
                 name,
             )
-    if Path(name).is_dir() and any(Path(name).glob("*.safetensors*")):
-        damages = folder_problems(Path(name))
-        if damages:
-            yield Problem("model.name", "; ".join(damages), name)
-    unsupported = why_unsupported(name)
-    if unsupported is not None:
-        yield Problem("model.name", unsupported, name)
     template = cfg.model.chat_template
     if template is not None and not Path(template).is_file():
         yield Problem("model.chat_template", why_no_file(template), template)
@@ -237,6 +230,21 @@ def check_model(cfg: Config) -> Iterator[Problem]:
             f"exceeds the model's context {context}; lower it",
             "model.name",
         )
+
+
+def check_model_files(cfg: Config) -> Iterator[Problem]:
+    """The model is a causal language model, and its files are whole where they are here."""
+    name = cfg.model.name
+    unsupported = why_unsupported(name)
+    if unsupported is not None:
+        yield Problem("model.name", unsupported, name)
+    if Path(name).is_dir() and any(Path(name).glob("*.safetensors*")):
+        damages = folder_problems(Path(name))
+        if damages:
+            yield Problem("model.name", "; ".join(damages), name)
+
+
+MODEL: tuple[Check, ...] = (check_model, check_model_files)
 
 
 def check_training_files(cfg: Config) -> Iterator[Problem]:
@@ -669,7 +677,7 @@ OF_ALL: tuple[Check, ...] = (
     check_samplers,
     check_adapter,
     check_adapter_model,
-    check_model,
+    *MODEL,
     check_training_files,
     check_evaluation_file,
 )
@@ -703,7 +711,7 @@ def training_problems(cfg: Config) -> Iterator[Problem]:
 
 def evaluation_problems(cfg: Config) -> Iterator[Problem]:
     """Problems that matter when a configuration is only evaluated."""
-    for check in (check_ranks, check_deepspeed, check_samplers, check_model, check_reward):
+    for check in (check_ranks, check_deepspeed, check_samplers, *MODEL, check_reward):
         yield from check(cfg)
     if cfg.data.eval is not None:
         yield from check_evaluation_file(cfg)
