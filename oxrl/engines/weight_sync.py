@@ -309,22 +309,26 @@ class WeightSync:
     def _prove_perturbed(self, expected: Scores) -> None:
         """The sampler must follow a copy that differs from the policy by far more than rounding."""
         model = self._new_model()
+        forwards = self._perturb(model, expected)
+        self._load(buckets(model.named_parameters()), PERTURBED)
+        distances = self._distances(PERTURBED, forwards.low)
+        _check_distances(distances, self._allowed(forwards))
+
+    def _perturb(self, model: nn.Module, expected: Scores) -> Forwards:
+        """Give `model` perturbed weights that it can be told by; what it says of the probe then."""
+        tried: list[str] = []
         for strength in STRENGTHS:
             weights = _perturbed(self.policy.weights(), self.options.dtype, strength)
             forwards = self._two_forwards(model, weights)
             allowed = self._allowed(forwards)
             moved = distance(forwards.low, expected)
             if moved.mean >= CLEARLY * allowed.mean:
-                break
-        else:
-            raise WeightSyncError(
-                f"the perturbed copy moves the probe by only {moved.mean:.3g} nats on average, and "
-                f"rounding alone may by {allowed.mean:.3g}: it would prove nothing. Report this "
-                "model; rollouts cannot be trusted"
-            )
-        self._load(buckets(model.named_parameters()), PERTURBED)
-        distances = self._distances(PERTURBED, forwards.low)
-        _check_distances(distances, allowed)
+                return forwards
+            tried.append(f"by {moved.mean:.3g} nats, where rounding may by {allowed.mean:.3g}")
+        raise WeightSyncError(
+            f"the perturbed copy moves the probe on average only {tried[-1]}: it would prove "
+            "nothing. Report this model; rollouts cannot be trusted"
+        )
 
     def _calibrate(self) -> Distance:
         """Limits for the real weights as they are now."""
