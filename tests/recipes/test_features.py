@@ -240,7 +240,7 @@ def test_the_reference_and_the_optimizer_start_afresh_on_schedule(tmp_path: Path
 
 
 def test_the_greedy_response_is_a_baseline_and_is_never_trained_on(tmp_path: Path) -> None:
-    cfg = config(tmp_path, "remax", reward=SHARE)
+    cfg = config(tmp_path, "remax", reward=SHARE, kl_coeff=0.0)
     run(cfg)
     samples = [sample for sample in samples_of(cfg.run.directory) if sample["step"] == 5]
     greedy = {sample["draw"]: sample for sample in samples if sample["sample"] == 4}

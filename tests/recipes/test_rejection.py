@@ -24,8 +24,12 @@ from oxrl.recipes.rejection import survivors
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment
 
 SHORT = '''
+from pathlib import Path
+
 def short(prompt, completion):
     """1 for a reply of at most two characters: a random model that stops early gets it."""
+    if Path(__file__).with_name("nothing_more").exists():
+        raise RuntimeError("asked again")
     return float(len(completion) <= 2)
 '''
 
@@ -106,9 +110,7 @@ def test_a_resumed_run_finds_what_was_kept(tmp_path: Path) -> None:
     (home / "config.yaml").write_text(
         (home / "config.yaml").read_text().replace("steps: 2", "steps: 4")
     )
-    (tmp_path / "short.py").write_text(
-        "def short(prompt, completion):\n    raise RuntimeError('asked again')\n"
-    )
+    (tmp_path / "nothing_more").touch()
     run(replace_steps(cfg, 4), resume=True)
     assert (home / "kept.jsonl").read_bytes() == kept and len(metric_lines(home)) == 4
 
