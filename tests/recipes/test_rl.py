@@ -218,12 +218,14 @@ def test_sigterm_saves_and_exits_75_and_resume_completes_the_same_run(tmp_path: 
 
 def test_the_documented_train_and_rollout_block_loads_unchanged_and_trains(tmp_path: Path) -> None:
     write_inputs(tmp_path)
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text((tmp_path / "prompts.jsonl").read_text())
     path = tmp_path / "documented.yaml"
     path.write_text(
         f"""\
 run: {{name: documented, seed: 1, dir: {tmp_path / "documented"}, steps: 1, device: cpu, training_gpus: 1}}
 model: {{name: "builtin:tiny", dtype: float32, gradient_checkpointing: false}}
-data: {{train: {tmp_path / "prompts.jsonl"}, eval: {tmp_path / "prompts.jsonl"}, prompts_per_step: 2}}
+data: {{train: {tmp_path / "prompts.jsonl"}, eval: {held_out}, prompts_per_step: 2}}
 reward: {{name: {tmp_path / "reward.py"}:digits}}
 train:
   alg_name: "sgrpo"
