@@ -154,8 +154,8 @@ def test_sampling_ahead_in_actors_trains_like_sampling_ahead_in_one_process(
     if killed:  # as soon as there is something to sample in the background
         dispatch = AheadRollouts._dispatch_batches
 
-        def dispatching(source: Any, start: int, count: int) -> None:
-            dispatch(source, start, count)
+        def dispatching(source: Any, *arguments: Any, **named: Any) -> None:
+            dispatch(source, *arguments, **named)
             if source.batches and source.batches[-1].end == 6 * 4:
                 actor = source.parts.sampler._workers[0].actor
                 os.kill(
