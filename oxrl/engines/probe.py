@@ -193,11 +193,13 @@ def model_logprobs(model: nn.Module, rows: Rows, temperature: float) -> Scores:
     for start in range(0, len(rows), ROWS_AT_ONCE):
         some = rows[start : start + ROWS_AT_ONCE]
         width = max(map(len, some))
-        tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in some], device=device)
+        padded = [[*row, *[0] * (width - len(row))] for row in some]
+        tokens = torch.tensor(padded, device=device)
         logits = at_least_float32(model(input_ids=tokens).logits[:, :-1])
         all_logprobs = (logits / temperature).log_softmax(-1)
         logprobs = all_logprobs.gather(2, tokens[:, 1:, None]).squeeze(2).tolist()
-        scores += [[0.0, *said[: len(row) - 1]] for said, row in zip(logprobs, some, strict=True)]
+        for said, row in zip(logprobs, some, strict=True):
+            scores.append([0.0, *said[: len(row) - 1]])
     return scores
 
 

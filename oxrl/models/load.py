@@ -266,9 +266,10 @@ def _named_in_errors(what: str, name: str) -> Iterator[None]:
         )
     try:
         yield
-    except OxrlError:
+    # A machine without memory says nothing about the files.
+    except (OxrlError, MemoryError):
         raise
-    # Whatever a library raises here is about the files or the name that it was given.
+    # Whatever else a library raises here is about the files or the name that it was given.
     except Exception as error:
         where = "on disk, and the hub has none or cannot be reached"
         if path.is_dir():

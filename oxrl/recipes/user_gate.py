@@ -30,6 +30,7 @@ def find_gate(loss: str) -> Gate:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
+    # The file is the user's own code, which may raise anything.
     except Exception as error:
         raise ConfigError(f"train.loss={loss}: importing {file} failed: {error!r}") from error
     if not callable(getattr(module, name, None)):

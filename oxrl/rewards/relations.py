@@ -439,7 +439,9 @@ def _piece(text: str) -> Any:
         return None if None in elements else sympy.FiniteSet(*elements)
     if text[:1] in ("(", "[", "]") and text[-1:] in (")", "]", "["):
         ends = [_expression(part, infinite=True) for part in _split(text[1:-1])]
-        if len(ends) != 2 or any(end is None or end.free_symbols for end in ends):
+        if len(ends) != 2:
+            return None
+        if any(end is None or end.free_symbols for end in ends):
             return None
         found = sympy.Interval(ends[0], ends[1], text[0] != "[", text[-1] != "]")
         return None if found.is_empty else found

@@ -135,6 +135,9 @@ def _fits(part: Part, piece: Piece, whole: torch.Size | None) -> bool:
     if whole is None or not whole:
         return False
     rows = whole.numel() // whole[-1]
-    inside = piece.row + piece.rows <= rows and piece.column + piece.columns <= whole[-1]
+    columns = whole[-1]
+    rows_fit = piece.row + piece.rows <= rows
+    columns_fit = piece.column + piece.columns <= columns
     # It is cut along one side only.
-    return inside and (piece.columns == whole[-1] or piece.rows == rows)
+    one_side = piece.columns == columns or piece.rows == rows
+    return rows_fit and columns_fit and one_side
