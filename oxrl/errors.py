@@ -75,6 +75,10 @@ class DataError(OxrlError, ValueError):
     exit_code = 2
 
 
+class UnreachableError(DataError):
+    """An input lies on the hub, is not in its cache, and the hub does not answer."""
+
+
 class MissingExtraError(OxrlError, ImportError):
     """An optional dependency is not installed."""
 

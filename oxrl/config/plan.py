@@ -10,7 +10,7 @@ from oxrl.config.dims import ModelDims, context_length, model_dims
 from oxrl.config.reads import generates_answers, has_reference_model
 from oxrl.config.schema import Config, EngineConfig
 from oxrl.data.hub import locate
-from oxrl.errors import DataError
+from oxrl.errors import DataError, UnreachableError
 from oxrl.tables.cells import CRITIC
 from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.tables.numbers import KL_COEFF
@@ -106,8 +106,11 @@ def _supervised_batch(cfg: Config) -> dict[str, str]:
 
 
 def _rejection_batch(cfg: Config) -> dict[str, str]:
-    prompts = count_rows(cfg.data.train_files[0])
     samples = cfg.rollout.n_samples
+    try:
+        prompts = count_rows(cfg.data.train_files[0])
+    except UnreachableError:
+        return _supervised_batch(cfg)
     asked = (
         f"{_count(prompts, 'prompt')} x {_count(samples, 'sample')}"
         f" = {prompts * samples:,} responses; rows are those that are kept"
@@ -118,7 +121,10 @@ def _rejection_batch(cfg: Config) -> dict[str, str]:
 def _evaluation(cfg: Config) -> dict[str, str]:
     if cfg.data.eval is None:
         return {}
-    rows = count_rows(cfg.data.eval)
+    try:
+        rows = count_rows(cfg.data.eval)
+    except UnreachableError:
+        return {"eval": f"{cfg.data.eval}: unknown rows"}
     if cfg.data.eval_rows is not None:
         rows = min(rows, cfg.data.eval_rows)
     text = f"{_count(rows, 'row')} of {cfg.data.eval}"
@@ -132,7 +138,10 @@ def _evaluation(cfg: Config) -> dict[str, str]:
 
 def _passes(cfg: Config, drawn: int, unit: str) -> str:
     files = cfg.data.train_files
-    rows = sum(count_rows(file) for file in files)
+    try:
+        rows = sum(count_rows(file) for file in files)
+    except UnreachableError:
+        return f"{', '.join(files)}: unknown rows; {drawn:,} {unit} drawn"
     passes = f" = {drawn / rows:.2f} passes over the data" if rows else ""
     return f"{', '.join(files)}: {_count(rows, 'row')}; {drawn:,} {unit} drawn{passes}"
 
@@ -144,8 +153,8 @@ def count_rows(path: str) -> int:
         path: a file, or one on the hub, which is fetched as the run will.
 
     Raises:
-        DataError: a file on the hub can neither be found in the cache nor fetched, or a Parquet
-            file is none.
+        DataError: a Parquet file is none.
+        UnreachableError: a file on the hub can neither be found in the cache nor fetched.
     """
     file = locate(path)
     if file.suffix == ".parquet":

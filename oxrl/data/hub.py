@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oxrl.data.reach import hub_or_cache, why_silent
 from oxrl.data.rows import Json, file_hash
-from oxrl.errors import DataError
+from oxrl.errors import DataError, UnreachableError
 
 FORM = "hf://datasets/<owner>/<name>[@revision]/<path of a .jsonl or .parquet file>"
 NAME = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?")
@@ -27,8 +27,8 @@ def locate(name: str, commit: str | None = None, *, fetch: bool = True) -> Path:
         fetch: whether to download; without it, only ask whether the file can be had.
 
     Raises:
-        DataError: not such a name, no such file (lists those there are), or neither in the cache
-            nor to be reached.
+        DataError: not such a name, or no such file (lists those there are).
+        UnreachableError: it is not in the cache, and the hub cannot be reached.
     """
     if not name.startswith(SCHEME):
         return Path(name)
@@ -49,7 +49,7 @@ def locate(name: str, commit: str | None = None, *, fetch: bool = True) -> Path:
             )
     except errors.LocalEntryNotFoundError as error:
         option = f" --revision {wanted}" if wanted else ""
-        raise DataError(
+        raise UnreachableError(
             f"{name!r}: it is not in the cache (under HF_HOME), and {why_silent()}; where there is "
             "a network: "
             f"hf download --repo-type dataset {repo} {file}{option}"

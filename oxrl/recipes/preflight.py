@@ -32,6 +32,7 @@ from oxrl.errors import (
     Interrupted,
     OxrlError,
     RewardDefinitionError,
+    UnreachableError,
 )
 from oxrl.models.builtin import is_builtin
 from oxrl.models.files import refuse_missing_folder
@@ -185,11 +186,17 @@ def check_tokenizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 def check_data(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """Every data file can be read, and the model sees something in its first rows."""
     told: list[str] = []
-    held_out = [] if cfg.data.eval is None else [cfg.data.eval]
-    for name in cfg.data.train_files:
-        told.append(_file_text(cfg, prepared, name, held_out=False))
-    for name in held_out:
-        told.append(_file_text(cfg, prepared, name, held_out=True))
+    unreached: list[str] = []
+    files = [(name, False) for name in cfg.data.train_files]
+    if cfg.data.eval is not None:
+        files.append((cfg.data.eval, True))
+    for name, held_out in files:
+        try:
+            told.append(_file_text(cfg, prepared, name, held_out=held_out))
+        except UnreachableError as error:
+            unreached.append(str(error))
+    if unreached:
+        raise UnreachableError("; ".join(unreached + told))
     return "; ".join(told)
 
 
@@ -283,7 +290,7 @@ def check_reward(cfg: Config, prepared: Prepared, patience: Patience) -> str:
         return f"{cfg.reward.name}, a reward model, which is loaded when a run starts"
     pool.start(patience)
     if not prepared.prompts:
-        return f"{cfg.reward.name} can be loaded; without the tokenizer it is not tried on the data"
+        return f"{cfg.reward.name} can be loaded; without tokenizer or rows it is not tried on data"
     for prompts in prepared.prompts.values():
         try_reward(pool, prompts, patience)
     tried = sum(map(len, prepared.prompts.values()))
@@ -363,7 +370,7 @@ def examine(cfg: Config, prepared: Prepared, subject: str, patience: Patience) -
     """What one of the CHECKS finds, nothing raised."""
     try:
         return Finding(subject, "ok", CHECKS[subject](cfg, prepared, patience))
-    except Unknown as unknown:
+    except (Unknown, UnreachableError) as unknown:
         return Finding(subject, "unknown", str(unknown))
     except OxrlError as error:
         if error.exit_code != ConfigError.exit_code:

@@ -24,7 +24,7 @@ from oxrl.config import load_config
 from oxrl.config.plan import plan_text
 from oxrl.data.hub import identity, locate
 from oxrl.data.reach import ANSWER_S, answer_seconds, check_on_hub
-from oxrl.errors import ConfigError, DataError, RunDirectoryError
+from oxrl.errors import ConfigError, DataError, RunDirectoryError, UnreachableError
 from oxrl.models.load import load_tokenizer
 from oxrl.recipes import run
 
@@ -82,11 +82,6 @@ def test_a_name_is_a_file_of_a_commit(cache: Path) -> None:
         ("hf://datasets/me", "is written hf://datasets/<owner>/<name>"),
         ("hf://datasets/me/sums", "is written hf://datasets/<owner>/<name>"),
         ("hf://datasets/me/sums/data/train.csv", "is written hf://datasets/<owner>/<name>"),
-        ("hf://datasets/me/sums/test.jsonl", "hf download --repo-type dataset me/sums test.jsonl$"),
-        (
-            "hf://datasets/me/sums@dev/a.jsonl",
-            "hf download --repo-type dataset me/sums a.jsonl --revision dev",
-        ),
         ("hf://datasets/me/su ms/a.jsonl", "HFValidationError: Repo id must use alphanumeric"),
     ],
 )
@@ -99,6 +94,29 @@ def test_what_cannot_be_had_is_refused_before_a_run(
     with pytest.raises(ConfigError, match=r"data\.train = ") as raised:
         load_config(tmp_path / "run.yaml", [f"data.train={name}"])
     assert "1 problem" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("hf://datasets/me/sums/test.jsonl", "hf download --repo-type dataset me/sums test.jsonl$"),
+        (
+            "hf://datasets/me/sums@dev/a.jsonl",
+            "hf download --repo-type dataset me/sums a.jsonl --revision dev",
+        ),
+    ],
+)
+def test_what_cannot_be_reached_is_unknown_to_a_plan_and_ends_a_run(
+    tmp_path: Path, cache: Path, name: str, said: str
+) -> None:
+    with pytest.raises(UnreachableError, match=said):
+        locate(name, fetch=False)
+    sft_config(tmp_path, "run")
+    cfg = load_config(tmp_path / "run.yaml", [f"data.train={name}"])
+    assert f"{name}: unknown rows" in plan_text(cfg)
+    with pytest.raises(UnreachableError, match=said):
+        run(cfg)
+    assert not cfg.run.directory.exists()
 
 
 @pytest.mark.filterwarnings("ignore:data.eval is trained on")
@@ -212,7 +230,7 @@ except DataError as error:
     options = {
         "HF_ENDPOINT": hub,
         "HF_HUB_OFFLINE": "0",
-        "HF_HUB_ETAG_TIMEOUT": "1",
+        "HF_HUB_ETAG_TIMEOUT": "20",
         "HF_HUB_DISABLE_XET": "1",
     }
     found = program(text, HF_HOME=str(tmp_path), no_proxy="127.0.0.1", **options)

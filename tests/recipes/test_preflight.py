@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from oxrl.config import Config
 from oxrl.config.dims import model_dims
 from oxrl.config.plan import disk_needed
-from oxrl.errors import OxrlError
+from oxrl.errors import DataError, OxrlError
 from oxrl.models.builtin import builtin_tokenizer
 from oxrl.recipes import run
 from oxrl.recipes.preflight import CHECKS, Prepared, examine
@@ -215,6 +215,26 @@ def test_what_cannot_be_reached_is_unknown(folder: Path) -> None:
         assert found[subject][0] == "unknown"
     assert "without the tokenizer" in found["data"][1]
     assert found["reward"][0] == "ok"
+
+
+def test_data_that_cannot_be_reached_are_unknown_and_others_are_still_looked_at(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    far = "hf://datasets/nobody/nothing/train.jsonl"
+    (folder / "train.jsonl").write_text(PROMPTS)
+    cfg = Config.model_validate(changed(RL, data={"train": far, "eval": "train.jsonl"}))
+    state, text = findings(cfg)["data"]
+    assert state == "unknown"
+    assert "not in the cache" in text and "rows of train.jsonl" in text
+    (folder / "train.jsonl").write_text("")
+    state, text = findings(cfg)["data"]
+    assert state == "wrong" and "no rows" in text
+    # A run cannot do without them.
+    (folder / "train.jsonl").write_text(PROMPTS)
+    with pytest.raises(DataError, match="not in the cache"):
+        run(cfg)
+    assert not cfg.run.directory.exists()
 
 
 def test_a_reward_of_a_run_that_begins_is_loaded_once(folder: Path) -> None:

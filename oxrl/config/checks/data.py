@@ -9,7 +9,7 @@ from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 from oxrl.data.hub import SCHEME, SUFFIXES, locate
 from oxrl.data.layouts import READ
-from oxrl.errors import DataError, did_you_mean, why_no_file
+from oxrl.errors import DataError, UnreachableError, did_you_mean, why_no_file
 
 
 def check_training_files(cfg: Config) -> Iterator[Problem]:
@@ -42,6 +42,8 @@ def _file_problems(cfg: Config, path: str, file: str) -> Iterator[Problem]:
     if file.startswith(SCHEME):
         try:
             locate(file, fetch=False)
+        except UnreachableError:
+            pass  # it may be there for the run: `oxrl plan` says "unknown", the run fetches or ends
         except DataError as error:
             yield Problem(path, str(error), file)
     elif Path(file).suffix not in SUFFIXES:
