@@ -1,4 +1,4 @@
-"""A product that the policy cannot work out, a tool that can, and two controls."""
+"""A product that the policy cannot work out, a tool that can, and one that cannot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from oxrl.environments import Step
-from oxrl.environments.tool_environment import calculator
+from oxrl.environments.calculator import calculator
 from oxrl.types import Prompt
 
 CALL = re.compile(r"<(\d+\*\d+)>")
@@ -45,15 +45,3 @@ class Broken(Calculator):
         """Some number."""
         digits = len(super().result(expression))
         return str(self.chance.randrange(10 ** (digits - 1), 10**digits))
-
-
-class Luck(Calculator):
-    """The control for learning: as often right as a coin, whatever is answered."""
-
-    def step(self, text: str) -> Step:
-        """The result of a call, or the end."""
-        step = super().step(text)
-        if not step.terminated:
-            return step
-        coin = random.Random(f"{self.answer} {text}").random() < 0.5
-        return Step(reward=float(coin), terminated=True)

@@ -5,7 +5,7 @@
 The task: a product of a three-digit and a two-digit number, which 0.15M parameters cannot work out.
 A short supervised warm start shows the form of call and answer; then reinforcement learning, whose
 reward is the exact product. Held-out products, before and after, greedy and sampled; the same
-policy with a broken tool; and a run whose rewards are a coin's.
+policy with a broken tool; and a run whose rewards are permuted across the batch.
 """
 
 from __future__ import annotations
@@ -13,21 +13,49 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import statistics
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import oxrl.recipes.environment
 from oxrl.config import load_config, load_evaluation_config
-from oxrl.environments.tool_environment import calculator
+from oxrl.environments.calculator import calculator
 from oxrl.recipes import run
 from oxrl.recipes.evaluate import run_eval
+from oxrl.rewards.base import Group
+from oxrl.rollouts.episode_scores import EpisodeScorer
+from oxrl.runs.patience import Patience
+from oxrl.seeds import stable_seed
+from oxrl.types import Score
 
 HERE = Path(__file__).parent
 TURNS = f"{HERE / 'calculator.py'}"
 WARM_STEPS = 100
 RL_STEPS = 120
+
+
+class PermutedRewards(EpisodeScorer):
+    """The control: every score goes to an episode that it does not belong to."""
+
+    calls = 0
+
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+        """See GroupScorer."""
+        scored = super().score(groups, patience)
+        flat = [score for group in scored for score in group]
+        PermutedRewards.calls += 1
+        random.Random(stable_seed("control", self.calls)).shuffle(flat)
+        shuffled = iter(flat)
+        return [[next(shuffled) for _ in group] for group in scored]
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process and of those that it has ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def say(text: str) -> None:
@@ -73,17 +101,23 @@ def warm_start(folder: Path, seed: int) -> str:
     return newest(folder / "sft")
 
 
-def reinforce(folder: Path, seed: int, model: str, environment: str) -> str:
+def reinforce(folder: Path, seed: int, model: str, *, permuted: bool = False) -> str:
+    name = "permuted" if permuted else "rl"
     given = [
         f"run.seed={seed}",
-        f"run.dir={folder / environment}",
+        f"run.dir={folder / name}",
         f"run.steps={RL_STEPS}",
         f"data.train={folder / 'rl.jsonl'}",
         f"model.name={model}",
-        f"environment.name={TURNS}:{environment}",
+        f"environment.name={TURNS}:Calculator",
     ]
-    run(load_config(HERE / "rl.yaml", given))
-    return newest(folder / environment)
+    original = oxrl.recipes.environment.EpisodeScorer
+    oxrl.recipes.environment.EpisodeScorer = PermutedRewards if permuted else original
+    try:
+        run(load_config(HERE / "rl.yaml", given))
+    finally:
+        oxrl.recipes.environment.EpisodeScorer = original
+    return newest(folder / name)
 
 
 def right(folder: Path, model: str, environment: str, temperature: float) -> float:
@@ -110,11 +144,11 @@ def main() -> None:
     for seed in range(arguments.seeds):
         folder = arguments.out / f"seed_{seed}"
         write_data(folder, seed)
-        began = time.monotonic()
+        began = cpu_seconds()
         warm = warm_start(folder, seed)
-        learned = reinforce(folder, seed, warm, "Calculator")
-        took = time.monotonic() - began
-        lucky = reinforce(folder, seed, warm, "Luck")
+        learned = reinforce(folder, seed, warm)
+        took = cpu_seconds() - began
+        permuted = reinforce(folder, seed, warm, permuted=True)
         found = {
             "greedy": (
                 right(folder, warm, "Calculator", 0),
@@ -125,15 +159,15 @@ def main() -> None:
                 right(folder, learned, "Calculator", 1),
             ),
             "broken tool": (right(folder, warm, "Broken", 0), right(folder, learned, "Broken", 0)),
-            "coin's rewards": (
+            "permuted": (
                 right(folder, warm, "Calculator", 0),
-                right(folder, lucky, "Calculator", 0),
+                right(folder, permuted, "Calculator", 0),
             ),
         }
         gains.append(found["greedy"][1] - found["greedy"][0])
         for name, (before, after) in found.items():
             say(f"seed {seed} {name:<15} {before:.3f} -> {after:.3f}")
-        say(f"seed {seed} warm start and reinforcement took {took:.0f} s")
+        say(f"seed {seed} warm start and reinforcement: {took:.0f} s of processor time")
     say(f"gain, greedy: mean {statistics.mean(gains):.3f}, least {min(gains):.3f}")
 
 

@@ -30,7 +30,14 @@ Messages = str | Sequence[Message]
 Function = TypeVar("Function", bound=Callable[..., object])
 MARK = "_oxrl_tool"
 # Public methods that are for the run, not for the policy.
-NO_TOOLS = ("reset", "close")
+NO_TOOLS = ("reset", "close", "get_reward")
+
+
+class ToolUnavailable(Exception):
+    """What a tool needs is not there, by no fault of the policy's: the episode has no score.
+
+    Other exceptions of a tool are told to the policy as text.
+    """
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,12 @@ class Step:
 
 
 class Environment:
-    """A base to inherit from, for who likes one. A method `close` is called at the end, if there is
-    one.
+    """A base to inherit from, for who likes one.
+
+    A method `close` is called at the end, if there is one. A class method `prepare`, which takes
+    the options, is called once before the first episode, in the process that every episode is a
+    copy of: the place for imports, an index or a model that all of them read, and for a word about
+    what is missing.
     """
 
     def reset(self, prompt: Prompt, seed: int) -> Messages:
@@ -86,5 +97,11 @@ def is_tool(function: object) -> bool:
 
 def tool_names(made: type) -> list[str]:
     """Public methods that could be tools of an object without `step`."""
-    names = [name for name, _ in inspect.getmembers(made, inspect.isfunction)]
-    return [name for name in names if not name.startswith("_") and name not in NO_TOOLS]
+    names = [name for name, _ in inspect.getmembers(made, inspect.isroutine)]
+    public = [name for name in names if not name.startswith("_") and name not in NO_TOOLS]
+    return [name for name in public if not _is_static(made, name)]
+
+
+def _is_static(made: type, name: str) -> bool:
+    """Whether it is called without the object, so that it is a helper rather than a tool."""
+    return isinstance(inspect.getattr_static(made, name), staticmethod)

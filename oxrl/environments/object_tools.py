@@ -9,17 +9,22 @@
             self.count += step
             return self.count
 
-`reset` may return a text, which is put behind the last message. An attribute `reward`, if there is
-one, is what the episode is worth when the policy has answered without a call.
+`reset` may return a text, which is put behind the last message. A method `get_reward`, if there is
+one, is asked once at the end what the episode is worth. Without it an attribute `reward` says so:
+what it gained in a turn is the reward of that turn. Methods may be `async`.
+
+Source: TRL's documentation of GRPOTrainer, "Agent Training", sections Environments and Rewards.
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from oxrl.environments.base import Message, Step, tool_names
-from oxrl.environments.tool_environment import ToolEnvironment, as_tool
+from oxrl.environments.tool_environment import ToolEnvironment
+from oxrl.environments.typed_tool import as_tool, awaited
 from oxrl.types import Prompt
 
 
@@ -34,6 +39,7 @@ class ObjectTools(ToolEnvironment):
 
     def __init__(self, made: type, max_calls: int = 16, **options: Any) -> None:
         self._object = made(**options)
+        self._worth = 0.0
         tools = [as_tool(getattr(self._object, name)) for name in tool_names(made)]
         super().__init__(made_tools=tools, max_calls=max_calls)
         if callable(getattr(self._object, "close", None)):
@@ -47,18 +53,29 @@ class ObjectTools(ToolEnvironment):
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             names = [parameter.name for parameter in parameters]
             given = {name: value for name, value in given.items() if name in names}
-        text = self._object.reset(**given)
-        messages: list[Message] = list(prompt.messages)
-        if text:
-            last = messages[-1]
-            messages[-1] = {**last, "content": f"{last['content']}{text}"}
-        return messages
+        text = awaited(self._object.reset(**given))
+        if text is not None and not isinstance(text, str):
+            raise ValueError(f"reset gave {type(text).__name__}, need a text or None")
+        return with_text(prompt.messages, text or "")
 
     def step(self, text: str) -> Step:
-        """Answer calls; at the end, add what the object says that the episode is worth."""
+        """Answer calls, and say what the object's worth has gained."""
         step = super().step(text)
-        if not (step.terminated or step.truncated):
-            return step
-        worth = getattr(self._object, "reward", None)
-        reward = 0.0 if worth is None or callable(worth) else float(worth)
+        reward = self._gained(over=step.terminated or step.truncated)
         return Step(step.messages, reward, step.terminated, step.truncated, step.reason)
+
+    def _gained(self, *, over: bool) -> float:
+        judge = getattr(self._object, "get_reward", None)
+        if callable(judge):
+            return float(cast(Any, awaited(judge()))) if over else 0.0
+        attribute = getattr(self._object, "reward", None)
+        worth = 0.0 if attribute is None or callable(attribute) else float(attribute)
+        gained = worth - self._worth
+        self._worth = worth
+        return gained
+
+
+def with_text(messages: Sequence[Message], text: str) -> list[Message]:
+    """A conversation, with a text behind its last message."""
+    last = messages[-1]
+    return [*messages[:-1], {**last, "content": f"{last['content']}{text}"}]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import inspect
 import os
 import random
 import resource
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from oxrl.environments.find import as_messages, as_step, find_environment, locate
-from oxrl.errors import EnvironmentDefinitionError
+from oxrl.errors import EnvironmentDefinitionError, OxrlError
 from oxrl.processes.messages import Json, Replies, decode, encode, prompt_of, set_alarm
 from oxrl.processes.user_code import raised_as
 from oxrl.types import Prompt
@@ -124,7 +125,28 @@ def load(request: Json) -> tuple[Episode, Json]:
     """The environment that a request names, and the reply."""
     name = request["name"]
     path, _ = locate(name)
-    return Episode(find_environment(name), request["options"], path), {"id": request["id"]}
+    make = find_environment(name)
+    prepare(make, name, request["options"], path)
+    return Episode(make, request["options"], path), {"id": request["id"]}
+
+
+def prepare(
+    make: Callable[..., Any], name: str, options: Mapping[str, Any], path: Path | None
+) -> None:
+    """Have the class get ready what all episodes share, if it has a class method for that.
+
+    Raises:
+        EnvironmentDefinitionError: it says that it cannot work.
+    """
+    own = inspect.getattr_static(make, "prepare", None)
+    if not isinstance(own, (classmethod, staticmethod)):
+        return
+    try:
+        cast(Any, make).prepare(**options)
+    except (Exception, SystemExit) as error:
+        own_words = path is None and isinstance(error, (OxrlError, ValueError))
+        why = str(error) if own_words else f"prepare raised {raised_as(error, path)}"
+        raise EnvironmentDefinitionError(f"environment.name={name}: {why}") from error
 
 
 def serve(fd: int) -> None:

@@ -114,7 +114,7 @@ def inputs_of(cfg: Config, known: Json) -> Iterator[Input]:
     if cfg.reward.name and cfg.reward.name not in BUILTINS:
         yield from _reward_inputs(cfg.reward.name)
     if cfg.environment.name:
-        yield from _environment_inputs(cfg.environment.name)
+        yield from _environment_inputs(cfg.environment.name, cfg.environment.options)
     if row.recipe == "rl" and is_own(row.gate):
         file = Path(row.gate.rpartition(":")[0]).resolve()
         yield Input(name="train.loss", where=str(file), files=python_sources(file), code=True)
@@ -158,14 +158,41 @@ def _model_input(field: str, name: str, revision: str | None, noted: Json) -> It
     yield Input(name=field, where=where, files=files, commit=commit)
 
 
-def _environment_inputs(name: str) -> Iterator[Input]:
-    """An environment's file with what it imports from its folder."""
+def _environment_inputs(name: str, options: Json) -> Iterator[Input]:
+    """An environment's file with what it imports from its folder, and files that options name."""
     from oxrl.environments.find import locate as locate_environment
 
     place, _ = locate_environment(name)
     if place is not None:
         files = python_sources(place)
         yield Input(name="environment.name", where=str(place), files=files, code=True)
+    named: dict[str, Path] = {}
+    for text in _texts_in(options):
+        named |= _files_named(text)
+    if named:
+        where = ", ".join(map(str, named.values()))
+        yield Input(name="environment.options", where=where, files=named)
+
+
+def _texts_in(options: Json) -> Iterator[str]:
+    """Every text in options, however deep."""
+    if isinstance(options, str):
+        yield options
+    elif isinstance(options, (dict, list, tuple)):
+        for value in options.values() if isinstance(options, dict) else options:
+            yield from _texts_in(value)
+
+
+def _files_named(text: str) -> dict[str, Path]:
+    """The files that an option means, as a path or as "path.py:name"; none where it is no place."""
+    code, separator, _ = text.rpartition(":")
+    try:
+        if separator and code.endswith(".py") and Path(code).is_file():
+            file = Path(code).resolve()
+            return {str(file.parent / name): path for name, path in python_sources(file).items()}
+        return {text: Path(text).resolve()} if Path(text).is_file() else {}
+    except (OSError, ValueError):  # too long for a path, or none at all
+        return {}
 
 
 def _reward_inputs(name: str) -> Iterator[Input]:

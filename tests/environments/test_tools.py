@@ -10,8 +10,11 @@ import pytest
 
 from oxrl.data.tool_calls import BrokenCall, ToolCall, find_calls
 from oxrl.environments import tool
+from oxrl.environments.builtin_tools import find_tool
+from oxrl.environments.calculator import calculator
 from oxrl.environments.find import find_environment
-from oxrl.environments.tool_environment import ToolEnvironment, as_tool, calculator, find_tool
+from oxrl.environments.tool_environment import ToolEnvironment
+from oxrl.environments.typed_tool import as_tool
 from oxrl.types import Prompt
 
 PROMPT = Prompt(uid="p", messages=({"role": "user", "content": "q"},), token_ids=(1,))
@@ -251,10 +254,12 @@ def test_an_object_without_step_offers_its_methods_as_tools(tmp_path: Path) -> N
     counter = find_environment(f"{file}:Counter")(max_calls=4)
     assert counter.reset(prompt, 5)[-1]["content"] == "Go. Count to 3 from 0."
     assert [made["function"]["name"] for made in counter.tools] == ["increment"]
-    assert counter.step(tagged("increment", step=2)).messages[0]["content"] == "2"
-    assert counter.step(tagged("increment", step=1)).messages[0]["content"] == "3"
-    done = counter.step("I am there.")
-    assert (done.reward, done.terminated) == (1.0, True)
+    steps = [counter.step(tagged("increment", step=step)) for step in (2, 1, 1)]
+    assert [step.messages[0]["content"] for step in steps] == ["2", "3", "4"]
+    # What the object is worth counts where it changes, so that it counts wherever a limit cuts.
+    assert [step.reward for step in steps] == [0.0, 1.0, -1.0]
+    done = counter.step("I went too far.")
+    assert (done.reward, done.terminated) == (0.0, True)
     echo = find_environment(f"{file}:Echo")()
     assert echo.reset(prompt, 5) == [{"role": "user", "content": "Go."}]
     assert echo.step(tagged("echo", message="well")).messages[0]["content"] == "well"

@@ -474,3 +474,21 @@ def test_a_model_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         file.write(bytes([last[0] ^ 1]))
     with pytest.raises(RunDirectoryError, match=r"model\.name: model\.safetensors sha256"):
         run(cfg, resume=True)
+
+
+def test_files_that_options_of_an_environment_name_are_pinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("passages.jsonl").write_text('{"text": "x"}\n')
+    Path("shop.py").write_text("import prices\n\ndef price(what: str) -> int: ...\n")
+    Path("prices.py").write_text("")
+    specs = [{"name": "search", "file": "passages.jsonl"}, "shop.py:price", "calculator"]
+    environment = {"name": "tools", "options": {"tools": specs, "note": "x" * 5000}}
+    cfg = rl_config(tmp_path, "run", [], environment=environment)
+    (given,) = [each for each in inputs_of(cfg, {}) if each.name == "environment.options"]
+    assert [path.name for path in given.files.values()] == [
+        "passages.jsonl",
+        "prices.py",
+        "shop.py",
+    ]

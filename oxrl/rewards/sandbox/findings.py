@@ -19,9 +19,9 @@ class SandboxError(Exception):
 class Job:
     """One program and its tests.
 
-    kind: "calls": functions are called; "case": what it prints is compared.
+    kind: "calls": functions are called; "case": what it prints is compared, or only told.
     program: `code`; with calls perhaps `prompt` and `entry`, in a case `input`.
-    tests: see `grader.grade` and `grader.compare_output`.
+    tests: see `grader.grade` and `grader.compare_output`; {"shown": True}: nothing is compared.
     partial: run all tests, also after one that failed.
     """
 
@@ -37,6 +37,7 @@ class Finding:
 
     held, run: asserts. reason: why not all held; empty if they did.
     bad: why the tests can judge no program. starved: the machine was too busy; nothing is known.
+    output: what the program printed, where that was asked for.
     """
 
     held: int = 0
@@ -44,6 +45,7 @@ class Finding:
     reason: str = ""
     bad: str = ""
     starved: bool = False
+    output: str = ""
 
 
 def framed(message: Json) -> bytes:
@@ -76,7 +78,7 @@ def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Find
         elif kind == "case" and blamed:
             held = 0
             reason = f"the program {blamed}"
-        return Finding(held, graded["run"], reason)
+        return Finding(held, graded["run"], reason, output=graded.get("output", ""))
     if program["full"]:
         return Finding(0, 1, f"the program {blamed}")
     if tests["late"] and ended["waiting"]:

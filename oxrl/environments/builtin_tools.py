@@ -1,0 +1,107 @@
+"""Tools by name: built-in ones with options of their own, and functions in a file.
+
+options:
+  tools:
+    - calculator
+    - {name: python, sandbox: strict}
+    - {name: search, file: passages.jsonl, top: 3}
+    - shop.py:price
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Protocol, cast, runtime_checkable
+
+from oxrl.errors import did_you_mean
+from oxrl.processes.user_code import run_module, split_place
+
+# A name, or `name` with options.
+ToolSpec = str | Mapping[str, Any]
+
+
+class BuiltinTool(Protocol):
+    """A tool that needs more than a call.
+
+    function: what the policy calls.
+    """
+
+    @property
+    def function(self) -> Callable[..., object]: ...
+
+    def check(self) -> None:
+        """Make sure that it can work, and load what all episodes share.
+
+        Raises:
+            ValueError: it cannot; says what to do.
+        """
+        ...
+
+
+@runtime_checkable
+class ClosingTool(Protocol):
+    """A tool that holds something to the end of an episode."""
+
+    def close(self) -> None:
+        """Give it back."""
+        ...
+
+
+# name -> (module, class), imported where it is asked for.
+BUILTIN_TOOLS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "calculator": ("oxrl.environments.calculator", "Calculator"),
+        "python": ("oxrl.environments.python_tool", "PythonTool"),
+        "search": ("oxrl.environments.search_tool", "SearchTool"),
+    }
+)
+FORMS = f"{', '.join(BUILTIN_TOOLS)} or path.py:function"
+
+
+class FunctionTool:
+    """A function of a user's, which needs nothing but a call."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.function = function
+
+    def check(self) -> None:
+        """Nothing to make sure of."""
+
+
+def find_tool(spec: ToolSpec) -> BuiltinTool:
+    """A tool by its name and options.
+
+    Raises:
+        ValueError: there is none, or it does not take these options; says what to write.
+    """
+    options: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise ValueError(f"a tool is a name, or {{name: NAME, OPTION: VALUE}}, not {spec!r}")
+    if name in BUILTIN_TOOLS:
+        return _builtin(name, options)
+    try:
+        path, found = split_place(name, FORMS, BUILTIN_TOOLS)
+    except ValueError as error:
+        raise ValueError(f"the tool {name!r}: {error}") from error
+    if options:
+        raise ValueError(f"the tool {name!r} is a function, which takes no {', '.join(options)}")
+    function = getattr(run_module(path, "tool"), found)
+    if not callable(function):
+        raise ValueError(f"the tool {name!r} is no function, but {type(function).__name__}")
+    return FunctionTool(function)
+
+
+def _builtin(name: str, options: Mapping[str, Any]) -> BuiltinTool:
+    module_name, class_name = BUILTIN_TOOLS[name]
+    made = getattr(importlib.import_module(module_name), class_name)
+    known = inspect.signature(made).parameters
+    for option in options:
+        if option not in known:
+            takes = ", ".join(known) or "no option"
+            hint = did_you_mean(option, known)
+            raise ValueError(f"the tool {name} takes {takes}, not {option!r}{hint}")
+    return cast(BuiltinTool, made(**options))

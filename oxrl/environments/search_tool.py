@@ -1,0 +1,162 @@
+"""The built-in tool `search`: the passages of a file that fit some words best, by BM25."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from oxrl.data.rows import Record, read_rows
+from oxrl.errors import DataError
+
+# How much a word counts that comes again, and how much long passages are made to weigh less.
+K1 = 1.2
+B = 0.75
+_WORD = re.compile(r"\w+")
+EXPECTED = '{"text": "a passage", "title": "its title, which may be left out"}'
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, in small letters."""
+    return _WORD.findall(text.lower())
+
+
+class Bm25:
+    """Which of some texts fit a query best.
+
+    The weight of a word in a text, with idf = ln(1 + (N - n + 0.5) / (n + 0.5)) for a word in n of
+    N texts, and tf times in this one, which has L words where the mean is M:
+
+        idf · tf · (k1 + 1) / (tf + k1 · (1 - b + b · L / M))
+
+    Args:
+        texts: at least one.
+
+    Source: Robertson, Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond (2009),
+        equation 3.15; the idf is Lucene's, which is never negative.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        counts = [Counter(words(text)) for text in texts]
+        lengths = [count.total() for count in counts]
+        mean = sum(lengths) / len(lengths) or 1.0
+        places: dict[str, list[int]] = {}
+        often: dict[str, list[int]] = {}
+        for number, count in enumerate(counts):
+            for word, times in count.items():
+                places.setdefault(word, []).append(number)
+                often.setdefault(word, []).append(times)
+        longer = K1 * (1 - B + B * np.array(lengths) / mean)
+        self._count = len(texts)
+        self._weights: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for word, numbers in places.items():
+            inside = np.array(numbers)
+            times = np.array(often[word])
+            idf = math.log(1 + (self._count - len(numbers) + 0.5) / (len(numbers) + 0.5))
+            weights = idf * times * (K1 + 1) / (times + longer[inside])
+            self._weights[word] = (inside, weights.astype(np.float32))
+
+    def best(self, query: str, top: int) -> list[tuple[int, float]]:
+        """The numbers of the best texts and their scores, best first; of equal ones the first.
+
+        Texts without any word of the query are left out.
+        """
+        scores = np.zeros(self._count)
+        for word, times in Counter(words(query)).items():
+            if word in self._weights:
+                inside, weights = self._weights[word]
+                scores[inside] += times * weights
+        order = np.argsort(-scores, kind="stable")[:top]
+        return [(int(number), float(scores[number])) for number in order if scores[number] > 0]
+
+
+class Passages:
+    """The passages of a file, and which of them fit."""
+
+    def __init__(self, titles: Sequence[str], texts: Sequence[str]) -> None:
+        self.titles = titles
+        self.texts = texts
+        pairs = zip(titles, texts, strict=True)
+        self.ranking = Bm25([f"{title}\n{text}" for title, text in pairs])
+
+
+# Read once in the process that all episodes are copies of.
+@functools.cache
+def read_passages(file: str) -> Passages:
+    """The passages of a JSONL or Parquet file.
+
+    Raises:
+        DataError: it cannot be read, or a row has no text; names the row.
+    """
+    titles: list[str] = []
+    texts: list[str] = []
+    for record in read_rows(file):
+        texts.append(_text(record, "text"))
+        titles.append(_text(record, "title") if "title" in record.fields else "")
+    if not texts:
+        raise DataError(f"{file} has no row; a passage is {EXPECTED}")
+    return Passages(titles, texts)
+
+
+def _text(record: Record, field: str) -> str:
+    value = record.fields.get(field)
+    if not isinstance(value, str):
+        record.fail(f'no text under "{field}"', EXPECTED)
+    return value
+
+
+class SearchTool:
+    """Search in a file of passages.
+
+    Args:
+        file: JSONL or Parquet, a passage per row: `text`, and perhaps `title`.
+        top: passages per answer.
+        longest: characters shown of a passage.
+
+    Raises:
+        ValueError: no file, or limits that leave nothing.
+    """
+
+    def __init__(self, file: str = "", top: int = 3, longest: int = 1000) -> None:
+        if not file:
+            raise ValueError("the tool search needs a file: write {name: search, file: F.jsonl}")
+        if not (isinstance(top, int) and top > 0 and isinstance(longest, int) and longest > 0):
+            found = f"top={top!r}, longest={longest!r}"
+            raise ValueError(f"the tool search needs top and longest of 1 or more, got {found}")
+        self._file = str(Path(file).resolve())
+        self._top = top
+        self._longest = longest
+
+    @property
+    def function(self) -> Callable[[str], str]:
+        """What the policy calls."""
+        return self.search
+
+    def search(self, query: str) -> str:
+        """Search for passages; returns those that fit best.
+
+        Args:
+            query: A few words to look for.
+        """
+        passages = read_passages(self._file)
+        found: list[str] = []
+        for rank, (number, _) in enumerate(passages.ranking.best(query, self._top), start=1):
+            text = passages.texts[number]
+            if len(text) > self._longest:
+                text = f"{text[: self._longest]} ..."
+            title = passages.titles[number]
+            found.append(f"[{rank}] {title}\n{text}" if title else f"[{rank}] {text}")
+        return "\n\n".join(found) or "Nothing was found."
+
+    def check(self) -> None:
+        """Read the file.
+
+        Raises:
+            DataError: it holds no passages; says which row is wrong.
+        """
+        read_passages(self._file)
