@@ -11,9 +11,9 @@ What counts as the final answer, in this order:
 
 Plain numbers (currency, thousands commas, units and punctuation around them allowed) are compared
 exactly, as decimals: math-verify takes 20 times as long and decides some spellings otherwise.
-Inequalities and intervals are compared as the sets of numbers they are (`relations`), never by
-a number that stands in them. Everything else goes to math-verify, without its own timeouts: it runs
-in a worker process that has a deadline.
+Inequalities and intervals are compared as the sets of numbers they are (`relations`), never by a
+number that stands in them, and several solutions as the values they name (`solutions`). Everything
+else goes to math-verify, without its own timeouts: it runs in a worker process that has a deadline.
 """
 
 from __future__ import annotations
@@ -34,16 +34,19 @@ from oxrl.rewards.relations import (
     is_relation,
     mark_relations,
 )
+from oxrl.rewards.solutions import names_solutions, same_solutions
 from oxrl.types import Score
 
 _MINUS = "−"
 _CURRENCY = "$€£¥₹₩"
+_SPACES = "\\ \u00a0\u202f\u2009"  # what may stand between thousands
 # At most 3 exponent digits: 1e999999999 must stay cheap to compare.
 _NUMBER = re.compile(
     rf"""
     (?<![\w.^]) (?P<sign>[-+{_MINUS}]?\s?) [{_CURRENCY}]?\s?(?P<inner>-?)
     (?P<digits>
         \d{{1,3}}(?:,\d{{3}})+(?![\d,]) (?:\.\d+)?     # 1,234.5
+      | \d{{1,3}}(?:[{_SPACES}]\d{{3}})+(?![\d,]) (?:\.\d+)?     # 1 234.5
       | \d{{1,2}}(?:,\d{{2}})+,\d{{3}}(?![\d,])        # 12,34,567
       | \d+,\d+(?![\d,])                               # 1000,99: a decimal comma
       | (?:\d+(?:\.\d+)?|\.\d+) (?:[eE][-+]?\d{{1,3}}(?!\w))?
@@ -53,13 +56,14 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,2}(?:,\d{2})+,\d{3}")
-_SPACED = re.compile(r"\s*\d{1,3}(?:[ \u00a0\u202f]\d{3})+\s*")  # 1 234 567
+# 1 234 567 as LaTeX has it, which math-verify reads as several numbers.
+_SPACED = re.compile(rf"(?<![\w.^])\d{{1,3}}(?:(?:[{_SPACES}~]|\\[,;:! ])\d{{3}})+(?!\d)")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # What may stand between boxes that state one answer together: "\boxed{1} and \boxed{2}".
 _GLUE = re.compile(r"(?:\\text\{[^{}]*\}|\\q?quad|\\[()\[\],;! ]|[\s$.,;&]|\b(?:and|or)\b)*")
 _LATEX = re.compile(r"\\[a-zA-Z(\[]")
 _ENVIRONMENT = re.compile(r"\$|\\\(|\\\[|\\boxed")
-_PROSE = re.compile(r"(?im)^\W*A:|\banswers?\b[^\n.:=]{0,60}?(?:\bis\b|:|=)")
+_PROSE = re.compile(r"(?im)^\W*A:|\banswers?\b(?!>)[^\n.:=]{0,60}?(?:\bis\b|:|=)")
 _SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
 # Bounds on what a response that repeats itself thousands of times can cost.
 _LONGEST_LINE = 2000
@@ -72,6 +76,9 @@ _BINDS_BEFORE = (*"/*^×÷±([{", *RELATIONS)
 _BINDS_AFTER = (*"/*^×÷+-=([{)]}", *RELATIONS)
 # "x = 1 or x = 3" states no number, "x = 2 + 3 = 5" does.
 _SEVERAL = re.compile(r"=.*(?:\bor\b|\band\b|[;&]|,(?!\d{3})).*=")
+# Variables that no unit is called by, right after a number; and one that a sign follows.
+_FACTOR = re.compile(r"[xyz](?![a-zA-Z])")
+_OPERAND = re.compile(r"(?<![a-zA-Z])(?:[b-zB-HJ-Z]|[a-zA-Z]\^\{?\d+\}?|\d*[xyz]\))$")
 _MATH = re.compile(r"\$\$?(.+?)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _JOINED = re.compile(r"\W*(?:\b(?:or|and)\b\W*)*")
 _COMMAND = re.compile(r"\\text\{[^{}]*\}|\\[a-zA-Z]+")
@@ -84,6 +91,20 @@ _STRUCTURE = re.compile(
     re.VERBOSE,
 )
 _WORD = re.compile(r"(?!and\b|or\b)\b[a-zA-Z]{2}")
+# Three letters in a row, but for functions and names in LaTeX; and the short words of English.
+_PROSE_WORD = re.compile(
+    r"(?<![\\a-zA-Z])(?:(?!(?:sin|cos|tan|cot|log|exp|sqrt|abs|max|min)\b)[a-zA-Z]{3,}"
+    r"|(?:is|it|we|so|of|to|in|by|be|at|as|if|an|am|my|he|me|no|do|on|km|cm|mm|kg|mg|ml)\b)"
+)
+# A sum with a variable in it: x^2 - 3x + 2, (x - 1)(x - 2).
+_SUM = re.compile(
+    r"""
+    (?<![a-zA-Z\\]) [a-zA-Z] (?:\^\{?\d+\}?)? [)}]* \s*[-+−]\s* [\w(\\]       # x^2 - 3
+  | [\d)}] \s*[-+−]\s* \d* \s? (?<![a-zA-Z]) [a-zA-Z] (?![a-zA-Z])             # 2 - 3x
+  | \d \s? [xyz] (?![a-zA-Z])                                                   # 2x
+    """,
+    re.VERBOSE,
+)
 _LISTED = re.compile(r"\s*(?:[,;]|,?\s*\b(?:or|and)\b)\s*\$?\s*[-+−]?\$?\d")
 # A quoted line of markdown, in running text.
 _QUOTE = re.compile(r"(?m)^\s*>+\s")
@@ -155,7 +176,7 @@ def _gold_number(gold: str) -> _Readings | None:
 
 def _is_bare(text: str) -> bool:
     """True if `text` is a number and perhaps a unit, as opposed to an expression or a sentence."""
-    plain = _plain(text)
+    plain = _plain(text).strip().removeprefix("+")
     if "=" in text or len(text.split()) > 4 or _OPERATORS.search(plain):
         return False
     return len(_NUMBER.findall(plain)) == 1
@@ -172,7 +193,9 @@ def _is_equal(final: _Final, gold: str) -> bool | None:
         asked = _ASSIGNED.match(meant)
         another = bool(named and asked and named[1] != asked[1])  # x = 5 is not y = 5
         return bool(number & expected) and not another
-    decided = compare(meant, said)
+    decided = same_solutions(meant, said)
+    if decided is None:
+        decided = compare(meant, said)
     if decided is not None:
         return decided
     parsed = _parse(final)
@@ -182,7 +205,8 @@ def _is_equal(final: _Final, gold: str) -> bool | None:
 
 
 def _is_readable(gold: str) -> bool:
-    if _gold_number(gold) is not None or is_relation(_statement(_gold_final(gold))):
+    meant = _statement(_gold_final(gold))
+    if _gold_number(gold) is not None or is_relation(meant) or names_solutions(meant):
         return True
     return bool(_gold_expressions(gold))
 
@@ -197,7 +221,7 @@ def _statement(final: _Final) -> str:
     text = final.text[-_LONGEST_TEXT:]
     formulas = list(_MATH.finditer(text))
     if not formulas:
-        states = final.marked or len(text.split()) <= _LONGEST_STATEMENT
+        states = final.marked or _is_short(text)
         return text if states else ""
     joined = _JOINED.fullmatch(_MATH.sub(" ", text))
     if len(formulas) > 1 and (joined or final.marked):
@@ -229,9 +253,15 @@ def _final_answer(response: str) -> _Final | None:
 
 def _is_formula(text: str) -> bool:
     """Whether the response is nothing but a list, a relation or a bracket: it is all the answer."""
-    plain = _COMMAND.sub(" ", text)
-    short = len(text) <= _LONGEST_LINE and len(text.split()) <= _LONGEST_STATEMENT
-    return bool(short and _STRUCTURE.search(text) and not _WORD.search(plain))
+    if len(text) > _LONGEST_LINE or not _is_short(text) or _WORD.search(_COMMAND.sub(" ", text)):
+        return False
+    sums = "\n" not in text.strip() and _SUM.search(text)
+    return bool(sums or _STRUCTURE.search(text))
+
+
+def _is_short(text: str) -> bool:
+    """Whether a text is no running text: of a few words, or of symbols alone."""
+    return len(text.split()) <= _LONGEST_STATEMENT or not _PROSE_WORD.search(text)
 
 
 def _answer_tag(text: str) -> Iterator[_Final]:
@@ -304,7 +334,7 @@ def _plain(text: str) -> str:
     text = re.sub(r",\\!\s*|\{,\}", ",", text)
     text = re.sub(r"\\(?:text|mathrm|textnormal|mbox|textbf|mathbf)\s*\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"\\([$%])", r"\1", text)
-    return re.sub(r"\\[,;:! ]|\\[()\[\]]|\*\*|`", " ", text)
+    return re.sub(r"\\[,;:! ]|\\[()\[\]]|\*\*|`|~", " ", text)
 
 
 def _read_number(final: _Final) -> _Readings | None:
@@ -331,13 +361,14 @@ def _read_number(final: _Final) -> _Readings | None:
 
 def _only_number(text: str) -> re.Match[str] | None:
     """The number in a text that states one, perhaps with a unit."""
-    if _SPACED.fullmatch(text):
-        text = re.sub(r"\s", "", text)
     matches = list(_NUMBER.finditer(text))
     if len(matches) != 1:
         return None
-    around = text[: matches[0].start()] + text[matches[0].end() :]
-    return None if _OPERATORS.search(around) else matches[0]
+    before = text[: matches[0].start()]
+    after = text[matches[0].end() :]
+    if _FACTOR.match(after.lstrip()) or (matches[0]["sign"] and _OPERAND.search(before.rstrip())):
+        return None
+    return None if _OPERATORS.search(before + after) else matches[0]
 
 
 def _number_in_prose(text: str, last: bool) -> re.Match[str] | None:
@@ -350,6 +381,8 @@ def _number_in_prose(text: str, last: bool) -> re.Match[str] | None:
     after = text[match.end() :].lstrip()
     if before.endswith(_BINDS_BEFORE) or after.startswith(_BINDS_AFTER):
         return None
+    if _FACTOR.match(after) or (match["sign"] and _OPERAND.search(before)):
+        return None
     if not last and _LISTED.match(text, match.end()):
         return None  # "5 or -5" is two answers.
     return match
@@ -360,7 +393,7 @@ def _is_grouped(digits: str) -> bool:
 
 
 def _readings(match: re.Match[str]) -> _Readings:
-    text = match["digits"]
+    text = re.sub(r"\s", "", match["digits"])
     value = Decimal(text.replace(",", "" if _is_grouped(text) else "."))
     if match["sign"].strip() in ("-", _MINUS) or match["inner"] == "-":
         value = value.copy_negate()
@@ -384,10 +417,10 @@ def _library() -> ModuleType:
 
 def _parse(final: _Final) -> list[object]:
     """What math-verify reads; a bare expression is marked as LaTeX so that all of it is read."""
-    text = final.text[-_LONGEST_TEXT:]
+    text = _SPACED.sub(lambda digits: re.sub(r"\D", "", digits[0]), final.text[-_LONGEST_TEXT:])
     if final.boxed:
         text = f"$\\boxed{{{text}}}$"
-    elif not _ENVIRONMENT.search(text) and len(text.split()) <= _LONGEST_STATEMENT:
+    elif not _ENVIRONMENT.search(text) and _is_short(text):
         if final.marked or _LATEX.search(text):
             text = f"${text.strip(' .')}$"
     return _library().parse(text, parsing_timeout=None)

@@ -50,7 +50,8 @@ _OTHER_RELATIONS = re.compile(
     r"[≡≫≪⊂⊆⊃⊇∉∝]|\\(?:gg|ll|equiv|sim|cong|propto|perp|parallel|notin|n?mid|lnot|neg)(?![a-zA-Z])"
     r"|\\(?:sub|sup)set(?:eq)?(?![a-zA-Z])|\\not\s*\\in(?![a-zA-Z])"
 )
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_GROUP_SPACE = re.compile(r"(?<![\w.^])\d{1,3}(?:[ \u00a0\u202f\u2009]\d{3})+(?!\d)")
 _ANY_RELATION = re.compile("[<>≤≥≠=]")
 _TURNED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠", "=": "="}
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -76,8 +77,8 @@ _SYMBOLS = {
     "∖": r"\setminus ",
 }
 _TEXT = re.compile(r"\\(?:text|mathrm|textnormal|mbox|textbf|mathbf|operatorname)\s*\{([^{}]*)\}")
-_OR = re.compile(r"\s*(?:,?\s*\bor\b|\\lor(?![a-zA-Z])|\\vee(?![a-zA-Z])|∨)\s*")
-_AND = re.compile(r"\s*(?:,?\s*\band\b|\\land(?![a-zA-Z])|\\wedge(?![a-zA-Z])|∧)\s*")
+OR = re.compile(r"\s*(?:,?\s*\bor\b|\\lor(?![a-zA-Z])|\\vee(?![a-zA-Z])|∨)\s*")
+AND = re.compile(r"\s*(?:,?\s*\band\b|\\land(?![a-zA-Z])|\\wedge(?![a-zA-Z])|∧)\s*")
 _CUP = re.compile(r"\\cup(?![a-zA-Z])")
 _MEMBER = re.compile(r"\s*(\\?[a-zA-Z]+(?:_\w|_\{\w+\})?)\s*\\in(?![a-zA-Z])(.*)", re.DOTALL)
 _ASSIGNED = re.compile(r"([a-zA-Z])\s*=([^=]*)", re.DOTALL)
@@ -166,18 +167,18 @@ def compare(gold: str, answer: str) -> bool | None:
 def _same_meaning(gold: str, answer: str) -> bool:
     if _spelling(gold) == _spelling(answer):
         return True
-    meant = _read(_clean(gold))
-    said = _read(_clean(answer))
+    meant = _read(cleaned(gold))
+    said = _read(cleaned(answer))
     return meant is not None and said is not None and meant.agrees(said)
 
 
 def _same_elements(gold: str, answer: str) -> bool:
     """Whether "x = 2, y = 3" and "(2, 3)" hold the same values in the same order."""
     listed: list[list[Any]] = []
-    for text in (_clean(gold), _clean(answer)):
-        pair = _bracketed(text, "(", ")")
-        parts = _split(_AND.sub(",", text if pair is None else pair))
-        listed.append([_expression(part.rpartition("=")[2]) for part in parts])
+    for text in (cleaned(gold), cleaned(answer)):
+        pair = bracketed(text, "(", ")")
+        parts = split_parts(AND.sub(",", text if pair is None else pair))
+        listed.append([expression(part.rpartition("=")[2]) for part in parts])
     if len(listed[0]) != len(listed[1]) or None in listed[0] + listed[1]:
         return False
     return all((one - other).equals(0) is True for one, other in zip(*listed, strict=True))
@@ -190,41 +191,50 @@ def _replace(text: str, spellings: dict[str, str]) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _clean(text: str) -> str:
-    """The statement with one spelling of every symbol and without layout."""
+def cleaned(text: str) -> str:
+    """Write every symbol of a statement in one way, and drop its layout.
+
+    Args:
+        text: of one answer, without its marker.
+    """
     for symbol, command in _SYMBOLS.items():
         text = text.replace(symbol, command)
     text = _replace(text, _LATEX_RELATIONS)
-    text = _TEXT.sub(r" \1 ", mark_relations(text))
-    return _LAYOUT.sub(" ", text).strip().rstrip(".;,").strip()
+    text = _TEXT.sub(r" \1 ", mark_relations(text).replace("{,}", ","))
+    text = _GROUP_SPACE.sub(_closed_up, _LAYOUT.sub(" ", text).strip())
+    return text.rstrip(".;,").strip()
+
+
+def _closed_up(digits: re.Match[str]) -> str:
+    return re.sub(r"\s", "", digits[0])
 
 
 def _spelling(text: str) -> str:
-    return re.sub(r"\s|\*\*|`", "", _clean(text))
+    return re.sub(r"\s|\*\*|`", "", cleaned(text))
 
 
 @functools.lru_cache(maxsize=4096)
 def _shape(text: str) -> str:
     """relation, interval, tuple, set (with braces), list, named ("x = 1, y = 2") or single."""
-    text = _clean(text)
+    text = cleaned(text)
     if _RELATION.search(text) or _OTHER_RELATIONS.search(text):
         return "relation"
     member = _MEMBER.fullmatch(text)
     inner = (member[2] if member else text).strip()
     if member or _is_interval(inner):
         return "interval"
-    pair = _bracketed(inner, "(", ")")
-    if pair is not None and len(_split(pair)) > 1:
+    pair = bracketed(inner, "(", ")")
+    if pair is not None and len(split_parts(pair)) > 1:
         return "tuple"
-    braces = _bracketed(inner.replace(r"\{", "{").replace(r"\}", "}"), "{", "}")
+    braces = bracketed(inner.replace(r"\{", "{").replace(r"\}", "}"), "{", "}")
     if braces is not None or r"\pm" in inner:
         return "set"
-    several = len(_split(_THOUSANDS.sub("", inner))) > 1
-    if not several and not _OR.search(inner) and not _AND.search(inner):
+    several = len(split_parts(THOUSANDS.sub("", inner))) > 1
+    if not several and not OR.search(inner) and not AND.search(inner):
         return "single"
     # "x = 1, y = 2" names the places of a tuple; "x = 1 or x = 3" and "x = 1, 3" are lists.
     names = re.findall(r"([^\s,;=]+)\s*=", inner)
-    is_named = len(names) == len(_split(_AND.sub(",", inner))) == len(set(names))
+    is_named = len(names) == len(split_parts(AND.sub(",", inner))) == len(set(names))
     return "named" if is_named else "list"
 
 
@@ -234,15 +244,19 @@ def _is_interval(text: str) -> bool:
         return True
     if text[:1] not in ("(", "[", "]") or text[-1:] not in (")", "]", "["):
         return False
-    ends = _split(text[1:-1])
+    ends = split_parts(text[1:-1])
     if len(ends) != 2 or any(character in text[1:-1] for character in "[]&"):
         return False
     square = text[0] != "(" or text[-1] != ")"
     return square or any(_INFINITY.fullmatch(end.strip()) for end in ends)
 
 
-def _bracketed(text: str, opening: str, closing: str) -> str | None:
-    """What one pair of brackets around the whole text holds."""
+def bracketed(text: str, opening: str, closing: str) -> str | None:
+    """Find what one pair of brackets around the whole text holds.
+
+    Returns:
+        That; None where the text is not one pair of such brackets.
+    """
     if not (text.startswith(opening) and text.endswith(closing)):
         return None
     depth = 0
@@ -253,7 +267,7 @@ def _bracketed(text: str, opening: str, closing: str) -> str | None:
     return text[1:-1]
 
 
-def _split(text: str) -> list[str]:
+def split_parts(text: str) -> list[str]:
     """The parts between the commas and semicolons outside of brackets."""
     parts: list[str] = []
     depth = start = 0
@@ -274,7 +288,7 @@ def _read(text: str) -> _Meaning | None:
         return None
     if builder := _BUILDER.fullmatch(text):
         return _read(builder[1].strip())
-    for pattern, join in ((_OR, sympy.Union), (_AND, sympy.Intersection)):
+    for pattern, join in ((OR, sympy.Union), (AND, sympy.Intersection)):
         clauses = pattern.split(text)
         if len(clauses) > 1:
             return _joined(clauses, join)
@@ -283,8 +297,8 @@ def _read(text: str) -> _Meaning | None:
 
 def _read_inequality(text: str) -> _Meaning | None:
     if not any(bracket in text for bracket in _OPEN):
-        text = _THOUSANDS.sub("", text)
-    clauses = _split(text)
+        text = THOUSANDS.sub("", text)
+    clauses = split_parts(text)
     # A comma may mean "and" as well as "or": only such a list says the same.
     return _listed(clauses) if len(clauses) > 1 else _chain(text)
 
@@ -336,7 +350,7 @@ def _chain(text: str) -> _Meaning | None:
     import sympy
     from sympy.core.function import AppliedUndef
 
-    sides = [_expression(side) for side in _ANY_RELATION.split(text)]
+    sides = [expression(side) for side in _ANY_RELATION.split(text)]
     if any(side is None for side in sides):
         return None
     pairs = list(zip(sides[:-1], _ANY_RELATION.findall(text), sides[1:], strict=True))
@@ -433,25 +447,29 @@ def _piece(text: str) -> Any:
 
     if _REALS.fullmatch(text):
         return sympy.S.Reals
-    braces = _bracketed(text.replace(r"\{", "{").replace(r"\}", "}"), "{", "}")
+    braces = bracketed(text.replace(r"\{", "{").replace(r"\}", "}"), "{", "}")
     if braces is not None:
-        elements = [_expression(part) for part in _split(braces)]
+        elements = [expression(part) for part in split_parts(braces)]
         return None if None in elements else sympy.FiniteSet(*elements)
     if text[:1] in ("(", "[", "]") and text[-1:] in (")", "]", "["):
-        ends = [_expression(part, infinite=True) for part in _split(text[1:-1])]
+        ends = [expression(part, infinite=True) for part in split_parts(text[1:-1])]
         if len(ends) != 2:
             return None
         if any(end is None or end.free_symbols for end in ends):
             return None
         found = sympy.Interval(ends[0], ends[1], text[0] != "[", text[-1] != "]")
         return None if found.is_empty else found
-    elements = [_expression(part) for part in _alternatives(text)]
+    elements = [expression(part) for part in alternatives(text)]
     return None if None in elements else sympy.FiniteSet(*elements)
 
 
-def _alternatives(text: str) -> Iterator[str]:
-    """The elements of "1, 3"; both values of every "plus or minus"."""
-    for part in _split(text):
+def alternatives(text: str) -> Iterator[str]:
+    """Go through the elements of "1, 3", and both values of every "plus or minus".
+
+    Yields:
+        LaTeX of one value.
+    """
+    for part in split_parts(text):
         if r"\pm" in part:
             yield part.replace(r"\pm", "+")
             yield part.replace(r"\pm", "-")
@@ -460,8 +478,16 @@ def _alternatives(text: str) -> Iterator[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _expression(text: str, infinite: bool = False) -> Any:
-    """One term as sympy reads it, its symbols real; None if it is none."""
+def expression(text: str, infinite: bool = False) -> Any:
+    """Read one term as sympy does, its symbols real.
+
+    Args:
+        text: LaTeX.
+        infinite: infinity is a term too.
+
+    Returns:
+        A sympy expression; None if it is none.
+    """
     import sympy
 
     text = text.strip()
