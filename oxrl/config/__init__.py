@@ -8,6 +8,7 @@ from oxrl.config.load import (
     check_config,
     load_config,
     load_evaluation_config,
+    load_source,
     model_evaluation_config,
 )
 from oxrl.config.reads import config_diff, dump_config
@@ -21,5 +22,6 @@ __all__ = [
     "dump_config",
     "load_config",
     "load_evaluation_config",
+    "load_source",
     "model_evaluation_config",
 ]

@@ -63,6 +63,15 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     return _load(read_source(path, overrides), training_problems, evaluates=False)
 
 
+def load_source(source: Source) -> Config:
+    """As `load_config`, of what was read already.
+
+    Raises:
+        ConfigError: lists every problem with its field, value and rule.
+    """
+    return _load(source, training_problems, evaluates=False)
+
+
 def load_evaluation_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """As `load_config`, to evaluate with: reward and rollout are read even for `sft`.
 

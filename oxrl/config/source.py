@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any, cast
 
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import ConstructorError
@@ -121,6 +122,44 @@ def given_source(name: str, values: Values, overrides: Sequence[str]) -> Source:
     for override in overrides:
         _apply_override(override, source)
     return source
+
+
+def mapping_source(name: str, given: Mapping[Any, Any], overrides: Sequence[str]) -> Source:
+    """As `read_source`, of sections and fields that a program holds as mappings.
+
+    Args:
+        name: where they come from, for errors.
+        given: section -> field -> value, as a file would say it.
+        overrides: as of `read_source`.
+    """
+    source = Source(file=name)
+    for section, fields in given.items():
+        if section not in SECTIONS:
+            source.wrong(str(section), _unknown_section(str(section)), name)
+        elif isinstance(fields, Mapping):
+            values = cast(Mapping[object, object], fields)
+            for field_name, value in values.items():
+                _take(f"{section}.{field_name}", value, source)
+        elif fields is not None:
+            source.wrong(section, "is a section and holds fields, not a value", name)
+    for override in overrides:
+        _apply_override(override, source)
+    return source
+
+
+def _take(path: str, value: object, source: Source) -> None:
+    """One field as a program says it: of the kinds that a file could say."""
+    section, _, name = path.partition(".")
+    if isinstance(value, PurePath):
+        value = str(value)
+    many = isinstance(value, list | tuple | set)
+    if many or (isinstance(value, Mapping) and path not in MAPPINGS):
+        source.wrong(path, "takes a single value, not a list or nested fields", source.file)
+        return
+    if isinstance(value, Mapping):
+        pairs = cast(Mapping[object, object], value)
+        value = {str(key): item for key, item in pairs.items()}
+    source.values.setdefault(section, {})[name] = value
 
 
 def _read_text(path: Path) -> str:

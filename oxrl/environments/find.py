@@ -12,12 +12,15 @@ from typing import Any, SupportsFloat, cast
 
 from oxrl.environments.base import Message, Step, tool_names
 from oxrl.errors import EnvironmentDefinitionError
+from oxrl.processes.given import given, is_given, name_of
 from oxrl.processes.user_code import raised_as, run_module, split_place
 
 # name -> (module, class), imported where it is asked for.
 BUILTINS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {"tools": ("oxrl.environments.tool_environment", "ToolEnvironment")}
 )
+# Of `oxrl.train`: what a class is given by.
+ARGUMENT = "environment"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELDS = tuple(field.name for field in dataclasses.fields(Step))
 
@@ -26,16 +29,22 @@ def locate(name: str) -> tuple[Path | None, str]:
     """Say where an environment is, without running anything.
 
     Args:
-        name: a key of BUILTINS, or "path.py:Class".
+        name: a key of BUILTINS, "path.py:Class", or the name of a class that Python gives.
 
     Returns:
-        The file, None of a built-in; and the class's name.
+        The file, None of a built-in and of what Python gives; and the class's name.
 
     Raises:
         EnvironmentDefinitionError: neither, or the file is not there, no Python, or surely without
             such a class.
     """
     if name in BUILTINS:
+        return None, ""
+    if is_given(name):
+        try:
+            given(name, ARGUMENT)
+        except ValueError as error:
+            raise EnvironmentDefinitionError(f"environment.name={name}: {error}") from error
         return None, ""
     forms = f"{', '.join(BUILTINS)} or path.py:Class (such as my_game.py:Guess)"
     try:
@@ -52,6 +61,11 @@ def find_environment(name: str) -> Callable[..., Any]:
             `step`; says what to change.
     """
     path, found = locate(name)
+    if is_given(name):
+        made = given(name, ARGUMENT)
+        # A function that makes one is as good as a class; what it makes is looked at then.
+        makes = not isinstance(made, type) and callable(made)
+        return made if makes else _as_class(name, made, name_of(made))
     if path is None:
         import importlib
 
@@ -62,7 +76,20 @@ def find_environment(name: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:
         raised = f"running {path} raised {raised_as(error, path)}"
         raise EnvironmentDefinitionError(f"environment.name={name}: {raised}") from error
-    made = getattr(module, found, None)
+    return _as_class(name, getattr(module, found, None), found)
+
+
+def _as_class(name: str, made: object, found: str) -> Callable[..., Any]:
+    """What makes environments of a class.
+
+    Args:
+        name: of the environment in the configuration.
+        made: what was found.
+        found: its own name.
+
+    Raises:
+        EnvironmentDefinitionError: it is no class, or has not the methods of one.
+    """
     problem = ""
     if not isinstance(made, type):
         problem = f"{found} is no class, but {type(made).__name__}"

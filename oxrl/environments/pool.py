@@ -14,10 +14,17 @@ from typing import Any, Literal, NamedTuple
 
 from oxrl.data.messages import Tools
 from oxrl.environments.base import Message, Step
-from oxrl.environments.find import as_messages, as_step, locate
+from oxrl.environments.find import (
+    ARGUMENT,
+    as_messages,
+    as_step,
+    find_environment,
+    locate,
+)
 from oxrl.errors import EnvironmentDefinitionError
 from oxrl.processes.channel import Channel, LateReply, LostWorker, SuspectWorker
-from oxrl.processes.messages import Json
+from oxrl.processes.given import FIELD, given, is_given, packed
+from oxrl.processes.messages import Json, decode, encode
 from oxrl.processes.worker import LAST_WORDS_S, Printed, Worker
 from oxrl.runs.patience import Patience
 from oxrl.types import EpisodeEnd, Prompt
@@ -125,6 +132,33 @@ class EpisodeProcess:
         return reply
 
 
+class EpisodeHere(EpisodeProcess):
+    """An episode in this process, of an environment that cannot leave it; it cannot be killed."""
+
+    def __init__(self, pool: EnvironmentPool, options: Mapping[str, Any]) -> None:
+        # Imported here: only such an environment needs what its processes are made of.
+        from oxrl.environments.serve import Episode, prepare
+
+        self.pid = 0
+        self.closes = False
+        self._pool = pool
+        make = find_environment(pool.name)
+        if pool.started_here():
+            prepare(make, pool.name, options, None)
+        self._episode = Episode(make, options, None)
+
+    def end(self) -> int:
+        """Nothing has to be ended."""
+        return 0
+
+    def _ask(self, message: Json, call: str, patience: Patience) -> Json:
+        # Through JSON as with a process, so that an environment sees the same.
+        reply = self._episode.answer(decode(encode(message)))
+        if "failed" in reply:
+            raise LostEpisode("environment_error", f"{call} raised {reply['failed']}")
+        return decode(encode({"id": 0} | reply))
+
+
 class EnvironmentPool:
     """Starts episodes of one environment. Usable from any thread.
 
@@ -145,6 +179,10 @@ class EnvironmentPool:
         locate(name)
         self.name = name
         self.timeout_s = timeout_s
+        self._packed = packed(given(name, ARGUMENT)) if is_given(name) else None
+        # A class that cannot leave this process is used here.
+        self._kept_here = is_given(name) and self._packed is None
+        self._prepared = False
         self._options = dict(options)
         self._memory_mb = memory_mb
         self._printed = Printed("an environment")
@@ -180,6 +218,8 @@ class EnvironmentPool:
             EnvironmentDefinitionError: the environment cannot be loaded.
             LostEpisode: it could, and cannot any more.
         """
+        if self._kept_here:
+            return EpisodeHere(self, self._options)
         with self._lock:
             worker = self._loaded(patience)
             ours, theirs = socket.socketpair()
@@ -200,6 +240,12 @@ class EnvironmentPool:
             self._alive[pid] = (worker, channel)
             worker.drain_by(channel)
             return EpisodeProcess(pid, channel, self)
+
+    def started_here(self) -> bool:
+        """Whether this is the first episode of an environment that is used in this process."""
+        first = not self._prepared
+        self._prepared = True
+        return first
 
     def end(self, pid: int) -> int:
         """End the process of an episode; see EpisodeProcess.end."""
@@ -233,7 +279,9 @@ class EnvironmentPool:
             self._drop(self._worker)
         worker = Worker("oxrl.environments.serve", self._printed)
         self._worker = worker
-        message = {"name": self.name, "options": self._options}
+        message: Json = {"name": self.name, "options": self._options}
+        if self._packed is not None:
+            message[FIELD] = self._packed
         what = f"{self.name} to be loaded"
         try:
             reply = worker.channel.ask(message, START_TIMEOUT_S, patience, what)

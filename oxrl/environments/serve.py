@@ -24,6 +24,7 @@ from typing import Any, cast
 
 from oxrl.environments.find import as_messages, as_step, find_environment, locate
 from oxrl.errors import EnvironmentDefinitionError, OxrlError
+from oxrl.processes.given import FIELD, receive
 from oxrl.processes.messages import Json, Replies, decode, encode, prompt_of, set_alarm
 from oxrl.processes.user_code import raised_as
 from oxrl.types import Prompt
@@ -124,6 +125,12 @@ def end(pid: int) -> int:
 def load(request: Json) -> tuple[Episode, Json]:
     """The environment that a request names, and the reply."""
     name = request["name"]
+    if FIELD in request:
+        try:
+            receive(name, request[FIELD])
+        except Exception as error:  # any: loading it may import modules of the user's
+            problem = f"its process cannot load the class: {raised_as(error, None)}"
+            raise EnvironmentDefinitionError(f"environment.name={name}: {problem}") from error
     path, _ = locate(name)
     make = find_environment(name)
     prepare(make, name, request["options"], path)
@@ -149,12 +156,23 @@ def prepare(
         raise EnvironmentDefinitionError(f"environment.name={name}: {why}") from error
 
 
+def first_line(parent: socket.socket) -> bytes:
+    """The request that names the environment, which may bring a class with all that it holds."""
+    received = bytearray()
+    while not received.endswith(b"\n"):
+        part = parent.recv(MOST_REQUEST)
+        if not part:
+            break
+        received += part
+    return bytes(received)
+
+
 def serve(fd: int) -> None:
     """Load an environment, then start and end episodes until nobody asks any more."""
     parent = socket.socket(fileno=fd)
     parent.set_inheritable(False)
     cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)  # a kill then loses no line
-    request = decode(parent.recv(MOST_REQUEST))
+    request = decode(first_line(parent))
     try:
         episode, reply = load(request)
     except EnvironmentDefinitionError as error:

@@ -15,9 +15,11 @@ from oxrl.engines.train.ranks import Ranks
 from oxrl.errors import DataError
 from oxrl.models.builtin import is_builtin
 from oxrl.models.files import CHAT_TEMPLATES, hub_commit, hub_source, model_files
+from oxrl.processes.given import given, is_given
+from oxrl.rewards.base import ARGUMENT
 from oxrl.rewards.base import locate as locate_reward
 from oxrl.rewards.builtin import BUILTINS
-from oxrl.rewards.sources import python_sources
+from oxrl.rewards.sources import python_sources, sources_of
 from oxrl.runs.directory import Review
 from oxrl.runs.files import Json
 from oxrl.runs.pins import (
@@ -65,14 +67,14 @@ def review_inputs(cfg: Config, run: Path) -> Review:
     _review_data(cfg, run, review)
     known = read_noted(run, INPUTS_FILE)
     pins: Json = {}
-    for given in inputs_of(cfg, known):
-        then = known.get(given.name)
-        now = pin(given, then)
-        pins[given.name] = now
+    for found in inputs_of(cfg, known):
+        then = known.get(found.name)
+        now = pin(found, then)
+        pins[found.name] = now
         if then is None:
-            review.new.append(given.name)
+            review.new.append(found.name)
         else:
-            review.changes += input_changes(given, then, now)
+            review.changes += input_changes(found, then, now)
     review.noted[INPUTS_FILE] = pins
     return review
 
@@ -160,10 +162,14 @@ def _model_input(field: str, name: str, revision: str | None, noted: Json) -> It
 
 def _environment_inputs(name: str, options: Json) -> Iterator[Input]:
     """An environment's file with what it imports from its folder, and files that options name."""
+    from oxrl.environments.find import ARGUMENT as AS_ENVIRONMENT
     from oxrl.environments.find import locate as locate_environment
 
     place, _ = locate_environment(name)
-    if place is not None:
+    if is_given(name):
+        texts = sources_of(given(name, AS_ENVIRONMENT))
+        yield Input(name="environment.name", where=name, texts=texts, code=True)
+    elif place is not None:
         files = python_sources(place)
         yield Input(name="environment.name", where=str(place), files=files, code=True)
     named: dict[str, Path] = {}
@@ -197,6 +203,10 @@ def _files_named(text: str) -> dict[str, Path]:
 
 def _reward_inputs(name: str) -> Iterator[Input]:
     """A reward's file with what it imports from its folder, or a reward model."""
+    if is_given(name):
+        texts = sources_of(given(name, ARGUMENT))
+        yield Input(name="reward.name", where=name, texts=texts, code=True)
+        return
     place, function = locate_reward(name)
     if function:
         files = python_sources(place)

@@ -39,6 +39,7 @@ from oxrl.models.files import refuse_missing_folder
 from oxrl.models.folder import adapter_base, check_model_folder
 from oxrl.rewards.builtin import BUILTINS
 from oxrl.rewards.workers import RewardPool
+from oxrl.runs.directory import GIVEN
 from oxrl.runs.patience import Patience
 from oxrl.runs.stop import StopRequest
 from oxrl.tables.preference import METHODS
@@ -392,7 +393,9 @@ def prepare_to_begin(cfg: Config) -> Prepared:
     """
     prepared = Prepared()
     place = cfg.run.directory
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+    if place.exists() and not place.is_dir():
+        return prepared
+    if place.is_dir() and any(entry.name != GIVEN for entry in place.iterdir()):
         return prepared
     try:
         with StopRequest() as stop:

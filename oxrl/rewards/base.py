@@ -19,12 +19,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, SupportsFloat
 
 from oxrl.errors import RewardDefinitionError
+from oxrl.processes.given import given, is_given
 from oxrl.processes.user_code import (
     MOST_REASON,
     capped,
@@ -37,6 +39,9 @@ from oxrl.rewards.builtin import BUILTINS, OF_GROUPS, REQUIRES, with_options
 from oxrl.rewards.signatures import RewardFunction, form_of
 from oxrl.runs.patience import Patience
 from oxrl.types import Completion, Prompt, Score, ScoreStatus
+
+# Of `oxrl.train`: what a function is given by.
+ARGUMENT = "reward"
 
 
 class Reward(Protocol):
@@ -106,12 +111,11 @@ class LoadedReward:
         value = self.function(prompt, given)
         if not inspect.isawaitable(value):
             return value
-        import asyncio  # a third of this module's import time
 
         async def wait() -> object:
             return await value
 
-        return asyncio.run(wait())
+        return _run_async(wait())
 
     def problem(self, value: object, count: int) -> str:
         """Say why `value` is not what the function must return for `count` completions.
@@ -156,6 +160,18 @@ class LoadedReward:
         return scores
 
 
+def _run_async(wait: Coroutine[Any, Any, object]) -> object:
+    """Wait for what is async; in a thread of its own where a loop runs, as in a notebook."""
+    import asyncio  # a third of this module's import time
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(wait)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, wait).result()
+
+
 def sample_range(first: int, count: int) -> str:
     """Name samples of a group, as reasons do.
 
@@ -192,7 +208,8 @@ def find_reward(name: str, options: Mapping[str, object] | None = None) -> Loade
     """Find a reward and run the file that defines it, but not the reward itself.
 
     Args:
-        name: a key of BUILTINS, "path.py:function" or a reward model's folder.
+        name: a key of BUILTINS, "path.py:function", a reward model's folder, or the name of a
+            function that Python gives.
         options: keyword arguments of a built-in reward.
 
     Returns:
@@ -210,6 +227,9 @@ def find_reward(name: str, options: Mapping[str, object] | None = None) -> Loade
             REQUIRES[name](**options)
         return LoadedReward(name, with_options(name, options), per_sample=name not in OF_GROUPS)
     path, function_name = locate(name)
+    if is_given(name):
+        form = form_of(name, given(name, ARGUMENT))
+        return LoadedReward(name, form.call, form.per_sample, form.columns)
     if path.is_dir():
         from oxrl.rewards.reward_model import scorer  # torch, which other rewards do without
 
@@ -238,7 +258,8 @@ def locate(name: str) -> tuple[Path, str]:
         name: as of `find_reward`.
 
     Returns:
-        The file or folder, and the function's name: empty of a built-in and of a reward model.
+        The file or folder, and the function's name: empty of a built-in, of a reward model and of
+            what Python gives.
 
     Raises:
         RewardDefinitionError: neither a built-in name nor of that form, or the file is not there,
@@ -248,6 +269,9 @@ def locate(name: str) -> tuple[Path, str]:
         return Path(name).resolve(), ""
     forms = "path.py:function (such as my_reward.py:score) or a reward model's folder"
     try:
+        if is_given(name):
+            given(name, ARGUMENT)
+            return Path(name), ""
         return split_place(name, f"{', '.join(BUILTINS)}, {forms}", BUILTINS)
     except ValueError as error:
         raise RewardDefinitionError(f"reward.name={name}: {error}") from error

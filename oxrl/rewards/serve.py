@@ -11,7 +11,8 @@ import sys
 from io import TextIOWrapper
 from typing import cast
 
-from oxrl.errors import RewardError
+from oxrl.errors import RewardDefinitionError, RewardError
+from oxrl.processes.given import FIELD, receive
 from oxrl.processes.messages import (
     Json,
     Replies,
@@ -20,6 +21,7 @@ from oxrl.processes.messages import (
     prompt_of,
     set_alarm,
 )
+from oxrl.processes.user_code import raised_as
 from oxrl.rewards.base import LoadedReward, find_reward
 from oxrl.rewards.trial import dry_call, rehearse
 from oxrl.rewards.watch import Watch
@@ -37,6 +39,22 @@ def score(reward: LoadedReward, watch: Watch, request: Json) -> Json:
     return {"scores": scores, "changed": watch.changed()}
 
 
+def take_given(request: Json) -> None:
+    """Take a function that the parent was given itself, if the request brings one.
+
+    Raises:
+        RewardDefinitionError: it cannot be made again here.
+    """
+    if FIELD not in request:
+        return
+    try:
+        receive(request["name"], request[FIELD])
+    except Exception as error:  # any: loading it may import modules of the user's
+        raised = raised_as(error, None)
+        problem = f"a reward worker cannot load the function: {raised}"
+        raise RewardDefinitionError(f"reward.name={request['name']}: {problem}") from error
+
+
 def prepare(replies: Replies) -> LoadedReward:
     """Load the reward that the first request names, and call it once when the second one asks.
 
@@ -45,6 +63,7 @@ def prepare(replies: Replies) -> LoadedReward:
     """
     request = decode(replies.requests.readline())
     try:
+        take_given(request)
         reward = find_reward(request["name"], request["options"])
         replies.send({"id": request["id"], "per_sample": reward.per_sample})
         request = decode(replies.requests.readline())

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import inspect
+import sys
+import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 SUFFIXES = (".py", *EXTENSION_SUFFIXES)
 # Calls that import what their first argument names.
@@ -84,3 +90,52 @@ def _files_of(module: tuple[str, ...], folder: Path) -> Iterator[Path]:
         candidates = [place / "__init__.py"]
         candidates += [place.with_name(place.name + suffix) for suffix in SUFFIXES]
         yield from (path for path in candidates if path.is_file())
+
+
+def sources_of(value: object) -> dict[str, str]:
+    """The source that something given is made of, by names for messages; empty where it has none.
+
+    Of a module's function these are the module's file and those that it imports from its folder. Of
+    one from a script or a notebook, whose text may say `resume=True` the next time, it is the text
+    of the function and of the functions and classes of the same place that it uses.
+    """
+    inner = inspect.unwrap(getattr(value, "func", value))  # pyright: ignore
+    if not (inspect.isroutine(inner) or inspect.isclass(inner)):
+        inner = type(inner)
+    module = sys.modules.get(getattr(inner, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    whole = module is not None and module.__name__ != "__main__" and file is not None
+    if whole and "<locals>" not in getattr(inner, "__qualname__", ""):
+        found = python_sources(Path(str(file)))
+        return {name: path.read_text("utf-8", "replace") for name, path in found.items()}
+    texts: dict[str, str] = {}
+    _add_source(inner, texts)
+    return texts
+
+
+def _add_source(value: Any, texts: dict[str, str]) -> None:
+    """The text of a function or class, and of what it uses of its own module."""
+    name = getattr(value, "__name__", "")
+    if name in texts:
+        return
+    with suppress(OSError, TypeError):  # typed into an interpreter, or made by a library
+        texts[name] = textwrap.dedent(inspect.getsource(value))
+    functions = [value]
+    if inspect.isclass(value):
+        functions = [member for _, member in inspect.getmembers(value, inspect.isfunction)]
+    for function in functions:
+        code = getattr(function, "__code__", None)
+        names = getattr(function, "__globals__", {})
+        for used in names_in(code) if code is not None else ():
+            other = names.get(used)
+            own = getattr(other, "__module__", None) == value.__module__
+            if own and (inspect.isfunction(other) or inspect.isclass(other)):
+                _add_source(other, texts)
+
+
+def names_in(code: CodeType) -> Iterator[str]:
+    """Global names and attributes that a function uses, also inside of functions in it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names_in(constant)

@@ -21,13 +21,21 @@ from typing import Any, get_args
 
 from oxrl.errors import RewardDefinitionError, RewardError
 from oxrl.processes.channel import MOST_REPLY, LateReply, LostWorker, SuspectWorker
+from oxrl.processes.given import FIELD, given, is_given, packed
 from oxrl.processes.user_code import MOST_REASON, capped
 from oxrl.processes.worker import LAST_WORDS_S, Printed, Worker
-from oxrl.rewards.base import Group, find_reward, locate, sample_range
+from oxrl.rewards.base import (
+    ARGUMENT,
+    Group,
+    LoadedReward,
+    find_reward,
+    locate,
+    sample_range,
+)
 from oxrl.rewards.builtin import BUILTINS, INLINE
 from oxrl.rewards.repeats import Repeats
 from oxrl.rewards.sources import code_digest
-from oxrl.rewards.trial import DRY_GROUP, described
+from oxrl.rewards.trial import DRY_GROUP, described, dry_call, rehearse
 from oxrl.runs.patience import Patience
 from oxrl.types import Completion, Prompt, Score, ScoreStatus
 
@@ -103,6 +111,11 @@ class RewardPool:
         self._code: str | None = None  # what the first worker was started on
         self._options = dict(options or {})
         self._inline = find_reward(name, options) if name in INLINE else None
+        self._packed = packed(given(name, ARGUMENT)) if is_given(name) else None
+        # A function that cannot leave this process is called here.
+        self._kept_here = is_given(name) and self._packed is None
+        if self._kept_here:
+            self._inline = find_reward(name, options)
         self._size = workers
         self._timeout_s = timeout_s
         self._per_sample: bool | None = None  # known once a worker has loaded the reward
@@ -125,6 +138,8 @@ class RewardPool:
                 does not return from a call on a made-up sample within `timeout_s`.
             Stopped: a signal asked to stop.
         """
+        if self._inline is not None and self._kept_here:
+            dry_call(self._inline)
         with self._lock:
             self._start(patience or Patience())
 
@@ -165,9 +180,9 @@ class RewardPool:
             Stopped: a signal asked to stop.
             DeadlineError: no reward has answered for too long.
         """
-        if self._inline is not None:
-            return [self._inline(prompt, completions) for prompt, completions in groups]
         patience = patience or Patience()
+        if self._inline is not None:
+            return self._score_here(self._inline, groups, patience)
         with self._lock:
             self._start(patience)
             scores = iter(self._run_all(self._tasks(groups), patience))
@@ -186,6 +201,17 @@ class RewardPool:
         if self._inline is None and self._per_sample is None:
             with self._worker(patience):
                 pass
+
+    def _score_here(
+        self, reward: LoadedReward, groups: Sequence[Group], patience: Patience
+    ) -> list[list[Score]]:
+        """Score in this process, which no signal cuts short but between two groups."""
+        found: list[list[Score]] = []
+        for prompt, completions in groups:
+            found.append(reward(prompt, completions))
+            patience.answered()
+            patience.look(self.name)
+        return found
 
     def _tasks(self, groups: Sequence[Group]) -> list[Task]:
         tasks: list[Task] = []
@@ -251,6 +277,8 @@ class RewardPool:
         limit_s = START_TIMEOUT_S
         late = f"not loaded within {limit_s:g} s; what does it import?"
         asked = {"name": self.name, "options": self._options}
+        if self._packed is not None:
+            asked[FIELD] = self._packed
         try:
             reply = self._loaded(worker.channel.ask(asked, limit_s, patience, what))
             per_sample = bool(reply["per_sample"])
@@ -300,6 +328,9 @@ class RewardPool:
 
     def _rehearsed(self, prompt: Prompt, patience: Patience) -> str:
         """Why the reward fails on a prompt, whatever the completion; empty where it does not."""
+        if self._inline is not None:
+            problem, self._repeats.pending = rehearse(self._inline, prompt)
+            return problem
         what = f"{self.name} to score a made-up answer to prompt {prompt.uid}"
         limit_s = self._timeout_s * (1 if self._per_sample else DRY_GROUP)
         with self._worker(patience) as worker:

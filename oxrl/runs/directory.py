@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 # Of errors by which the user's input is refused, see errors.py.
 BAD_INPUT = 2
+# Rows that Python gave, written before the run begins: it reads them there.
+GIVEN = "given"
 # What a start writes before it has done anything; the records are empty then.
 WRITTEN_BY_A_START = {
     "config.yaml",
@@ -63,11 +65,12 @@ WRITTEN_BY_A_START = {
     "mlflow.db",
     "mlflow.json",
     "mlflow.log",
+    GIVEN,
 }
 
 # What oxRL writes in a run directory, and must find as it left it: nothing is written through a
 # link, nor into what something else put there.
-FOLDERS = {"rollouts", "checkpoints", "dumps", "best", "reference"}
+FOLDERS = {"rollouts", "checkpoints", "dumps", "best", "reference", GIVEN}
 FILES = (WRITTEN_BY_A_START - FOLDERS) | {"result.json", "kept.jsonl", ".lock", ".mlflow.json.lock"}
 
 # What moves the last digits of floating-point sums: a run resumed with a change here is right, not
@@ -113,6 +116,7 @@ BEFORE_CONFIG = {
     "checkpoints",
     DATA_FILE,
     INPUTS_FILE,
+    GIVEN,
 }
 
 
@@ -238,12 +242,8 @@ def open_run(
     directory = Path(directory).absolute()
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if not resume and _entries(directory):
-            again = command_line(["--resume"])
-            raise RunDirectoryError(
-                f"{directory} is not empty. To continue the run in it:\n  {again}\nTo start a new "
-                "one, choose another directory: add run.dir=PATH (or another run.name)."
-            )
+        if not resume:
+            refuse_what_is_there(directory, command_line(["--resume"]))
         require_own_kinds(directory)
         lock = _lock(directory)
         try:
@@ -256,6 +256,22 @@ def open_run(
     except OSError as error:
         problem = f"the run directory {directory} cannot be written: {error}"
         raise RunDirectoryError(f"{problem}. Choose another place with run.dir=PATH.") from error
+
+
+def refuse_what_is_there(directory: Path, again: str) -> None:
+    """Refuse to start where something is, unless that is only what Python gave this start.
+
+    Args:
+        again: how to go on with the run there, for the error.
+
+    Raises:
+        RunDirectoryError: something is there.
+    """
+    if directory.is_dir() and _entries(directory) - {GIVEN}:
+        raise RunDirectoryError(
+            f"{directory} is not empty. To continue the run in it:\n  {again}\nTo start a new "
+            "one, choose another directory: add run.dir=PATH (or another run.name)."
+        )
 
 
 def _look(

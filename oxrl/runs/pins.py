@@ -32,7 +32,7 @@ class Input:
     """Something that a run reads, by the field of the config that names it.
 
     name: the field. where: the file, folder or name on the hub that it stands for here and now.
-    files: name in messages -> file. commit: of the hub.
+    files: name in messages -> file. texts: the same of what no file holds. commit: of the hub.
     code: the files are small and hashed at every start, and their place counts: code may read what
         lies beside it.
     """
@@ -40,6 +40,7 @@ class Input:
     name: str
     where: str
     files: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])
     commit: str | None = None
     code: bool = False
 
@@ -69,6 +70,9 @@ def pin(given: Input, known: Json | None) -> Json:
             files = dict(zip(given.files, threads.map(look, given.files), strict=True))
     except OSError as error:
         raise DataError(f"{given.name}: {given.where} cannot be read: {error}") from error
+    for name, text in given.texts.items():
+        data = text.encode("utf-8", "surrogatepass")
+        files[name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     return {"where": given.where, "commit": given.commit, "files": files}
 
 

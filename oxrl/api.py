@@ -1,0 +1,353 @@
+"""`oxrl.train` and `oxrl.load_run`: the same runs as those of the command line, from Python.
+
+    import oxrl
+
+    def short(prompt, completion):
+        return -len(completion) / 100
+
+    run = oxrl.train("config.yaml", reward=short, dataset=[{"prompt": "Say hello."}, ...])
+    run.metrics["reward/mean"].plot()
+
+There is one door: `oxrl.train` makes a configuration of what it is given, and from there on nothing
+differs from `oxrl train`. What is no text gets a name in it, `python:NAME`; rows are written into
+the run directory and read there.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oxrl.config import Config, load_source
+from oxrl.config.reads import read_values
+from oxrl.config.source import Source, mapping_source, read_source
+from oxrl.data.memory import lines_of
+from oxrl.errors import ConfigError, RunDirectoryError
+from oxrl.processes.given import KEPT_HERE, giving, is_given, name_of, packed
+from oxrl.runs.chain import FIELD as CHAIN_FIELD
+from oxrl.runs.directory import GIVEN, flatten_config, is_run, refuse_what_is_there
+from oxrl.runs.files import Json, clear, read_records, write_atomically
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from oxrl.types import Metrics
+
+TRAIN_ROWS = "train.jsonl"
+EVAL_ROWS = "eval.jsonl"
+# Argument of `train` -> the field that holds its name.
+OBJECTS = {"reward": "reward.name", "environment": "environment.name"}
+ROWS = {"dataset": ("data.train", TRAIN_ROWS), "eval_dataset": ("data.eval", EVAL_ROWS)}
+
+
+@dataclass
+class Given:
+    """What a program gave by itself: objects by their names, and rows by the fields they are for.
+
+    texts: name of a file in the run directory's folder of rows -> its text.
+    """
+
+    objects: dict[str, object] = field(default_factory=dict[str, object])
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def train(
+    config: Mapping[str, Any] | str | Path | Config,
+    *,
+    reward: object = None,
+    environment: object = None,
+    dataset: object = None,
+    eval_dataset: object = None,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    accept: Sequence[str] = (),
+) -> Run:
+    """Train, and wait until it is done.
+
+    Args:
+        config: a YAML file, or its sections as a mapping: {"run": {"name": ...}, ...}. What is
+            given beside it may be absent there.
+        reward: a function as of `reward.name: path.py:function`. It runs in worker processes, as
+            one from a file does; one that cannot be sent there is called in this process.
+        environment: a class as of `environment.name: path.py:Class`, likewise.
+        dataset: rows as of `data.train`: a list of mappings, a data frame, or a file's name.
+        eval_dataset: the same for `data.eval`.
+        overrides: as on the command line: "train.lr=1e-5", "~data.eval".
+        resume: go on from the newest checkpoint, if there is one.
+        accept: of a run that is resumed, fields that may stand for something else than they did.
+
+    Returns:
+        The run, finished.
+
+    Raises:
+        ConfigError, DataError: what is wrong with the configuration or an input, as on the command
+            line; nothing was trained.
+        RunDirectoryError: there is a run already and no `resume`, or it is another one.
+        Interrupted: Ctrl-C or a signal; everything is saved, `resume=True` goes on.
+        OxrlError: the run failed; says what and where.
+    """
+    from oxrl.recipes import run as run_recipe
+
+    source = _read(config, overrides)
+    found = Given()
+    for argument, value in (("reward", reward), ("environment", environment)):
+        if value is not None:
+            _name_object(source, found, argument, value)
+    directory = _directory(source)
+    for argument, rows in (("dataset", dataset), ("eval_dataset", eval_dataset)):
+        if rows is not None:
+            _name_rows(source, found, argument, rows, directory)
+    if not resume:
+        refuse_what_is_there(directory, "oxrl.train(..., resume=True)")
+    elif dataset is None:
+        _find_rows_of_start(source, directory)
+    _say_what_stays_here(found)
+    with giving(found.objects), _rows_in(directory, found.texts, resume=resume, accept=accept):
+        cfg = load_source(source)
+        run_recipe(cfg, resume=resume, accept=accept)
+    return Run(directory, found.objects)
+
+
+def load_run(directory: str | Path, *, reward: object = None, environment: object = None) -> Run:
+    """A run that was started before, finished or not.
+
+    Args:
+        directory: of the run.
+        reward, environment: as of `train`, where the run was given one: only `Run.evaluate` needs
+            them.
+
+    Raises:
+        RunDirectoryError: no run is there.
+    """
+    path = Path(directory)
+    if not is_run(path):
+        raise RunDirectoryError(f"{path} is no run directory: it has no config.yaml of a run")
+    objects: dict[str, object] = {}
+    for value in (reward, environment):
+        if value is not None:
+            objects[name_of(value)] = value
+    return Run(path, objects)
+
+
+class Run:
+    """A run directory. `path` is where it is; everything is read anew when it is asked for."""
+
+    def __init__(self, path: Path, objects: Mapping[str, object]) -> None:
+        self.path = path
+        self._objects = dict(objects)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Every field that the run reads, by its dotted name."""
+        return flatten_config((self.path / "config.yaml").read_text(encoding="utf-8"))
+
+    @property
+    def metrics(self) -> DataFrame:
+        """A row per optimizer step, "step" first; what the columns mean is in docs/metrics.md."""
+        from pandas import DataFrame
+
+        rows: list[Json] = []
+        for record in read_records(self.path / "metrics.jsonl"):
+            record.pop(CHAIN_FIELD, None)  # of the file, not of the training
+            step = record.pop("step")
+            rows.append({"step": step, **{key: float(value) for key, value in record.items()}})
+        return DataFrame(rows, columns=None if rows else ["step"])
+
+    @property
+    def samples(self) -> DataFrame:
+        """A row per sampled response; the columns are the fields of docs/run_directory.md."""
+        from pandas import DataFrame
+
+        return DataFrame(list(read_records(self.path / "samples.jsonl")))
+
+    @property
+    def checkpoint(self) -> Path:
+        """The newest whole checkpoint, a folder that transformers loads too.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        from oxrl.recipes.targets import newest_checkpoint
+
+        return newest_checkpoint(self.path)
+
+    def evaluate(
+        self,
+        dataset: object = None,
+        *,
+        samples: int | None = None,
+        temperature: float | None = None,
+        overrides: Sequence[str] = (),
+    ) -> Metrics:
+        """What `oxrl eval RUN` says of the newest checkpoint.
+
+        Args:
+            dataset: rows instead of `data.eval`.
+            samples, temperature: instead of `rollout.eval_samples` and `rollout.eval_temperature`.
+            overrides: of the run's configuration.
+        """
+        from oxrl.recipes.evaluate import run_eval
+
+        with tempfile.TemporaryDirectory() as folder, giving(self._objects):
+            changes = list(overrides)
+            if dataset is not None:
+                file = Path(folder) / EVAL_ROWS
+                file.write_text(lines_of(dataset, "dataset"), encoding="utf-8")
+                changes.append(f"data.eval={json.dumps(str(file))}")
+            return run_eval(self.path, changes, samples=samples, temperature=temperature)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        *,
+        n: int = 1,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        max_tokens: int = 256,
+        seed: int = 0,
+    ) -> list[Json]:
+        """Sample from the newest checkpoint.
+
+        Args:
+            prompts: one or several questions.
+            n: responses to each.
+            temperature, top_p, top_k: of the sampling; 0, 1, 0 are greedy, off and off.
+            max_tokens: longest response.
+            seed: the same seed gives the same responses.
+
+        Returns:
+            One mapping per response: prompt, sample, response, finish_reason, tokens.
+        """
+        from oxrl.recipes.evaluate import run_generate
+        from oxrl.types import Sampling
+
+        asked = [prompts] if isinstance(prompts, str) else list(prompts)
+        sampling = Sampling(
+            temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens
+        )
+        return run_generate(str(self.path), asked, samples=n, sampling=sampling, seed=seed)
+
+
+def _read(config: object, overrides: Sequence[str]) -> Source:
+    """What a configuration says, whichever way it was given."""
+    if isinstance(config, Config):
+        values: dict[str, dict[str, object]] = {}
+        for path, value in read_values(config).items():
+            section, _, name = path.partition(".")
+            values.setdefault(section, {})[name] = value
+        return mapping_source("the configuration", values, overrides)
+    if isinstance(config, str | Path):
+        return read_source(config, overrides)
+    if not isinstance(config, Mapping):
+        kind = type(config).__name__
+        raise ConfigError(f"the configuration is {kind}; give a YAML file's name, or a mapping")
+    return mapping_source("the configuration", config, overrides)
+
+
+def _name_object(source: Source, found: Given, argument: str, value: object) -> None:
+    """Have the configuration name what was given, a string as it is."""
+    path = OBJECTS[argument]
+    name = value if isinstance(value, str) else name_of(value)
+    _set(source, path, name, argument)
+    if not isinstance(value, str):
+        found.objects[name] = value
+
+
+def _name_rows(source: Source, found: Given, argument: str, rows: object, directory: Path) -> None:
+    """Have the configuration name the file that rows will be in, or the one that they are in."""
+    path, file = ROWS[argument]
+    if isinstance(rows, str | Path):
+        _set(source, path, str(rows), argument)
+        return
+    found.texts[file] = lines_of(rows, argument)
+    _set(source, path, str(directory / GIVEN / file), argument)
+
+
+def _set(source: Source, path: str, value: str, argument: str) -> None:
+    """Write a field that must not say something else already.
+
+    Raises:
+        ConfigError: it does.
+    """
+    section, _, name = path.partition(".")
+    fields = source.values.setdefault(section, {})
+    before = fields.get(name)
+    if before not in (None, "", value) and not is_given(str(before)):
+        raise ConfigError(
+            f"{path} = {before!r} in {source.file}, and {argument}= was given too: leave one out"
+        )
+    fields[name] = value
+
+
+def _directory(source: Source) -> Path:
+    """Where the run will be; a wrong name of it is found by the checks."""
+    section = source.values.get("run", {})
+    place = section.get("dir")
+    return Path(str(place)) if place else Path("runs") / str(section.get("name"))
+
+
+def _find_rows_of_start(source: Source, directory: Path) -> None:
+    """Of a run that goes on without its rows being given again: those it was started with."""
+    for argument, (path, file) in ROWS.items():
+        section, _, name = path.partition(".")
+        written = directory / GIVEN / file
+        if written.is_file() and not source.values.get(section, {}).get(name):
+            _set(source, path, str(written), argument)
+
+
+def _say_what_stays_here(found: Given) -> None:
+    for name, value in found.objects.items():
+        if packed(value) is None:
+            warnings.warn(KEPT_HERE.format(name), UserWarning, stacklevel=3)
+
+
+@contextmanager
+def _rows_in(
+    directory: Path, texts: Mapping[str, str], *, resume: bool, accept: Sequence[str]
+) -> Iterator[None]:
+    """Inside, rows lie in the run directory; they go again where no run came to be.
+
+    Raises:
+        RunDirectoryError: of a run that goes on, they are others than those of its start, and that
+            was not accepted.
+    """
+    if not texts:
+        yield
+        return
+    folder = directory / GIVEN
+    made = [place for place in (directory, *directory.parents) if not place.exists()]
+    fields = {file: path for path, file in ROWS.values()}
+    for file, text in texts.items():
+        path = folder / file
+        same = path.is_file() and path.read_text(encoding="utf-8") == text
+        if same:
+            continue
+        if resume and is_run(directory) and path.is_file() and fields[file] not in accept:
+            raise RunDirectoryError(
+                f"{fields[file]}: the rows given now are others than those of the start, in "
+                f"{path}. Give the same ones, or none; or accept the change: "
+                f'accept=["{fields[file]}"]'
+            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text)
+        except OSError as error:
+            raise RunDirectoryError(f"{path} cannot be written: {error}") from error
+    try:
+        yield
+    finally:
+        if not is_run(directory):
+            clear(folder)
+            for place in made:
+                with suppress(OSError):  # something else is there by now
+                    place.rmdir()

@@ -1,0 +1,70 @@
+"""Rows that a program holds, as the lines of a data file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from oxrl.errors import DataError
+
+EXPECTED = 'a list of mappings, such as [{"prompt": "1+1?", "answer": "2"}, ...]'
+
+
+def lines_of(rows: object, argument: str) -> str:
+    """JSONL text of rows.
+
+    Args:
+        rows: mappings, in a list or anything else that can be gone through; or a data frame.
+        argument: of the caller's by which they were given, for errors.
+
+    Raises:
+        DataError: there are none, or one is no mapping of what JSON can hold; names it.
+    """
+    lines: list[str] = []
+    for index, row in enumerate(_each(rows, argument)):
+        if not isinstance(row, Mapping):
+            kind = type(row).__name__
+            raise DataError(f"{argument}, row {index}: is {kind}, no mapping; give {EXPECTED}")
+        fields = {str(name): value for name, value in cast(Mapping[object, object], row).items()}
+        try:
+            text = json.dumps(fields, ensure_ascii=False, allow_nan=False, default=_plain)
+            text.encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            problem = f"holds what a data file cannot: {error}"
+            raise DataError(f"{argument}, row {index}: {problem}; give {EXPECTED}") from error
+        lines.append(text + "\n")
+    if not lines:
+        raise DataError(f"{argument}: there are no rows; give {EXPECTED}")
+    return "".join(lines)
+
+
+def _each(rows: Any, argument: str) -> Iterable[object]:
+    """The rows one by one; of a data frame its records, missing values left out."""
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
+        records = cast(list[dict[str, object]], rows.to_dict(orient="records"))
+        return [_known(record) for record in records]
+    if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
+        raise DataError(f"{argument}: is {type(rows).__name__}; give {EXPECTED}")
+    return cast(Iterable[object], rows)
+
+
+def _known(record: Mapping[str, object]) -> dict[str, object]:
+    """A record of a data frame, without what is missing: such a value is not equal to itself."""
+    found: dict[str, object] = {}
+    for name, value in record.items():
+        missing = value is None or (isinstance(value, float) and value != value)
+        if not missing:
+            found[name] = value
+    return found
+
+
+def _plain(value: Any) -> object:
+    """A number or an array of numpy's, as JSON knows it.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__}: {value!r:.80}")

@@ -1,0 +1,196 @@
+"""`oxrl.train` and `oxrl.load_run`: what docs/python.md says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+import oxrl
+from oxrl.environments import Step
+from oxrl.errors import ConfigError, DataError, OxrlError, RunDirectoryError
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]
+
+
+def digits(prompt: Any, completion: str) -> float:
+    return sum(map(str.isdigit, completion[:6])) / 6
+
+
+def longer(prompt: Any, completion: str) -> float:
+    return len(completion)
+
+
+class Once:
+    def reset(self, prompt: Any, seed: int) -> Any:
+        return prompt.messages
+
+    def step(self, text: str) -> Step:
+        return Step(reward=digits(None, text), terminated=True)
+
+
+def config(folder: Path, name: str = "run", steps: int = 2, **sections: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "run": {"name": name, "dir": folder / name, "steps": steps, "mlflow": False, "threads": 1},
+        "model": {"name": "builtin:tiny"},
+        "data": {"prompts_per_step": 2},
+        "rollout": {"n_samples": 2, "max_tokens": 4},
+        "train": {"alg_name": "sgrpo", "lr": 1e-3},
+    }
+    return {
+        section: made.get(section, {}) | sections.get(section, {})
+        for section in {**made, **sections}
+    }
+
+
+def test_the_page_runs_as_it_stands_in_a_fresh_interpreter(tmp_path: Path) -> None:
+    light = "import sys, oxrl\nassert not {'torch', 'pandas', 'pydantic'} & set(sys.modules)\n"
+    after = (
+        "assert list(run.metrics['step']) == [1, 2, 3, 4] and 'system/chain' not in run.metrics\n"
+        "assert len(run.samples) == 64 and run.samples['reward'].between(0, 1).all()\n"
+        "assert run.checkpoint.name == 'step_00000004'\n"
+        "assert len(run.generate('2+2=', n=2, max_tokens=3)) == 2\n"
+        "again = oxrl.load_run('runs/notebook', reward=digits)\n"
+        "assert again.evaluate(dataset=rows[:3])['eval/responses'] == 3\n"
+        "assert again.config['reward.name'] == 'python:digits'\n"
+    )
+    (tmp_path / "page.py").write_text(light + BLOCKS[0] + after + BLOCKS[1])
+    done = subprocess.run(
+        [sys.executable, "page.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rewards = [float(line.split()[1]) for line in done.stdout.splitlines()[-20:]]
+    assert rewards[-1] > rewards[0] + 0.1
+    assert (tmp_path / "my-checkpoint" / "model.safetensors").is_file()
+    written = (tmp_path / "runs/notebook/given/train.jsonl").read_text().splitlines()
+    assert len(written) == 25
+    command = [sys.executable, "-m", "oxrl", "train", "runs/notebook/config.yaml", "--resume"]
+    refused = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert refused.returncode == 2
+    assert "oxrl.train(..., reward=digits, resume=True)" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_run_goes_on_with_the_same_function_and_rows_alone(tmp_path: Path) -> None:
+    oxrl.train(config(tmp_path), reward=digits, dataset=ROWS)
+    more = config(tmp_path, steps=3)
+    with pytest.raises(RunDirectoryError, match=r"oxrl.train\(..., resume=True\)"):
+        oxrl.train(more, reward=digits, dataset=ROWS)
+    with pytest.raises(ConfigError, match="reward.name"):
+        oxrl.train(more, resume=True)
+    with pytest.raises(RunDirectoryError, match="reward.name"):
+        oxrl.train(more, reward=longer, resume=True)
+    with pytest.raises(RunDirectoryError, match="other rows|others than those of the start"):
+        oxrl.train(more, reward=digits, dataset=ROWS[:5], resume=True)
+    run = oxrl.train(more, reward=digits, resume=True)
+    whole = oxrl.train(config(tmp_path, "whole", steps=3), reward=digits, dataset=ROWS)
+    known = [
+        name for name in run.metrics if not name.startswith(("time/", "throughput/", "system/"))
+    ]
+    assert run.metrics[known].equals(whole.metrics[known])
+
+
+def test_a_function_that_cannot_be_sent_is_called_here(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    seen: list[str] = []
+
+    async def counted(prompt: Any, completion: str) -> float:
+        with lock:
+            seen.append(completion)
+        return digits(prompt, completion)
+
+    with pytest.warns(UserWarning, match="python:counted .*cannot be killed"):
+        run = oxrl.train(config(tmp_path, steps=1), reward=counted, dataset=iter(ROWS))
+    assert set(run.samples["response"]) <= set(seen)
+    assert (run.samples["status"] == "ok").all()
+
+
+def test_an_environment_earns_what_the_reward_it_wraps_does(tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    class Locked(Once):
+        def step(self, text: str) -> Step:
+            with lock:
+                return super().step(text)
+
+    frame = pandas.DataFrame(ROWS)
+    plain = oxrl.train(config(tmp_path, "plain", 1), reward=digits, dataset=frame)
+    sent = oxrl.train(config(tmp_path, "sent", 1), environment=Once, dataset=frame)
+    with pytest.warns(UserWarning, match="cannot be killed"):
+        kept = oxrl.train(config(tmp_path, "kept", 1), environment=Locked, dataset=frame)
+    assert list(plain.samples["reward"]) == list(sent.samples["reward"])
+    assert list(plain.samples["reward"]) == list(kept.samples["reward"])
+
+
+def test_a_function_without_source_works_and_a_hanging_one_is_killed(tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    exec(
+        "import time\ndef slow(prompt, completion):\n    time.sleep(60 * (prompt.uid != 'dry-call'))\n    return 1.0",
+        names,
+    )
+    asked = config(tmp_path, steps=1, reward={"timeout_s": 0.5, "max_error_rate": 1.0})
+    run = oxrl.train(asked, reward=names["slow"], dataset=ROWS)
+    assert (run.samples["status"] == "timeout").all()
+    pinned = json.loads((run.path / "inputs.json").read_text())["reward.name"]
+    assert pinned["where"] == "python:slow"
+    assert not pinned["files"]
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "rows": ({"dataset": []}, "no rows"),
+    "row": ({"dataset": [{"prompt": "a"}, 3]}, "row 1: is int"),
+    "value": ({"dataset": [{"prompt": {1, 2}}]}, "row 0: holds what a data file cannot"),
+    "number": ({"dataset": [{"prompt": "a", "answer": float("nan")}]}, "row 0"),
+    "text": ({"dataset": 7}, "dataset: is int"),
+    "nothing": ({"dataset": None}, "data.train"),
+    "reward": ({"reward": 3.0}, "float is not a function"),
+    "parameters": ({"reward": lambda one, two: 0.0}, "parameters are bound by their names"),
+    "environment": ({"environment": int}, "no method reset"),
+    "twice": ({"config": {"reward": {"name": "exact"}}}, "leave one out"),
+    "section": ({"config": {"trian": {}}}, "did you mean 'train'"),
+    "field": ({"config": {"train": {"lrr": 1}}}, "train.lrr"),
+    "list": ({"config": {"train": {"lr": [1e-3]}}}, "takes a single value"),
+    "kind": ({"config": {"train": 3}}, "is a section and holds fields"),
+    "overrides": ({"overrides": ["train.lr"]}, "section.field=value"),
+    "accept": ({"accept": ["train.lr"]}, "resume"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told_and_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
+    given, text = MISTAKES[name]
+    made = config(tmp_path)
+    for section, fields in given.get("config", {}).items():
+        made[section] = made.get(section, {}) | fields if isinstance(fields, dict) else fields
+    arguments: dict[str, Any] = {"reward": digits, "dataset": ROWS, **given, "config": made}
+    with pytest.raises(OxrlError, match=re.escape(text)) as refused:
+        oxrl.train(**arguments)
+    assert refused.value.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_configuration_and_no_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give a YAML file"):
+        oxrl.train(7)  # pyright: ignore
+    with pytest.raises(RunDirectoryError, match="no run directory"):
+        oxrl.load_run(tmp_path)
+    with pytest.raises(DataError, match="no rows"):
+        oxrl.train(config(tmp_path), reward=digits, dataset=pandas.DataFrame())
+    with pytest.raises(AttributeError):
+        oxrl.trian  # pyright: ignore  # noqa: B018
