@@ -10,7 +10,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from oxrl.config.schema import SECTIONS
+from oxrl.config.schema import SECTIONS, Section
 
 HEADER = """# Config reference
 
@@ -62,17 +62,25 @@ def reference() -> str:
         lines += [
             f"## {name}",
             "",
-            (section.__doc__ or "").strip(),
-            "",
-            "| field | type | default | meaning |",
+            *table(section),
         ]
-        lines += ["|---|---|---|---|"]
         for field_name, field in section.model_fields.items():
-            meaning = (field.description or "").replace("|", "\\|").replace("<", "&lt;")
-            cells = (f"`{field_name}`", type_words(field.annotation), default_words(field), meaning)
-            lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
+            for inner in typing.get_args(field.annotation):
+                if isinstance(inner, type) and issubclass(inner, Section):
+                    lines += [f"### {name}.{field_name}, each", "", *table(inner)]
     return "\n".join(lines)
+
+
+def table(section: type[Section]) -> list[str]:
+    """What a section is, and a row for each of its fields."""
+    lines = [(section.__doc__ or "").strip(), "", "| field | type | default | meaning |"]
+    lines.append("|---|---|---|---|")
+    for field_name, field in section.model_fields.items():
+        meaning = (field.description or "").replace("|", "\\|").replace("<", "&lt;")
+        cells = (f"`{field_name}`", type_words(field.annotation), default_words(field), meaning)
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.append("")
+    return lines
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, float]
 FinishReason = Literal["stop", "length", "abort"]
+# What the rewards of an episode's own turns are called among the parts of its score.
+ENVIRONMENT = "environment"
 ScoreStatus = Literal["ok", "timeout", "error", "invalid"]
 # How an episode of several turns ended. The first two are ends of the task itself, the next are
 # limits of the run, the last two failures of the environment.
@@ -179,13 +181,15 @@ class Completion:
 class Score:
     """What a reward says of one completion.
 
-    `value` is None unless `status` is ok: a failure is never a number.
+    `value` is None unless `status` is ok: a failure is never a number. `parts` are what it is made
+    of; `statuses` those of every part of a reward that is asked for in parts (`reward.parts`).
     """
 
     value: float | None
     status: ScoreStatus = "ok"
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
     reason: str = ""
+    statuses: Mapping[str, ScoreStatus] = field(default_factory=dict[str, "ScoreStatus"])
 
     def __post_init__(self) -> None:
         if (self.value is None) == (self.status == "ok"):
@@ -326,6 +330,7 @@ class RolloutBatch(RowBatch):
     terminated: [B] bool, ended by a stop token.
     truncated: [B] bool, cut by the token limit.
     valid: [B] bool, has a score.
+    part_rewards: name -> [B] float64, of each part of the reward, NaN where a row has none.
     greedy_rewards: [B] float64, of the greedy response to the same prompt; None without one.
     """
 
@@ -338,6 +343,7 @@ class RolloutBatch(RowBatch):
     terminated: Tensor
     truncated: Tensor
     valid: Tensor
+    part_rewards: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
     greedy_rewards: Tensor | None = None
 
 

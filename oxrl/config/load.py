@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from oxrl.config.checks import evaluation_problems, notices, training_problems
@@ -26,7 +27,9 @@ from oxrl.config.schema import (
     root_class,
     why_bounded,
 )
+from oxrl.config.sections.reward import RewardPart
 from oxrl.config.source import (
+    PARTS,
     UNSET,
     Problem,
     Source,
@@ -46,6 +49,10 @@ _PLACEHOLDERS: dict[str, str | int] = {
     "data.train": "unnamed.jsonl",
     "train.alg_name": "sgrpo",
 }
+
+
+# What an override begins with that says what scores.
+REWARDED = ("reward.name=", "reward.parts=", "reward.parts.")
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -84,10 +91,10 @@ def load_evaluation_config(path: Path | str, overrides: Sequence[str] = ()) -> C
 def model_evaluation_config(model: str, overrides: Sequence[str]) -> Config:
     """What evaluates a model that belongs to no run: everything else is said by overrides.
 
-    With a reward.name its responses to prompts are scored; without one it is judged by the
+    With a reward its responses to prompts are scored; without one it is judged by the
     likelihood of the answers in data.eval.
     """
-    rewarded = any(override.startswith("reward.name=") for override in overrides)
+    rewarded = any(override.startswith(REWARDED) for override in overrides)
     values: Values = {
         "run": {"name": "evaluation", "steps": 1},
         "model": {"name": model},
@@ -210,7 +217,7 @@ def _field_problem(detail: ErrorDetails) -> Problem:
         return _unknown_field(section, name, value)
     if detail["type"] == "value_error":
         return Problem(path, str(context["error"]), value)
-    field = SECTIONS[section].model_fields[name.partition(".")[0]]
+    field = _field_at(detail["loc"])
     meaning = field.description or ""
     if detail["type"] == "missing":
         return Problem(path, f"is required: {meaning[0].lower()}{meaning[1:]}", also=(section,))
@@ -228,8 +235,21 @@ def _field_problem(detail: ErrorDetails) -> Problem:
     return Problem(path, f"{rule} ({meaning})", value)
 
 
+def _field_at(place: tuple[int | str, ...]) -> FieldInfo:
+    """The field at a place, of a section or of a part of a reward."""
+    section, name, *inside = map(str, place)
+    if f"{section}.{name}" == PARTS and len(inside) > 1:
+        return RewardPart.model_fields[inside[1]]
+    return SECTIONS[section].model_fields[name]
+
+
 def _unknown_field(section: str, name: str, value: object) -> Problem:
-    """A field that no recipe has, with what may have been meant."""
+    """A field that no recipe has, or no part of a reward, with what may have been meant."""
+    if f"{section}.{name}".startswith(f"{PARTS}."):
+        of_part = RewardPart.model_fields
+        hint = did_you_mean(name.rpartition(".")[2], of_part)
+        rule = f"unknown field{hint} (of a part: {', '.join(of_part)})"
+        return Problem(f"{section}.{name}", rule, value)
     names = {path.partition(".")[2]: path for path in FIELDS}
     elsewhere = get_close_matches(name, names, n=1)
     hint = (
@@ -270,6 +290,8 @@ def _new(found: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]:
     misspelt.
     """
     wrong = {path for problem in known for path in (problem.path, _meant(problem.path))}
+    if any(path.startswith(f"{PARTS}.") for path in wrong):
+        wrong.add(PARTS)
     kept: list[Problem] = []
     for problem in found:
         if wrong.isdisjoint((problem.path, *problem.also)):
@@ -284,12 +306,7 @@ def _report(problems: list[Problem], source: Source) -> str:
     """
     blocks: list[tuple[float, str]] = []
     for problem in problems:
-        section = problem.path.partition(".")[0]
-        place = (
-            problem.where
-            or source.where.get(problem.path)
-            or source.where.get(section, source.file)
-        )
+        place = problem.where or _place(problem.path, source)
         line = place.rpartition(":")[2]
         secret = isinstance(problem.value, str) and SECRET_NAME.fullmatch(problem.path)
         value = HIDDEN if secret else _shorten(problem.value)
@@ -300,6 +317,13 @@ def _report(problems: list[Problem], source: Source) -> str:
     return f"{count} in {source.file}\n\n" + "\n".join(
         block for _, block in sorted(blocks, key=lambda pair: pair[0])
     )
+
+
+def _place(path: str, source: Source) -> str:
+    """Where a field was written, or else what it would stand in."""
+    while path and path not in source.where:
+        path = path.rpartition(".")[0]
+    return source.where.get(path, source.file)
 
 
 def _shorten(value: object) -> str:

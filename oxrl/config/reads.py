@@ -11,8 +11,9 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
-from oxrl.config.fields import ANSWERING, EVALUATING
+from oxrl.config.fields import ANSWERING, EVALUATING, Section
 from oxrl.config.reward_options import CODE, CODE_OPTIONS
 from oxrl.config.schema import (
     CELLS,
@@ -86,6 +87,9 @@ NO_ACTORS = (
     "actors; inference_engine.actors: rollout actors; the placement needs both): remove it"
 )
 NO_CODE = "is read by reward.name: code; set that, or remove it"
+ONE_REWARD = "is read where it holds parts, PART: {name: ...}, and without reward.name; remove it"
+SEVERAL_REWARDS = "is not read: reward.parts say what scores; remove it"
+OF_EACH_PART = "is not read: each of reward.parts has {} of its own; remove it here"
 NO_ANSWERS = (
     "is read by supervised fine-tuning whose evaluations generate answers: set reward.name and "
     "data.eval, or remove it"
@@ -112,8 +116,8 @@ def has_reference_model(cfg: Config) -> bool:
 
 def generates_answers(cfg: Config) -> bool:
     """Whether the evaluations of a supervised run answer prompts."""
-    named = cfg.train.row.recipe == "supervised" and cfg.reward.name
-    return bool(named) and cfg.data.eval is not None
+    scored = cfg.train.row.recipe == "supervised" and cfg.reward.exists
+    return scored and cfg.data.eval is not None
 
 
 def _unread(cfg: Config) -> dict[str, str]:
@@ -167,12 +171,27 @@ def _switched_off(cfg: Config) -> Iterator[tuple[str, str]]:
     if row.recipe == "rl" and not is_own(row.gate):
         yield "train.loss_numbers", NO_OWN_LOSS
     yield from ((f"reward.{field}", NO_CODE) for field in _without_code(cfg))
+    yield from _of_parts(cfg)
 
 
 def _without_code(cfg: Config) -> list[str]:
     """Fields of the reward `code`, where a run that samples has another."""
-    other = cfg.train.row.recipe in SAMPLING and cfg.reward.name != CODE
+    other = cfg.train.row.recipe in SAMPLING and CODE not in cfg.reward.names
     return list(CODE_OPTIONS) if other else []
+
+
+def _of_parts(cfg: Config) -> Iterator[tuple[str, str]]:
+    """What each part of a reward has of its own."""
+    parts = cfg.reward.parts.values()
+    if not parts:
+        yield "reward.parts", ONE_REWARD
+        return
+    if not cfg.reward.name:
+        yield "reward.name", SEVERAL_REWARDS
+    yield "reward.options", OF_EACH_PART.format("options")
+    for name in ("timeout_s", "workers"):
+        if all(getattr(part, name) is not None for part in parts):
+            yield f"reward.{name}", OF_EACH_PART.format(name)
 
 
 def _of_episodes(cfg: Config) -> Iterator[tuple[str, str]]:
@@ -181,7 +200,7 @@ def _of_episodes(cfg: Config) -> Iterator[tuple[str, str]]:
         yield "rollout.max_episode_tokens", NO_ENVIRONMENT
         paths = [path for path in FIELDS if path.startswith("environment.")]
         yield from ((path, NO_ENVIRONMENT) for path in paths if path != "environment.name")
-    elif not cfg.reward.name:
+    elif not cfg.reward.exists:
         yield from ((path, NO_REWARD) for path in OF_REWARDS)
 
 
@@ -263,8 +282,19 @@ def read_values(cfg: Config) -> dict[str, object]:
         value = getattr(getattr(cfg, section), name)
         unset = section == "train" and name in CELLS and value is None
         if not unset:
-            found[path] = value
+            found[path] = _plain(value)
     return found
+
+
+def _plain(value: object) -> object:
+    """A value as YAML has it: the parts of a reward as mappings, without what they leave open."""
+    if not isinstance(value, dict):
+        return value
+    parts = cast(dict[str, object], value)
+    return {
+        name: part.model_dump(exclude_none=True) if isinstance(part, Section) else part
+        for name, part in parts.items()
+    }
 
 
 def dump_config(cfg: Config) -> str:

@@ -1,6 +1,9 @@
-"""What a section `reward` asks of a built-in reward."""
+"""What a section `reward` asks for: one reward or the parts of one, each with its own settings."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from oxrl.config.sections.reward import RewardConfig
 
@@ -15,10 +18,60 @@ CODE_OPTIONS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class AskedReward:
+    """One reward that a run asks for.
+
+    part: its name among several; empty where it is the only one. field: of the config, where it
+    stands: "reward", or "reward.parts.correct". options: keyword arguments of a built-in reward.
+    timeout_s: for each response. workers: its processes.
+    """
+
+    part: str
+    field: str
+    name: str
+    options: Mapping[str, object]
+    timeout_s: float
+    workers: int
+    weight: float = 1.0
+    optional: bool = False
+
+
+def asked_rewards(reward: RewardConfig) -> list[AskedReward]:
+    """The one reward of a section, or every part of it, in order; empty without a reward."""
+    if not reward.parts:
+        single = AskedReward(
+            part="",
+            field="reward",
+            name=reward.name,
+            options=reward_options(reward.name, reward),
+            timeout_s=reward.timeout_s,
+            workers=reward.workers,
+        )
+        return [single] if reward.name else []
+    asked: list[AskedReward] = []
+    for name, part in reward.parts.items():
+        one = AskedReward(
+            part=name,
+            field=f"reward.parts.{name}",
+            name=part.name,
+            options=_code_options(part.name, reward) | part.options,
+            timeout_s=reward.timeout_s if part.timeout_s is None else part.timeout_s,
+            workers=reward.workers if part.workers is None else part.workers,
+            weight=part.weight,
+            optional=part.optional,
+        )
+        asked.append(one)
+    return asked
+
+
 def reward_options(name: str, reward: RewardConfig) -> dict[str, object]:
     """The keyword arguments of the reward `name`: `reward.options`, and fields of its own."""
-    options = dict(reward.options)
-    if name == CODE:
-        for field, argument in CODE_OPTIONS.items():
-            options[argument] = getattr(reward, field)
-    return options
+    return dict(reward.options) | _code_options(name, reward)
+
+
+def _code_options(name: str, reward: RewardConfig) -> dict[str, object]:
+    """What the section's fields say of the reward `code`; nothing of any other."""
+    if name != CODE:
+        return {}
+    return {argument: getattr(reward, field) for field, argument in CODE_OPTIONS.items()}

@@ -28,6 +28,8 @@ MAPPINGS = (
     "train.mix",
     "train.loss_numbers",
 )
+# A mapping of mappings: part -> field -> value.
+PARTS = "reward.parts"
 # The parser takes seconds per hundred kilobytes and per thousand brackets; no configuration comes
 # near either.
 MOST_CHARACTERS = 100_000
@@ -245,15 +247,24 @@ def _store(path: str, node: Node, place: str, source: Source) -> None:
     try:
         if isinstance(node, ScalarNode):
             values[name] = _plain(node)
-        elif path in MAPPINGS and isinstance(node, MappingNode):
-            prefix = f"{path}."
-            override = place if place.startswith("override") else ""
-            inside = _entries(node, prefix, source, override)
-            values[name] = {key.removeprefix(prefix): _plain(item) for key, item, _ in inside}
+        elif path in (*MAPPINGS, PARTS) and isinstance(node, MappingNode):
+            values[name] = _mapping(path, node, place, source, depth=1 + (path == PARTS))
         else:
             raise ValueError("takes a single value, not a list or nested fields")
     except ValueError as error:
         source.wrong(path, str(error), place)
+
+
+def _mapping(path: str, node: MappingNode, place: str, source: Source, *, depth: int) -> object:
+    """The entries of a mapping by their keys, and those inside of them where it is that deep."""
+    prefix = f"{path}."
+    override = place if place.startswith("override") else ""
+    found: dict[str, object] = {}
+    for key, item, _ in _entries(node, prefix, source, override):
+        deeper = depth > 1 and isinstance(item, MappingNode)
+        name = key.removeprefix(prefix)
+        found[name] = _mapping(key, item, place, source, depth=1) if deeper else _plain(item)
+    return found
 
 
 def _plain(node: Node) -> object:
@@ -272,7 +283,9 @@ def _apply_override(override: str, source: Source) -> None:
     path = key.strip().removeprefix("~")
     section, dot, name = path.partition(".")
     place = f"override '{override}'"
-    if override.startswith("~"):
+    if path.startswith(f"{PARTS}."):
+        _override_part(override, path, text, source)
+    elif override.startswith("~"):
         if equals or not source.written(path):
             rule = (
                 "takes back a field that the file sets: "
@@ -288,9 +301,51 @@ def _apply_override(override: str, source: Source) -> None:
         source.wrong(path, _unknown_section(path), place)
     else:
         source.where[path] = place
-        try:
-            node = _compose(text, "") or ScalarNode("tag:yaml.org,2002:null", "")
-        except ConfigError as error:
-            source.wrong(path, f"{str(error).lstrip(':1 ')}; quote the value if it is text", place)
-        else:
+        node = _override_node(path, text, place, source)
+        if node is not None:
             _store(path, node, place, source)
+
+
+def _override_node(path: str, text: str, place: str, source: Source) -> Node | None:
+    """What an override gives a field; None where it is no YAML, which becomes a problem."""
+    try:
+        return _compose(text, "") or ScalarNode("tag:yaml.org,2002:null", "")
+    except ConfigError as error:
+        source.wrong(path, f"{str(error).lstrip(':1 ')}; quote the value if it is text", place)
+        return None
+
+
+def _override_part(override: str, path: str, text: str, source: Source) -> None:
+    """`reward.parts.part.field=value`, `reward.parts.part={...}`, or `~` and one of these paths."""
+    place = f"override '{override}'"
+    parts = source.values.setdefault("reward", {}).setdefault("parts", {})
+    part, _, name = path.removeprefix(f"{PARTS}.").partition(".")
+    holder = parts
+    if name and isinstance(parts, dict):
+        holder = parts.get(part)
+    key = name or part
+    if not isinstance(holder, dict) or not key:
+        rule = "reward.parts has no such part: write reward.parts.PART={name: math}, or its fields"
+        source.wrong(PARTS, rule, place)
+    elif not override.startswith("~"):
+        _set_in_part(holder, key, path, _override_node(path, text, place, source), place, source)
+    elif key in holder:
+        del holder[key]
+    else:
+        source.wrong(path, "takes back what the file sets: name a part or field there", place)
+
+
+def _set_in_part(
+    holder: dict[str, object], key: str, path: str, node: Node | None, place: str, source: Source
+) -> None:
+    """Give a part, or a field of one, the value of a node; what it cannot be becomes a problem."""
+    if node is None:
+        return
+    source.where[path] = place
+    try:
+        if isinstance(node, MappingNode):
+            holder[key] = _mapping(path, node, place, source, depth=1)
+        else:
+            holder[key] = _plain(node)
+    except ValueError as error:
+        source.wrong(path, str(error), place)

@@ -80,7 +80,18 @@ def to_rollout_batch(rollouts: Sequence[Rollout], *, pad_id: int) -> RolloutBatc
         terminated=torch.tensor([end == "terminated" for end in ends]),
         truncated=torch.tensor([end == "truncated" for end in ends]),
         valid=torch.tensor(scored) & torch.tensor(ended),
+        part_rewards=_part_rewards(rollouts),
     )
+
+
+def _part_rewards(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
+    """Name -> [B] float64, of every part that a score has; NaN where it has none."""
+    names = sorted({name for rollout in rollouts for name in rollout.score.parts})
+    found: dict[str, Tensor] = {}
+    for name in names:
+        values = [rollout.score.parts.get(name, math.nan) for rollout in rollouts]
+        found[name] = torch.tensor(values, dtype=torch.float64)
+    return found
 
 
 def how_it_ended(completion: Completion) -> Literal["terminated", "truncated", "neither"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -65,6 +66,10 @@ def check_models_on_hub(cfg: Config) -> None:
         check_on_hub(*source, "model.name")
 
 
+# Of one part of a reward, as reward.parts.correct.weight.
+PART_FIELD = re.compile(r"reward\.parts\.[^.]+\.[a-z_]+")
+
+
 def check_accepted(accept: Sequence[str], *, resume: bool) -> None:
     """Changes are accepted by names of fields, of a run that is resumed.
 
@@ -74,7 +79,7 @@ def check_accepted(accept: Sequence[str], *, resume: bool) -> None:
     from oxrl.config.schema import FIELDS
 
     for name in accept:
-        if name not in FIELDS:
+        if name not in FIELDS and not PART_FIELD.fullmatch(name):
             hint = did_you_mean(name, FIELDS)
             form = "section.field, such as train.lr"
             raise ConfigError(f"--accept-changes {name}: no such field; write {form}{hint}")

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
-from oxrl.config.reward_options import reward_options
+from oxrl.config.reward_options import AskedReward, asked_rewards
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.sample.base import RolloutEngine
@@ -25,7 +25,7 @@ from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import add_adapter
 from oxrl.models.network import ValueModel
-from oxrl.rewards.workers import RewardPool
+from oxrl.rewards.workers import RewardPool, ScoringPool
 from oxrl.runs.patience import Patience, StopAsked
 from oxrl.seeds import stable_seed
 from oxrl.tables.cells import CRITIC
@@ -271,27 +271,46 @@ def local_sampler(
     )
 
 
-def build_rewards(cfg: Config, name: str | None = None) -> RewardPool:
-    """The pool of `reward.name`, or of another reward under the same limits."""
-    name = name or cfg.reward.name
+def build_rewards(cfg: Config) -> ScoringPool:
+    """The pool of the reward, or those of its parts."""
+    asked = asked_rewards(cfg.reward)
+    if not cfg.reward.parts:
+        return _reward_pool(asked[0])
+    from oxrl.rewards.parts import Part, PartsPool  # one reward does without
+
+    parts: dict[str, Part] = {}
+    for one in asked:
+        pool = _reward_pool(one)
+        parts[one.part] = Part(pool=pool, weight=one.weight, optional=one.optional)
+    return PartsPool(parts)
+
+
+def build_other_reward(cfg: Config, name: str) -> RewardPool:
+    """The pool of another reward under the limits of `reward`."""
+    reward = cfg.reward.model_copy(update={"name": name, "parts": {}})
+    return _reward_pool(asked_rewards(reward)[0])
+
+
+def _reward_pool(asked: AskedReward) -> RewardPool:
     return RewardPool(
-        name,
-        workers=cfg.reward.workers,
-        timeout_s=cfg.reward.timeout_s,
-        options=reward_options(name, cfg.reward),
+        asked.name,
+        workers=asked.workers,
+        timeout_s=asked.timeout_s,
+        options=asked.options,
+        field=asked.field,
     )
 
 
 def start_rewards(
-    cfg: Config, stack: ExitStack, stop: StopAsked, pool: RewardPool | None = None
-) -> RewardPool | None:
+    cfg: Config, stack: ExitStack, stop: StopAsked, pool: ScoringPool | None = None
+) -> ScoringPool | None:
     """The reward's pool, proved to load; None where an environment is all that rewards.
 
     Args:
         stack: closes it.
         pool: one that is there already.
     """
-    if not cfg.reward.name:
+    if not cfg.reward.exists:
         return None
     pool = pool or build_rewards(cfg)
     stack.callback(pool.close)

@@ -197,7 +197,7 @@ def run_eval(
     name = cfg.data.eval or cfg.data.train_files[0]
     noted = {} if run is None else read_noted(run, DATA_FILE)
     path = str(locate(name, noted.get(name)))
-    if cfg.train.row.recipe == "supervised" and not cfg.reward.name:
+    if cfg.train.row.recipe == "supervised" and not cfg.reward.exists:
         sampling = {"samples": samples, "temperature": temperature, "pick": pick, "out": out}
         return likelihood(cfg, path, sampling)
     if temperature is None:
@@ -242,7 +242,7 @@ def evaluation_config(target: str | Path, overrides: Sequence[str]) -> tuple[Con
 def judge(cfg: Config, reward: str, groups: Sequence[Sequence[Rollout]]) -> list[Score]:
     """What another reward says of the responses to each prompt, in their order."""
     asked = [(group[0].prompt, [rollout.completion for rollout in group]) for group in groups]
-    with closing(build.build_rewards(cfg, reward)) as pool:
+    with closing(build.build_other_reward(cfg, reward)) as pool:
         scores = pool.score(asked)
     return list(chain.from_iterable(scores))
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oxrl.config import Config
+from oxrl.config.reward_options import asked_rewards
 from oxrl.config.schema import is_own
 from oxrl.data.hub import identity, locate
 from oxrl.data.templates import template_file
@@ -113,8 +114,9 @@ def inputs_of(cfg: Config, known: Json) -> Iterator[Input]:
     """
     yield from _model_inputs(cfg, known)
     row = cfg.train.row
-    if cfg.reward.name and cfg.reward.name not in BUILTINS:
-        yield from _reward_inputs(cfg.reward.name)
+    for asked in asked_rewards(cfg.reward):
+        if asked.name not in BUILTINS:
+            yield from _reward_inputs(asked.name, f"{asked.field}.name")
     if cfg.environment.name:
         yield from _environment_inputs(cfg.environment.name, cfg.environment.options)
     if row.recipe == "rl" and is_own(row.gate):
@@ -201,16 +203,21 @@ def _files_named(text: str) -> dict[str, Path]:
         return {}
 
 
-def _reward_inputs(name: str) -> Iterator[Input]:
-    """A reward's file with what it imports from its folder, or a reward model."""
+def _reward_inputs(name: str, field: str) -> Iterator[Input]:
+    """A reward's file with what it imports from its folder, or a reward model.
+
+    Args:
+        name: of the reward.
+        field: of the config, which says so.
+    """
     if is_given(name):
         texts = sources_of(given(name, ARGUMENT))
-        yield Input(name="reward.name", where=name, texts=texts, code=True)
+        yield Input(name=field, where=name, texts=texts, code=True)
         return
     place, function = locate_reward(name)
     if function:
         files = python_sources(place)
-        yield Input(name="reward.name", where=str(place), files=files, code=True)
+        yield Input(name=field, where=str(place), files=files, code=True)
     else:
         # Its worker loads whatever commit of a base the hub has now: nothing noted holds it.
-        yield from _model_input("reward.name", name, None, {})
+        yield from _model_input(field, name, None, {})

@@ -20,6 +20,7 @@ from rich.filesize import decimal
 from oxrl.config import Config
 from oxrl.config.dims import context_length, model_dims
 from oxrl.config.plan import disk_needed
+from oxrl.config.reward_options import asked_rewards
 from oxrl.config.schema import SAMPLING
 from oxrl.data.dataset import Dataset, ReadOptions
 from oxrl.data.hub import locate
@@ -38,7 +39,7 @@ from oxrl.models.builtin import is_builtin
 from oxrl.models.files import refuse_missing_folder
 from oxrl.models.folder import adapter_base, check_model_folder
 from oxrl.rewards.builtin import BUILTINS
-from oxrl.rewards.workers import RewardPool
+from oxrl.rewards.workers import RewardPool, ScoringPool
 from oxrl.runs.directory import GIVEN
 from oxrl.runs.patience import Patience
 from oxrl.runs.stop import StopRequest
@@ -78,7 +79,7 @@ class Prepared:
 
     tokenizer: PreTrainedTokenizerBase | None = None
     prompts: dict[str, list[Prompt]] = field(default_factory=dict[str, list[Prompt]])
-    pool: RewardPool | None = None
+    pool: ScoringPool | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -282,37 +283,49 @@ def check_reward(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
     if cfg.train.row.recipe not in SAMPLING:
         return "none: this algorithm learns from given answers"
-    if not cfg.reward.name:
+    if not cfg.reward.exists:
         return "none: the environment rewards"
-    pool = build_rewards(cfg)
-    prepared.pool = pool
-    if Path(cfg.reward.name).is_dir():
-        check_model_folder(Path(cfg.reward.name))
-        return f"{cfg.reward.name}, a reward model, which is loaded when a run starts"
+    prepared.pool = build_rewards(cfg)
+    told: list[str] = []
+    for asked, pool in zip(asked_rewards(cfg.reward), prepared.pool.pools, strict=True):
+        text = _try_one(pool, prepared, patience)
+        told.append(f"{asked.part}: {text}" if asked.part else text)
+    return "; ".join(told)
+
+
+def _try_one(pool: RewardPool, prepared: Prepared, patience: Patience) -> str:
+    """Load one reward, and have it score prompts of the data."""
+    if Path(pool.name).is_dir():
+        check_model_folder(Path(pool.name))
+        return f"{pool.name}, a reward model, which is loaded when a run starts"
     pool.start(patience)
     if not prepared.prompts:
-        return f"{cfg.reward.name} can be loaded; without tokenizer or rows it is not tried on data"
+        return f"{pool.name} can be loaded; without tokenizer or rows it is not tried on data"
     for prompts in prepared.prompts.values():
         try_reward(pool, prompts, patience)
     tried = sum(map(len, prepared.prompts.values()))
-    return f"{cfg.reward.name}, tried on {tried} prompts of the data"
+    return f"{pool.name}, tried on {tried} prompts of the data"
 
 
-def try_reward(pool: RewardPool, prompts: Sequence[Prompt], patience: Patience) -> None:
+def try_reward(pool: ScoringPool, prompts: Sequence[Prompt], patience: Patience) -> None:
     """Try a reward that has started on some prompts of a file, before anything depends on it.
 
     Raises:
-        RewardDefinitionError: it scores none of them, whatever the completion.
+        RewardDefinitionError: it, or a part of it, scores none of them, whatever the completion.
         Stopped: a signal asked to stop.
     """
-    pool.rehearse(prompts, patience)
-    if pool.name not in BUILTINS or not prompts:
-        return
+    for one in pool.pools:
+        one.rehearse(prompts, patience)
+        if one.name in BUILTINS and prompts:
+            _try_built_in(one, prompts, patience)
+
+
+def _try_built_in(pool: RewardPool, prompts: Sequence[Prompt], patience: Patience) -> None:
     groups = [(prompt, [_answered(prompt)]) for prompt in prompts]
     scores = [score for group in pool.score(groups, patience) for score in group]
     if all(score.value is None for score in scores):
         raise RewardDefinitionError(
-            f"reward.name={pool.name}: it can score none of {len(prompts)} prompts of "
+            f"{pool.field}.name={pool.name}: it can score none of {len(prompts)} prompts of "
             f'the data: {scores[0].reason}. math and exact compare with "answer", a column of the '
             "data: add that, or choose another reward"
         )

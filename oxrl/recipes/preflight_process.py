@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from oxrl.config import Config
 from oxrl.config.reads import read_values
+from oxrl.config.reward_options import asked_rewards
 from oxrl.errors import OxrlError
 from oxrl.processes.channel import LateReply, LostWorker, SuspectWorker
 from oxrl.processes.messages import Json, Replies, decode
@@ -49,7 +50,8 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
         for subject in subjects:
             limit_s = LIMIT_S
             if subject == "reward":
-                limit_s += LIMIT_S + CALLS * cfg.reward.timeout_s
+                times = [asked.timeout_s for asked in asked_rewards(cfg.reward)]
+                limit_s += LIMIT_S + CALLS * sum(times)
             request: Json = {"config": values, "subject": subject}
             try:
                 reply = worker.channel.ask(request, limit_s, Patience(), f"the {subject}")

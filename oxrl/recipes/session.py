@@ -22,7 +22,7 @@ from oxrl.engines.train.base import Saved, TrainEngine
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.errors import CheckpointWriteError, Interrupted, NonFiniteError, Stopped
 from oxrl.recipes.inputs import review_inputs
-from oxrl.rewards.workers import RewardPool
+from oxrl.rewards.workers import ScoringPool
 from oxrl.runs.checkpoint import latest_checkpoint, save_best, save_checkpoint
 from oxrl.runs.clock import Clock, resident_mb
 from oxrl.runs.console import Console, run_logging
@@ -78,7 +78,7 @@ class Session:
     was tried before the run began.
     """
 
-    pool: RewardPool | None = None
+    pool: ScoringPool | None = None
 
     def __init__(
         self, cfg: Config, *, resume: bool, accept: Sequence[str] = (), ranks: Ranks = ALONE

@@ -36,7 +36,7 @@ from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import Feature, FeatureInputs
 from oxrl.recipes.objective import Models, Objective
 from oxrl.recipes.preflight import REHEARSED, try_reward
-from oxrl.rewards.workers import RewardPool
+from oxrl.rewards.workers import ScoringPool
 from oxrl.rollouts.batch import RowRules
 from oxrl.rollouts.groups import EveryGroup, GroupChoice
 from oxrl.rollouts.requests import PromptRequests
@@ -73,7 +73,7 @@ class RLSetup:
         cfg: Config,
         clock: Clock,
         stop: StopAsked = never,
-        pool: RewardPool | None = None,
+        pool: ScoringPool | None = None,
     ) -> None:
         tokenizer = build_tokenizer(cfg)
         with ExitStack() as stack:

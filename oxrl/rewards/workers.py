@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from oxrl.errors import RewardDefinitionError, RewardError
 from oxrl.processes.channel import MOST_REPLY, LateReply, LostWorker, SuspectWorker
@@ -27,6 +27,7 @@ from oxrl.processes.worker import LAST_WORDS_S, Printed, Worker
 from oxrl.rewards.base import (
     ARGUMENT,
     Group,
+    GroupScorer,
     LoadedReward,
     find_reward,
     locate,
@@ -78,6 +79,28 @@ def _in_threads(work: Callable[[], None], count: int, patience: Patience) -> Non
             raise
 
 
+class ScoringPool(GroupScorer, Protocol):
+    """The processes of a reward, or those of its parts."""
+
+    @property
+    def pools(self) -> Sequence[RewardPool]:
+        """One for each reward."""
+        ...
+
+    def start(self, patience: Patience | None = None) -> None:
+        """Start each, so that a broken one fails now.
+
+        Raises:
+            RewardDefinitionError: one cannot be loaded.
+            Stopped: a signal asked to stop.
+        """
+        ...
+
+    def close(self) -> None:
+        """Kill the workers."""
+        ...
+
+
 class RewardPool:
     """Scores groups of completions with a reward, in as many processes as it has workers.
 
@@ -90,6 +113,7 @@ class RewardPool:
         timeout_s: seconds for each sample; a reward of whole groups has that times the group's
             size.
         options: keyword arguments of a built-in reward.
+        field: of the config, where the reward stands, for messages.
 
     Raises:
         RewardDefinitionError: `name` is neither a built-in nor an existing "path.py:function".
@@ -102,11 +126,16 @@ class RewardPool:
         workers: int = 1,
         timeout_s: float = 10.0,
         options: Mapping[str, object] | None = None,
+        field: str = "reward",
     ) -> None:
         if workers < 1 or timeout_s <= 0:
             raise ValueError(f"need workers >= 1 and timeout_s > 0, got {workers} and {timeout_s}")
-        place, _ = locate(name)
         self.name = name
+        self.field = field
+        try:
+            place, _ = locate(name)
+        except RewardDefinitionError as error:
+            raise RewardDefinitionError(self._in_this_field(str(error))) from error
         self._place = place
         self._code: str | None = None  # what the first worker was started on
         self._options = dict(options or {})
@@ -129,6 +158,11 @@ class RewardPool:
         self._repeats = Repeats(name)
         self._alive: set[Worker] = set()
         self._finalizer = weakref.finalize(self, _end_all, self._alive)
+
+    @property
+    def pools(self) -> Sequence[RewardPool]:
+        """Itself: the one reward."""
+        return [self]
 
     def start(self, patience: Patience | None = None) -> None:
         """Start one worker and wait until it has loaded the reward, so that a broken one fails now.
@@ -160,9 +194,9 @@ class RewardPool:
                     return
                 problems.append(f"prompt {prompt.uid}: {problem}")
         raise RewardDefinitionError(
-            f"reward.name={self.name}: it failed on {len(prompts)} of {len(prompts)} prompts of "
-            f"the data, whatever the completion. On {problems[0]}. A text that it cannot read is "
-            "worth a score, such as 0.0; an exception says that the reward itself is broken"
+            f"{self.field}.name={self.name}: it failed on {len(prompts)} of {len(prompts)} prompts "
+            f"of the data, whatever the completion. On {problems[0]}. A text that it cannot read "
+            "is worth a score, such as 0.0; an exception says that the reward itself is broken"
         )
 
     def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
@@ -285,9 +319,10 @@ class RewardPool:
             limit_s = self._timeout_s * (1 if per_sample else DRY_GROUP)
             late = (
                 f"{described(per_sample=per_sample)} did not return within {limit_s:g} s "
-                f"(reward.timeout_s={self._timeout_s:g}); killed. Look for an endless loop or a "
-                "wait for the network. What is done once, such as loading a model, belongs outside "
-                f"of the function, where it has {START_TIMEOUT_S:g} s; or raise reward.timeout_s"
+                f"({self.field}.timeout_s={self._timeout_s:g}); killed. Look for an endless loop "
+                "or a wait for the network. What is done once, such as loading a model, belongs "
+                f"outside of the function, where it has {START_TIMEOUT_S:g} s; or raise "
+                "reward.timeout_s"
             )
             self._loaded(worker.channel.ask({}, limit_s, patience, what))
         except LateReply as error:
@@ -308,19 +343,23 @@ class RewardPool:
         """
         if code_digest(self._place) != self._code:
             raise RewardError(
-                f"reward.name={self.name}: it has changed while the run goes on, and a worker that "
-                "had to be started anew would score by other rules than the first. Put "
+                f"{self.field}.name={self.name}: it has changed while the run goes on, and a "
+                "worker that had to be started anew would score by other rules than the first. Put "
                 f"{self._place} and what it imports back and continue with --resume; or accept the "
-                "change, --resume --accept-changes reward.name"
+                f"change, --resume --accept-changes {self.field}.name"
             )
 
     def _loaded(self, reply: Json) -> Json:
         if "failed" in reply:
-            raise self._kind_of_error()(str(reply["failed"]))
+            raise self._kind_of_error()(self._in_this_field(str(reply["failed"])))
         return reply
 
+    def _in_this_field(self, problem: str) -> str:
+        """A problem told by who knows of one reward only."""
+        return problem.replace("reward.name=", f"{self.field}.name=", 1)
+
     def _broken(self, problem: str) -> RewardError:
-        return self._kind_of_error()(f"reward.name={self.name}: {problem}")
+        return self._kind_of_error()(f"{self.field}.name={self.name}: {problem}")
 
     def _kind_of_error(self) -> type[RewardError]:
         """A reward that never worked is wrong input; one that did, and does not now, is not."""
@@ -371,7 +410,7 @@ class RewardPool:
             scores = scores_of(reply, count)
         except LateReply:
             self._discard(worker)
-            limit = f"reward.timeout_s={self._timeout_s:g}"
+            limit = f"{self.field}.timeout_s={self._timeout_s:g}"
             return self._failed(task, "timeout", f"no score within {limit_s:g} s ({limit}); killed")
         except LostWorker:
             ended = worker.ends_by_itself(LAST_WORDS_S)

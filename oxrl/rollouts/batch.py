@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from oxrl.data.batching import check_rollout_batch, to_rollout_batch
 from oxrl.functional.metrics import reward_metrics
 from oxrl.rollouts.sync import RolloutStep
-from oxrl.types import Metrics, Rollout, RolloutBatch, Score
+from oxrl.types import Metrics, Rollout, RolloutBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,29 +103,6 @@ def scored_rewards(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
     return torch.tensor(rewards, dtype=torch.float64), torch.tensor(group_ids, dtype=torch.int64)
 
 
-def part_metrics(scores: Sequence[Score]) -> Metrics:
-    """Mean and spread of what the scores are made of, by the names that the reward gives.
-
-    Args:
-        scores: of a step; those without a part of a name say nothing of it.
-
-    Returns:
-        `reward/part/<name>` and `reward/part/<name>/std` (unbiased; 0 of one value), and how many
-        scores have it; nothing for rewards without parts.
-    """
-    values: dict[str, list[float]] = {}
-    for score in scores:
-        for name, value in score.parts.items():
-            values.setdefault(name, []).append(value)
-    metrics: Metrics = {}
-    for name in sorted(values):
-        found = values[name]
-        metrics[f"reward/part/{name}"] = statistics.fmean(found)
-        metrics[f"reward/part/{name}/std"] = statistics.stdev(found) if len(found) > 1 else 0.0
-        metrics[f"reward/part/{name}/count"] = float(len(found))
-    return metrics
-
-
 def sampling_metrics(step: RolloutStep) -> Metrics:
     """What was sampled, whether or not it is trained on."""
     rollouts = step.rollouts
@@ -141,7 +117,10 @@ def sampling_metrics(step: RolloutStep) -> Metrics:
     for status in ("timeout", "error", "invalid"):
         metrics[f"reward/{status}"] = float(statuses.count(status))
     metrics["reward/failed_frac"] = 1 - statuses.count("ok") / max(len(statuses), 1)
-    metrics |= part_metrics([rollout.score for rollout in rollouts])
+    if any(rollout.score.parts or rollout.score.statuses for rollout in rollouts):
+        from oxrl.rollouts.parts import part_metrics  # most rewards have none
+
+        metrics |= part_metrics([rollout.score for rollout in rollouts])
     metrics["sampling/rounds"] = float(step.rounds)
     metrics["sampling/groups"] = float(len({rollout.group_id for rollout in rollouts}))
     return metrics

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from oxrl.rewards.base import Group, GroupScorer
 from oxrl.runs.patience import Patience
-from oxrl.types import Completion, Rollout, Score
+from oxrl.types import ENVIRONMENT, Completion, Rollout, Score
 
 
 class EpisodeScorer:
@@ -43,8 +44,9 @@ def both(by_turns: Score, by_reward: Score) -> Score:
         return by_turns
     if by_reward.value is None:
         return by_reward
-    parts = {**by_reward.parts, "environment": by_turns.value}
-    return Score(value=by_turns.value + by_reward.value, parts=parts, reason=by_reward.reason)
+    parts = {**by_reward.parts, ENVIRONMENT: by_turns.value}
+    value = by_turns.value + by_reward.value
+    return dataclasses.replace(by_reward, value=value, parts=parts)
 
 
 def episode_fields(episode: Rollout) -> dict[str, object]:

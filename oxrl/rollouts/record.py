@@ -35,8 +35,10 @@ def sample_line(rollout: Rollout, *, step: int, advantage: float | None) -> Samp
         "finish_reason": completion.finish_reason,
         "answer": prompt.answer,
     }
-    if score.parts:
-        line["parts"] = dict(score.parts)
+    if score.parts or score.statuses:
+        from oxrl.rollouts.parts import part_fields  # most rewards have none
+
+        line |= part_fields(score)
     if completion.end is not None:
         from oxrl.rollouts.episode_scores import episode_fields  # single turns do without
 

@@ -44,6 +44,8 @@ COLUMNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )
 # The loss of a policy gradient says nothing: where rewards are, they are shown.
 REWARD = "reward/mean"
+PART = "reward/part/"
+MOST_PARTS = 4  # on the line of a step
 PLAIN_EVERY_S = 5.0  # between two plain lines about the same work
 ETA_WINDOW = 20  # steps: long enough to be calm, short enough to follow lengths that grow
 
@@ -71,6 +73,8 @@ class Console(AbstractContextManager["Console"]):
             values = [metrics[key] for key in keys if key in metrics]
             if values and not (label == "loss" and REWARD in metrics):
                 columns.append(f"{label} {values[0]:{form}}")
+            if label == "reward":
+                columns += _part_columns(metrics)
         per_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
         left = format_duration(max(0, self._total - step) * per_step)
         text = "  ".join([*columns, f"ETA {left}"])
@@ -139,6 +143,13 @@ class Console(AbstractContextManager["Console"]):
             self._progress = None
             with suppress(OSError, ValueError), open(os.devnull, "wb") as null:
                 os.dup2(null.fileno(), self._stream.fileno())
+
+
+def _part_columns(metrics: Metrics) -> list[str]:
+    """The mean of every part of a reward, of the first few; not what a part is made of itself."""
+    names = [key.removeprefix(PART) for key in metrics if key.startswith(PART)]
+    parts = [name for name in names if "/" not in name and "." not in name]
+    return [f"{name} {metrics[PART + name]:.3f}" for name in parts[:MOST_PARTS]]
 
 
 def _live_line(console: RichConsole, total_steps: int, title: str) -> Progress:

@@ -102,6 +102,8 @@ MAY_CHANGE = REORDER_SUMS | {
     "reward.max_error_rate",
     "train.max_skipped_steps",
 }
+# A field of mappings: part -> field -> value. What may change of a reward may change of its parts.
+PARTS = "reward.parts"
 # Every field of these sections may change, and reorders sums.
 ENGINE_SECTIONS = ("inference_engine.", "deepspeed.", "deepspeed_ref.")
 ROUNDING = (
@@ -397,12 +399,27 @@ def differences(
     def ordered(value: object) -> object:  # the files of data.train draw by their place among them
         return list(value.items()) if isinstance(value, Mapping) else value
 
+    old, new = with_parts(old), with_parts(new)
     found: dict[str, tuple[Any, Any]] = {}
     for path in {**old, **new}:
         before = old.get(path, absent)
         now = new.get(path, absent)
         if ordered(before) != ordered(now):
             found[path] = (before, now)
+    return found
+
+
+def with_parts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat config in which every field of a reward's parts has a path of its own."""
+    found: dict[str, Any] = {}
+    for path, value in values.items():
+        if path != PARTS or not isinstance(value, Mapping):
+            found[path] = value
+            continue
+        for name, part in value.items():
+            fields = part if isinstance(part, Mapping) else {"name": part}
+            for field_name, inner in fields.items():
+                found[f"{PARTS}.{name}.{field_name}"] = inner
     return found
 
 
@@ -510,6 +527,8 @@ class Start:
         if path == "run.steps":
             before, now = self.changes[path]
             return now >= before
+        if path.startswith(f"{PARTS}."):
+            path = f"reward.{path.rpartition('.')[2]}"
         return path in MAY_CHANGE or path.startswith(ENGINE_SECTIONS)
 
     def _refuse_vain(self) -> None:

@@ -46,6 +46,7 @@ SECOND: dict[str, Any] = {
     "data.prompts_per_step": 24,
     "reward.name": "exact",
     "reward.options": {"pattern": "x"},
+    "reward.parts": {"right": {"name": "math"}},
     "train.epochs": 2,
     "train.minibatches": 2,
     "train.ratio": "sequence",
@@ -105,6 +106,8 @@ def reader(path: str) -> tuple[str, list[str]]:
         "inference_engine.placement",
     ):
         return "sgrpo", [held_out, "train.backend=fsdp", "inference_engine.actors=1"]
+    if path == "reward.parts":
+        return "sgrpo", [held_out, "~reward.name", "reward.parts.base={name: exact}"]
     if path == "reward.options":
         return "sgrpo", [held_out, "reward.name=format"]
     if path in CODE_FIELDS:
@@ -181,7 +184,10 @@ def test_every_field_is_read_by_some_run_and_its_value_shows_in_the_resolved_con
         ],
     )
     section, _, name = path.partition(".")
-    assert getattr(getattr(changed, section), name) == value
+    found = getattr(getattr(changed, section), name)
+    if path == "reward.parts":
+        found = {key: part.model_dump(exclude_unset=True) for key, part in found.items()}
+    assert found == value
     assert dump_config(changed) != dump_config(base)
 
 

@@ -6,12 +6,15 @@ import json
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_runs import metric_lines, rl_config
 
-from oxrl.recipes import run
-from oxrl.rollouts.batch import part_metrics
+from oxrl.config import Config, load_config
+from oxrl.errors import ConfigError, RewardDefinitionError, RunDirectoryError
+from oxrl.recipes import check_accepted, run
+from oxrl.rollouts.parts import part_metrics
 from oxrl.types import Score
 
 REWARD = """
@@ -64,3 +67,84 @@ def test_parts_of_a_run_are_in_its_samples_and_metrics(
         assert found[f"reward/part/{name}"] == pytest.approx(statistics.fmean(values))
         assert found[f"reward/part/{name}/count"] == len(values)
     assert not [key for key in found if key.startswith("reward/part/note")]
+
+
+PARTS = """
+def digits(prompt, completion):
+    return sum(character.isdigit() for character in completion) / 6
+
+def even(prompt, completion):
+    if completion.startswith("a"):
+        raise ValueError("an a")
+    return float(len(completion) % 2 == 0)
+
+def broken(prompt, completion):
+    return 1 / 0
+"""
+
+
+def two_parts(folder: Path, run_name: str, **even: object) -> Config:
+    """A run whose reward has two parts, the second of which sometimes fails."""
+    file = folder / "parts.py"
+    file.write_text(PARTS)
+    parts = {
+        "digits": {"name": f"{file}:digits"},
+        "even": {"name": f"{file}:even", "weight": 0.25, **even},
+    }
+    reward = {"parts": parts, "max_error_rate": 1.0}
+    return rl_config(folder, run_name, ["~reward.name"], run={"steps": 2}, reward=reward)
+
+
+def samples_of(cfg: Config) -> list[dict[str, Any]]:
+    lines = (cfg.run.directory / "samples.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_run_of_two_parts_records_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = two_parts(tmp_path, "run")
+    run(cfg)
+    samples = samples_of(cfg)
+    for line in samples:
+        assert line["part_statuses"] == {"digits": "ok", "even": "ok"}
+        parts = line["parts"]
+        assert line["reward"] == pytest.approx(parts["digits"] + 0.25 * parts["even"])
+    last = metric_lines(cfg.run.directory)[-1]
+    rows = [line for line in samples if line["step"] == 1]
+    for name in ("digits", "even"):
+        values = [line["parts"][name] for line in rows]
+        assert last[f"reward/part/{name}"] == pytest.approx(statistics.fmean(values))
+        assert last[f"reward/part/{name}/std"] == pytest.approx(statistics.stdev(values))
+        for status in ("timeout", "error", "invalid"):
+            assert last[f"reward/part/{name}/{status}"] == 0.0
+    shown = capsys.readouterr().out
+    assert f"even {last['reward/part/even']:.3f}" in shown
+
+
+def test_files_of_parts_are_pinned_by_the_field_that_names_them(tmp_path: Path) -> None:
+    cfg = two_parts(tmp_path, "run")
+    run(cfg)
+    (cfg.run.directory / "result.json").unlink()
+    noted = json.loads((cfg.run.directory / "inputs.json").read_text())
+    assert {"reward.parts.digits.name", "reward.parts.even.name"} <= noted.keys()
+    (tmp_path / "parts.py").write_text(PARTS + "\n# changed\n")
+    with pytest.raises(RunDirectoryError, match=r"reward\.parts\.even\.name: parts\.py") as raised:
+        run(cfg, resume=True)
+    assert "--accept-changes=reward.parts.even.name" in str(raised.value)
+    again = load_config(cfg.run.directory / "config.yaml", ["reward.parts.even.weight=0.5"])
+    with pytest.raises(RunDirectoryError, match=r"reward\.parts\.even\.weight: 0\.25 in config"):
+        run(again, resume=True)
+    with pytest.raises(ConfigError, match="no such field"):
+        check_accepted(["reward.part.even.weight"], resume=True)
+    check_accepted(["reward.parts.even.weight"], resume=True)
+
+
+def test_a_part_that_scores_no_prompt_of_the_data_stops_the_run_before_it_begins(
+    tmp_path: Path,
+) -> None:
+    cfg = two_parts(tmp_path, "run", name=f"{tmp_path / 'parts.py'}:broken")
+    with pytest.raises(RewardDefinitionError, match=r"reward\.parts\.even\.name=") as raised:
+        run(cfg)
+    assert raised.value.exit_code == 2
+    assert not cfg.run.directory.exists()

@@ -84,7 +84,7 @@ def evaluation_problems(cfg: Config) -> Iterator[Problem]:
     for check in (check_ranks, check_deepspeed, check_samplers, *MODEL, check_environment):
         yield from check(cfg)
     # Without a reward, a supervised run is judged by the likelihood of given answers.
-    if cfg.reward.name or cfg.train.row.recipe != "supervised":
+    if cfg.reward.exists or cfg.train.row.recipe != "supervised":
         yield from check_reward(cfg)
     if cfg.data.eval is not None:
         yield from check_evaluation_file(cfg)

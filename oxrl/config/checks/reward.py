@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from oxrl.config.checks.base import at
 from oxrl.config.checks.model import check_context
 from oxrl.config.reads import generates_answers
-from oxrl.config.reward_options import CODE, CODE_OPTIONS, reward_options
+from oxrl.config.reward_options import CODE, CODE_OPTIONS, AskedReward, asked_rewards
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 from oxrl.errors import RewardError
@@ -15,33 +15,52 @@ from oxrl.tables.engines import TRAINING_ENGINES
 
 
 def check_reward(cfg: Config) -> Iterator[Problem]:
-    """The reward is built in, or a function that its file defines; no code of users is imported."""
-    # Only where a reward is read: it is a quarter of the time to start.
-    from oxrl.rewards.base import locate, option_problem
+    """Every reward is built in, or a function that its file defines; no code of users is imported.
 
-    name = cfg.reward.name
-    if not name and cfg.environment.name:
+    An environment may be all that rewards.
+    """
+    reward = cfg.reward
+    if reward.name and reward.parts:
+        rule = "say what scores, and so does reward.name: keep one of the two, and remove it here"
+        parts = {name: part.model_dump(exclude_unset=True) for name, part in reward.parts.items()}
+        yield Problem("reward.parts", rule, parts, also=("reward.name",))
         return
-    if not name:
+    if not reward.exists and not cfg.environment.name:
         yield Problem(
             "reward.name",
             "is required: what scores a response; one of math, exact or path.py:function",
+            also=("reward.parts",),
         )
+        return
+    for asked in asked_rewards(reward):
+        yield from _check_one(cfg, asked)
+    for taken in CODE_OPTIONS:
+        if reward.name == CODE and taken in reward.options:
+            yield at(cfg, "reward.options", f"{taken} is a field of its own: reward.{taken}")
+
+
+def _check_one(cfg: Config, asked: AskedReward) -> Iterator[Problem]:
+    """One reward can be found and called with its options, in the time that it has."""
+    # Only where a reward is read: it is a quarter of the time to start.
+    from oxrl.rewards.base import locate, option_problem
+
+    name = asked.name
+    field = f"{asked.field}.name"
+    if not name:
+        yield Problem(field, "is empty: write a built-in reward or path.py:function", name)
         return
     try:
         locate(name)
     except RewardError as error:
-        yield at(cfg, "reward.name", str(error).removeprefix(f"reward.name={name}: "))
+        yield Problem(field, str(error).removeprefix(f"reward.name={name}: "), name)
         return
-    options = reward_options(name, cfg.reward)
-    problem = option_problem(name, options)
+    problem = option_problem(name, asked.options)
     if problem:
-        yield at(cfg, "reward.options", problem, "reward.name")
-    for taken in CODE_OPTIONS:
-        if name == CODE and taken in cfg.reward.options:
-            yield at(cfg, "reward.options", f"{taken} is a field of its own: reward.{taken}")
-    if name == CODE:
-        yield from _check_times(cfg)
+        options = f"{asked.field}.options"
+        given = cfg.reward.parts[asked.part].options if asked.part else cfg.reward.options
+        yield Problem(options, problem, given, also=(field,))
+    elif name == CODE:
+        yield from _check_times(asked)
 
 
 def check_generated(cfg: Config) -> Iterator[Problem]:
@@ -55,15 +74,15 @@ def check_generated(cfg: Config) -> Iterator[Problem]:
         yield at(cfg, "reward.name", rule, "train.backend")
 
 
-def _check_times(cfg: Config) -> Iterator[Problem]:
+def _check_times(asked: AskedReward) -> Iterator[Problem]:
     """A program's own limit ends it before its worker is killed: the first is a score."""
     from oxrl.rewards.sandbox.inside.confine import WAIT_S
 
-    needed = cfg.reward.program_s + WAIT_S + 1.0
-    if cfg.reward.timeout_s < needed:
-        yield at(
-            cfg,
-            "reward.timeout_s",
+    needed = float(str(asked.options["program_s"])) + WAIT_S + 1.0
+    if asked.timeout_s < needed:
+        yield Problem(
+            f"{asked.field}.timeout_s",
             f"must be {needed:g} or more: reward.program_s, {WAIT_S:g} s of waiting, 1 s to judge",
-            "reward.program_s",
+            asked.timeout_s,
+            also=("reward.program_s",),
         )

@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
+from pydantic import Field, field_validator
+
 from oxrl.config.fields import SAMPLING, Section, setting
+from oxrl.types import ENVIRONMENT
+
+# A part's name is written in dotted paths, and in names of metrics between slashes.
+PART_NAME = re.compile("[A-Za-z0-9_-]{1,64}")
+
+
+class RewardPart(Section):
+    """One part of a reward of several, under `reward.parts`."""
+
+    name: str = Field(description="What scores a response in this part, as reward.name does.")
+    weight: float = setting(
+        1.0, "Times which its score is added to the others; 0: it is only reported."
+    )
+    optional: bool = setting(
+        False, "Whether a response has a reward where this part fails: that of the other parts."
+    )
+    options: dict[str, Any] = setting(
+        {}, "As reward.options; of `code` also sandbox, url, partial, program_s and program_mb."
+    )
+    timeout_s: float | None = setting(
+        None,
+        "Seconds one response may take in this part; null: reward.timeout_s.",
+        ge=0.01,
+        le=86400,
+        why="less is over before a worker can answer, and more than a day is no limit",
+    )
+    workers: int | None = setting(
+        None,
+        "Processes of this part; null: reward.workers.",
+        ge=1,
+        le=1024,
+        why="each is a process",
+    )
 
 
 class RewardConfig(Section):
@@ -17,6 +54,11 @@ class RewardConfig(Section):
         "scores what evaluations generate).",
     )
     options: dict[str, Any] = setting({}, "Keyword arguments of a built-in reward, by name.")
+    parts: dict[str, RewardPart] = setting(
+        {},
+        "Several rewards by names of your own instead of reward.name: the sum of their scores "
+        "times their weights.",
+    )
     timeout_s: float = setting(
         10.0,
         "Seconds one response may take before its worker is killed.",
@@ -51,3 +93,34 @@ class RewardConfig(Section):
         le=1 << 20,
         why="no program starts in less, and no machine has more",
     )
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a reward at all: one, or several parts."""
+        return bool(self.name or self.parts)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What scores: the name of the one reward, or of each part; empty without a reward."""
+        if self.parts:
+            return tuple(part.name for part in self.parts.values())
+        return (self.name,) if self.name else ()
+
+    @field_validator("parts", mode="before")
+    @classmethod
+    def _check_parts(cls, parts: object) -> object:
+        """Names that can stand in metrics, and are nobody else's; and parts that hold fields."""
+        named: Mapping[str, object] = parts if isinstance(parts, dict) else {}
+        for name, part in named.items():
+            if not isinstance(part, dict | RewardPart):
+                fields = "{name: math, weight: 1.0}"
+                raise ValueError(f"{name!r} is a part and holds fields, such as {fields}")
+            if not PART_NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} names a part, in metrics as well: 1 to 64 letters, digits, _ and -"
+                )
+            if name == ENVIRONMENT:
+                raise ValueError(
+                    f"{name!r} is what an episode's own rewards are called: choose another name"
+                )
+        return parts

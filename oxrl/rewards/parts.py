@@ -1,0 +1,143 @@
+"""A reward of several parts: each is a reward of its own, and their weighted sum is the score.
+
+    R_i = sum over the parts k of weight_k * R_ik
+
+Every part has its own workers, deadline and status, and all are asked at the same time. A response
+on which a part failed has no score, unless that part is optional: then the others are its score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+
+from oxrl.rewards.base import Group
+from oxrl.rewards.workers import RewardPool
+from oxrl.runs.patience import Patience
+from oxrl.types import Score, ScoreStatus
+
+# The scores of groups of completions.
+Scores = list[list[Score]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One part of a reward.
+
+    pool: scores it. weight: times which its score is added. optional: whether a response has a
+    score where this part failed.
+    """
+
+    pool: RewardPool
+    weight: float
+    optional: bool
+
+
+class PartsPool:
+    """Scores groups of completions with every part, and adds the scores up.
+
+    Args:
+        parts: by the names that the config gives them, at least one.
+    """
+
+    def __init__(self, parts: Mapping[str, Part]) -> None:
+        self._parts = dict(parts)
+
+    @property
+    def pools(self) -> Sequence[RewardPool]:
+        """Those of the parts, in their order."""
+        return [part.pool for part in self._parts.values()]
+
+    def start(self, patience: Patience | None = None) -> None:
+        """Start every part, one after the other: see `RewardPool.start`."""
+        for pool in self.pools:
+            pool.start(patience)
+
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
+        """See GroupScorer. The parts are scored at the same time."""
+        patience = patience or Patience()
+
+        def scored(pool: RewardPool) -> Callable[[], Scores]:
+            return lambda: pool.score(groups, patience)
+
+        works = [scored(pool) for pool in self.pools]
+        by_part = dict(zip(self._parts, _at_once(works, patience), strict=True))
+        found: Scores = []
+        for index, (_, completions) in enumerate(groups):
+            group: list[Score] = []
+            for place in range(len(completions)):
+                own = {name: scores[index][place] for name, scores in by_part.items()}
+                group.append(combined(self._parts, own))
+            found.append(group)
+        return found
+
+    def close(self) -> None:
+        """Kill the workers of every part."""
+        for pool in self.pools:
+            pool.close()
+
+
+def _at_once(works: Sequence[Callable[[], Scores]], patience: Patience) -> list[Scores]:
+    """What each of `works` returns, in their order; when one raises, the others give up."""
+    with ThreadPoolExecutor(len(works), "reward-parts") as threads:
+        asked = [threads.submit(work) for work in works]
+        try:
+            for done in as_completed(asked):
+                done.result()
+        except BaseException:
+            patience.cancel()  # the others look at that before long
+            raise
+    return [done.result() for done in asked]
+
+
+def combined(parts: Mapping[str, Part], scores: Mapping[str, Score]) -> Score:
+    """The score of a response from those of its parts.
+
+    Args:
+        parts: by name.
+        scores: of the same names.
+
+    Returns:
+        The weighted sum of the parts that have a score; a failure where a part failed that is not
+        optional, or every part did. `parts` holds what each part gave, and under "name.inner" what
+        that is made of.
+    """
+    values: dict[str, float] = {}
+    statuses: dict[str, ScoreStatus] = {}
+    reasons: list[str] = []
+    terms: list[float] = []
+    failed: list[ScoreStatus] = []
+    for name, score in scores.items():
+        statuses[name] = score.status
+        if score.reason:
+            reasons.append(f"{name}: {score.reason}")
+        if score.value is not None:
+            values[name] = score.value
+            terms.append(parts[name].weight * score.value)
+        elif not parts[name].optional:
+            failed.append(score.status)
+        values |= {f"{name}.{inner}": value for inner, value in score.parts.items()}
+    reason = "; ".join(reasons)
+    if not terms and not failed:
+        failed = list(statuses.values())
+    total: float | None = None
+    if not failed:
+        # Exactly rounded, so that the order of the parts in the config changes nothing.
+        total = _sum(terms)
+        if total is None:
+            failed = ["invalid"]
+            reason = f"the weighted sum of {terms} is no finite number"
+    status = failed[0] if failed else "ok"
+    return Score(value=total, status=status, parts=values, reason=reason, statuses=statuses)
+
+
+def _sum(terms: Sequence[float]) -> float | None:
+    """The sum of finite numbers; None where it, or one of them, is too large for a float."""
+    if not all(map(math.isfinite, terms)):
+        return None
+    try:
+        return math.fsum(terms)
+    except OverflowError:
+        return None

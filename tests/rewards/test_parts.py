@@ -1,0 +1,168 @@
+"""A reward of several parts: what its scores are, whatever becomes of a part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oxrl.errors import RewardDefinitionError, Stopped
+from oxrl.rewards.parts import Part, PartsPool, combined
+from oxrl.rewards.workers import RewardPool
+from oxrl.runs.patience import Patience
+from oxrl.types import Completion, Prompt, Score
+
+REWARDS = """
+import os, time
+from oxrl.types import Score
+
+def length(prompt, completion):
+    return float(len(completion))
+
+def fussy(prompt, completion):
+    if "x" in completion:
+        raise ValueError("an x")
+    if "n" in completion:
+        return float("nan")
+    if "s" in completion:
+        time.sleep(60)
+    if "d" in completion:
+        os._exit(3)
+    return 1.0
+
+def made(prompt, completions):
+    return [Score(value=2.0, parts={"inner": 0.5}, reason="well") for _ in completions]
+
+def slow(prompt, completion):
+    time.sleep(0.25)
+    return 1.0
+
+def wrong(prompt, completion):
+    return "text"
+
+def endless(prompt, completion):
+    if prompt.uid != "dry-call":
+        time.sleep(600)
+    return 1.0
+"""
+
+Open = Callable[..., PartsPool]
+
+
+@pytest.fixture
+def open_parts(tmp_path: Path) -> Iterator[Open]:
+    """`open_parts(a=("length", 2.0), ...)`: part -> (function, weight[, optional])."""
+    path = tmp_path / "rewards.py"
+    path.write_text(REWARDS)
+    pools: list[PartsPool] = []
+
+    def open_(timeout_s: float = 20.0, **parts: tuple[Any, ...]) -> PartsPool:
+        found: dict[str, Part] = {}
+        for name, (function, weight, *optional) in parts.items():
+            place = function if function in ("math", "exact") else f"{path}:{function}"
+            field = f"reward.parts.{name}"
+            pool = RewardPool(place, timeout_s=timeout_s, field=field)
+            found[name] = Part(pool=pool, weight=weight, optional=bool(optional and optional[0]))
+        pools.append(PartsPool(found))
+        return pools[-1]
+
+    yield open_
+    for pool in pools:
+        pool.close()
+
+
+def group(*texts: str, uid: str = "p", answer: object = "3") -> tuple[Prompt, list[Completion]]:
+    messages = ({"role": "user", "content": "q"},)
+    prompt = Prompt(uid=uid, messages=messages, token_ids=(1,), answer=answer)
+    return prompt, [Completion(segments=(), text=text, finish_reason="stop") for text in texts]
+
+
+def only(scores: Sequence[Sequence[Score]]) -> list[Score]:
+    return [score for group_scores in scores for score in group_scores]
+
+
+def test_a_score_is_the_weighted_sum_of_its_parts(open_parts: Open) -> None:
+    pool = open_parts(long=("length", 0.5), right=("exact", 2.0), made=("made", -1.0))
+    found = pool.score([group("3", "four"), group(), group("33")])
+    assert [[score.value for score in scores] for scores in found] == [[0.5, 0.0], [], [-1.0]]
+    first = found[0][0]
+    assert first.parts == {"long": 1.0, "right": 1.0, "made": 2.0, "made.inner": 0.5}
+    assert first.statuses == {"long": "ok", "right": "ok", "made": "ok"}
+    assert first.reason == "made: well"
+
+
+def test_a_failed_part_fails_the_row_and_no_other_row(open_parts: Open) -> None:
+    pool = open_parts(1.0, long=("length", 1.0), fussy=("fussy", 1.0))
+    scores = only(pool.score([group("ok", "x", "n", "s", "d", "oo")]))
+    assert [score.value for score in scores] == [3.0, None, None, None, None, 3.0]
+    statuses = [score.status for score in scores]
+    assert statuses == ["ok", "error", "invalid", "timeout", "error", "ok"]
+    assert [score.statuses["fussy"] for score in scores] == statuses
+    assert {score.statuses["long"] for score in scores} == {"ok"}
+    assert scores[1].parts == {"long": 1.0}
+    assert scores[1].reason.startswith("fussy: ") and "an x" in scores[1].reason
+    assert "reward.parts.fussy.timeout_s=1" in scores[3].reason
+
+
+def test_an_optional_part_that_fails_is_left_out(open_parts: Open) -> None:
+    pool = open_parts(long=("length", 1.0), fussy=("fussy", 10.0, True))
+    scores = only(pool.score([group("ok", "x")]))
+    assert [score.value for score in scores] == [12.0, 1.0]
+    assert scores[1].status == "ok"
+    assert scores[1].statuses == {"long": "ok", "fussy": "error"}
+    assert "an x" in scores[1].reason
+
+
+def test_a_row_without_any_part_has_no_score(open_parts: Open) -> None:
+    pool = open_parts(a=("fussy", 1.0, True), b=("fussy", 1.0, True))
+    score = only(pool.score([group("x")]))[0]
+    assert (score.value, score.status) == (None, "error")
+
+
+@pytest.mark.parametrize("weight", [1e308, 1e300])
+def test_a_sum_that_is_no_number_is_invalid(weight: float) -> None:
+    pool = RewardPool("exact")
+    parts = {name: Part(pool=pool, weight=weight, optional=False) for name in "ab"}
+    score = combined(parts, {name: Score(value=1e8) for name in "ab"})
+    assert (score.value, score.status) == (None, "invalid")
+    assert "no finite number" in score.reason
+
+
+def test_the_order_of_the_parts_changes_no_bit() -> None:
+    pool = RewardPool("exact")
+    weights = {"a": 0.1, "b": 0.2, "c": 0.3, "d": -0.6}
+    values = {
+        name: Score(value=value) for name, value in zip("abcd", (0.7, 0.1, 3.3, 0.9), strict=True)
+    }
+    parts = {name: Part(pool=pool, weight=w, optional=False) for name, w in weights.items()}
+    forwards = combined(parts, values)
+    backwards = combined(parts, dict(reversed(values.items())))
+    assert forwards.value == backwards.value
+
+
+def test_the_parts_are_scored_at_the_same_time(open_parts: Open) -> None:
+    pool = open_parts(a=("slow", 1.0), b=("slow", 1.0), c=("slow", 1.0))
+    pool.start()
+    groups = [group("1", "2", "3", "4")]
+    began = time.monotonic()
+    assert [score.value for score in only(pool.score(groups))] == [3.0] * 4
+    assert time.monotonic() - began < 2.0  # 1 s each, 3 s one after the other
+
+
+def test_a_part_that_cannot_be_loaded_is_named(open_parts: Open) -> None:
+    with pytest.raises(RewardDefinitionError, match=r"^reward\.parts\.lost\.name=.*nothing"):
+        open_parts(long=("length", 1.0), lost=("nothing", 1.0))
+    with pytest.raises(RewardDefinitionError, match=r"^reward\.parts\.bad\.name=.*a dry call"):
+        open_parts(long=("length", 1.0), bad=("wrong", 1.0)).start()
+
+
+def test_a_stop_reaches_every_part(open_parts: Open) -> None:
+    pool = open_parts(120.0, a=("endless", 1.0), b=("endless", 1.0), c=("length", 1.0))
+    pool.start()
+    began = time.monotonic()
+    with pytest.raises(Stopped):
+        pool.score([group("1", "2")], Patience(lambda: time.monotonic() - began > 0.5, 60.0))
+    assert time.monotonic() - began < 10
