@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -189,6 +190,31 @@ ROW_OF_FOUR = {"rewards": [1, 0, 0, 0], "lengths": [1, 1, 1, 1], "group_ids": [3
 # advantage -> (inputs, numbers, advantage of every row's first token).
 ROW_ADVANTAGES: dict[str, list[tuple[dict[str, Any], dict[str, Any], list[float]]]] = {
     "group_normalize": [(ROW_OF_FOUR, {}, [1.5, -0.5, -0.5, -0.5])],
+    "group_normalize_parts": [
+        # z-scores (3, -1, -1, -1) / 2 and (1, 1, -1, -1) * sqrt(3) / 2, the second twice; then
+        # their sum, whose mean is 0, over its standard deviation 2.703591
+        (
+            {
+                **ROW_OF_FOUR,
+                "part_rewards": [[1, 10], [0, 10], [0, 6], [0, 6]],
+                "part_weights": [1, 2],
+            },
+            {},
+            [1.195466, 0.455709, -0.825588, -0.825588],
+        ),
+        # equal sums of parts that differ teach; a part that one response lacks compares the others
+        (
+            {
+                "rewards": [1, 1, 0, 0],
+                "lengths": [1, 1, 1, 1],
+                "group_ids": [1, 1, 2, 2],
+                "part_rewards": [[1, 0], [0, 1], [0, 5], [0, NAN]],
+                "part_weights": [1, 3],
+            },
+            {},
+            [-1.224745, 1.224745, 0, 0],
+        ),
+    ],
     "group_center": [(ROW_OF_FOUR, {}, [0.75, -0.25, -0.25, -0.25])],
     "group_center_batch_std": [
         (ROW_OF_FOUR, {}, [1.5, -0.5, -0.5, -0.5]),
@@ -497,6 +523,19 @@ def limit_group_normalize() -> None:
     )
 
 
+def limit_group_normalize_parts() -> None:
+    """One part: times the batch's standard deviation it is group_normalize. Two opposite parts of
+    any scale cancel.
+    """
+    one = replace(RANDOM, part_rewards=RANDOM.rewards[:, None], part_weights=torch.ones(1).double())
+    found = ADVANTAGES["group_normalize_parts"](one)[0]
+    alone = of_random("group_normalize")
+    same(found * float(alone[:, 0].std()), alone, "one part", 1e-6)
+    opposite = torch.stack([RANDOM.rewards, -100 * RANDOM.rewards], dim=1)
+    two = replace(RANDOM, part_rewards=opposite, part_weights=torch.ones(2).double())
+    same(ADVANTAGES["group_normalize_parts"](two)[0], torch.zeros_like(found), "opposite", 1e-6)
+
+
 def limit_leave_one_out() -> None:
     same(
         of_random("leave_one_out"),
@@ -578,6 +617,7 @@ LIMITS: dict[Cell, Callable[[], None]] = {
     **{("gate", name): (lambda name=name: limit_gate(name)) for name in GATE_LIMITS},
     ("gate", "vespo"): limit_vespo,
     ("advantage", "group_normalize"): limit_group_normalize,
+    ("advantage", "group_normalize_parts"): limit_group_normalize_parts,
     ("advantage", "leave_one_out"): limit_leave_one_out,
     ("advantage", "pass_at_k"): limit_pass_at_k,
     ("advantage", "mean_normalize"): limit_mean_normalize,

@@ -341,6 +341,7 @@ def _papers() -> dict[str, Paper]:
         "grpo": _like(
             GROUP, "arXiv:2402.03300, Eq. 3 and 4", average=b.mean_of_response_means, kl=k3
         ),
+        "gdpo": _like(GROUP, "arXiv:2601.05242", advantage=b.parts_by_themselves),
         "dr_grpo": _like(GROUP, "arXiv:2503.20783", advantage=b.centered, average=b.by_longest),
         "lite_ppo": _like(GROUP, "arXiv:2508.08221", advantage=b.over_batch_deviation),
         "dapo": _like(GROUP, "arXiv:2503.14476, Eq. 8"),

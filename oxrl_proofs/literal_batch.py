@@ -28,6 +28,8 @@ class Response:
 
     prompt: int
     reward: float
+    parts: tuple[float, ...]  # of the reward; NaN for one that failed
+    part_weights: tuple[float, ...]
     greedy: float  # reward of the greedy response to the same prompt
     bootstrap: float  # the critic's value after the last token
     cut: bool  # by the token limit
@@ -109,6 +111,25 @@ def z_score(batch: Responses, n: Numbers) -> PerToken:
         spread = deviation(rewards_of(same_prompt(batch, response)))
         scores.append(ratio_or_zero(centered, spread))
     return everywhere(batch, scores)
+
+
+def parts_by_themselves(batch: Responses, n: Numbers) -> PerToken:
+    """Each reward's z-score over the responses to one prompt that have it, times its weight,
+    summed; then z-scored over all responses of the batch: GDPO, arXiv:2601.05242; NVlabs/GDPO,
+    trl-GDPO/trl-0.18.0-gdpo/trl/trainer/grpo_trainer.py.
+    """
+    sums = []
+    for response in batch:
+        terms = []
+        for k, weight in enumerate(response.part_weights):
+            own = response.parts[k]
+            known = [r.parts[k] for r in same_prompt(batch, response) if not math.isnan(r.parts[k])]
+            if not math.isnan(own):
+                terms.append(weight * ratio_or_zero(own - mean(known), deviation(known)))
+        sums.append(math.fsum(terms))
+    middle = mean(sums)
+    spread = deviation(sums)
+    return everywhere(batch, [ratio_or_zero(s - middle, spread) for s in sums])
 
 
 def centered(batch: Responses, n: Numbers) -> PerToken:

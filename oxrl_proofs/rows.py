@@ -134,6 +134,8 @@ class Example:
     versions: Tensor
     token_rewards: Tensor
     rewards: Tensor
+    first_part: Tensor
+    second_part: Tensor
     greedy: Tensor
     group_ids: Tensor
     bootstrap: Tensor
@@ -147,6 +149,9 @@ class Example:
 LENGTHS = (1, 5, 3, 0, 6, 4, 2, 6, 5, 3)
 GROUP_IDS = (4, 4, 4, 7, 7, 7, 7, 2, 2, 9)
 SUCCESSES = (1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0)
+# A second part of the reward, which one response does not have; the first is the reward itself.
+SECOND_PART = (0.5, 0.5, 1.0, NAN, 0.0, 1.0, 1.0, 0.2, 0.9, 1.0)
+PART_WEIGHTS = (1.0, -0.4)
 GRADES = (0.3, -1.0, 0.3, 2.0, 0.5, -0.25, 2.0, 0.7, 0.7, 1.5)
 
 
@@ -206,6 +211,8 @@ def example(
         versions=torch.randint(0, 5, size, generator=generator),
         token_rewards=torch.where(last, scores[:, None], 0.0),
         rewards=scores,
+        first_part=scores,
+        second_part=torch.tensor(SECOND_PART, dtype=torch.float64),
         greedy=scores.roll(1),
         group_ids=torch.tensor(GROUP_IDS),
         bootstrap=noise()[:, 0],
@@ -311,6 +318,8 @@ def advantages_of(row: Row, raw: Example, other: Numbers | None = None) -> Tenso
             bootstrap=raw.bootstrap,
             truncated=raw.truncated,
             greedy_rewards=raw.greedy,
+            part_rewards=torch.stack([raw.first_part, raw.second_part], dim=1),
+            part_weights=torch.tensor(PART_WEIGHTS, dtype=torch.float64),
             old_logprobs=raw.old,
             teacher_logprobs=raw.teacher,
         ),
@@ -446,6 +455,8 @@ def response_of(raw: Example, row: int, logprobs: Tensor, top: Tensor) -> Respon
     return Response(
         prompt=int(raw.group_ids[row]),
         reward=float(raw.rewards[row]),
+        parts=(float(raw.first_part[row]), float(raw.second_part[row])),
+        part_weights=PART_WEIGHTS,
         greedy=float(raw.greedy[row]),
         bootstrap=float(raw.bootstrap[row]),
         cut=bool(raw.truncated[row]),

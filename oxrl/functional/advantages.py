@@ -215,6 +215,8 @@ class AdvantageInputs:
     bootstrap: OptionalTensor = None  # [B], the critic's value after the last token
     truncated: OptionalTensor = None  # [B] bool, cut by the token limit
     greedy_rewards: OptionalTensor = None  # [B], of the prompt's greedy response
+    part_rewards: OptionalTensor = None  # [B, K], of the parts of the reward, NaN for none
+    part_weights: OptionalTensor = None  # [K], theirs
     old_logprobs: OptionalTensor = None  # [B, T] nats of the sampled tokens
     teacher_logprobs: OptionalTensor = None  # [B, T] nats of the sampled tokens
 
@@ -347,6 +349,13 @@ def _length_weighted_center_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
     return _of_rows(x, groups.length_weighted_center(x.rewards, x.group_ids, lengths))
 
 
+def _group_normalize_parts_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+    """`group_normalize_parts` of the parts of the reward."""
+    part_rewards = x.need("part_rewards")
+    part_weights = x.need("part_weights")
+    return _of_rows(x, groups.group_normalize_parts(part_rewards, part_weights, x.group_ids))
+
+
 def _pass_at_k_cell(x: AdvantageInputs, *, pass_k: int = PASS_K.default) -> AdvantagesAndReturns:
     """`pass_at_k_advantage` of the rewards."""
     return _of_rows(x, groups.pass_at_k_advantage(x.rewards, x.group_ids, pass_k=pass_k))
@@ -378,6 +387,7 @@ ADVANTAGES: dict[str, Estimator] = {
     "gae": _gae_cell,
     "gae_length_adaptive": _gae_length_adaptive_cell,
     "group_normalize": _of_rewards(groups.group_normalize),
+    "group_normalize_parts": _group_normalize_parts_cell,
     "group_center": _of_rewards(groups.group_center),
     "group_center_batch_std": _of_rewards(groups.group_center_batch_std),
     "group_center_centered_std": _of_rewards(groups.group_center_centered_std),

@@ -121,6 +121,53 @@ def group_normalize(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-8) ->
     return in_dtype_of(rewards, centered / (std + eps))
 
 
+def group_normalize_parts(
+    part_rewards: Tensor, part_weights: Tensor, group_ids: Tensor, *, eps: float = 1e-8
+) -> Tensor:
+    """Each part of the reward in standard deviations of its own, added up, scaled over the batch.
+
+    A_ik = (r_ik - mean of the group) / (std of the group + eps) for every part k
+    S_i  = sum over k of weight_k * A_ik
+    A_i  = (S_i - mean of the batch) / (std of the batch + eps), unbiased standard deviations
+
+    Parts of different spread count by their weights, and responses whose parts differ are told
+    apart although the sums of their parts are equal.
+
+    Args:
+        part_rewards: [B, K], NaN where a response has no such part.
+        part_weights: [K].
+        group_ids: [B] int64, shared by the rows of one prompt.
+        eps: added to both standard deviations.
+
+    Returns:
+        [B]. A response without a part is left out of the comparison of that part and gets 0 of it.
+
+    Raises:
+        ValueError: shapes differ, or a part is infinite.
+
+    Source: GDPO, arXiv:2601.05242; NVlabs/GDPO, trl-GDPO, grpo_trainer.py. Deviations: a part whose
+    rewards are equal in a group gives exactly 0 there, and so do parts that cancel up to 1e-6 of
+    the weights; eps is 1e-8, their code has 1e-4; a missing part is compared with nothing, where
+    their code takes it for 0.
+    """
+    if part_rewards.ndim != 2 or part_weights.shape != part_rewards.shape[1:]:
+        found = f"{tuple(part_rewards.shape)} and {tuple(part_weights.shape)}"
+        raise ValueError(f"part_rewards and part_weights must be [B, K] and [K], got {found}")
+    total = torch.zeros_like(part_rewards[:, 0], dtype=torch.float64)
+    for rewards, weight in zip(part_rewards.double().unbind(1), part_weights, strict=True):
+        known = ~rewards.isnan()
+        total[known] += weight * group_normalize(rewards[known], group_ids[known], eps=eps)
+    if len(total) < 2:
+        return in_dtype_of(part_rewards, torch.zeros_like(total))
+    # What parts that cancel leave of each other is rounding, and must not be scaled up; the mean is
+    # 0 but for rounding, which must not reach rows that teach nothing.
+    nothing = total.abs() <= 1e-6 * part_weights.abs().sum()
+    total = total.masked_fill(nothing, 0.0)
+    std, mean = torch.std_mean(total)
+    scaled = ((total - mean) / (std + eps)).masked_fill(nothing, 0.0)
+    return in_dtype_of(part_rewards, scaled)
+
+
 def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """The reward minus the mean of the group's other rows: exactly unbiased.
 

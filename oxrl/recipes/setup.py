@@ -43,7 +43,8 @@ from oxrl.rollouts.requests import PromptRequests
 from oxrl.rollouts.sync import RolloutParts, RolloutSource, SyncRollouts
 from oxrl.runs.clock import Clock
 from oxrl.runs.patience import Patience, StopAsked, never
-from oxrl.tables.cells import GROUPS
+from oxrl.tables.cells import GROUPS, REWARD_PARTS
+from oxrl.types import ENVIRONMENT
 
 # Old log-probabilities come from the same weights by the same code; only padding widths differ
 # between the two passes.
@@ -136,6 +137,7 @@ class RLSetup:
             deadline_s=cfg.run.deadline_s,
             max_error_rate=cfg.reward.max_error_rate,
             choice=group_choice(self.features),
+            compared_parts=compared_parts(cfg),
         )
 
 
@@ -224,7 +226,27 @@ def feature_inputs(cfg: Config, engines: Engines) -> FeatureInputs:
         policy=engines.trainers["policy"],
         critic=engines.trainers.get("critic"),
         reference=engines.trainers.get("reference"),
+        part_weights=part_weights(cfg),
+        compared_parts=compared_parts(cfg),
     )
+
+
+def part_weights(cfg: Config) -> dict[str, float]:
+    """Name -> weight of every part of the reward; in episodes their own rewards are one as well.
+
+    Empty of a reward that is not asked for in parts.
+    """
+    weights = {name: part.weight for name, part in cfg.reward.parts.items()}
+    if weights and cfg.environment.name:
+        weights[ENVIRONMENT] = 1.0
+    return weights
+
+
+def compared_parts(cfg: Config) -> tuple[str, ...]:
+    """Parts of the reward that the row compares one by one; empty: it compares their sum."""
+    if not cfg.train.row.has(REWARD_PARTS):
+        return ()
+    return tuple(name for name, weight in part_weights(cfg).items() if weight)
 
 
 def build_row_rules(

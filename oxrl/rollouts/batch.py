@@ -118,9 +118,9 @@ def sampling_metrics(step: RolloutStep) -> Metrics:
         metrics[f"reward/{status}"] = float(statuses.count(status))
     metrics["reward/failed_frac"] = 1 - statuses.count("ok") / max(len(statuses), 1)
     if any(rollout.score.parts or rollout.score.statuses for rollout in rollouts):
-        from oxrl.rollouts.parts import part_metrics  # most rewards have none
+        from oxrl.rollouts.parts import metrics_of_parts  # most rewards have none
 
-        metrics |= part_metrics([rollout.score for rollout in rollouts])
+        metrics |= metrics_of_parts(rollouts, step.compared_parts)
     metrics["sampling/rounds"] = float(step.rounds)
     metrics["sampling/groups"] = float(len({rollout.group_id for rollout in rollouts}))
     return metrics

@@ -6,10 +6,26 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from oxrl.types import Metrics, Score, ScoreStatus
+import torch
+
+from oxrl.functional.shaping import informative_groups
+from oxrl.types import Metrics, Rollout, Score, ScoreStatus
 
 # What becomes of a part without a score.
 FAILURES: tuple[ScoreStatus, ...] = ("timeout", "error", "invalid")
+
+
+def metrics_of_parts(rollouts: Sequence[Rollout], compared: Sequence[str]) -> Metrics:
+    """What the parts of the rewards of a step say.
+
+    Args:
+        compared: parts that advantages compare one by one; empty: they compare the sums.
+    """
+    metrics = part_metrics([rollout.score for rollout in rollouts])
+    if compared and any(rollout.score.value is not None for rollout in rollouts):
+        # Equal sums of parts that differ teach something.
+        metrics["reward/zero_variance_groups"] = alike_groups(rollouts, compared)
+    return metrics
 
 
 def part_metrics(scores: Sequence[Score]) -> Metrics:
@@ -41,6 +57,29 @@ def part_metrics(scores: Sequence[Score]) -> Metrics:
         for status in FAILURES if name in statuses else ():
             metrics[f"{part}/{status}"] = float(statuses[name].count(status))
     return metrics
+
+
+def groups_of_different_parts(rollouts: Sequence[Rollout], names: Sequence[str]) -> list[int]:
+    """Groups, in draw order, in which a part of the reward differs between scored responses.
+
+    Args:
+        names: of the parts that count.
+    """
+    scored = [rollout for rollout in rollouts if rollout.score.value is not None]
+    found: set[int] = set()
+    for name in names:
+        known = [rollout for rollout in scored if name in rollout.score.parts]
+        values = [rollout.score.parts[name] for rollout in known]
+        ids = torch.tensor([rollout.group_id for rollout in known], dtype=torch.int64)
+        differ = informative_groups(torch.tensor(values, dtype=torch.float64), ids)
+        found |= set(ids[differ].tolist())
+    return sorted(found)
+
+
+def alike_groups(rollouts: Sequence[Rollout], names: Sequence[str]) -> float:
+    """The share of groups in which no part of these names differs."""
+    groups = {rollout.group_id for rollout in rollouts if rollout.score.value is not None}
+    return 1 - len(groups_of_different_parts(rollouts, names)) / max(len(groups), 1)
 
 
 def part_fields(score: Score) -> dict[str, object]:

@@ -31,6 +31,7 @@ class RolloutStep:
     groups: positions whose groups are trained on; next_draw: where the next step goes on.
     dispatched: samples that were sent to the sampler since the step before.
     sampler: the sampler's counters since the step before.
+    compared_parts: of the reward, that advantages compare one by one; empty: their sum.
     """
 
     step: int
@@ -43,6 +44,7 @@ class RolloutStep:
     next_draw: int = 0
     dispatched: int = 0
     sampler: Metrics = field(default_factory=dict[str, float])
+    compared_parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class RolloutParts:
     requests: of positions in the data order. prompts_per_step: groups that a step trains on.
     choice: which groups those are. deadline_s: longest wait for a sample or a score, in seconds.
     max_error_rate: share of failed rewards that stops the run.
+    compared_parts: see RolloutStep.
     """
 
     sampler: RolloutEngine
@@ -62,6 +65,7 @@ class RolloutParts:
     deadline_s: float
     max_error_rate: float
     choice: GroupChoice = EveryGroup()
+    compared_parts: tuple[str, ...] = ()
 
 
 class RolloutSource(Protocol):
@@ -157,6 +161,7 @@ def add_round(
     step.baselines += baselines
     step.end += len(groups) // size
     step.rounds += 1
+    step.compared_parts = parts.compared_parts
     missing = parts.choice.missing(step.rollouts, wanted=parts.prompts_per_step, rounds=step.rounds)
     if not missing:
         chosen = parts.choice.groups(step.rollouts, wanted=parts.prompts_per_step)

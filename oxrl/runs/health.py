@@ -39,12 +39,12 @@ class Sign(NamedTuple):
 def all_equal(line: Metrics, vocabulary: int) -> bool:
     """Every reward of the step is the same number, and not 0."""
     rewards = _rewards(line)
-    return rewards is not None and rewards[0] == rewards[1] != 0
+    return rewards is not None and rewards[0] == rewards[1] != 0 and not _parts_differ(line)
 
 
 def all_zero(line: Metrics, vocabulary: int) -> bool:
     """Every reward of the step is 0."""
-    return _rewards(line) == (0.0, 0.0)
+    return _rewards(line) == (0.0, 0.0) and not _parts_differ(line)
 
 
 def failing(line: Metrics, vocabulary: int) -> bool:
@@ -55,7 +55,8 @@ def failing(line: Metrics, vocabulary: int) -> bool:
 def no_gradient(line: Metrics, vocabulary: int) -> bool:
     """The step was taken with a gradient of 0, though rewards differ or there are none."""
     rewards = _rewards(line)
-    explained = rewards is not None and rewards[0] == rewards[1]
+    equal = rewards is not None and rewards[0] == rewards[1]
+    explained = equal and not _parts_differ(line)
     taken = not line.get("update/skipped") and not line.get("data/empty_steps")
     norm = line.get("update/grad_norm", math.nan)
     return taken and not explained and norm <= NO_GRADIENT
@@ -65,6 +66,11 @@ def uniform(line: Metrics, vocabulary: int) -> bool:
     """The policy gives every token of the vocabulary the same probability."""
     entropy = line.get("policy/entropy", math.nan)
     return vocabulary > 1 and entropy > math.log(vocabulary) - UNIFORM
+
+
+def _parts_differ(line: Metrics) -> bool:
+    """Whether responses are told apart by parts of the reward whose sums are equal."""
+    return line.get("reward/zero_variance_groups", 1.0) < 1
 
 
 def _rewards(line: Metrics) -> tuple[float, float] | None:

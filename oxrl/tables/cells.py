@@ -117,6 +117,7 @@ CRITIC = Feature(
 )
 GROUPS = Feature("groups", "at least two samples per prompt")
 BINARY_REWARDS = Feature("binary_rewards", "rewards that are 0 or 1")
+REWARD_PARTS = Feature("reward_parts", "a reward of several parts, reward.parts")
 GREEDY_ROLLOUT = Feature("greedy_rollout", "one greedy response per prompt under the same weights")
 TEACHER = Feature("teacher", "a teacher that scores the sampled tokens", built=False)
 TOP_LOGPROBS = Feature(
@@ -171,6 +172,7 @@ FEATURES: dict[str, Feature] = {
         CRITIC,
         GROUPS,
         BINARY_REWARDS,
+        REWARD_PARTS,
         GREEDY_ROLLOUT,
         TEACHER,
         TOP_LOGPROBS,
@@ -202,6 +204,7 @@ _CELLS = (
     Cell("advantage", "gae_length_adaptive", numbers=_LENGTH_ADAPTIVE_GAE, needs=(CRITIC,)),
     Cell("advantage", "batch_center"),
     Cell("advantage", "group_normalize", needs=(GROUPS,)),
+    Cell("advantage", "group_normalize_parts", needs=(GROUPS, REWARD_PARTS)),
     Cell("advantage", "group_center", needs=(GROUPS,)),
     Cell("advantage", "group_center_batch_std", needs=(GROUPS,)),
     Cell("advantage", "group_center_centered_std", needs=(GROUPS,)),

@@ -294,6 +294,19 @@ _ROWS = (
         deviation="Groups of equal rewards give exactly 0.",
     ),
     Row(
+        "gdpo",
+        "arXiv:2601.05242",
+        "parts of the reward normalised in the group one by one, their sum over the batch",
+        advantage="group_normalize_parts",
+        overrides=(CLIP_HIGH.at(0.2, "authors: NVlabs/GDPO, clip_ratio of verl"),),
+        use="Several rewards whose spreads differ, where the largest would drown the others.",
+        deviation=(
+            "A part that failed on a response takes no part in comparing that part; the authors' "
+            "code takes it for 0. Scaled over responses, as in the paper and their TRL code; their "
+            "verl code scales over tokens."
+        ),
+    ),
+    Row(
         "dr_grpo",
         "arXiv:2503.20783",
         "GRPO without its two normalisations: no std, no division by the response length",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
+from oxrl.tables.cells import REWARD_PARTS
 from oxrl.tables.policy import ROWS
 
 # Qwen2.5: hidden, intermediate, layers, heads, key-value heads, vocabulary, tied embeddings.
@@ -80,6 +81,8 @@ def write(folder: Path) -> Callable[..., Path]:
         ):
             merged = {key: value for key, value in merged.items() if key != "reward"}
             merged["data"].pop("prompts_per_step", None)
+        if row is not None and row.has(REWARD_PARTS) and "reward" not in sections:
+            merged["reward"] = {"parts": {"right": {"name": "math"}, "form": {"name": "format"}}}
         lines: list[str] = []
         for section, fields in merged.items():
             lines.append(f"{section}:")

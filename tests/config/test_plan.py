@@ -249,6 +249,6 @@ def test_every_row_whose_defaults_load_a_reference_says_so(write: Callable[..., 
             overrides = [f"train.alg_name={name}"]
             if row.has(CRITIC):
                 overrides.append("train.critic_warmup_steps=0")
-            cfg = load_config(write(), overrides)
+            cfg = load_config(write(train={"alg_name": name}), overrides)
             assert bool(reference_text(cfg)) == has_reference_model(cfg), name
             assert has_reference_model(cfg) == bool(row.defaults.get("kl_coeff")), name

@@ -105,6 +105,7 @@ STATED = [
     Stated("row a3po", "correction_max", 5.0, 5.0, "second: AReaL, behav_imp_weight_cap"),
     Stated("row sgrpo", "kl_coeff", 0.0, 0.04, "paper 2402.03300", "a verifier cannot be over-optimised as a learned reward can"),
     Stated("row grpo", "kl_coeff", 0.04, 0.04, "paper 2402.03300"),
+    Stated("row gdpo", "clip_high", 0.2, 0.2, "authors: NVlabs/GDPO, clip_ratio of verl"),
     Stated("row dr_grpo", "clip_high", 0.2, 0.2, "authors: oat's PPO arguments, on which their code runs"),
     Stated("row lite_ppo", "clip_high", 0.2, 0.2, "paper 2508.08221: vanilla PPO loss"),
     Stated("row dapo", "clip_high", 0.28, 0.28, "paper 2503.14476, section 4.1"),

@@ -194,6 +194,7 @@ SUPERVISED: dict[str, tuple[Sections, Any]] = {
 # Seen elsewhere: the test that shows it.
 ELSEWHERE = {
     "reward.options": "tests/rewards/test_formats.py",
+    "reward.parts": "what is scored: tests/recipes/test_reward_parts.py",
     "reward.sandbox": "the layers that are there: tests/rewards/test_hostile_programs.py",
     "reward.sandbox_url": "who judges: tests/rewards/test_sandbox.py",
     "reward.partial": "the score: tests/rewards/test_code_reward.py",

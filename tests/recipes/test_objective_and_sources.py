@@ -16,7 +16,8 @@ from torch import Tensor
 from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import FeatureInputs
 from oxrl.recipes.objective import Models, Objective, minibatch, prepare_update
-from oxrl.tables.cells import BINARY_REWARDS, CRITIC
+from oxrl.recipes.setup import part_weights
+from oxrl.tables.cells import BINARY_REWARDS, CRITIC, REWARD_PARTS
 from oxrl.tables.numbers import Number
 from oxrl.tables.policy import ROWS
 from oxrl.types import Output, PolicyBatch, RolloutBatch, TokenBatch
@@ -63,6 +64,7 @@ def rollouts_of(raw: Example) -> RolloutBatch:
         truncated=raw.truncated,
         valid=torch.ones_like(raw.truncated),
         greedy_rewards=raw.greedy,
+        part_rewards={"first": raw.first_part, "second": raw.second_part},
     )
 
 
@@ -82,8 +84,12 @@ def setting(name: str) -> dict[str, Any]:
 def test_an_update_of_a_recipe_follows_its_rows_source(name: str, tmp_path: Path) -> None:
     rewards = SUCCESSES if BINARY_REWARDS in ROWS[name].parts else GRADES
     raw = example(rewards=rewards, seed=21)
+    overrides: list[str] = []
+    if REWARD_PARTS in ROWS[name].parts:
+        overrides = ["~reward.name", "reward.parts.first={name: math}"]
+        overrides.append("reward.parts.second={name: exact, weight: -0.4}")
     cfg = rl_config(
-        tmp_path, "run", train=setting(name), run={"steps": 4}, rollout={"n_samples": 3}
+        tmp_path, "run", overrides, train=setting(name), run={"steps": 4}, rollout={"n_samples": 3}
     )
     row = cfg.train.row
     if row.gate == "policy_gradient":  # one update: the policy is the sampler
@@ -104,6 +110,7 @@ def test_an_update_of_a_recipe_follows_its_rows_source(name: str, tmp_path: Path
         policy=policy,
         critic=critic if CRITIC in row.parts else None,
         reference=reference,
+        part_weights=part_weights(cfg),
     )
     objective = Objective(cfg.train, build_features(given), max_tokens=cfg.rollout.max_tokens)
     kl_coeff = getattr(cfg.train, "kl_coeff", 0.0)

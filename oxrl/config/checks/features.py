@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from oxrl.config.checks.base import Check, at
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
+from oxrl.tables.cells import OVERLONG_PENALTY
 from oxrl.tables.numbers import KL_COEFF
 
 
@@ -94,8 +95,24 @@ def check_reference_reset(cfg: Config) -> Iterator[Problem]:
         )
 
 
+def check_reward_parts(cfg: Config) -> Iterator[Problem]:
+    """A reward of parts, which nothing is added to that is no part."""
+    row = cfg.train.row
+    chosen = ("train.alg_name", "train.advantage")
+    if not cfg.reward.parts:
+        rule = f"{row.name} compares the parts of a reward: write reward.parts, not reward.name"
+        yield Problem("reward.parts", rule, also=("reward.name", *chosen))
+    if row.kl.startswith("reward_") and cfg.train.value(KL_COEFF) > 0:
+        rule = f"is subtracted from the sum, and {row.advantage} reads the parts: set loss_k3 here"
+        yield Problem("train.kl", rule, row.kl, also=chosen)
+    if row.has(OVERLONG_PENALTY):
+        rule = f"is added to the sum, and {row.advantage} reads the parts: write it as a part"
+        yield Problem("train.advantage", f"the overlong penalty of {row.name} {rule}", also=chosen)
+
+
 OF_FEATURE: Mapping[str, Check] = {
     "groups": check_groups,
+    "reward_parts": check_reward_parts,
     "dynamic_sampling": check_dynamic_sampling,
     "overlong_penalty": check_overlong_penalty,
     "interpolated_anchor": check_interpolated_anchor,

@@ -12,6 +12,7 @@ from oxrl.recipes.features.base import Feature, FeatureInputs
 # Need of a row -> where its class is; only those of the run's row are imported.
 FEATURES = {
     "dynamic_sampling": "dynamic_sampling:DynamicSampling",
+    "reward_parts": "reward_parts:RewardParts",
     "greedy_rollout": "greedy_baseline:GreedyBaseline",
     "overlong_penalty": "overlong_penalty:OverlongPenalty",
     "critic": "critic:Critic",

@@ -6,7 +6,8 @@ in the order in which the hooks stand here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -28,7 +29,8 @@ class FeatureInputs:
 
     row: the algorithm. train: its numbers. max_tokens: longest response.
     policy, critic, reference: engines; None where the run has none. The reference is one whose
-    weights can be set.
+    weights can be set. part_weights: of the parts of the reward, by name. compared_parts: those
+    that the row compares one by one; empty: it compares their sum.
     """
 
     row: Row
@@ -37,6 +39,8 @@ class FeatureInputs:
     policy: TrainEngine
     critic: TrainEngine | None
     reference: TrainEngine | None
+    part_weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    compared_parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

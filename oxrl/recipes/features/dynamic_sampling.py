@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from oxrl.functional.shaping import informative_groups
 from oxrl.recipes.features.base import Feature, FeatureInputs
 from oxrl.rollouts.batch import scored_rewards
+from oxrl.rollouts.parts import groups_of_different_parts
 from oxrl.tables.numbers import SAMPLING_ROUNDS
 from oxrl.types import Rollout
 
@@ -23,14 +24,17 @@ class TeachingGroups:
 
     Args:
         rounds: most rounds of sampling per rollout step.
+        parts: of the reward that are compared one by one: a group teaches where one of them
+            differs, although their sums may be equal. Empty: the sums are compared.
     """
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, parts: Sequence[str] = ()) -> None:
         self.rounds = rounds
+        self.parts = parts
 
     def missing(self, rollouts: Sequence[Rollout], *, wanted: int, rounds: int) -> int:
         """As many prompts more as should do, at the share of groups that taught so far."""
-        teaching = len(teaching_groups(rollouts))
+        teaching = len(self.teaching(rollouts))
         if teaching >= wanted or rounds >= self.rounds:
             return 0
         sampled = len({rollout.group_id for rollout in rollouts})
@@ -40,8 +44,14 @@ class TeachingGroups:
     def groups(self, rollouts: Sequence[Rollout], *, wanted: int) -> tuple[int, ...]:
         """The first `wanted` groups that teach something."""
         every_group = dict.fromkeys(rollout.group_id for rollout in rollouts)
-        chosen = teaching_groups(rollouts) or list(every_group)
+        chosen = self.teaching(rollouts) or list(every_group)
         return tuple(chosen[:wanted])
+
+    def teaching(self, rollouts: Sequence[Rollout]) -> list[int]:
+        """Groups that teach something, in draw order."""
+        if self.parts:
+            return groups_of_different_parts(rollouts, self.parts)
+        return teaching_groups(rollouts)
 
 
 def teaching_groups(rollouts: Sequence[Rollout]) -> list[int]:
@@ -54,4 +64,4 @@ class DynamicSampling(Feature):
     """See the module; reads train.sampling_rounds."""
 
     def __init__(self, given: FeatureInputs) -> None:
-        self.choice = TeachingGroups(given.train.value(SAMPLING_ROUNDS))
+        self.choice = TeachingGroups(given.train.value(SAMPLING_ROUNDS), given.compared_parts)
