@@ -9,7 +9,8 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -170,6 +171,22 @@ def evaluate(
         typer.echo(f"{name:<24}{value:.6g}")
 
 
+Env = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE.py:CLASS|CONFIG|RUN",
+        help="Play episodes with this environment, or that of a config or run.",
+    ),
+]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Of environment.options; repeatable."),
+]
+MaxTurns = Annotated[
+    int | None, typer.Option(min=1, help="Of an episode; default: the environment's.")
+]
+
+
 @app.command()
 def generate(
     model: Annotated[
@@ -189,30 +206,68 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Nucleus mass; 1: off.")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="Most likely tokens; 0: off.")] = 0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 256,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest response (256), or turn (the config's).")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same responses.")] = 0,
     out: Out = None,
+    env: Env = None,
+    env_option: EnvOption = None,
+    max_turns: MaxTurns = None,
 ) -> None:
-    """Sample from a model or checkpoint."""
+    """Sample from a model or checkpoint; with --env, play episodes and print them."""
     if top_p == 0:
         raise typer.BadParameter(
             "must be above 0; --top-k 1 takes the most likely token", param_hint="--top-p"
         )
-    prompts = list(prompt or [])
-    if prompts_file is not None:
-        prompts += _read_prompts(prompts_file)
+    from oxrl.types import Sampling
+
+    given = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
+    if env is not None:
+        from oxrl.recipes.play import option_overrides, run_play, transcript
+
+        limits = {"rollout.max_tokens": max_tokens, "environment.max_turns": max_turns}
+        overrides = option_overrides(env_option or [], limits)
+        asked = _to_play(prompt or [], prompts_file)
+        played = run_play(model, env, asked, overrides, samples=n, sampling=given, seed=seed)
+        _show([transcript(episode) for episode in played], played, out)
+        return
+    for name, value in (("--env-option", env_option), ("--max-turns", max_turns)):
+        if value:
+            raise typer.BadParameter("is for episodes: add --env", param_hint=name)
+    prompts = [*(prompt or []), *(_read_prompts(prompts_file) if prompts_file else [])]
     if not prompts:
         raise DataError("no prompt: give --prompt TEXT (repeatable) or --prompts-file FILE")
     from oxrl.recipes.evaluate import run_generate
-    from oxrl.types import Sampling
 
-    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens)
+    sampling = replace(given, max_tokens=max_tokens or 256)
     records = run_generate(model, prompts, samples=n, sampling=sampling, seed=seed)
-    for record in records:
-        end = f"[{record['finish_reason']}, {record['tokens']} tokens]"
-        _say(f"> {record['prompt']}\n{record['response']}\n{end}\n")
+    _show([_told(record) for record in records], records, out)
+
+
+def _told(record: Mapping[str, object]) -> str:
+    """A response under its prompt."""
+    end = f"[{record['finish_reason']}, {record['tokens']} tokens]"
+    return f"> {record['prompt']}\n{record['response']}\n{end}"
+
+
+def _show(texts: Sequence[str], records: Sequence[Mapping[str, object]], out: Path | None) -> None:
+    """Print what was sampled, and write its records."""
+    for text in texts:
+        _say(f"{text}\n")
     if out is not None:
         out.write_bytes(b"".join(encode_line(record) for record in records))
+
+
+def _to_play(prompts: Sequence[str], file: Path | None) -> Sequence[str] | Path:
+    """The prompts of episodes: texts, or a file of rows with answers and other columns."""
+    if file is None or file.suffix not in (".jsonl", ".parquet"):
+        return [*prompts, *(_read_prompts(file) if file is not None else [])]
+    if prompts:
+        raise typer.BadParameter(
+            "with --env, not beside a --prompts-file of rows", param_hint="--prompt"
+        )
+    return file
 
 
 def _read_prompts(path: Path) -> list[str]:

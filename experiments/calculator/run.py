@@ -1,6 +1,6 @@
 """Does a tiny model learn to call a calculator, and does it use what the calculator says?
 
-    python experiments/calculator/run.py [--seeds 3] [--out runs/calculator]
+    python experiments/calculator/run.py [--seeds 3] [--first 0] [--out runs/calculator]
 
 The task: a product of a three-digit and a two-digit number, which 0.15M parameters cannot work out.
 A short supervised warm start shows the form of call and answer; then reinforcement learning, whose
@@ -138,10 +138,11 @@ def right(folder: Path, model: str, environment: str, temperature: float) -> flo
 def main() -> None:
     parser = argparse.ArgumentParser(description="A tiny model learns to call a calculator.")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/calculator"))
     arguments = parser.parse_args()
     gains: list[float] = []
-    for seed in range(arguments.seeds):
+    for seed in range(arguments.first, arguments.first + arguments.seeds):
         folder = arguments.out / f"seed_{seed}"
         write_data(folder, seed)
         began = cpu_seconds()

@@ -91,10 +91,11 @@ def load_evaluation_config(path: Path | str, overrides: Sequence[str] = ()) -> C
 def model_evaluation_config(model: str, overrides: Sequence[str]) -> Config:
     """What evaluates a model that belongs to no run: everything else is said by overrides.
 
-    With a reward its responses to prompts are scored; without one it is judged by the
-    likelihood of the answers in data.eval.
+    With a reward or an environment its responses to prompts are scored; without one it is judged by
+    the likelihood of the answers in data.eval.
     """
-    rewarded = any(override.startswith(REWARDED) for override in overrides)
+    scoring = (*REWARDED, "environment.name=")
+    rewarded = any(override.startswith(scoring) for override in overrides)
     values: Values = {
         "run": {"name": "evaluation", "steps": 1},
         "model": {"name": model},
