@@ -37,6 +37,7 @@ from oxrl.runs.files import Json, clear, read_records, write_atomically
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from oxrl.recipes.replay import Finding
     from oxrl.types import Metrics
 
 TRAIN_ROWS = "train.jsonl"
@@ -204,6 +205,25 @@ class Run:
                 file.write_text(lines_of(dataset, "dataset"), encoding="utf-8")
                 changes.append(f"data.eval={json.dumps(str(file))}")
             return run_eval(self.path, changes, samples=samples, temperature=temperature)
+
+    def replay(
+        self, step: int, sample: int | None = None, *, tolerance: float | None = None
+    ) -> list[Finding]:
+        """What `oxrl replay RUN --step STEP` finds: a step gone through again, and compared.
+
+        Args:
+            step: optimizer step whose update is made again; with `sample` as in samples.jsonl.
+            sample: place of a sample among those of its step.
+            tolerance: relative, of numbers that are added up; None: the default.
+
+        Returns:
+            What was compared, each with `equal`.
+        """
+        from oxrl.recipes.replay import TOLERANCE, replay
+
+        limit = TOLERANCE if tolerance is None else tolerance
+        with giving(self._objects):
+            return replay(self.path, step, sample, tolerance=limit)
 
     def generate(
         self,

@@ -42,6 +42,7 @@ from oxrl.rollouts.groups import EveryGroup, GroupChoice
 from oxrl.rollouts.requests import PromptRequests
 from oxrl.rollouts.sync import RolloutParts, RolloutSource, SyncRollouts
 from oxrl.runs.clock import Clock
+from oxrl.runs.directory import ROLLOUTS
 from oxrl.runs.patience import Patience, StopAsked, never
 from oxrl.tables.cells import GROUPS, REWARD_PARTS
 from oxrl.types import ENVIRONMENT
@@ -87,6 +88,8 @@ class RLSetup:
             self.models = Models(self.policy, self.reference)
             self.delivery = build_delivery(cfg, engines, len(tokenizer))
             self.features = build_features(feature_inputs(cfg, engines))
+            if cfg.run.record == "tokens":
+                self.features.append(token_record(cfg))
             self.objective = Objective(cfg.train, self.features, max_tokens=cfg.longest_response)
             limits = engines.limits
             self.stop_token_ids = limits.stop_token_ids
@@ -261,6 +264,14 @@ def build_row_rules(
         max_staleness=cfg.rollout.max_staleness,
         groups_of_two=cfg.train.row.has(GROUPS),
     )
+
+
+def token_record(cfg: Config) -> Feature:
+    """What keeps the numbers of every token in the update."""
+    # Imported here: records of text do without.
+    from oxrl.recipes.features.token_record import TokenRecord
+
+    return TokenRecord(cfg.run.directory / ROLLOUTS)
 
 
 def group_choice(features: list[Feature]) -> GroupChoice:

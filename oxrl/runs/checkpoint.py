@@ -342,14 +342,19 @@ def _difference(file: Path | None, entry: Json) -> str | None:
     return None
 
 
-def latest_checkpoint(root: Path) -> Checkpoint | None:
+def latest_checkpoint(root: Path, *, until: float = math.inf) -> Checkpoint | None:
     """The newest intact checkpoint; a warning says what is wrong with newer ones.
+
+    Args:
+        until: most optimizer steps that it may have.
 
     Raises:
         NoCheckpointError: there are checkpoints and not one is usable; lists the problems of each.
     """
     damaged: list[str] = []
     for step, path in reversed(list_checkpoints(root)):
+        if step > until:
+            continue
         problems = verify_checkpoint(path)
         if not problems:
             if damaged:

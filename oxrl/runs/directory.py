@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 # Of errors by which the user's input is refused, see errors.py.
 BAD_INPUT = 2
+ROLLOUTS = "rollouts"
 # Rows that Python gave, written before the run begins: it reads them there.
 GIVEN = "given"
 # What a start writes before it has done anything; the records are empty then.

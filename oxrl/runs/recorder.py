@@ -19,7 +19,7 @@ from torch import Tensor
 
 from oxrl.errors import OxrlError, RunDirectoryError
 from oxrl.runs.chain import Chain, first_break
-from oxrl.runs.directory import RunDirectory
+from oxrl.runs.directory import ROLLOUTS, RunDirectory
 from oxrl.runs.files import (
     clear,
     encode_line,
@@ -37,9 +37,8 @@ logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
-ROLLOUTS = "rollouts"
 CHAIN = "chain"
-ROLLOUT_NAME = re.compile(r"step_(\d{8,})\.safetensors")
+ROLLOUT_NAME = re.compile(r"step_(\d{8,})(?:\.update)?\.safetensors")
 RESTORE = (
     "Restore it from a copy, or start a new run in another directory (run.dir=...); a checkpoint "
     "is a model, and model.name takes its path"

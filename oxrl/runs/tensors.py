@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from oxrl.errors import RunDirectoryError
 from oxrl.runs.files import clear, fsync
 
 
@@ -35,3 +36,17 @@ def save_tensors(
             # Its own error for a full disk, as for everything else that a disk can do.
             raise OSError(errno.EIO, str(error), str(path)) from error
         raise
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """What `save_tensors` wrote.
+
+    Raises:
+        RunDirectoryError: it is not what was written there.
+    """
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise RunDirectoryError(
+            f"{path} is no file of tensors as it was written: {error}"
+        ) from error

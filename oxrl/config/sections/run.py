@@ -62,7 +62,9 @@ class RunConfig(Section):
         why="no evaluation finds more",
     )
     record: Literal["text", "tokens"] = setting(
-        "text", "text: samples.jsonl; tokens: also rollouts/*.safetensors.", of=RL
+        "text",
+        "text: samples.jsonl; tokens: also the numbers of every token, rollouts/*.safetensors.",
+        of=RL,
     )
     mlflow: bool = setting(True, "Mirror metrics to mlflow.db in the run directory.")
     deadline_s: float = setting(
