@@ -44,9 +44,12 @@ one example of a packed row would see the one before it.
 |---|---|---|---|---|---|
 """
 TAIL = """
+Models that read images (Qwen2.5-VL, Qwen3-VL, Idefics3, SmolVLM, Gemma 3, LLaVA) have a page of
+their own: [vision](vision.md). Gemma 3 in the table above is trained on text.
+
 Refused before anything is loaded, with the reason: encoders (BERT), encoder-decoders (T5), Llama 4
-(transformers keeps no backbone apart from its head), and models with a vision or audio encoder,
-Gemma 3 apart, which is trained on text.
+(transformers keeps no backbone apart from its head), and other models with a vision or audio
+encoder.
 """
 
 

@@ -25,7 +25,7 @@ A batch of two rows, prompt lengths 2 and 1, responses "4 6 <end>" and "9" (cut 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -70,6 +70,16 @@ class Prompt:
     source: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     plain: bool = False
+
+    @property
+    def question(self) -> Any:
+        """What the last message says: a text, or parts of text and images."""
+        return self.messages[-1]["content"] if self.messages else ""
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What a record of the prompt says of its images; nothing where there are none."""
+        return {"images": list(self.images)} if self.images else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,6 +326,26 @@ class TokenBatch(RowBatch):
     def lengths(self) -> list[int]:
         """Real tokens per row."""
         return self.attention_mask.sum(1).tolist()
+
+
+class ImageSource(Protocol):
+    """Where the pixels of the images in a batch come from."""
+
+    def attach(self, inputs: TokenBatch, rows: Sequence[tuple[str, Sequence[str]]]) -> TokenBatch:
+        """A batch with the pixels of its rows, in `extras`.
+
+        Args:
+            inputs: [B, T].
+            rows: of each row its uid and the names of its images, in their order.
+
+        Raises:
+            InvariantError: a row has not as many image tokens as its images take: names it.
+        """
+        ...
+
+
+# Of a run; None where its model is shown none.
+Images = ImageSource | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from oxrl.config.schema import Config
-from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
+from oxrl.models.builtin import BUILTIN_DIMS, BUILTIN_VISION, is_builtin
+from oxrl.models.vision import config_file, model_config
+from oxrl.tables.vision import VISION_FAMILIES
 
 # Families whose parameters can be counted from their sizes alone.
 COUNTED = ("llama", "mistral", "qwen2", "qwen3")
@@ -40,8 +41,6 @@ ENCODERS = frozenset(
         "xlm-roberta",
     }
 )
-# Read images or sounds, but are trained on text where they get nothing else.
-TEXT_ALONE = frozenset({"gemma3"})
 
 
 @dataclass(frozen=True)
@@ -76,10 +75,11 @@ def model_dims(name: str) -> ModelDims | None:
     """
     if is_builtin(name):
         family = {"model_type": "qwen3", "tie_word_embeddings": True}
-        return _from_config({**BUILTIN_DIMS.get(name, {}), **family}, None)
-    file = _config_file(name)
-    values = _read_config(file)
-    return None if values is None else _from_config(values, stored_parameters(file.parent))
+        return _from_config({**BUILTIN_DIMS.get(name, {}), **family}, BUILTIN_VISION.get(name))
+    values = model_config(name)
+    if values is None:
+        return None
+    return _from_config(values, stored_parameters(config_file(name).parent))
 
 
 def why_unsupported(name: str) -> str | None:
@@ -88,7 +88,7 @@ def why_unsupported(name: str) -> str | None:
     Args:
         name: as of `model_dims`.
     """
-    values = None if is_builtin(name) else _read_config(_config_file(name))
+    values = None if is_builtin(name) else model_config(name)
     if values is None:
         return None
     family = str(values.get("model_type"))
@@ -105,8 +105,9 @@ def why_unsupported(name: str) -> str | None:
             "output head; oxRL needs the two apart"
         )
     reads = [part for part in ("vision", "audio") if f"{part}_config" in values]
-    if reads and family not in TEXT_ALONE:
-        return f"has a {reads[0]} encoder ({family}), and oxRL trains models of text only"
+    if reads and family not in VISION_FAMILIES:
+        known = ", ".join(VISION_FAMILIES)
+        return f"has a {reads[0]} encoder, and {family} is none of the families known here: {known}"
     return None
 
 
@@ -117,34 +118,11 @@ def without_attention(name: str, wanted: str) -> str | None:
         name: as of `model_dims`.
         wanted: as `model.attention`.
     """
-    values = None if is_builtin(name) else _read_config(_config_file(name))
+    values = None if is_builtin(name) else model_config(name)
     family = str((values or {}).get("model_type"))
     if family not in WITHOUT.get(wanted, ()):
         return None
     return f"is what transformers' {family} cannot do"
-
-
-def _read_config(file: Path) -> dict[str, Any] | None:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return values if isinstance(values, dict) else None
-
-
-def _config_file(name: str) -> Path:
-    """Where the model's config.json is, or would be: its folder, or the hub's cache."""
-    local = Path(name) / "config.json"
-    if local.is_file():
-        return local
-    # Imported here: a fifth of a second that only names on the hub cost.
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
-        cached = try_to_load_from_cache(name, local.name)
-    except ValueError:  # no name that the hub would give
-        return local
-    return Path(cached) if isinstance(cached, str) else local
 
 
 def vocabulary_of(name: str) -> int:

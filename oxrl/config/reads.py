@@ -29,6 +29,7 @@ from oxrl.config.schema import (
     readers,
 )
 from oxrl.models.builtin import is_builtin
+from oxrl.models.vision import vision_family
 from oxrl.runs.directory import differences
 from oxrl.shown import without_tokens
 from oxrl.tables.cells import CELLS as TABLE
@@ -61,6 +62,14 @@ OF_EVALUATIONS = (
     "rollout.eval_samples",
     "rollout.eval_temperature",
 )
+# Of models that read images.
+OF_IMAGES = (
+    "data.image_roots",
+    "data.image_min_side",
+    "data.image_max_side",
+    "data.image_max_pixels",
+    "model.freeze",
+)
 OF_ADAPTERS = ("lora.alpha", "lora.targets")
 # Only samplers with weights of their own are sent any.
 PROBE = (
@@ -75,6 +84,7 @@ OF_VLLM = (
 )
 NO_EVALUATION = "has no effect without data.eval; remove it, or give held-out rows in data.eval"
 NO_ADAPTER = "is read with lora.rank above 0, the rank of the adapters; set that, or remove it"
+NO_IMAGES = "is read where the model reads images; this one reads text alone: remove it"
 NO_ENVIRONMENT = "is read with an environment, environment.name; set that, or remove it"
 NO_REWARD = "is read with a reward, reward.name; set that, or remove it"
 OF_REWARDS = ("reward.timeout_s", "reward.workers")
@@ -146,6 +156,7 @@ def _switched_off(cfg: Config) -> Iterator[tuple[str, str]]:
     if is_builtin(cfg.model.name) or Path(cfg.model.name).is_dir():
         yield "model.revision", NOT_ON_THE_HUB
     yield from _of_episodes(cfg)
+    yield from ((path, NO_IMAGES) for path in _without_images(cfg))
     if not cfg.lora.rank:
         yield from ((path, NO_ADAPTER) for path in OF_ADAPTERS)
     yield from ((path, NO_ANSWERS) for path in _without_answers(cfg))
@@ -202,6 +213,11 @@ def _of_episodes(cfg: Config) -> Iterator[tuple[str, str]]:
         yield from ((path, NO_ENVIRONMENT) for path in paths if path != "environment.name")
     elif not cfg.reward.exists:
         yield from ((path, NO_REWARD) for path in OF_REWARDS)
+
+
+def _without_images(cfg: Config) -> tuple[str, ...]:
+    """Fields that are read where the model reads images."""
+    return OF_IMAGES if vision_family(cfg.model.name) is None else ()
 
 
 def _without_answers(cfg: Config) -> list[str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oxrl.errors import InvariantError
 from oxrl.seeds import stable_seed
-from oxrl.types import Completion, Rollout, RolloutBatch, TokenBatch
+from oxrl.types import Completion, Images, Rollout, RolloutBatch, TokenBatch
 
 # A log-probability above this is a wrong gather or a wrong temperature, not rounding.
 LOGPROB_CEILING = 1e-3
@@ -50,12 +50,15 @@ def to_token_batch(
     )
 
 
-def to_rollout_batch(rollouts: Sequence[Rollout], *, pad_id: int) -> RolloutBatch:
+def to_rollout_batch(
+    rollouts: Sequence[Rollout], *, pad_id: int, images: Images = None
+) -> RolloutBatch:
     """Lay scored rollouts out as padded tensors, in the order given.
 
     Args:
         rollouts: B of them.
         pad_id: the token that fills rows on the right.
+        images: those of the prompts; None: they have none.
 
     Returns:
         [B, T] tensors. A row without a score has reward NaN and is not valid; an aborted one is not
@@ -70,8 +73,12 @@ def to_rollout_batch(rollouts: Sequence[Rollout], *, pad_id: int) -> RolloutBatc
     # stop there.
     ended = [end != "neither" for end in ends]
     scored = [value is not None for value in values]
+    inputs = to_token_batch(tokens, trained, pad_id)
+    if images is not None:
+        shown = [(rollout.prompt.uid, rollout.prompt.images) for rollout in rollouts]
+        inputs = images.attach(inputs, shown)
     return RolloutBatch(
-        inputs=to_token_batch(tokens, trained, pad_id),
+        inputs=inputs,
         rollout_logprobs=pad_rows(logprobs, 0.0, torch.float32),
         rewards=torch.tensor(scores, dtype=torch.float64),
         token_rewards=pad_rows(rewards, 0.0, torch.float64),

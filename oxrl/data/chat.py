@@ -145,7 +145,15 @@ def require_content(messages: Sequence[Message], text: str) -> None:
     for number, message in enumerate(messages, start=1):
         content = message.get("content")
         earlier = message["role"] == "assistant" and number < len(messages)
-        if earlier or message["role"] == "tool" or not isinstance(content, str):
+        if earlier or message["role"] == "tool":
+            continue
+        if isinstance(content, list):
+            # Between texts of a message there may be images.
+            texts = [part for part in content if part["type"] == "text"]
+            for part in texts:
+                require_content([{**message, "content": part["text"]}], text)
+            continue
+        if not isinstance(content, str):
             continue
         said = content.rpartition("</think>")[2].strip()
         if said in text or "".join(said.split()) in "".join(text.split()):

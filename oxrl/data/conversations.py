@@ -14,6 +14,7 @@ from oxrl.data.messages import (
     Message,
     Messages,
     Tools,
+    images_of,
     read_messages,
     read_tools,
     reasoning_of,
@@ -31,12 +32,13 @@ class Example:
     """One conversation; `trained[t]` says that the assistant wrote `token_ids[t]`, a target.
 
     "<|user|>1+1<|end|><|assistant|>2<|end|>" has the mask 0 0 0 0 0 0 1 1: the reply and the token
-    that stops it.
+    that stops it. `images` names those in it, in their order.
     """
 
     uid: str
     token_ids: tuple[int, ...]
     trained: tuple[bool, ...]
+    images: tuple[str, ...] = ()
 
 
 class ConversationDataset(Dataset[Example]):
@@ -93,6 +95,7 @@ def encode_conversation(
     ids: list[int] = []
     trained: list[bool] = []
     done = ""
+    seen = 0
     for turn, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
@@ -110,9 +113,15 @@ def encode_conversation(
         trained += [False] * len(given_ids) + [turn >= context] * learned
         trained += [False] * (len(reply_ids) - learned)
         done = after
+        seen = turn
     known = [dict(message) for message in messages]
     uid = content_uid(known, list(tools)) if tools else content_uid(known)
-    return Example(uid=uid, token_ids=tuple(ids), trained=tuple(trained))
+    return Example(
+        uid=uid,
+        token_ids=tuple(ids),
+        trained=tuple(trained),
+        images=images_of(messages[:seen]),
+    )
 
 
 # What stands behind what, in the words of an error.

@@ -28,6 +28,18 @@ SHORTER = (
 )
 
 
+class RowImages(Protocol):
+    """What a dataset asks of the images of a run."""
+
+    def prepared(self, record: Record) -> Record:
+        """The record with its images read, and named in the messages where they are shown."""
+        ...
+
+    def encoder(self, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
+        """An encoder of such messages."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
     """How the rows of a data file are read.
@@ -40,6 +52,8 @@ class ReadOptions:
         stream: hold only where the rows of a .jsonl file begin; read a row whenever it is drawn.
         unpaired: read preferences as single judged completions, a pair as two of them.
         columns: our name of a field -> the one that it has in the file.
+        images: reads those of the rows. None: rows with images are refused.
+        no_images: why they are.
     """
 
     max_tokens: int | None = None
@@ -48,6 +62,12 @@ class ReadOptions:
     stream: bool = False
     unpaired: bool = False
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    images: RowImages | None = None
+    no_images: str = "models here do not see"
+
+    def encoder(self, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
+        """What turns messages into tokens."""
+        return ChatEncoder(tokenizer) if self.images is None else self.images.encoder(tokenizer)
 
 
 EVERYTHING = ReadOptions()
@@ -188,7 +208,7 @@ class Dataset(ABC, Generic[Unit]):
             DataError: the file cannot be read, a row is malformed, its template unusable, or no row
                 is left; names row or counts.
         """
-        encoder = ChatEncoder(tokenizer)
+        encoder = options.encoder(tokenizer)
 
         def encode(record: Record) -> list[Unit]:
             return cls._encoded(in_our_words(record, options.columns), encoder, options)
@@ -221,7 +241,7 @@ class Dataset(ABC, Generic[Unit]):
         Raises:
             DataError: as `load` does.
         """
-        encoder = ChatEncoder(tokenizer)
+        encoder = options.encoder(tokenizer)
         report = dict.fromkeys((*COUNTS, *cls.counts), 0)
         limit = count if options.limit is None else min(count, options.limit)
         few = replace(options, limit=limit)
@@ -275,8 +295,10 @@ class Dataset(ABC, Generic[Unit]):
 
     @classmethod
     def _encoded(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Unit]:
-        if record.fields.get("images") or record.fields.get("image"):
-            problem = "it has images, which models here do not see"
+        if options.images is not None:
+            record = options.images.prepared(record)
+        elif record.fields.get("images") or record.fields.get("image"):
+            problem = f"it has images, which {options.no_images}"
             record.fail(problem, "text alone: drop the row or the column")
         try:
             return cls.encode(record, encoder, options)

@@ -10,7 +10,11 @@ from oxrl.data.rows import Fields, Json, Record
 Columns = Mapping[str, str]
 NO_COLUMNS: Columns = {}
 # Columns that the rows of a recipe may have, by the recipe; prompts may have any.
-CHATS = ("messages", "conversations", "tools", "system", "history", "instruction", "input")
+IMAGES = ("images", "image")
+CHATS = (
+    *("messages", "conversations", "tools", "system", "history", "instruction", "input"),
+    *IMAGES,
+)
 READ = {
     "supervised": ("prompt", "completion", "output", *CHATS),
     "preference": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from oxrl.data.rows import Json, Record
 
@@ -45,7 +45,8 @@ def read_messages(record: Record, value: Json, *, what: str, role: str = "user")
         what: its name in errors.
 
     Returns:
-        Messages whose content is text, with the further keys that they have.
+        Messages whose content is text, with the further keys that they have; of a record with
+            images, a message that holds one has parts.
 
     Raises:
         DataError: another type, an unknown role or key, an image, or text that is no valid Unicode;
@@ -131,7 +132,7 @@ def _message(record: Record, item: Mapping[str, Json], name: str, expected: str)
         content = None
     if content is None and calls is not None:
         content = ""
-    text = _text(record, content, name)
+    text = _content(record, content, name, role)
     if role is None or text is None:
         kinds = f"role {speaker!r} and content of type {type(content).__name__}"
         record.fail(f"{name} has {kinds}", expected)
@@ -147,6 +148,50 @@ def _message(record: Record, item: Mapping[str, Json], name: str, expected: str)
     for part in texts_of(message):
         _check_unicode(record, part, name)
     return message
+
+
+def _content(record: Record, content: Json, name: str, role: str | None) -> Json:
+    """Text, or parts of text and images; None where it is something else."""
+    parts = image_content(record, content, name) if record.images else None
+    if parts is None:
+        return _text(record, content, name)
+    if role == "assistant":
+        record.fail(f"{name} holds an image, and is the assistant's", "images in questions alone")
+    return parts
+
+
+def text_of(message: Message) -> str:
+    """What a message says, without its images."""
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content if part["type"] == "text")
+
+
+def images_of(messages: Iterable[Message]) -> tuple[str, ...]:
+    """Names of the images in messages, in their order."""
+    names: list[str] = []
+    for message in messages:
+        if not isinstance(message["content"], str):
+            names += [part["image"] for part in message["content"] if part["type"] == "image"]
+    return tuple(names)
+
+
+def image_content(record: Record, content: Json, name: str) -> list[Json] | None:
+    """Parts of text and images, neighbouring texts joined; None of what holds no image."""
+    parts = content if isinstance(content, list) else []
+    if not any(isinstance(part, dict) and part.get("type") == "image" for part in parts):
+        return None
+    found: list[Json] = []
+    for part in parts:
+        if isinstance(part, dict) and part.get("type") == "image":
+            found.append({"type": "image", "image": part["image"]})
+            continue
+        text = _text(record, [part], name) or ""
+        if found and found[-1]["type"] == "text":
+            text = found.pop()["text"] + text
+        found.append({"type": "text", "text": text})
+    return found
 
 
 def _text(record: Record, content: Json, name: str) -> str | None:

@@ -23,7 +23,7 @@ from oxrl.data.messages import Messages, read_messages, read_tools
 from oxrl.data.rows import Record
 from oxrl.errors import InvariantError
 from oxrl.seeds import stable_seed
-from oxrl.types import PreferenceBatch
+from oxrl.types import Images, PreferenceBatch
 
 EXPECTED = (
     '{"prompt", "chosen", "rejected": each text or messages}, without "prompt" where the other two '
@@ -131,23 +131,24 @@ class PreferenceDataset(Dataset[Judged]):
 
         def followed(index: int, unit: Judged) -> Judged:
             prompt = prompt_tokens(unit.rows[0])
-            other = self._next_of_another_prompt(index, prompt) or unit.rows[0]
+            other = self._next_of_another_prompt(index, unit.rows[0]) or unit.rows[0]
             start = len(prompt_tokens(other))
             mismatched = Example(
                 uid=f"{unit.uid}/{other.uid}",
                 token_ids=prompt + other.token_ids[start:],
                 trained=(False,) * len(prompt) + other.trained[start:],
+                images=unit.rows[0].images,
             )
             return replace(unit, rows=(*unit.rows, mismatched))
 
         return self._changed(followed)
 
-    def _next_of_another_prompt(self, index: int, prompt: tuple[int, ...]) -> Example | None:
+    def _next_of_another_prompt(self, index: int, shown: Example) -> Example | None:
         """The first row after unit `index`, going round, whose prompt differs, if there is one."""
         size = len(self)
         for step in range(1, size):
             row = self._units[(index + step) % size].rows[0]
-            if prompt_tokens(row) != prompt:
+            if row.images != shown.images or prompt_tokens(row) != prompt_tokens(shown):
                 return row
         return None
 
@@ -172,13 +173,16 @@ def prompt_tokens(row: Example) -> tuple[int, ...]:
     return row.token_ids[: row.trained.index(True)]
 
 
-def to_preference_batch(units: Sequence[Judged], pad_id: int, *, rows: int = 2) -> PreferenceBatch:
+def to_preference_batch(
+    units: Sequence[Judged], pad_id: int, *, rows: int = 2, images: Images = None
+) -> PreferenceBatch:
     """Lay judged units out as padded rows, each unit weighing 1/N.
 
     Args:
         units: N units of the same kind.
         pad_id: the token that fills rows on the right.
         rows: of each unit, how many rows are taken: 1 leaves KTO's mismatched rows out.
+        images: those of the rows; None: they have none.
 
     Returns:
         Rows [R * N, T], those of a unit side by side; extras `offsets` and `margins` [N] are 0.0
@@ -193,8 +197,11 @@ def to_preference_batch(units: Sequence[Judged], pad_id: int, *, rows: int = 2) 
     offsets = [unit.columns.get("offset", 0.0) for unit in units]
     margins = [unit.columns.get("margin", 0.0) for unit in units]
     token_ids = [row.token_ids for row in taken]
+    inputs = to_token_batch(token_ids, [row.trained for row in taken], pad_id)
+    if images is not None:
+        inputs = images.attach(inputs, [(row.uid, row.images) for row in taken])
     return PreferenceBatch(
-        inputs=to_token_batch(token_ids, [row.trained for row in taken], pad_id),
+        inputs=inputs,
         ref_logprobs=torch.tensor(references) if references else None,
         loss_weights=torch.full((count,), 1 / count),
         desirable=desirable,

@@ -9,7 +9,13 @@ from dataclasses import replace
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.dataset import Dataset, Dropped, ReadOptions
 from oxrl.data.layouts import OTHERS
-from oxrl.data.messages import EXPECTED_MESSAGES, read_messages, read_tools
+from oxrl.data.messages import (
+    EXPECTED_MESSAGES,
+    images_of,
+    read_messages,
+    read_tools,
+    text_of,
+)
 from oxrl.data.rows import Record, content_uid
 from oxrl.types import Prompt
 
@@ -49,8 +55,9 @@ class PromptDataset(Dataset[Prompt]):
         if messages and messages[-1]["role"] == "assistant":
             ends = "a prompt that ends where the assistant answers"
             record.fail("the prompt ends with an assistant message", ends)
-        texts = [message["content"] for message in messages if message["role"] != "system"]
-        if not any(map(str.strip, texts)):
+        texts = [text_of(message) for message in messages if message["role"] != "system"]
+        images = images_of(messages)
+        if not images and not any(map(str.strip, texts)):
             raise Dropped("empty")
         metadata = dict(record.fields)
         text = metadata.pop("prompt")
@@ -71,6 +78,7 @@ class PromptDataset(Dataset[Prompt]):
             messages=messages,
             token_ids=token_ids,
             answer=answer,
+            images=images,
             source=source or "",
             metadata=metadata,
             plain=isinstance(text, str),

@@ -27,12 +27,16 @@ class Record:
         place: "file:line" or "file row N", counted from 1.
         start: its byte offset in a JSONL file.
         raw: the fields as they are in the file, where `fields` are these in our words.
+        folder: of the file: relative paths inside a row begin there.
+        images: its messages may hold parts of type image, which have been read.
     """
 
     place: str
     fields: Fields
     start: int = -1
     raw: Fields | None = None
+    folder: Path | None = None
+    images: bool = False
 
     def fail(self, problem: str, expected: str) -> NoReturn:
         """Refuse this record.
@@ -86,7 +90,7 @@ def row_at(path: Path, start: int) -> Record:
     with path.open("rb") as file:
         file.seek(start)
         fields = json.loads(file.readline().removeprefix(_BOM))
-    return Record(f"{path} byte {start}", fields, start)
+    return Record(f"{path} byte {start}", fields, start, folder=path.parent)
 
 
 def file_hash(path: str | Path) -> str:
@@ -119,7 +123,7 @@ def _jsonl(path: Path) -> Iterator[Record]:
             place = f"{path}:{number}"
             content = line.removeprefix(_BOM) if number == 1 else line
             if content.strip():
-                yield Record(place, _parse(content, place, start), start)
+                yield Record(place, _parse(content, place, start), start, folder=path.parent)
             start += len(line)
 
 
@@ -153,7 +157,7 @@ def _parquet(path: Path) -> Iterator[Record]:
             for batch in file.iter_batches():
                 for fields in batch.to_pylist():
                     number += 1
-                    yield Record(f"{path} row {number}", fields)
+                    yield Record(f"{path} row {number}", fields, folder=path.parent)
     except (pyarrow.ArrowException, OSError) as error:
         size = path.stat().st_size
         raise DataError(f"{path} ({size} bytes): not a readable Parquet file: {error}") from error

@@ -10,9 +10,9 @@ import torch
 from oxrl.data.batching import pad_rows, to_token_batch
 from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.dataset import Dataset, Dropped, ReadOptions
-from oxrl.data.messages import Message, read_messages
+from oxrl.data.messages import Message, images_of, read_messages
 from oxrl.data.rows import Json, Record, content_uid
-from oxrl.types import StepBatch
+from oxrl.types import Images, StepBatch
 
 EXPECTED = (
     '{"prompt": text or messages, "completions": [a text per step], '
@@ -33,6 +33,7 @@ class Steps:
     token_ids: tuple[int, ...]
     ends: tuple[int, ...]
     labels: tuple[float, ...] = ()
+    images: tuple[str, ...] = ()
 
 
 class StepDataset(Dataset[Steps]):
@@ -59,7 +60,10 @@ class StepDataset(Dataset[Steps]):
         token_ids, ends = encode_steps(prompt, steps, encoder)
         uid = record.fields.get("uid") or content_uid([*prompt, *replies])
         labels = tuple(map(float, labels))
-        return [Steps(uid=str(uid), token_ids=token_ids, ends=ends, labels=labels)]
+        unit = Steps(
+            uid=str(uid), token_ids=token_ids, ends=ends, labels=labels, images=images_of(prompt)
+        )
+        return [unit]
 
     @classmethod
     def measure(cls, units: Sequence[Steps]) -> tuple[int, Mapping[str, int]]:
@@ -106,12 +110,13 @@ def encode_steps(
     return (*ids, *tail), tuple(ends)
 
 
-def to_step_batch(units: Sequence[Steps], pad_id: int) -> StepBatch:
+def to_step_batch(units: Sequence[Steps], pad_id: int, *, images: Images = None) -> StepBatch:
     """Lay solutions out as padded rows, each position after a step weighing 1 / steps of the batch.
 
     Args:
         units: B solutions; those without labels are read as wrong.
         pad_id: the token that fills rows on the right.
+        images: those of the prompts; None: they have none.
 
     Returns:
         Rows [B, T]; the response mask holds the positions after steps, `labels` what is known of
@@ -125,6 +130,8 @@ def to_step_batch(units: Sequence[Steps], pad_id: int) -> StepBatch:
         ended.append([position in known for position in positions])
         labels.append([known.get(position, 0.0) for position in positions])
     inputs = to_token_batch([unit.token_ids for unit in units], ended, pad_id)
+    if images is not None:
+        inputs = images.attach(inputs, [(unit.uid, unit.images) for unit in units])
     mask = inputs.response_mask
     return StepBatch(
         inputs=inputs,

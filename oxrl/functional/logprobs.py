@@ -21,6 +21,10 @@ from torch.autograd.function import once_differentiable
 
 from oxrl.functional.masks import OptionalTensor, at_least_float32
 
+# The logit of a token that is never sampled: its probability is 0 in every type, and unlike that of
+# minus infinity its product with 0 is a number.
+NO_CHANCE = -1e30
+
 
 class HeadOutput(NamedTuple):
     """What the chunked head says of N positions; None where it was not asked for."""
@@ -36,12 +40,15 @@ class Head(NamedTuple):
     """Hidden state h to logits.
 
     z = h weight^T + bias, times `scale`, then softcap * tanh(z / softcap) if given
+
+    Tokens where `never` is True have no probability: the others share all of it.
     """
 
     weight: Tensor  # [V, H]
     bias: OptionalTensor = None  # [V]
     softcap: float | None = None
     scale: float = 1.0
+    never: OptionalTensor = None  # [V] bool
 
 
 def logprobs_from_logits(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -144,7 +151,9 @@ def chunked_head(
     """
     if chunk is None:
         chunk = max(64, min(4096, 2**21 // head.weight.shape[0]))
-    options = _Options(head.softcap, head.scale, temperature, entropy, sum_p_squared, top_k, chunk)
+    options = _Options(
+        head.softcap, head.scale, temperature, entropy, sum_p_squared, top_k, chunk, head.never
+    )
     found = _ChunkedHead.apply(hidden, head.weight, head.bias, targets, candidates, options)
     return HeadOutput(*found)
 
@@ -159,13 +168,13 @@ def head_logits(hidden: Tensor, head: Head) -> Tensor:
     Returns:
         [n, V].
     """
-    options = _Options(head.softcap, head.scale)
+    options = _Options(head.softcap, head.scale, never=head.never)
     logits, _ = _tempered_logits(hidden, head.weight, head.bias, options)
     return logits
 
 
 class _Options(NamedTuple):
-    """Everything of `chunked_head` that is no tensor."""
+    """Everything of `chunked_head` that has no gradient."""
 
     softcap: float | None
     scale: float
@@ -174,6 +183,7 @@ class _Options(NamedTuple):
     sum_p_squared: bool = False
     top_k: int = 0
     chunk: int = 1
+    never: OptionalTensor = None
 
 
 def _tempered_logits(
@@ -189,6 +199,8 @@ def _tempered_logits(
         z = tanh * options.softcap
     if options.temperature != 1.0:
         z = z / options.temperature
+    if options.never is not None:
+        z = z.masked_fill(options.never, NO_CHANCE)
     return z, tanh
 
 

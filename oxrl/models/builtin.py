@@ -1,11 +1,11 @@
 """Small models that need no file and no network: Qwen3 architecture, seeded random weights.
 
-Their tokenizer has one token per byte.
+Their tokenizer has one token per byte. The one that reads images is in `builtin_vision.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +46,21 @@ BUILTIN_DIMS: Mapping[str, Mapping[str, int]] = MappingProxyType(
             "num_key_value_heads": 4,
             "head_dim": 32,
         },
+        # 0.40M parameters with its vision tower: reads images (`builtin_vision.py`).
+        "builtin:tiny-vl": {
+            "vocab_size": VOCABULARY + 4,
+            "max_position_embeddings": 2048,
+            "hidden_size": 64,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+        },
     }
 )
+# Built-in models that read images -> their parameters, which sizes of the text part do not tell.
+BUILTIN_VISION: Mapping[str, int] = MappingProxyType({"builtin:tiny-vl": 397_952})
 
 
 def is_builtin(name: str) -> bool:
@@ -57,26 +70,32 @@ def is_builtin(name: str) -> bool:
 
 def builtin_tokenizer() -> PreTrainedTokenizerFast:
     """One token per byte, five special tokens, and a chat template `<|role|>content<|end|>`."""
+    tokenizer = byte_tokenizer(SPECIAL_TOKENS)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def byte_tokenizer(special: Sequence[str]) -> PreTrainedTokenizerFast:
+    """One token per byte, behind special tokens of which the first two are pad and end."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
+    vocabulary = {token: index for index, token in enumerate((*special, *alphabet))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+        [AddedToken(token, special=True, normalized=False) for token in special]
     )
-    fast = PreTrainedTokenizerFast(
+    pad, end, *others = special
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        pad_token="<|pad|>",
-        eos_token="<|end|>",
-        extra_special_tokens=["<|user|>", "<|assistant|>", "<|system|>"],
+        pad_token=pad,
+        eos_token=end,
+        extra_special_tokens=others,
         clean_up_tokenization_spaces=False,
     )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
 
 
 def builtin_policy(name: str, *, seed: int) -> Qwen3ForCausalLM:

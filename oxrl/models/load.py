@@ -15,6 +15,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -24,7 +25,14 @@ from transformers.utils.logging import disable_progress_bar
 from oxrl.data.reach import hub_answers, hub_or_cache, why_silent
 from oxrl.data.templates import template_text
 from oxrl.errors import DataError, OxrlError
-from oxrl.models.builtin import BUILTIN_DIMS, builtin_policy, builtin_tokenizer, is_builtin
+from oxrl.models.builtin import (
+    BUILTIN_DIMS,
+    BUILTIN_VISION,
+    builtin_policy,
+    builtin_tokenizer,
+    is_builtin,
+)
+from oxrl.models.builtin_vision import vision_policy, vision_tokenizer
 from oxrl.models.folder import (
     adapter_base,
     adapter_revision,
@@ -35,6 +43,7 @@ from oxrl.models.folder import (
 from oxrl.models.linear import speed_up_linears
 from oxrl.models.lora import merge_adapter
 from oxrl.models.network import ValueModel
+from oxrl.models.vision import vision_family
 
 BUILTINS = ", ".join(BUILTIN_DIMS)
 Model = TypeVar("Model", bound=nn.Module)
@@ -63,7 +72,8 @@ def load_tokenizer(
     """
     if is_builtin(name):
         _require_known(name)
-        tokenizer: PreTrainedTokenizerBase = builtin_tokenizer()
+        vision = name in BUILTIN_VISION
+        tokenizer: PreTrainedTokenizerBase = vision_tokenizer() if vision else builtin_tokenizer()
     else:
         read: Any = AutoTokenizer.from_pretrained
         if Path(name).is_dir() and not has_tokenizer(Path(name)):
@@ -126,11 +136,16 @@ def load_policy(name: str, options: LoadOptions = DEFAULTS) -> PreTrainedModel:
         return merge_adapter(load_policy(base, _of_base(name, options)), name).eval()
     if is_builtin(name):
         _require_known(name)
-        model: PreTrainedModel = builtin_policy(name, seed=options.seed)
+        vision = name in BUILTIN_VISION
+        model: PreTrainedModel
+        model = vision_policy(options.seed) if vision else builtin_policy(name, seed=options.seed)
         if options.attention != "auto":
             model.set_attn_implementation(options.attention)
     else:
-        model = _read(AutoModelForCausalLM, name, options)
+        images = vision_family(name) is not None
+        model = _read(
+            AutoModelForImageTextToText if images else AutoModelForCausalLM, name, options
+        )
     return _placed(model, options)
 
 

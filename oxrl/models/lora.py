@@ -5,7 +5,8 @@ peft is imported only when one is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oxrl.errors import EngineError, MissingExtraError
+from oxrl.models.vision_network import family_of
+from oxrl.models.vision_parts import language_linears
 
 # peft's own file names: whatever reads adapters reads these.
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -55,11 +58,7 @@ def add_adapter(
         MissingExtraError: peft is not installed.
     """
     head = model.get_output_embeddings()
-    linears = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head
-    ]
+    linears = [name for name, _ in language_linears(model)]
     present = {name.rpartition(".")[2] for name in linears}
     wanted = present if targets == ALL_LINEAR else {name.strip() for name in targets.split(",")}
     unknown = sorted(wanted - present)
@@ -71,7 +70,7 @@ def add_adapter(
     config = _peft().LoraConfig(
         r=rank,
         lora_alpha=alpha,
-        target_modules=sorted(wanted),
+        target_modules=_target_modules(model, wanted),
         task_type=None if head is None else "CAUSAL_LM",
         base_model_name_or_path=str(Path(base).resolve()) if Path(base).is_dir() else base,
         revision=revision,
@@ -80,6 +79,19 @@ def add_adapter(
         torch.manual_seed(seed)
         _peft().inject_adapter_in_model(config, model)  # which also freezes everything else
     model.eval()
+
+
+def _target_modules(model: PreTrainedModel, wanted: Collection[str]) -> list[str] | str:
+    """Which layers get an adapter, as peft takes it: names, or a pattern of whole names.
+
+    Vision towers have layers of the same names as the language part, which get none.
+    """
+    family = family_of(model)
+    if family is None:
+        return sorted(wanted)
+    inside = re.escape(f"{model.base_model_prefix}.{family.language}")
+    names = "|".join(map(re.escape, sorted(wanted)))
+    return rf"{inside}(.*\.)?({names})"
 
 
 def has_adapter(model: nn.Module) -> bool:
@@ -106,8 +118,9 @@ def save_adapter(model: PreTrainedModel, directory: Path, tensors: Mapping[str, 
     Transformers loads them with their base.
     """
     config = cast(Any, model).peft_config["default"]
-    # It is a set, whose order differs from process to process.
-    config.target_modules = sorted(config.target_modules)
+    if not isinstance(config.target_modules, str):
+        # It is a set, whose order differs from process to process.
+        config.target_modules = sorted(config.target_modules)
     config.save_pretrained(directory)
     named = {
         FILE_PREFIX + name.removesuffix(IN_MODEL) + IN_FILE: tensor

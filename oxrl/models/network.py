@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from oxrl.errors import ConfigError, DataError, EngineError
 from oxrl.functional.logprobs import Head
+from oxrl.models.vision_network import family_of, never_sampled, read_with_images
 from oxrl.types import TokenBatch
 
 
@@ -54,13 +55,15 @@ class CausalNetwork:
         factor = float(getattr(config, "logit_scale", None) or 1.0)
         divisor = float(getattr(config, "logits_scaling", None) or 1.0)
         self._scale = factor / divisor
+        vocabulary = cast(Tensor, output.weight).shape[0]
+        self._never = never_sampled(self.decoder, vocabulary)
         self._check_head()
 
     @property
     def head(self) -> Head:
         weight = cast(Tensor, self._output.weight)
         bias = cast("Tensor | None", getattr(self._output, "bias", None))
-        return Head(weight, bias, self._softcap, self._scale)
+        return Head(weight, bias, self._softcap, self._scale, self._never)
 
     def backbone(self, batch: TokenBatch) -> Tensor:
         """See TokenModel."""
@@ -144,6 +147,8 @@ def _last_hidden(decoder: nn.Module, batch: TokenBatch) -> Tensor:
     # Rows are right-padded and attention is causal, so no real token sees padding and no mask has
     # to be built. Positions that start again mark packed rows: transformers keeps them apart, but
     # only when it is given no mask. Some models take no positions: without any they count alike.
+    if family_of(decoder) is not None:
+        return read_with_images(decoder, batch, use_cache=False).last_hidden_state
     positions: dict[str, Tensor] = {}
     if batch.position_ids is not None:
         positions["position_ids"] = batch.position_ids

@@ -92,6 +92,7 @@ def check_accepted(accept: Sequence[str], *, resume: bool) -> None:
 def _run(
     cfg: Config, *, resume: bool, accept: Sequence[str] = (), after: LostRankError | None = None
 ) -> None:
+    from oxrl.models.vision import vision_family
     from oxrl.recipes.build import training_ranks
     from oxrl.recipes.follower import Follower
     from oxrl.recipes.inputs import with_pinned_inputs
@@ -113,5 +114,9 @@ def _run(
         if after is not None:
             session.message(f"{after}\nStarting the whole group again from the newest checkpoint")
         session.pool = prepared.pool
+        if vision_family(cfg.model.name) is not None:
+            from oxrl.recipes.images import keep_images
+
+            keep_images(cfg)
         noted = session.run.noted if ranks.first else {}
         loop(with_pinned_inputs(cfg, noted, ranks), session)

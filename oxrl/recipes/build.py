@@ -6,12 +6,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
+from oxrl.config.checks.vision import why_no_images
 from oxrl.config.reward_options import AskedReward, asked_rewards
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
@@ -25,6 +26,7 @@ from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import add_adapter
 from oxrl.models.network import ValueModel
+from oxrl.models.vision import PROCESSOR, has_image_processor, vision_family
 from oxrl.rewards.workers import RewardPool, ScoringPool
 from oxrl.runs.patience import Patience, StopAsked
 from oxrl.seeds import stable_seed
@@ -32,6 +34,9 @@ from oxrl.tables.cells import CRITIC
 from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.tables.numbers import CRITIC_LR, KL_COEFF
 from oxrl.types import Sampling
+
+if TYPE_CHECKING:
+    from oxrl.data.image_store import ImageStore
 
 log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -74,6 +79,33 @@ def build_tokenizer(cfg: Config) -> PreTrainedTokenizerBase:
     )
 
 
+def reads_images(cfg: Config) -> bool:
+    """Whether this run may show images to its model."""
+    name = cfg.model.name
+    if vision_family(name) is None or not has_image_processor(name):
+        return False
+    return not why_no_images(cfg)
+
+
+def build_images(cfg: Config) -> ImageStore | None:
+    """The images of a run; None where its model is shown none."""
+    if not reads_images(cfg):
+        return None
+    # A run of text alone pays nothing for images.
+    from oxrl.recipes.images import image_store
+
+    return image_store(cfg)
+
+
+def _why_no_images(cfg: Config) -> str:
+    """Why rows with images are refused, after "images, which"."""
+    if vision_family(cfg.model.name) is None:
+        return "models here do not see"
+    if not has_image_processor(cfg.model.name):
+        return f"the model cannot be shown: its files lack {PROCESSOR}"
+    return why_no_images(cfg)
+
+
 def row_options(
     cfg: Config, held_out: bool, max_tokens: int | None = None, *, unpaired: bool = False
 ) -> ReadOptions:
@@ -85,6 +117,8 @@ def row_options(
         stream=cfg.data.stream,
         unpaired=unpaired,
         columns=cfg.data.columns,
+        images=build_images(cfg),
+        no_images=_why_no_images(cfg),
     )
 
 
@@ -112,8 +146,13 @@ def load_model(
 
 
 def load_policy_to_train(cfg: Config, device: torch.device | None = None) -> PreTrainedModel:
-    """The policy, with the adapter that `lora` asks for."""
-    return _adapted(cfg, load_model(cfg, device))
+    """The policy, with the adapter that `lora` asks for, and without what `model.freeze` names."""
+    model = load_model(cfg, device)
+    if cfg.model.freeze != "none":
+        from oxrl.models.vision_parts import freeze
+
+        freeze(model, cfg.model.freeze)
+    return _adapted(cfg, model)
 
 
 def load_critic_to_train(cfg: Config, device: torch.device | None = None) -> ValueModel:
@@ -201,12 +240,19 @@ def build_trainer(
         gradient_checkpointing=cfg.model.gradient_checkpointing,
         trained=trained,
         tokenizer=tokenizer,
+        image_processor=_image_processor(cfg) if tokenizer is not None else None,
     )
     # Imported where it is chosen: PyTorch's sharding takes a second, DeepSpeed is an extra.
     engine = TRAINING_ENGINES[train.backend]
     section = engine.settings if trained else engine.reference_settings
     settings: dict[str, Any] = getattr(cfg, section).model_dump() if section else {}
     return engine.load()(model, options, ranks=ranks, **settings)
+
+
+def _image_processor(cfg: Config) -> Any:
+    """What is saved beside the tokenizer of a model that is shown images; None of others."""
+    images = build_images(cfg)
+    return None if images is None else images.reader.processor
 
 
 def build_reference(cfg: Config, *, temperature: float = 1.0, ranks: Ranks = ALONE) -> Trainer:
@@ -267,7 +313,11 @@ def local_sampler(
 ) -> ModuleSampler:
     """What samples from a model of this process, as many rows at a time as the config says."""
     return module_sampler(
-        model, tokenizer, max_rows=cfg.inference_engine.max_rows, longest=cfg.model.max_length
+        model,
+        tokenizer,
+        max_rows=cfg.inference_engine.max_rows,
+        longest=cfg.model.max_length,
+        images=build_images(cfg),
     )
 
 

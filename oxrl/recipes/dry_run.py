@@ -9,7 +9,9 @@ from oxrl.config import Config
 from oxrl.config.dry_run import dry_run_config
 from oxrl.errors import DataError
 from oxrl.models.builtin import is_builtin
+from oxrl.models.builtin_vision import TINY_VL
 from oxrl.models.shrink import STAND_IN, write_shrunk, write_stand_in
+from oxrl.models.vision import vision_family
 from oxrl.recipes import run
 from oxrl.seeds import stable_seed
 
@@ -39,6 +41,8 @@ def _model(cfg: Config, folder: Path) -> tuple[str, str]:
     seed = stable_seed("dry run", cfg.run.seed)
     if is_builtin(name):
         return name, name
+    if vision_family(name) is not None:
+        return TINY_VL, f"{TINY_VL} instead of {name}, which reads images"
     try:
         model = write_shrunk(
             name,

@@ -123,7 +123,13 @@ def likelihood(cfg: Config, path: str, sampling: Mapping[str, object]) -> Metric
     engine = build.build_trainer(here, build.load_model(here), tokenizer, trained=False)
     rows = ConversationDataset.load(path, tokenizer, build.row_options(here, held_out=True))
     pad_id = int(tokenizer.pad_token_id)  # pyright: ignore[reportArgumentType]
-    return evaluate_loss(engine, rows, pad_id, rows_per_batch=here.data.rows_per_step)
+    return evaluate_loss(
+        engine,
+        rows,
+        pad_id,
+        rows_per_batch=here.data.rows_per_step,
+        images=build.build_images(here),
+    )
 
 
 @contextmanager

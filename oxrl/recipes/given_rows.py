@@ -15,7 +15,7 @@ from oxrl.config import Config
 from oxrl.data.dataset import Dataset, Identified
 from oxrl.data.order import open_rows
 from oxrl.engines.train.base import TrainEngine
-from oxrl.recipes.build import build_tokenizer, build_trainer
+from oxrl.recipes.build import build_images, build_tokenizer, build_trainer
 from oxrl.recipes.good_enough import note_score
 from oxrl.recipes.session import Progress, Session
 from oxrl.runs.checkpoint import why_not_best
@@ -48,6 +48,7 @@ class Learner(ABC, Generic[Unit]):
         self.cfg = cfg
         self.session = session
         self.tokenizer = build_tokenizer(cfg)
+        self.images = build_images(cfg)
         self.engine = build_trainer(cfg, model, self.tokenizer, ranks=session.ranks)
         self.engines: dict[str, TrainEngine] = {".": self.engine}
         self.pad_id = int(self.tokenizer.pad_token_id)  # pyright: ignore

@@ -16,6 +16,7 @@ from oxrl.engines.train.ranks import Ranks
 from oxrl.errors import DataError
 from oxrl.models.builtin import is_builtin
 from oxrl.models.files import CHAT_TEMPLATES, hub_commit, hub_source, model_files
+from oxrl.models.vision import vision_family
 from oxrl.processes.given import given, is_given
 from oxrl.rewards.base import ARGUMENT
 from oxrl.rewards.base import locate as locate_reward
@@ -113,6 +114,8 @@ def inputs_of(cfg: Config, known: Json) -> Iterator[Input]:
         known: pins of the run's start: a model on the hub stays at the commit noted there.
     """
     yield from _model_inputs(cfg, known)
+    if vision_family(cfg.model.name) is not None:
+        yield from _image_inputs(cfg)
     row = cfg.train.row
     for asked in asked_rewards(cfg.reward):
         if asked.name not in BUILTINS:
@@ -122,6 +125,21 @@ def inputs_of(cfg: Config, known: Json) -> Iterator[Input]:
     if row.recipe == "rl" and is_own(row.gate):
         file = Path(row.gate.rpartition(":")[0]).resolve()
         yield Input(name="train.loss", where=str(file), files=python_sources(file), code=True)
+
+
+def _image_inputs(cfg: Config) -> Iterator[Input]:
+    """Files of images that the rows of data files name."""
+    from oxrl.recipes.images import image_files
+
+    found: dict[str, Path] = {}
+    for name in cfg.data.train_files:
+        found |= image_files(cfg, name)
+    if found:
+        yield Input(name="data.train", where="its images", files=found)
+    if cfg.data.eval is not None:
+        held_out = image_files(cfg, cfg.data.eval)
+        if held_out:
+            yield Input(name="data.eval", where="its images", files=held_out)
 
 
 def _model_inputs(cfg: Config, known: Json) -> Iterator[Input]:

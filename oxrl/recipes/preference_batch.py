@@ -94,7 +94,7 @@ def kl_baseline(before: BeforeStep) -> PreferenceBatch:
         shown = dataclasses.replace(unit, rows=unit.rows[1:], ref_logprobs=ref_logprobs)
         mismatched.append(shown)
     objective = before.objective
-    other = to_preference_batch(mismatched, objective.pad_id, rows=1)
+    other = to_preference_batch(mismatched, objective.pad_id, rows=1, images=objective.images)
     sums = objective.completion_logprobs(objective.policy, other.inputs)
     ref_sums = required(other.ref_logprobs, "reference log-probabilities")
     return before.with_extra("kl_baseline", preference_statistics.kto_baseline(sums, ref_sums))

@@ -16,8 +16,9 @@ from oxrl.errors import required
 from oxrl.functional.preference_losses import PAIR_LOSSES, SINGLE_LOSSES
 from oxrl.functional.preference_pairs import LossAndMetrics
 from oxrl.functional.preference_statistics import length_desensitized_logprobs, sequence_logprobs
+from oxrl.recipes.build import build_images
 from oxrl.tables.preference import METHODS, Method
-from oxrl.types import Output, PreferenceBatch, TokenBatch
+from oxrl.types import Images, Output, PreferenceBatch, TokenBatch
 
 WANT = frozenset({"logprobs"})
 
@@ -33,6 +34,7 @@ class PreferenceObjective:
         policy: what learns.
         moving_reference: where it follows the policy; a reference that stays is read once.
         pad_id: what rows are padded with.
+        images: those of the rows; None: they have none.
     """
 
     method: Method
@@ -41,6 +43,7 @@ class PreferenceObjective:
     policy: Trainer
     moving_reference: Trainer | None
     pad_id: int
+    images: Images = None
 
     def completion_logprobs(self, model: Scorer, inputs: TokenBatch) -> Tensor:
         """Log-probability [R * N] of every row under `model`, in nats."""
@@ -48,7 +51,7 @@ class PreferenceObjective:
 
     def batch(self, units: Sequence[Judged], rows: int) -> PreferenceBatch:
         """The first `rows` rows of each unit, with what a moving reference says of them now."""
-        batch = to_preference_batch(units, self.pad_id, rows=rows)
+        batch = to_preference_batch(units, self.pad_id, rows=rows, images=self.images)
         if self.moving_reference is None:
             return batch
         logprobs = self.completion_logprobs(self.moving_reference, batch.inputs)
@@ -101,6 +104,7 @@ def build_objective(
         policy=policy,
         moving_reference=moving_reference,
         pad_id=pad_id,
+        images=build_images(cfg),
     )
 
 

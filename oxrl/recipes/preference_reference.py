@@ -111,11 +111,13 @@ class ReferenceCache:
             for example in chain.from_iterable(unit.rows for unit in units):
                 numbers = [len(example.token_ids), *example.token_ids, *example.trained]
                 key.update(np.array(numbers, dtype=np.int64).tobytes())
+                key.update("".join(example.images).encode())
         return key.hexdigest()[:16]
 
     def _compute(self, units: Sequence[Judged]) -> Tensor:
         rows = len(units[0].rows)
-        batch = to_preference_batch(units, self._objective.pad_id, rows=rows)
+        objective = self._objective
+        batch = to_preference_batch(units, objective.pad_id, rows=rows, images=objective.images)
         sums = self._objective.completion_logprobs(self._reference, batch.inputs)
         return sums.view(len(units), -1).float()
 

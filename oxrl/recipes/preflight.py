@@ -38,12 +38,14 @@ from oxrl.errors import (
 from oxrl.models.builtin import is_builtin
 from oxrl.models.files import refuse_missing_folder
 from oxrl.models.folder import adapter_base, check_model_folder
+from oxrl.models.vision import has_image_processor
 from oxrl.rewards.builtin import BUILTINS
 from oxrl.rewards.workers import RewardPool, ScoringPool
 from oxrl.runs.directory import GIVEN
 from oxrl.runs.patience import Patience
 from oxrl.runs.stop import StopRequest
 from oxrl.tables.preference import METHODS
+from oxrl.tables.vision import VISION_FAMILIES
 from oxrl.types import Completion, Prompt
 
 if TYPE_CHECKING:
@@ -148,7 +150,10 @@ def _architecture(cfg: Config, folder: Path) -> str:
     """
     # Imported here: built-in models do without them.
     from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
 
     from oxrl.models.load import named_in_errors
 
@@ -157,6 +162,9 @@ def _architecture(cfg: Config, folder: Path) -> str:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=own_code)
     known: Mapping[str, Any] = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     family = str(config.model_type)
+    if family in VISION_FAMILIES:
+        sees = "shows it images" if has_image_processor(str(folder)) else "lacks an image processor"
+        return f"{MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[family]} in {folder}, which {sees}"
     if family in known:
         return f"{known[family]} in {folder}"
     brings = getattr(config, "auto_map", None) or {}

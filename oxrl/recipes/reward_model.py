@@ -40,7 +40,7 @@ class OutcomeLearner(Learner[Judged]):
         return PreferenceDataset.load(path, self.tokenizer, row_options(self.cfg, held_out))
 
     def update(self, units: list[Judged], step: int, memory: Memory) -> tuple[Metrics, float]:
-        batch = to_preference_batch(units, self.pad_id)
+        batch = to_preference_batch(units, self.pad_id, images=self.images)
         metrics = apply_step(self.engine, self.session, batch, self.loss, WANT, step=step)
         metrics["data/rows"] = float(len(units))
         return metrics, float(batch.inputs.attention_mask.sum())
@@ -60,7 +60,7 @@ class OutcomeLearner(Learner[Judged]):
         """How often the better completion scores higher (a tie counts half), and by how much."""
         found: list[Tensor] = []
         for units in held_out.batches(self.cfg.data.rows_per_step):
-            inputs = to_preference_batch(units, self.pad_id).inputs
+            inputs = to_preference_batch(units, self.pad_id, images=self.images).inputs
             scores = required(self.engine.forward(inputs, WANT).bootstrap, "model output")
             found.append(scores[0::2] - scores[1::2])
         gaps = torch.cat(found)
@@ -75,7 +75,7 @@ class ProcessLearner(Learner[Steps]):
         return StepDataset.load(path, self.tokenizer, row_options(self.cfg, held_out))
 
     def update(self, units: list[Steps], step: int, memory: Memory) -> tuple[Metrics, float]:
-        batch = to_step_batch(units, self.pad_id)
+        batch = to_step_batch(units, self.pad_id, images=self.images)
         metrics = apply_step(self.engine, self.session, batch, step_loss, WANT, step=step)
         metrics["data/rows"] = float(len(units))
         return metrics, float(batch.inputs.attention_mask.sum())
@@ -85,7 +85,7 @@ class ProcessLearner(Learner[Steps]):
         verdicts: list[Tensor] = []
         labels: list[Tensor] = []
         for units in held_out.batches(self.cfg.data.rows_per_step):
-            batch = to_step_batch(units, self.pad_id)
+            batch = to_step_batch(units, self.pad_id, images=self.images)
             ends = batch.inputs.response_mask
             values = required(self.engine.forward(batch.inputs, WANT).values, "model output")
             verdicts.append(values[ends] > 0)

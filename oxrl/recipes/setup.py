@@ -21,6 +21,7 @@ from oxrl.recipes.answers import answering
 from oxrl.recipes.build import (
     DTYPES,
     Limits,
+    build_images,
     build_sampler,
     build_tokenizer,
     build_trainers,
@@ -263,6 +264,7 @@ def build_row_rules(
         strict=cfg.rollout.force_strict_on_policy,
         max_staleness=cfg.rollout.max_staleness,
         groups_of_two=cfg.train.row.has(GROUPS),
+        images=build_images(cfg),
     )
 
 

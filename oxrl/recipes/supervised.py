@@ -23,7 +23,7 @@ from oxrl.recipes.generated_evaluation import GeneratedEvaluation
 from oxrl.recipes.given_rows import Learner, LookedAt, Memory, learn
 from oxrl.recipes.session import Session
 from oxrl.recipes.step import apply_step
-from oxrl.types import Metrics, Output, SupervisedBatch
+from oxrl.types import Images, Metrics, Output, SupervisedBatch
 
 WANT = frozenset({"logprobs"})
 
@@ -54,7 +54,9 @@ class SupervisedLearner(Learner[Example]):
         return ConversationDataset.load(path, self.tokenizer, row_options(self.cfg, held_out))
 
     def update(self, units: list[Example], step: int, memory: Memory) -> tuple[Metrics, float]:
-        batch = to_supervised_batch(units, self.pad_id, pack_tokens=self.cfg.data.pack_tokens)
+        batch = to_supervised_batch(
+            units, self.pad_id, pack_tokens=self.cfg.data.pack_tokens, images=self.images
+        )
         targets = batch.inputs.response_mask
         tokens = float(batch.inputs.attention_mask.sum())
         metrics: Metrics = {
@@ -72,7 +74,9 @@ class SupervisedLearner(Learner[Example]):
 
     def evaluate(self, held_out: LookedAt[Example]) -> Metrics:
         rows = self.cfg.data.rows_per_step
-        found = evaluate_loss(self.engine, held_out, self.pad_id, rows_per_batch=rows)
+        found = evaluate_loss(
+            self.engine, held_out, self.pad_id, rows_per_batch=rows, images=self.images
+        )
         if self.generated is not None:
             found |= self.generated.metrics()
         return found
@@ -85,7 +89,11 @@ def loss_fn(output: Output, batch: SupervisedBatch) -> tuple[Tensor, dict[str, T
 
 
 def to_supervised_batch(
-    examples: list[Example], pad_id: int, *, pack_tokens: int | None = None
+    examples: list[Example],
+    pad_id: int,
+    *,
+    pack_tokens: int | None = None,
+    images: Images = None,
 ) -> SupervisedBatch:
     """Pad examples, or pack them into rows; the loss is the mean over all trained tokens.
 
@@ -94,6 +102,7 @@ def to_supervised_batch(
 
     Args:
         pack_tokens: most tokens of a packed row; None: one example per row.
+        images: those of the examples; None: they have none.
     """
     packs = [[example] for example in examples]
     if pack_tokens is not None:
@@ -108,6 +117,8 @@ def to_supervised_batch(
         # The first token of an example has nothing before it to be predicted from.
         targets.append([on and at > 0 for on, at in zip(trained, positions[-1], strict=True)])
     inputs = to_token_batch(tokens, targets, pad_id)
+    if images is not None:
+        inputs = images.attach(inputs, [(example.uid, example.images) for example in examples])
     if pack_tokens is not None:
         inputs = dataclasses.replace(inputs, position_ids=pad_rows(positions, 0, torch.int64))
     return SupervisedBatch(inputs=inputs, loss_weights=token_mean(inputs.response_mask))
@@ -143,13 +154,22 @@ class HeldOut(Protocol):
 
 
 def evaluate_loss(
-    engine: TrainEngine, data: HeldOut, pad_id: int, *, rows_per_batch: int
+    engine: TrainEngine,
+    data: HeldOut,
+    pad_id: int,
+    *,
+    rows_per_batch: int,
+    images: Images = None,
 ) -> Metrics:
-    """Mean negative log-likelihood per trained token over the whole held-out set."""
+    """Mean negative log-likelihood per trained token over the whole held-out set.
+
+    Args:
+        images: those of the rows; None: they have none.
+    """
     total = 0.0
     tokens = 0.0
     for examples in data.batches(rows_per_batch):
-        inputs = to_supervised_batch(examples, pad_id).inputs
+        inputs = to_supervised_batch(examples, pad_id, images=images).inputs
         logprobs = required(engine.forward(inputs, WANT).logprobs, "model output")
         total -= float(logprobs[inputs.response_mask].double().sum())
         tokens += float(inputs.response_mask.sum())

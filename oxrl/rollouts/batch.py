@@ -13,7 +13,7 @@ from torch import Tensor
 from oxrl.data.batching import check_rollout_batch, to_rollout_batch
 from oxrl.functional.metrics import reward_metrics
 from oxrl.rollouts.sync import RolloutStep
-from oxrl.types import Metrics, Rollout, RolloutBatch
+from oxrl.types import Images, Metrics, Rollout, RolloutBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,7 @@ class RowRules:
     strict: refuse tokens that were not sampled by the newest weights.
     max_staleness: weight versions that a token may lag behind.
     groups_of_two: advantages compare rows of a group, so a row left alone has nothing to learn.
+    images: those of the prompts; None: they have none.
     """
 
     pad_id: int
@@ -32,6 +33,7 @@ class RowRules:
     strict: bool
     max_staleness: int
     groups_of_two: bool
+    images: Images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
     Raises:
         InvariantError: a row is structurally broken; see `check_rollout_batch`.
     """
-    batch = to_rollout_batch(step.rollouts, pad_id=rules.pad_id)
+    batch = to_rollout_batch(step.rollouts, pad_id=rules.pad_id, images=rules.images)
     check_rollout_batch(
         batch,
         stop_token_ids=rules.stop_token_ids,

@@ -24,7 +24,7 @@ def sample_line(rollout: Rollout, *, step: int, advantage: float | None) -> Samp
         "draw": rollout.group_id,
         "sample": rollout.sample,
         "step": step,
-        "prompt": prompt.messages[-1]["content"] if prompt.messages else "",
+        "prompt": prompt.question,
         "response": completion.text,
         "reward": score.value,
         "status": score.status,
@@ -35,6 +35,7 @@ def sample_line(rollout: Rollout, *, step: int, advantage: float | None) -> Samp
         "finish_reason": completion.finish_reason,
         "answer": prompt.answer,
     }
+    line |= prompt.shown
     if score.parts or score.statuses:
         from oxrl.rollouts.parts import part_fields  # most rewards have none
 

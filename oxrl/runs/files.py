@@ -121,13 +121,13 @@ def require_kind(path: Path, *, folder: bool) -> None:
         )
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file: a reader, or a crash at any moment, finds the old one or the new one."""
     temporary = path.with_name(f".tmp-{path.name}")
     clear(temporary)
     try:
         with open_own(temporary, "xb") as file:
-            write_all(file, text.encode("utf-8"))
+            write_all(file, content.encode("utf-8") if isinstance(content, str) else content)
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:

@@ -16,6 +16,7 @@ from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.cached import CachedSampler
 from oxrl.engines.sample.choice import FAST, module_sampler
 from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.vision import VisionSampler
 from oxrl.errors import ConfigError
 from oxrl.models.network import check_packing
 from oxrl.models.weights import save_model
@@ -43,7 +44,8 @@ def test_the_samples_of_every_family_have_the_trainers_logprobs(
 ) -> None:
     sampler = module_sampler(model, TOKENIZER, max_rows=8)
     fast = family in FAST and family != "mistral"  # the tiny one has a window
-    assert type(sampler) is (LocalSampler if fast else CachedSampler)
+    other = VisionSampler if family == "gemma3" else CachedSampler
+    assert type(sampler) is (LocalSampler if fast else other)
     requests = make_requests(3, 2, max_tokens=20, stop_token_ids=())
     done = generate(sampler, requests, deadline_s=60)
     assert largest(done, trainer_logprobs(model, requests, done, 1.0)) < 2e-4

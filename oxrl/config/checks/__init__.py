@@ -23,6 +23,7 @@ from oxrl.config.checks.own_gate import check_own_gate
 from oxrl.config.checks.preference import check_preference
 from oxrl.config.checks.reward import check_generated, check_reward
 from oxrl.config.checks.sampling import check_rejection, check_sampling, check_staleness
+from oxrl.config.checks.vision import check_images, check_vision
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 
@@ -35,6 +36,8 @@ OF_ALL: tuple[Check, ...] = (
     check_adapter,
     check_adapter_model,
     *MODEL,
+    check_images,
+    check_vision,
     check_training_files,
     check_evaluation_file,
     check_columns,

@@ -59,6 +59,29 @@ class DataConfig(Section):
         "Columns that have other names in the data: {prompt: question, answer: solution}; a.b is "
         "field b inside of a.",
     )
+    image_roots: str = setting(
+        "",
+        "Folders beside the data file's own, and beginnings of URLs, that rows may take images "
+        "from, with commas: /data/photos,https://example.org/cats.",
+    )
+    image_min_side: int = setting(
+        8, "Images with a side of fewer pixels are refused.", ge=1, le=10**6
+    )
+    image_max_side: int = setting(
+        8192,
+        "Images with a side of more pixels are refused.",
+        ge=1,
+        le=10**6,
+        why="one image is to fit into memory",
+    )
+    image_max_pixels: int | None = setting(
+        None,
+        "Larger images are made smaller before the model sees them (Qwen families); null: as the "
+        "model's own files say.",
+        ge=1,
+        le=10**9,
+        why="one image is to fit into memory",
+    )
     eval_rows: int | None = setting(None, "Evaluate on the first so many rows; null: all.", ge=1)
 
     @field_validator("train", mode="wrap")
@@ -73,6 +96,11 @@ class DataConfig(Section):
                 "must be a path, or a mapping of paths to positive shares "
                 "such as {a.jsonl: 0.7, b.jsonl: 0.3}"
             ) from None
+
+    @property
+    def image_places(self) -> tuple[str, ...]:
+        """Every place of `image_roots`."""
+        return tuple(root.strip() for root in self.image_roots.split(",") if root.strip())
 
     @property
     def train_files(self) -> tuple[str, ...]:

@@ -44,6 +44,11 @@ class ModelConfig(Section):
         le=10**8,
         why="no model reads longer rows",
     )
+    freeze: Literal["none", "vision", "projector", "vision+projector"] = setting(
+        "none",
+        "Parts of a model that reads images that are not trained: its vision tower, what projects "
+        "from there into the language part, or both.",
+    )
     trust_remote_code: bool = setting(False, "Run Python code that ships with the model.")
 
 

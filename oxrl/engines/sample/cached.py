@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,16 +81,20 @@ class CachedSampler(ModuleSampler):
                 self._decode_step(lane)
         self._lanes = [lane for lane in self._lanes if lane.slots.requests]
 
+    def _prompt(self, request: Request) -> Hashable:
+        """What a request reads before its first new token: equal ones are read once."""
+        return prompt_of(request)
+
     def _next_lane(self, most: int) -> list[Request]:
         """Take up to `most` waiting requests out of the queue, all as long as its first one."""
         length = len(prompt_of(self._waiting[0]))
         most_prompts = max(1, PREFILL_TOKENS // length)
         taken: list[Request] = []
-        prompts: set[TokenIds] = set()
+        prompts: set[Hashable] = set()
         for request in self._waiting:
-            prompt = prompt_of(request)
+            prompt = self._prompt(request)
             fits = prompt in prompts or len(prompts) < most_prompts
-            if len(prompt) == length and len(taken) < most and fits:
+            if len(prompt_of(request)) == length and len(taken) < most and fits:
                 taken.append(request)
                 prompts.add(prompt)
         ids = {request.id for request in taken}
@@ -99,14 +103,17 @@ class CachedSampler(ModuleSampler):
 
     def _open_lane(self, requests: Sequence[Request]) -> None:
         """Read the prompts, each once, and sample the first tokens."""
-        prompts = [prompt_of(request) for request in requests]
-        different = list(dict.fromkeys(prompts))
+        prompts = [self._prompt(request) for request in requests]
+        # Of each different prompt the last request: any of them will do.
+        different = dict(zip(prompts, requests, strict=True))
         lane = Lane(Slots(len(requests), self.model.device))
         lane.slots.occupy(requests)
-        logits = self._read(lane, torch.tensor(different, device=self.model.device))
-        read = sum(map(len, different))
+        contexts = [prompt_of(request) for request in different.values()]
+        tokens = torch.tensor(contexts, device=self.model.device)
+        logits = self._read(lane, tokens, list(different.values()))
+        read = tokens.numel()
         self._counted["prefill_tokens"] += read
-        self._counted["prefill_tokens_saved"] += sum(map(len, prompts)) - read
+        self._counted["prefill_tokens_saved"] += len(requests) * tokens.shape[1] - read
         place = {prompt: index for index, prompt in enumerate(different)}
         order = torch.tensor([place[prompt] for prompt in prompts], device=logits.device)
         _select(lane, order)
@@ -126,13 +133,17 @@ class CachedSampler(ModuleSampler):
                 contexts.append(request.prompt.token_ids + slots.response(slot).token_ids)
             tokens = torch.tensor(contexts, device=self.model.device)
             self._counted["prefill_tokens"] += tokens.numel()
-        logits = self._read(lane, tokens)
+        logits = self._read(lane, tokens, slots.requests)
         self._counted["decode_steps"] += 1
         self._counted["active_rows"] += active
         self._finished += self._release(lane, self._sample(slots, 0, logits))
 
-    def _read(self, lane: Lane, tokens: Tensor) -> Tensor:
-        """Logits [n, V] after `tokens` [n, t], which the lane's cache then holds as well."""
+    def _read(self, lane: Lane, tokens: Tensor, requests: Sequence[Request]) -> Tensor:
+        """Logits [n, V] after `tokens` [n, t], which the lane's cache then holds as well.
+
+        Args:
+            requests: whose tokens these are.
+        """
         known = {} if lane.cache is None else {self._cache_name: lane.cache}
         output: Any = self.network.decoder(input_ids=tokens, use_cache=True, **known)
         lane.cache = getattr(output, self._cache_name)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.engines.sample.cached import CachedSampler
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.sample.module_sampler import ModuleSampler
+from oxrl.models.vision_network import family_of
+
+if TYPE_CHECKING:
+    from oxrl.data.image_store import ImageStore
 
 # Families that LocalSampler was compared with (tests/recipes/test_architectures.py): they take
 # position ids and a mask, and their keys and values have one shape in all layers. Every other model
@@ -45,6 +51,7 @@ def module_sampler(
     *,
     max_rows: int,
     longest: int | None = None,
+    images: ImageStore | None = None,
 ) -> ModuleSampler:
     """The sampler for a model that lies in this process.
 
@@ -52,10 +59,15 @@ def module_sampler(
         model: a Hugging Face causal LM.
         max_rows: rows decoded at the same time.
         longest: most tokens of a prompt and its response that will be asked for; None: not known.
+        images: of the prompts; None: there are none.
 
     Raises:
         EngineError: the model has no separate output head, or keeps no cache.
     """
+    if family_of(model) is not None:
+        from oxrl.engines.sample.vision import VisionSampler
+
+        return VisionSampler(model, tokenizer, max_rows=max_rows, images=images)
     # The fast one decodes with attention of its own, which stands in for sdpa alone.
     fast = getattr(model.config, "_attn_implementation", None) == "sdpa"
     if fast and attends_to_everything(model.config, longest):

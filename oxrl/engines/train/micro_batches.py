@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from oxrl.engines.train.ranks import Ranks
-from oxrl.types import Output, TokenBatch, TrainBatch
+from oxrl.models.vision_network import PATCHES
+from oxrl.types import Output, Ragged, TokenBatch, TrainBatch
 
 
 class MicroBatch(NamedTuple):
@@ -29,7 +31,7 @@ def micro_batches(batch: TrainBatch, *, budget: int, ranks: int = 1) -> list[lis
 
     Args:
         batch: what is cut.
-        budget: tokens, padding included; a unit that is longer goes alone.
+        budget: tokens, padding included, and patches of images; a unit that has more goes alone.
         ranks: how many share the batch.
 
     Returns:
@@ -43,6 +45,18 @@ def micro_batches(batch: TrainBatch, *, budget: int, ranks: int = 1) -> list[lis
     unit_lengths = row_lengths.view(units, rows_per_unit).amax(1).clamp(min=1)
     lengths, order = unit_lengths.cpu().sort(descending=True, stable=True)
     budget_per_row = budget // rows_per_unit
+    patches = batch.inputs.extras.get(PATCHES)
+    if patches is not None:
+        counts = _patches_per_row(patches, units)[order]
+        return [
+            _cut_with_patches(
+                order[rank::ranks],
+                lengths[rank::ranks].tolist(),
+                counts[rank::ranks].tolist(),
+                budget_per_row,
+            )
+            for rank in range(ranks)
+        ]
     return [
         _cut(order[rank::ranks], lengths[rank::ranks].tolist(), budget_per_row)
         for rank in range(ranks)
@@ -56,6 +70,33 @@ def _cut(units: Tensor, lengths: list[int], budget: int) -> list[MicroBatch]:
         count = max(1, budget // lengths[start])
         cut.append(MicroBatch(units[start : start + count], lengths[start]))
         start += count
+    return cut
+
+
+def _patches_per_row(patches: Ragged, units: int) -> Tensor:
+    """Patches of the images of each unit, per row of it, [N] int64."""
+    ends = patches.row_offsets.tolist()
+    counts = [int(patches.values[start:end].sum()) for start, end in pairwise(ends)]
+    per_unit = torch.tensor(counts).view(units, -1)
+    return -(-per_unit.sum(1) // per_unit.shape[1])
+
+
+def _cut_with_patches(
+    units: Tensor, lengths: list[int], patches: list[int], budget: int
+) -> list[MicroBatch]:
+    """As `_cut`, of rows whose images take some of the budget: a vision tower reads patches."""
+    cut: list[MicroBatch] = []
+    start = 0
+    seen = 0
+    for at, count in enumerate(patches):
+        seen += count
+        padded = lengths[start] * (at + 1 - start)
+        if at > start and padded + seen > budget:
+            cut.append(MicroBatch(units[start:at], lengths[start]))
+            start = at
+            seen = count
+    if lengths:
+        cut.append(MicroBatch(units[start:], lengths[start]))
     return cut
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -34,6 +34,7 @@ class TrainerOptions:
         trained: False for a model that only answers `forward`; an engine may then go without an
             optimizer.
         tokenizer: saved beside the weights, so that the checkpoint is complete.
+        image_processor: of transformers, saved there too, of a model that is shown images.
 
     Raises:
         EngineError: a schedule that ends, without `total_steps`.
@@ -53,6 +54,7 @@ class TrainerOptions:
     gradient_checkpointing: bool = False
     trained: bool = True
     tokenizer: PreTrainedTokenizerBase | None = None
+    image_processor: Any = None
 
     def __post_init__(self) -> None:
         if self.lr_schedule != "constant" and self.total_steps is None:

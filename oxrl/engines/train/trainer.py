@@ -224,6 +224,8 @@ class Trainer(ABC):
         if self.ranks.first:
             if self.options.tokenizer is not None:
                 self.options.tokenizer.save_pretrained(directory)
+            if self.options.image_processor is not None:
+                self.options.image_processor.save_pretrained(directory)
             write_state(directory, self.step, adam_steps)
 
     def load(self, directory: Path) -> None:

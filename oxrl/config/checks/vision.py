@@ -1,0 +1,62 @@
+"""Models that read images: what a run can do with them, and what it cannot yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from oxrl.config.checks.base import at
+from oxrl.config.schema import Config
+from oxrl.config.source import Problem
+from oxrl.models.vision import vision_family
+
+REMOTE = ("http://", "https://")
+# Trained on text alone these run on every engine, as they did before images were read.
+ON_ANY_ENGINE = frozenset({"gemma3"})
+
+
+def check_images(cfg: Config) -> Iterator[Problem]:
+    """Where images come from, how large they are, and what of their model is frozen."""
+    family = vision_family(cfg.model.name)
+    if family is None:
+        return
+    for root in cfg.data.image_places:
+        if not root.startswith(REMOTE) and not Path(root).is_dir():
+            rule = f"{root!r} is neither a folder here nor a URL of http or https"
+            yield Problem("data.image_roots", rule, root)
+    if cfg.data.image_min_side > cfg.data.image_max_side:
+        rule = f"exceeds data.image_max_side {cfg.data.image_max_side}"
+        yield at(cfg, "data.image_min_side", rule, "data.image_max_side")
+    if cfg.data.image_max_pixels is not None and family.layout != "patches":
+        rule = f"{family.name} shows every image at a size that its own files fix: leave it out"
+        yield at(cfg, "data.image_max_pixels", rule, "model.name")
+    if cfg.model.freeze != "none" and cfg.lora.rank:
+        rule = "adapters freeze all of the model already: leave it out"
+        yield at(cfg, "model.freeze", rule, "lora.rank")
+
+
+def check_vision(cfg: Config) -> Iterator[Problem]:
+    """What reads images is trained and sampled from in one process."""
+    family = vision_family(cfg.model.name)
+    if family is None or family.name in ON_ANY_ENGINE:
+        return
+    if cfg.train.backend != "local":
+        rule = f"does not train models that read images ({family.name}) yet: set it to local"
+        yield at(cfg, "train.backend", rule, "model.name")
+    if cfg.inference_engine.actors:
+        rule = f"Ray actors do not sample from models that read images ({family.name}) yet: use 0"
+        yield at(cfg, "inference_engine.actors", rule, "model.name")
+    if cfg.data.pack_tokens is not None:
+        rule = f"rows of models that read images ({family.name}) are not packed yet: leave it out"
+        yield at(cfg, "data.pack_tokens", rule, "model.name")
+
+
+def why_no_images(cfg: Config) -> str:
+    """Why a model that reads images is shown none in a run, after "images, which"; else empty."""
+    if cfg.train.backend != "local" or cfg.inference_engine.actors:
+        return "are shown in one process only so far (train.backend: local, no actors)"
+    if cfg.environment.name:
+        return "are not shown in episodes of an environment yet"
+    if cfg.data.pack_tokens is not None:
+        return "are not shown in packed rows yet: leave data.pack_tokens out"
+    return ""

@@ -1,0 +1,256 @@
+"""The bytes of images that rows name, and whether they are images that can be learned from."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import NoReturn
+from urllib.error import URLError
+from urllib.parse import unquote, urlsplit
+from urllib.request import HTTPRedirectHandler, build_opener
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from oxrl.data.rows import Json, Record
+
+EXPECTED = (
+    "an image: a path, a data: or allowed URL, base64 text, or an object with one of path, url, "
+    "base64, bytes"
+)
+# How base64 text of the usual formats begins: PNG, JPEG, GIF, WebP, BMP.
+BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk")
+REMOTE = ("http://", "https://")
+# What is turned into RGB without a choice: grey, palettes without transparency, black and white.
+PLAIN_MODES = ("RGB", "L", "P", "1")
+HOW_TO_CONVERT = 'Image.open(path).convert("RGB").save(path)'
+FETCH_S = 30.0
+MOST_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRules:
+    """Which images are read.
+
+    Args:
+        roots: folders beside the data file's own, and beginnings of URLs, that images may be in.
+        min_side, max_side: of an image, in pixels.
+    """
+
+    roots: tuple[str, ...] = ()
+    min_side: int = 8
+    max_side: int = 8192
+
+
+class _Unusable(Exception):
+    """Why an image cannot be used, as the end of a sentence."""
+
+
+class _SameRoot(HTTPRedirectHandler):
+    """Follows no redirect: it could lead out of what is allowed."""
+
+    def redirect_request(self, *args: object, **kwargs: object) -> None:
+        return None
+
+
+def image_bytes(record: Record, reference: Json, rules: ImageRules) -> bytes:
+    """The bytes of an image that a row names or holds.
+
+    Args:
+        record: the row.
+        reference: EXPECTED says in which forms.
+        rules: where images may be.
+
+    Raises:
+        DataError: it is not there, or not where images may be; names the row.
+    """
+    try:
+        return _bytes_of(reference, record.folder or Path(), rules)
+    except _Unusable as problem:
+        refuse(record, reference, str(problem))
+
+
+def open_image(record: Record, reference: Json, content: bytes, rules: ImageRules) -> Image.Image:
+    """An image in RGB, turned as its camera says.
+
+    Raises:
+        DataError: it cannot be read whole, or is of a size or kind that is not learned from; names
+            the row.
+    """
+    try:
+        return decoded(content, rules)
+    except ValueError as problem:
+        refuse(record, reference, str(problem))
+
+
+def decoded(content: bytes, rules: ImageRules) -> Image.Image:
+    """An image in RGB, turned as its camera says.
+
+    Raises:
+        ValueError: why it cannot be used, as the end of a sentence.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes, which are looked at here
+            image = Image.open(BytesIO(content))
+            _check(image, rules)
+            image.load()
+            turned = ImageOps.exif_transpose(image)
+            return turned.convert("RGB")
+    except _Unusable as problem:
+        raise ValueError(str(problem)) from None
+    except UnidentifiedImageError:
+        start = content[:12].hex(" ")
+        raise ValueError(f"is no image that can be read: it begins with {start}") from None
+    except (OSError, SyntaxError, ValueError, OverflowError, Image.DecompressionBombError) as error:
+        raise ValueError(f"is damaged or cut off: {error}") from None
+
+
+def refuse(record: Record, reference: Json, problem: str) -> NoReturn:
+    """Refuse a row for one of its images.
+
+    Raises:
+        DataError: always.
+    """
+    record.fail(f"the image {described(reference)} {problem}", EXPECTED)
+
+
+def described(reference: Json) -> str:
+    """A reference to an image, short enough for a message."""
+    if isinstance(reference, bytes):
+        return f"of {len(reference):,} bytes"
+    if isinstance(reference, Mapping):
+        given = {key: value for key, value in reference.items() if value is not None}
+        named = given.get("path") or given.get("url")
+        return described(named) if named else f"with {', '.join(given) or 'nothing'}"
+    text = str(reference)
+    return repr(text if len(text) <= 100 else f"{text[:60]}... ({len(text):,} characters)")
+
+
+def content_name(content: bytes) -> str:
+    """What an image is called everywhere: the SHA-256 of its bytes."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def local_path(reference: Json, folder: Path) -> Path | None:
+    """The file that a reference stands for; None where it stands for none."""
+    if isinstance(reference, Mapping):
+        if reference.get("bytes") is not None or reference.get("base64") is not None:
+            return None
+        reference = reference.get("path") or reference.get("url")
+    if not isinstance(reference, str) or not reference:
+        return None
+    if reference.startswith(("data:", *REMOTE)) or _is_base64(reference):
+        return None
+    if reference.startswith("file://"):
+        reference = unquote(urlsplit(reference).path)
+    return folder / reference
+
+
+def _bytes_of(reference: Json, folder: Path, rules: ImageRules) -> bytes:
+    if isinstance(reference, Mapping):
+        return _bytes_of(_inside(reference), folder, rules)
+    if isinstance(reference, bytes | bytearray):
+        return bytes(reference)
+    if not isinstance(reference, str) or not reference:
+        raise _Unusable(f"is {type(reference).__name__}")
+    if reference.startswith("data:"):
+        return _from_base64(reference.partition(",")[2])
+    if reference.startswith(REMOTE):
+        return _fetched(reference, rules)
+    if _is_base64(reference):
+        return _from_base64(reference)
+    path = local_path(reference, folder)
+    if path is None:
+        raise _Unusable("is no path")
+    return _from_file(path, folder, rules)
+
+
+def _inside(reference: Mapping[str, Json]) -> Json:
+    """The one way in which an object tells of its image; bytes go before what they came from."""
+    for name in ("bytes", "base64", "path", "url"):
+        value = reference.get(name)
+        if value is None:
+            continue
+        if name in ("bytes", "base64") and isinstance(value, str):
+            return _from_base64(value)
+        return value
+    raise _Unusable("has neither path, url, base64 nor bytes")
+
+
+def _is_base64(text: str) -> bool:
+    """Whether a text is an image and no path: paths are short, and hold a dot near their end."""
+    return text.startswith(BASE64_STARTS) and "." not in text and len(text) >= 64
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _Unusable(f"is no base64: {error}") from None
+
+
+def _from_file(path: Path, folder: Path, rules: ImageRules) -> bytes:
+    """Read a file, if it is inside of a folder that images may be in."""
+    try:
+        whole = path.resolve()
+        folders = [Path(root).resolve() for root in rules.roots if "://" not in root]
+        if not any(whole.is_relative_to(root) for root in (folder.resolve(), *folders)):
+            raise _Unusable(
+                f"is at {whole}, outside of the data file's folder: name a folder above it in "
+                "data.image_roots"
+            )
+        if not whole.is_file():
+            state = "a folder" if whole.is_dir() else "no file"
+            raise _Unusable(f"is {state} at {whole}")
+        if whole.stat().st_size > MOST_BYTES:
+            raise _Unusable(f"has {whole.stat().st_size:,} bytes, more than {MOST_BYTES:,}")
+        return whole.read_bytes()
+    except (OSError, ValueError) as error:
+        raise _Unusable(f"cannot be read: {error}") from None
+
+
+def _fetched(url: str, rules: ImageRules) -> bytes:
+    """Fetch a URL, if it begins as one of those that are allowed."""
+    allowed = [root for root in rules.roots if root.startswith(REMOTE)]
+    if not any(url.startswith(root.rstrip("/") + "/") for root in allowed):
+        raise _Unusable(
+            "is on the network, which is only asked for URLs that begin as one of data.image_roots"
+        )
+    try:
+        with build_opener(_SameRoot).open(url, timeout=FETCH_S) as answer:
+            content: bytes = answer.read(MOST_BYTES + 1)
+    except (URLError, OSError, ValueError) as error:
+        raise _Unusable(f"cannot be fetched: {error}") from None
+    if len(content) > MOST_BYTES:
+        raise _Unusable(f"has more than {MOST_BYTES:,} bytes")
+    return content
+
+
+def _check(image: Image.Image, rules: ImageRules) -> None:
+    """Look at what the header of an image says, before anything is decoded."""
+    width, height = image.size
+    size = f"{width} x {height} pixels"
+    if min(width, height) < rules.min_side:
+        raise _Unusable(
+            f"has {size}; a side of fewer than {rules.min_side} shows nothing (data.image_min_side)"
+        )
+    if max(width, height) > rules.max_side:
+        raise _Unusable(
+            f"has {size}, a side of more than {rules.max_side}: make it smaller, or raise "
+            "data.image_max_side"
+        )
+    if getattr(image, "n_frames", 1) > 1:
+        frames = getattr(image, "n_frames", 1)
+        raise _Unusable(f"has {frames} frames; a model sees one: store the one that is meant")
+    if image.mode not in PLAIN_MODES or "transparency" in image.info:
+        what = "with transparency" if image.mode in PLAIN_MODES else image.mode
+        raise _Unusable(
+            f"is {what}, of which there is more than one way to make RGB: convert it where you "
+            f"see what becomes of it, such as {HOW_TO_CONVERT}"
+        )

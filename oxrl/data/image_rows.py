@@ -1,0 +1,213 @@
+"""Where the images of a row are shown: in its messages, by a part or a marker, or before the text.
+
+A row names its images in the column `images` (or `image`), in parts of its messages, or both. A
+part without an image of its own, and the marker `<image>` in a text, show the next one of the
+column. Where nothing shows those of the column, they come before the text of the first question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from oxrl.data.rows import Json, Record
+
+MARKER = "<image>"
+COLUMNS = ("images", "image")
+# A conversation up to the reply, then replies, which may repeat it.
+ASKING = ("messages", "prompt")
+REPLIES = ("chosen", "rejected", "completion")
+PART_TYPES = ("image", "image_url", "input_image")
+# Fields of a part that hold its image.
+SOURCES = ("image", "image_url", "path", "url", "base64", "bytes")
+EXPECTED = (
+    'as many images in the column "images" as parts {"type": "image"} or markers <image> show, or '
+    "none of these: then they come before the text"
+)
+
+# A reference as a row has it -> the name of that image.
+Take = Callable[[Json], str]
+
+
+def with_images(record: Record, take: Take) -> Record:
+    """The record with its images named in the parts of its messages, and their columns gone.
+
+    Args:
+        record: a row, in our words.
+        take: reads an image.
+
+    Raises:
+        DataError: images and the places where they are shown do not match; names the row.
+    """
+    fields = dict(record.fields)
+    column: list[Json] = []
+    marked = False
+    for name in COLUMNS:
+        if name in fields:
+            marked = True
+            value = fields[name]
+            column += _listed(value)
+            # Under their own name too, where data.columns names them.
+            fields = {key: kept for key, kept in fields.items() if kept is not value}
+            fields.pop(name, None)
+    placing = _Placing(record, column, take, marked=marked)
+    asked = [name for name in ASKING if name in fields]
+    for name in asked:
+        fields[name] = placing.conversation(fields[name], name)
+    for name in REPLIES:
+        if name in fields and (_asks(fields[name]) or not asked):
+            fields[name] = placing.conversation(fields[name], name)
+    if column and not placing.placed:
+        record.fail(f"{len(column)} images and no question to show them with", EXPECTED)
+    changed = placing.placed or fields.keys() != record.fields.keys()
+    return replace(record, fields=fields, images=True) if changed else record
+
+
+def references(record: Record) -> list[Json]:
+    """Every image that a row names, wherever; nothing is read."""
+    found: list[Json] = []
+    for name in COLUMNS:
+        found += _listed(record.fields.get(name))
+    for name in (*ASKING, *REPLIES):
+        value = record.fields.get(name)
+        for message in value if isinstance(value, list) else []:
+            content = message.get("content") if isinstance(message, Mapping) else None
+            for part in content if isinstance(content, list) else []:
+                source = _source(part) if _is_image(part) else None
+                if source is not None:
+                    found.append(source)
+    return found
+
+
+class _Placing:
+    """Puts the images of one row where they are shown, in one conversation after the other."""
+
+    def __init__(self, record: Record, column: list[Json], take: Take, *, marked: bool) -> None:
+        self._record = record
+        self._column = column
+        self._take = take
+        self._marked = marked
+        self.placed = False
+
+    def conversation(self, value: Json, name: str) -> Json:
+        """Messages, or the text of one question, with the images in their places."""
+        if isinstance(value, str):
+            messages: list[Json] = [{"role": "user", "content": value}]
+        elif isinstance(value, Mapping):
+            messages = [value]
+        elif isinstance(value, list):
+            messages = list(value)
+        else:
+            return value
+        left = list(self._column)
+        shown = [self._message(message, left) for message in messages]
+        places = sum(_count(message) for message in shown)
+        if left and len(left) == len(self._column):
+            first = next((n for n, message in enumerate(shown) if _is_question(message)), None)
+            if first is None:
+                return value
+            shown[first] = self._in_front(shown[first], left)
+            places += len(left)
+            left = []
+        if left:
+            self._fail(name, f"{len(left)} of {len(self._column)} images are shown nowhere")
+        if not places:
+            return value
+        self.placed = True
+        return shown
+
+    def _message(self, message: Json, left: list[Json]) -> Json:
+        """A message with its images read; takes those of the column that it shows."""
+        if not isinstance(message, Mapping):
+            return message
+        key = "content" if "content" in message else "value"
+        content = message.get(key)
+        question = _is_question(message)
+        if isinstance(content, str) and question and self._marked and MARKER in content:
+            content = [{"type": "text", "text": content}]
+        if not isinstance(content, list):
+            return message
+        parts: list[Json] = []
+        for part in content:
+            if _is_image(part):
+                parts.append(self._image(part, left))
+            elif question and self._marked and _has_marker(part):
+                parts += self._split(part["text"], left)
+            else:
+                parts.append(part)
+        return {**message, key: parts}
+
+    def _image(self, part: Mapping[str, Json], left: list[Json]) -> Json:
+        source = _source(part)
+        return self._named(self._next(left) if source is None else source)
+
+    def _split(self, text: str, left: list[Json]) -> list[Json]:
+        """A text with an image in the place of every marker."""
+        first, *others = text.split(MARKER)
+        parts: list[Json] = [{"type": "text", "text": first}] if first else []
+        for other in others:
+            parts.append(self._named(self._next(left)))
+            if other:
+                parts.append({"type": "text", "text": other})
+        return parts
+
+    def _in_front(self, message: Json, images: list[Json]) -> Json:
+        key = "content" if "content" in message else "value"
+        content = message[key]
+        texts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        return {**message, key: [*map(self._named, images), *texts]}
+
+    def _next(self, left: list[Json]) -> Json:
+        if not left:
+            count = len(self._column)
+            self._fail("messages", f"more images are shown than the {count} of the column")
+        return left.pop(0)
+
+    def _named(self, reference: Json) -> Json:
+        return {"type": "image", "image": self._take(reference)}
+
+    def _fail(self, name: str, problem: str) -> None:
+        self._record.fail(f"{name}: {problem}", EXPECTED)
+
+
+def _listed(value: Json) -> list[Json]:
+    if value is None or value == "":
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _is_image(part: Json) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in PART_TYPES
+
+
+def _has_marker(part: Json) -> bool:
+    text = part.get("text") if isinstance(part, Mapping) else None
+    return isinstance(text, str) and MARKER in text
+
+
+def _source(part: Mapping[str, Json]) -> Json:
+    """The image that a part names or holds; None where it shows one of the column."""
+    for name in SOURCES:
+        value = part.get(name)
+        if value is None or value == "":
+            continue
+        if name == "image_url" and isinstance(value, Mapping):
+            return value.get("url")
+        return {name: value} if name in ("base64", "bytes") else value
+    return None
+
+
+def _count(message: Json) -> int:
+    content = message.get("content", message.get("value")) if isinstance(message, Mapping) else None
+    return sum(map(_is_image, content)) if isinstance(content, list) else 0
+
+
+def _is_question(message: Json) -> bool:
+    """Whether a message is one that the model is asked by."""
+    if not isinstance(message, Mapping):
+        return False
+    return message.get("role", message.get("from")) in ("user", "human")
+
+
+def _asks(value: Json) -> bool:
+    return isinstance(value, list) and any(map(_is_question, value))

@@ -1,0 +1,246 @@
+"""The images of a run: read once per row, kept once per run, turned into pixels when they are used.
+
+An image is called by the SHA-256 of its bytes, everywhere. What is trained on or sampled from is
+kept in the run directory, `images/<name>`; until then only the place that it came from is known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from oxrl.data.chat import ChatEncoder
+from oxrl.data.image_chat import ImageEncoder
+from oxrl.data.image_files import (
+    ImageRules,
+    content_name,
+    decoded,
+    image_bytes,
+    local_path,
+    open_image,
+    refuse,
+)
+from oxrl.data.image_rows import with_images
+from oxrl.data.rows import Json, Record
+from oxrl.errors import DataError, InvariantError
+from oxrl.models.vision_network import PATCHES
+from oxrl.runs.files import make_folder, write_atomically
+from oxrl.types import Ragged, TokenBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NAME = re.compile("[0-9a-f]{64}")
+# Bytes of pixels that are held in memory, ready to be used again.
+HELD_BYTES = 2**29
+
+
+class Read(Protocol):
+    """What the model makes of an image; see `oxrl.models.image_features.Features`."""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]: ...
+    @property
+    def patches(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def tokens(self) -> int: ...
+
+
+class Reader(Protocol):
+    """Turns images into inputs of a model; see `oxrl.models.image_features.ImageReader`."""
+
+    @property
+    def image_id(self) -> int: ...
+    @property
+    def processor(self) -> Any: ...
+    @property
+    def placeholder(self) -> str: ...
+    def features(self, image: Image) -> Read: ...
+
+
+class _Told(NamedTuple):
+    """What is known of an image without its pixels."""
+
+    text: str
+    tokens: int
+    source: Path | bytes
+
+
+class ImageStore:
+    """Images by name: where rows name them, and as pixels for the model.
+
+    Args:
+        new_reader: makes what turns images into inputs of the model; called when there is a first
+            image.
+        rules: which images are read.
+        folder: where those that are used are kept; None: nowhere.
+    """
+
+    def __init__(
+        self, new_reader: Callable[[], Reader], rules: ImageRules, folder: Path | None = None
+    ) -> None:
+        self._new_reader = new_reader
+        self._rules = rules
+        self.folder = folder
+        self._reader: Reader | None = None
+        self._told: dict[str, _Told] = {}
+        self._held: OrderedDict[str, Read] = OrderedDict()
+        self._held_bytes = 0
+
+    @property
+    def reader(self) -> Reader:
+        """What turns images into inputs of the model."""
+        if self._reader is None:
+            self._reader = self._new_reader()
+        return self._reader
+
+    def prepared(self, record: Record) -> Record:
+        """See `RowImages`.
+
+        Raises:
+            DataError: an image cannot be used, or is shown nowhere; names the row.
+        """
+
+        def take(reference: Json) -> str:
+            return self._take(record, reference)
+
+        return with_images(record, take)
+
+    def encoder(self, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
+        """See `RowImages`."""
+        return ImageEncoder(
+            tokenizer,
+            placeholder=self.reader.placeholder,
+            text_for=lambda name: self._told[name].text,
+        )
+
+    def _take(self, record: Record, reference: Json) -> str:
+        """Read an image of a row; returns its name."""
+        content = self._named(reference) or image_bytes(record, reference, self._rules)
+        name = content_name(content)
+        if name in self._told:
+            return name
+        image = open_image(record, reference, content, self._rules)
+        try:
+            read = self.reader.features(image)
+        except (ValueError, DataError) as error:
+            refuse(record, reference, f"cannot be shown to the model: {error}")
+        path = local_path(reference, record.folder or Path())
+        self._told[name] = _Told(read.text, read.tokens, content if path is None else path)
+        self._hold(name, read)
+        return name
+
+    def _named(self, reference: Json) -> bytes | None:
+        """The bytes of an image that a row calls by its name, as rows do that a run has written."""
+        if not isinstance(reference, str) or not NAME.fullmatch(reference):
+            return None
+        kept = self.folder is not None and (self.folder / reference).is_file()
+        return self._content(reference) if kept or reference in self._told else None
+
+    def features(self, name: str) -> Read:
+        """An image as the model reads it; kept from now on.
+
+        Raises:
+            DataError: its file changed since its row was read.
+        """
+        self._keep(name)
+        if name in self._held:
+            self._held.move_to_end(name)
+            return self._held[name]
+        read = self.reader.features(decoded(self._content(name), self._rules))
+        self._hold(name, read)
+        return read
+
+    def attach(self, inputs: TokenBatch, rows: Sequence[tuple[str, Sequence[str]]]) -> TokenBatch:
+        """A batch with the pixels of its rows, in `extras`.
+
+        Args:
+            inputs: [B, T].
+            rows: of each row its uid and the names of its images, in their order.
+
+        Raises:
+            InvariantError: a row has not as many image tokens as its images take: names it.
+        """
+        shown = [[self.features(name) for name in names] for _, names in rows]
+        is_image = (inputs.tokens == self.reader.image_id) & inputs.attention_mask
+        found: list[int] = is_image.sum(1).tolist()
+        for (uid, _), images, count in zip(rows, shown, found, strict=True):
+            needed = sum(image.tokens for image in images)
+            if needed != count:
+                raise InvariantError(
+                    f"row {uid!r} has {count} tokens of images, and its {len(images)} images take "
+                    f"{needed}: a token of an image was sampled, or a part of the row is missing"
+                )
+        extras = dict(inputs.extras)
+        names = dict.fromkeys(name for images in shown for read in images for name in read.tensors)
+        for name in names:
+            extras[name] = _ragged([[read.tensors[name] for read in images] for images in shown])
+        if names:
+            counts = [[torch.tensor([read.patches]) for read in images] for images in shown]
+            extras[PATCHES] = _ragged(counts)
+        return TokenBatch(
+            tokens=inputs.tokens,
+            attention_mask=inputs.attention_mask,
+            response_mask=inputs.response_mask,
+            position_ids=inputs.position_ids,
+            candidates=inputs.candidates,
+            extras=extras,
+        )
+
+    def _hold(self, name: str, read: Read) -> None:
+        """Hold the pixels of an image, and let go of those that were used longest ago."""
+        self._held[name] = read
+        self._held_bytes += _size(read)
+        while self._held_bytes > HELD_BYTES and len(self._held) > 1:
+            _, gone = self._held.popitem(last=False)
+            self._held_bytes -= _size(gone)
+
+    def _keep(self, name: str) -> None:
+        """Write an image into the run directory, if it is not there."""
+        if self.folder is None or (self.folder / name).is_file():
+            return
+        make_folder(self.folder)
+        write_atomically(self.folder / name, self._content(name))
+
+    def _content(self, name: str) -> bytes:
+        """The bytes of an image.
+
+        Raises:
+            DataError: they are no longer those of that name.
+        """
+        kept = None if self.folder is None else self.folder / name
+        source = self._told[name].source if name in self._told else None
+        if kept is not None and kept.is_file():
+            source = kept
+        if source is None:
+            raise DataError(f"no image {name}: neither a row nor the run directory holds it")
+        content = source.read_bytes() if isinstance(source, Path) else source
+        if content_name(content) != name:
+            raise DataError(f"the image {source} changed since its row was read")
+        return content
+
+
+def _ragged(rows: Sequence[Sequence[Tensor]]) -> Ragged:
+    """The tensors of all rows one after the other."""
+    pieces = [piece for row in rows for piece in row]
+    lengths = [0] + [sum(map(len, row)) for row in rows]
+    sizes = {tuple(piece.shape[1:]) for piece in pieces}
+    if len(sizes) > 1:
+        raise DataError(
+            f"images come out of the image processor in several sizes, such as {sorted(sizes)[:2]}:"
+            " let preprocessor_config.json make them equally large"
+        )
+    return Ragged(values=torch.cat(pieces), row_offsets=torch.tensor(lengths).cumsum(0))
+
+
+def _size(read: Read) -> int:
+    return sum(tensor.nbytes for tensor in read.tensors.values())

@@ -1,0 +1,107 @@
+"""The body of a model that reads images: pixels and positions beside the tokens.
+
+Positions are always given: some models remember those of the last batch, and would use them for the
+next one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from oxrl.errors import InvariantError
+from oxrl.tables.vision import VISION_FAMILIES, VisionFamily
+from oxrl.types import TokenBatch
+
+# Of `TokenBatch.extras`: for micro-batches, no input of a model.
+PATCHES = "patches"
+
+
+def family_of(decoder: nn.Module) -> VisionFamily | None:
+    """The family of a model that reads images, by its config."""
+    config = getattr(decoder, "config", None)
+    return VISION_FAMILIES.get(str(getattr(config, "model_type", "")))
+
+
+def never_sampled(decoder: Any, vocabulary: int) -> Tensor | None:
+    """Tokens that stand in prompts alone: [V] bool, True for those; None where all may be sampled.
+
+    Args:
+        decoder: the body of a model.
+        vocabulary: rows of its output head.
+    """
+    family = family_of(decoder)
+    if family is None:
+        return None
+    never = torch.zeros(vocabulary, dtype=torch.bool, device=decoder.device)
+    for field in family.never:
+        token = getattr(decoder.config, field, None)
+        if isinstance(token, int) and 0 <= token < vocabulary:
+            never[token] = True
+    return never
+
+
+def read_with_images(decoder: Any, batch: TokenBatch, **more: Any) -> Any:
+    """What the body of a model says of a batch, its images included.
+
+    Args:
+        decoder: the body of a model of one of the families.
+        batch: [B, T] tokens, right-padded; `extras` with the pixels of its rows.
+        more: further arguments of the body, such as a cache.
+
+    Raises:
+        InvariantError: there are not as many image tokens as the images take.
+    """
+    family = VISION_FAMILIES[decoder.config.model_type]
+    pixels = _pixel_inputs(decoder, family, batch)
+    is_image = batch.tokens == getattr(decoder.config, family.image)
+    if not pixels and bool((is_image & batch.attention_mask).any()):
+        raise InvariantError("a row has tokens of an image, and there is no image")
+    inputs: dict[str, Any] = dict(pixels)
+    if family.types and pixels:
+        inputs[family.types] = is_image.long()
+    positions = batch.position_ids
+    if family.rotary and positions is None:
+        positions = rotary_positions(decoder, batch)
+    if positions is not None:
+        inputs["position_ids"] = positions
+    return decoder(input_ids=batch.tokens, attention_mask=None, **inputs, **more)
+
+
+def rotary_positions(decoder: Any, batch: TokenBatch) -> Tensor:
+    """Positions of time, height and width, [3, B, T], of a batch of whole rows.
+
+    Args:
+        decoder: the body of a model of a rotary family.
+        batch: as of `read_with_images`.
+    """
+    rows, length = batch.tokens.shape
+    grids = batch.extras.get("image_grid_thw")
+    if grids is None or not len(grids.values):
+        counted = torch.arange(length, device=batch.tokens.device)
+        return counted.expand(3, rows, length)
+    is_image = batch.tokens == decoder.config.image_token_id
+    positions, _ = decoder.get_rope_index(
+        batch.tokens,
+        is_image.int(),
+        image_grid_thw=grids.values,
+        attention_mask=batch.attention_mask.long(),
+    )
+    return positions
+
+
+def _pixel_inputs(decoder: Any, family: VisionFamily, batch: TokenBatch) -> dict[str, Tensor]:
+    """Pixels as the model's forward takes them; nothing of a batch without images."""
+    found: dict[str, Tensor] = {}
+    for name, ragged in batch.extras.items():
+        if name == PATCHES or not len(ragged.values):
+            continue
+        values = ragged.values
+        if values.is_floating_point():
+            values = values.to(decoder.dtype)
+        # All tiles of all rows as the tiles of one row: the model puts them into one line anyway,
+        # and padding rows to equally many would show it black images.
+        found[name] = values[None] if family.layout == "tiles" else values
+    return found

@@ -1,0 +1,396 @@
+"""Images of rows: in every form that they are given in, and every reason to refuse one."""
+
+from __future__ import annotations
+
+import base64
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from oxrl.data.conversations import ConversationDataset, Example
+from oxrl.data.dataset import ReadOptions
+from oxrl.data.image_files import ImageRules
+from oxrl.data.image_store import ImageStore
+from oxrl.data.preferences import PreferenceDataset
+from oxrl.data.prompts import PromptDataset
+from oxrl.errors import DataError
+from oxrl.models.builtin_vision import IMAGE_IDS
+from oxrl.models.image_features import ImageReader
+from oxrl.models.load import load_tokenizer
+from oxrl.types import Prompt
+
+NAME = "builtin:tiny-vl"
+TOKENIZER = load_tokenizer(NAME)
+PAD = IMAGE_IDS["image_token_id"]
+
+
+def store(**rules: Any) -> ImageStore:
+    return ImageStore(lambda: ImageReader(NAME, TOKENIZER), ImageRules(**rules))
+
+
+def png(width: int = 32, height: int = 16, color: Any = "red", mode: str = "RGB") -> bytes:
+    found = BytesIO()
+    Image.new(mode, (width, height), color).save(found, "PNG")
+    return found.getvalue()
+
+
+def write(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(path: Path, **rules: Any) -> list[Prompt]:
+    options = ReadOptions(images=store(**rules))
+    return PromptDataset.load(path, TOKENIZER, options).in_order()
+
+
+def shown(prompt: Prompt) -> str:
+    """A prompt's tokens, every image as one star."""
+    text = str(TOKENIZER.decode(list(prompt.token_ids)))
+    while "<|image_pad|><|image_pad|>" in text:
+        text = text.replace("<|image_pad|><|image_pad|>", "<|image_pad|>")
+    return text.replace("<|vision_start|><|image_pad|><|vision_end|>", "*")
+
+
+USER = "<|user|>{}<|end|><|assistant|>"
+
+
+def test_images_are_shown_where_rows_say(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    (tmp_path / "b.png").write_bytes(png(64, 64, "blue"))
+    part = {"type": "image"}
+    text = {"type": "text", "text": "what?"}
+    cases: list[tuple[dict[str, Any], str, int]] = [
+        ({"prompt": "what?", "images": ["a.png"]}, USER.format("*what?"), 2),
+        ({"prompt": "what?", "image": "a.png"}, USER.format("*what?"), 2),
+        ({"prompt": "<image>what?", "images": ["a.png"]}, USER.format("*what?"), 2),
+        ({"prompt": "is <image> it?", "images": "a.png"}, USER.format("is * it?"), 2),
+        ({"prompt": "<image>or<image>", "images": ["a.png", "b.png"]}, USER.format("*or*"), 18),
+        ({"prompt": "two", "images": ["a.png", "b.png"]}, USER.format("**two"), 18),
+        ({"prompt": "none"}, USER.format("none"), 0),
+        ({"prompt": "none", "images": []}, USER.format("none"), 0),
+        ({"prompt": "typed <image>"}, USER.format("typed <image>"), 0),
+        (
+            {"prompt": [{"role": "user", "content": [text, part]}], "images": ["a.png"]},
+            USER.format("what?*"),
+            2,
+        ),
+        (
+            {"prompt": [{"role": "user", "content": [{**part, "image": "a.png"}, text]}]},
+            USER.format("*what?"),
+            2,
+        ),
+        (
+            {
+                "prompt": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "a.png"}}, text],
+                    }
+                ]
+            },
+            USER.format("*what?"),
+            2,
+        ),
+        (
+            {
+                "prompt": [
+                    {"role": "system", "content": "short"},
+                    {"role": "user", "content": "see"},
+                ],
+                "images": ["a.png"],
+            },
+            "<|system|>short<|end|>" + USER.format("*see"),
+            2,
+        ),
+        (
+            {
+                "conversations": [{"from": "human", "value": "<image>\nhm"}],
+                "prompt": [{"from": "human", "value": "<image>\nhm"}],
+                "images": ["b.png"],
+            },
+            USER.format("*\nhm"),
+            16,
+        ),
+    ]
+    for row, expected, tokens in cases:
+        [prompt] = read(write(tmp_path, row))
+        assert shown(prompt) == expected, row
+        assert prompt.token_ids.count(PAD) == tokens
+        assert "images" not in prompt.metadata and "image" not in prompt.metadata
+        json.dumps([dict(message) for message in prompt.messages])
+
+
+def test_an_image_is_one_thing_in_every_form(tmp_path: Path) -> None:
+    content = png(color="green")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.png").write_bytes(content)
+    coded = base64.b64encode(content).decode()
+    forms: list[Any] = [
+        "in/a.png",
+        "./in/../in/a.png",
+        str(tmp_path / "in" / "a.png"),
+        f"file://{tmp_path}/in/a.png",
+        {"path": "in/a.png"},
+        {"path": "in/a.png", "bytes": None},
+        f"data:image/png;base64,{coded}",
+        coded,
+        {"base64": coded},
+        {"bytes": coded},
+    ]
+    prompts = read(write(tmp_path, *[{"prompt": "what?", "images": [form]} for form in forms]))
+    assert len({(prompt.token_ids, prompt.images, prompt.uid) for prompt in prompts}) == 1
+    [other] = read(
+        write(
+            tmp_path, {"prompt": "what?", "images": [{"base64": base64.b64encode(png()).decode()}]}
+        )
+    )
+    assert other.token_ids == prompts[0].token_ids
+    assert other.uid != prompts[0].uid
+
+
+def test_parquet_rows_hold_bytes_and_rows_without_images(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "what?", "answer": "a", "images": [{"bytes": png(), "path": None}]},
+        {"prompt": "hm", "answer": "b", "images": None},
+        {"prompt": "two", "answer": "c", "images": [{"bytes": png(), "path": "x.png"}] * 2},
+    ]
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    prompts = read(path)
+    assert [len(prompt.images) for prompt in prompts] == [1, 0, 2]
+    assert shown(prompts[2]) == USER.format("**two")
+
+
+def test_a_streamed_row_shows_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    path = write(tmp_path, {"prompt": "what?", "images": ["a.png"]})
+    options = ReadOptions(images=store(), stream=True)
+    assert PromptDataset.load(path, TOKENIZER, options).in_order() == read(path)
+
+
+def test_columns_of_other_names_leave_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    path = write(tmp_path, {"prompt": "what?", "pictures": ["a.png"]})
+    options = ReadOptions(images=store(), columns={"images": "pictures"})
+    [prompt] = PromptDataset.load(path, TOKENIZER, options).in_order()
+    assert shown(prompt) == USER.format("*what?")
+    assert not prompt.metadata
+
+
+def test_conversations_and_pairs_hold_images_in_their_questions(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    (tmp_path / "b.png").write_bytes(png(color="blue"))
+    turns = [
+        {"role": "user", "content": "<image>?"},
+        {"role": "assistant", "content": "red"},
+        {"role": "user", "content": "and <image>"},
+        {"role": "assistant", "content": "blue"},
+        {"role": "user", "content": "thanks"},
+    ]
+    path = write(tmp_path, {"messages": turns, "images": ["a.png", "b.png"]})
+    options = ReadOptions(images=store())
+    [example] = ConversationDataset.load(path, TOKENIZER, options).in_order()
+    assert isinstance(example, Example)
+    assert len(example.images) == 2 and example.token_ids.count(PAD) == 4
+    trained = [token for token, on in zip(example.token_ids, example.trained, strict=True) if on]
+    assert TOKENIZER.decode(trained) == "red<|end|>blue<|end|>"
+    asked = {"prompt": "<image>?", "chosen": "red", "rejected": "green", "images": ["a.png"]}
+    [pair] = PreferenceDataset.load(write(tmp_path, asked), TOKENIZER, options).in_order()
+    assert [row.images for row in pair.rows] == [example.images[:1]] * 2
+    whole = {
+        "chosen": [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "red"}],
+        "rejected": [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "no"}],
+        "images": ["a.png"],
+    }
+    [pair] = PreferenceDataset.load(write(tmp_path, whole), TOKENIZER, options).in_order()
+    assert [row.token_ids.count(PAD) for row in pair.rows] == [2, 2]
+
+
+def test_text_that_looks_like_a_token_of_images_stays_text(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    typed = "what is <|image_pad|>?"
+    [prompt] = read(write(tmp_path, {"prompt": typed, "images": ["a.png"]}))
+    assert prompt.token_ids.count(PAD) == 2
+    assert "<|image_pad|>?" in shown(prompt)
+
+
+def animated() -> bytes:
+    found = BytesIO()
+    frames = [Image.new("RGB", (32, 32), color) for color in ("red", "blue")]
+    frames[0].save(found, "GIF", save_all=True, append_images=frames[1:])
+    return found.getvalue()
+
+
+def jpeg(mode: str) -> bytes:
+    found = BytesIO()
+    Image.new(mode, (32, 32)).save(found, "JPEG")
+    return found.getvalue()
+
+
+def palette_with_transparency() -> bytes:
+    found = BytesIO()
+    Image.new("P", (32, 32)).save(found, "PNG", transparency=0)
+    return found.getvalue()
+
+
+NOISE = bytes(range(256)) * 40
+REFUSED: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "no image that can be read"),
+    "text": (b"not an image at all, really", "no image that can be read"),
+    "html": (b"<html><body>404</body></html>", "no image that can be read"),
+    "cut": (png(64, 64)[:-30], "damaged or cut off"),
+    "cut jpeg": (jpeg("RGB")[: len(jpeg("RGB")) // 2], "damaged or cut off|no image"),
+    "flipped": (png(64, 64)[:60] + b"\x00\xff" + png(64, 64)[62:], "damaged or cut off"),
+    "noise": (NOISE, "no image that can be read"),
+    "animated": (animated(), "2 frames"),
+    "cmyk": (jpeg("CMYK"), "CMYK"),
+    "rgba": (png(32, 32, (1, 2, 3, 4), "RGBA"), "RGBA"),
+    "rgba opaque": (png(32, 32, (1, 2, 3, 255), "RGBA"), "RGBA"),
+    "grey alpha": (png(32, 32, (1, 2), "LA"), "LA"),
+    "transparent palette": (palette_with_transparency(), "with transparency"),
+    "sixteen bits": (png(32, 32, 7, "I;16"), "I;16"),
+    "one pixel": (png(1, 1), "1 x 1 pixels"),
+    "line": (png(5000, 1), "5000 x 1 pixels"),
+    "huge": (png(10_000, 16), "10000 x 16 pixels"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_no_plain_image_is_refused_with_its_row(tmp_path: Path, kind: str) -> None:
+    content, words = REFUSED[kind]
+    (tmp_path / "good.png").write_bytes(png())
+    (tmp_path / "bad.png").write_bytes(content)
+    path = write(
+        tmp_path,
+        {"prompt": "what?", "images": ["good.png"]},
+        {"prompt": "what?", "images": ["bad.png"]},
+    )
+    with pytest.raises(DataError, match=rf"rows\.jsonl:2: the image 'bad\.png'.*({words})"):
+        read(path)
+
+
+def test_a_ratio_that_the_model_refuses_is_told_with_its_row(tmp_path: Path) -> None:
+    (tmp_path / "line.png").write_bytes(png(8000, 8))
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: the image 'line\.png' cannot be shown"):
+        read(write(tmp_path, {"prompt": "what?", "images": ["line.png"]}))
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "1", "RGB"])
+def test_what_is_rgb_without_a_choice_is_read(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "a.png").write_bytes(png(32, 32, 1, mode) if mode != "RGB" else png())
+    [prompt] = read(write(tmp_path, {"prompt": "what?", "images": ["a.png"]}))
+    assert len(prompt.images) == 1
+
+
+def test_sizes_are_bounded_by_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png(32, 16))
+    path = write(tmp_path, {"prompt": "what?", "images": ["a.png"]})
+    with pytest.raises(DataError, match="fewer than 17"):
+        read(path, min_side=17)
+    with pytest.raises(DataError, match="more than 31"):
+        read(path, max_side=31)
+    assert read(path, min_side=16, max_side=32)
+
+
+def test_images_are_read_from_allowed_places_only(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (tmp_path / "out.png").write_bytes(png())
+    (data / "link.png").symlink_to(tmp_path / "out.png")
+    for reference in ("../out.png", str(tmp_path / "out.png"), "link.png"):
+        path = write(data, {"prompt": "what?", "images": [reference]})
+        with pytest.raises(DataError, match=r"rows\.jsonl:1.*outside of the data file's folder"):
+            read(path)
+        assert read(path, roots=(str(tmp_path),))
+    for url in ("http://127.0.0.1:9/a.png", "https://example.invalid/a.png"):
+        path = write(data, {"prompt": "what?", "images": [url]})
+        with pytest.raises(DataError, match=r"data\.image_roots"):
+            read(path, roots=("http://127.0.0.1:99",))
+    path = write(data, {"prompt": "what?", "images": ["http://127.0.0.1:9/a.png"]})
+    with pytest.raises(DataError, match="cannot be fetched"):
+        read(path, roots=("http://127.0.0.1:9",))
+
+
+MISMATCHED: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": "<image> or <image>", "images": ["a.png"]}, "more images are shown than the 1"),
+    ({"prompt": "<image>", "images": ["a.png", "a.png"]}, "1 of 2 images are shown nowhere"),
+    ({"prompt": "<image>", "images": []}, "more images are shown than the 0"),
+    ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "than the 0"),
+    ({"prompt": "what?", "images": ["missing.png"]}, "is no file at"),
+    ({"prompt": "what?", "images": [3]}, "is int"),
+    ({"prompt": "what?", "images": [{}]}, "neither path, url, base64 nor bytes"),
+    ({"prompt": "what?", "images": [{"base64": "%%%"}]}, "no base64"),
+    ({"prompt": "what?", "images": ["in\x00side.png"]}, "cannot be read"),
+    ({"prompt": "what?", "images": [""]}, "is str"),
+    ({"prompt": "what?", "images": ["."]}, "is a folder"),
+    (
+        {
+            "prompt": [
+                {"role": "user", "content": "draw"},
+                {"role": "assistant", "content": [{"type": "image", "image": "a.png"}]},
+                {"role": "user", "content": "again"},
+            ]
+        },
+        "holds an image, and is the assistant",
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "words"), MISMATCHED)
+def test_images_and_places_have_to_match(tmp_path: Path, row: dict[str, Any], words: str) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    with pytest.raises(DataError, match=rf"(?s)rows\.jsonl:1.*{words}"):
+        read(write(tmp_path, row))
+
+
+def test_a_model_of_text_refuses_images(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    path = write(tmp_path, {"prompt": "what?", "images": ["a.png"]})
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: it has images, which models here"):
+        PromptDataset.load(path, load_tokenizer("builtin:tiny"))
+
+
+def test_a_template_without_images_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    path = write(tmp_path, {"prompt": "what?", "images": ["a.png"]})
+    tokenizer = load_tokenizer(NAME)
+    tokenizer.chat_template = load_tokenizer("builtin:tiny").chat_template
+    with pytest.raises(DataError, match="the chat template"):
+        PromptDataset.load(path, tokenizer, ReadOptions(images=store()))
+
+
+def test_a_template_that_reads_parts_alone_sees_texts(tmp_path: Path) -> None:
+    path = write(tmp_path, {"prompt": "say hello"})
+    tokenizer = load_tokenizer(NAME)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|{{ m['role'] }}|>{% for p in m['content'] %}"
+        "{% if p['type'] == 'image' %}<|image_pad|>{% elif p['type'] == 'text' %}{{ p['text'] }}"
+        "{% endif %}{% endfor %}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    options = ReadOptions(images=store())
+    [prompt] = PromptDataset.load(path, tokenizer, options).in_order()
+    assert shown(prompt) == USER.format("say hello")
+
+
+def test_a_file_that_changes_after_it_was_read_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    path = write(tmp_path, {"prompt": "what?", "images": ["a.png"]})
+    images = store()
+    [prompt] = PromptDataset.load(path, TOKENIZER, ReadOptions(images=images)).in_order()
+    images.folder = tmp_path / "kept"
+    images.features(prompt.images[0])
+    assert [kept.name for kept in images.folder.iterdir()] == list(prompt.images)
+    (tmp_path / "a.png").write_bytes(png(color="blue"))
+    images.features(prompt.images[0])  # what was kept is still the image
+    images.folder = tmp_path / "elsewhere"
+    with pytest.raises(DataError, match="changed since its row was read"):
+        images.features(prompt.images[0])

@@ -1,0 +1,337 @@
+"""Models that read images: the same gradient however rows are cut, the sampler's numbers equal the
+trainer's, whole runs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoImageProcessor, AutoModelForImageTextToText
+from vision_families import FAMILIES, write_family, write_image
+
+from oxrl.config import load_config
+from oxrl.config.schema import Config
+from oxrl.data.conversations import ConversationDataset
+from oxrl.data.prompts import PromptDataset
+from oxrl.engines.sample.base import generate
+from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.options import TrainerOptions
+from oxrl.errors import ConfigError, InvariantError, RunDirectoryError
+from oxrl.functional.logprobs import NO_CHANCE
+from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.models.network import CausalNetwork, unpadded
+from oxrl.models.vision_parts import part_of
+from oxrl.recipes import run
+from oxrl.recipes.build import build_images, local_sampler, row_options
+from oxrl.recipes.images import image_store
+from oxrl.recipes.supervised import loss_fn, to_supervised_batch
+from oxrl.rollouts.requests import make_requests
+from oxrl.types import Sampling
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+WANT = frozenset({"logprobs"})
+
+
+def write_rows(folder: Path) -> None:
+    """Rows with no, one and two images of different sizes; the first is a text alone."""
+    sizes = [(32, 16), (48, 32), (16, 64), (64, 64), (40, 24)]
+    names = [write_image(folder / f"{n}.png", *size, seed=n) for n, size in enumerate(sizes)]
+    rows: list[dict[str, Any]] = [
+        {"prompt": "say hello", "completion": "hello"},
+        {"prompt": "what?", "completion": "red", "images": [names[0]]},
+        {"prompt": "<image> or <image>", "completion": "the second", "images": names[1:3]},
+        {"prompt": "and?", "completion": "yes", "images": [names[3]]},
+        {"prompt": "see <image>!", "completion": "no", "images": [names[4]]},
+    ]
+    for row in rows:
+        row["answer"] = row["completion"]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "rows.jsonl").write_text(text)
+    prompts = [{key: value for key, value in row.items() if key != "completion"} for row in rows]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+
+
+def config(folder: Path, chosen: str, name: str = "run", **sections: dict[str, Any]) -> Config:
+    content: dict[str, dict[str, Any]] = {
+        "run": {"name": name, "dir": str(folder / name), "steps": 2, "mlflow": False, "threads": 1},
+        "model": {"name": chosen},
+        "data": {"train": str(folder / "rows.jsonl"), "rows_per_step": 5},
+        "train": {"alg_name": "sft", "lr": 1e-3},
+    }
+    for section, values in sections.items():
+        content[section] = content.get(section, {}) | values
+    if content["train"]["alg_name"] not in ("sft",):
+        content["data"].pop("rows_per_step", None)
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(content))
+    return load_config(path)
+
+
+def rl(folder: Path, name: str, **sections: dict[str, Any]) -> Config:
+    reward = folder / "reward.py"
+    reward.write_text(
+        "def digits(prompt, completion):\n    return sum(map(str.isdigit, completion[:6])) / 6\n"
+    )
+    return config(
+        folder,
+        "builtin:tiny-vl",
+        name,
+        data={"train": str(folder / "prompts.jsonl"), "prompts_per_step": 2},
+        train={"alg_name": "sgrpo", "lr": 1e-3},
+        reward={"name": f"{reward}:digits"},
+        rollout={"max_tokens": 6, "n_samples": 4},
+        **sections,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("vision")
+    write_rows(found)
+    return found
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, folder: Path) -> str:
+    return str(write_family(request.param, folder / request.param))
+
+
+def batch_of(cfg: Config) -> Any:
+    tokenizer = load_tokenizer(cfg.model.name)
+    data = ConversationDataset.load(cfg.data.train_files[0], tokenizer, row_options(cfg, False))
+    return to_supervised_batch(data.in_order(), 0, images=build_images(cfg))
+
+
+def gradient(model: str, batch: Any, parts: list[list[int]], budget: int) -> Tensor:
+    trainer = LocalTrainer(load_policy(model), TrainerOptions(lr=1e-3, micro_batch_tokens=budget))
+    for part in parts:
+        trainer.forward_backward(batch.select(torch.tensor(part)), loss_fn, WANT)
+    flat = [value.flatten() for _, value in trainer.gradients()]
+    return torch.cat(flat)
+
+
+def test_the_gradient_does_not_depend_on_how_rows_are_cut(folder: Path, model: str) -> None:
+    batch = batch_of(config(folder, model))
+    assert batch.inputs.extras["pixel_values"].row_offsets[1] == 0  # the first row has no image
+    everything = [list(range(5))]
+    whole = gradient(model, batch, everything, 10**6)
+    for parts, budget in (
+        ([[row] for row in range(5)], 10**6),
+        ([[4, 2], [0, 3], [1]], 10**6),
+        (everything, 150),
+        (everything, 1),
+    ):
+        found = gradient(model, batch, parts, budget)
+        assert float((found - whole).abs().max() / whole.abs().max()) < 1e-6
+
+
+def test_every_part_of_the_model_learns(folder: Path, model: str) -> None:
+    batch = batch_of(config(folder, model))
+    policy = load_policy(model)
+    trainer = LocalTrainer(policy, TrainerOptions(lr=1e-3))
+    trainer.forward_backward(batch, loss_fn, WANT)
+    parts = part_of(policy)
+    moved = {parts[name] for name, value in trainer.gradients() if float(value.abs().max()) > 0}
+    assert moved == {"vision", "projector", "language"}
+
+
+def test_a_text_is_read_as_by_the_language_model_alone(folder: Path, model: str) -> None:
+    policy: Any = load_policy(model)
+    body = policy.base_model
+    language = getattr(body, "language_model", None) or body.text_model
+    tokens = torch.tensor([[2, 70, 80, 90, 1, 3, 100, 110, 1]])
+    with torch.no_grad():
+        ours = CausalNetwork(policy).backbone(unpadded(tokens))
+        alone = language(input_ids=tokens, use_cache=False).last_hidden_state
+    assert torch.equal(ours, alone) or float((ours - alone).abs().max()) < 1e-6
+
+
+def sampled(cfg: Config, samples: int = 3, temperature: float = 1.0) -> Any:
+    tokenizer = load_tokenizer(cfg.model.name)
+    policy = load_policy(cfg.model.name)
+    path = str(Path(cfg.data.train_files[0]).with_name("prompts.jsonl"))
+    prompts = PromptDataset.load(path, tokenizer, row_options(cfg, False))
+    sampler = local_sampler(cfg, policy, tokenizer)
+    sampling = Sampling(max_tokens=8, stop_token_ids=(1,), temperature=temperature)
+    draws = list(enumerate(prompts.in_order()))
+    requests = make_requests(draws, samples=samples, sampling=sampling, run_seed=0)
+    done = generate(sampler, requests, deadline_s=60)
+    return policy, sampler, requests, done
+
+
+def test_samples_have_the_trainers_logprobs(folder: Path, model: str) -> None:
+    from oxrl.data.batching import to_rollout_batch
+    from oxrl.types import Rollout, Score
+
+    cfg = config(folder, model)
+    policy, sampler, requests, done = sampled(cfg)
+    rollouts = [
+        Rollout(
+            prompt=request.prompt,
+            completion=completion,
+            score=Score(value=0.0),
+            group_id=request.draw,
+            sample=request.sample,
+            seed=0,
+        )
+        for request, completion in zip(requests, done, strict=True)
+    ]
+    batch = to_rollout_batch(rollouts, pad_id=0, images=build_images(cfg))
+    trainer = LocalTrainer(policy, TrainerOptions(lr=1e-3, micro_batch_tokens=200))
+    said: Any = trainer.forward(batch.inputs, WANT).logprobs
+    mask = batch.inputs.response_mask
+    assert float((said - batch.rollout_logprobs)[mask].abs().max()) < 1e-5
+    # Every prompt is read once, whatever the number of samples.
+    counted = sampler.metrics()
+    prompts = {request.draw: len(request.prompt.token_ids) for request in requests}
+    assert counted["rollout/prefill_tokens"] == sum(prompts.values())
+
+
+def test_equal_tokens_with_other_images_are_other_prompts(folder: Path, model: str) -> None:
+    names = [write_image(folder / f"same{n}.png", 32, 32, seed=10 + n) for n in range(2)]
+    rows = [{"prompt": "what?", "answer": "", "images": [name]} for name in names]
+    place = folder / "same"
+    place.mkdir(exist_ok=True)
+    (place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in names:
+        (place / name).write_bytes((folder / name).read_bytes())
+    cfg = config(place, model, data={"train": str(place / "prompts.jsonl")})
+    _, _, requests, done = sampled(cfg, samples=1)
+    assert requests[0].prompt.token_ids == requests[1].prompt.token_ids
+    assert done[0].segments[0].logprobs[0] != done[1].segments[0].logprobs[0]
+
+
+def test_tokens_of_images_have_no_probability(folder: Path, model: str) -> None:
+    cfg = config(folder, model)
+    policy: Any = load_policy(model)
+    network = CausalNetwork(policy)
+    never = network.head.never
+    assert never is not None and never.any()
+    banned = set(never.nonzero()[:, 0].tolist())
+    # A policy that wants nothing else.
+    with torch.no_grad():
+        policy.get_output_embeddings().weight[never] *= 1e4
+    _, _, _, done = sampled(cfg)
+    assert not banned & {token for completion in done for token in completion.token_ids}
+    tokens = torch.tensor([[2, 70, 80, 90, 100, 110]])
+    trainer = LocalTrainer(policy, TrainerOptions(lr=1e-3))
+    said: Any = trainer.forward(unpadded(tokens), frozenset({"logprobs", "entropy"}))
+    with torch.no_grad():
+        hidden = network.backbone(unpadded(tokens))
+        logits = hidden @ policy.get_output_embeddings().weight.T
+    expected = logits.masked_fill(never, -torch.inf).log_softmax(-1)[:, :-1]
+    picked = expected.gather(-1, tokens[:, 1:, None])[..., 0]
+    assert torch.allclose(said.logprobs[:, 1:], picked, atol=1e-5)
+    known = expected.masked_fill(never, 0.0)
+    assert torch.allclose(said.entropy[:, 1:], -(known.exp() * known * ~never).sum(-1), atol=1e-5)
+    assert NO_CHANCE < -1e20
+
+
+def test_a_row_with_too_many_image_tokens_is_refused_by_name(folder: Path) -> None:
+    cfg = config(folder, "builtin:tiny-vl")
+    batch = batch_of(cfg)
+    store = image_store(cfg)
+    tokens = batch.inputs.tokens.clone()
+    tokens[1, -1] = store.reader.image_id
+    data = ConversationDataset.load(
+        cfg.data.train_files[0], load_tokenizer(cfg.model.name), row_options(cfg, False)
+    )
+    rows = [(f"row {n}", unit.images) for n, unit in enumerate(data.in_order())]
+    import dataclasses
+
+    mask = torch.ones_like(batch.inputs.attention_mask)
+    broken = dataclasses.replace(batch.inputs, tokens=tokens, attention_mask=mask, extras={})
+    with pytest.raises(InvariantError, match="'row 1' has 3 tokens of images, and its 1 images"):
+        store.attach(broken, rows)
+
+
+def test_a_supervised_run_leaves_a_whole_checkpoint(folder: Path, model: str) -> None:
+    name = "sft_" + Path(model).name
+    cfg = config(folder, model, name, data={"eval": str(folder / "rows.jsonl")})
+    run(cfg)
+    last = folder / name / "checkpoints" / "step_00000002"
+    loaded = AutoModelForImageTextToText.from_pretrained(last, dtype=torch.float32)
+    assert type(AutoImageProcessor.from_pretrained(last)).__name__.endswith("Pil")
+    lines = [json.loads(line) for line in (folder / name / "metrics.jsonl").open()]
+    assert lines[-1]["eval/loss"] < lines[0]["update/loss"]
+    kept = sorted(path.name for path in (folder / name / "images").iterdir())
+    assert len(kept) == 5 and all(len(name) == 64 for name in kept)
+    again = load_policy(str(last))
+    for (name, ours), (_, theirs) in zip(
+        again.named_parameters(), loaded.named_parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize("freeze", ["vision", "projector", "vision+projector"])
+def test_frozen_parts_stay_byte_for_byte(folder: Path, freeze: str) -> None:
+    name = f"frozen_{freeze}"
+    run(config(folder, "builtin:tiny-vl", name, model={"freeze": freeze}))
+    checkpoints = folder / name / "checkpoints"
+    before = load_policy(str(checkpoints / "step_00000000"))
+    after = dict(load_policy(str(checkpoints / "step_00000002")).named_parameters())
+    parts = part_of(before)
+    changed = {parts[n] for n, p in before.named_parameters() if not torch.equal(p, after[n])}
+    assert changed == {"vision", "projector", "language"} - set(freeze.split("+"))
+    assert "model.freeze" in (folder / name / "run.log").read_text()
+
+
+def values(path: Path) -> list[dict[str, Any]]:
+    timed = ("time/", "throughput/", "system/")
+    lines = [json.loads(line) for line in path.open()]
+    return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines]
+
+
+def test_a_run_that_goes_on_is_the_run_that_never_stopped(folder: Path) -> None:
+    import shutil
+
+    whole = rl(folder, "whole", run={"steps": 4, "checkpoint_every": 2})
+    run(whole)
+    first = rl(folder, "first", run={"steps": 2, "checkpoint_every": 2})
+    run(first)
+    # As a run of four steps that was killed after two: the same but for how far it was to go.
+    (folder / "first" / "result.json").unlink()
+    then = rl(folder, "first", run={"steps": 4, "checkpoint_every": 2})
+    run(then, resume=True, accept=["run.steps"])
+    assert values(folder / "whole" / "metrics.jsonl") == values(folder / "first" / "metrics.jsonl")
+    for file in ("model.safetensors", "optimizer_exp_avg-00000.safetensors"):
+        ends = [
+            folder / name / "checkpoints" / "step_00000004" / file for name in ("whole", "first")
+        ]
+        assert ends[0].read_bytes() == ends[1].read_bytes()
+    lines = [json.loads(line) for line in (folder / "whole" / "samples.jsonl").open()]
+    shown = [line for line in lines if line.get("images")]
+    assert shown and isinstance(shown[0]["prompt"], list)
+    kept = {path.name for path in (folder / "whole" / "images").iterdir()}
+    assert {name for line in shown for name in line["images"]} == kept
+    shutil.rmtree(folder / "first")
+
+
+def test_a_changed_image_is_seen_when_a_run_goes_on(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    cfg = config(tmp_path, "builtin:tiny-vl")
+    run(cfg)
+    (tmp_path / "run" / "result.json").unlink()
+    write_image(tmp_path / "1.png", 48, 32, seed=99)
+    again = config(tmp_path, "builtin:tiny-vl", run={"steps": 4})
+    with pytest.raises(RunDirectoryError, match=r"1\.png"):
+        run(again, resume=True, accept=["run.steps"])
+
+
+def test_what_is_not_built_yet_is_refused_with_the_reason(folder: Path) -> None:
+    for sections, words in (
+        ({"data": {"pack_tokens": 64}}, "pack"),
+        ({"train": {"backend": "fsdp"}}, "backend"),
+        ({"lora": {"rank": 2}, "model": {"freeze": "vision"}}, "freeze"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            config(folder, "builtin:tiny-vl", "refused", **sections)
+    config(folder, "builtin:tiny", "text")
+    for field in ("model.freeze=vision", "data.image_min_side=4", "data.image_roots=."):
+        with pytest.raises(ConfigError, match="reads text alone"):
+            load_config(folder / "text.yaml", [field])
