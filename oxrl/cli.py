@@ -188,6 +188,28 @@ MaxTurns = Annotated[
 
 
 @app.command()
+def score(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory with samples.jsonl.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[reward.KEY=VALUE]...", help="Another reward, or other settings of the run's."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", callback=_writable, help="Write both scores of every sample there, as JSONL."
+        ),
+    ] = None,
+) -> None:
+    """Score the samples of a run with another reward; say what would have changed."""
+    from oxrl.recipes.rescore import report, run_score
+
+    _say(report(run_score(run, overrides or [], out)))
+
+
+@app.command()
 def generate(
     model: Annotated[
         str,

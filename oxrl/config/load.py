@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from oxrl.config.checks import evaluation_problems, notices, training_problems
+from oxrl.config.checks.reward import check_reward
 from oxrl.config.other_names import meant_by
 from oxrl.config.reads import OF_EVALUATIONS, fields_read, why_unread
 from oxrl.config.schema import (
@@ -34,6 +35,7 @@ from oxrl.config.source import (
     Problem,
     Source,
     Values,
+    apply_overrides,
     given_source,
     homes,
     read_source,
@@ -86,6 +88,35 @@ def load_evaluation_config(path: Path | str, overrides: Sequence[str] = ()) -> C
     be set.
     """
     return _load(read_source(path, overrides), evaluation_problems, evaluates=True)
+
+
+def load_reward_config(path: Path | str, overrides: Sequence[str]) -> Config:
+    """The configuration of a run with another reward, to score what was sampled.
+
+    Args:
+        path: of the run.
+        overrides: of `reward`; a name or parts take the place of the run's own, with its options.
+
+    Raises:
+        ConfigError: lists every problem with its place, field, value and rule.
+    """
+    source = read_source(path, ())
+    if any(override.startswith(("reward.name=", "reward.parts=")) for override in overrides):
+        for name in ("name", "parts", "options"):
+            source.values.get("reward", {}).pop(name, None)
+    for override in overrides:
+        if not override.removeprefix("~").startswith("reward."):
+            rule = "is not what scores: only reward.FIELD=VALUE can be given here"
+            source.wrong(override.partition("=")[0], rule, f"override '{override}'")
+    apply_overrides(source, overrides)
+    return _load(source, _reward_problems, evaluates=True)
+
+
+def _reward_problems(cfg: Config) -> Iterator[Problem]:
+    if not cfg.reward.exists:
+        rule = "is required: the run has no reward of its own; write reward.name=NAME"
+        yield Problem("reward.name", rule)
+    yield from check_reward(cfg)
 
 
 def model_evaluation_config(model: str, overrides: Sequence[str]) -> Config:

@@ -107,8 +107,7 @@ def read_source(path: Path | str, overrides: Sequence[str]) -> Source:
         raise ConfigError(f"{path}:1: {rule}")
     else:
         _read_sections(root, source)
-    for override in overrides:
-        _apply_override(override, source)
+    apply_overrides(source, overrides)
     return source
 
 
@@ -121,8 +120,7 @@ def given_source(name: str, values: Values, overrides: Sequence[str]) -> Source:
         overrides: as of `read_source`.
     """
     source = Source(file=name, values=values)
-    for override in overrides:
-        _apply_override(override, source)
+    apply_overrides(source, overrides)
     return source
 
 
@@ -144,8 +142,7 @@ def mapping_source(name: str, given: Mapping[Any, Any], overrides: Sequence[str]
                 _take(f"{section}.{field_name}", value, source)
         elif fields is not None:
             source.wrong(section, "is a section and holds fields, not a value", name)
-    for override in overrides:
-        _apply_override(override, source)
+    apply_overrides(source, overrides)
     return source
 
 
@@ -275,6 +272,12 @@ def _plain(node: Node) -> object:
         return YAML(typ="safe", pure=True).constructor.construct_object(node, deep=True)
     except ConstructorError:
         raise ValueError(f"the YAML tag {node.tag} is not supported; write a plain value") from None
+
+
+def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
+    """Enter overrides, in order; what is wrong with one becomes a problem of the source."""
+    for override in overrides:
+        _apply_override(override, source)
 
 
 def _apply_override(override: str, source: Source) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from oxrl.data.prompt_record import prompt_fields
 from oxrl.types import Rollout
 
 SampleLine = dict[str, object]
@@ -24,7 +25,7 @@ def sample_line(rollout: Rollout, *, step: int, advantage: float | None) -> Samp
         "draw": rollout.group_id,
         "sample": rollout.sample,
         "step": step,
-        "prompt": prompt.question,
+        **prompt_fields(prompt),
         "response": completion.text,
         "reward": score.value,
         "status": score.status,

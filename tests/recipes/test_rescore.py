@@ -1,0 +1,214 @@
+"""`oxrl score`: the samples of a run scored again, by any reward, as if it had been there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import rl_config
+from typer.testing import CliRunner
+
+from oxrl.cli import app
+from oxrl.config import Config
+from oxrl.data.prompt_record import prompt_fields, recorded_prompt
+from oxrl.errors import ConfigError, DataError, RunDirectoryError
+from oxrl.recipes import run
+from oxrl.recipes.rescore import ranks, report, run_score
+from oxrl.rollouts.record import sample_line
+from oxrl.rollouts.stored import recorded_completion
+from oxrl.types import Completion, Prompt, Rollout, Score, Segment, Turn
+
+REWARDS = """
+from oxrl.types import Score
+
+def reads_all(prompt, completion):
+    first = prompt.messages[0]["content"]
+    bonus = len(first) + len(prompt.messages) + prompt.metadata["bonus"] + prompt.answer["k"]
+    return bonus + sum(c.isdigit() for c in completion)
+
+def opposite(prompt, completion):
+    return -reads_all(prompt, completion)
+
+def lengths(prompt, completions):
+    if any(c.text.startswith("a") for c in completions):
+        raise ValueError("an a")
+    return [float(len(c.token_ids)) for c in completions]
+
+def trl(completions, bonus, **kwargs):
+    return [float(len(c[0]["content"])) + b for c, b in zip(completions, bonus)]
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A run on prompts of two messages, with other fields in their rows, and greedy baselines."""
+    folder = tmp_path_factory.mktemp("rescore")
+    (folder / "rewards.py").write_text(REWARDS)
+    rows: list[dict[str, Any]] = []
+    for index in range(8):
+        system = {"role": "system", "content": "Be brief." + "!" * index}
+        user = {"role": "user", "content": f"{index}+1="}
+        answer = {"k": index}
+        rows.append({"prompt": [system, user], "answer": answer, "bonus": index, "source": "sums"})
+    data = folder / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cfg = rl_config(
+        folder,
+        "run",
+        run={"steps": 2},
+        data={"train": str(data)},
+        reward={"name": f"{folder / 'rewards.py'}:reads_all"},
+        train={"alg_name": "remax", "kl_coeff": 0.0},
+    )
+    run(cfg)
+    return cfg
+
+
+def named(cfg: Config, function: str) -> str:
+    return f"reward.name={cfg.reward.name.rpartition(':')[0]}:{function}"
+
+
+def samples_of(cfg: Config) -> list[dict[str, Any]]:
+    lines = (cfg.run.directory / "samples.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_samples_hold_whole_prompts(finished: Config) -> None:
+    for line in samples_of(finished):
+        assert [message["role"] for message in line["messages"]] == ["system", "user"]
+        assert line["messages"][1]["content"] == line["prompt"]
+        assert line["metadata"] == {"bonus": line["answer"]["k"]}
+        assert line["source"] == "sums" and line["plain"] is False
+
+
+def test_the_same_reward_says_the_same(finished: Config) -> None:
+    before = {p: p.read_bytes() for p in finished.run.directory.rglob("*") if p.is_file()}
+    found = run_score(finished.run.directory, [])
+    assert len(found.samples) == len(samples_of(finished)) == 2 * 4 * 5
+    assert {one.difference for one in found.samples} == {0.0}
+    assert found.other_order == found.turned == 0
+    assert "none of 40 samples has another reward" in report(found)
+    assert {p: p.read_bytes() for p in finished.run.directory.rglob("*") if p.is_file()} == before
+
+
+def test_an_opposite_reward_turns_every_pair(finished: Config, tmp_path: Path) -> None:
+    out = tmp_path / "scores.jsonl"
+    found = run_score(finished.run.directory, [named(finished, "opposite")], out)
+    assert found.pairs == found.turned > 0
+    assert found.teaching == found.now_teaching
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    recorded = samples_of(finished)
+    assert [(r["step"], r["draw"], r["sample"]) for r in rows] == [
+        (line["step"], line["draw"], line["sample"]) for line in recorded
+    ]
+    for row, line in zip(rows, recorded, strict=True):
+        assert row["reward"] == line["reward"] == -row["new_reward"]
+        assert row["difference"] == row["new_reward"] - row["reward"]
+        assert row["status"] == row["new_status"] == "ok"
+    # Baselines are groups of their own.
+    assert all(row["rank"] == row["new_rank"] == 1 for row in rows if row["sample"] == 4)
+
+
+def test_rewards_of_groups_and_of_trl_read_what_they_read_in_a_run(finished: Config) -> None:
+    by_length = run_score(finished.run.directory, [named(finished, "lengths")])
+    for one in by_length.samples:
+        if one.score.value is not None:
+            assert one.score.value == max(end for _, _, end in one.line["versions"])
+        else:
+            assert one.score.status == "error" and "an a" in one.score.reason
+    by_trl = run_score(finished.run.directory, [named(finished, "trl")])
+    for one in by_trl.samples:
+        assert one.score.value == len(one.line["response"]) + one.line["metadata"]["bonus"]
+
+
+def test_parts_and_other_settings_may_be_given(finished: Config) -> None:
+    name = finished.reward.name
+    parts = f"reward.parts={{all: {{name: '{name}', weight: 2}}}}"
+    found = run_score(finished.run.directory, [parts, "reward.timeout_s=30"])
+    assert all(one.score.value == 2 * one.line["reward"] for one in found.samples)
+    assert found.samples[0].score.statuses == {"all": "ok"}
+    again = run_score(finished.run.directory, [parts, "reward.parts.all.weight=1"])
+    assert {one.difference for one in again.samples} == {0.0}
+
+
+def test_the_command_says_what_would_have_changed(finished: Config) -> None:
+    arguments = ["score", str(finished.run.directory), named(finished, "opposite")]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0
+    assert "40 samples in 16 groups" in shown.output
+    assert "largest changes:" in shown.output
+
+
+def test_what_cannot_be_scored_is_said(finished: Config, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run directory"):
+        run_score(tmp_path, [])
+    with pytest.raises(ConfigError, match=r"train\.lr\n.*is not what scores"):
+        run_score(finished.run.directory, ["train.lr=1"])
+    with pytest.raises(ConfigError, match=r"reward\.name = 'nonsense'"):
+        run_score(finished.run.directory, ["reward.name=nonsense"])
+    for name in ("config.yaml", "starts.jsonl"):
+        (tmp_path / name).write_bytes((finished.run.directory / name).read_bytes())
+    with pytest.raises(DataError, match=r"samples\.jsonl is not there"):
+        run_score(tmp_path, [])
+    (tmp_path / "samples.jsonl").write_text("")
+    with pytest.raises(DataError, match="holds no sample yet"):
+        run_score(tmp_path, [])
+    (tmp_path / "samples.jsonl").write_text('{"step": 0, "draw": 0, "sample": 0}\n')
+    with pytest.raises(RunDirectoryError, match="draw 0 of step 0: not a sample"):
+        run_score(tmp_path, [])
+    (tmp_path / "samples.jsonl").write_text('{"step": 0}\n')
+    with pytest.raises(RunDirectoryError, match="line 1: not a sample"):
+        run_score(tmp_path, [])
+
+
+def test_samples_of_an_earlier_version_are_scored_with_a_warning(
+    finished: Config, tmp_path: Path
+) -> None:
+    for name in ("config.yaml", "starts.jsonl"):
+        (tmp_path / name).write_bytes((finished.run.directory / name).read_bytes())
+    new = ("plain", "messages", "metadata", "source")
+    old = [{k: v for k, v in line.items() if k not in new} for line in samples_of(finished)]
+    text = "".join(json.dumps(line) + "\n" for line in old)
+    (tmp_path / "samples.jsonl").write_text(text)
+    assert "an earlier oxRL wrote these samples" in report(
+        run_score(tmp_path, ["reward.name=math"])
+    )
+
+
+def test_a_prompt_and_an_episode_come_back_from_their_line() -> None:
+    plain = Prompt(
+        uid="p",
+        messages=({"role": "user", "content": "q"},),
+        token_ids=(1,),
+        answer=[1],
+        plain=True,
+    )
+    turn = Turn(text="t", messages=({"role": "user", "content": "no"},), reward=0.5, reason="r")
+    segment = Segment(token_ids=(5, 6), logprobs=(-1.0, -1.0), versions=(3, 3))
+    completion = Completion(
+        segments=(segment,),
+        text="t",
+        finish_reason="stop",
+        turns=(turn,),
+        opening=({"role": "user", "content": "begin"},),
+        end="completed",
+    )
+    rollout = Rollout(
+        prompt=plain, completion=completion, score=Score(value=1.0), group_id=0, sample=0, seed=0
+    )
+    line = json.loads(json.dumps(sample_line(rollout, step=0, advantage=None)))
+    assert "messages" not in line and prompt_fields(plain) == {"prompt": "q", "plain": True}
+    found = recorded_prompt(line)
+    assert (found.uid, found.messages, found.answer, found.plain) == (
+        plain.uid, plain.messages, plain.answer, True
+    )  # fmt: skip
+    again = recorded_completion(line)
+    assert (again.text, again.turns, again.opening) == ("t", (turn,), completion.opening)
+    assert (again.end, len(again.token_ids)) == ("completed", 2)
+
+
+def test_ranks_of_equal_and_missing_rewards() -> None:
+    assert ranks([1.0, None, 3.0, 1.0, 0.0]) == [2, None, 1, 2, 4]
+    assert ranks([]) == []
