@@ -235,6 +235,8 @@ def _without_actors(cfg: Config) -> list[str]:
     found: list[str] = []
     if not (training or sampling):
         found.append("run.ray_address")
+    if not (training or sampling) or cfg.run.ray_address is None:
+        found.append("run.ray_working_dir")
     if not training:
         found.append("run.max_restarts")
     if not (training and sampling):

@@ -17,6 +17,7 @@ from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.train.base import Saved, Scorer, TrainEngine
 from oxrl.engines.train.trainer import AdapterOff, Trainer
 from oxrl.engines.weight_sync import SyncOptions, WeightSync
+from oxrl.errors import ConfigError
 from oxrl.recipes.answers import answering
 from oxrl.recipes.build import (
     DTYPES,
@@ -165,17 +166,23 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
     sampling = cfg.inference_engine
     deadline_s = cfg.run.deadline_s
     colocated = sampling.placement == "colocated"
-    gpus = int(cfg.run.device != "cpu" and torch.cuda.is_available())
     training = cfg.train.backend != "local"
+    ranks = cfg.run.training_gpus if training else 0
+    cluster = Cluster(
+        2 * max(ranks, sampling.actors),
+        address=cfg.run.ray_address,
+        ship=cfg.run.ray_working_dir == "ship",
+    )
+    stack.callback(cluster.close)
+    gpus = gpus_per_actor(cfg, cluster.gpus())
     bundles, trainer_places, sampler_places = layout(
-        cfg.run.training_gpus if training else 0,
+        ranks,
         sampling.actors,
         colocated=colocated,
         trainer_gpus=gpus,
         sampler_gpus=gpus * sampling.tensor_parallel,
     )
-    cluster = Cluster(bundles, address=cfg.run.ray_address)
-    stack.callback(cluster.close)
+    cluster.reserve(bundles)
     trainers: Mapping[str, TrainEngine]
     limits: Limits
     if training:
@@ -195,6 +202,20 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
     else:
         sampler = build_sampler(cfg)
     return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=False)
+
+
+def gpus_per_actor(cfg: Config, available: int) -> int:
+    """One GPU each where the cluster has some: the driver's own machine may well have none.
+
+    Raises:
+        ConfigError: GPUs were asked for, and no node has one.
+    """
+    if cfg.run.device == "cuda" and not available:
+        raise ConfigError(
+            "run.device is cuda, and no node of the Ray cluster has a GPU; use run.device=cpu or "
+            "auto, or start nodes with GPUs (`ray status` lists what there is)"
+        )
+    return int(cfg.run.device != "cpu" and available > 0)
 
 
 def reference_of(cfg: Config, engines: Engines) -> Scorer | None:

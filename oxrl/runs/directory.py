@@ -97,6 +97,7 @@ MAY_CHANGE = REORDER_SUMS | {
     "run.mlflow",
     "run.deadline_s",
     "run.ray_address",
+    "run.ray_working_dir",
     "run.max_restarts",
     "reward.workers",
     "reward.timeout_s",

@@ -108,6 +108,8 @@ def reader(path: str) -> tuple[str, list[str]]:
         return "sgrpo", [held_out, "train.backend=fsdp", "inference_engine.actors=1"]
     if path == "reward.parts":
         return "sgrpo", [held_out, "~reward.name", "reward.parts.base={name: exact}"]
+    if path == "run.ray_working_dir":
+        return "sgrpo", [held_out, "inference_engine.actors=1", "run.ray_address=auto"]
     if path == "reward.options":
         return "sgrpo", [held_out, "reward.name=format"]
     if path in CODE_FIELDS:

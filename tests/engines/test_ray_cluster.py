@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import yaml
+
+from oxrl.config import Config
+from oxrl.engines.ray.cluster import CONNECT_S, Cluster
+from oxrl.errors import ConfigError
+from oxrl.recipes.setup import gpus_per_actor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CLUSTER_FILES = ROOT / "experiments" / "cluster"
@@ -33,7 +45,8 @@ JOINS = """
         nodes = Nodes(initialize_head=True, head_node_args={**small, "include_dashboard": False})
         nodes.add_node(**small)
         bundles, _, places = layout(0, 2, trainer_gpus=0, sampler_gpus=0, colocated=False)
-        cluster = Cluster(bundles, address=nodes.address)
+        cluster = Cluster(2, address=nodes.address)
+        cluster.reserve(bundles)
         engine = RayRollouts(cluster, places, sampler, deadline_s=60)
         engine.update_weights(iter(weights_of(1)), version=3)
         samples = said(generate(engine, requests(32), deadline_s=60))
@@ -42,7 +55,7 @@ JOINS = """
             for w in engine._workers
         }
         try:
-            Cluster(bundles)
+            Cluster(2).reserve(bundles)
             refused = ""
         except ConfigError as error:
             refused = str(error)
@@ -78,7 +91,7 @@ LISTENS = """
 
     if __name__ == "__main__":
         before = signal.getsignal(signal.SIGTERM)
-        cluster = Cluster([{"CPU": 1.0}])
+        cluster = Cluster(1)
         session = cluster.ray._private.worker._global_node.get_session_dir_path()
         cluster.ray.get(cluster.ray.remote(lambda: 1).remote())
         found = sorted(listening())
@@ -90,12 +103,12 @@ LISTENS = """
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 
 
-def program(text: str, folder: Path) -> dict[str, object]:
+def program(text: str, folder: Path, *arguments: str) -> dict[str, object]:
     path = folder / "program.py"
     path.write_text(textwrap.dedent(text))
     paths = [str(ROOT), str(ROOT / "tests" / "engines")]
     result = subprocess.run(
-        [sys.executable, str(path)],
+        [sys.executable, str(path), *arguments],
         capture_output=True,
         text=True,
         timeout=280,
@@ -115,6 +128,106 @@ def test_actors_on_two_nodes_of_a_joined_cluster_give_the_samples_of_one_process
     found = program(JOINS, tmp_path)
     assert (found["same"], found["homes"]) == (True, 2)
     assert "Available: 0 CPU and 0 GPU of 2 CPU and 0 GPU on 2 nodes" in str(found["refused"])
+
+
+# What a node without oxRL does: only what Ray itself unpacked there can be imported.
+SITE = """
+import os, sys
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        unpacked = any(os.path.isdir(p + "/oxrl") for p in sys.path if "runtime_resources" in p)
+        if name == "oxrl" and not unpacked:
+            raise ModuleNotFoundError("No module named 'oxrl'", name="oxrl")
+        return None
+
+sys.meta_path.insert(0, Without())
+"""
+SHIPS = """
+    import json, sys
+    from ray.cluster_utils import Cluster as Nodes
+    from oxrl.engines.ray.cluster import Cluster, layout
+    from oxrl.engines.ray.rollouts import RayRollouts
+    from oxrl.errors import EngineError
+
+    def sampler():
+        from oxrl.engines.sample.local import LocalSampler
+        from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
+
+        policy = load_policy("builtin:tiny", LoadOptions())
+        return LocalSampler(policy, load_tokenizer("builtin:tiny"), max_rows=8)
+
+    if __name__ == "__main__":
+        small = {"num_cpus": 1, "object_store_memory": 80 << 20}
+        nodes = Nodes(
+            initialize_head=True,
+            head_node_args={**small, "num_cpus": 0, "include_dashboard": False},
+        )
+        nodes.add_node(**small, env_vars={"PYTHONPATH": sys.argv[1]})
+        bundles, _, places = layout(0, 1, trainer_gpus=0, sampler_gpus=0, colocated=False)
+        cluster = Cluster(1, address=nodes.address, ship=sys.argv[2] == "ship")
+        cluster.reserve(bundles)
+        try:
+            found = RayRollouts(cluster, places, sampler, deadline_s=60).version
+        except EngineError as error:
+            found = str(error)
+        cluster.close()
+        nodes.shutdown()
+        print(json.dumps({"found": found}))
+"""
+
+
+def heads_that_are_none() -> Iterator[tuple[str, str]]:
+    """An address where nobody listens, one that says nothing, and a web server."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    yield f"127.0.0.1:{port}", "refused"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        yield f"127.0.0.1:{silent.getsockname()[1]}", "timed out"
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{web.server_port}", "something else listens there"
+        web.shutdown()
+
+
+def test_an_address_without_a_ray_cluster_is_refused_in_seconds() -> None:
+    pytest.importorskip(
+        "ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale"
+    )
+    for address, said in heads_that_are_none():
+        started = time.monotonic()
+        with pytest.raises(ConfigError, match=f"ray_address: no head .*{address}.*{said}"):
+            Cluster(1, address=address)
+        assert time.monotonic() - started < CONNECT_S + 5
+
+
+@pytest.mark.parametrize("way", ["keep", "ship"])
+def test_a_node_without_the_package_is_named_or_is_sent_it(tmp_path: Path, way: str) -> None:
+    pytest.importorskip(
+        "ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale"
+    )
+    (tmp_path / "sitecustomize.py").write_text(SITE)
+    found = program(SHIPS, tmp_path, str(tmp_path), way)["found"]
+    if way == "ship":
+        assert found == 0
+    else:
+        assert "has no module 'oxrl'" in str(found) and "ray_working_dir: ship" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("device", "available", "each"), [("auto", 0, 0), ("auto", 3, 1), ("cuda", 1, 1), ("cpu", 8, 0)]
+)
+def test_actors_take_gpus_where_the_cluster_has_them_whatever_the_driver_has(
+    device: str, available: int, each: int
+) -> None:
+    cfg = SimpleNamespace(run=SimpleNamespace(device=device))
+    assert gpus_per_actor(cast(Config, cfg), available) == each
+
+
+def test_a_cluster_without_gpus_is_told_where_they_are_asked_for() -> None:
+    cfg = SimpleNamespace(run=SimpleNamespace(device="cuda"))
+    with pytest.raises(ConfigError, match="no node of the Ray cluster has a GPU"):
+        gpus_per_actor(cast(Config, cfg), 0)
 
 
 @pytest.mark.skipif(

@@ -93,7 +93,8 @@ def rollouts(connected: None) -> Iterator[Any]:
         count: int, *, deadline_s: float = 20, build: Any = sampler, **options: Any
     ) -> RayRollouts:
         bundles, _, places = layout(0, count, trainer_gpus=0, sampler_gpus=0, colocated=False)
-        cluster = Cluster(bundles)
+        cluster = Cluster(count)
+        cluster.reserve(bundles)
         made.append(cluster)
         return RayRollouts(cluster, places, build, deadline_s=deadline_s, **options)
 
@@ -326,7 +327,7 @@ def test_what_the_cluster_does_not_have_is_refused_in_seconds_with_both_numbers(
     with pytest.raises(
         ConfigError, match=r"Asked: 3 CPU and 17 GPU.*Available: 6 CPU and 0 GPU of 6 CPU and 0 GPU"
     ):
-        Cluster(bundles)
+        Cluster(3).reserve(bundles)
     assert time.monotonic() - started < 12
 
 

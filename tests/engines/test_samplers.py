@@ -62,7 +62,8 @@ def shared(
         from oxrl.engines.ray.rollouts import RayRollouts
 
         bundles, _, places = layout(0, 1, trainer_gpus=0, sampler_gpus=0, colocated=False)
-        cluster = Cluster(bundles)
+        cluster = Cluster(1)
+        cluster.reserve(bundles)
         try:
             yield RayRollouts(cluster, places, local, deadline_s=60)
         finally:

@@ -77,6 +77,11 @@ class RunConfig(Section):
     ray_address: str | None = setting(
         None, "Ray cluster to join, host:port or auto; null: its own.", min_length=1, of=RL
     )
+    ray_working_dir: Literal["keep", "ship"] = setting(
+        "keep",
+        "keep: every node has oxRL installed; ship: it is sent to the nodes when a run starts.",
+        of=RL,
+    )
     max_restarts: int = setting(
         0, "Times a run whose training actors are lost goes on from its checkpoint.", ge=0, of=RL
     )

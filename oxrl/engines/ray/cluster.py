@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
+import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+import oxrl
 from oxrl.engines.train.base import Bucket
 from oxrl.errors import ConfigError, EngineError, MissingExtraError
 
@@ -25,7 +29,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PACKAGE = Path(oxrl.__file__).parent
 RESERVE_S = 10.0
+CONNECT_S = 5.0
+ADDRESS = re.compile(r"(?:ray://)?\[?(?P<host>[^/]+?)\]?:(?P<port>\d+)")
+SETTINGS = b"\x04"  # the kind of an HTTP/2 frame
+MISSING_MODULE = re.compile(r"No module named '([^']+)'")
+# Of the lines in which Ray tells of a death, the most telling first.
+TELLING = ("out of memory", "killed due to", "oom", "dead because", "exit")
 # Importing libraries and reading a model's files may take this long, whatever the deadline of other
 # calls is.
 LOAD_S = 600.0
@@ -84,35 +95,38 @@ def _bundle(cpus: float, gpus: float) -> Bundle:
 
 
 class Cluster:
-    """A Ray cluster, joined at `address` or started for this process, with `bundles` reserved.
+    """A Ray cluster, joined at `address` or started for this process.
 
     A process that is connected to a cluster already keeps it, and keeps it afterwards.
 
+    Args:
+        actors: that a cluster started here has room for.
+        address: of a cluster to join, host:port or auto.
+        ship: send this package to the nodes, which then need not have it.
+
     Raises:
-        ConfigError: the cluster cannot be reached, or does not have what was asked for within 10
-            seconds.
+        ConfigError: the cluster cannot be reached.
         MissingExtraError: Ray is not installed.
     """
 
-    def __init__(self, bundles: Sequence[Bundle], *, address: str | None = None) -> None:
+    def __init__(self, actors: int, *, address: str | None = None, ship: bool = False) -> None:
         self.ray = _import_ray(loopback=address is None)
         self._started = not self.ray.is_initialized()
         if self._started:
-            self._connect(address, sum(bundle["CPU"] for bundle in bundles))
-        try:
-            self._group = self._reserve(bundles)
-        except BaseException:
-            self.close()
-            raise
+            self._connect(address, actors, ship)
 
-    def _connect(self, address: str | None, cpus: float) -> None:
-        # CPUs are names for places here, not a share of a core: a small machine may run more actors
-        # than it has cores.
-        own: dict[str, Any] = {
-            "num_cpus": max(int(cpus), os.cpu_count() or 1),
-            "include_dashboard": False,
-        }
-        options = own if address is None else {"address": address}
+    def _connect(self, address: str | None, actors: int, ship: bool) -> None:
+        options: dict[str, Any] = {}
+        if address is None:
+            # CPUs are names for places here, not a share of a core: a small machine may run more
+            # actors than it has cores.
+            options["num_cpus"] = max(actors, os.cpu_count() or 1)
+            options["include_dashboard"] = False
+        else:
+            options["address"] = address
+            _refuse_silence(address)
+        if ship:
+            options["runtime_env"] = {"py_modules": [str(PACKAGE)]}
         where = f"at run.ray_address {address!r}" if address else "could be started here"
         try:
             with _own_signals():
@@ -121,14 +135,24 @@ class Cluster:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"no Ray cluster {where}: {reason}") from error
 
-    def _reserve(self, bundles: Sequence[Bundle]) -> Any:
+    def gpus(self) -> int:
+        """How many GPUs its nodes have, whatever the machine of this process has."""
+        return int(_totals(self._nodes())["GPU"])
+
+    def reserve(self, bundles: Sequence[Bundle]) -> None:
+        """Take room for the actors of a run.
+
+        Raises:
+            ConfigError: the cluster does not have it within 10 seconds.
+        """
         ray = self.ray
         group = ray.util.placement_group(list(bundles), strategy="PACK")
         if ray.wait([group.ready()], timeout=RESERVE_S)[0]:
-            return group
+            self._group = group
+            return
         ray.util.remove_placement_group(group)
         free = _totals([ray.available_resources()])
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        nodes = self._nodes()
         largest = max(bundles, key=lambda bundle: (bundle.get("GPU", 0), bundle["CPU"]))
         raise ConfigError(
             f"the Ray cluster has no room for this run ({RESERVE_S:g} s). "
@@ -137,6 +161,26 @@ class Cluster:
             f"{len(nodes)} nodes. Lower run.training_gpus or inference_engine.actors, or wait for "
             "what else runs there"
         )
+
+    def _nodes(self) -> list[Mapping[str, float]]:
+        """What every node that is alive has."""
+        return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+
+    def put(self, thing: object) -> Any:
+        """A reference to a thing in the object store, which every actor can read.
+
+        Raises:
+            EngineError: the object store has no room for it.
+        """
+        try:
+            return self.ray.put(thing)
+        except self.ray.exceptions.ObjectStoreFullError as error:
+            reason = str(error).splitlines()[0]
+            raise EngineError(
+                f"Ray's object store, through which weights and batches travel, is full: {reason}. "
+                "It is shared memory: give the node a larger /dev/shm, or start Ray with "
+                "--object-store-memory"
+            ) from error
 
     def start(self, actor: type, place: Place) -> Any:
         """A handle to a new actor at `place`.
@@ -178,17 +222,48 @@ def result_of(ray: Any, reference: Any, what: str, *, deadline_s: float) -> Any:
         return ray.get(reference, timeout=deadline_s)
     except ray.exceptions.GetTimeoutError as error:
         raise LostActorError(f"{what} did not answer within {deadline_s:g} s") from error
-    except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
-        raise LostActorError(f"{what} died: {_reason(error)}") from error
     except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ray.exceptions.RayError):
+            raise _lost(what, error.cause) from error
         raise error.cause from error
+    except ray.exceptions.RayError as error:
+        raise _lost(what, error) from error
+
+
+def _lost(what: str, error: Exception) -> EngineError:
+    """What Ray's own error says: died, killed for memory, node lost, a module that is not there."""
+    module = MISSING_MODULE.search(str(error))
+    if module is None:
+        return LostActorError(f"{what} died: {_reason(error)}")
+    return EngineError(
+        f"{what} could not start: its node has no module {module[1]!r}. Install the same packages "
+        "on every node, or send oxRL itself with run.ray_working_dir: ship"
+    )
 
 
 def _reason(error: Exception) -> str:
     """The line of Ray's account of a death that says why."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "dead because" in line or "exit" in line.lower()]
-    return (telling or lines)[0][:300]
+    for words in TELLING:
+        for line in lines:
+            if words in line.lower():
+                return line[:300]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def enter(directory: str) -> None:
+    """Have an actor work where the driver does, so that relative paths mean the same.
+
+    Raises:
+        ConfigError: its node has no such directory.
+    """
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise ConfigError(
+            f"node {socket.gethostname()} cannot work in {directory}, where this run was started: "
+            f"{error.strerror}. Start it from a directory that every node shares"
+        ) from error
 
 
 def call_on(engine: object, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
@@ -218,6 +293,41 @@ def unpack(packed: Packed) -> Bucket:
         for name, dtype, shape, data in packed:
             bucket.append((name, torch.from_numpy(data).view(dtype).view(shape)))
     return bucket
+
+
+def _refuse_silence(address: str) -> None:
+    """Ray itself tries an address that nobody answers at for minutes, and says little then.
+
+    Raises:
+        ConfigError: nobody listens there, or it is no head of a Ray cluster.
+    """
+    place = ADDRESS.fullmatch(address)
+    if place is None:
+        return  # auto, and what else Ray has names for
+    try:
+        with socket.create_connection((place["host"], int(place["port"])), CONNECT_S) as head:
+            if "RAY_USE_TLS" not in os.environ:
+                _greet(head)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"run.ray_address: no head of a Ray cluster answers at {address!r} within "
+            f"{CONNECT_S:g} s: {error}. `ray status` on the head node tells its address; without "
+            "one a run starts a cluster of its own on this machine"
+        ) from error
+
+
+def _greet(head: socket.socket) -> None:
+    """Begin to talk as gRPC does, in HTTP/2: both sides send their settings first.
+
+    Raises:
+        ConnectionError: something else listens there.
+        TimeoutError: whoever listens says nothing.
+    """
+    nothing_to_set = b"\0\0\0" + SETTINGS + b"\0" * 5
+    head.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + nothing_to_set)
+    answer = head.recv(9)
+    if answer[3:4] != SETTINGS:
+        raise ConnectionError(f"something else listens there, which says {answer!r}")
 
 
 def _import_ray(*, loopback: bool) -> Any:

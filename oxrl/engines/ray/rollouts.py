@@ -20,6 +20,7 @@ from oxrl.engines.ray.cluster import (
     LostActorError,
     Place,
     call_on,
+    enter,
     pack,
     result_of,
     unpack,
@@ -48,7 +49,7 @@ class RolloutActor:
 
     def build(self, directory: str, build: BuildEngine) -> int:
         """Make the engine, where the driver's relative paths mean the same; its weight version."""
-        os.chdir(directory)
+        enter(directory)
         self._engine = build()
         return self._engine.version
 
@@ -267,7 +268,7 @@ class RayRollouts:
         self._fingerprints = {}
         self._held = {}
         self._probe = None
-        self._weights += [self.cluster.ray.put(pack(bucket)) for bucket in buckets]
+        self._weights += [self.cluster.put(pack(bucket)) for bucket in buckets]
         self._version = version
         updates = [w.actor.update_weights.remote(self._weights, version) for w in self._workers]
         for worker, update in zip(self._workers, updates, strict=True):

@@ -26,6 +26,7 @@ from oxrl.engines.ray.cluster import (
     Packed,
     Place,
     call_on,
+    enter,
     pack,
     result_of,
     unpack,
@@ -65,7 +66,7 @@ class RankActor:
 
     def build(self, directory: str, place: Mapping[str, str], build: BuildRank) -> list[str]:
         """Make the engines, where the driver's relative paths mean the same; their names."""
-        os.chdir(directory)
+        enter(directory)
         os.environ.update(place)
         self._first = place["RANK"] == "0"
         self._stack = ExitStack()  # held, because the process group is left when it goes
@@ -121,7 +122,7 @@ class RankGroup:
         **_: P.kwargs,
     ) -> R:
         """Call a method of an engine, or a function of it, on every rank; inputs are positional."""
-        shared = self._cluster.ray.put(inputs)  # they enter the object store once
+        shared = self._cluster.put(inputs)  # they enter the object store once
         calls = [actor.call.remote(engine, function, shared) for actor in self._ranks]
         return self._wait(calls, f"{function.__name__} of {engine}")
 
