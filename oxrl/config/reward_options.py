@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from oxrl.config.sections.reward import RewardConfig
 
 CODE = "code"
+JUDGE = "judge"
 # Fields of the section -> keyword arguments of the reward `code`.
 CODE_OPTIONS = {
     "sandbox": "sandbox",

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
 from oxrl.config.checks.vision import why_no_images
-from oxrl.config.reward_options import AskedReward, asked_rewards
+from oxrl.config.reward_options import JUDGE, AskedReward, asked_rewards
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.sample.base import RolloutEngine
@@ -27,7 +27,7 @@ from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokeniz
 from oxrl.models.lora import add_adapter
 from oxrl.models.network import ValueModel
 from oxrl.models.vision import PROCESSOR, has_image_processor, vision_family
-from oxrl.rewards.workers import RewardPool, ScoringPool
+from oxrl.rewards.workers import RewardPool, ScoringPool, SinglePool
 from oxrl.runs.patience import Patience, StopAsked
 from oxrl.seeds import stable_seed
 from oxrl.tables.cells import CRITIC
@@ -325,23 +325,34 @@ def build_rewards(cfg: Config) -> ScoringPool:
     """The pool of the reward, or those of its parts."""
     asked = asked_rewards(cfg.reward)
     if not cfg.reward.parts:
-        return _reward_pool(asked[0])
+        return _reward_pool(cfg, asked[0])
     from oxrl.rewards.parts import Part, PartsPool  # one reward does without
 
     parts: dict[str, Part] = {}
     for one in asked:
-        pool = _reward_pool(one)
+        pool = _reward_pool(cfg, one)
         parts[one.part] = Part(pool=pool, weight=one.weight, optional=one.optional)
     return PartsPool(parts)
 
 
-def build_other_reward(cfg: Config, name: str) -> RewardPool:
+def build_other_reward(cfg: Config, name: str) -> SinglePool:
     """The pool of another reward under the limits of `reward`."""
     reward = cfg.reward.model_copy(update={"name": name, "parts": {}})
-    return _reward_pool(asked_rewards(reward)[0])
+    return _reward_pool(cfg, asked_rewards(reward)[0])
 
 
-def _reward_pool(asked: AskedReward) -> RewardPool:
+def _reward_pool(cfg: Config, asked: AskedReward) -> SinglePool:
+    if asked.name == JUDGE:
+        from oxrl.rewards.judge.pool import JudgePool  # other rewards ask nobody
+        from oxrl.rewards.judge.record import FILE
+
+        return JudgePool(
+            asked.options,
+            requests=asked.workers,
+            timeout_s=asked.timeout_s,
+            record=cfg.run.directory / FILE,
+            field=asked.field,
+        )
     return RewardPool(
         asked.name,
         workers=asked.workers,

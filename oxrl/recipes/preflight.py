@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 
 from rich.filesize import decimal
 
 from oxrl.config import Config
 from oxrl.config.dims import context_length, model_dims
 from oxrl.config.plan import disk_needed
-from oxrl.config.reward_options import asked_rewards
+from oxrl.config.reward_options import JUDGE, asked_rewards
 from oxrl.config.schema import SAMPLING
 from oxrl.data.dataset import Dataset, ReadOptions
 from oxrl.data.hub import locate
@@ -39,8 +39,8 @@ from oxrl.models.builtin import is_builtin
 from oxrl.models.files import refuse_missing_folder
 from oxrl.models.folder import adapter_base, check_model_folder
 from oxrl.models.vision import has_image_processor
-from oxrl.rewards.builtin import BUILTINS
-from oxrl.rewards.workers import RewardPool, ScoringPool
+from oxrl.rewards.builtin import BUILTINS, UNTRIED
+from oxrl.rewards.workers import ScoringPool, SinglePool
 from oxrl.runs.directory import GIVEN
 from oxrl.runs.patience import Patience
 from oxrl.runs.stop import StopRequest
@@ -50,6 +50,8 @@ from oxrl.types import Completion, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from oxrl.rewards.judge.pool import JudgePool
 
 # Rows of each file that are rendered as the model will see them.
 RENDERED = 32
@@ -295,24 +297,45 @@ def check_reward(cfg: Config, prepared: Prepared, patience: Patience) -> str:
         return "none: the environment rewards"
     prepared.pool = build_rewards(cfg)
     told: list[str] = []
+    known = True
     for asked, pool in zip(asked_rewards(cfg.reward), prepared.pool.pools, strict=True):
-        text = _try_one(pool, prepared, patience)
+        try:
+            text = _try_one(pool, prepared, patience)
+        except Unknown as error:
+            known = False
+            text = str(error)
         told.append(f"{asked.part}: {text}" if asked.part else text)
+    if not known:
+        raise Unknown("; ".join(told))
     return "; ".join(told)
 
 
-def _try_one(pool: RewardPool, prepared: Prepared, patience: Patience) -> str:
+def _try_one(pool: SinglePool, prepared: Prepared, patience: Patience) -> str:
     """Load one reward, and have it score prompts of the data."""
     if Path(pool.name).is_dir():
         check_model_folder(Path(pool.name))
         return f"{pool.name}, a reward model, which is loaded when a run starts"
     pool.start(patience)
+    if pool.name == JUDGE:
+        return _find_judge(pool)
     if not prepared.prompts:
         return f"{pool.name} can be loaded; without tokenizer or rows it is not tried on data"
     for prompts in prepared.prompts.values():
         try_reward(pool, prompts, patience)
     tried = sum(map(len, prepared.prompts.values()))
     return f"{pool.name}, tried on {tried} prompts of the data"
+
+
+def _find_judge(pool: SinglePool) -> str:
+    """Whether a judge answers, which costs nothing. A run may do without: verdicts are kept.
+
+    Raises:
+        Unknown: it does not.
+    """
+    problem = cast("JudgePool", pool).unreachable()
+    if problem:
+        raise Unknown(f"the judge does not answer now: {problem}")
+    return f"{pool.name} answers; no verdict is asked for before a run"
 
 
 def try_reward(pool: ScoringPool, prompts: Sequence[Prompt], patience: Patience) -> None:
@@ -324,11 +347,11 @@ def try_reward(pool: ScoringPool, prompts: Sequence[Prompt], patience: Patience)
     """
     for one in pool.pools:
         one.rehearse(prompts, patience)
-        if one.name in BUILTINS and prompts:
+        if one.name in BUILTINS and one.name not in UNTRIED and prompts:
             _try_built_in(one, prompts, patience)
 
 
-def _try_built_in(pool: RewardPool, prompts: Sequence[Prompt], patience: Patience) -> None:
+def _try_built_in(pool: SinglePool, prompts: Sequence[Prompt], patience: Patience) -> None:
     groups = [(prompt, [_answered(prompt)]) for prompt in prompts]
     scores = [score for group in pool.score(groups, patience) for score in group]
     if all(score.value is None for score in scores):

@@ -83,6 +83,8 @@ class RLSetup:
         with ExitStack() as stack:
             # Before the models: a reward that cannot be loaded should not cost the time they take.
             rewards = start_rewards(cfg, stack, stop, pool)
+            if rewards is not None:
+                clock.also(rewards.counters)
             engines = build_engines(cfg, stack)
             stack.callback(engines.sampler.close)
             self.policy = engines.trainers["policy"]

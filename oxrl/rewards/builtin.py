@@ -18,6 +18,7 @@ from oxrl.rewards.formats import (
     repetition_reward,
 )
 from oxrl.rewards.instructions import instructions_reward
+from oxrl.rewards.judge.options import JudgeOptions, refuse_secrets
 from oxrl.rewards.math import math_reward
 from oxrl.rewards.tool_calls import tool_call_reward
 from oxrl.types import Completion, Prompt, Score
@@ -162,6 +163,13 @@ def score_cosine(
     return scores
 
 
+def score_judge(prompt: Prompt, completions: Sequence[Completion], **options: Any) -> list[Score]:
+    """`judge`: see `oxrl.rewards.judge`. In a run its own pool asks, and keeps what was said."""
+    from oxrl.rewards.judge.pool import JudgePool  # that asks over the network
+
+    return JudgePool(options).score([(prompt, completions)])[0]
+
+
 BUILTINS: dict[str, Callable[..., Score | float | list[Score]]] = {
     "math": score_math,
     "exact": score_exact,
@@ -172,12 +180,18 @@ BUILTINS: dict[str, Callable[..., Score | float | list[Score]]] = {
     "format": score_format,
     "repetition": score_repetition,
     "cosine": score_cosine,
+    "judge": score_judge,
     "reasoning-gym": reasoning_gym_reward,
 }
 # They score the completions of a group together: they read more of them than the text.
-OF_GROUPS = frozenset({"cosine"})
+OF_GROUPS = frozenset({"cosine", "judge"})
 # Functions that get the options which a reward does not name itself.
-PASSES_ON: dict[str, Callable[..., object]] = {"cosine": cosine_length_value}
+PASSES_ON: dict[str, Callable[..., object]] = {
+    "cosine": cosine_length_value,
+    "judge": JudgeOptions,
+}
+# It costs money or time elsewhere: it is not tried before a run.
+UNTRIED = frozenset({"judge"})
 # Comparisons in linear time, which cannot hang: they run in the caller's process.
 INLINE = frozenset({"exact"})
 # Options that more than a type can be wrong with; raises ValueError.
@@ -188,6 +202,8 @@ CHECKED: dict[str, Callable[[Any], object]] = {
     "worst": lambda value: repetition_reward("", worst=value),
     "max_tokens": lambda count: cosine_length_value(0, True, max_tokens=count),
 }
+# What takes all options together, and raises ValueError where they cannot work.
+TOGETHER: dict[str, Callable[..., object]] = {"judge": JudgeOptions}
 # What has to be there before the first sample, and is told so at the start of a run. Takes the
 # options of the reward, raises RewardDefinitionError.
 REQUIRES: dict[str, Callable[..., None]] = {"code": require_sandbox}
@@ -202,6 +218,8 @@ def with_options(
         ValueError: it has no such option, or not with such a value; says which it has.
     """
     function = BUILTINS[name]
+    if name == "judge":
+        refuse_secrets(options)
     accepted = _keywords(PASSES_ON[name]) if name in PASSES_ON else {}
     accepted |= _keywords(function)
     for option, value in options.items():
@@ -212,6 +230,8 @@ def with_options(
         problem = _option_problem(option, value, accepted[option].default)
         if problem:
             raise ValueError(f"{name}: {option} {problem}")
+    if name in TOGETHER:
+        TOGETHER[name](**options)
     return functools.partial(function, **options)
 
 

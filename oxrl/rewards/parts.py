@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from oxrl.rewards.base import Group
-from oxrl.rewards.workers import RewardPool
+from oxrl.rewards.workers import SinglePool
 from oxrl.runs.patience import Patience
-from oxrl.types import Score, ScoreStatus
+from oxrl.types import Metrics, Score, ScoreStatus
 
 # The scores of groups of completions.
 Scores = list[list[Score]]
@@ -30,7 +30,7 @@ class Part:
     score where this part failed.
     """
 
-    pool: RewardPool
+    pool: SinglePool
     weight: float
     optional: bool
 
@@ -46,12 +46,20 @@ class PartsPool:
         self._parts = dict(parts)
 
     @property
-    def pools(self) -> Sequence[RewardPool]:
+    def pools(self) -> Sequence[SinglePool]:
         """Those of the parts, in their order."""
         return [part.pool for part in self._parts.values()]
 
+    def counters(self) -> Metrics:
+        """The sums of what the parts took."""
+        found: Metrics = {}
+        for pool in self.pools:
+            for name, number in pool.counters().items():
+                found[name] = found.get(name, 0.0) + number
+        return found
+
     def start(self, patience: Patience | None = None) -> None:
-        """Start every part, one after the other: see `RewardPool.start`."""
+        """Start every part, one after the other: see `SinglePool.start`."""
         for pool in self.pools:
             pool.start(patience)
 
@@ -59,7 +67,7 @@ class PartsPool:
         """See GroupScorer. The parts are scored at the same time."""
         patience = patience or Patience()
 
-        def scored(pool: RewardPool) -> Callable[[], Scores]:
+        def scored(pool: SinglePool) -> Callable[[], Scores]:
             return lambda: pool.score(groups, patience)
 
         works = [scored(pool) for pool in self.pools]

@@ -38,7 +38,7 @@ from oxrl.rewards.repeats import Repeats
 from oxrl.rewards.sources import code_digest
 from oxrl.rewards.trial import DRY_GROUP, described, dry_call, rehearse
 from oxrl.runs.patience import Patience
-from oxrl.types import Completion, Prompt, Score, ScoreStatus
+from oxrl.types import Completion, Metrics, Prompt, Score, ScoreStatus
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +83,12 @@ class ScoringPool(GroupScorer, Protocol):
     """The processes of a reward, or those of its parts."""
 
     @property
-    def pools(self) -> Sequence[RewardPool]:
+    def pools(self) -> Sequence[SinglePool]:
         """One for each reward."""
+        ...
+
+    def counters(self) -> Metrics:
+        """Metrics of what scoring took since this was called last, of all rewards."""
         ...
 
     def start(self, patience: Patience | None = None) -> None:
@@ -98,6 +102,22 @@ class ScoringPool(GroupScorer, Protocol):
 
     def close(self) -> None:
         """Kill the workers."""
+        ...
+
+
+class SinglePool(ScoringPool, Protocol):
+    """What scores by one reward. `field`: of the config, where the reward stands."""
+
+    name: str
+    field: str
+
+    def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
+        """Try the reward on prompts of the data, before anything depends on it.
+
+        Raises:
+            RewardDefinitionError: it failed on every one.
+            Stopped: a signal asked to stop.
+        """
         ...
 
 
@@ -160,9 +180,13 @@ class RewardPool:
         self._finalizer = weakref.finalize(self, _end_all, self._alive)
 
     @property
-    def pools(self) -> Sequence[RewardPool]:
+    def pools(self) -> Sequence[SinglePool]:
         """Itself: the one reward."""
         return [self]
+
+    def counters(self) -> Metrics:
+        """Nothing: the time that it takes is a phase of the step."""
+        return {}
 
     def start(self, patience: Patience | None = None) -> None:
         """Start one worker and wait until it has loaded the reward, so that a broken one fails now.

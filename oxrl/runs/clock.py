@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,15 @@ class Clock:
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._step_started = time.monotonic()
+        self._counters: list[Callable[[], Metrics]] = []
+
+    def also(self, counters: Callable[[], Metrics]) -> None:
+        """Have something else counted for the line of each step.
+
+        Args:
+            counters: says what there was since it was called last.
+        """
+        self._counters.append(counters)
 
     @contextmanager
     def phase(self, key: str) -> Iterator[None]:
@@ -37,6 +46,8 @@ class Clock:
         now = time.monotonic()
         seconds = dict(self._seconds)
         seconds["time/step_s"] = now - self._step_started
+        for counters in self._counters:
+            seconds |= counters()
         self._seconds.clear()
         self._step_started = now
         return seconds

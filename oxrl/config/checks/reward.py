@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 from oxrl.config.checks.base import at
 from oxrl.config.checks.model import check_context
 from oxrl.config.reads import generates_answers
-from oxrl.config.reward_options import CODE, CODE_OPTIONS, AskedReward, asked_rewards
+from oxrl.config.reward_options import CODE, CODE_OPTIONS, JUDGE, AskedReward, asked_rewards
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 from oxrl.errors import RewardError
@@ -58,9 +59,13 @@ def _check_one(cfg: Config, asked: AskedReward) -> Iterator[Problem]:
     if problem:
         options = f"{asked.field}.options"
         given = cfg.reward.parts[asked.part].options if asked.part else cfg.reward.options
-        yield Problem(options, problem, given, also=(field,))
+        # Of a judge names alone: a value may be a key in the wrong place.
+        shown = list(given) if name == JUDGE else given
+        yield Problem(options, problem, shown, also=(field,))
     elif name == CODE:
         yield from _check_times(asked)
+    elif name == JUDGE and asked.options.get("compare") == "group":
+        yield from _check_groups(cfg, asked)
 
 
 def check_generated(cfg: Config) -> Iterator[Problem]:
@@ -72,6 +77,17 @@ def check_generated(cfg: Config) -> Iterator[Problem]:
     if TRAINING_ENGINES[cfg.train.backend].several_ranks:
         rule = "evaluations generate answers in one process: set train.backend to local"
         yield at(cfg, "reward.name", rule, "train.backend")
+
+
+def _check_groups(cfg: Config, asked: AskedReward) -> Iterator[Problem]:
+    """A judge that compares the responses of a group gets groups of two and more."""
+    fields = {"rollout.n_samples": cfg.train.row.recipe != "supervised"}
+    fields["rollout.eval_samples"] = cfg.data.eval is not None
+    for field, is_read in fields.items():
+        given = attrgetter(field)(cfg)
+        if is_read and given < 2:
+            rule = "must be 2 or more: the judge compares responses to one prompt with each other"
+            yield Problem(field, rule, given, also=(f"{asked.field}.options",))
 
 
 def _check_times(asked: AskedReward) -> Iterator[Problem]:

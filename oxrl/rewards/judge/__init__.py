@@ -1,0 +1,1 @@
+"""A language model as judge, behind an endpoint that speaks OpenAI's chat completions."""
