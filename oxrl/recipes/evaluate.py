@@ -18,7 +18,7 @@ from oxrl.data.hub import locate
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.choice import module_sampler
-from oxrl.errors import ConfigError
+from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.models.builtin import is_builtin
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.recipes import build
@@ -242,7 +242,13 @@ def evaluation_config(target: str | Path, overrides: Sequence[str]) -> tuple[Con
         return model_evaluation_config(found.model, overrides), None
     # An override is YAML: a path may hold ": " or " #".
     own = [f"model.name={json.dumps(found.model)}", *overrides]
-    return load_evaluation_config(found.run / "config.yaml", own), found.run
+    config = found.run / "config.yaml"
+    if not config.is_file():  # reading a pipe would wait for whoever writes into it
+        raise RunDirectoryError(
+            f"{config}, which says how the run evaluates, is gone or no file. Restore it; "
+            "`oxrl config show` prints it for the config that the run was started with"
+        )
+    return load_evaluation_config(config, own), found.run
 
 
 def judge(cfg: Config, reward: str, groups: Sequence[Sequence[Rollout]]) -> list[Score]:

@@ -27,6 +27,7 @@ from oxrl.errors import (
     OxrlError,
     RunDirectoryError,
 )
+from oxrl.recipes.evaluate import evaluation_config
 from oxrl.runs.checkpoint import save_best, save_checkpoint, why_not_best
 from oxrl.runs.console import Console, run_logging
 from oxrl.runs.directory import FILES, FOLDERS, RunDirectory, open_run
@@ -359,6 +360,14 @@ def test_a_pipe_in_place_of_a_file_does_not_make_a_run_wait(tmp_path: Path) -> N
     os.mkfifo(tmp_path / "result.json")
     with pytest.raises(RunDirectoryError, match="neither a file nor a folder"):
         resume(tmp_path)
+
+
+def test_a_pipe_in_place_of_its_config_does_not_make_an_evaluation_wait(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    (tmp_path / "config.yaml").unlink()
+    os.mkfifo(tmp_path / "config.yaml")
+    with pytest.raises(RunDirectoryError, match=r"config\.yaml, .* is gone or no file"):
+        evaluation_config(tmp_path, [])
 
 
 def test_names_that_a_write_passes_through_are_no_way_out(tmp_path: Path) -> None:
