@@ -17,7 +17,13 @@ from oxrl.processes.user_code import raised_as, run_module, split_place
 
 # name -> (module, class), imported where it is asked for.
 BUILTINS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {"tools": ("oxrl.environments.tool_environment", "ToolEnvironment")}
+    {
+        "gymnasium": ("oxrl.environments.gymnasium_adapter", "GymnasiumEnvironment"),
+        "openenv": ("oxrl.environments.openenv_adapter", "OpenEnvEnvironment"),
+        "reasoning-gym": ("oxrl.environments.reasoning_gym_adapter", "ReasoningGymEnvironment"),
+        "textarena": ("oxrl.environments.textarena_adapter", "TextArenaEnvironment"),
+        "tools": ("oxrl.environments.tool_environment", "ToolEnvironment"),
+    }
 )
 # Of `oxrl.train`: what a class is given by.
 ARGUMENT = "environment"

@@ -19,9 +19,9 @@ Source: TRL's documentation of GRPOTrainer, "Agent Training", sections Environme
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any, cast
 
+from oxrl.environments.adapting import with_text
 from oxrl.environments.base import Message, Step, tool_names
 from oxrl.environments.tool_environment import ToolEnvironment
 from oxrl.environments.typed_tool import as_tool, awaited
@@ -73,9 +73,3 @@ class ObjectTools(ToolEnvironment):
         gained = worth - self._worth
         self._worth = worth
         return gained
-
-
-def with_text(messages: Sequence[Message], text: str) -> list[Message]:
-    """A conversation, with a text behind its last message."""
-    last = messages[-1]
-    return [*messages[:-1], {**last, "content": f"{last['content']}{text}"}]

@@ -75,7 +75,7 @@ def run_play(
         sampler = stack.enter_context(
             closing(module_sampler(policy, tokenizer, max_rows=MOST_ROWS))
         )
-        scored = bool(cfg.reward.name)
+        scored = cfg.reward.exists
         scorer = stack.enter_context(closing(build.build_rewards(cfg))) if scored else None
         stops = build.stop_tokens(tokenizer, policy)
         limits = build.Limits(None, stops, sampler.context)

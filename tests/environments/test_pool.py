@@ -246,7 +246,7 @@ def test_an_environment_that_cannot_work_is_found_before_anything_is_sampled(
         ("tool", "did you mean 'tools'"),
         ("missing.py:Made", "no such file"),
         ("here.py:Mode", "did you mean 'Made'"),
-        ("here.py", "must be tools or path.py:Class"),
+        ("here.py", "textarena, tools or path.py:Class"),
         ("broken.py:Made", "is not Python"),
     ],
 )

@@ -113,7 +113,7 @@ def test_an_episode_whose_environment_fails_is_shown_without_a_score() -> None:
     ("environment", "options", "error", "problem"),
     [
         ("talk.py:Tall", [], ConfigError, "did you mean 'Talk'"),
-        ("tol", [], ConfigError, "must be tools"),
+        ("tol", [], ConfigError, "textarena, tools or path.py:Class"),
         ("none.yaml", [], ConfigError, "no such file|No such file"),
         ("talk.py:Talk", ["wort=x"], EnvironmentDefinitionError, "wort"),
         ("talk.py:Talk", ["word"], ConfigError, "write NAME=VALUE"),

@@ -1,0 +1,46 @@
+"""What the adapters of other libraries' environments share."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from oxrl.environments.base import Message
+from oxrl.errors import MissingExtraError
+from oxrl.types import Prompt
+
+# Longest observation that the policy reads, in characters.
+MOST_OBSERVATION = 8000
+
+
+def need(module: str, extra: str) -> Any:
+    """A library that is no part of oxRL's own installation.
+
+    Raises:
+        MissingExtraError: it is not installed; says what installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        absent = (error.name or "").partition(".")[0] == module.partition(".")[0]
+        problem = (
+            f"{module} is not installed" if absent else f"{module} cannot be imported: {error}"
+        )
+        raise MissingExtraError(f'{module} {problem}: pip install -e ".[{extra}]"') from error
+
+
+def with_text(messages: Sequence[Message], text: str, *, between: str = "") -> list[Message]:
+    """A conversation, with a text behind its last message."""
+    last = messages[-1]
+    return [*messages[:-1], {**last, "content": f"{last['content']}{between}{text}"}]
+
+
+def seed_of(prompt: Prompt, seed: int) -> int:
+    """The seed of an episode: a row's own column `seed`, or the one of the draw.
+
+    Returns:
+        A number below 2**32, which every library takes.
+    """
+    own = prompt.metadata.get("seed")
+    return (own if isinstance(own, int) else seed) % 2**32

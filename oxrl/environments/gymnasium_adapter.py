@@ -1,0 +1,204 @@
+"""`environment.name: gymnasium`: environments with discrete actions or text, as conversations.
+
+    environment:
+      name: gymnasium
+      options: {id: FrozenLake-v1, settings: {is_slippery: false}}
+
+The policy reads what the environment shows and answers with an action: its name or its number, of
+which the last one in a turn counts.
+
+Source: Gymnasium's documentation of `Env`, of its spaces and of the toy text environments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
+from oxrl.environments.base import Message, Step
+from oxrl.processes.user_code import capped
+from oxrl.types import Prompt
+
+# What numbers mean, where environments do not say it themselves.
+ACTIONS: Mapping[str, tuple[str, ...]] = {
+    "Blackjack": ("stick", "hit"),
+    "CliffWalking": ("up", "right", "down", "left"),
+    "FrozenLake": ("left", "down", "right", "up"),
+    "Taxi": ("south", "north", "east", "west", "pickup", "dropoff"),
+}
+VIEWS = ("auto", "ansi", "grid", "values")
+# Colors of a terminal: a background marks where the player is.
+_MARKED = re.compile(r"\x1b\[4\d(?:;\d+)*m(.*?)\x1b\[0m")
+_COLORED = re.compile(r"\x1b\[[\d;]*m(.*?)\x1b\[0m")
+
+
+class GymnasiumEnvironment:
+    """One episode of a registered environment.
+
+    Args:
+        id: as `gymnasium.make` takes it; "module:id" imports a module first.
+        settings: further arguments of `gymnasium.make`.
+        actions: names of the actions 0, 1, ...; None: those that the environment has.
+        view: "ansi", what it renders; "grid", MiniGrid's whole grid; "values", the observation;
+            "auto": the first of these that there is, text observations as they are.
+        show_actions: say in the opening which actions there are.
+        end_on_no_action: end the episode at a turn without an action, rather than ask again.
+        no_action_reward: of such a turn.
+
+    Raises:
+        ValueError: a wrong option, or actions that are no text; says what to write.
+    """
+
+    def __init__(
+        self,
+        id: str = "",
+        settings: Mapping[str, Any] | None = None,
+        actions: Sequence[str] | None = None,
+        view: str = "auto",
+        show_actions: bool = True,
+        end_on_no_action: bool = False,
+        no_action_reward: float = 0.0,
+    ) -> None:
+        if not id:
+            raise ValueError("environment.options.id is missing, such as id: FrozenLake-v1")
+        if view not in VIEWS:
+            raise ValueError(f"environment.options.view must be one of {', '.join(VIEWS)}: {view}")
+        self._made = make(id, dict(settings or {}))
+        self._view = view
+        self._ends = end_on_no_action
+        self._no_action_reward = no_action_reward
+        space = self._made.action_space
+        kind = type(space).__name__
+        if kind not in ("Discrete", "Text"):
+            raise ValueError(
+                f"the actions of {id} are {space}; only Discrete and Text can be written as text"
+            )
+        self._free = kind == "Text"
+        self._start = 0 if self._free else int(space.start)
+        self._count = 0 if self._free else int(space.n)
+        self._names = self._named(actions)
+        self._show_actions = show_actions and not self._free
+
+    @classmethod
+    def prepare(cls, **options: Any) -> None:
+        """Import the library and make the environment once."""
+        made = cls(**options)
+        made.close()
+
+    def reset(self, prompt: Prompt, seed: int) -> list[Message]:
+        """The row's messages, and behind them what the environment shows."""
+        observation, _ = self._made.reset(seed=seed_of(prompt, seed))
+        text = self._shown(observation)
+        if self._show_actions:
+            text = f"{text}\nActions: {', '.join(self._choices())}"
+        return with_text(prompt.messages, text, between="\n")
+
+    def step(self, text: str) -> Step:
+        """Do what the turn says, and show what came of it."""
+        action = text.strip() if self._free else self._chosen(text)
+        if action is None or not self._made.action_space.contains(action):
+            problem = f"There is no action in that. Answer with one of: {self._listed()}"
+            reason = "parse_error" if self._ends else "no action"
+            return Step(problem, self._no_action_reward, terminated=self._ends, reason=reason)
+        observation, reward, terminated, truncated, _ = self._made.step(action)
+        shown = self._shown(observation)
+        return Step(shown, float(reward), bool(terminated), bool(truncated))
+
+    def close(self) -> None:
+        """End the environment."""
+        self._made.close()
+
+    def _named(self, given: Sequence[str] | None) -> tuple[str, ...]:
+        """Names of the actions; empty where they have none."""
+        own = getattr(self._made.unwrapped, "actions", None)
+        names = tuple(given or ())
+        if not names and hasattr(own, "__members__"):
+            names = tuple(cast(Mapping[str, object], own.__members__))
+        if not names:
+            short = re.split(r"[-\d]", self._made.spec.id.rpartition("/")[2])[0]
+            names = ACTIONS.get(short, ())
+        if given and len(names) != self._count:
+            raise ValueError(
+                f"environment.options.actions has {len(names)} names, and there are "
+                f"{self._count} actions"
+            )
+        return tuple(name.lower() for name in names) if len(names) == self._count else ()
+
+    def _choices(self) -> list[str]:
+        numbers = range(self._start, self._start + self._count)
+        return list(self._names) if self._names else [str(number) for number in numbers]
+
+    def _listed(self) -> str:
+        return "a text that it allows" if self._free else ", ".join(self._choices())
+
+    def _chosen(self, text: str) -> int | None:
+        """The last action that a text names."""
+        known = {name: self._start + place for place, name in enumerate(self._names)}
+        numbers = range(self._start, self._start + self._count)
+        known |= {str(number): number for number in numbers}
+        longest_first = sorted(known, key=len, reverse=True)
+        pattern = "|".join(map(re.escape, longest_first))
+        found = re.findall(rf"(?<![\w-])(?:{pattern})(?!\w)", text.lower())
+        return known[found[-1]] if found else None
+
+    def _shown(self, observation: object) -> str:
+        if isinstance(observation, str):
+            return capped(observation, MOST_OBSERVATION)
+        inner = self._made.unwrapped
+        view = self._view
+        if view == "auto" and self._made.render_mode == "ansi":
+            view = "ansi"
+        if view == "auto" and hasattr(inner, "pprint_grid"):
+            view = "grid"
+        if view == "ansi":
+            return capped(uncolored(str(self._made.render())).strip("\n"), MOST_OBSERVATION)
+        if view == "grid":
+            return capped(f"{inner.mission}\n{inner.pprint_grid()}", MOST_OBSERVATION)
+        return capped(json.dumps(plain(observation)), MOST_OBSERVATION)
+
+
+def make(id: str, settings: dict[str, Any]) -> Any:
+    """An environment that renders text where it can.
+
+    Raises:
+        MissingExtraError: gymnasium is not installed.
+        ValueError: it has no such environment; says what it says.
+    """
+    gymnasium = need("gymnasium", "gymnasium")
+    module, _, name = id.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)  # it registers what it has
+        if "ansi" in _render_modes(gymnasium, name):
+            settings = {"render_mode": "ansi", **settings}
+        return gymnasium.make(name, **settings)
+    except (gymnasium.error.Error, ImportError, TypeError) as error:
+        raise ValueError(f"gymnasium.make({id!r}) raised {error}") from error
+
+
+def _render_modes(gymnasium: Any, name: str) -> Sequence[str]:
+    """How an environment can be rendered, without making it."""
+    entry = gymnasium.spec(name).entry_point
+    if isinstance(entry, str):
+        entry = gymnasium.envs.registration.load_env_creator(entry)
+    return getattr(entry, "metadata", {}).get("render_modes", ())
+
+
+def uncolored(text: str) -> str:
+    """Text without a terminal's colors: a background becomes [x], another color (x)."""
+    return _COLORED.sub(r"(\1)", _MARKED.sub(r"[\1]", text))
+
+
+def plain(value: Any) -> Any:
+    """An observation as JSON can hold it."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)

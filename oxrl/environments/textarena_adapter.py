@@ -1,0 +1,128 @@
+"""`environment.name: textarena`: TextArena's games, alone or against an opponent of yours.
+
+    environment:
+      name: textarena
+      options: {id: GuessTheNumber-v0}
+
+What the game says since the policy's last move is what it reads next.
+
+Source: TextArena's `core.Env`: reset, get_observation, step and close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
+from oxrl.environments.base import Message, Step
+from oxrl.processes.user_code import capped, run_module, split_place
+from oxrl.types import Prompt
+
+# Moves of an opponent in a row, after which the game is stuck.
+MOST_OPPONENT_MOVES = 100
+
+
+class TextArenaEnvironment:
+    """One game; its reward comes at the end.
+
+    Args:
+        id: of the game.
+        settings: further arguments of `textarena.make`.
+        player: which player the policy is.
+        players: how many there are.
+        opponent: "path.py:function", what the other players do: a text in, a text out.
+
+    Raises:
+        ValueError: no such game, or players without an opponent.
+    """
+
+    def __init__(
+        self,
+        id: str = "",
+        settings: Mapping[str, Any] | None = None,
+        player: int = 0,
+        players: int = 1,
+        opponent: str = "",
+    ) -> None:
+        library = need("textarena", "textarena")
+        if not id:
+            raise ValueError("environment.options.id is missing, such as id: GuessTheNumber-v0")
+        if not 0 <= player < players:
+            raise ValueError(f"environment.options.player={player} is none of {players} players")
+        if players > 1 and not opponent:
+            raise ValueError(
+                f"a game of {players} players needs environment.options.opponent: path.py:function"
+            )
+        self._opponent = _function(opponent) if opponent else None
+        try:
+            self._game = _unwrapped(library, library.make(id, **dict(settings or {})))
+        except (ValueError, TypeError, LookupError, ImportError) as error:
+            raise ValueError(f"textarena.make({id!r}) raised {error}") from error
+        self._player = player
+        self._players = players
+
+    @classmethod
+    def prepare(cls, **options: Any) -> None:
+        """Import the library and make the game once."""
+        cls(**options)
+
+    def reset(self, prompt: Prompt, seed: int) -> list[Message]:
+        """The row's messages, and behind them how the game begins."""
+        self._game.reset(num_players=self._players, seed=seed_of(prompt, seed))
+        if self._others_move():
+            raise ValueError("the game is over before the policy moves")
+        return with_text(prompt.messages, self._heard(), between="\n")
+
+    def step(self, text: str) -> Step:
+        """Make a move; the others answer."""
+        over, told = self._game.step(text)
+        over = over or self._others_move()
+        if not over:
+            return Step(self._heard())
+        rewards, infos = self._game.close()
+        reward = float((rewards or {}).get(self._player, 0.0))
+        info = cast(Mapping[str, Any], infos.get(self._player, {}))
+        why = str(info.get("reason") or told.get("reason") or "")
+        if info.get("invalid_move"):
+            why = f"invalid move. {why}".strip()
+        return Step(reward=reward, terminated=True, reason=why)
+
+    def _others_move(self) -> bool:
+        """Let the others move until it is the policy's turn.
+
+        Returns:
+            Whether the game is over.
+        """
+        for _ in range(MOST_OPPONENT_MOVES):
+            if self._game.state.current_player_id == self._player:
+                return False
+            assert self._opponent is not None
+            over, _ = self._game.step(str(self._opponent(self._heard())))
+            if over:
+                return True
+        raise ValueError(f"the opponent made {MOST_OPPONENT_MOVES} moves and it is its turn again")
+
+    def _heard(self) -> str:
+        """What the player whose turn it is has not read yet, its own moves left out."""
+        player, observations = self._game.get_observation()
+        texts = [text for sender, text, _ in observations if sender != player]
+        return capped("\n".join(texts), MOST_OBSERVATION)
+
+
+def _function(place: str) -> Callable[[str], object]:
+    try:
+        path, name = split_place(place, "path.py:function", ())
+    except ValueError as error:
+        raise ValueError(f"environment.options.opponent={place}: {error}") from error
+    return getattr(run_module(Path(path), "opponent"), name)
+
+
+def _unwrapped(library: Any, game: Any) -> Any:
+    """A game that says only what is new, and takes moves as it does with its usual wrappers."""
+    formatting = library.wrappers.ActionFormattingWrapper
+    formats = game.is_wrapped_with(formatting) if hasattr(game, "is_wrapped_with") else False
+    while isinstance(game, library.core.Wrapper):
+        game = game.env
+    return formatting(game) if formats else game
