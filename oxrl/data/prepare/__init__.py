@@ -108,7 +108,55 @@ def prepare(
     return _write(out, files, report)
 
 
-PREPARERS = {name: partial(prepare, name) for name in (*GENERATORS, *CONVERTERS)}
+def prepare_judged(
+    source: Path | str | None,
+    out: Path,
+    *,
+    seed: int = 0,
+    limit: int | None = None,
+    test: float | None = None,
+    **options: Json,
+) -> Report:
+    """Write preference pairs: which response a judge prefers. See `prepare` and `Judged`.
+
+    Args:
+        source: a file of samples, or the directory of a run, whose samples.jsonl is meant.
+
+    Raises:
+        DataError: see `prepare`; or no response is preferred to another.
+        RewardDefinitionError: the judge cannot be asked.
+        Interrupted: a signal asked to stop; verdicts are kept in the folder.
+    """
+    from oxrl.data.prepare.judged import Judged  # other datasets ask nobody
+    from oxrl.rewards.judge.options import refuse_secrets
+
+    try:
+        refuse_secrets(options)
+    except ValueError as error:
+        raise DataError(str(error)) from None
+    chosen = _options("judged", Judged, options)
+    if source is not None and (Path(source) / SAMPLES).is_file():
+        source = Path(source) / SAMPLES
+    paths, raw = _raw_files("judged", source)
+    out.mkdir(parents=True, exist_ok=True)
+    judged = Judged(out, **chosen)
+    files: dict[str, list[Fields]] = {}
+    facts: Report = {}
+    for stem, records in raw.items():
+        files[stem], facts[stem] = judged.make(stem, records)
+    if test is not None:
+        files, facts["split"] = _split(files, test, seed)
+    files = {stem: _subset(rows, seed, limit) for stem, rows in files.items()}
+    origin: Report = {"source": str(source), "seed": seed, "limit": limit}
+    origin["source_sha256"] = {path.name: file_hash(path) for path in paths.values()}
+    return _write(out, files, {"dataset": "judged", **origin, "options": chosen, **facts})
+
+
+SAMPLES = "samples.jsonl"
+PREPARERS: dict[str, Callable[..., Report]] = {
+    name: partial(prepare, name) for name in (*GENERATORS, *CONVERTERS)
+}
+PREPARERS["judged"] = prepare_judged
 
 
 def _converted(
