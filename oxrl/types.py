@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 # Reward workers read these types and must start fast: torch is imported where a tensor is touched.
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Metrics = dict[str, float]
+Batch = TypeVar("Batch", bound="RowBatch")
 FinishReason = Literal["stop", "length", "abort"]
 # What the rewards of an episode's own turns are called among the parts of its score.
 ENVIRONMENT = "environment"
@@ -327,6 +328,26 @@ class TokenBatch(RowBatch):
         """Real tokens per row."""
         return self.attention_mask.sum(1).tolist()
 
+    def said_by(self, forward: Forward, want: frozenset[str]) -> Output:
+        """What a model says of these rows. Episodes of several rows have them put together."""
+        return forward(self, want)
+
+    def as_read(self, batch: Batch) -> Batch:
+        """`batch`, whose `inputs` these are, by the rows that a model reads: itself."""
+        return batch
+
+    def as_given(self, values: Tensor) -> Tensor:
+        """[B, T, ...] of the rows that `as_read` gives, by those that are here."""
+        return values
+
+    def named(self) -> dict[str, Tensor]:
+        """Its tensors, as they are recorded."""
+        return {
+            "tokens": self.tokens,
+            "attention_mask": self.attention_mask,
+            "response_mask": self.response_mask,
+        }
+
 
 class ImageSource(Protocol):
     """Where the pixels of the images in a batch come from."""
@@ -362,6 +383,11 @@ class RolloutBatch(RowBatch):
     valid: [B] bool, has a score.
     part_rewards: name -> [B] float64, of each part of the reward, NaN where a row has none.
     greedy_rewards: [B] float64, of the greedy response to the same prompt; None without one.
+    turns: [B, T] int64, the turn of its episode in which a token was sampled, -1 elsewhere; None
+        without an environment.
+
+    Where turns of an episode read other things than one after the other in one row, a row here is
+    an episode, and `inputs` holds the rows that are read: see `oxrl.data.episode_rows`.
     """
 
     inputs: TokenBatch
@@ -375,6 +401,7 @@ class RolloutBatch(RowBatch):
     valid: Tensor
     part_rewards: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
     greedy_rewards: Tensor | None = None
+    turns: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -519,6 +546,8 @@ class TrainBatch(Protocol):
     def to(self, device: torch.device | str) -> Self: ...
 
 
+# A model's answer to a TokenBatch: which fields of Output are wanted.
+Forward = Callable[[TokenBatch, frozenset[str]], Output]
 # A loss is a pure function of what the model said and the batch.
 # It returns the scalar to minimise and detached scalar metrics.
 LossFn = Callable[[Output, Any], "tuple[Tensor, dict[str, Tensor]]"]

@@ -215,6 +215,8 @@ ROW_ADVANTAGES: dict[str, list[tuple[dict[str, Any], dict[str, Any], list[float]
             [-1.224745, 1.224745, 0, 0],
         ),
     ],
+    # of one turn each: a z-score
+    "turn_normalize": [(ROW_OF_FOUR, {"turn_gamma": 1.0}, [1.5, -0.5, -0.5, -0.5])],
     "group_center": [(ROW_OF_FOUR, {}, [0.75, -0.25, -0.25, -0.25])],
     "group_center_batch_std": [
         (ROW_OF_FOUR, {}, [1.5, -0.5, -0.5, -0.5]),

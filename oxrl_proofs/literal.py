@@ -338,6 +338,7 @@ def _papers() -> dict[str, Paper]:
             correction=b.interpolated_weight,
         ),
         "sgrpo": _like(GROUP, "oxRL, after arXiv:2402.03300", kl=k3_straight_through),
+        "turn_grpo": _like(GROUP, "arXiv:2505.10978, Eq. 6 and 7", advantage=b.turn_z_score),
         "grpo": _like(
             GROUP, "arXiv:2402.03300, Eq. 3 and 4", average=b.mean_of_response_means, kl=k3
         ),

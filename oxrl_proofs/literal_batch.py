@@ -33,6 +33,8 @@ class Response:
     greedy: float  # reward of the greedy response to the same prompt
     bootstrap: float  # the critic's value after the last token
     cut: bool  # by the token limit
+    next_turn: bool  # cut where another turn would have begun
+    turns: list[int]  # of an episode, in which each token was sampled
     token_rewards: list[float]
     logprobs: Tensor
     old: Tensor
@@ -258,14 +260,56 @@ def centered_then_whitened(batch: Responses, n: Numbers) -> PerToken:
     return whitened(centered(batch, n))
 
 
+def ends_turn(response: Response, t: int) -> bool:
+    """Whether what follows token t is another turn."""
+    if t + 1 == len(response):
+        return response.next_turn
+    return response.turns[t + 1] != response.turns[t]
+
+
+def between(response: Response, t: int, within: float, at_turns: float | None) -> float:
+    """A discount or trace from token t to what follows it."""
+    if at_turns is None or not ends_turn(response, t):
+        return within
+    return at_turns
+
+
 def returns(batch: Responses, n: Numbers) -> PerToken:
     """Discounted sum of the rewards from a token on: Williams 1992."""
     found = []
     for response in batch:
         per_token: list[float] = []
-        for reward in reversed(response.token_rewards):
+        for t in reversed(range(len(response))):
             following = per_token[0] if per_token else 0.0
-            per_token.insert(0, reward + n["gamma"] * following)
+            discount = between(response, t, n["gamma"], n.get("turn_gamma"))
+            per_token.insert(0, response.token_rewards[t] + discount * following)
+        found.append(per_token)
+    return found
+
+
+def turn_z_score(batch: Responses, n: Numbers) -> PerToken:
+    """A^S of GiGPO, arXiv:2505.10978, Eq. 6 and 7, over the turns of one number."""
+    discount = n["turn_gamma"]
+    to_go: list[dict[int, float]] = []
+    for response in batch:
+        of_turn: dict[int, float] = {}
+        for turn in sorted(set(response.turns)):
+            of_turn[turn] = 0.0
+            for later in range(turn, max(response.turns) + 1):
+                tokens = [t for t in range(len(response)) if response.turns[t] == later]
+                reward = math.fsum(response.token_rewards[t] for t in tokens)
+                of_turn[turn] += discount ** (later - turn) * reward
+        to_go.append(of_turn)
+    found = []
+    for response, own in zip(batch, to_go, strict=True):
+        per_token = []
+        for turn in response.turns:
+            compared = [
+                other[turn]
+                for peer, other in zip(batch, to_go, strict=True)
+                if peer.prompt == response.prompt and turn in other
+            ]
+            per_token.append(ratio_or_zero(own[turn] - mean(compared), deviation(compared)))
         found.append(per_token)
     return found
 
@@ -280,11 +324,12 @@ def _gae(response: Response, n: Numbers, trace: float) -> list[float]:
     after = response.bootstrap if n["bootstrap_on_truncation"] and response.cut else 0.0
     advantage = 0.0
     found: list[float] = []
-    for reward, value in zip(
-        reversed(response.token_rewards), reversed(response.values), strict=True
-    ):
-        delta = reward + n["gamma"] * after - value
-        advantage = delta + n["gamma"] * trace * advantage
+    for t in reversed(range(len(response))):
+        value = response.values[t]
+        discount = between(response, t, n["gamma"], n.get("turn_gamma"))
+        delta = response.token_rewards[t] + discount * after - value
+        weight = discount * between(response, t, trace, n.get("turn_lambda"))
+        advantage = delta + weight * advantage
         found.insert(0, advantage)
         after = value
     return found

@@ -75,6 +75,8 @@ OTHER_NUMBERS: tuple[dict[str, Any], ...] = (
         "kl_cov_coeff": 0.3,
         "gamma": 0.7,
         "gae_lambda": 0.4,
+        "turn_gamma": 0.3,
+        "turn_lambda": 0.9,
         "length_alpha": 0.9,
         "whiten": False,
         "bootstrap_on_truncation": False,
@@ -103,6 +105,7 @@ OTHER_NUMBERS: tuple[dict[str, Any], ...] = (
         "cov_low": 0.05,
         "gamma": 1.0,
         "gae_lambda": 1.0,
+        "turn_gamma": 0.0,
         "whiten": True,
         "correction_level": "geometric",
         "correction_max": 1.02,
@@ -144,6 +147,8 @@ class Example:
     old_top: Tensor
     routers: Tensor
     old_routers: Tensor
+    turns: Tensor
+    next_turn: Tensor
 
 
 LENGTHS = (1, 5, 3, 0, 6, 4, 2, 6, 5, 3)
@@ -209,7 +214,9 @@ def example(
         entropy=hole(noise().exp()),
         noise=hole(noise()),
         versions=torch.randint(0, 5, size, generator=generator),
-        token_rewards=torch.where(last, scores[:, None], 0.0),
+        # A quarter of it comes early, so that there is something to discount.
+        token_rewards=torch.where(last, 0.75 * scores[:, None], 0.0)
+        + torch.where(mask & (mask.cumsum(1) == 1), 0.25 * scores[:, None], 0.0),
         rewards=scores,
         first_part=scores,
         second_part=torch.tensor(SECOND_PART, dtype=torch.float64),
@@ -221,6 +228,9 @@ def example(
         old_top=hole(old_top),
         routers=hole(routers + 0.1 * noise(2, TOP)),
         old_routers=hole(routers),
+        # Two tokens each; a hole is in the turn of what stands before it.
+        turns=torch.where(mask, position.clamp(min=0) // 2, -1),
+        next_turn=torch.arange(size[0]) % 4 == 0,
     )
 
 
@@ -322,6 +332,8 @@ def advantages_of(row: Row, raw: Example, other: Numbers | None = None) -> Tenso
             part_weights=torch.tensor(PART_WEIGHTS, dtype=torch.float64),
             old_logprobs=raw.old,
             teacher_logprobs=raw.teacher,
+            turns=raw.turns,
+            next_turn=raw.next_turn,
         ),
         **cell_numbers(row, "advantage", other),
     )
@@ -460,6 +472,8 @@ def response_of(raw: Example, row: int, logprobs: Tensor, top: Tensor) -> Respon
         greedy=float(raw.greedy[row]),
         bootstrap=float(raw.bootstrap[row]),
         cut=bool(raw.truncated[row]),
+        next_turn=bool(raw.next_turn[row]),
+        turns=raw.turns[row, kept].tolist(),
         token_rewards=raw.token_rewards[row, kept].tolist(),
         logprobs=logprobs[row, kept],
         old=raw.old[row, kept],

@@ -85,6 +85,14 @@ OF_VLLM = (
 NO_EVALUATION = "has no effect without data.eval; remove it, or give held-out rows in data.eval"
 NO_ADAPTER = "is read with lora.rank above 0, the rank of the adapters; set that, or remove it"
 NO_IMAGES = "is read where the model reads images; this one reads text alone: remove it"
+NO_HISTORY = "is read where turns read what was said before; rollout.context=last: remove it"
+OF_EPISODES = (
+    "rollout.max_episode_tokens",
+    "rollout.context",
+    "rollout.rewritten_history",
+    "train.turn_gamma",
+    "train.turn_lambda",
+)
 NO_ENVIRONMENT = "is read with an environment, environment.name; set that, or remove it"
 NO_REWARD = "is read with a reward, reward.name; set that, or remove it"
 OF_REWARDS = ("reward.timeout_s", "reward.workers")
@@ -208,11 +216,14 @@ def _of_parts(cfg: Config) -> Iterator[tuple[str, str]]:
 def _of_episodes(cfg: Config) -> Iterator[tuple[str, str]]:
     """What is read with an environment only, and of the reward that it may stand for."""
     if not cfg.environment.name:
-        yield "rollout.max_episode_tokens", NO_ENVIRONMENT
+        yield from ((path, NO_ENVIRONMENT) for path in OF_EPISODES)
         paths = [path for path in FIELDS if path.startswith("environment.")]
         yield from ((path, NO_ENVIRONMENT) for path in paths if path != "environment.name")
-    elif not cfg.reward.exists:
+        return
+    if not cfg.reward.exists:
         yield from ((path, NO_REWARD) for path in OF_REWARDS)
+    if cfg.rollout.context in ("last", "window: 1"):
+        yield "rollout.rewritten_history", NO_HISTORY
 
 
 def _without_images(cfg: Config) -> tuple[str, ...]:
@@ -255,7 +266,7 @@ def _is_number(path: str) -> bool:
 def fields_read(cfg: Config) -> frozenset[str]:
     """Dotted paths that training with `cfg` reads."""
     plain = frozenset(path for path in FIELDS if not _is_number(path))
-    return plain.difference(_unread(cfg)) | row_fields(cfg.train.row)
+    return (plain | row_fields(cfg.train.row)).difference(_unread(cfg))
 
 
 def why_unread(path: str, cfg: Config) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from oxrl.errors import InvariantError
 from oxrl.seeds import stable_seed
-from oxrl.types import Completion, Images, Rollout, RolloutBatch, TokenBatch
+from oxrl.types import Completion, Images, Rollout, RolloutBatch, Segment, TokenBatch
 
 # A log-probability above this is a wrong gather or a wrong temperature, not rounding.
 LOGPROB_CEILING = 1e-3
@@ -62,10 +63,18 @@ def to_rollout_batch(
 
     Returns:
         [B, T] tensors. A row without a score has reward NaN and is not valid; an aborted one is not
-            valid either.
+            valid either. Where an episode has several rows, T is that of lines: see
+            `oxrl.data.episode_rows`.
     """
-    rows = [_lay_out(rollout) for rollout in rollouts]
-    tokens, trained, logprobs, versions, rewards = map(list, zip(*rows, strict=True))
+    episodes = [lay_out(rollout) for rollout in rollouts]
+    rows = [parts[0] for parts in episodes]
+    if all(len(parts) == 1 for parts in episodes):
+        inputs = to_inputs(rows, pad_id, images)
+    else:
+        # Turns that read other things than all before: rare, and nobody else pays for it.
+        from oxrl.data.episode_rows import lay_out_episodes
+
+        rows, inputs = lay_out_episodes(episodes, pad_id, images)
     ends = [how_it_ended(rollout.completion) for rollout in rollouts]
     values = [rollout.score.value for rollout in rollouts]
     scores = [math.nan if value is None else value for value in values]
@@ -73,21 +82,20 @@ def to_rollout_batch(
     # stop there.
     ended = [end != "neither" for end in ends]
     scored = [value is not None for value in values]
-    inputs = to_token_batch(tokens, trained, pad_id)
-    if images is not None:
-        shown = [(rollout.prompt.uid, rollout.prompt.images) for rollout in rollouts]
-        inputs = images.attach(inputs, shown)
+    of_episodes = any(rollout.completion.turns for rollout in rollouts)
+    turns = [row.turns for row in rows] if of_episodes else None
     return RolloutBatch(
         inputs=inputs,
-        rollout_logprobs=pad_rows(logprobs, 0.0, torch.float32),
+        rollout_logprobs=pad_rows([row.logprobs for row in rows], 0.0, torch.float32),
         rewards=torch.tensor(scores, dtype=torch.float64),
-        token_rewards=pad_rows(rewards, 0.0, torch.float64),
+        token_rewards=pad_rows([row.rewards for row in rows], 0.0, torch.float64),
         group_ids=torch.tensor([rollout.group_id for rollout in rollouts], dtype=torch.int64),
-        versions=pad_rows(versions, -1, torch.int64),
+        versions=pad_rows([row.versions for row in rows], -1, torch.int64),
         terminated=torch.tensor([end == "terminated" for end in ends]),
         truncated=torch.tensor([end == "truncated" for end in ends]),
         valid=torch.tensor(scored) & torch.tensor(ended),
         part_rewards=_part_rewards(rollouts),
+        turns=None if turns is None else pad_rows(turns, -1, torch.int64),
     )
 
 
@@ -112,52 +120,89 @@ def how_it_ended(completion: Completion) -> Literal["terminated", "truncated", "
             return "truncated"
 
 
-class _Row(NamedTuple):
-    """What a batch holds of each token of one rollout."""
+@dataclass
+class Laid:
+    """What a batch holds of each token of one row."""
 
-    tokens: list[int]
-    trained: list[bool]
-    logprobs: list[float]
-    versions: list[int]
-    rewards: list[float]
+    tokens: list[int] = field(default_factory=list[int])
+    trained: list[bool] = field(default_factory=list[bool])
+    logprobs: list[float] = field(default_factory=list[float])
+    versions: list[int] = field(default_factory=list[int])
+    rewards: list[float] = field(default_factory=list[float])
+    turns: list[int] = field(default_factory=list[int])
+    # The row's own uid, and the names of the images that it shows.
+    shown: tuple[str, Sequence[str]] = ("", ())
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Add tokens that the policy reads."""
+        count = len(token_ids)
+        self.tokens.extend(token_ids)
+        self.trained.extend([False] * count)
+        self.logprobs.extend([0.0] * count)
+        self.versions.extend([-1] * count)
+        self.rewards.extend([0.0] * count)
+        self.turns.extend([-1] * count)
+
+    def write(self, segment: Segment) -> None:
+        """Add tokens that the policy sampled."""
+        count = len(segment.token_ids)
+        self.tokens.extend(segment.token_ids)
+        self.trained.extend([True] * count)
+        self.logprobs.extend(segment.logprobs)
+        self.versions.extend(segment.versions)
+        self.rewards.extend([0.0] * count)
+        self.turns.extend([segment.turn] * count)
+
+    def extend(self, other: Laid, places: Sequence[int]) -> None:
+        """Add some tokens of another row."""
+        for name, values in vars(self).items():
+            if name != "shown":
+                source = getattr(other, name)
+                values.extend([source[at] for at in places])
 
 
-def _lay_out(rollout: Rollout) -> _Row:
+def to_inputs(rows: Sequence[Laid], pad_id: int, images: Images) -> TokenBatch:
+    """Rows as a model reads them, with the images that they show."""
+    tokens = [row.tokens for row in rows]
+    inputs = to_token_batch(tokens, [row.trained for row in rows], pad_id)
+    return inputs if images is None else images.attach(inputs, [row.shown for row in rows])
+
+
+def lay_out(rollout: Rollout) -> list[Laid]:
     """A rollout token by token, with its rewards in place.
 
+    A segment with a context of its own begins a row; a response has one, an episode may have more.
     The outcome reward sits on the last policy token; a segment's own reward on that segment's last
     policy token, or on the policy token before it when an environment produced the segment. What
     the segments carry is part of the outcome, and is not counted twice.
     """
     segments = rollout.completion.segments
-    tokens = list(rollout.prompt.token_ids)
-    if segments and segments[0].context is not None:
-        tokens = list(segments[0].context)
-    given = len(tokens)
-    row = _Row(
-        tokens=tokens,
-        trained=[False] * given,
-        logprobs=[0.0] * given,
-        versions=[-1] * given,
-        rewards=[0.0] * given,
-    )
-    last = None
-    for segment in segments:
-        count = len(segment.token_ids)
-        by_policy = segment.origin == "policy"
-        row.tokens.extend(segment.token_ids)
-        row.trained.extend([by_policy] * count)
-        row.logprobs.extend(segment.logprobs if by_policy else [0.0] * count)
-        row.versions.extend(segment.versions if by_policy else [-1] * count)
-        row.rewards.extend([0.0] * count)
-        if by_policy and count:
-            last = len(tokens) - 1
+    uid = rollout.prompt.uid
+    rows = [Laid(shown=(uid, rollout.prompt.images))]
+    if not segments or segments[0].context is None:
+        rows[0].read(rollout.prompt.token_ids)
+    # Rewards of the row that was written last, and the place of its last sampled token.
+    last: tuple[list[float], int] | None = None
+    for index, segment in enumerate(segments):
+        if segment.context is not None:
+            if index:
+                rows.append(Laid(shown=(uid, segment.images)))
+            rows[-1].read(segment.context)
+        row = rows[-1]
+        if segment.origin == "environment":
+            row.read(segment.token_ids)
+        else:
+            row.write(segment)
+            if segment.token_ids:
+                last = (row.rewards, len(row.tokens) - 1)
         if last is not None:
-            row.rewards[last] += segment.reward or 0.0
+            rewards, at = last
+            rewards[at] += segment.reward or 0.0
     if last is not None:
+        rewards, at = last
         of_segments = sum(segment.reward or 0.0 for segment in segments)
-        row.rewards[last] += (rollout.score.value or 0.0) - of_segments
-    return row
+        rewards[at] += (rollout.score.value or 0.0) - of_segments
+    return rows
 
 
 def check_rollout_batch(

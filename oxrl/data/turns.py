@@ -23,6 +23,10 @@ TRIED = (
 )
 
 
+class RewrittenHistory(TemplateError):
+    """The template writes a turn that is over otherwise than it was read and sampled."""
+
+
 @dataclass(frozen=True)
 class Suffix:
     """What follows a turn of the policy's.
@@ -67,17 +71,18 @@ class TurnEncoder:
         """What the template puts after a turn that `messages` answer.
 
         Raises:
-            TemplateError: the template refuses the messages, drops one of them, or ends a turn
-                with another token than those that end a response.
+            TemplateError: the template refuses the messages, or drops one of them.
+            RewrittenHistory: it drops the turn before them, or ends it with another token than
+                those that end a response.
         """
         encoder = self._encoder
         given = self._with_roles(messages)
         shown, hidden = encoder.hide(given)
-        before = ({"role": "user", "content": "x"}, {"role": "assistant", "content": MARK})
-        text = encoder.render([*before, *shown], generation_prompt=True)
-        _, mark, after = text.rpartition(MARK)
-        if not mark:
-            raise TemplateError("the chat template drops what the assistant wrote in a turn before")
+        after = self._after_mark(shown)
+        if after is None:
+            raise RewrittenHistory(
+                "the chat template drops what the assistant wrote in a turn before"
+            )
         for message in shown:
             if message["content"].strip() not in after:
                 raise TemplateError(
@@ -87,7 +92,7 @@ class TurnEncoder:
                 )
         ids = encoder.encode(after, hidden)
         if not ids or ids[0] not in self._stops:
-            raise TemplateError(
+            raise RewrittenHistory(
                 "the chat template does not end a turn with a token that ends a response "
                 f"({sorted(self._stops)}), so the policy could not go on after it: after the turn "
                 f"stands {after[:80]!r}"
@@ -105,15 +110,66 @@ class TurnEncoder:
             stay.
 
         Raises:
-            TemplateError: it rewrites a turn that is over, or drops an answer; shows both.
+            TemplateError: it drops an answer.
+            RewrittenHistory: it rewrites a turn that is over; shows both.
         """
         notes: list[str] = []
-        roles = ("user", "tool") if tools_answer else ("user",)
-        for role in roles:
-            for name, text in TRIED:
-                if not self._same_as_template(text, role):
-                    notes.append(f"{name} before a message of role {role!r}")
+        for what, text, role in _tried(tools_answer):
+            if not self._same_as_template(text, role):
+                notes.append(what)
         return notes
+
+    def rewritten(self, *, tools_answer: bool = False) -> list[str]:
+        """What `check` would refuse the template for, without refusing it.
+
+        Raises:
+            TemplateError: it drops an answer.
+        """
+        found: list[str] = []
+        for what, text, role in _tried(tools_answer):
+            try:
+                self._same_as_template(text, role)
+            except RewrittenHistory:
+                found.append(what)
+        return found
+
+    def kept_suffix(
+        self, before: Sequence[Message], text: str, answer: Sequence[Message], tools: Tools = ()
+    ) -> Suffix | None:
+        """The suffix of a turn, if the template writes all before it as it was read.
+
+        Args:
+            before: the conversation that the turn answered.
+            text: what the policy wrote in it.
+            answer: what it was answered.
+            tools: as of `opening`.
+
+        Returns:
+            None: the template rewrites what is over.
+
+        Raises:
+            TemplateError: the template refuses the messages, or drops one of them.
+        """
+        encoder = self._encoder
+        try:
+            suffix = self.suffix(answer)
+        except RewrittenHistory:
+            return None
+        said: Message = {"role": "assistant", "content": text}
+        shown, _ = encoder.hide(self._with_roles([*before, said, *answer]))
+        turn = len(before)
+        ours = encoder.render(shown[:turn], generation_prompt=True, tools=tools)
+        ours += str(shown[turn]["content"]) + (self._after_mark(shown[turn + 1 :]) or "")
+        theirs = encoder.render(shown, generation_prompt=True, tools=tools)
+        # White space that the template trims does no harm.
+        return suffix if "".join(ours.split()) == "".join(theirs.split()) else None
+
+    def _after_mark(self, shown: Sequence[Message]) -> str | None:
+        """What the template puts after a turn that `shown` answers; None: it drops that turn."""
+        before = ({"role": "user", "content": "x"}, {"role": "assistant", "content": MARK})
+        text = self._encoder.render([*before, *shown], generation_prompt=True)
+        _, mark, after = text.rpartition(MARK)
+        return after if mark else None
 
     def _same_as_template(self, text: str, role: str) -> bool:
         """Whether three turns with `text` read as the template would render them at once.
@@ -140,18 +196,17 @@ class TurnEncoder:
             min(len(ours), len(theirs)),
         )
         around = slice(max(0, at - 40), at + 80)
-        raise TemplateError(
+        raise RewrittenHistory(
             "the chat template rewrites turns that are over, so what the policy would read in "
             "training is not what it read while it wrote; set model.chat_template to one that "
-            f"keeps them\n  - turn by turn: ...{ours[around]!r}\n"
+            "keeps them, or rollout.rewritten_history=split, which begins a row wherever that "
+            f"happens\n  - turn by turn: ...{ours[around]!r}\n"
             f"  + rendered at once: ...{theirs[around]!r}"
         )
 
     def _after(self, answer: Message) -> str:
         self.suffix([answer])  # for its checks
-        before = ({"role": "user", "content": "x"}, {"role": "assistant", "content": MARK})
-        (given,) = self._with_roles([answer])
-        return self._encoder.render([*before, given], generation_prompt=True).rpartition(MARK)[2]
+        return self._after_mark(self._with_roles([answer])) or ""
 
     def _with_roles(self, messages: Sequence[Message]) -> list[Message]:
         if self._tool_role == "tool":
@@ -167,3 +222,13 @@ class TurnEncoder:
         if message["role"] != "tool":
             return ""
         return "; environment.tool_role=user sends answers of tools as the user's"
+
+
+def _tried(tools_answer: bool) -> list[tuple[str, str, str]]:
+    """(what it is, a text of the policy, the role that answers it) for the check at the start."""
+    roles = ("user", "tool") if tools_answer else ("user",)
+    return [
+        (f"{name} before a message of role {role!r}", text, role)
+        for role in roles
+        for name, text in TRIED
+    ]

@@ -49,6 +49,8 @@ class Step:
     terminated: the task is over, well or badly.
     truncated: the environment stops although the task goes on, for example after too many moves.
     reason: why it ended, for samples.jsonl.
+    after: the turn, from 0, that the messages answer: None is the last one, an earlier one has all
+        after it forgotten, and -1 is none: then they are a whole conversation.
     """
 
     messages: Messages = ()
@@ -56,6 +58,7 @@ class Step:
     terminated: bool = False
     truncated: bool = False
     reason: str = ""
+    after: int | None = None
 
 
 class Environment:

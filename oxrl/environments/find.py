@@ -18,6 +18,7 @@ from oxrl.processes.user_code import raised_as, run_module, split_place
 # name -> (module, class), imported where it is asked for.
 BUILTINS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
+        "agent": ("oxrl.environments.agent", "AgentEnvironment"),
         "gymnasium": ("oxrl.environments.gymnasium_adapter", "GymnasiumEnvironment"),
         "openenv": ("oxrl.environments.openenv_adapter", "OpenEnvEnvironment"),
         "reasoning-gym": ("oxrl.environments.reasoning_gym_adapter", "ReasoningGymEnvironment"),
@@ -29,6 +30,8 @@ BUILTINS: Mapping[str, tuple[str, str]] = MappingProxyType(
 ARGUMENT = "environment"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELDS = tuple(field.name for field in dataclasses.fields(Step))
+# What a step that is no Step has to have.
+REQUIRED = tuple(name for name in FIELDS if name != "after")
 
 
 def locate(name: str) -> tuple[Path | None, str]:
@@ -164,12 +167,15 @@ def as_step(value: object) -> Step:
         if unknown:
             raise ValueError(f"step gave {unknown[0]!r}, a Step has {', '.join(FIELDS)}")
         value = Step(**fields)
-    if not all(hasattr(value, name) for name in FIELDS):
+    if not all(hasattr(value, name) for name in REQUIRED):
         kind = type(value).__name__
         raise ValueError(f"step gave {kind}, need a Step: {', '.join(FIELDS)}")
     step = cast(Step, value)
     messages = as_messages(step.messages, "step")
-    if any(message["role"] == "assistant" for message in messages):
+    after: object = getattr(step, "after", None)
+    if after is not None and (not isinstance(after, int) or after < -1):
+        raise ValueError(f"step gave after={after!r}, need the number of a turn, or -1")
+    if after != -1 and any(message["role"] == "assistant" for message in messages):
         raise ValueError("step gave a message of the assistant, which only the policy writes")
     given: object = step.reward
     if not isinstance(given, SupportsFloat):
@@ -177,4 +183,5 @@ def as_step(value: object) -> Step:
     reward = float(given)
     if not math.isfinite(reward):
         raise ValueError(f"step gave the reward {reward}, need a finite number")
-    return Step(messages, reward, bool(step.terminated), bool(step.truncated), str(step.reason))
+    over = bool(step.terminated)
+    return Step(messages, reward, over, bool(step.truncated), str(step.reason), after)

@@ -6,10 +6,11 @@ own, so that a hung or crashed episode costs only itself.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from oxrl.data.messages import Tools
@@ -37,6 +38,16 @@ START_TIMEOUT_S = 60.0
 FORK_TIMEOUT_S = 20.0
 # Longest answer of an environment, in bytes.
 MOST_ANSWER = 1 << 24
+
+
+@contextlib.contextmanager
+def closed_unless_done(end: socket.socket) -> Iterator[None]:
+    """Close a socket where what is done inside fails, also by a signal to stop."""
+    try:
+        yield
+    except BaseException:
+        end.close()
+        raise
 
 
 class LostEpisode(Exception):
@@ -226,12 +237,11 @@ class EnvironmentPool:
             what = f"a process for an episode of {self.name}"
             message = {"memory_mb": self._memory_mb}
             try:
-                with theirs:
+                with theirs, closed_unless_done(ours):
                     reply = worker.channel.ask(
                         message, FORK_TIMEOUT_S, patience, what, hand_over=theirs
                     )
             except (LateReply, LostWorker, SuspectWorker) as error:
-                ours.close()
                 how = self._drop(worker)
                 reason = f"no process for an episode could be started ({how})"
                 raise LostEpisode("environment_error", reason) from error

@@ -29,6 +29,9 @@ from oxrl.tables.numbers import (
     GAMMA,
     LENGTH_ALPHA,
     PASS_K,
+    STEP_GAMMA,
+    TURN_GAMMA,
+    TURN_LAMBDA,
     WHITEN,
 )
 
@@ -93,6 +96,122 @@ def suffix_scan(x: Tensor, decay: Tensor) -> Tensor:
     return result
 
 
+def varying_scan(x: Tensor, decays: Tensor) -> Tensor:
+    """`suffix_scan` with a decay per position.
+
+    y_t = x_t + decays_t * y_{t+1}
+
+    Args:
+        x, decays: [B, T]; decays in [0, 1].
+
+    Returns:
+        y [B, T], in the dtype of x.
+    """
+    result = torch.empty_like(x)
+    decays = decays.to(x.dtype)
+    carry = x.new_zeros(x.shape[0], 1)
+    for end in range(x.shape[1], 0, -SCAN_CHUNK):
+        start = max(end - SCAN_CHUNK, 0)
+        inside = decays[:, start:end]
+        size = end - start
+        # [to, from]: the product of the decays of to, to + 1, ..., from - 1.
+        square = torch.ones(size, size, device=x.device)
+        ahead = square.triu(1).bool()
+        before = inside[:, :-1]
+        shifted = torch.nn.functional.pad(before, (1, 0), value=1.0)
+        factors = torch.where(ahead, shifted[:, None, :], 1.0)
+        products = factors.cumprod(2)
+        reach = torch.where(ahead.T, 0.0, products)
+        column = x[:, start:end, None]
+        inner = torch.matmul(reach, column)[..., 0]
+        to_end = reach[..., -1]
+        last = inside[:, -1:]
+        behind = to_end * last
+        result[:, start:end] = inner + behind * carry
+        carry = result[:, start : start + 1]
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnDecays:
+    """Discounts at the ends of turns, where they are others than between two tokens of a turn.
+
+    turns: [B, T] int64, the turn of each trained token. next_turn: [B] bool, cut where the next
+    turn would begin; None: nowhere. gamma, trace: None where as within a turn.
+    """
+
+    turns: Tensor
+    next_turn: OptionalTensor = None
+    gamma: float | None = None
+    trace: float | None = None
+
+    def discounts(self, ends: Tensor, within: float) -> Tensor:
+        """[B, T] float64: the discount after each token."""
+        along = torch.full(ends.shape, within, dtype=torch.float64, device=ends.device)
+        return _instead(ends, self.gamma, along)
+
+    def traces(self, ends: Tensor, within: Tensor) -> Tensor:
+        """[B, T]: lambda after each token, from what it is within a turn, [B] or [1]."""
+        along = within[:, None].expand(ends.shape)
+        return _instead(ends, self.trace, along)
+
+    def ends(self, order: Tensor, filled: Tensor) -> Tensor:
+        """[B, T] bool: what follows a token belongs to another turn.
+
+        Args:
+            order: [B, T], trained tokens first.
+            filled: [B, T] bool, which of them there are.
+        """
+        turns = self.turns.gather(1, order)
+        changes = turns[:, 1:] != turns[:, :-1]
+        within = changes & filled[:, 1:]
+        ends = torch.nn.functional.pad(within, (0, 1))
+        if self.next_turn is not None:
+            at_end = _last_filled(filled)
+            cut = self.next_turn[:, None]
+            ends = ends | (at_end & cut)
+        return ends
+
+
+def _decays_of(gamma: float, gae_lambda: float | Tensor, device: torch.device) -> Tensor:
+    """Lambda as a tensor, [B] or [1] float64.
+
+    Raises:
+        ValueError: it or gamma is outside [0, 1].
+    """
+    decays = torch.as_tensor(gae_lambda, dtype=torch.float64, device=device).reshape(-1)
+    outside = (decays < 0) | (decays > 1)
+    if not 0 <= gamma <= 1 or bool(outside.any()):
+        raise ValueError(
+            f"gamma and gae_lambda must lie in [0, 1], got gamma={gamma}, gae_lambda={gae_lambda}"
+        )
+    return decays
+
+
+def _last_filled(filled: Tensor) -> Tensor:
+    """[B, T] bool: the last token that there is, of rows whose tokens stand first."""
+    rank = filled.cumsum(1)
+    count = filled.sum(1, keepdim=True)
+    return filled & (rank == count)
+
+
+def _rewards_of_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:
+    """[B, T] float64: rewards of the trained tokens, which stand first; others count for the token
+    before.
+    """
+    action = mask.long().cumsum(1) - 1  # the trained token at or before, -1 before the first
+    rewards = token_rewards.detach().double().nan_to_num(nan=0.0)
+    rewards = torch.where(action >= 0, rewards, 0.0)
+    return torch.zeros_like(rewards).scatter_add_(1, action.clamp(min=0), rewards)
+
+
+def _instead(where: Tensor, value: float | None, otherwise: Tensor) -> Tensor:
+    """`value` at some places, if there is one."""
+    if value is None:
+        return otherwise
+    return torch.where(where, value, otherwise)
+
+
 def gae(
     token_rewards: Tensor,
     values: Tensor,
@@ -101,6 +220,7 @@ def gae(
     *,
     gamma: float = 1.0,
     gae_lambda: float | Tensor = 1.0,
+    at_turns: TurnDecays | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation over the trained tokens k = 1..n of each row.
 
@@ -119,6 +239,7 @@ def gae(
         bootstrap: [B], 0 for rows that ended; None for all 0.
         gamma: discount per trained token, in [0, 1].
         gae_lambda: in [0, 1]; a tensor [B] gives every row its own.
+        at_turns: other values from one turn of an episode to the next; None: the same.
 
     Returns:
         Advantages and returns, [B, T], detached.
@@ -129,27 +250,25 @@ def gae(
     Source: Schulman et al. 2016, arXiv:1506.02438, Eq. 16.
     """
     require_same_shape(token_rewards=token_rewards, values=values, mask=mask)
-    decays = torch.as_tensor(gae_lambda, dtype=torch.float64, device=values.device).reshape(-1)
-    outside = (decays < 0) | (decays > 1)
-    if not 0 <= gamma <= 1 or bool(outside.any()):
-        raise ValueError(
-            f"gamma and gae_lambda must lie in [0, 1], got gamma={gamma}, gae_lambda={gae_lambda}"
-        )
+    decays = _decays_of(gamma, gae_lambda, values.device)
     # Trained tokens are moved to the front of their row, scanned there, and moved back.
     order = torch.argsort((~mask).to(torch.int8), dim=1, stable=True)
     filled = mask.gather(1, order)
-    action = mask.long().cumsum(1) - 1  # the trained token at or before, -1 before the first
-    rewards = token_rewards.detach().double().nan_to_num(nan=0.0)
-    rewards = torch.where(action >= 0, rewards, 0.0)
-    rewards = torch.zeros_like(rewards).scatter_add_(1, action.clamp(min=0), rewards)
+    rewards = _rewards_of_actions(token_rewards, mask)
     value = torch.where(filled, values.detach().double().gather(1, order), 0.0)
     following = torch.nn.functional.pad(value[:, 1:], (0, 1))
     if bootstrap is not None:
-        rank = filled.cumsum(1)
-        last = filled & (rank == filled.sum(1, keepdim=True))
-        following = torch.where(last, bootstrap.detach().double()[:, None], following)
-    delta = torch.where(filled, rewards + gamma * following - value, 0.0)
-    scanned = suffix_scan(delta, gamma * decays)
+        last = _last_filled(filled)
+        after = bootstrap.detach().double()
+        following = torch.where(last, after[:, None], following)
+    if at_turns is None:
+        delta = torch.where(filled, rewards + gamma * following - value, 0.0)
+        scanned = suffix_scan(delta, gamma * decays)
+    else:
+        ends = at_turns.ends(order, filled)
+        discounts = at_turns.discounts(ends, gamma)
+        delta = torch.where(filled, rewards + discounts * following - value, 0.0)
+        scanned = varying_scan(delta, discounts * at_turns.traces(ends, decays))
     advantages = fill_masked(torch.zeros_like(scanned).scatter_(1, order, scanned), mask)
     returns = fill_masked(advantages + values.detach(), mask)
     return in_dtype_of(values, advantages), in_dtype_of(values, returns)
@@ -219,6 +338,8 @@ class AdvantageInputs:
     part_weights: OptionalTensor = None  # [K], theirs
     old_logprobs: OptionalTensor = None  # [B, T] nats of the sampled tokens
     teacher_logprobs: OptionalTensor = None  # [B, T] nats of the sampled tokens
+    turns: OptionalTensor = None  # [B, T] int64, turn of an episode in which a token was sampled
+    next_turn: OptionalTensor = None  # [B] bool, the episode was cut where a turn would begin
 
     def need(self, name: str) -> Tensor:
         """The field `name`, which the chosen advantage cannot do without."""
@@ -256,18 +377,36 @@ def _of_rewards(estimate: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
 # functions that they call.
 
 
-def _returns_cell(x: AdvantageInputs, *, gamma: float = GAMMA.default) -> AdvantagesAndReturns:
+def _at_turns(
+    x: AdvantageInputs, gamma: float | None, trace: float | None = None
+) -> TurnDecays | None:
+    """Discounts between turns, where there are turns and something is said of them."""
+    if x.turns is None or (gamma is None and trace is None):
+        return None
+    return TurnDecays(turns=x.turns, next_turn=x.next_turn, gamma=gamma, trace=trace)
+
+
+def _returns_cell(
+    x: AdvantageInputs,
+    *,
+    gamma: float = GAMMA.default,
+    turn_gamma: float | None = TURN_GAMMA.default,
+) -> AdvantagesAndReturns:
     """Return to go: the discounted rewards that follow a token, `gae` without a critic."""
     nothing = torch.zeros_like(x.token_rewards)
-    advantages, _ = gae(x.token_rewards, nothing, x.response_mask, gamma=gamma)
+    at_turns = _at_turns(x, turn_gamma)
+    advantages, _ = gae(x.token_rewards, nothing, x.response_mask, gamma=gamma, at_turns=at_turns)
     return advantages, None
 
 
 def _whitened_returns_cell(
-    x: AdvantageInputs, *, gamma: float = GAMMA.default
+    x: AdvantageInputs,
+    *,
+    gamma: float = GAMMA.default,
+    turn_gamma: float | None = TURN_GAMMA.default,
 ) -> AdvantagesAndReturns:
     """`_returns_cell`, whitened over the batch."""
-    returns, _ = _returns_cell(x, gamma=gamma)
+    returns, _ = _returns_cell(x, gamma=gamma, turn_gamma=turn_gamma)
     return whiten(returns, x.response_mask), None
 
 
@@ -298,13 +437,21 @@ def _gae_cell(
     gae_lambda: float = GAE_LAMBDA.default,
     whiten: bool = WHITEN.default,
     bootstrap_on_truncation: bool = BOOTSTRAP_ON_TRUNCATION.default,
+    turn_gamma: float | None = TURN_GAMMA.default,
+    turn_lambda: float | None = TURN_LAMBDA.default,
 ) -> AdvantagesAndReturns:
     """`gae` with the critic's values; whitening leaves the returns alone."""
     values = x.need("values")
     mask = x.response_mask
     bootstrap = _bootstrap_if(bootstrap_on_truncation, x)
     advantages, returns = gae(
-        x.token_rewards, values, mask, bootstrap, gamma=gamma, gae_lambda=gae_lambda
+        x.token_rewards,
+        values,
+        mask,
+        bootstrap,
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+        at_turns=_at_turns(x, turn_gamma, turn_lambda),
     )
     return _whitened_if(whiten, advantages, mask), returns
 
@@ -316,15 +463,30 @@ def _gae_length_adaptive_cell(
     length_alpha: float = LENGTH_ALPHA.default,
     whiten: bool = WHITEN.default,
     bootstrap_on_truncation: bool = BOOTSTRAP_ON_TRUNCATION.default,
+    turn_gamma: float | None = TURN_GAMMA.default,
 ) -> AdvantagesAndReturns:
     """`gae` with `length_adaptive_lambda` for the policy and lambda 1 for the critic's returns."""
     values = x.need("values")
     mask = x.response_mask
     bootstrap = _bootstrap_if(bootstrap_on_truncation, x)
     trace = length_adaptive_lambda(mask, length_alpha=length_alpha)
-    advantages, _ = gae(x.token_rewards, values, mask, bootstrap, gamma=gamma, gae_lambda=trace)
-    _, returns = gae(x.token_rewards, values, mask, bootstrap, gamma=gamma, gae_lambda=1.0)
+    given = (x.token_rewards, values, mask, bootstrap)
+    at_turns = _at_turns(x, turn_gamma)
+    advantages, _ = gae(*given, gamma=gamma, gae_lambda=trace, at_turns=at_turns)
+    _, returns = gae(*given, gamma=gamma, gae_lambda=1.0, at_turns=at_turns)
     return _whitened_if(whiten, advantages, mask), returns
+
+
+def _turn_normalize_cell(
+    x: AdvantageInputs, *, turn_gamma: float | None = STEP_GAMMA.default
+) -> AdvantagesAndReturns:
+    """`turn_normalize` of the rewards of turns; without turns, a response is one."""
+    turns = torch.zeros_like(x.response_mask, dtype=torch.int64) if x.turns is None else x.turns
+    discount = 1.0 if turn_gamma is None else turn_gamma
+    advantages = groups.turn_normalize(
+        x.token_rewards, x.response_mask, turns, x.group_ids, turn_gamma=discount
+    )
+    return advantages, None
 
 
 def _group_center_whitened_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
@@ -388,6 +550,7 @@ ADVANTAGES: dict[str, Estimator] = {
     "gae_length_adaptive": _gae_length_adaptive_cell,
     "group_normalize": _of_rewards(groups.group_normalize),
     "group_normalize_parts": _group_normalize_parts_cell,
+    "turn_normalize": _turn_normalize_cell,
     "group_center": _of_rewards(groups.group_center),
     "group_center_batch_std": _of_rewards(groups.group_center_batch_std),
     "group_center_centered_std": _of_rewards(groups.group_center_centered_std),

@@ -31,6 +31,7 @@ EQUATIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "gae_length_adaptive": advantages.length_adaptive_lambda,
         "group_normalize": group_advantages.group_normalize,
         "group_normalize_parts": group_advantages.group_normalize_parts,
+        "turn_normalize": group_advantages.turn_normalize,
         "group_center": group_advantages.group_center,
         "group_center_batch_std": group_advantages.group_center_batch_std,
         "group_center_centered_std": group_advantages.group_center_centered_std,

@@ -168,6 +168,62 @@ def group_normalize_parts(
     return in_dtype_of(part_rewards, scaled)
 
 
+def turn_normalize(
+    token_rewards: Tensor,
+    mask: Tensor,
+    turns: Tensor,
+    group_ids: Tensor,
+    *,
+    turn_gamma: float = 1.0,
+    eps: float = 1e-8,
+) -> Tensor:
+    """Every turn's return to go, in standard deviations from the mean of its group's k-th turns.
+
+    A_ik = (G_ik - mean) / (std + eps),  G_ik = r_ik + turn_gamma * G_i,k+1
+
+    over the episodes i of the group that have a turn k; r_ik sums the rewards of that turn's
+    tokens. With one turn per episode it is `group_normalize`.
+
+    Args:
+        token_rewards: [B, T].
+        mask: [B, T] bool, trained tokens.
+        turns: [B, T] int64, the turn in which each of them was sampled, from 0.
+        group_ids: [B].
+        turn_gamma: discount from a turn to the next, in [0, 1].
+        eps: added to the standard deviation.
+
+    Returns:
+        [B, T], the advantage of its turn on every trained token.
+
+    Raises:
+        ValueError: shapes differ.
+
+    Source: the step-relative advantage of GiGPO, arXiv:2505.10978, Eq. 6 and 7, with the number of
+    the turn in the place of the anchor state.
+    """
+    require_same_shape(token_rewards=token_rewards, mask=mask, turns=turns)
+    of_turn = torch.where(mask, turns, 0)
+    last = int(of_turn.amax()) if of_turn.numel() else 0
+    nothing = torch.zeros(len(mask), last + 1, dtype=torch.float64, device=mask.device)
+    given = token_rewards.detach().double()
+    rewards = torch.where(mask, given, 0.0)
+    returns = nothing.scatter_add(1, of_turn, rewards)
+    tokens = nothing.scatter_add(1, of_turn, mask.double())
+    exists = tokens > 0
+    for turn in reversed(range(last)):
+        following = returns[:, turn + 1]
+        returns[:, turn] += turn_gamma * following
+    # Turns of one number in one group are a group.
+    numbers = torch.arange(last + 1, device=mask.device)
+    firsts = group_ids[:, None] * (last + 1)
+    same_turn = firsts + numbers
+    compared = group_normalize(returns[exists], same_turn[exists], eps=eps)
+    scores = nothing.masked_scatter(exists, compared.double())
+    of_token = scores.gather(1, of_turn)
+    advantages = torch.where(mask, of_token, 0.0)
+    return in_dtype_of(token_rewards, advantages)
+
+
 def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """The reward minus the mean of the group's other rows: exactly unbiased.
 

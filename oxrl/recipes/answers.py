@@ -8,6 +8,7 @@ from oxrl.config import Config
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.errors import required
 from oxrl.recipes.build import Limits
+from oxrl.recipes.features.base import Feature
 from oxrl.rewards.base import GroupScorer
 from oxrl.runs.patience import StopAsked
 from oxrl.types import Prompt
@@ -36,3 +37,12 @@ def answering(
     from oxrl.recipes.environment import play_episodes
 
     return play_episodes(cfg, sampler, scorer, limits, first, stack, stop)
+
+
+def episode_features(cfg: Config) -> list[Feature]:
+    """What the training loop does beside its row where an environment answers."""
+    if not cfg.environment.name:
+        return []
+    from oxrl.recipes.features.episodes import Episodes
+
+    return [Episodes()]

@@ -8,9 +8,10 @@ from contextlib import ExitStack
 
 from oxrl.config import Config
 from oxrl.data.chat import ChatEncoder
+from oxrl.data.contexts import contexts_of, shown_turns, system_part
 from oxrl.data.turns import TurnEncoder
 from oxrl.engines.sample.base import RolloutEngine
-from oxrl.environments.pool import EnvironmentPool
+from oxrl.environments.pool import EnvironmentPool, Opening
 from oxrl.recipes.build import Limits, build_tokenizer
 from oxrl.rewards.base import GroupScorer
 from oxrl.rollouts.episode_scores import EpisodeScorer
@@ -32,6 +33,30 @@ def environment_pool(cfg: Config) -> EnvironmentPool:
         timeout_s=settings.timeout_s,
         memory_mb=settings.memory_mb,
     )
+
+
+def splits(cfg: Config) -> bool:
+    """Whether rows begin where the template rewrites what was read."""
+    return cfg.rollout.rewritten_history == "split"
+
+
+def check_template(cfg: Config, encoder: TurnEncoder, opened: Opening) -> None:
+    """Find out whether the chat template can write conversations of several turns.
+
+    Raises:
+        TemplateError: it cannot, or rewrites turns that are over and may not.
+    """
+    tools_answer = bool(opened.tools)
+    if shown_turns(cfg.rollout.context) == 1:
+        for role in ("user", "tool") if tools_answer else ("user",):
+            answer = {"role": role, "content": "an answer"}
+            encoder.opening([*system_part(opened.messages), answer], opened.tools)
+    elif splits(cfg):
+        for what in encoder.rewritten(tools_answer=tools_answer):
+            log.info("the chat template rewrites %s; such a turn ends its row", what)
+    else:
+        for note in encoder.check(tools_answer=tools_answer):
+            log.info("the chat template trims %s; the sampled tokens stay as they are", note)
 
 
 def play_episodes(
@@ -57,8 +82,7 @@ def play_episodes(
     stack.callback(pool.close)
     opened = pool.start(first, Patience(stop))
     if settings.max_turns > 1:
-        for note in encoder.check(tools_answer=bool(opened.tools)):
-            log.info("the chat template trims %s; the sampled tokens stay as they are", note)
+        check_template(cfg, encoder, opened)
     engine = EpisodeEngine(
         sampler,
         pool,
@@ -71,6 +95,7 @@ def play_episodes(
             alive=settings.alive,
             overlap=settings.overlap,
         ),
+        contexts_of(encoder, cfg.rollout.context, splits=splits(cfg)),
     )
     stack.callback(engine.close)
     return engine, EpisodeScorer(scorer)

@@ -325,7 +325,7 @@ def run_generate(
             "sample": request.sample,
             "response": completion.text,
             "finish_reason": completion.finish_reason,
-            "tokens": len(completion.token_ids),
+            "tokens": completion.sampled,
         }
         records.append(record)
     return records

@@ -190,13 +190,14 @@ def prepare_update(
     old: Tensor | None = None
     ref: Tensor | None = None
     if objective.old_logprobs == "recompute" or objective.want_before:
-        said = models.policy.forward(rollouts.inputs, LOGPROBS | objective.want_before)
+        said = rollouts.inputs.said_by(models.policy.forward, LOGPROBS | objective.want_before)
     if objective.old_logprobs == "recompute":
         old = required(said, "old log-probabilities").logprobs
     elif objective.old_logprobs == "bypass":
         old = rollouts.rollout_logprobs
     if models.reference is not None:
-        ref = required(models.reference.forward(rollouts.inputs, LOGPROBS).logprobs, "logprobs")
+        found = rollouts.inputs.said_by(models.reference.forward, LOGPROBS)
+        ref = required(found.logprobs, "logprobs")
 
     # Rewards relative to a group, a baseline or a critic.
     rewarded = rollouts

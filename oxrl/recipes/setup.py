@@ -18,7 +18,7 @@ from oxrl.engines.train.base import Saved, Scorer, TrainEngine
 from oxrl.engines.train.trainer import AdapterOff, Trainer
 from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.errors import ConfigError
-from oxrl.recipes.answers import answering
+from oxrl.recipes.answers import answering, episode_features
 from oxrl.recipes.build import (
     DTYPES,
     Limits,
@@ -94,6 +94,8 @@ class RLSetup:
             self.features = build_features(feature_inputs(cfg, engines))
             if cfg.run.record == "tokens":
                 self.features.append(token_record(cfg))
+            # Those of episodes come last: what they hand on is cut into rows.
+            self.features += episode_features(cfg)
             self.objective = Objective(cfg.train, self.features, max_tokens=cfg.longest_response)
             limits = engines.limits
             self.stop_token_ids = limits.stop_token_ids

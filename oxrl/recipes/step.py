@@ -85,9 +85,5 @@ def all_finite(*tensors: Tensor | None, mask: Tensor) -> bool:
 
 def named_tensors(batch: TrainBatch) -> dict[str, Tensor]:
     """A batch as named tensors, for rollouts/*.safetensors and the dumps of refused steps."""
-    inputs = batch.inputs
     tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
-    tensors["tokens"] = inputs.tokens
-    tensors["attention_mask"] = inputs.attention_mask
-    tensors["response_mask"] = inputs.response_mask
-    return tensors
+    return tensors | batch.inputs.named()

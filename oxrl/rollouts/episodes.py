@@ -3,7 +3,8 @@
 `submit` takes requests for episodes, `poll` returns whole episodes under these requests. In
 between, every turn of the policy is a request of its own to the engine inside, and what it wrote
 goes to the episode's environment while other episodes are sampled. A turn reads the tokens before
-it as they were sampled; only what the environment says is encoded, once.
+it as they were sampled; only what the environment says is encoded, once. (`oxrl.data.contexts`:
+turns that read less than all before.)
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from oxrl.data.chat import TemplateError
+from oxrl.data.contexts import Contexts, Conversation, Exchange, Reading, Window
+from oxrl.data.messages import Tools
 from oxrl.data.turns import TurnEncoder
 from oxrl.engines.sample.base import Finished, RolloutEngine
 from oxrl.engines.train.base import Bucket
@@ -60,16 +63,34 @@ class EpisodeLimits:
     overlap: bool = False
 
 
+class Branch(NamedTuple):
+    """Where an episode stood when a turn of it was sampled: a conversation, and turns of it."""
+
+    opening: Sequence[Mapping[str, str]]
+    exchanges: list[Exchange]
+    turns: int
+
+
 # Of one episode there is one object, told apart from others by itself.
 @dataclass(kw_only=True, eq=False)
 class Episode:
-    """One episode on its way; `tokens` is all that the next turn reads."""
+    """One episode on its way.
+
+    tokens, images: all that the next turn reads. begins_row: they are not in the segments so far.
+    """
 
     request: Request
     tokens: list[int] = field(default_factory=list[int])
+    images: tuple[str, ...] = ()
+    begins_row: bool = True
     segments: list[Segment] = field(default_factory=list[Segment])
     turns: list[Turn] = field(default_factory=list[Turn])
     opening: tuple[Mapping[str, str], ...] = ()
+    tools: Tools = ()
+    # What the present conversation began with, and its turns.
+    conversation: Sequence[Mapping[str, str]] = ()
+    exchanges: list[Exchange] = field(default_factory=list[Exchange])
+    branches: list[Branch] = field(default_factory=list[Branch])
     sampled: int = 0
     process: EpisodeProcess | None = None
     began: float = field(default_factory=time.monotonic)
@@ -92,6 +113,7 @@ class EpisodeEngine:
         pool: of the environment.
         encoder: of openings and answers.
         limits: where episodes end.
+        contexts: what a turn reads; None: all that was before.
     """
 
     def __init__(
@@ -100,10 +122,12 @@ class EpisodeEngine:
         pool: EnvironmentPool,
         encoder: TurnEncoder,
         limits: EpisodeLimits,
+        contexts: Contexts | None = None,
     ) -> None:
         self._engine = engine
         self._pool = pool
         self._encoder = encoder
+        self._contexts = contexts or Window(encoder, None)
         self._limits = limits
         self._waiting: deque[Episode] = deque()
         self._alive: dict[str, Episode] = {}
@@ -284,6 +308,11 @@ class EpisodeEngine:
             episode.tokens = list(prompt.token_ids)
         else:
             episode.tokens = list(self._encoder.opening(episode.opening, opening.tools))
+        episode.images = prompt.images
+        episode.tools = opening.tools
+        episode.conversation = episode.opening
+        # What the prompt says need not be said again.
+        episode.begins_row = tuple(episode.tokens) != prompt.token_ids
         context = self._limits.context
         if len(episode.tokens) >= context:
             found = f"its opening has {len(episode.tokens)} tokens"
@@ -305,7 +334,9 @@ class EpisodeEngine:
         seed = request.seed if turn == 0 else stable_seed("turn", request.seed, turn)
         turn_request = dataclasses.replace(
             request,
-            prompt=dataclasses.replace(request.prompt, token_ids=tuple(episode.tokens)),
+            prompt=dataclasses.replace(
+                request.prompt, token_ids=tuple(episode.tokens), images=episode.images
+            ),
             sampling=dataclasses.replace(request.sampling, max_tokens=most),
             seed=seed,
         )
@@ -334,14 +365,16 @@ class EpisodeEngine:
         """The policy has written a turn: its environment answers."""
         context = tuple(episode.tokens)
         for segment in turn.segments:
-            own = None
-            if not episode.segments and context != episode.request.prompt.token_ids:
-                own = context
-            kept = dataclasses.replace(segment, turn=len(episode.turns), context=own)
+            own = context if episode.begins_row else None
+            episode.begins_row = False
+            images = segment.images if own is None else episode.images
+            kept = dataclasses.replace(segment, turn=len(episode.turns), context=own, images=images)
             episode.segments.append(kept)
             episode.tokens += segment.token_ids
             episode.sampled += len(segment.token_ids)
         episode.turn = turn
+        here = Branch(episode.conversation, episode.exchanges, len(episode.exchanges))
+        episode.branches.append(here)
         process = episode.process
         assert process is not None
         patience = Patience(lambda: not episode.wanted)
@@ -368,28 +401,65 @@ class EpisodeEngine:
 
     def _go_on(self, episode: Episode, step: Step, messages: Sequence[Mapping[str, str]]) -> None:
         """Append the answer, and sample the next turn unless a limit is reached."""
-        suffix = self._encoder.suffix(messages)
-        if episode.tokens[-1] != suffix.stop_id:
+        reading = self._next_reading(episode, step, messages)
+        if reading is None:
             # It ended with a token after which the template puts nothing.
             self._end(episode, "completed", step.reason)
             return
-        fits = len(episode.tokens) + len(suffix.token_ids) < self._limits.context
+        there = 0 if reading.new else len(episode.tokens)
+        fits = there + len(reading.token_ids) < self._limits.context
         if fits:
-            count = len(suffix.token_ids)
-            answer = Segment(
-                token_ids=suffix.token_ids,
-                logprobs=(0.0,) * count,
-                versions=(-1,) * count,
-                origin="environment",
-                turn=len(episode.turns) - 1,
-            )
-            episode.segments.append(answer)
-            episode.tokens += suffix.token_ids
+            self._read(episode, reading)
         end = self._limit(episode, step) or (None if fits else "context")
         if end is not None:
+            if episode.begins_row:
+                # What the next turn would read, for the value of what is cut off.
+                episode.segments.append(_read_segment(episode, (), tuple(episode.tokens)))
             self._end(episode, end, step.reason)
             return
         self._sample_turn(episode)
+
+    def _next_reading(
+        self, episode: Episode, step: Step, messages: Sequence[Mapping[str, str]]
+    ) -> Reading | None:
+        """What the next turn reads; None: the policy said that it writes no more."""
+        last = len(episode.turns) - 1
+        answered = last if step.after is None else step.after
+        if answered > last:
+            raise LostEpisode("environment_error", f"step answered turn {answered} of {last + 1}")
+        if answered < 0:
+            episode.conversation = messages
+            episode.exchanges = []
+            return Reading(self._encoder.opening(messages, episode.tools), new=True)
+        if answered < last:
+            branch = episode.branches[answered]
+            episode.conversation = branch.opening
+            episode.exchanges = branch.exchanges[: branch.turns]
+            episode.tokens = tokens_through(episode, answered)
+        sampled = sampled_in(episode, answered)
+        episode.exchanges.append(Exchange(sampled, episode.turns[answered].text, messages))
+        reading = self._contexts.next(
+            Conversation(
+                opening=episode.conversation,
+                tools=episode.tools,
+                exchanges=episode.exchanges,
+                token_ids=episode.tokens,
+            )
+        )
+        if reading is None or reading.new or answered == last:
+            return reading
+        return Reading((*episode.tokens, *reading.token_ids), new=True)
+
+    def _read(self, episode: Episode, reading: Reading) -> None:
+        """Let the next turn read that."""
+        episode.begins_row = reading.new
+        if reading.new:
+            # What is encoded here shows none.
+            episode.images = ()
+            episode.tokens = list(reading.token_ids)
+            return
+        episode.segments.append(_read_segment(episode, reading.token_ids))
+        episode.tokens += reading.token_ids
 
     def _limit(self, episode: Episode, step: Step) -> EpisodeEnd | None:
         """Why the episode is cut here, if it is."""
@@ -438,3 +508,40 @@ class EpisodeEngine:
             end=end,
             reason=reason,
         )
+
+
+def _read_segment(
+    episode: Episode, token_ids: tuple[int, ...], context: tuple[int, ...] | None = None
+) -> Segment:
+    """What the policy reads after its last turn."""
+    count = len(token_ids)
+    return Segment(
+        token_ids=token_ids,
+        logprobs=(0.0,) * count,
+        versions=(-1,) * count,
+        origin="environment",
+        turn=len(episode.turns) - 1,
+        context=context,
+    )
+
+
+def sampled_in(episode: Episode, turn: int) -> tuple[int, ...]:
+    """The tokens that the policy sampled in a turn."""
+    found: list[int] = []
+    for segment in episode.segments:
+        if segment.turn == turn and segment.origin == "policy":
+            found += segment.token_ids
+    return tuple(found)
+
+
+def tokens_through(episode: Episode, turn: int) -> list[int]:
+    """All that was read and sampled up to the end of a turn, in its row."""
+    tokens = list(episode.request.prompt.token_ids)
+    for segment in episode.segments:
+        answers_it = segment.turn == turn and segment.origin == "environment"
+        if segment.turn > turn or answers_it:
+            break
+        if segment.context is not None:
+            tokens = list(segment.context)
+        tokens += segment.token_ids
+    return tokens

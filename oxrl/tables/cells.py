@@ -59,7 +59,10 @@ from oxrl.tables.numbers import (
     SECOND_MOMENT_MAX,
     SIMKO_ALPHA,
     SIMKO_BOOST,
+    STEP_GAMMA,
     TOP_CANDIDATES,
+    TURN_GAMMA,
+    TURN_LAMBDA,
     VALUE_CLIP,
     WEIGHT_MAX,
     WEIGHT_MIN,
@@ -194,17 +197,19 @@ _CLIP = (CLIP_LOW, CLIP_HIGH)
 _GMPO_CLIP = (GMPO_CLIP_LOW, GMPO_CLIP_HIGH)
 _DPPO = (DPPO_LOW, DPPO_HIGH, DPPO_WEIGHT_MAX)
 _DPPO_KL = (DPPO_KL_LOW, DPPO_KL_HIGH, DPPO_WEIGHT_MAX)
-_GAE = (GAMMA, GAE_LAMBDA, WHITEN, BOOTSTRAP_ON_TRUNCATION)
-_LENGTH_ADAPTIVE_GAE = (GAMMA, LENGTH_ALPHA, WHITEN, BOOTSTRAP_ON_TRUNCATION)
+_RETURNS = (GAMMA, TURN_GAMMA)
+_GAE = (GAMMA, GAE_LAMBDA, WHITEN, BOOTSTRAP_ON_TRUNCATION, TURN_GAMMA, TURN_LAMBDA)
+_LENGTH_ADAPTIVE_GAE = (GAMMA, LENGTH_ALPHA, WHITEN, BOOTSTRAP_ON_TRUNCATION, TURN_GAMMA)
 _CELLS = (
-    Cell("advantage", "returns", numbers=(GAMMA,)),
-    Cell("advantage", "whitened_returns", numbers=(GAMMA,)),
+    Cell("advantage", "returns", numbers=_RETURNS),
+    Cell("advantage", "whitened_returns", numbers=_RETURNS),
     Cell("advantage", "pass_at_k", numbers=(PASS_K,), needs=(GROUPS, BINARY_REWARDS)),
     Cell("advantage", "gae", numbers=_GAE, needs=(CRITIC,)),
     Cell("advantage", "gae_length_adaptive", numbers=_LENGTH_ADAPTIVE_GAE, needs=(CRITIC,)),
     Cell("advantage", "batch_center"),
     Cell("advantage", "group_normalize", needs=(GROUPS,)),
     Cell("advantage", "group_normalize_parts", needs=(GROUPS, REWARD_PARTS)),
+    Cell("advantage", "turn_normalize", numbers=(STEP_GAMMA,), needs=(GROUPS,)),
     Cell("advantage", "group_center", needs=(GROUPS,)),
     Cell("advantage", "group_center_batch_std", needs=(GROUPS,)),
     Cell("advantage", "group_center_centered_std", needs=(GROUPS,)),

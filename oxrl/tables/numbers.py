@@ -210,6 +210,23 @@ GAMMA = Number("gamma", 1.0, "Discount per token; 1: none.", ge=0, le=1, source=
 GAE_LAMBDA = Number(
     "gae_lambda", 1.0, "GAE: 0 trusts the critic, 1 the return.", ge=0, le=1, source="verl, slime"
 )
+TURN_GAMMA: Number[float | None] = Number(
+    "turn_gamma",
+    None,
+    "Discount from a turn of an episode to the next; null: as between two tokens of a turn.",
+    type=float | None,
+    ge=0,
+    le=1,
+)
+STEP_GAMMA = TURN_GAMMA.at(1.0)
+TURN_LAMBDA: Number[float | None] = Number(
+    "turn_lambda",
+    None,
+    "GAE's lambda from a turn of an episode to the next; null: as between two tokens of a turn.",
+    type=float | None,
+    ge=0,
+    le=1,
+)
 LENGTH_ALPHA = Number(
     "length_alpha",
     0.05,

@@ -284,6 +284,19 @@ _ROWS = (
         ),
     ),
     Row(
+        "turn_grpo",
+        "GiGPO, arXiv:2505.10978, section 4.2",
+        "every turn of an episode against the turns of that number in its group",
+        advantage="turn_normalize",
+        use="Episodes of several turns whose rewards come turn by turn, or late and discounted.",
+        deviation=(
+            "GiGPO compares actions taken in the same state, and adds the episode's own "
+            "advantage; here the turns of one number are compared, which needs no equal states, "
+            "and nothing is added. The loss is that of sgrpo, without KL. A turn that one episode "
+            "of a group alone has teaches nothing. With one turn per episode it is a group z-score."
+        ),
+    ),
+    Row(
         "grpo",
         "arXiv:2402.03300",
         "group-relative policy optimisation",

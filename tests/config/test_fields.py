@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from oxrl.config import Config, dump_config, load_config
-from oxrl.config.reads import fields_read
+from oxrl.config.reads import OF_EPISODES, fields_read
 from oxrl.config.reward_options import CODE_OPTIONS
 from oxrl.config.schema import CELLS, FIELDS, SECTIONS, cell_names
 from oxrl.errors import ConfigError
@@ -42,6 +42,9 @@ SECOND: dict[str, Any] = {
     "environment.options": {"max_calls": 3},
     "environment.max_seconds": 60.0,
     "rollout.max_episode_tokens": 100_000,
+    "rollout.context": "window: 3",
+    "train.turn_gamma": 0.5,
+    "train.turn_lambda": 0.5,
     "data.eval": "data/other.jsonl",
     "data.prompts_per_step": 24,
     "reward.name": "exact",
@@ -117,7 +120,9 @@ def reader(path: str) -> tuple[str, list[str]]:
     if path == "train.loss_numbers":
         Path("my_gate.py").write_text("def my_gate(*tensors, correction=None, reach=1.0): ...")
         return "sgrpo", [held_out, "train.loss=my_gate.py:my_gate"]
-    if path.startswith("environment.") or path == "rollout.max_episode_tokens":
+    if path in ("train.turn_gamma", "train.turn_lambda"):
+        return "ppo", [held_out, "environment.name=tools"]
+    if path.startswith("environment.") or path in OF_EPISODES:
         return "sgrpo", [held_out, *(["environment.name=tools"] * (path != "environment.name"))]
     if path == "rollout.max_staleness":
         return "sgrpo", [held_out, "rollout.force_strict_on_policy=false"]

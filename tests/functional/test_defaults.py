@@ -184,6 +184,12 @@ DPO_BETA = "DPO's; what the source ran with was not found"
 CLIP_HIGHER = "the source states none: DAPO's, so that rare tokens keep room to grow"
 NO_NUMBER = "of a switch or a task, no number of a paper"
 OWN: dict[Key, str] = {
+    **{
+        (f"advantage {name}", "turn_gamma"): "none of its own: what stands within a turn"
+        for name in ("returns", "whitened_returns", "gae", "gae_length_adaptive")
+    },
+    ("advantage gae", "turn_lambda"): "none of its own: what stands within a turn",
+    ("advantage turn_normalize", "turn_gamma"): "none: rewards of turns are of one size",
     ("advantage pass_at_k", "pass_k"): "the least that is not pass@1",
     ("gate rgpo_like", "gate_sharpness"): "the paper's gate was not verified",
     ("feature critic", "critic_lr"): NO_NUMBER,

@@ -80,8 +80,12 @@ def test_an_environment_and_a_reward_add_up(tmp_path: Path) -> None:
         assert line["reward"] == pytest.approx(2 * turn["reward"])
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_a_run_with_episodes_resumes_byte_for_byte(tmp_path: Path, staleness: int) -> None:
+@pytest.mark.parametrize(
+    ("staleness", "reads"), [(0, "whole"), (1, "whole"), (0, "last"), (1, {"window": 2})]
+)
+def test_a_run_with_episodes_resumes_byte_for_byte(
+    tmp_path: Path, staleness: int, reads: str | dict[str, int]
+) -> None:
     (tmp_path / "talk.py").write_text(TURNS)
     model = tmp_path / "model"
     subprocess.run([sys.executable, "-c", MODEL, str(model)], check=True)
@@ -91,11 +95,12 @@ def test_a_run_with_episodes_resumes_byte_for_byte(tmp_path: Path, staleness: in
         "rollout": {
             "max_tokens": 24,
             "n_samples": 4,
+            "context": reads,
             "max_staleness": staleness,
             "force_strict_on_policy": staleness == 0,
         },
         "model": {"name": str(model)},
-        "run": {"steps": 8},
+        "run": {"steps": 8, "record": "tokens" if staleness == 0 else "text"},
     }
     whole = rl_config(tmp_path, "whole", **sections)
     cut = rl_config(tmp_path, "cut", **sections)
@@ -107,6 +112,9 @@ def test_a_run_with_episodes_resumes_byte_for_byte(tmp_path: Path, staleness: in
     assert sample_lines(whole.run.directory) == sample_lines(cut.run.directory)
     turns = [len(line["turns"]) for line in sample_lines(whole.run.directory)]
     assert max(turns) == 3
+    first = metric_lines(whole.run.directory)[0]
+    assert (first["episode/rows"] > 16) == (reads != "whole")
+    assert first["data/rows"] == 16  # episodes, whatever they are read in
     assert all(line["end"] for line in sample_lines(whole.run.directory))
 
 
@@ -197,6 +205,24 @@ def test_plan_begins_an_episode(tmp_path: Path, opening: str, code: int, said: s
         ({"environment": {"name": "toolz"}}, "did you mean 'tools'"),
         ({"environment": {"max_turns": 3}}, "is read with an environment"),
         ({"rollout": {"max_episode_tokens": 9}}, "is read with an environment"),
+        ({"rollout": {"context": "last"}}, "is read with an environment"),
+        ({"train": {"alg_name": "ppo", "turn_gamma": 0.5}}, "is read with an environment"),
+        ({"environment": {"name": "agent"}}, "needs the program"),
+        (
+            {"environment": {"name": "tools"}, "rollout": {"context": "window: 0"}},
+            "must be whole, last or",
+        ),
+        (
+            {"environment": {"name": "tools"}, "rollout": {"context": {"windows": 3}}},
+            "must be whole, last or",
+        ),
+        (
+            {
+                "environment": {"name": "tools"},
+                "rollout": {"context": "last", "rewritten_history": "split"},
+            },
+            "is read where turns read what was said before",
+        ),
         (
             {"environment": {"name": "tools"}, "reward": {"name": "", "workers": 2}},
             "is read with a reward",
@@ -221,7 +247,8 @@ def test_a_run_without_an_environment_imports_none_of_it(tmp_path: Path) -> None
         "import sys\nfrom oxrl.cli import app\n"
         "try:\n    app(['train', sys.argv[1], 'run.steps=1'])\nfinally:\n"
         "    print([name for name in sys.modules if name.startswith(('oxrl.environments',"
-        " 'oxrl.recipes.environment', 'oxrl.rollouts.episode', 'oxrl.data.turns'))])"
+        " 'oxrl.recipes.environment', 'oxrl.rollouts.episode', 'oxrl.data.turns',"
+        " 'oxrl.data.contexts', 'oxrl.data.episode', 'oxrl.recipes.features.episode'))])"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "plain.yaml")]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout

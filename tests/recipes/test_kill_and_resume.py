@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
@@ -241,3 +245,88 @@ def test_a_preference_run_resumes_exactly(tmp_path: Path, algorithm: str) -> Non
     _uninterrupted(whole)
     assert _killed_until_done(killed, kills=4 if algorithm == "dpo" else 2, seed=3)
     _assert_same(killed.run.directory, whole.run.directory)
+
+
+# An environment that says where its processes are.
+TALK = """
+import os, random
+from oxrl.environments import Step
+
+class Talk:
+    def __init__(self, pids=""):
+        open(os.path.join(pids, f"{os.getpid()}-{os.getppid()}"), "w").close()
+    def reset(self, prompt, seed):
+        self.chance = random.Random(seed)
+        return f"{prompt.messages[0]['content']} {self.chance.randint(0, 9)}"
+    def step(self, text):
+        return Step(f"go on {self.chance.randint(0, 9)}", reward=len(set(text)) / 10)
+"""
+STOPS = """
+import sys, torch
+from oxrl.models.builtin import builtin_policy, builtin_tokenizer
+model = builtin_policy("builtin:tiny", seed=0)
+model.generation_config.eos_token_id = [1]
+hidden = []
+model.model.norm.register_forward_hook(lambda *call: hidden.append(call[2]))
+with torch.no_grad():
+    model(input_ids=torch.randint(0, 261, (4, 64), generator=torch.Generator().manual_seed(0)))
+    direction = hidden[0].reshape(-1, 64).mean(0)
+    model.lm_head.weight[1] = direction * (4.0 / direction.norm() ** 2)
+model.save_pretrained(sys.argv[1])
+builtin_tokenizer().save_pretrained(sys.argv[1])
+"""
+
+
+def _episodes_killed(folder: Path, *, kills: int, steps: int) -> None:
+    """A run with episodes of several rows, killed and resumed, against one that was not."""
+    (folder / "talk.py").write_text(TALK)
+    subprocess.run([sys.executable, "-c", STOPS, str(folder / "model")], check=True)
+    configs: list[Config] = []
+    for name in ("whole", "killed"):
+        (folder / f"{name}.pids").mkdir()
+        options = {"pids": str(folder / f"{name}.pids")}
+        configs.append(
+            rl_config(
+                folder,
+                name,
+                environment={
+                    "name": f"{folder / 'talk.py'}:Talk",
+                    "max_turns": 3,
+                    "options": options,
+                },
+                reward={"name": ""},
+                rollout={"max_tokens": 12, "n_samples": 2, "context": {"window": 2}},
+                data={"prompts_per_step": 2},
+                model={"name": str(folder / "model")},
+                train={"lr": 1e-5},
+                run={"steps": steps, "checkpoint_every": 3},
+            )
+        )
+    whole, killed = configs
+    _uninterrupted(whole)
+    hits = _killed_until_done(killed, kills=kills, seed=int(os.environ.get("OXRL_KILL_SEED", "0")))
+    assert len(hits) >= kills, hits
+    _assert_same(killed.run.directory, whole.run.directory)
+    assert any(len(line["turns"]) > 1 for line in _lines(whole.run.directory / "samples.jsonl"))
+    pids = {int(pid) for path in folder.glob("*.pids/*") for pid in path.name.split("-")}
+    deadline = time.monotonic() + 10
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, f"processes of environments are left: {left}"
+        time.sleep(0.1)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.timeout(300)
+def test_a_run_with_episodes_killed_twice_equals_the_uninterrupted_one(tmp_path: Path) -> None:
+    _episodes_killed(tmp_path, kills=2, steps=12)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_a_run_with_episodes_killed_ten_times_equals_the_uninterrupted_one(
+    tmp_path: Path,
+) -> None:
+    _episodes_killed(tmp_path, kills=10, steps=80)

@@ -237,6 +237,8 @@ ELSEWHERE = {
     "rollout.max_episode_tokens": "the same file",
     "environment.overlap": "who waits for whom: the same file",
     "environment.alive": "processes, never a number: the same file",
+    "rollout.context": "what a turn reads: tests/rollouts/test_episode_contexts.py",
+    "rollout.rewritten_history": "the same file",
     "environment.timeout_s": "when a step is given up: tests/environments/test_pool.py",
     "environment.memory_mb": "what an episode may allocate: the same file",
     "environment.tool_role": "what the template gets: tests/data/test_turns.py",

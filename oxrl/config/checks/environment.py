@@ -23,6 +23,9 @@ def check_environment(cfg: Config) -> Iterator[Problem]:
     except EnvironmentDefinitionError as error:
         text = str(error).removeprefix(f"environment.name={name}: ")
         yield at(cfg, "environment.name", text)
+    if name == "agent" and not cfg.environment.options.get("command"):
+        rule = "environment.name=agent needs the program: {command: python my_agent.py}"
+        yield at(cfg, "environment.options", rule, "environment.name")
     most = cfg.rollout.max_episode_tokens
     if most is not None and most < cfg.rollout.max_tokens:
         yield at(

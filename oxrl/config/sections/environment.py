@@ -14,8 +14,8 @@ class EnvironmentConfig(Section):
 
     name: str = setting(
         "",
-        "tools, gymnasium, reasoning-gym, textarena, openenv, or path.py:Class, a class with "
-        "reset(prompt, seed) and step(text); empty: none.",
+        "tools, agent (a program at a chat endpoint), gymnasium, reasoning-gym, textarena, "
+        "openenv, or path.py:Class, a class with reset(prompt, seed) and step(text); empty: none.",
         of=RL,
     )
     options: dict[str, Any] = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import field_validator
@@ -46,6 +47,19 @@ class RolloutConfig(Section):
         why="no model reads longer rows",
         of=RL,
     )
+    context: str = setting(
+        "whole",
+        "What a turn of an episode reads. whole: all before it. last: the system's messages and "
+        "the environment's last answer. window: k (in YAML {window: k}): those and the last k "
+        "answers with the turns between. Turns that do not read all before are rows of their own.",
+        of=RL,
+    )
+    rewritten_history: Literal["refuse", "split"] = setting(
+        "refuse",
+        "A chat template that writes earlier turns otherwise than they were read and sampled is "
+        "refused, or (split) the next turn reads what the template makes of them, in a new row.",
+        of=RL,
+    )
     n_samples: int = setting(
         8,
         "Responses per prompt: the group of group-relative advantages.",
@@ -78,6 +92,20 @@ class RolloutConfig(Section):
     eval_temperature: float = setting(
         1.0, "Evaluation temperature; 0 is greedy.", ge=0, le=10, why=TEMPERATURE, of=EVALUATING
     )
+
+    @field_validator("context", mode="before", check_fields=False)
+    @classmethod
+    def _context_by_name(cls, value: object) -> object:
+        """`{window: 3}` and `window: 3` are one; others are as they should be, or refused."""
+        if isinstance(value, dict) and [*value] == ["window"]:  # pyright: ignore
+            value = f"window: {value['window']}"  # pyright: ignore
+        found = re.fullmatch(r"window\s*:\s*([1-9][0-9]{0,4})", str(value))
+        if found is None and value not in ("whole", "last"):
+            raise ValueError(
+                "must be whole, last or {window: k} with k from 1 to 99999, the answers that are "
+                "read"
+            )
+        return value if found is None else f"window: {found[1]}"
 
     @field_validator("temperature", "eval_temperature", check_fields=False)
     @classmethod

@@ -33,7 +33,7 @@ class Critic(Feature):
         self, inputs: AdvantageInputs, rollouts: RolloutBatch
     ) -> AdvantageInputs:
         """Add the critic's values."""
-        judged = self.engine.forward(rollouts.inputs, WANT)
+        judged = rollouts.inputs.said_by(self.engine.forward, WANT)
         self._values = required(judged.values, "values")
         return dataclasses.replace(inputs, values=self._values, bootstrap=judged.bootstrap)
 
@@ -62,6 +62,7 @@ class Critic(Feature):
         """Add the critic's gradient on the same rows as the policy's."""
         mask = batch.inputs.response_mask
         part = required(self._batch, "a value batch").select(rows)
+        part = part.inputs.as_read(part)
         part = dataclasses.replace(part, loss_weights=token_mean(mask))
         found = gradients(self.engine, part, self.value_loss, WANT)
         if not found.finite:

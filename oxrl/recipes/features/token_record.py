@@ -22,7 +22,7 @@ from oxrl.functional.kl import kl_k3
 from oxrl.recipes.features.base import Feature, Prepared
 from oxrl.runs.files import make_folder
 from oxrl.runs.tensors import save_tensors
-from oxrl.types import Output, PolicyBatch
+from oxrl.types import Output, PolicyBatch, TokenBatch
 
 
 class TokenRecord(Feature):
@@ -36,10 +36,11 @@ class TokenRecord(Feature):
         self._folder = folder
         self._kept: dict[str, Tensor] = {}
         self._of_rows: list[Tensor] = []
+        self._inputs: TokenBatch | None = None
 
     def __getstate__(self) -> dict[str, object]:
         # With the loss it is sent to actors, which have nothing to keep.
-        return {"_folder": self._folder, "_kept": {}, "_of_rows": []}
+        return {"_folder": self._folder, "_kept": {}, "_of_rows": [], "_inputs": None}
 
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
         """A new batch: nothing is known of its tokens."""
@@ -50,10 +51,15 @@ class TokenRecord(Feature):
         self._kept = {name: torch.zeros(shape) for name in names}
         return batch
 
+    def on_minibatch(self, batch: PolicyBatch) -> PolicyBatch:
+        """Remember what the rows of the minibatch are parts of."""
+        self._inputs = batch.inputs
+        return batch
+
     def add_gradients(self, rows: Tensor, batch: PolicyBatch) -> dict[str, float]:
         """Put what was said of a minibatch where its rows are in the batch."""
         for name, values in zip(self._kept, self._of_rows, strict=False):
-            self._kept[name][rows] = values
+            self._kept[name][rows] = required(self._inputs, "a minibatch").as_given(values)
         return {}
 
     def loss(self, output: Output, batch: PolicyBatch) -> None:

@@ -1,0 +1,169 @@
+"""What the policy reads in the next turn of an episode: everything so far, or less.
+
+Where the next turn reads what stands there already and something after it, its tokens go on in the
+same row; where it reads something else, they begin a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from oxrl.data.messages import Message, Tools
+from oxrl.data.turns import TurnEncoder
+
+WINDOW = "window"
+
+
+class Exchange(NamedTuple):
+    """A turn that is over: what the policy sampled and wrote, and what it was answered."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    answer: Sequence[Message]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """An episode so far; the last exchange has just been answered.
+
+    token_ids: all that was read and sampled in the present row.
+    """
+
+    opening: Sequence[Message]
+    tools: Tools
+    exchanges: Sequence[Exchange]
+    token_ids: Sequence[int]
+
+
+class Reading(NamedTuple):
+    """What the next turn reads: after what stands there, or, where `new`, alone."""
+
+    token_ids: tuple[int, ...]
+    new: bool
+
+
+class Contexts(Protocol):
+    """Decides what the next turn reads."""
+
+    def next(self, talk: Conversation) -> Reading | None:
+        """What the turn after the last exchange reads.
+
+        Returns:
+            None: the policy ended its turn with a token after which the template puts nothing.
+
+        Raises:
+            TemplateError: the template cannot write it.
+        """
+        ...
+
+
+def contexts_of(encoder: TurnEncoder, context: str, *, splits: bool) -> Contexts:
+    """The contexts that `rollout.context` and `rollout.rewritten_history` name."""
+    shown = shown_turns(context)
+    if shown == 1:
+        return LastAnswer(encoder)
+    return Rendered(encoder, shown) if splits else Window(encoder, shown)
+
+
+def shown_turns(context: str) -> int | None:
+    """How many answers a turn reads, of a value of `rollout.context`; None: all."""
+    if context == "whole":
+        return None
+    return 1 if context == "last" else int(context.rpartition(" ")[2])
+
+
+def system_part(messages: Sequence[Message]) -> list[Message]:
+    """The messages of the system at the beginning, which every context keeps."""
+    kept: list[Message] = []
+    for message in messages:
+        if message["role"] not in ("system", "developer"):
+            break
+        kept.append(message)
+    return kept
+
+
+class LastAnswer:
+    """`last`: the system's messages, and what the environment said last."""
+
+    def __init__(self, encoder: TurnEncoder) -> None:
+        self._encoder = encoder
+
+    def next(self, talk: Conversation) -> Reading | None:
+        """See Contexts; every stop token will do, because the turn before is not read."""
+        messages = [*system_part(talk.opening), *talk.exchanges[-1].answer]
+        return Reading(self._encoder.opening(messages, talk.tools), new=True)
+
+
+class Window:
+    """`whole` and `window: k`: sampled tokens as they were sampled, answers encoded once.
+
+    Args:
+        encoder: of answers.
+        shown: how many answers of the environment a turn reads; None: all.
+    """
+
+    def __init__(self, encoder: TurnEncoder, shown: int | None) -> None:
+        self._encoder = encoder
+        self._shown = shown
+
+    def next(self, talk: Conversation) -> Reading | None:
+        """See Contexts."""
+        last = talk.exchanges[-1]
+        suffix = self._encoder.suffix(last.answer)
+        if last.token_ids[-1] != suffix.stop_id:
+            return None
+        first = _first_shown(talk, self._shown)
+        if first == 0:
+            return Reading(suffix.token_ids, new=False)
+        messages = [*system_part(talk.opening), *talk.exchanges[first - 1].answer]
+        tokens = [*self._encoder.opening(messages, talk.tools)]
+        for exchange in talk.exchanges[first:]:
+            tokens += exchange.token_ids
+            tokens += self._encoder.suffix(exchange.answer).token_ids
+        return Reading(tuple(tokens), new=True)
+
+
+class Rendered:
+    """As `Window`, but where the template rewrites what was said before, what it makes of it.
+
+    Args:
+        encoder: of answers and of whole conversations.
+        shown: how many answers of the environment a turn reads; None: all.
+    """
+
+    def __init__(self, encoder: TurnEncoder, shown: int | None) -> None:
+        self._encoder = encoder
+        self._shown = shown
+
+    def next(self, talk: Conversation) -> Reading | None:
+        """See Contexts."""
+        last = talk.exchanges[-1]
+        first = _first_shown(talk, self._shown)
+        before = _messages(talk, first)
+        if first == 0:
+            suffix = self._encoder.kept_suffix(before, last.text, last.answer, talk.tools)
+            if suffix is not None and last.token_ids[-1] == suffix.stop_id:
+                return Reading(suffix.token_ids, new=False)
+        whole = [*before, _said(last.text), *last.answer]
+        return Reading(self._encoder.opening(whole, talk.tools), new=True)
+
+
+def _first_shown(talk: Conversation, shown: int | None) -> int:
+    """The first answer that the next turn reads: 0 is the opening, k what exchange k - 1 got."""
+    return 0 if shown is None else max(0, len(talk.exchanges) - shown + 1)
+
+
+def _messages(talk: Conversation, first: int) -> list[Message]:
+    """The conversation from answer `first` on, up to where the last turn was written."""
+    messages = list(talk.opening)
+    if first:
+        messages = [*system_part(talk.opening), *talk.exchanges[first - 1].answer]
+    for exchange in talk.exchanges[first:-1]:
+        messages += [_said(exchange.text), *exchange.answer]
+    return messages
+
+
+def _said(text: str) -> Mapping[str, str]:
+    return {"role": "assistant", "content": text}

@@ -1,0 +1,193 @@
+"""Episodes whose turns do not read one growing text: several rows that a model reads, and one line.
+
+Rewards, groups, advantages, lengths and loss weights are of episodes. Models read rows: one per
+turn, or one per stretch of turns that only grew. An episode's *line* has the tokens of its rows
+that the policy sampled, in order, with one token of what it read before each turn; everything that
+is computed before the update is computed on lines, as if an episode were one row. What then goes
+into the update is cut into rows again.
+
+    row 0   [ask, me,  4,  6, <end>]                 mask  0 0 1 1 1
+    row 1   [other, context, 9, <end>]                     0 0 1 1
+    line    [me, 4, 6, <end>, context, 9, <end>]           0 1 1 1 0 1 1
+    columns [[-1, -1, 1, 2, 3], [-1, -1, 5, 6, -1]]        where a row's tokens stand in the line
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from oxrl.data.batching import Laid, pad_rows, to_inputs, to_token_batch
+from oxrl.types import Batch, Forward, Images, Output, TokenBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeInputs(TokenBatch):
+    """E episodes: lines, [E, L] each, and the rows behind them. Example in the module docstring.
+
+    rows: [R, T], what a model reads.
+    episode_ids: [R] int64, the episode of each row, from 0; rows of one stand in order.
+    columns: [R, T] int64, place of a trained token in its episode's line, -1 elsewhere.
+    """
+
+    rows: TokenBatch
+    episode_ids: Tensor
+    columns: Tensor
+
+    def join(self, values: Tensor) -> Tensor:
+        """[R, T, ...] of rows to [E, L, ...] of lines; 0 where nothing was sampled."""
+        lines = values.new_zeros((*self.tokens.shape, *values.shape[2:]))
+        row, place = (self.columns >= 0).nonzero(as_tuple=True)
+        episode = self.episode_ids[row]
+        lines[episode, self.columns[row, place]] = values[row, place]
+        return lines
+
+    def split(self, lines: Tensor) -> Tensor:
+        """[E, L, ...] of lines to [R, T, ...] of rows; 0 where nothing was sampled."""
+        values = lines.new_zeros((*self.columns.shape, *lines.shape[2:]))
+        row, place = (self.columns >= 0).nonzero(as_tuple=True)
+        episode = self.episode_ids[row]
+        values[row, place] = lines[episode, self.columns[row, place]]
+        return values
+
+    def select(self, rows: Tensor, length: int | None = None) -> EpisodeInputs:
+        """See RowBatch; of episodes, each with all of its rows.
+
+        Raises:
+            ValueError: `length` is given: lines are never cut.
+        """
+        if length is not None:
+            raise ValueError("episodes of several rows are read by rows, and cut there")
+        of_each = [(self.episode_ids == episode).nonzero()[:, 0] for episode in rows.tolist()]
+        chosen = torch.cat([rows[:0], *of_each])
+        counts = torch.tensor([len(found) for found in of_each], dtype=torch.int64)
+        candidates = self.candidates
+        return EpisodeInputs(
+            tokens=self.tokens[rows],
+            attention_mask=self.attention_mask[rows],
+            response_mask=self.response_mask[rows],
+            candidates=None if candidates is None else candidates[rows],
+            rows=self.rows.select(chosen),
+            episode_ids=torch.arange(len(rows)).repeat_interleave(counts),
+            columns=self.columns[chosen],
+        )
+
+    def said_by(self, forward: Forward, want: frozenset[str]) -> Output:
+        """See TokenBatch; a bootstrap is that of an episode's last row."""
+        candidates = self.candidates
+        rows = self.rows
+        if candidates is not None:
+            rows = dataclasses.replace(rows, candidates=self.split(candidates))
+        said = forward(rows, want)
+        found: dict[str, Tensor] = {}
+        for name, value in vars(said).items():
+            if value is not None:
+                found[name] = value[self.last_rows] if name == "bootstrap" else self.join(value)
+        return Output(**found)
+
+    @property
+    def last_rows(self) -> Tensor:
+        """[E] int64: the last row of each episode."""
+        numbers = torch.arange(len(self.episode_ids))
+        first = torch.zeros(len(self.tokens), dtype=torch.int64)
+        return first.scatter_reduce(0, self.episode_ids, numbers, "amax")
+
+    def as_read(self, batch: Batch) -> Batch:
+        """A batch of episodes as one of rows, without those on which nothing is trained.
+
+        Every number of an episode is given to each of its rows.
+        """
+        trained = self.split(self.response_mask)
+        candidates = self.candidates
+        rows = dataclasses.replace(
+            self.rows,
+            response_mask=trained,
+            candidates=None if candidates is None else self.split(candidates),
+        )
+        changed: dict[str, Any] = {}
+        for field in dataclasses.fields(batch):
+            changed[field.name] = self._of_rows(getattr(batch, field.name))
+        changed["inputs"] = rows
+        return type(batch)(**changed).select(trained.any(1).nonzero()[:, 0])
+
+    def as_given(self, values: Tensor) -> Tensor:
+        """See TokenBatch: of the rows on which something is trained, by lines."""
+        trained = self.split(self.response_mask).any(1)
+        rows = values.new_zeros((*self.columns.shape, *values.shape[2:]))
+        rows[trained] = values
+        return self.join(rows)
+
+    def _of_rows(self, value: Any) -> Any:
+        """A field of a batch of episodes, by rows; `inputs` is none of them."""
+        if isinstance(value, dict):
+            return {name: self._of_rows(part) for name, part in value.items()}  # pyright: ignore
+        if not isinstance(value, Tensor):
+            return value
+        return self.split(value) if value.ndim >= 2 else value[self.episode_ids]
+
+    def named(self) -> dict[str, Tensor]:
+        """See TokenBatch; and what each row is made of."""
+        rows = {f"rows.{name}": value for name, value in self.rows.named().items()}
+        places = {"rows.episode_ids": self.episode_ids, "rows.columns": self.columns}
+        return super().named() | rows | places
+
+
+class _Line(NamedTuple):
+    """The line of one episode, and for each of its rows the column of every token."""
+
+    laid: Laid
+    columns: list[list[int]]
+
+
+def _line_of(rows: Sequence[Laid]) -> _Line:
+    """Keep what was sampled, one token before each turn, and the end of what came after all."""
+    line = _Line(Laid(), [])
+    for row in rows:
+        kept = [at for at in range(len(row.tokens)) if _is_kept(row, at, row is rows[-1])]
+        columns = [-1] * len(row.tokens)
+        for column, at in enumerate(kept, start=len(line.laid.tokens)):
+            columns[at] = column if row.trained[at] else -1
+        line.columns.append(columns)
+        line.laid.extend(row, kept)
+    return line
+
+
+def _is_kept(row: Laid, at: int, last: bool) -> bool:
+    at_end = at + 1 == len(row.tokens)
+    return row.trained[at] or (last if at_end else row.trained[at + 1])
+
+
+def lay_out_episodes(
+    episodes: Sequence[Sequence[Laid]], pad_id: int, images: Images
+) -> tuple[list[Laid], TokenBatch]:
+    """Lines of episodes, and the inputs that hold their rows.
+
+    Args:
+        episodes: the rows of each, in order.
+        pad_id: the token that fills rows and lines on the right.
+        images: those that rows show; None: there are none.
+
+    Returns:
+        One line per episode, and `EpisodeInputs`.
+    """
+    lines = [_line_of(rows) for rows in episodes]
+    line_inputs = to_token_batch(
+        [line.laid.tokens for line in lines], [line.laid.trained for line in lines], pad_id
+    )
+    rows = [row for rows in episodes for row in rows]
+    counts = torch.tensor([len(rows) for rows in episodes])
+    columns = [found for line in lines for found in line.columns]
+    inputs = EpisodeInputs(
+        tokens=line_inputs.tokens,
+        attention_mask=line_inputs.attention_mask,
+        response_mask=line_inputs.response_mask,
+        rows=to_inputs(rows, pad_id, images),
+        episode_ids=torch.arange(len(episodes)).repeat_interleave(counts),
+        columns=pad_rows(columns, -1, torch.int64),
+    )
+    return [line.laid for line in lines], inputs

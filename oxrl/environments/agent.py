@@ -1,0 +1,215 @@
+"""An agent that owns its loop: an unchanged program, which sees nothing but a chat endpoint.
+
+Every episode starts the program as a process of its own, with the address of an endpoint in its
+environment. What it asks there is what the policy reads, what the policy writes is the reply. A
+request that goes on from an earlier one and its answer, message by message, goes on from its
+tokens; any other one begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, cast
+
+from oxrl.environments.base import Environment, Message, Step
+from oxrl.environments.chat_endpoint import Asked, ChatEndpoint, answer_message, plain_message
+from oxrl.types import Prompt
+
+# How much of what a program printed is read for its reward, and shown where it failed.
+MOST_OUTPUT = 1 << 16
+MOST_SHOWN = 300
+
+
+class AgentEnvironment(Environment):
+    """One run of an agent program.
+
+    Args:
+        command: the program and its arguments, as one text or a list; {prompt}, {answer}, {uid} and
+            {seed} stand for what the row says.
+        env: further variables of its environment.
+    """
+
+    @classmethod
+    def prepare(cls, **options: Any) -> None:
+        """See Environment.
+
+        Raises:
+            ValueError: the program is not there.
+        """
+        program = words_of(options.get("command") or "")[:1]
+        if not program:
+            raise ValueError("name the program: environment.options.command")
+        if shutil.which(program[0]) is None:
+            raise ValueError(f"environment.options.command: there is no program {program[0]!r}")
+
+    def __init__(self, command: str | Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        self._words = words_of(command)
+        self._variables = dict(env or {})
+        self._endpoint = ChatEndpoint()
+        self._output: IO[bytes] = tempfile.TemporaryFile()
+        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked: Asked | None = None
+        # The conversation after each turn, and the last message of it as the policy wrote it.
+        self._known: list[list[dict[str, Any]]] = []
+        self._written: list[tuple[dict[str, Any], str]] = []
+        self.tools: list[dict[str, Any]] = []
+
+    def reset(self, prompt: Prompt, seed: int) -> list[Message]:
+        """Start the program and wait for what it asks first.
+
+        Raises:
+            RuntimeError: it ended without asking anything.
+        """
+        self._start(prompt, seed)
+        self._asked = self._endpoint.asked.get()
+        if self._asked is None:
+            raise RuntimeError(f"the program asked nothing{self._how_it_ended()}")
+        self.tools = self._asked.tools
+        return self._as_read(self._asked.messages)
+
+    def step(self, text: str) -> Step:
+        """Give the program what the policy wrote, and wait for what it asks next, or its end.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        asked = self._asked
+        assert asked is not None
+        reply = answer_message(text, asked.tools, len(self._written))
+        self._written.append((plain_message(reply), text))
+        self._known.append([*asked.messages, self._written[-1][0]])
+        asked.reply.put(reply)
+        self._asked = self._endpoint.asked.get()
+        if self._asked is None:
+            return self._over()
+        messages = self._asked.messages
+        turn = self._goes_on_from(messages)
+        if turn is None:
+            return Step(self._as_read(messages), after=-1)
+        added = self._as_read(messages[len(self._known[turn]) :])
+        last = len(self._known) - 1
+        return Step(added, after=None if turn == last else turn)
+
+    def _goes_on_from(self, messages: Sequence[Mapping[str, Any]]) -> int | None:
+        """The turn after which `messages` go on, the longest conversation first; None: none."""
+        found: int | None = None
+        for turn, known in enumerate(self._known):
+            added = messages[len(known) :]
+            begins = list(messages[: len(known)]) == known
+            answers = bool(added) and all(message["role"] != "assistant" for message in added)
+            if begins and answers:
+                longer = found is None or len(known) >= len(self._known[found])
+                found = turn if longer else found
+        return found
+
+    def close(self) -> None:
+        """End the program and the endpoint."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._endpoint.close()
+
+    def _start(self, prompt: Prompt, seed: int) -> None:
+        last = prompt.messages[-1]["content"] if prompt.messages else ""
+        row = {"prompt": last, "answer": prompt.answer, "uid": prompt.uid, "seed": seed}
+        words: list[str] = []
+        for word in self._words:
+            for name, value in row.items():
+                word = word.replace(f"{{{name}}}", "" if value is None else str(value))
+            words.append(word)
+        known = {"messages": list(prompt.messages), "metadata": dict(prompt.metadata)}
+        address = {
+            "OPENAI_BASE_URL": self._endpoint.url,
+            "OPENAI_API_BASE": self._endpoint.url,
+            "OPENAI_API_KEY": self._endpoint.key,
+            "NO_PROXY": "127.0.0.1",
+        }
+        with tempfile.TemporaryFile() as given:
+            given.write(json.dumps(row | known).encode() + b"\n")
+            given.seek(0)
+            # It is of the episode's session, and ends with it.
+            self._process = subprocess.Popen(
+                words,
+                stdin=given,
+                stdout=self._output,
+                stderr=self._errors,
+                env={**os.environ, **address, **self._variables},
+            )
+        threading.Thread(target=self._tell_its_end, args=[self._process], daemon=True).start()
+
+    def _tell_its_end(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        self._endpoint.asked.put(None)
+
+    def _over(self) -> Step:
+        """The program has ended: its last line says what that was worth, if it says anything.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        process = self._process
+        assert process is not None
+        if process.wait() != 0:
+            raise RuntimeError(f"the program failed{self._how_it_ended()}")
+        lines = _end_of(self._output).decode(errors="replace").strip().splitlines()
+        try:
+            found = json.loads(lines[-1]) if lines else {}
+        except (ValueError, RecursionError):
+            found = {}
+        said = cast(dict[str, Any], found) if isinstance(found, dict) else {}
+        reward = said.get("reward", 0.0)
+        return Step((), reward, terminated=True, reason=str(said.get("reason", "")))
+
+    def _how_it_ended(self) -> str:
+        process = self._process
+        assert process is not None
+        printed = _end_of(self._errors).decode(errors="replace").strip()[-MOST_SHOWN:]
+        return f" (exit code {process.wait()})" + (
+            f"; it printed last: {printed}" if printed else ""
+        )
+
+    def _as_read(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+        """Messages for the chat template; what the policy wrote as it wrote it."""
+        found: list[Message] = []
+        for message in messages:
+            texts = [text for known, text in self._written if known == message]
+            plain = {name: value for name, value in message.items() if name != "tool_calls"}
+            if texts:
+                plain["content"] = texts[-1]
+            elif message.get("tool_calls"):
+                plain["content"] += _calls_as_text(message["tool_calls"])
+            found.append(plain)
+        return found
+
+
+def words_of(command: str | Sequence[str]) -> list[str]:
+    """A command as the list of its words."""
+    return shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+
+
+def _end_of(file: IO[bytes]) -> bytes:
+    """The end of what was written to a file."""
+    size = os.fstat(file.fileno()).st_size
+    start = max(0, size - MOST_OUTPUT)
+    return os.pread(file.fileno(), MOST_OUTPUT, start)
+
+
+def _calls_as_text(calls: Sequence[Mapping[str, str]]) -> str:
+    """Calls that somebody else made, as a policy would have written them."""
+    found = ""
+    for call in calls:
+        try:
+            arguments = json.loads(call["arguments"] or "{}")
+        except ValueError:
+            arguments = call["arguments"]
+        written = json.dumps({"name": call["name"], "arguments": arguments})
+        found += f"\n<tool_call>\n{written}\n</tool_call>"
+    return found

@@ -1,0 +1,246 @@
+"""A chat endpoint on loopback, as agent programs know it: `POST /v1/chat/completions`.
+
+It answers nothing by itself: every request waits in `asked` until somebody has a reply. What is
+sampled, and how, is the run's business; a request that asks for something else is refused in the
+words that clients of such endpoints expect.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import queue
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
+
+from oxrl.data.tool_calls import TAGGED, ToolCall, find_calls
+
+Json = dict[str, Any]
+ROLES = ("system", "developer", "user", "assistant", "tool")
+PATH = "/v1/chat/completions"
+# Longest request, in bytes.
+MOST_BODY = 1 << 24
+
+
+class BadRequest(Exception):
+    """A request that cannot be answered; says why."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that waits for the policy.
+
+    messages: the conversation, in one form. tools: JSON schemas. reply: takes the policy's answer.
+    """
+
+    messages: list[Json]
+    tools: list[Json]
+    reply: queue.Queue[Json] = field(default_factory=lambda: queue.Queue(1))
+
+
+def read_request(body: bytes) -> tuple[Asked, Json]:
+    """The conversation of a request, and the request as it came.
+
+    Raises:
+        BadRequest: it is none, or asks for what a run does not give.
+    """
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise BadRequest("the body is no JSON object")
+    request = cast(Json, found)
+    if request.get("n") not in (None, 1):
+        raise BadRequest(f"n={request['n']!r}: a turn has one answer")
+    messages = request.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadRequest("messages must be a list with at least one message")
+    tools = request.get("tools") or []
+    if not isinstance(tools, list):
+        raise BadRequest("tools must be a list")
+    plain = [plain_message(message) for message in cast(list[object], messages)]
+    if plain[-1]["role"] == "assistant":
+        raise BadRequest("the last message is the assistant's: nothing is asked")
+    return Asked(plain, cast(list[Json], tools)), request
+
+
+def plain_message(message: object) -> Json:
+    """A message in one form: text content, and what else a template may read.
+
+    Raises:
+        BadRequest: it is no message of text.
+    """
+    if not isinstance(message, dict):
+        raise BadRequest(f"a message is {type(message).__name__}, need an object")
+    given = cast(Json, message)
+    role = given.get("role")
+    if role not in ROLES:
+        raise BadRequest(f"a message has the role {role!r}, need one of {', '.join(ROLES)}")
+    plain: Json = {"role": role, "content": _text_of(given.get("content"))}
+    for name in ("name", "tool_call_id"):
+        if given.get(name) is not None:
+            plain[name] = str(given[name])
+    if given.get("tool_calls"):
+        plain["tool_calls"] = [_plain_call(call) for call in given["tool_calls"]]
+    return plain
+
+
+def _text_of(content: object) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = cast(list[object], content) if isinstance(content, list) else [content]
+    texts: list[str] = []
+    for part in parts:
+        text = cast(Json, part).get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            raise BadRequest("the content of a message must be text, or parts of text")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _plain_call(call: object) -> Json:
+    if not isinstance(call, Mapping):
+        raise BadRequest("a tool call must be an object")
+    fields = cast(Mapping[str, Any], call)
+    function = fields.get("function")
+    if not isinstance(function, Mapping):
+        raise BadRequest("a tool call needs a function")
+    named = cast(Mapping[str, Any], function)
+    return {
+        "id": str(fields.get("id", "")),
+        "name": str(named.get("name", "")),
+        "arguments": str(named.get("arguments", "")),
+    }
+
+
+def answer_message(text: str, tools: Sequence[Json], turn: int) -> Json:
+    """What the policy wrote as a message; calls of tools are taken out where tools were given."""
+    message: Json = {"role": "assistant", "content": text}
+    calls = find_calls(text) if tools else []
+    made = [call for call in calls if isinstance(call, ToolCall)]
+    if not made or len(made) < len(calls):
+        return message  # nothing is called, or something that nobody could
+    around = TAGGED.sub("", text).strip() if TAGGED.search(text) else ""
+    message["content"] = around or None
+    message["tool_calls"] = [
+        {
+            "id": f"call_{turn}_{number}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+        }
+        for number, call in enumerate(made)
+    ]
+    return message
+
+
+class ChatEndpoint:
+    """The endpoint of one agent program.
+
+    asked: requests in the order in which they came; None when somebody has put it there.
+    """
+
+    def __init__(self) -> None:
+        self.asked: queue.Queue[Asked | None] = queue.Queue()
+        self.key = secrets.token_hex(16)
+        # Somebody may hang up while a reply is waited for; nothing is to be said of that.
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server.daemon_threads = True
+        self._server.endpoint = self  # pyright: ignore[reportAttributeAccessIssue]
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        """What clients call the base URL."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection of a client."""
+
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def _endpoint(self) -> ChatEndpoint:
+        return self.server.endpoint  # pyright: ignore
+
+    def do_GET(self) -> None:
+        """The list of models, which some clients ask for first."""
+        if self.path.rstrip("/") == "/v1/models":
+            self._send(200, {"object": "list", "data": [{"id": "oxrl", "object": "model"}]})
+        else:
+            self._refuse(404, f"there is no {self.path}; POST {PATH}")
+
+    def do_POST(self) -> None:
+        """A turn of the policy."""
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(min(length, MOST_BODY))
+        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self._endpoint.key.encode()):
+            self._refuse(401, "the key is not that of OPENAI_API_KEY")
+        elif self.path.rstrip("/") != PATH:
+            self._refuse(404, f"there is no {self.path}; POST {PATH}")
+        elif length > MOST_BODY:
+            self._refuse(413, f"a request has at most {MOST_BODY} bytes")
+        else:
+            self._answer(body)
+
+    def _answer(self, body: bytes) -> None:
+        try:
+            asked, request = read_request(body)
+        except BadRequest as error:
+            self._refuse(400, str(error))
+            return
+        self._endpoint.asked.put(asked)
+        message = asked.reply.get()
+        reason = "tool_calls" if "tool_calls" in message else "stop"
+        about = {"id": "chatcmpl-oxrl", "created": 0, "model": request.get("model") or "oxrl"}
+        choice = {"index": 0, "finish_reason": reason, "logprobs": None}
+        if request.get("stream"):
+            self._stream(about, choice, message)
+            return
+        counted = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        choices = [choice | {"message": message}]
+        whole = about | {"object": "chat.completion", "choices": choices, "usage": counted}
+        self._send(200, whole)
+
+    def _stream(self, about: Json, choice: Json, message: Json) -> None:
+        """The whole answer as one event, and one that says that it is over."""
+        calls = [call | {"index": n} for n, call in enumerate(message.get("tool_calls", []))]
+        delta = message | ({"tool_calls": calls} if calls else {})
+        events = [choice | {"delta": delta, "finish_reason": None}, choice | {"delta": {}}]
+        lines: list[str] = []
+        for event in events:
+            chunk = about | {"object": "chat.completion.chunk", "choices": [event]}
+            lines.append(f"data: {json.dumps(chunk)}\n\n")
+        self._write(200, "text/event-stream", "".join([*lines, "data: [DONE]\n\n"]))
+
+    def _refuse(self, status: int, why: str) -> None:
+        # What was sent may not have been read.
+        self.close_connection = True
+        self._send(status, {"error": {"message": why, "type": "invalid_request_error"}})
+
+    def _send(self, status: int, content: Json) -> None:
+        self._write(status, "application/json", json.dumps(content))
+
+    def _write(self, status: int, kind: str, text: str) -> None:
+        content = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""

@@ -1,0 +1,56 @@
+"""`play`: an engine of episodes with an environment that is written in the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import END, Play
+
+from oxrl.data.chat import ChatEncoder
+from oxrl.data.contexts import contexts_of
+from oxrl.data.turns import TurnEncoder
+from oxrl.environments.pool import EnvironmentPool
+from oxrl.models.builtin import builtin_tokenizer
+from oxrl.rollouts.episodes import EpisodeEngine, EpisodeLimits
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
+    """`play(source, sampler, ...)` is an engine of episodes with the class `Made` of the source.
+
+    reads, splits: as of `contexts_of`. template: instead of the tokenizer's own.
+    """
+    monkeypatch.chdir(tmp_path)
+    engines: list[EpisodeEngine] = []
+
+    def play_(
+        source: str,
+        sampler: Any,
+        *,
+        alive: int = 8,
+        reads: str = "whole",
+        splits: bool = False,
+        template: str | None = None,
+        **given: Any,
+    ) -> EpisodeEngine:
+        (tmp_path / "mine.py").write_text(source)
+        limits: dict[str, Any] = {"max_turns": 5, "max_tokens": 1000, "max_seconds": 600.0}
+        limits |= {"context": 2048, "overlap": False}
+        limits |= {name: given.pop(name) for name in list(given) if name in limits}
+        timeout_s = given.pop("timeout_s", 20.0)
+        pool = EnvironmentPool("mine.py:Made", options=given, timeout_s=timeout_s, memory_mb=0)
+        tokenizer = builtin_tokenizer()
+        tokenizer.chat_template = template or tokenizer.chat_template
+        encoder = TurnEncoder(ChatEncoder(tokenizer), (END,))
+        contexts = contexts_of(encoder, reads, splits=splits)
+        limited = EpisodeLimits(alive=alive, **limits)
+        engine = EpisodeEngine(sampler, pool, encoder, limited, contexts)
+        engines.append(engine)
+        return engine
+
+    yield play_
+    for engine in engines:
+        engine.close()

@@ -1,0 +1,128 @@
+"""Who dies in the middle of an episode costs nobody else anything: an environment, the process that
+starts environments, a rollout actor.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from scripted import END, HOSTILE, Play, ScriptedSampler, requests
+
+from oxrl.engines.sample.base import Finished, generate
+from oxrl.engines.sample.local import LocalSampler
+from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
+from oxrl.types import Completion, Request
+
+# Kills a process in the middle of a step of one episode, once.
+DEADLY = HOSTILE.replace(
+    "    def step(self, text):",
+    """    def step(self, text):
+        if self.uid == "3" and not os.path.exists("killed"):
+            open("killed", "w").close()
+            os.kill(WHO, 9)
+            time.sleep(60)""",
+).replace(
+    "self.chance = random.Random(seed)", "self.chance = random.Random(seed); self.uid = prompt.uid"
+)
+DEADLY = "import os, time\n" + DEADLY
+
+
+def play_twice(play: Play, source: str, **given: Any) -> tuple[list[Completion], list[Completion]]:
+    """Twelve episodes that nobody disturbs, and the same with `source`."""
+    asked = requests(12)
+    quiet = generate(play(HOSTILE, ScriptedSampler(), **given), asked, deadline_s=60)
+    return quiet, generate(play(source, ScriptedSampler(), **given), asked, deadline_s=60)
+
+
+@pytest.mark.parametrize("reads", ["whole", "last"])
+def test_an_environment_killed_in_a_step_costs_its_own_episode_alone(
+    play: Play, reads: str
+) -> None:
+    source = DEADLY.replace("WHO", "os.getpid()")
+    quiet, found = play_twice(play, source, reads=reads)
+    ended = [completion.end for completion in found]
+    assert ended[3] == "environment_error"
+    assert "killed by signal 9" in found[3].reason
+    assert [*found[:3], *found[4:]] == [*quiet[:3], *quiet[4:]]
+
+
+def test_the_process_that_starts_environments_killed_in_a_step_hangs_nobody(play: Play) -> None:
+    source = DEADLY.replace("WHO", "os.getppid()")
+    quiet, found = play_twice(play, source, alive=4)
+    lost = [n for n, completion in enumerate(found) if completion.end == "environment_error"]
+    assert 3 in lost and len(lost) <= 4  # those that were alive
+    for number, completion in enumerate(found):
+        assert number in lost or completion == quiet[number]
+
+
+class Killing:
+    """A RolloutEngine around RayRollouts that kills an actor once some turns are over."""
+
+    def __init__(self, engine: Any, after: int) -> None:
+        self._engine = engine
+        self._left = after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def submit(self, asked: Sequence[Request]) -> None:
+        self._engine.submit(asked)
+        self._left -= 1
+        if not self._left:
+            import ray
+
+            actor = self._engine._workers[0].actor
+            reference = actor.__ray_call__.remote(lambda _: os.getpid())
+            os.kill(ray.get(reference, timeout=60), signal.SIGKILL)
+
+    def poll(self, deadline_s: float) -> list[Finished]:
+        return self._engine.poll(deadline_s)
+
+
+def sampler() -> LocalSampler:
+    import torch
+
+    torch.set_num_threads(1)
+    model = load_policy("builtin:tiny", LoadOptions(seed=0))
+    with torch.no_grad():  # so that turns end
+        model.lm_head.weight[END] = model.lm_head.weight.mean(0) * 40
+    return LocalSampler(model, load_tokenizer("builtin:tiny"), max_rows=8)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_rollout_actor_killed_in_the_middle_of_episodes_changes_no_token(play: Play) -> None:
+    ray = pytest.importorskip(
+        "ray", reason="Ray is not installed: make env-scale, then run these in .venv-scale"
+    )
+    from oxrl.engines.ray import cluster as ray_cluster
+    from oxrl.engines.ray.cluster import Cluster, layout
+    from oxrl.engines.ray.rollouts import RayRollouts
+
+    asked = requests(6, samples=2, max_tokens=12)
+    quiet = generate(play(HOSTILE, sampler()), asked, deadline_s=60)
+    ray_cluster._import_ray(loopback=True)
+    with ray_cluster._own_signals():
+        ray.init(
+            num_cpus=4, object_store_memory=200 << 20, include_dashboard=False, log_to_driver=False
+        )
+    bundles, _, places = layout(0, 2, trainer_gpus=0, sampler_gpus=0, colocated=False)
+    cluster = Cluster(bundles)
+    try:
+        engine = RayRollouts(cluster, places, sampler, deadline_s=60)
+        found = generate(play(HOSTILE, Killing(engine, after=16)), asked, deadline_s=120)
+        assert engine.metrics()["rollout/replaced_actors"] == 1
+    finally:
+        cluster.close()
+        ray.shutdown()
+    for ours, theirs in zip(quiet, found, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert ours.turns == theirs.turns
+        for one, other in zip(ours.segments, theirs.segments, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+    assert max(len(completion.turns) for completion in found) > 1
