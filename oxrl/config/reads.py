@@ -69,6 +69,7 @@ OF_IMAGES = (
     "data.image_max_side",
     "data.image_max_pixels",
     "model.freeze",
+    "train.tower_lr",
 )
 OF_ADAPTERS = ("lora.alpha", "lora.targets")
 # Only samplers with weights of their own are sent any.

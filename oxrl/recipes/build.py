@@ -234,6 +234,7 @@ def build_trainer(
         decay=train.decay,
         adam_betas=(train.adam_beta1, train.adam_beta2),
         adam_eps=train.adam_eps,
+        rates=_rates(cfg, model) if lr is None else {},
         max_grad_norm=train.max_grad_norm,
         micro_batch_tokens=train.micro_batch_tokens,
         temperature=temperature,
@@ -247,6 +248,18 @@ def build_trainer(
     section = engine.settings if trained else engine.reference_settings
     settings: dict[str, Any] = getattr(cfg, section).model_dump() if section else {}
     return engine.load()(model, options, ranks=ranks, **settings)
+
+
+def _rates(cfg: Config, model: torch.nn.Module) -> dict[str, float]:
+    """Weights whose learning rate is another multiple of `train.lr`: those of a vision tower."""
+    tower_lr = cfg.train.tower_lr
+    if tower_lr is None:
+        return {}
+    from oxrl.models.vision_parts import part_of
+
+    rate = tower_lr / cfg.train.lr
+    parts = part_of(cast(PreTrainedModel, model))
+    return {name: rate for name, part in parts.items() if part == "vision"}
 
 
 def _image_processor(cfg: Config) -> Any:

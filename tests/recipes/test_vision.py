@@ -65,14 +65,14 @@ def config(folder: Path, chosen: str, name: str = "run", **sections: dict[str, A
     }
     for section, values in sections.items():
         content[section] = content.get(section, {}) | values
-    if content["train"]["alg_name"] not in ("sft",):
-        content["data"].pop("rows_per_step", None)
+    if "prompts_per_step" in sections.get("data", {}) and content["train"]["alg_name"] != "rft":
+        del content["data"]["rows_per_step"]
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(content))
     return load_config(path)
 
 
-def rl(folder: Path, name: str, **sections: dict[str, Any]) -> Config:
+def rl(folder: Path, name: str, algorithm: str = "sgrpo", **sections: dict[str, Any]) -> Config:
     reward = folder / "reward.py"
     reward.write_text(
         "def digits(prompt, completion):\n    return sum(map(str.isdigit, completion[:6])) / 6\n"
@@ -82,7 +82,7 @@ def rl(folder: Path, name: str, **sections: dict[str, Any]) -> Config:
         "builtin:tiny-vl",
         name,
         data={"train": str(folder / "prompts.jsonl"), "prompts_per_step": 2},
-        train={"alg_name": "sgrpo", "lr": 1e-3},
+        train={"alg_name": algorithm, "lr": 1e-3},
         reward={"name": f"{reward}:digits"},
         rollout={"max_tokens": 6, "n_samples": 4},
         **sections,
@@ -281,6 +281,29 @@ def test_frozen_parts_stay_byte_for_byte(folder: Path, freeze: str) -> None:
     assert "model.freeze" in (folder / name / "run.log").read_text()
 
 
+def test_the_tower_may_learn_at_a_rate_of_its_own(folder: Path) -> None:
+    moved: dict[str, dict[str, float]] = {}
+    for name, rate in (("same", 1e-3), ("slow", 1e-5), ("still", 0.0)):
+        run(config(folder, "builtin:tiny-vl", f"tower_{name}", train={"tower_lr": rate}))
+        checkpoints = folder / f"tower_{name}" / "checkpoints"
+        before = load_policy(str(checkpoints / "step_00000000"))
+        after = dict(load_policy(str(checkpoints / "step_00000002")).named_parameters())
+        parts = part_of(before)
+        found = moved[name] = {"vision": 0.0, "projector": 0.0, "language": 0.0}
+        for weight, old in before.named_parameters():
+            change = float((old - after[weight]).abs().max())
+            found[parts[weight]] = max(found[parts[weight]], change)
+    assert moved["still"]["vision"] == 0.0
+    assert moved["slow"]["vision"] < moved["same"]["vision"] / 50
+    assert all(found["language"] > 1e-3 for found in moved.values())
+    run(config(folder, "builtin:tiny-vl", "tower_none"))
+    ends = [
+        folder / name / "checkpoints" / "step_00000002" / "model.safetensors"
+        for name in ("tower_none", "tower_same")
+    ]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
 def values(path: Path) -> list[dict[str, Any]]:
     timed = ("time/", "throughput/", "system/")
     lines = [json.loads(line) for line in path.open()]
@@ -328,10 +351,16 @@ def test_what_is_not_built_yet_is_refused_with_the_reason(folder: Path) -> None:
         ({"data": {"pack_tokens": 64}}, "pack"),
         ({"train": {"backend": "fsdp"}}, "backend"),
         ({"lora": {"rank": 2}, "model": {"freeze": "vision"}}, "freeze"),
+        ({"train": {"tower_lr": 1e-4}, "model": {"freeze": "vision"}}, "tower_lr"),
     ):
         with pytest.raises(ConfigError, match=words):
             config(folder, "builtin:tiny-vl", "refused", **sections)
     config(folder, "builtin:tiny", "text")
-    for field in ("model.freeze=vision", "data.image_min_side=4", "data.image_roots=."):
+    for field in (
+        "model.freeze=vision",
+        "data.image_min_side=4",
+        "data.image_roots=.",
+        "train.tower_lr=1e-4",
+    ):
         with pytest.raises(ConfigError, match="reads text alone"):
             load_config(folder / "text.yaml", [field])

@@ -30,6 +30,10 @@ def check_images(cfg: Config) -> Iterator[Problem]:
     if cfg.data.image_max_pixels is not None and family.layout != "patches":
         rule = f"{family.name} shows every image at a size that its own files fix: leave it out"
         yield at(cfg, "data.image_max_pixels", rule, "model.name")
+    still = cfg.lora.rank or "vision" in cfg.model.freeze
+    if cfg.train.tower_lr is not None and (still or cfg.train.lr == 0):
+        rule = "the vision tower is not trained (lora.rank, model.freeze or train.lr): leave it out"
+        yield at(cfg, "train.tower_lr", rule, "lora.rank", "model.freeze", "train.lr")
     if cfg.model.freeze != "none" and cfg.lora.rank:
         rule = "adapters freeze all of the model already: leave it out"
         yield at(cfg, "model.freeze", rule, "lora.rank")

@@ -43,6 +43,13 @@ class TrainConfig(Section):
         le=1,
         why=LEARNING_RATE,
     )
+    tower_lr: float | None = setting(
+        None,
+        "Peak learning rate of the vision tower of a model that reads images; null: as lr.",
+        ge=0,
+        le=1,
+        why=LEARNING_RATE,
+    )
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = setting(
         "constant",
         "After the warm-up: constant, or down to 0 at run.steps (wsd: over the last fifth).",

@@ -14,8 +14,15 @@ from pydantic import ConfigDict, ValidationError, create_model
 
 from oxrl.data.hub import locate
 from oxrl.data.prepare.generated import Arithmetic, Made, ReasoningGym
-from oxrl.data.prepare.published import CONVERTERS, Converted, checked
+from oxrl.data.prepare.published import (
+    CONVERTERS,
+    FOLDER,
+    WITH_IMAGES,
+    Converted,
+    checked,
+)
 from oxrl.data.prepare.split import split_rows
+from oxrl.data.prepare.visual import VisualQuestions
 from oxrl.data.rows import Fields, Json, Record, file_hash, read_rows
 from oxrl.errors import DataError, MissingExtraError
 from oxrl.runs.files import write_atomically
@@ -44,6 +51,7 @@ class Generator(Protocol):
 GENERATORS: dict[str, Callable[..., Generator]] = {
     "arithmetic": Arithmetic,
     "reasoning-gym": ReasoningGym,
+    "visual-questions": VisualQuestions,
 }
 
 
@@ -170,8 +178,11 @@ def _converted(
     rows: list[Fields] = []
     for number, record in enumerate(records):
         try:
-            made = [checked(row) for row in converter(record.fields)]
-        except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+            fields = record.fields
+            if name in WITH_IMAGES:
+                fields = {**fields, FOLDER: record.folder}
+            made = [checked(row) for row in converter(fields)]
+        except (LookupError, ValueError, TypeError, AttributeError, OSError) as error:
             reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
             rejects.append({"place": record.place, "reason": reason})
             continue

@@ -6,11 +6,14 @@ makes none. Its keyword arguments are the options that a user may set.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import BytesIO
 from itertools import combinations, pairwise
+from pathlib import Path
 
 from oxrl.data.layouts import field_at
 from oxrl.data.rows import Fields, Json
@@ -203,6 +206,39 @@ def preference(
     return [{"prompt": fields[prompt], **_pair(fields[chosen], fields[rejected])}]
 
 
+def nlvr(fields: Fields) -> Converted:
+    """NLVR: is the sentence true of the drawing? Drawings are put on white where they let through.
+
+    A row holds its drawing, or stands beside a folder `images` with `dev-<identifier>-0.png`.
+    """
+    picture = fields.get("image")
+    content = picture.get("bytes") if isinstance(picture, Mapping) else None
+    if content is None:
+        name = f"dev-{fields['identifier']}-0.png"
+        content = (Path(fields[FOLDER]) / "images" / name).read_bytes()
+    answer = str(fields["label"]).lower()
+    if answer not in ("true", "false"):
+        raise ValueError(f"the label is {answer!r}")
+    prompt = f"{fields['sentence']}\ntrue or false?"
+    return [{"prompt": prompt, "answer": answer, "images": [_on_white(content)]}]
+
+
+def _on_white(content: bytes) -> str:
+    """An image without transparency, as a data URL."""
+    from PIL import Image
+
+    with Image.open(BytesIO(content)) as image:
+        drawn = image.convert("RGBA")
+        white = Image.new("RGBA", drawn.size, "white")
+        white.alpha_composite(drawn)
+        written = BytesIO()
+        white.convert("RGB").save(written, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
+
+
+# Field with the folder of the raw file, of the sets below: their images lie beside it.
+FOLDER = " folder"
+WITH_IMAGES = ("nlvr",)
 # What else a converter takes are its own options, whose types `prepare` reads from its signature.
 CONVERTERS: dict[str, Callable[..., Converted]] = {
     "gsm8k": gsm8k,
@@ -221,6 +257,7 @@ CONVERTERS: dict[str, Callable[..., Converted]] = {
     "prompt-response": prompt_response,
     "prompt-answer": prompt_answer,
     "preference": preference,
+    "nlvr": nlvr,
 }
 
 

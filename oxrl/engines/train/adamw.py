@@ -20,12 +20,13 @@ class Piece(NamedTuple):
     """What one rank holds of some float32 weights that AdamW steps.
 
     state: "step" and the two moments; None where the last step moved nothing.
-    decay: the weight decay.
+    decay: the weight decay. rate: the learning rate, as a multiple of the options'.
     """
 
     weight: Tensor
     state: Mapping[str, Tensor] | None
     decay: float
+    rate: float = 1.0
 
 
 def undecayed(model: nn.Module) -> frozenset[str]:
@@ -55,12 +56,19 @@ def weight_decays(model: nn.Module, options: TrainerOptions) -> dict[str, float]
 def adamw(
     named: Mapping[str, nn.Parameter], decays: Mapping[str, float], options: TrainerOptions
 ) -> torch.optim.AdamW:
-    """torch's AdamW over `named`, with one group of parameters per weight decay."""
-    groups: dict[float, list[nn.Parameter]] = {}
+    """torch's AdamW over `named`, with one group of parameters per weight decay and rate.
+
+    A group's rate, a multiple of the learning rate, is its "rate".
+    """
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in named.items():
-        groups.setdefault(decays[name], []).append(parameter)
+        key = (decays[name], options.rates.get(name, 1.0))
+        groups.setdefault(key, []).append(parameter)
     return torch.optim.AdamW(
-        [{"params": members, "weight_decay": decay} for decay, members in groups.items()],
+        [
+            {"params": members, "weight_decay": decay, "rate": rate}
+            for (decay, rate), members in groups.items()
+        ],
         lr=options.lr,
         betas=options.adam_betas,
         eps=options.adam_eps,
@@ -75,6 +83,7 @@ def last_change(piece: Piece, options: TrainerOptions, lr: float) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
     beta1, beta2 = options.adam_betas
     step = float(state["step"])
+    lr = lr * piece.rate
     root = math.sqrt(1 - beta2**step)
     denominator = state["exp_avg_sq"].sqrt().add_(options.adam_eps * root)
     change = state["exp_avg"] / denominator * (lr * root / (1 - beta1**step))

@@ -89,7 +89,7 @@ class LocalTrainer(Trainer):
         if norm > self.options.max_grad_norm:
             clip_grads_with_norm_(self._masters.values(), self.options.max_grad_norm, total_norm)
         for group in self._adam.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["rate"]
         self._adam.step()
         with torch.no_grad():
             for name, master in self._masters.items():
@@ -106,7 +106,8 @@ class LocalTrainer(Trainer):
             if master.grad is not None:
                 held = self._adam.state[master]
                 state = {key: self._piece(value) for key, value in held.items()}
-            yield Piece(self._piece(master.detach()), state or None, self._decays[name])
+            rate = self.options.rates.get(name, 1.0)
+            yield Piece(self._piece(master.detach()), state or None, self._decays[name], rate)
 
     def weights(self) -> Iterator[Bucket]:
         """See TrainEngine. On one rank the tensors are the model's own, not copies."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
@@ -23,6 +24,7 @@ class TrainerOptions:
             without `total_steps`.
         weight_decay, adam_betas, adam_eps: of AdamW. Weights in bf16 and fp16 get float32 masters
             and float32 gradient sums.
+        rates: weight -> its learning rate as a multiple of `lr`, where that is not 1.
         decay: which weights `weight_decay` shrinks: "all", or "matrices" (no norms, biases and
             embeddings).
         max_grad_norm: global norm the gradient is clipped to; `math.inf` turns clipping off.
@@ -45,6 +47,7 @@ class TrainerOptions:
     warmup_steps: int = 0
     total_steps: int | None = None
     weight_decay: float = 0.0
+    rates: Mapping[str, float] = field(default_factory=dict[str, float])
     decay: Decay = "all"
     adam_betas: tuple[float, float] = (0.9, 0.999)
     adam_eps: float = 1e-8
