@@ -206,6 +206,16 @@ class Run:
                 changes.append(f"data.eval={json.dumps(str(file))}")
             return run_eval(self.path, changes, samples=samples, temperature=temperature)
 
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the run as one HTML page; see `oxrl report`.
+
+        Args:
+            out: the file; None: report.html in the run directory.
+        """
+        from oxrl.report.page import write_report
+
+        return write_report([self.path], None if out is None else Path(out))
+
     def replay(
         self, step: int, sample: int | None = None, *, tolerance: float | None = None
     ) -> list[Finding]:

@@ -313,6 +313,29 @@ def _read_prompts(path: Path) -> list[str]:
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(callback=_writable, help="The file; default: report.html in the first run."),
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve the page to this machine while runs go on.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of --live; 0: any.")] = 0,
+) -> None:
+    """Write runs as one HTML page that opens offline: curves, health, samples, configuration."""
+    if live:
+        from oxrl.report.live import serve
+
+        serve(runs, port, lambda url: _say(f"serving {url} until Ctrl-C"))
+        return
+    from oxrl.report.page import write_report
+
+    _say(f"wrote {write_report(runs, out)}")
+
+
+@app.command()
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
     step: Annotated[

@@ -28,12 +28,14 @@ class Sign(NamedTuple):
     """One way of learning nothing.
 
     holds: whether the line of a step shows it, given the size of the vocabulary. advice: what it
-    means, and what to do.
+    means, and what to do. threshold: when it is told, in words. reads: the metrics that show it.
     """
 
     name: str
     holds: Callable[[Metrics, int], bool]
     advice: str
+    threshold: str
+    reads: tuple[str, ...]
 
 
 def all_equal(line: Metrics, vocabulary: int) -> bool:
@@ -88,6 +90,8 @@ SIGNS = (
         "have the form that the reward reads, and do they end (data/truncated_frac, "
         "rollout.max_tokens)? Easier prompts, supervised training before, or a reward for parts of "
         "the way give it something to start from",
+        f"every reward is 0, {PATIENCE} steps in a row",
+        ("reward/min", "reward/max"),
     ),
     Sign(
         "constant-reward",
@@ -95,6 +99,8 @@ SIGNS = (
         "every reward is the same number, so no response is better than another. If it is the "
         "best there is, the task is solved: take harder prompts. Otherwise the reward does not "
         "look at the response: try it on a right and on a wrong one",
+        f"every reward is the same number, {PATIENCE} steps in a row",
+        ("reward/min", "reward/max"),
     ),
     Sign(
         "failing-rewards",
@@ -102,6 +108,8 @@ SIGNS = (
         "half or more of the responses have no reward, and nothing is learned from those. The "
         "reason of each is in samples.jsonl; reward.timeout_s and reward.workers help where they "
         "are late",
+        f"half or more of the responses have no reward, {PATIENCE} steps in a row",
+        ("reward/failed_frac",),
     ),
     Sign(
         "zero-gradient",
@@ -110,6 +118,8 @@ SIGNS = (
         "within each group are equal (reward/zero_variance_groups): larger rollout.n_samples, "
         "prompts of another difficulty, or train.alg_name: dapo, which samples until they differ. "
         "Otherwise look at the numbers of the loss (train.beta, weights that are 0)",
+        f"update/grad_norm is 0, and rewards differ, {PATIENCE} steps in a row",
+        ("update/grad_norm",),
     ),
     Sign(
         "uniform-entropy",
@@ -117,6 +127,8 @@ SIGNS = (
         "the policy gives every token the same probability, so its responses are noise. Are the "
         "weights of model.name trained ones, and rollout.temperature near 1? If it became so, "
         "lower train.lr and train.entropy_coeff and start from an earlier checkpoint",
+        f"policy/entropy is that of the uniform distribution, {PATIENCE} steps in a row",
+        ("policy/entropy",),
     ),
 )
 
@@ -135,15 +147,16 @@ class Health:
 
     def look(self, line: Metrics) -> None:
         """Warn of what the line of a step and those before it show."""
-        for sign in self._new(line):
+        for sign in self.new(line):
             log.warning("%s, %d steps in a row: %s", sign.name, PATIENCE, sign.advice)
 
     def remember(self, records: Iterable[Json]) -> None:
         """Take over the lines that a run recorded before it was resumed; nothing is told again."""
         for record in records:
-            self._new(_numbers(record))
+            self.new(_numbers(record))
 
-    def _new(self, line: Metrics) -> list[Sign]:
+    def new(self, line: Metrics) -> list[Sign]:
+        """The signs that have held long enough with this line, and were not told before."""
         found: list[Sign] = []
         for sign in SIGNS:
             holds = sign.holds(line, self._vocabulary)
@@ -152,6 +165,43 @@ class Health:
                 self._told.add(sign.name)
                 found.append(sign)
         return found
+
+
+class Verdict(NamedTuple):
+    """What a check says of a whole run.
+
+    state: ok, warning (since `step`), or unknown where its numbers were never measured.
+    """
+
+    name: str
+    state: str
+    step: int | None
+    threshold: str
+    advice: str
+
+
+def verdicts(records: Iterable[Json], vocabulary: int = 0) -> list[Verdict]:
+    """Every check on the lines of a run, in the order of SIGNS.
+
+    Args:
+        records: lines of metrics.jsonl.
+        vocabulary: tokens of the model; 0 where that is not known.
+    """
+    health = Health(vocabulary)
+    since: dict[str, int] = {}
+    measured: set[str] = set()
+    for record in records:
+        line = _numbers(record)
+        measured.update(line)
+        for sign in health.new(line):
+            since[sign.name] = int(line["step"])
+    found: list[Verdict] = []
+    for sign in SIGNS:
+        known = measured.issuperset(sign.reads)
+        state = "warning" if sign.name in since else "ok" if known else "unknown"
+        step = since.get(sign.name)
+        found.append(Verdict(sign.name, state, step, sign.threshold, sign.advice))
+    return found
 
 
 def _numbers(record: Mapping[str, object]) -> Metrics:

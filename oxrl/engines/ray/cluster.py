@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-import oxrl
 from oxrl.engines.train.base import Bucket
 from oxrl.errors import ConfigError, EngineError, MissingExtraError
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PACKAGE = Path(oxrl.__file__).parent
+PACKAGE = Path(__file__).parents[2]
 RESERVE_S = 10.0
 CONNECT_S = 5.0
 ADDRESS = re.compile(r"(?:ray://)?\[?(?P<host>[^/]+?)\]?:(?P<port>\d+)")

@@ -1,0 +1,1 @@
+"""`oxrl report`: runs as one HTML file that asks nothing of a network."""

@@ -1,0 +1,68 @@
+"""Tokens of samples with their numbers, from what `run.record: tokens` kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from oxrl.models.load import load_tokenizer
+from oxrl.runs.checkpoint import list_checkpoints
+from oxrl.runs.files import Json
+from oxrl.runs.tensors import load_tensors
+
+
+class TokenReader:
+    """Reads batches of one run.
+
+    Args:
+        directory: of the run; its newest checkpoint has the tokenizer.
+        numbers: name of a tensor -> name in the report.
+    """
+
+    def __init__(self, directory: Path, numbers: Mapping[str, str]) -> None:
+        self._numbers = numbers
+        self._texts: dict[int, str] = {}
+        found = list_checkpoints(directory / "checkpoints")
+        self._tokenizer: Any = load_tokenizer(str(found[-1][1])) if found else None
+
+    def rows(self, file: Path, places: list[int]) -> Json:
+        """Place -> its tokens: text, whether it was trained on, and numbers by name.
+
+        Args:
+            file: of a batch; what the update said lies beside it.
+            places: one per row.
+        """
+        tensors = load_tensors(file)
+        beside = file.with_suffix(".update.safetensors")
+        if beside.is_file():
+            tensors |= load_tensors(beside)
+        found: Json = {}
+        for row, place in enumerate(places[: len(tensors["tokens"])]):
+            found[str(place)] = self._row(tensors, row)
+        return found
+
+    def _row(self, tensors: Mapping[str, Tensor], row: int) -> Json:
+        length = int(tensors["attention_mask"][row].sum())
+        numbers: dict[str, list[float | None]] = {}
+        for tensor, name in self._numbers.items():
+            if tensor in tensors:
+                numbers[name] = [_short(v) for v in tensors[tensor][row, :length].tolist()]
+        return {
+            "texts": [self._text(token) for token in tensors["tokens"][row, :length].tolist()],
+            "mask": [int(on) for on in tensors["response_mask"][row, :length].tolist()],
+            "numbers": numbers,
+        }
+
+    def _text(self, token: int) -> str:
+        if token not in self._texts:
+            text = f"<{token}>" if self._tokenizer is None else self._tokenizer.decode([token])
+            self._texts[token] = str(text)
+        return self._texts[token]
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.3g}") if math.isfinite(value) else None

@@ -1,0 +1,207 @@
+"""`oxrl report`: one file, nothing of a run becomes markup, and a real browser shows and filters it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import http.client
+import json
+import re
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import rl_config, sft_config
+from typer.testing import CliRunner
+
+import oxrl
+from oxrl.cli import app
+from oxrl.errors import RunDirectoryError
+from oxrl.recipes import run
+from oxrl.report.live import LiveServer
+from oxrl.report.page import write_report
+from oxrl.report.samples import PIECE
+
+EVIL = '</script><script>document.title="taken"</script><img src=x onerror=alert(1)><!--'
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+)
+FLAGS += (
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+    "--virtual-time-budget=10000",
+    "--dump-dom",
+)
+needs_browser = pytest.mark.skipif(
+    BROWSER is None, reason="no Chromium here: apt-get install chromium"
+)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 96 samples with tokens, one of whose samples is hostile."""
+    folder = tmp_path_factory.mktemp("recorded")
+    cfg = rl_config(
+        folder, "run", run={"record": "tokens", "name": f"a<b>{EVIL[:20].replace('/', '')}"}
+    )
+    run(cfg)
+    samples = cfg.run.directory / "samples.jsonl"
+    lines = [json.loads(line) for line in samples.read_text().splitlines()]
+    lines[5] |= {
+        "response": EVIL,
+        "prompt": EVIL,
+        "status": "error",
+        "reason": EVIL,
+        "reward": None,
+    }
+    turn = {
+        "text": EVIL,
+        "messages": [{"role": EVIL, "content": EVIL}],
+        "reward": 0.5,
+        "reason": "",
+    }
+    lines[6] |= {
+        "turns": [turn],
+        "opening": [{"role": "user", "content": EVIL}],
+        "end": "max_turns",
+    }
+    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return cfg.run.directory
+
+
+def pieces(page: str) -> dict[str, Any]:
+    found = re.findall(r'<script type="text/plain" id="([\w-]+)">([\w+/=]*)</script>', page)
+    return {name: json.loads(gzip.decompress(base64.b64decode(text))) for name, text in found}
+
+
+def opened(file: Path, *options: str, fragment: str = "") -> tuple[dict[str, str], str]:
+    """The data attributes of the page as a browser has it, and its DOM; no message on the console."""
+    with_profile = [*FLAGS, f"--user-data-dir={file.parent / 'profile'}", *options]
+    command = [str(BROWSER), *with_profile, f"{file.as_uri()}#{fragment}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    head = re.search(r"<html[^>]*>", done.stdout)
+    assert head is not None
+    return dict(re.findall(r'data-([\w-]+)="([^"]*)"', head[0])), done.stdout
+
+
+def test_a_page_asks_for_nothing_and_holds_a_run_only_as_packed_data(recorded: Path) -> None:
+    page = write_report([recorded]).read_text()
+    assert EVIL not in page and "onerror" not in page and "taken" not in page
+    assert "default-src 'none'" in page and "unsafe" not in page
+    assert not re.findall(r"<(?:link|img|iframe|object|embed)|\ssrc=|@import|url\(", page)
+    data = pieces(page)
+    (facts,) = data["runs"]["runs"]
+    assert facts["count"] == 96 == len(data["index-0"]["step"]) == len(data["samples-0-0"])
+    assert data["samples-0-0"][5]["response"] == EVIL
+    assert (
+        data["metrics-0"]["step"] == [1, 2, 3, 4, 5, 6] and "system/chain" not in data["metrics-0"]
+    )
+    rows = {name: (value, default) for name, value, default in facts["config"]}
+    assert rows["train.lr"][0] == "0.001" and rows["train.lr"][1] is not None
+    assert rows["train.weight_decay"][1] is None
+    assert {check["state"] for check in facts["health"]} <= {"ok", "warning", "unknown"}
+    tokens = (
+        data["tokens-0-5"][str(5 * 16)]
+        if "80" in data["tokens-0-5"]
+        else next(iter(data["tokens-0-5"].values()))
+    )
+    assert {"advantage", "ratio", "entropy", "version"} <= set(tokens["numbers"])
+    assert len(tokens["texts"]) == len(tokens["mask"]) == len(tokens["numbers"]["ratio"])
+
+
+def test_every_recipe_has_a_page_and_several_runs_share_one(recorded: Path, tmp_path: Path) -> None:
+    cfg = sft_config(tmp_path, "sft")
+    run(cfg)
+    page = write_report([cfg.run.directory, recorded], tmp_path / "both.html").read_text()
+    data = pieces(page)
+    assert [found["count"] for found in data["runs"]["runs"]] == [0, 96]
+    assert oxrl.load_run(cfg.run.directory).report() == cfg.run.directory / "report.html"
+
+
+@needs_browser
+def test_a_browser_shows_and_filters_the_samples_without_a_word_on_its_console(
+    recorded: Path, tmp_path: Path
+) -> None:
+    file = write_report([recorded], tmp_path / "report.html")
+    lines = [json.loads(line) for line in (recorded / "samples.jsonl").read_text().splitlines()]
+    seen, dom = opened(file)
+    assert seen["ready"] == "true" and "error" not in seen
+    assert (seen["found"], seen["shown"]) == ("96", "25")
+    assert "<title>oxRL: a&lt;b&gt;" in dom
+    wanted = [line for line in lines if 2 <= line["step"] <= 3 and (line["reward"] or 0) >= 0.1]
+    seen, _ = opened(file, fragment="step-from=2&step-to=3&reward-from=0.1")
+    assert int(seen["found"]) == len(wanted) > 0
+    draw = lines[0]["draw"]
+    seen, dom = opened(file, fragment=f"status=error&group=0/{draw}&color=ratio")
+    assert seen["found"] == "1" and "error" not in seen
+    assert 'id="group" data-count="4"' in dom
+    assert EVIL not in dom and "&lt;/script&gt;" in dom
+    seen, _ = opened(file, fragment="text=onerror&end=max_turns")
+    assert seen["found"] == "1"
+    seen, dom = opened(file, fragment="order=oldest&draw-to=0&color=ratio&step-from=0")
+    assert 'class="tokens"' in dom and "error" not in seen
+
+
+@needs_browser
+def test_a_browser_draws_the_curves(recorded: Path, tmp_path: Path) -> None:
+    file = write_report([recorded], tmp_path / "report.html")
+    seen, dom = opened(file, "--window-size=1400,3000", fragment="metric=reward/m&log=true")
+    assert int(seen["charts"]) >= 1 and "error" not in seen
+    assert 'class="uplot' in dom
+
+
+@pytest.mark.full
+@needs_browser
+def test_a_hundred_thousand_samples_open(recorded: Path, tmp_path: Path) -> None:
+    big = tmp_path / "big"
+    shutil.copytree(recorded, big, ignore=shutil.ignore_patterns("checkpoints", "rollouts"))
+    line = json.loads((recorded / "samples.jsonl").read_text().splitlines()[0])
+    with (big / "samples.jsonl").open("w") as file:
+        for place in range(100_000):
+            text = f"{place} " * 60
+            file.write(
+                json.dumps(line | {"step": place // 100, "draw": place // 4, "response": text})
+                + "\n"
+            )
+    page = write_report([big])
+    assert page.stat().st_size < 40_000_000
+    assert len(pieces(page.read_text())["samples-0-7"]) == PIECE
+    seen, _ = opened(page, fragment="step-from=900")
+    assert (seen["found"], seen["shown"]) == ("10000", "25")
+
+
+def test_what_is_no_run_or_no_place_is_refused(recorded: Path, tmp_path: Path) -> None:
+    for out in (tmp_path / "no" / "x.html", tmp_path):
+        refused = CliRunner().invoke(app, ["report", str(recorded), "--out", str(out)])
+        assert refused.exit_code == 2, refused.output
+    for runs in ([tmp_path], [recorded, tmp_path]):
+        with pytest.raises(RunDirectoryError, match="no run directory"):
+            write_report(runs, tmp_path / "x.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_live_page_answers_this_machine_alone(recorded: Path) -> None:
+    with LiveServer([recorded], 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for host, path, status in (("", "/", 200), ("evil.example", "/", 403), ("", "/etc", 404)):
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+            connection.request("GET", path, headers={"Host": host} if host else {})
+            answer = connection.getresponse()
+            body = answer.read().decode()
+            connection.close()
+            assert answer.status == status
+            if status == 200:
+                assert pieces(body)["runs"]["live"] is True
+        server.shutdown()
