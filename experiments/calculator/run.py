@@ -3,9 +3,10 @@
     python experiments/calculator/run.py [--seeds 3] [--first 0] [--out runs/calculator]
 
 The task: a product of a three-digit and a two-digit number, which 0.15M parameters cannot work out.
-A short supervised warm start shows the form of call and answer; then reinforcement learning, whose
-reward is the exact product. Held-out products, before and after, greedy and sampled; the same
-policy with a broken tool; and a run whose rewards are permuted across the batch.
+A short supervised warm start shows the form of call and answer, until some sampled answers are
+right; then reinforcement learning, whose reward is the exact product. Held-out products, before and
+after, greedy and sampled; the same policy with a broken tool; and a run whose rewards are permuted
+across the batch.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ from oxrl.types import Score
 
 HERE = Path(__file__).parent
 TURNS = f"{HERE / 'calculator.py'}"
+# The warm start goes on until as many of its sampled answers are right: reinforcement learns from
+# what it samples, and from nothing where that is never right.
 WARM_STEPS = 100
+MORE_STEPS = 25
+MOST_STEPS = 300
+WANTED = 0.1
+ASKED = 128
 RL_STEPS = 120
 
 
@@ -91,14 +98,24 @@ def newest(folder: Path) -> str:
 
 
 def warm_start(folder: Path, seed: int) -> str:
-    given = [
-        f"run.seed={seed}",
-        f"run.dir={folder / 'sft'}",
-        f"run.steps={WARM_STEPS}",
-        f"data.train={folder / 'sft.jsonl'}",
-    ]
-    run(load_config(HERE / "sft.yaml", given))
-    return newest(folder / "sft")
+    """Imitate until WANTED of the answers to ASKED training products are right."""
+    trial = folder / "trial.jsonl"
+    rows = (folder / "rl.jsonl").read_text().splitlines(keepends=True)
+    trial.write_text("".join(rows[:ASKED]))
+    for steps in range(WARM_STEPS, MOST_STEPS + 1, MORE_STEPS):
+        given = [
+            f"run.seed={seed}",
+            f"run.dir={folder / 'sft'}",
+            f"run.steps={steps}",
+            f"data.train={folder / 'sft.jsonl'}",
+        ]
+        run(load_config(HERE / "sft.yaml", given), resume=True)
+        model = newest(folder / "sft")
+        found = right(folder, model, "Calculator", 1, trial)
+        say(f"seed {seed} warm start of {steps} steps: {found:.3f} right when sampled")
+        if found >= WANTED:
+            return model
+    raise SystemExit(f"seed {seed}: after {MOST_STEPS} steps of warm start too little is right")
 
 
 def reinforce(folder: Path, seed: int, model: str, *, permuted: bool = False) -> str:
@@ -120,12 +137,14 @@ def reinforce(folder: Path, seed: int, model: str, *, permuted: bool = False) ->
     return newest(folder / name)
 
 
-def right(folder: Path, model: str, environment: str, temperature: float) -> float:
-    """Share of the held-out products that a policy gets right."""
+def right(
+    folder: Path, model: str, environment: str, temperature: float, rows: Path | None = None
+) -> float:
+    """Share of the products in `rows`, by default the held-out ones, that a policy gets right."""
     given = [
         f"model.name={model}",
         f"data.train={folder / 'rl.jsonl'}",
-        f"data.eval={folder / 'eval.jsonl'}",
+        f"data.eval={rows or folder / 'eval.jsonl'}",
         f"environment.name={TURNS}:{environment}",
         f"rollout.eval_temperature={temperature}",
     ]

@@ -16,7 +16,8 @@ import importlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from enum import EnumMeta
+from typing import Any
 
 from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
 from oxrl.environments.base import Message, Step
@@ -116,8 +117,8 @@ class GymnasiumEnvironment:
         """Names of the actions; empty where they have none."""
         own = getattr(self._made.unwrapped, "actions", None)
         names = tuple(given or ())
-        if not names and hasattr(own, "__members__"):
-            names = tuple(cast(Mapping[str, object], own.__members__))
+        if not names and isinstance(own, EnumMeta):
+            names = tuple(own.__members__)
         if not names:
             short = re.split(r"[-\d]", self._made.spec.id.rpartition("/")[2])[0]
             names = ACTIONS.get(short, ())

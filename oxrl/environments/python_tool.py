@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 from oxrl.environments.base import ToolUnavailable
 from oxrl.environments.typed_tool import ToolFailure
 from oxrl.errors import did_you_mean
-from oxrl.rewards.sandbox.client import LEVELS, Level, Sandbox
+from oxrl.rewards.sandbox.client import LEVELS, Sandbox
 from oxrl.rewards.sandbox.findings import Job, SandboxError
 from oxrl.rewards.sandbox.inside.confine import Limits
 
@@ -68,7 +67,7 @@ class PythonTool:
                 f"seconds={seconds}, memory_mb={memory_mb}"
             )
         limits = Limits(cpu_s=seconds, memory_mb=memory_mb, disk_mb=FOLDER_MB)
-        self._sandbox = Sandbox(cast(Level, sandbox), limits)
+        self._sandbox = Sandbox(sandbox, limits)
 
     @property
     def function(self) -> Callable[[str], str]:

@@ -1,0 +1,159 @@
+"""Does a tiny model learn to ask so that the answer helps, and to use the answer?
+
+    python experiments/guessing/run.py [--seeds 3] [--first 0] [--out runs/guessing]
+
+A number from 1 to 9, two guesses, and after the first how far off it was. The warm start guesses
+blindly. Episodes of fresh secrets, before and after reinforcement, sampled and greedy; the same
+policies where the answer says some other distance; and a run whose rewards are permuted across the
+batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import oxrl.recipes.environment
+from oxrl.config import load_config
+from oxrl.recipes import run
+from oxrl.recipes.evaluate import run_eval
+from oxrl.rewards.base import Group
+from oxrl.rollouts.episode_scores import EpisodeScorer
+from oxrl.runs.patience import Patience
+from oxrl.seeds import stable_seed
+from oxrl.types import Score
+
+HERE = Path(__file__).parent
+GAME = f"{HERE / 'guessing.py'}"
+NUMBERS = range(1, 10)
+JUDGED = 256
+
+
+class PermutedRewards(EpisodeScorer):
+    """The control: every score goes to an episode that it does not belong to."""
+
+    calls = 0
+
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+        """See GroupScorer."""
+        scored = super().score(groups, patience)
+        flat = [score for group in scored for score in group]
+        PermutedRewards.calls += 1
+        random.Random(stable_seed("control", self.calls)).shuffle(flat)
+        shuffled = iter(flat)
+        return [[next(shuffled) for _ in group] for group in scored]
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process and of those that it has ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def write_data(folder: Path, seed: int) -> None:
+    """Blind games to imitate, and rows that only say that there is a game."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chance = random.Random(seed)
+    games: list[str] = []
+    for _ in range(4000):
+        secret, first, second = (chance.choice(NUMBERS) for _ in range(3))
+        texts = ["?", str(first)]
+        if first != secret:
+            texts += [f"off {abs(first - secret)}", str(second)]
+        roles = ["user", "assistant", "user", "assistant"]
+        said = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+        games.append(json.dumps({"messages": said}) + "\n")
+    (folder / "sft.jsonl").write_text("".join(games))
+    rows = [json.dumps({"prompt": "?", "uid": str(number)}) + "\n" for number in range(JUDGED)]
+    (folder / "rl.jsonl").write_text("".join(rows))
+    (folder / "eval.jsonl").write_text("".join(rows))
+
+
+def newest(folder: Path) -> str:
+    return str(max((folder / "checkpoints").glob("step_*")))
+
+
+def warm_start(folder: Path, seed: int) -> str:
+    given = [
+        f"run.seed={seed}",
+        f"run.dir={folder / 'sft'}",
+        f"data.train={folder / 'sft.jsonl'}",
+    ]
+    run(load_config(HERE / "sft.yaml", given))
+    return newest(folder / "sft")
+
+
+def reinforce(folder: Path, seed: int, model: str, *, permuted: bool = False) -> str:
+    name = "permuted" if permuted else "rl"
+    given = [
+        f"run.seed={seed}",
+        f"run.dir={folder / name}",
+        f"data.train={folder / 'rl.jsonl'}",
+        f"model.name={model}",
+        f"environment.name={GAME}:Guessing",
+    ]
+    original = oxrl.recipes.environment.EpisodeScorer
+    oxrl.recipes.environment.EpisodeScorer = PermutedRewards if permuted else original
+    try:
+        run(load_config(HERE / "rl.yaml", given))
+    finally:
+        oxrl.recipes.environment.EpisodeScorer = original
+    return newest(folder / name)
+
+
+def right(folder: Path, seed: int, model: str, environment: str, temperature: float) -> float:
+    """Share of the games that a policy wins; their secrets are none of the training's draws."""
+    given = [
+        f"run.seed={seed + 1000}",
+        f"model.name={model}",
+        f"data.train={folder / 'rl.jsonl'}",
+        f"data.eval={folder / 'eval.jsonl'}",
+        f"environment.name={GAME}:{environment}",
+        f"rollout.eval_temperature={temperature}",
+    ]
+    return run_eval(HERE / "rl.yaml", given)["eval/reward"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A tiny model learns to guess a number.")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("runs/guessing"))
+    arguments = parser.parse_args()
+    gains: list[float] = []
+    for seed in range(arguments.first, arguments.first + arguments.seeds):
+        folder = arguments.out / f"seed_{seed}"
+        write_data(folder, seed)
+        began = cpu_seconds()
+        warm = warm_start(folder, seed)
+        learned = reinforce(folder, seed, warm)
+        took = cpu_seconds() - began
+        permuted = reinforce(folder, seed, warm, permuted=True)
+        asked = {
+            "sampled": ("Guessing", 1.0, learned),
+            "greedy": ("Guessing", 0.0, learned),
+            "nonsense": ("Nonsense", 1.0, learned),
+            "permuted": ("Guessing", 1.0, permuted),
+        }
+        for name, (environment, temperature, after) in asked.items():
+            shares = [right(folder, seed, m, environment, temperature) for m in (warm, after)]
+            say(f"seed {seed} {name:<9} {shares[0]:.3f} -> {shares[1]:.3f}")
+            if name == "sampled":
+                gains.append(shares[1] - shares[0])
+        say(f"seed {seed} warm start and reinforcement: {took:.0f} s of processor time")
+    say(f"gain, sampled: mean {statistics.mean(gains):.3f}, least {min(gains):.3f}")
+
+
+if __name__ == "__main__":
+    main()
