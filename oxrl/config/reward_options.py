@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oxrl.config.sections.reward import RewardConfig
+from oxrl.tables.engines import TRAINING_ENGINES
+
+if TYPE_CHECKING:
+    from oxrl.config.schema import Config
 
 CODE = "code"
 JUDGE = "judge"
@@ -64,6 +70,15 @@ def asked_rewards(reward: RewardConfig) -> list[AskedReward]:
         )
         asked.append(one)
     return asked
+
+
+def runs_beside_policy(cfg: Config, asked: AskedReward) -> bool:
+    """Whether it is a reward model that scores on the run's device, in the process that trains.
+
+    Where several processes train, it scores on the CPU of workers.
+    """
+    one_process = not TRAINING_ENGINES[cfg.train.backend].several_ranks
+    return one_process and asked.name not in ("", CODE, JUDGE) and Path(asked.name).is_dir()
 
 
 def reward_options(name: str, reward: RewardConfig) -> dict[str, object]:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
 from oxrl.config.checks.vision import why_no_images
-from oxrl.config.reward_options import JUDGE, AskedReward, asked_rewards
+from oxrl.config.reward_options import JUDGE, AskedReward, asked_rewards, runs_beside_policy
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.sample.base import RolloutEngine
@@ -364,6 +364,16 @@ def _reward_pool(cfg: Config, asked: AskedReward) -> SinglePool:
             requests=asked.workers,
             timeout_s=asked.timeout_s,
             record=cfg.run.directory / FILE,
+            field=asked.field,
+        )
+    if runs_beside_policy(cfg, asked):
+        from oxrl.rewards.model_pool import ModelPool  # other rewards read no model
+
+        return ModelPool(
+            asked.name,
+            device=choose_device(cfg),
+            budget=cfg.train.micro_batch_tokens,
+            timeout_s=asked.timeout_s,
             field=asked.field,
         )
     return RewardPool(

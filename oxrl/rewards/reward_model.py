@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,51 +13,103 @@ from oxrl.data.batching import to_token_batch
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import encode_conversation
 from oxrl.data.steps import SEPARATOR, encode_steps
-from oxrl.models.load import load_critic, load_tokenizer
-from oxrl.models.network import unpadded
+from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
 from oxrl.types import Completion, Prompt
 
+# Tokens that a worker reads at a time, padding included.
+BUDGET = 16_384
 
-def scorer(folder: Path) -> Callable[[Prompt, Sequence[Completion]], list[float]]:
-    """Make a function that scores completions by a reward model, on the CPU.
+
+class _Row(NamedTuple):
+    """A conversation, and the positions behind which the head is read."""
+
+    place: int
+    token_ids: Sequence[int]
+    ends: Sequence[int]
+
+
+class RewardModel:
+    """Scores the completions of a prompt.
 
     The texts are rendered with the reward model's own template, as it was trained, so its tokenizer
-    need not be the policy's.
+    need not be the policy's. A score depends on the group alone, not on what else is scored.
 
     Args:
         folder: a checkpoint with a value head, as the reward-model recipe writes it.
-
-    Returns:
-        A function of a prompt and completions: the head's number at the last token of each. Of a
-        process reward model it is the chance that the worst step (line that is not blank) is right,
-        as arXiv:2312.08935 has it; a blank reply has none: 0.
+        device: that reads them.
+        budget: tokens that are read at a time, padding included; a longer text is read alone.
     """
-    tokenizer = load_tokenizer(str(folder))
-    model = load_critic(str(folder))
-    encoder = ChatEncoder(tokenizer)
-    pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
+
+    def __init__(
+        self, folder: Path, *, device: torch.device | str = "cpu", budget: int = BUDGET
+    ) -> None:
+        tokenizer = load_tokenizer(str(folder))
+        self._model = load_critic(str(folder), LoadOptions(device=torch.device(device)))
+        self._encoder = ChatEncoder(tokenizer)
+        self._pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
+        self._device = device
+        self._budget = budget
 
     @torch.no_grad()
-    def worst_step(prompt: Prompt, completion: Completion) -> float:
+    def __call__(self, prompt: Prompt, completions: Sequence[Completion]) -> list[float]:
+        """Score completions.
+
+        Returns:
+            The head's number at the last token of each. Of a process reward model it is the chance
+            that the worst step (line that is not blank) is right, as arXiv:2312.08935 has it; a
+            blank reply has none: 0.
+        """
+        by_step = self._model.kind == "process"
+        encode = self._steps if by_step else self._whole
+        rows = [encode(prompt, completion, i) for i, completion in enumerate(completions)]
+        scores = [0.0] * len(rows)
+        for batch in _batches([row for row in rows if row.ends], self._budget):
+            for row, heads in zip(batch, self._heads(batch), strict=True):
+                scores[row.place] = (heads.sigmoid().min() if by_step else heads[0]).item()
+        return scores
+
+    def _whole(self, prompt: Prompt, completion: Completion, place: int) -> _Row:
+        reply = {"role": "assistant", "content": completion.text}
+        token_ids = encode_conversation([*prompt.messages, reply], self._encoder).token_ids
+        return _Row(place, token_ids, (len(token_ids),))
+
+    def _steps(self, prompt: Prompt, completion: Completion, place: int) -> _Row:
         steps = [line for line in completion.text.split(SEPARATOR) if line.strip()]
         if not steps:
-            return 0.0
-        token_ids, ends = encode_steps(prompt.messages, steps, encoder)
-        hidden = model.backbone(unpadded(torch.tensor([token_ids])))[0, torch.tensor(ends) - 1]
-        return F.linear(hidden, model.head.weight, model.head.bias).sigmoid().min().item()
+            return _Row(place, (), ())
+        token_ids, ends = encode_steps(prompt.messages, steps, self._encoder)
+        return _Row(place, token_ids, ends)
 
-    @torch.no_grad()
-    def score(prompt: Prompt, completions: Sequence[Completion]) -> list[float]:
-        replies = [{"role": "assistant", "content": completion.text} for completion in completions]
-        rows = [encode_conversation([*prompt.messages, reply], encoder) for reply in replies]
-        inputs = to_token_batch(
-            [row.token_ids for row in rows], [row.trained for row in rows], pad_id
-        )
-        hidden = model.backbone(inputs)
-        last = hidden[torch.arange(len(rows)), torch.tensor(inputs.lengths()) - 1]
-        return F.linear(last, model.head.weight, model.head.bias)[:, 0].tolist()
+    def _heads(self, batch: Sequence[_Row]) -> list[torch.Tensor]:
+        """What the head says behind each of the ends of every row."""
+        token_ids = [row.token_ids for row in batch]
+        trained = [[False] * len(row) for row in token_ids]
+        inputs = to_token_batch(token_ids, trained, self._pad_id).to(self._device)
+        hidden = self._model.backbone(inputs)
+        head = self._model.head
+        found: list[torch.Tensor] = []
+        for index, row in enumerate(batch):
+            ends = torch.tensor(row.ends, device=hidden.device) - 1
+            found.append(F.linear(hidden[index, ends], head.weight, head.bias)[:, 0])
+        return found
 
-    def score_steps(prompt: Prompt, completions: Sequence[Completion]) -> list[float]:
-        return [worst_step(prompt, completion) for completion in completions]
 
-    return score_steps if model.kind == "process" else score
+def _batches(rows: Sequence[_Row], budget: int) -> Iterator[list[_Row]]:
+    """Rows of about one length together, at most `budget` tokens with padding."""
+    batch: list[_Row] = []
+    for row in sorted(rows, key=_length, reverse=True):
+        if batch and _length(batch[0]) * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _length(row: _Row) -> int:
+    return len(row.token_ids)
+
+
+def scorer(folder: Path) -> Callable[[Prompt, Sequence[Completion]], list[float]]:
+    """Make a function that scores completions by a reward model, on the CPU of a worker."""
+    return RewardModel(folder)

@@ -14,9 +14,12 @@ from oxrl.config import load_config
 from oxrl.data.preferences import PreferenceDataset, to_preference_batch
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
+from oxrl.errors import RewardDefinitionError, Stopped
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
+from oxrl.rewards.model_pool import ModelPool
 from oxrl.rewards.trial import load_reward
 from oxrl.rewards.workers import RewardPool
+from oxrl.runs.patience import Patience
 from oxrl.types import Completion, Prompt
 
 PROMPT = Prompt(uid="p", messages=({"role": "user", "content": "1+1"},), token_ids=(2, 54, 3))
@@ -70,3 +73,66 @@ def test_the_config_takes_a_folder_of_a_reward_model_and_no_other(
     assert load_config(config).reward.name == str(folder)
     with pytest.raises(ValueError, match="must be"):
         load_config(config, [f"reward.name={tmp_path}"])
+
+
+def beside(folder: Path, *, budget: int = 4096, timeout_s: float = 60.0) -> ModelPool:
+    device = torch.device("cpu")
+    return ModelPool(str(folder), device=device, budget=budget, timeout_s=timeout_s, field="reward")
+
+
+@pytest.mark.parametrize("kind", ["outcome", "process"])
+@pytest.mark.parametrize("budget", [1, 30, 100_000])
+def test_beside_the_policy_it_scores_as_in_a_worker_however_many_tokens_are_read_at_a_time(
+    tmp_path: Path, kind: str, budget: int
+) -> None:
+    model = load_critic("builtin:tiny", LoadOptions(seed=3))
+    model.kind = kind
+    torch.nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(0))
+    tokenizer = load_tokenizer("builtin:tiny")
+    LocalTrainer(model, TrainerOptions(lr=0.0, tokenizer=tokenizer)).save(tmp_path / "rm")
+    texts = ("2", "a long wrong answer\nof two lines", "", "1+1\n\n= 2")
+    members = [completion(text) for text in texts]
+    alone = [load_reward(str(tmp_path / "rm"))(PROMPT, [one])[0].value for one in members]
+    (scores,) = beside(tmp_path / "rm", budget=budget).score([(PROMPT, members)])
+    assert [score.value for score in scores] == pytest.approx(alone, abs=1e-5)
+    assert kind == "outcome" or alone[2] == 0.0
+
+
+def test_a_group_has_the_same_scores_to_the_last_bit_whatever_is_scored_with_it(
+    folder: Path,
+) -> None:
+    pool = beside(folder)
+    group = (PROMPT, [completion("2"), completion("a long wrong answer")])
+    (alone,) = pool.score([group])
+    assert pool.score([(PROMPT, [completion("9" * 50)]), group])[1] == alone
+
+
+def test_failures_beside_the_policy_are_statuses_and_signals_are_seen(
+    folder: Path, tmp_path: Path
+) -> None:
+    group = (PROMPT, [completion("2"), completion("3")])
+    (late,) = beside(folder, timeout_s=1e-9).score([group])
+    assert {(score.value, score.status) for score in late} == {(None, "timeout")}
+    pool = beside(folder)
+    pool.start()
+    assert pool._model is not None
+    pool._model._model.value_head.weight.data.fill_(float("nan"))
+    (broken,) = pool.score([group])
+    assert {(score.value, score.status) for score in broken} == {(None, "invalid")}
+    with pytest.raises(Stopped):
+        pool.score([group], Patience(lambda: True))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RewardDefinitionError, match="reward.name"):
+        beside(tmp_path / "empty").start()
+
+
+def test_a_reward_model_is_loaded_once(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        f"run: {{name: x, steps: 1}}\nmodel: {{name: 'builtin:tiny'}}\n"
+        f"data: {{train: {tmp_path / 'p.jsonl'}}}\n"
+        f"reward: {{name: {folder}, workers: 2}}\ntrain: {{alg_name: sgrpo}}\n"
+    )
+    with pytest.raises(ValueError, match="loaded once"):
+        load_config(config)

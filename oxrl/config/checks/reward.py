@@ -8,7 +8,14 @@ from operator import attrgetter
 from oxrl.config.checks.base import at
 from oxrl.config.checks.model import check_context
 from oxrl.config.reads import generates_answers
-from oxrl.config.reward_options import CODE, CODE_OPTIONS, JUDGE, AskedReward, asked_rewards
+from oxrl.config.reward_options import (
+    CODE,
+    CODE_OPTIONS,
+    JUDGE,
+    AskedReward,
+    asked_rewards,
+    runs_beside_policy,
+)
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 from oxrl.errors import RewardError
@@ -64,6 +71,8 @@ def _check_one(cfg: Config, asked: AskedReward) -> Iterator[Problem]:
         yield Problem(options, problem, shown, also=(field,))
     elif name == CODE:
         yield from _check_times(asked)
+    elif runs_beside_policy(cfg, asked):
+        yield from _check_copies(asked)
     elif name == JUDGE and asked.options.get("compare") == "group":
         yield from _check_groups(cfg, asked)
 
@@ -77,6 +86,16 @@ def check_generated(cfg: Config) -> Iterator[Problem]:
     if TRAINING_ENGINES[cfg.train.backend].several_ranks:
         rule = "evaluations generate answers in one process: set train.backend to local"
         yield at(cfg, "reward.name", rule, "train.backend")
+
+
+def _check_copies(asked: AskedReward) -> Iterator[Problem]:
+    """A reward model beside the policy is there once."""
+    if asked.workers > 1:
+        rule = (
+            "must be 1: a reward model is loaded once, on the device of the run, and reads "
+            "train.micro_batch_tokens tokens at a time; remove it"
+        )
+        yield Problem(f"{asked.field}.workers", rule, asked.workers, also=(f"{asked.field}.name",))
 
 
 def _check_groups(cfg: Config, asked: AskedReward) -> Iterator[Problem]:

@@ -1,0 +1,134 @@
+"""A reward model next to the policy: scores on the run's device, without processes of its own."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from oxrl.errors import OxrlError, RewardDefinitionError
+from oxrl.processes.user_code import MOST_REASON, capped, text_of
+from oxrl.rewards.base import Group, sample_range
+from oxrl.rewards.reward_model import RewardModel
+from oxrl.rewards.workers import SinglePool
+from oxrl.runs.patience import Patience
+from oxrl.types import Completion, Metrics, Prompt, Score, ScoreStatus
+
+
+class ModelPool:
+    """Scores groups of completions by a reward model. Used as `RewardPool` is.
+
+    Args:
+        name: folder of the reward model.
+        device: of the run.
+        budget: tokens that the model reads at a time, padding included.
+        timeout_s: seconds for each sample; a group has that times its size.
+        field: of the config, where the reward stands, for messages.
+    """
+
+    def __init__(
+        self, name: str, *, device: torch.device, budget: int, timeout_s: float, field: str
+    ) -> None:
+        self.name = name
+        self.field = field
+        self._device = device
+        self._budget = budget
+        self._timeout_s = timeout_s
+        self._model: RewardModel | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def pools(self) -> Sequence[SinglePool]:
+        """Itself: the one reward."""
+        return [self]
+
+    def start(self, patience: Patience | None = None) -> None:
+        """Load the model.
+
+        Raises:
+            RewardDefinitionError: it cannot be loaded.
+        """
+        with self._lock:
+            self._loaded()
+
+    def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
+        """Score a made-up answer to each prompt.
+
+        Raises:
+            RewardDefinitionError: it failed on every one.
+        """
+        answer = Completion(segments=(), text="1", finish_reason="stop")
+        scored = self.score([(prompt, [answer]) for prompt in prompts], patience)
+        failures = [score.reason for (score,) in scored if score.value is None]
+        if prompts and len(failures) == len(prompts):
+            number = len(prompts)
+            raise RewardDefinitionError(
+                f"{self.field}.name={self.name}: it failed on {number} of {number} prompts of the "
+                f"data: {failures[0]}"
+            )
+
+    def counters(self) -> Metrics:
+        """Nothing: the time that it takes is a phase of the step."""
+        return {}
+
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+        """Score groups of completions; what the model cannot read never raises.
+
+        Raises:
+            RewardDefinitionError: the model cannot be loaded.
+            Stopped: a signal asked to stop.
+            DeadlineError: a group took too long.
+        """
+        patience = patience or Patience()
+        found: list[list[Score]] = []
+        with self._lock:
+            model = self._loaded()
+            for prompt, completions in groups:
+                patience.look(f"the reward model {self.name}. Raise run.deadline_s")
+                found.append(self._group(model, prompt, completions))
+                patience.answered()
+        return found
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self._model = None
+
+    def _loaded(self) -> RewardModel:
+        if self._model is None:
+            try:
+                folder = Path(self.name)
+                self._model = RewardModel(folder, device=self._device, budget=self._budget)
+            except (OxrlError, OSError) as error:
+                problem = f"{self.field}.name={self.name}: {error}"
+                raise RewardDefinitionError(problem) from error
+        return self._model
+
+    def _group(
+        self, model: RewardModel, prompt: Prompt, completions: Sequence[Completion]
+    ) -> list[Score]:
+        def failed(status: ScoreStatus, place: int, count: int, problem: str) -> Score:
+            where = f"{self.name}, {sample_range(place, count)} of prompt {prompt.uid}"
+            reason = capped(f"{where}: {problem}", MOST_REASON)
+            return Score(value=None, status=status, reason=reason)
+
+        count = len(completions)
+        began = time.monotonic()
+        try:
+            values = model(prompt, completions)
+        except (OxrlError, RuntimeError, ValueError) as error:  # a full device, a broken text
+            problem = f"raised {type(error).__name__}: {text_of(error)}"
+            return [failed("error", 0, count, problem)] * count
+        limit_s = self._timeout_s * count
+        if time.monotonic() - began > limit_s:
+            problem = f"no score within {limit_s:g} s ({self.field}.timeout_s={self._timeout_s:g})"
+            return [failed("timeout", 0, count, problem)] * count
+        scores: list[Score] = []
+        for place, value in enumerate(values):
+            finite = math.isfinite(value)
+            problem = f"returned {value}, need a finite number"
+            scores.append(Score(value=value) if finite else failed("invalid", place, 1, problem))
+        return scores

@@ -1,0 +1,82 @@
+"""The reward `judge` against vLLM's own server on loopback (`make test-scale`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from samplers import TOKENIZER, lively
+
+from oxrl.models.weights import save_model
+from oxrl.rewards.judge.pool import JudgePool
+from oxrl.types import Completion, Prompt
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: `make env-scale`"
+    ),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(580),
+]
+START_S = 500.0
+PROMPT = Prompt(uid="p", messages=({"role": "user", "content": "1+1"},), token_ids=(1,), answer="2")
+MEMBERS = [Completion(segments=(), text=text, finish_reason="stop") for text in ("2", "3")]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of vLLM with random weights."""
+    folder = tmp_path_factory.mktemp("judge")
+    save_model(lively(), folder)
+    TOKENIZER.save_pretrained(folder)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--max-model-len", "2048", "--enforce-eager", "--max-num-seqs", "4"]
+    here = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=here)
+        try:
+            judge = JudgePool({"url": f"http://127.0.0.1:{port}/v1", "model": "tiny"})
+            deadline = time.monotonic() + START_S
+            while judge.unreachable():
+                told = (folder / "server.log").read_text(errors="replace")[-3000:]
+                assert server.poll() is None and time.monotonic() < deadline, told
+                time.sleep(1.0)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+def test_vllm_decodes_nothing_but_verdicts_and_is_not_asked_for_one_again(
+    url: str, tmp_path: Path
+) -> None:
+    options = {"url": url, "model": "tiny", "max_tokens": 600}
+    record = tmp_path / "judgements.jsonl"
+    judge = JudgePool(options, timeout_s=200.0, record=record)
+    (first,) = judge.score([(PROMPT, MEMBERS)])
+    assert [score.status for score in first] == ["ok", "ok"], first
+    assert all(0 <= score.value <= 1 for score in first if score.value is not None)
+    counted = judge.counters()
+    assert counted["system/judge/prompt_tokens"] > 0 < counted["system/judge/completion_tokens"]
+    again = JudgePool(options | {"url": "http://127.0.0.1:9/v1"}, record=record)
+    assert again.score([(PROMPT, MEMBERS)])[0] == first
+    assert again.counters()["system/judge/requests"] == 0
+
+
+def test_vllm_compares_two_responses(url: str) -> None:
+    judge = JudgePool(
+        {"url": url, "model": "tiny", "max_tokens": 600, "compare": "group"}, timeout_s=200.0
+    )
+    (scores,) = judge.score([(PROMPT, MEMBERS)])
+    assert [score.status for score in scores] == ["ok", "ok"], scores
+    assert sum(score.value or 0.0 for score in scores) == pytest.approx(1.0)
