@@ -147,11 +147,12 @@ def prepare_judged(
         source = Path(source) / SAMPLES
     paths, raw = _raw_files("judged", source)
     out.mkdir(parents=True, exist_ok=True)
-    judged = Judged(out, **chosen)
+    judged = Judged(**chosen)
+    pool = judged.pool(out)
     files: dict[str, list[Fields]] = {}
     facts: Report = {}
     for stem, records in raw.items():
-        files[stem], facts[stem] = judged.make(stem, records)
+        files[stem], facts[stem] = judged.make(pool, stem, records)
     if test is not None:
         files, facts["split"] = _split(files, test, seed)
     files = {stem: _subset(rows, seed, limit) for stem, rows in files.items()}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
 from oxrl.data.rows import Fields, Json, Record
 from oxrl.errors import DataError
-from oxrl.rewards.judge.options import RUBRIC
+from oxrl.rewards.judge.options import RUBRIC, JudgeOptions
 from oxrl.rewards.judge.pool import JudgePool
 from oxrl.rewards.judge.record import FILE
 from oxrl.runs.patience import Patience
@@ -22,11 +24,11 @@ EXPECTED = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
 class Judged:
     """Asks a judge about the responses to each prompt, and makes pairs of better and worse.
 
     Args:
-        out: folder that verdicts are kept in, so that nothing is asked twice.
         url, model, key_env, rubric, compare, verdict, pattern, constrained, swap, opponents, low,
             high, max_tokens: of the judge, as the reward `judge` has them.
         pairs: best_worst: one of each prompt; all: every two that differ by enough.
@@ -34,53 +36,55 @@ class Judged:
         requests: at a time. timeout_s: for each verdict.
     """
 
-    def __init__(
-        self,
-        out: Path,
-        *,
-        url: str = "",
-        model: str = "",
-        key_env: str = "",
-        rubric: str = RUBRIC,
-        compare: Literal["none", "group"] = "none",
-        verdict: Literal["json", "regex"] = "json",
-        pattern: str = "",
-        constrained: bool = True,
-        swap: bool = True,
-        opponents: int = 0,
-        low: int = 1,
-        high: int = 10,
-        max_tokens: int = 512,
-        pairs: Literal["best_worst", "all"] = "best_worst",
-        least_gap: float = 0.0,
-        requests: int = 8,
-        timeout_s: float = 60.0,
-    ) -> None:
-        options = {
-            "url": url,
-            "model": model,
-            "key_env": key_env,
-            "rubric": rubric,
-            "compare": compare,
-            "verdict": verdict,
-            "pattern": pattern,
-            "constrained": constrained,
-            "swap": swap,
-            "opponents": opponents,
-            "low": low,
-            "high": high,
-            "max_tokens": max_tokens,
-        }
-        if requests < 1 or timeout_s <= 0:
-            raise DataError(f"need requests >= 1 and timeout_s > 0, got {requests}, {timeout_s}")
-        self._pool = JudgePool(
-            options, requests=requests, timeout_s=timeout_s, record=out / FILE, field="judged"
-        )
-        self._all = pairs == "all"
-        self._least_gap = least_gap
+    url: str = ""
+    model: str = ""
+    key_env: str = ""
+    rubric: str = RUBRIC
+    compare: Literal["none", "group"] = "none"
+    verdict: Literal["json", "regex"] = "json"
+    pattern: str = ""
+    constrained: bool = True
+    swap: bool = True
+    opponents: int = 0
+    low: int = 1
+    high: int = 10
+    max_tokens: int = 512
+    pairs: Literal["best_worst", "all"] = "best_worst"
+    least_gap: float = 0.0
+    requests: int = 8
+    timeout_s: float = 60.0
 
-    def make(self, stem: str, records: Iterable[Record]) -> tuple[list[Fields], Json]:
+    def pool(self, out: Path) -> JudgePool:
+        """Who asks the judge.
+
+        Args:
+            out: folder that verdicts are kept in, so that nothing is asked twice.
+
+        Raises:
+            DataError, RewardDefinitionError: an option that cannot work.
+        """
+        if self.requests < 1 or self.timeout_s <= 0:
+            given = f"{self.requests} and {self.timeout_s:g}"
+            raise DataError(f"need requests >= 1 and timeout_s > 0, got {given}")
+        of_judge = {field.name for field in fields(JudgeOptions)}
+        options = {name: value for name, value in asdict(self).items() if name in of_judge}
+        return JudgePool(
+            options,
+            requests=self.requests,
+            timeout_s=self.timeout_s,
+            record=out / FILE,
+            field="judged",
+        )
+
+    def make(
+        self, pool: JudgePool, stem: str, records: Iterable[Record]
+    ) -> tuple[list[Fields], Json]:
         """The pairs of one file, and what came of its prompts.
+
+        Args:
+            pool: asks the judge.
+            stem: of the file that is written.
+            records: samples.
 
         Raises:
             DataError: a row without a prompt or a response, or no pair at all.
@@ -90,9 +94,9 @@ class Judged:
         groups = _groups(records)
         with StopRequest() as stop:
             try:
-                scores = self._pool.score(groups, Patience(lambda: bool(stop)))
+                scores = pool.score(groups, Patience(lambda: bool(stop)))
             finally:
-                self._pool.close()
+                pool.close()
         rows: list[Fields] = []
         failures: list[str] = []
         for (prompt, members), judged in zip(groups, scores, strict=True):
@@ -117,16 +121,17 @@ class Judged:
             if score.value is not None:
                 found.append((score.value, completion.text))
         ranked = sorted(found, key=_value, reverse=True)
-        chosen = [(a, b) for a in range(len(ranked)) for b in range(a + 1, len(ranked))]
-        if not self._all:
+        chosen = list(combinations(range(len(ranked)), 2))
+        if self.pairs == "best_worst":
             chosen = chosen and [(0, len(ranked) - 1)]
         rows: list[Fields] = []
         for better, worse in chosen:
             gap = ranked[better][0] - ranked[worse][0]
-            if gap <= self._least_gap:
+            if gap <= self.least_gap:
                 continue
             row: Json = {
-                "uid": f"judged/{stem}/{prompt.uid}" + (f"/{len(rows)}" if self._all else ""),
+                "uid": f"judged/{stem}/{prompt.uid}"
+                + (f"/{len(rows)}" if self.pairs == "all" else ""),
                 "source": "judged",
                 "prompt": [dict(message) for message in prompt.messages],
                 "chosen": ranked[better][1],
@@ -179,8 +184,8 @@ def _messages(record: Record) -> list[dict[str, Any]]:
 
 
 def _responses(record: Record) -> list[str]:
-    fields = record.fields
-    given = fields.get("completions", fields.get("response", fields.get("completion")))
+    found = record.fields
+    given = found.get("completions", found.get("response", found.get("completion")))
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
         record.fail("no response", EXPECTED)
