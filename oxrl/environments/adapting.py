@@ -24,9 +24,7 @@ def need(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         absent = (error.name or "").partition(".")[0] == module.partition(".")[0]
-        problem = (
-            f"{module} is not installed" if absent else f"{module} cannot be imported: {error}"
-        )
+        problem = "is not installed" if absent else f"cannot be imported: {error}"
         raise MissingExtraError(f'{module} {problem}: pip install -e ".[{extra}]"') from error
 
 

@@ -64,10 +64,11 @@ class Step:
 class Environment:
     """A base to inherit from, for who likes one.
 
-    A method `close` is called at the end, if there is one. A class method `prepare`, which takes
-    the options, is called once before the first episode, in the process that every episode is a
-    copy of: the place for imports, an index or a model that all of them read, and for a word about
-    what is missing.
+    A method `close` is called at the end, if there is one. A method `worth_when_cut` is asked for a
+    number where a limit of the run ends the episode with this turn, to be added to its reward. A
+    class method `prepare`, which takes the options, is called once before the first episode, in the
+    process that every episode is a copy of: the place for imports, an index or a model that all of
+    them read, and for a word about what is missing.
     """
 
     def reset(self, prompt: Prompt, seed: int) -> Messages:

@@ -64,6 +64,10 @@ class ObjectTools(ToolEnvironment):
         reward = self._gained(over=step.terminated or step.truncated)
         return Step(step.messages, reward, step.terminated, step.truncated, step.reason)
 
+    def worth_when_cut(self) -> float:
+        """See `Environment`: an object with `get_reward` is asked at every end."""
+        return self._gained(over=True)
+
     def _gained(self, *, over: bool) -> float:
         judge = getattr(self._object, "get_reward", None)
         if callable(judge):

@@ -91,13 +91,16 @@ class EpisodeProcess:
         except (KeyError, TypeError, ValueError) as error:
             raise LostEpisode("environment_error", f"reset's reply is none: {error}") from error
 
-    def step(self, text: str, patience: Patience) -> Step:
+    def step(self, text: str, patience: Patience, *, last: bool = False) -> Step:
         """Answer a turn.
+
+        Args:
+            last: a limit of the run ends the episode here, whatever the answer.
 
         Raises:
             LostEpisode: it failed; its process is of no use any more.
         """
-        reply = self._ask({"step": text}, "step", patience)
+        reply = self._ask({"step": text, "last": last}, "step", patience)
         del reply["id"]
         try:
             return as_step(reply)

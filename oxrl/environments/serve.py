@@ -18,10 +18,12 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, cast
 
+from oxrl.environments.base import Step
 from oxrl.environments.find import as_messages, as_step, find_environment, locate
 from oxrl.errors import EnvironmentDefinitionError, OxrlError
 from oxrl.processes.given import FIELD, receive
@@ -56,9 +58,17 @@ class Episode:
             if "close" in request:
                 self._instance.close()
                 return {}
-            return vars(as_step(self._instance.step(request["step"])))
+            return vars(self._step(request["step"], last=request["last"]))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever user code raises
             return {"failed": raised_as(error, self._path)}
+
+    def _step(self, text: str, *, last: bool) -> Step:
+        step = as_step(self._instance.step(text))
+        if not last or step.terminated or step.truncated:
+            return step
+        worth = getattr(self._instance, "worth_when_cut", None)
+        gained = float(worth()) if callable(worth) else 0.0
+        return as_step(replace(step, reward=step.reward + gained))
 
     def _reset(self, prompt: Prompt, seed: int) -> Json:
         # What draws without a generator of its own follows from the seed as well.

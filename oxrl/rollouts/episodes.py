@@ -378,7 +378,10 @@ class EpisodeEngine:
         process = episode.process
         assert process is not None
         patience = Patience(lambda: not episode.wanted)
-        self._ask(episode, lambda: process.step(turn.text, patience))
+        limits = self._limits
+        spent = len(episode.turns) + 1 >= limits.max_turns or episode.sampled >= limits.max_tokens
+        last = spent or turn.finish_reason == "length"
+        self._ask(episode, lambda: process.step(turn.text, patience, last=last))
 
     def _take_step(self, episode: Episode, step: Step) -> None:
         """The environment has answered: the episode goes on, or ends."""

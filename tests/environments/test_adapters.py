@@ -62,6 +62,7 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(
     told = refusal(name, **options)
     assert f'is not installed: pip install -e ".[{extra}]"' in told
     assert told.startswith(f"environment.name={name}: {module}")
+    assert told.count(f" {module}") == 1
 
 
 class TestTextArena:

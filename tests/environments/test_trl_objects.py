@@ -123,8 +123,8 @@ class Play:
         self.opening = self.episode.reset(prompt, seed, Patience())
         self.rewards: list[float] = []
 
-    def turn(self, text: str) -> list[str]:
-        step = self.episode.step(text, Patience())
+    def turn(self, text: str, *, last: bool = False) -> list[str]:
+        step = self.episode.step(text, Patience(), last=last)
         self.rewards.append(step.reward)
         self.over = step.terminated
         return [message["content"] for message in step.messages]
@@ -153,6 +153,17 @@ def test_an_environment_that_owns_its_data_opens_and_scores_the_episode(tmp_path
         assert play.over
         # Scored once, at the end.
         assert play.rewards == [0.0, 1.0]
+
+
+def test_an_episode_that_a_limit_cuts_is_scored_too(tmp_path: Path) -> None:
+    for text in (tagged("increment", step=2), "An answer."):
+        with Play(tmp_path, "FromRow", row("Bring it to 4.", target=4)) as play:
+            play.turn(tagged("increment", step=4 if text == "An answer." else 2))
+            play.turn(text, last=True)
+            assert play.rewards == [0.0, 1.0]
+    with Play(tmp_path, "Echo", row("Say hello.")) as play:
+        play.turn(tagged("echo", message="hello"), last=True)
+        assert play.rewards == [pytest.approx(0.5)]
 
 
 def test_members_of_a_group_get_the_same_task_although_it_is_drawn_from_the_global_generator(
