@@ -21,6 +21,7 @@ Values = dict[str, dict[str, object]]
 UNSET: object = object()
 # Fields that hold a mapping; every other one holds a single value.
 MAPPINGS = (
+    "run.health",
     "environment.options",
     "rollout.context",
     "data.columns",

@@ -50,7 +50,6 @@ class PreferenceLearner(Learner[Judged]):
             # restored yet.
             reference = AdapterOff(self.engine) if cfg.lora.rank else self.engine
             self.references = ReferenceCache(self.objective, reference, cfg.run.directory, session)
-        self.displacement = DisplacementWarning()
         self.held_out_unpaired = cfg.data.eval is not None and holds_singles(cfg)
 
     def load(self, path: str, *, held_out: bool) -> PreferenceDataset:
@@ -93,7 +92,6 @@ class PreferenceLearner(Learner[Judged]):
         batch = with_statistics(before)
         loss_fn = self.objective.loss
         metrics = apply_step(self.engine, self.session, batch, loss_fn, WANT, step=step)
-        self.displacement.see(step, metrics.get("preference/displacement", 0.0))
         metrics["data/rows"] = float(len(units))
         return metrics, float(batch.inputs.attention_mask.sum())
 
@@ -107,31 +105,6 @@ class PreferenceLearner(Learner[Judged]):
         numbers = self.objective.numbers
         if (step - 1) % int(numbers["reference_sync_steps"]) == 0:
             follow(self.moving_reference, self.engine, numbers["reference_sync_rate"])
-
-
-class DisplacementWarning:
-    """Tells the user when the chosen completions are less likely for ten steps in a row."""
-
-    STEPS = 10
-    NATS_PER_TOKEN = 0.05
-
-    def __init__(self) -> None:
-        self._steps_above = 0
-
-    def see(self, step: int, displacement: float) -> None:
-        """Count a step in which the chosen completions are `displacement` nats per token below."""
-        if not displacement > self.NATS_PER_TOKEN:
-            self._steps_above = 0
-            return
-        self._steps_above += 1
-        if self._steps_above == self.STEPS:
-            log.warning(
-                "step %d: chosen completions have become %.3g nats per token less likely than "
-                "under the reference (likelihood displacement); an anchor (irpo, dpop), dpo_shift "
-                "or a smaller lr holds them",
-                step,
-                displacement,
-            )
 
 
 def holds_singles(cfg: Config) -> bool:

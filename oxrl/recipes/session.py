@@ -107,7 +107,7 @@ class Session:
             self.run.log_remarks()
             self.stop = stack.enter_context(StopRequest())
             self.recorder = stack.enter_context(Recorder(self.run))
-            self._health = Health(vocabulary_of(cfg.model.name))
+            self._health = Health(vocabulary_of(cfg.model.name), cfg.run.health)
             self._console = stack.enter_context(Console(cfg.run.steps, cfg.run.name))
             self._tracker: MLflowTracker | None = None
             if cfg.run.mlflow and not self.run.finished:
@@ -195,7 +195,9 @@ class Session:
         line = metrics | timed
         self.recorder.record_step(step, line)
         self._console.step(step, line)
-        self._health.look(line)
+        sign = self._health.look(line)
+        if sign:
+            self.stop.requested = f"run.health, which stops at {sign}"
         if self._tracker is not None:
             self._tracker.check()
         self._count_skipped(metrics)

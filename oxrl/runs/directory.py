@@ -95,6 +95,7 @@ MAY_CHANGE = REORDER_SUMS | {
     "run.eval_every",
     "run.record",
     "run.mlflow",
+    "run.health",
     "run.deadline_s",
     "run.ray_address",
     "run.ray_working_dir",

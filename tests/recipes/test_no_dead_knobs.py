@@ -193,6 +193,7 @@ SUPERVISED: dict[str, tuple[Sections, Any]] = {
 
 # Seen elsewhere: the test that shows it.
 ELSEWHERE = {
+    "run.health": "tests/runs/test_health.py: a run stops at a sign",
     "reward.options": "tests/rewards/test_formats.py",
     "reward.parts": "what is scored: tests/recipes/test_reward_parts.py",
     "reward.sandbox": "the layers that are there: tests/rewards/test_hostile_programs.py",

@@ -7,9 +7,13 @@ import math
 from pathlib import Path
 
 import pytest
+from small_runs import rl_config
 
+from oxrl.errors import ConfigError, Interrupted
+from oxrl.recipes import run
 from oxrl.rewards.repeats import MOST, Repeats
-from oxrl.runs.health import PATIENCE, SIGNS, Health
+from oxrl.runs.health import Health, verdicts
+from oxrl.runs.signs import NAMES, PATIENCE, SIGNS
 from oxrl.types import Completion, Metrics, Prompt, Score
 
 FINE: Metrics = {
@@ -26,11 +30,33 @@ SHOWN: dict[str, Metrics] = {
     "failing-rewards": {"reward/failed_frac": 0.5},
     "zero-gradient": {"update/grad_norm": 0.0},
     "uniform-entropy": {"policy/entropy": math.log(260) - 1e-4},
+    "same-groups": {"reward/zero_variance_groups": 0.95, "reward/all_pass_groups": 0.1},
+    "entropy-collapse": {"policy/entropy": 0.04},
+    "truncated-responses": {"data/truncated_frac": 0.6},
+    "clipped-tokens": {"update/clip_frac_high": 0.2, "update/clip_frac_low": 0.15},
+    "jumping-policy": {"kl/old_k3": 0.2},
+    "sampler-mismatch": {"mismatch/kl_k3": 0.02},
+    "far-from-reference": {"kl/ref_k3": 1.5},
+    "displaced-likelihood": {"preference/displacement": 0.06},
+    "dropped-rows": {"data/dropped_rows": 8.0, "data/rows": 8.0},
+    "stale-samples": {"data/staleness_mean": 5.0},
+    "large-updates": {"update/update_norm_ratio": 0.2},
 }
 
 
+# Shown by what was before: tests of their own.
+OF_HISTORY = {"flat-reward", "growing-length", "skipped-steps", "gradient-spike"}
+PATIENCE_OF = {sign.name: sign.patience for sign in SIGNS}
+
+
 def test_every_sign_is_tested() -> None:
-    assert {sign.name for sign in SIGNS} == set(SHOWN)
+    assert {*NAMES} == {*SHOWN} | OF_HISTORY
+    assert len(NAMES) >= 15
+    assert all(sign.threshold and sign.reads and sign.advice for sign in SIGNS)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage().partition(",")[0] for record in caplog.records]
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -38,15 +64,79 @@ def test_a_sign_is_told_once_after_a_few_steps_in_a_row(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     health = Health(260)
-    for _ in range(PATIENCE - 1):
+    patience = PATIENCE_OF[name]
+    for _ in range(5):
+        health.look(FINE)
+    for _ in range(patience - 1):
         health.look(FINE | SHOWN[name])
     health.look(FINE)
     assert caplog.text == ""
-    for _ in range(3 * PATIENCE):
+    for _ in range(3 * patience):
         health.look(FINE | SHOWN[name])
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.getMessage().startswith(f"{name}, {PATIENCE} steps in a row: ")
+    assert record.getMessage().startswith(f"{name}, {patience} steps in a row: ")
+
+
+def test_signs_of_the_past_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    noise = [0.01 * (step % 7) for step in range(120)]
+    flat = Health()
+    for step in range(120):
+        flat.look(FINE | {"reward/mean": 0.3 + noise[step]})
+    rising, solved, short = Health(), Health(), Health()
+    for step in range(300):
+        rising.look(FINE | {"reward/mean": 0.003 * step + noise[step % 120]})
+        solved.look(FINE | {"reward/mean": 0.99})
+    for _ in range(90):
+        short.look(FINE | {"reward/mean": 0.3})
+    assert told(caplog) == ["flat-reward"]
+    caplog.clear()
+    longer, better = Health(), Health()
+    for step in range(80):
+        line = FINE | {"data/length_mean": 10.0 + step}
+        longer.look(line | {"reward/mean": 0.3})
+        better.look(line | {"reward/mean": 0.3 + 0.005 * step})
+    assert told(caplog) == ["growing-length"]
+    caplog.clear()
+    skipping, spiking = Health(), Health()
+    for step in range(40):
+        skipping.look(FINE | {"update/skipped": float(step % 5 == 4)})
+        spiking.look(FINE | {"update/grad_norm": 6.0 if step == 30 else 0.1})
+    assert told(caplog) == ["skipped-steps", "gradient-spike"]
+
+
+def test_a_sign_can_be_silenced_and_can_stop(caplog: pytest.LogCaptureFixture) -> None:
+    line = FINE | SHOWN["zero-reward"]
+    silent = Health(wanted={"zero-reward": "off"})
+    stopping = Health(wanted={"zero-reward": "stop"})
+    assert [silent.look(line) for _ in range(4)] == ["", "", "", ""]
+    assert caplog.text == ""
+    assert [stopping.look(line) for _ in range(4)] == ["", "", "zero-reward", ""]
+
+
+def test_a_run_stops_at_a_sign_and_goes_on_from_there(tmp_path: Path) -> None:
+    health = {"constant-reward": "stop"}
+    cfg = rl_config(tmp_path, "run", run={"health": health, "checkpoint_every": 50})
+    (tmp_path / "reward.py").write_text("def digits(prompt, completion):\n    return 1.0\n")
+    with pytest.raises(
+        Interrupted, match="run.health, which stops at constant-reward after step 3"
+    ):
+        run(cfg)
+    run(cfg, resume=True)
+    assert (cfg.run.directory / "metrics.jsonl").read_text().count("\n") == 6
+    with pytest.raises(ConfigError, match="did you mean 'flat-reward'"):
+        rl_config(tmp_path, "other", run={"health": {"flat-rewards": "off"}})
+
+
+def test_verdicts_tell_what_was_seen_and_what_was_never_measured() -> None:
+    lines = [{"step": step, **FINE, **SHOWN["sampler-mismatch"]} for step in range(1, 9)]
+    found = {verdict.name: verdict for verdict in verdicts(lines, 260)}
+    assert (found["sampler-mismatch"].state, found["sampler-mismatch"].step) == (
+        "warning",
+        PATIENCE,
+    )
+    assert found["zero-reward"].state == "ok"
+    assert found["displaced-likelihood"].state == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from typing import Literal
 from pydantic import field_validator
 
 from oxrl.config.fields import OFFLINE, RL, Section, printable, setting
+from oxrl.errors import known
+from oxrl.runs.signs import NAMES
 
 
 class RunConfig(Section):
@@ -67,6 +69,11 @@ class RunConfig(Section):
         of=RL,
     )
     mlflow: bool = setting(True, "Mirror metrics to mlflow.db in the run directory.")
+    health: dict[str, Literal["warn", "stop", "off"]] = setting(
+        {},
+        "What a health check does when it fails, by its name: {flat-reward: off, "
+        "sampler-mismatch: stop}; warn where nothing is said.",
+    )
     deadline_s: float = setting(
         600.0,
         "Longest wait for any engine or reward, in seconds.",
@@ -85,6 +92,17 @@ class RunConfig(Section):
     max_restarts: int = setting(
         0, "Times a run whose training actors are lost goes on from its checkpoint.", ge=0, of=RL
     )
+
+    @field_validator("health")
+    @classmethod
+    def _known_checks(cls, value: dict[str, str]) -> dict[str, str]:
+        """Every name is that of a check."""
+        for name in value:
+            try:
+                known(name, NAMES)
+            except ValueError as error:
+                raise ValueError(f"{name!r} {error}") from None
+        return value
 
     @field_validator("name")
     @classmethod

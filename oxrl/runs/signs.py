@@ -1,0 +1,432 @@
+"""Signs that a run does not learn, each with a name: what shows it, and what to do.
+
+Thresholds are where practice or a bound of the algorithm puts them, and loose: a healthy run shows
+none of these.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from oxrl.types import Metrics
+
+PATIENCE = 3  # optimizer steps
+LONG = 20  # of what is usual at the very start of training
+WINDOW = 100  # newest steps that are looked at together
+START = 5  # steps that a run is compared with later
+HALF = 0.5  # of the responses, groups or rows
+MOST = 0.9  # of the groups
+SOLVED = 0.95  # of the best reward
+COLLAPSED = 0.05  # of the entropy at the start
+LONGER = 2.0  # times the length at the start
+CLIPPED = 0.3  # of the tokens
+FAR_STEP = 0.1  # nats per token, from one policy to the next
+MISMATCH = 0.01  # nats per token; rounding in bfloat16 stays below 0.001
+FAR_FROM_REFERENCE = 1.0  # nats per token
+DISPLACED = 0.05  # nats per token
+STALE = 4.0  # weight versions
+SPIKE = 50.0  # times the median gradient norm
+LARGE_UPDATE = 0.1  # of the norm of the weights, in one step
+NO_GRADIENT = 1e-12
+# Nats below the entropy of a uniform distribution: what logits of a standard deviation of 0.1 are.
+UNIFORM = 0.005
+
+
+class Seen:
+    """The newest lines of a run, and what it was like at its start.
+
+    Args:
+        vocabulary: tokens of the model; 0 where that is not known.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary = vocabulary
+        self.lines: deque[Metrics] = deque(maxlen=WINDOW)
+        self._start: list[Metrics] = []
+
+    @property
+    def line(self) -> Metrics:
+        """The newest line."""
+        return self.lines[-1]
+
+    def add(self, line: Metrics) -> None:
+        """Take the line of the next step."""
+        self.lines.append(line)
+        if len(self._start) < START:
+            self._start.append(line)
+
+    def at_start(self, name: str) -> float:
+        """The mean of a metric over the first START steps; NaN while there are not so many."""
+        known = [line[name] for line in self._start if name in line]
+        return statistics.fmean(known) if len(known) == START else math.nan
+
+    def halves(self, name: str) -> tuple[list[float], list[float]]:
+        """A metric in the older and in the newer half of the window."""
+        middle = len(self.lines) // 2
+        lines = list(self.lines)
+        older = [line[name] for line in lines[:middle] if name in line]
+        newer = [line[name] for line in lines[middle:] if name in line]
+        return older, newer
+
+
+class Sign(NamedTuple):
+    """One way of learning nothing.
+
+    holds: whether the newest lines show it. advice: what it means, and what to do. threshold: when
+    it is told, in words. reads: the metrics that show it. patience: optimizer steps in a row.
+    """
+
+    name: str
+    holds: Callable[[Seen], bool]
+    advice: str
+    threshold: str
+    reads: tuple[str, ...]
+    patience: int = PATIENCE
+
+
+def all_equal(seen: Seen) -> bool:
+    """Every reward of the step is the same number, and not 0."""
+    rewards = _rewards(seen.line)
+    return rewards is not None and rewards[0] == rewards[1] != 0 and not _parts_differ(seen.line)
+
+
+def all_zero(seen: Seen) -> bool:
+    """Every reward of the step is 0."""
+    return _rewards(seen.line) == (0.0, 0.0) and not _parts_differ(seen.line)
+
+
+def failing(seen: Seen) -> bool:
+    """Half or more of the responses have no reward."""
+    return seen.line.get("reward/failed_frac", 0.0) >= HALF
+
+
+def no_gradient(seen: Seen) -> bool:
+    """The step was taken with a gradient of 0, though rewards differ or there are none."""
+    line = seen.line
+    rewards = _rewards(line)
+    equal = rewards is not None and rewards[0] == rewards[1]
+    explained = equal and not _parts_differ(line)
+    taken = not line.get("update/skipped") and not line.get("data/empty_steps")
+    norm = line.get("update/grad_norm", math.nan)
+    return taken and not explained and norm <= NO_GRADIENT
+
+
+def uniform(seen: Seen) -> bool:
+    """The policy gives every token of the vocabulary the same probability."""
+    entropy = seen.line.get("policy/entropy", math.nan)
+    return seen.vocabulary > 1 and entropy > math.log(seen.vocabulary) - UNIFORM
+
+
+def _parts_differ(line: Metrics) -> bool:
+    """Whether responses are told apart by parts of the reward whose sums are equal."""
+    return line.get("reward/zero_variance_groups", 1.0) < 1
+
+
+def _rewards(line: Metrics) -> tuple[float, float] | None:
+    """The smallest and the largest reward of a step; None where nothing was scored."""
+    least = line.get("reward/min", math.nan)
+    most = line.get("reward/max", math.nan)
+    return None if math.isnan(least) or math.isnan(most) else (least, most)
+
+
+def flat_reward(seen: Seen) -> bool:
+    """The mean reward of the newest half of the window is not above that of the older half."""
+    older, newer = seen.halves("reward/mean")
+    if len(older) < WINDOW // 2 or len(newer) < WINDOW // 2:
+        return False
+    best = seen.line.get("reward/max", math.inf)
+    solved = statistics.fmean(newer) >= SOLVED * best
+    noise = statistics.stdev(newer) / math.sqrt(len(newer))
+    return not solved and statistics.fmean(newer) <= statistics.fmean(older) + noise
+
+
+def same_groups(seen: Seen) -> bool:
+    """Nearly all groups have one reward, and most of them not the best one."""
+    line = seen.line
+    same = line.get("reward/zero_variance_groups", 0.0)
+    return MOST <= same and line.get("reward/all_pass_groups", 0.0) < HALF and not all_zero(seen)
+
+
+def entropy_collapse(seen: Seen) -> bool:
+    """The policy has nearly no choice left, and is not right either."""
+    start = seen.at_start("policy/entropy")
+    line = seen.line
+    fallen = line.get("policy/entropy", math.nan) < COLLAPSED * start
+    return fallen and line.get("reward/all_pass_groups", 0.0) < HALF
+
+
+def growing_length(seen: Seen) -> bool:
+    """Responses are much longer than at the start, and not better."""
+    length = seen.line.get("data/length_mean", math.nan)
+    longer = length > LONGER * seen.at_start("data/length_mean")
+    _, newer = seen.halves("reward/mean")
+    enough = len(newer) >= WINDOW // 4
+    return longer and enough and statistics.fmean(newer) <= seen.at_start("reward/mean")
+
+
+def truncated(seen: Seen) -> bool:
+    """Half or more of the responses are cut by the token limit."""
+    return seen.line.get("data/truncated_frac", 0.0) >= HALF
+
+
+def clipped(seen: Seen) -> bool:
+    """A large share of the tokens has left the trust region."""
+    line = seen.line
+    share = line.get("update/clip_frac_high", 0.0) + line.get("update/clip_frac_low", 0.0)
+    return share >= CLIPPED
+
+
+def jumping_policy(seen: Seen) -> bool:
+    """A single update moves the policy far."""
+    return seen.line.get("kl/old_k3", 0.0) >= FAR_STEP
+
+
+def mismatched(seen: Seen) -> bool:
+    """Trainer and sampler disagree about the same tokens."""
+    return seen.line.get("mismatch/kl_k3", 0.0) >= MISMATCH
+
+
+def far_from_reference(seen: Seen) -> bool:
+    """The policy has gone far from its reference."""
+    return seen.line.get("kl/ref_k3", 0.0) >= FAR_FROM_REFERENCE
+
+
+def displaced(seen: Seen) -> bool:
+    """Chosen completions become less likely, not only less so than rejected ones."""
+    return seen.line.get("preference/displacement", 0.0) > DISPLACED
+
+
+def dropped(seen: Seen) -> bool:
+    """Half or more of the sampled rows are not trained on."""
+    line = seen.line
+    gone = line.get("data/dropped_rows", 0.0)
+    return gone > 0 and gone >= line.get("data/rows", 0.0)
+
+
+def stale(seen: Seen) -> bool:
+    """Tokens are older than the algorithms without a correction stand."""
+    return seen.line.get("data/staleness_mean", 0.0) >= STALE
+
+
+def skipped(seen: Seen) -> bool:
+    """A tenth or more of the newest steps were refused."""
+    refused = [line.get("update/skipped", 0.0) for line in seen.lines]
+    return bool(refused[-1]) and len(refused) >= 10 and sum(refused) >= 0.1 * len(refused)
+
+
+def spiking_gradient(seen: Seen) -> bool:
+    """The gradient is many times as large as is usual here."""
+    norms = [line.get("update/grad_norm", math.nan) for line in seen.lines]
+    usual = [norm for norm in norms[:-1] if math.isfinite(norm)]
+    return len(usual) >= 10 and norms[-1] > SPIKE * statistics.median(usual) > 0
+
+
+def large_update(seen: Seen) -> bool:
+    """One step changes the weights by a large share of themselves."""
+    return seen.line.get("update/update_norm_ratio", 0.0) >= LARGE_UPDATE
+
+
+SIGNS = (
+    Sign(
+        "zero-reward",
+        all_zero,
+        "every reward is 0, so no response is better than another. See samples.jsonl: do responses "
+        "have the form that the reward reads, and do they end (data/truncated_frac, "
+        "rollout.max_tokens)? Easier prompts, supervised training before, or a reward for parts of "
+        "the way give it something to start from",
+        "every reward is 0",
+        ("reward/min", "reward/max"),
+    ),
+    Sign(
+        "constant-reward",
+        all_equal,
+        "every reward is the same number, so no response is better than another. If it is the "
+        "best there is, the task is solved: take harder prompts. Otherwise the reward does not "
+        "look at the response: try it on a right and on a wrong one",
+        "every reward is the same number, not 0",
+        ("reward/min", "reward/max"),
+    ),
+    Sign(
+        "failing-rewards",
+        failing,
+        "half or more of the responses have no reward, and nothing is learned from those. The "
+        "reason of each is in samples.jsonl; reward.timeout_s and reward.workers help where they "
+        "are late",
+        "reward/failed_frac is 0.5 or more",
+        ("reward/failed_frac",),
+    ),
+    Sign(
+        "zero-gradient",
+        no_gradient,
+        "the gradient is 0, so the weights stay as they are. In reinforcement learning the rewards "
+        "within each group are equal (reward/zero_variance_groups): larger rollout.n_samples, "
+        "prompts of another difficulty, or train.alg_name: dapo, which samples until they differ. "
+        "Otherwise look at the numbers of the loss (train.beta, weights that are 0)",
+        "update/grad_norm is 0 in a step that was taken, and rewards differ",
+        ("update/grad_norm",),
+    ),
+    Sign(
+        "uniform-entropy",
+        uniform,
+        "the policy gives every token the same probability, so its responses are noise. Are the "
+        "weights of model.name trained ones, and rollout.temperature near 1? If it became so, "
+        "lower train.lr and train.entropy_coeff and start from an earlier checkpoint",
+        "policy/entropy is within 0.005 nats of a uniform distribution",
+        ("policy/entropy",),
+    ),
+    Sign(
+        "flat-reward",
+        flat_reward,
+        "the reward has not risen for a long time. Is there a difference to learn from "
+        "(reward/zero_variance_groups), does the reward see what it should (read samples), is "
+        "train.lr large enough? Easier prompts or supervised training first help where right "
+        "answers are rare",
+        "reward/mean of the newest 50 steps is not above that of the 50 before, and not near its "
+        "best",
+        ("reward/mean",),
+        1,
+    ),
+    Sign(
+        "same-groups",
+        same_groups,
+        "nearly every group has one and the same reward, so hardly a prompt teaches anything. "
+        "Prompts of middling difficulty, a larger rollout.n_samples, a finer reward, or "
+        "train.alg_name: dapo",
+        "reward/zero_variance_groups is 0.9 or more, and most of these groups are not right",
+        ("reward/zero_variance_groups",),
+        10,
+    ),
+    Sign(
+        "entropy-collapse",
+        entropy_collapse,
+        "the policy says nearly the same each time, and that is not right: it explores nothing "
+        "any more. Go back to an earlier checkpoint with a lower train.lr, a larger "
+        "train.clip_high, some train.entropy_coeff or a KL to the reference",
+        "policy/entropy is below 5 % of that of the first 5 steps, and fewer than half of the "
+        "groups are right",
+        ("policy/entropy",),
+        3,
+    ),
+    Sign(
+        "growing-length",
+        growing_length,
+        "responses are twice as long as at the start and earn no more: length itself may be "
+        "rewarded. Read samples; weigh tokens by train.weights: fixed_length, or punish length in "
+        "the reward",
+        "data/length_mean is twice that of the first 5 steps, and reward/mean is not above theirs",
+        (
+            "data/length_mean",
+            "reward/mean",
+        ),
+        10,
+    ),
+    Sign(
+        "truncated-responses",
+        truncated,
+        "half or more of the responses are cut by the token limit, and cannot be right. Raise "
+        "rollout.max_tokens, or leave them out of the loss with train.mask_truncated",
+        "data/truncated_frac is 0.5 or more",
+        ("data/truncated_frac",),
+        20,
+    ),
+    Sign(
+        "clipped-tokens",
+        clipped,
+        "a third of the tokens is clipped: the policy leaves its trust region in one step, and "
+        "what is clipped teaches nothing. Lower train.lr, train.epochs or train.minibatches",
+        "update/clip_frac_high and update/clip_frac_low are 0.3 or more together",
+        ("update/clip_frac_high",),
+        3,
+    ),
+    Sign(
+        "jumping-policy",
+        jumping_policy,
+        "one update moves the policy far from itself. Lower train.lr, or train.epochs and "
+        "train.minibatches",
+        "kl/old_k3 is 0.1 nats per token or more",
+        ("kl/old_k3",),
+        3,
+    ),
+    Sign(
+        "sampler-mismatch",
+        mismatched,
+        "the sampler gives its own tokens other probabilities than the trainer: gradients are "
+        "those of another policy. Use one dtype for both, a correction (train.correction: "
+        "truncate), and see whether the sampler's build has a defect",
+        "mismatch/kl_k3 is 0.01 nats per token or more",
+        ("mismatch/kl_k3",),
+        3,
+    ),
+    Sign(
+        "far-from-reference",
+        far_from_reference,
+        "the policy is far from its reference, and may have found a way around the reward. Read "
+        "samples; raise train.kl_coeff",
+        "kl/ref_k3 is 1 nat per token or more",
+        ("kl/ref_k3",),
+        3,
+    ),
+    Sign(
+        "displaced-likelihood",
+        displaced,
+        "chosen completions have become less likely than under the reference (likelihood "
+        "displacement). An anchor (irpo, dpop), dpo_shift or a smaller train.lr holds them",
+        "preference/displacement is above 0.05 nats per token",
+        ("preference/displacement",),
+        10,
+    ),
+    Sign(
+        "dropped-rows",
+        dropped,
+        "half or more of what is sampled is not trained on. samples/dropped_* says why: rewards "
+        "that failed, stale samples, groups of one reward",
+        "data/dropped_rows is data/rows or more",
+        (
+            "data/dropped_rows",
+            "data/rows",
+        ),
+        10,
+    ),
+    Sign(
+        "stale-samples",
+        stale,
+        "samples are several weight versions old when they are trained on. Lower "
+        "rollout.max_staleness, or use a correction (train.correction: truncate)",
+        "data/staleness_mean is 4 versions or more",
+        ("data/staleness_mean",),
+        3,
+    ),
+    Sign(
+        "skipped-steps",
+        skipped,
+        "many steps are refused because something in them is not finite. Their batches are in "
+        "dumps/; lower train.lr or train.max_grad_norm, or compute in float32",
+        "a tenth or more of the newest steps have update/skipped 1",
+        ("update/skipped",),
+        1,
+    ),
+    Sign(
+        "gradient-spike",
+        spiking_gradient,
+        "the gradient is many times as large as usual: a broken row, or a policy that comes "
+        "apart. Look at this step's samples; a lower train.max_grad_norm bounds what one batch "
+        "does",
+        "update/grad_norm is 50 times the median of the newest steps",
+        ("update/grad_norm",),
+        1,
+    ),
+    Sign(
+        "large-updates",
+        large_update,
+        "each step changes the weights by a tenth of themselves, which forgets what they knew. "
+        "Lower train.lr",
+        "update/update_norm_ratio is 0.1 or more",
+        ("update/update_norm_ratio",),
+        3,
+    ),
+)
+NAMES = tuple(sign.name for sign in SIGNS)
