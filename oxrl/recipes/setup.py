@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
 from oxrl.data.order import open_rows
-from oxrl.engines.sample.base import RolloutEngine
+from oxrl.engines.sample.base import Heard, RolloutEngine, unheard
 from oxrl.engines.train.base import Saved, Scorer, TrainEngine
 from oxrl.engines.train.trainer import AdapterOff, Trainer
 from oxrl.engines.weight_sync import SyncOptions, WeightSync
@@ -38,6 +38,7 @@ from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import Feature, FeatureInputs
 from oxrl.recipes.objective import Models, Objective
 from oxrl.recipes.preflight import REHEARSED, try_reward
+from oxrl.rewards.base import GroupScorer
 from oxrl.rewards.workers import ScoringPool
 from oxrl.rollouts.batch import RowRules
 from oxrl.rollouts.groups import EveryGroup, GroupChoice
@@ -48,6 +49,9 @@ from oxrl.runs.directory import ROLLOUTS
 from oxrl.runs.patience import Patience, StopAsked, never
 from oxrl.tables.cells import GROUPS, REWARD_PARTS
 from oxrl.types import ENVIRONMENT
+
+if TYPE_CHECKING:
+    from oxrl.rollouts.meanwhile import MeanwhileScorer
 
 # Old log-probabilities come from the same weights by the same code; only padding widths differ
 # between the two passes.
@@ -111,7 +115,13 @@ class RLSetup:
             self.sampler, self.scorer = answering(
                 cfg, engines.sampler, rewards, limits, prompts[0], stack, stop
             )
-            parts = self._rollout_parts(cfg, requests, clock)
+            heard = unheard
+            if rewards is not None and not all(pool.inline for pool in rewards.pools):
+                meanwhile = scored_meanwhile(cfg, self.scorer, stop)
+                stack.callback(meanwhile.close)
+                self.scorer = meanwhile
+                heard = meanwhile.offer
+            parts = self._rollout_parts(cfg, requests, clock, heard)
             self.source = build_source(cfg, parts, self.delivery)
             stack.callback(self.source.close)
             self.saved = what_is_saved(engines, self.features, self.source)
@@ -136,7 +146,9 @@ class RLSetup:
             baseline=any(feature.greedy_baseline for feature in self.features),
         )
 
-    def _rollout_parts(self, cfg: Config, requests: PromptRequests, clock: Clock) -> RolloutParts:
+    def _rollout_parts(
+        self, cfg: Config, requests: PromptRequests, clock: Clock, heard: Heard
+    ) -> RolloutParts:
         return RolloutParts(
             sampler=self.sampler,
             scorer=self.scorer,
@@ -147,7 +159,17 @@ class RLSetup:
             max_error_rate=cfg.reward.max_error_rate,
             choice=group_choice(self.features),
             compared_parts=compared_parts(cfg),
+            heard=heard,
         )
+
+
+def scored_meanwhile(cfg: Config, scorer: GroupScorer, stop: StopAsked) -> MeanwhileScorer:
+    """A scorer that begins while other responses are sampled."""
+    from oxrl.rollouts.meanwhile import MeanwhileScorer  # rewards of this process do without
+
+    return MeanwhileScorer(
+        scorer, samples=cfg.rollout.n_samples, stop=stop, deadline_s=cfg.run.deadline_s
+    )
 
 
 def build_engines(cfg: Config, stack: ExitStack) -> Engines:

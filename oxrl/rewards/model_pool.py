@@ -46,6 +46,11 @@ class ModelPool:
         """Itself: the one reward."""
         return [self]
 
+    @property
+    def inline(self) -> bool:
+        """It computes where the sampler does: at the same time both would only be slower."""
+        return True
+
     def start(self, patience: Patience | None = None) -> None:
         """Load the model.
 

@@ -111,6 +111,11 @@ class SinglePool(ScoringPool, Protocol):
     name: str
     field: str
 
+    @property
+    def inline(self) -> bool:
+        """Whether it computes in this process, where asking early wins nothing."""
+        ...
+
     def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
         """Try the reward on prompts of the data, before anything depends on it.
 
@@ -187,6 +192,11 @@ class RewardPool:
     def counters(self) -> Metrics:
         """Nothing: the time that it takes is a phase of the step."""
         return {}
+
+    @property
+    def inline(self) -> bool:
+        """Whether it computes in this process, where asking early wins nothing."""
+        return self._inline is not None
 
     def start(self, patience: Patience | None = None) -> None:
         """Start one worker and wait until it has loaded the reward, so that a broken one fails now.

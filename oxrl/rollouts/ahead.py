@@ -298,7 +298,9 @@ class AheadRollouts:
         patience = Patience(stop, self.parts.deadline_s)
         while missing := [id for id in self._requests if id not in self._done]:
             finished = next_finished(self.parts.sampler, patience, missing)
-            self._done.update((item.request.id, item.completion) for item in finished)
+            for item in finished:
+                self._done[item.request.id] = item.completion
+                self.parts.heard(item)
             self._counted = False
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from oxrl.engines.sample.base import RolloutEngine, generate
+from oxrl.engines.sample.base import Heard, RolloutEngine, generate, unheard
 from oxrl.rewards.base import GroupScorer
 from oxrl.rollouts.groups import EveryGroup, GroupChoice
 from oxrl.rollouts.requests import PromptRequests
@@ -54,7 +54,7 @@ class RolloutParts:
     requests: of positions in the data order. prompts_per_step: groups that a step trains on.
     choice: which groups those are. deadline_s: longest wait for a sample or a score, in seconds.
     max_error_rate: share of failed rewards that stops the run.
-    compared_parts: see RolloutStep.
+    compared_parts: see RolloutStep. heard: is told of every response when it is finished.
     """
 
     sampler: RolloutEngine
@@ -66,6 +66,7 @@ class RolloutParts:
     max_error_rate: float
     choice: GroupChoice = EveryGroup()
     compared_parts: tuple[str, ...] = ()
+    heard: Heard = unheard
 
 
 class RolloutSource(Protocol):
@@ -123,7 +124,10 @@ class SyncRollouts:
             with self.parts.clock.phase("time/rollout_s"):
                 deadline_s = self.parts.deadline_s
                 sampler = self.parts.sampler
-                completions = generate(sampler, requests, deadline_s=deadline_s, stop=stop)
+                heard = self.parts.heard
+                completions = generate(
+                    sampler, requests, deadline_s=deadline_s, stop=stop, heard=heard
+                )
             found.dispatched += len(requests)
             sampled = list(zip(requests, completions, strict=True))
             missing = add_round(found, self.parts, sampled, stop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -121,18 +121,28 @@ class RolloutEngine(Protocol):
         ...
 
 
+# Who is told of a response when it is finished.
+Heard = Callable[[Finished], object]
+
+
+def unheard(finished: Finished) -> None:
+    """Nobody waits for single responses."""
+
+
 def generate(
     engine: RolloutEngine,
     requests: Sequence[Request],
     *,
     deadline_s: float,
     stop: StopAsked = never,
+    heard: Heard = unheard,
 ) -> list[Completion]:
     """Submit requests and poll until all are done.
 
     Args:
         deadline_s: seconds to wait for each next finished request.
         stop: whether the run was asked to stop.
+        heard: is told of every response as soon as it is finished.
 
     Returns:
         Completions in the order of `requests`.
@@ -151,7 +161,9 @@ def generate(
         except Stopped:
             engine.abort(missing)
             raise
-        done.update((item.request.id, item.completion) for item in finished)
+        for item in finished:
+            done[item.request.id] = item.completion
+            heard(item)
     return [done[request.id] for request in requests]
 
 

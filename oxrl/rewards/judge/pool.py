@@ -88,6 +88,11 @@ class JudgePool:
         """Itself: the one reward."""
         return [self]
 
+    @property
+    def inline(self) -> bool:
+        """It is waited for."""
+        return False
+
     def start(self, patience: Patience | None = None) -> None:
         """Look for the key. The judge itself is asked nothing: what is recorded needs none.
 
