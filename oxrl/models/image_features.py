@@ -42,6 +42,27 @@ class Features:
     tokens: int
 
 
+def load_image_processor(
+    name: str, *, revision: str = "main", trust_remote_code: bool = False
+) -> Any:
+    """What turns images into inputs of a model, of transformers, on PIL.
+
+    Args:
+        name: as `model.name`.
+        revision: commit, tag or branch on the hub.
+        trust_remote_code: run Python code that the model's authors ship with it.
+
+    Raises:
+        DataError: the model's files have none.
+    """
+    if is_builtin(name):
+        return vision_processor()
+    with named_in_errors("image processor", name):
+        return AutoImageProcessor.from_pretrained(
+            name, revision=revision, trust_remote_code=trust_remote_code
+        )
+
+
 class ImageReader:
     """Turns images into inputs of a model.
 
@@ -72,7 +93,7 @@ class ImageReader:
         self.processor: Any
         if is_builtin(name):
             self.config: Any = vision_config()
-            self.processor = vision_processor()
+            self.processor = load_image_processor(name)
         else:
             more: dict[str, Any] = {
                 "revision": revision or "main",
@@ -80,7 +101,7 @@ class ImageReader:
             }
             with named_in_errors("image processor", name):
                 self.config = AutoConfig.from_pretrained(name, **more)
-                self.processor = AutoImageProcessor.from_pretrained(name, **more)
+            self.processor = load_image_processor(name, **more)
         self.image_id = int(getattr(self.config, family.image))
         self._image = _token(tokenizer, self.image_id)
         # What the chat template writes where an image is.

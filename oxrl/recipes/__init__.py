@@ -114,9 +114,10 @@ def _run(
         if after is not None:
             session.message(f"{after}\nStarting the whole group again from the newest checkpoint")
         session.pool = prepared.pool
+        noted = session.run.noted if ranks.first else {}
+        pinned = with_pinned_inputs(cfg, noted, ranks)
         if vision_family(cfg.model.name) is not None:
             from oxrl.recipes.images import keep_images
 
-            keep_images(cfg)
-        noted = session.run.noted if ranks.first else {}
-        loop(with_pinned_inputs(cfg, noted, ranks), session)
+            keep_images(pinned)
+        loop(pinned, session)

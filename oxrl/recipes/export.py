@@ -14,6 +14,7 @@ from torch import nn
 from oxrl.errors import CheckpointWriteError, DataError
 from oxrl.models.builtin import is_builtin
 from oxrl.models.load import VALUE_HEAD_FILE, load_critic, load_policy, load_tokenizer
+from oxrl.models.vision import has_image_processor, vision_family
 from oxrl.models.weights import save_model
 from oxrl.recipes.build import DTYPES
 from oxrl.recipes.targets import find_target
@@ -57,6 +58,10 @@ def run_export(
         model = cast(nn.Module, load(found))
         save_model(model.to(DTYPES[dtype]), directory)
         load_tokenizer(found).save_pretrained(directory)
+        if vision_family(found) is not None and has_image_processor(found):
+            from oxrl.models.image_features import load_image_processor
+
+            load_image_processor(found).save_pretrained(directory)
         origin = str(Path(found).resolve()) if Path(found).is_dir() else found
         about = {"format": FORMAT, "source": origin, "dtype": dtype}
         sizes = _sizes(directory)

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 RENDERED = 32
 # Prompts of each file that a reward is tried on, out of those.
 REHEARSED = 3
+# Rows of each file whose images are opened.
+LOOKED_AT = 1000
 # A larger file is not read to its end, in bytes: that takes longer than a mistake costs.
 MOST_READ = 200_000_000
 
@@ -241,6 +243,8 @@ def _read_all(path: Path, dataset: type[Dataset[Any]], options: ReadOptions) -> 
         record = in_our_words(row, options.columns)
         first = first or record
         dataset.check(record, first)
+        if options.images is not None and count < LOOKED_AT:
+            options.images.prepared(record)
         count += 1
     if not count:
         raise DataError(f"{path}: the file has no rows")

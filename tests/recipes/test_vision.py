@@ -21,13 +21,14 @@ from oxrl.data.prompts import PromptDataset
 from oxrl.engines.sample.base import generate
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.errors import ConfigError, InvariantError, RunDirectoryError
+from oxrl.errors import ConfigError, DataError, InvariantError, RunDirectoryError
 from oxrl.functional.logprobs import NO_CHANCE
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.network import CausalNetwork, unpadded
 from oxrl.models.vision_parts import part_of
 from oxrl.recipes import run
 from oxrl.recipes.build import build_images, local_sampler, row_options
+from oxrl.recipes.export import run_export
 from oxrl.recipes.images import image_store
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch
 from oxrl.rollouts.requests import make_requests
@@ -261,7 +262,9 @@ def test_a_supervised_run_leaves_a_whole_checkpoint(folder: Path, model: str) ->
     assert lines[-1]["eval/loss"] < lines[0]["update/loss"]
     kept = sorted(path.name for path in (folder / name / "images").iterdir())
     assert len(kept) == 5 and all(len(name) == 64 for name in kept)
-    again = load_policy(str(last))
+    exported = run_export(folder / name, folder / f"exported_{name}")
+    assert type(AutoImageProcessor.from_pretrained(exported)).__name__.endswith("Pil")
+    again = load_policy(str(exported))
     for (name, ours), (_, theirs) in zip(
         again.named_parameters(), loaded.named_parameters(), strict=True
     ):
@@ -344,6 +347,18 @@ def test_a_changed_image_is_seen_when_a_run_goes_on(tmp_path: Path) -> None:
     again = config(tmp_path, "builtin:tiny-vl", run={"steps": 4})
     with pytest.raises(RunDirectoryError, match=r"1\.png"):
         run(again, resume=True, accept=["run.steps"])
+
+
+def test_a_bad_image_far_down_a_file_is_found_before_a_run_begins(tmp_path: Path) -> None:
+    names = [write_image(tmp_path / f"{n}.png", 16, 16, seed=n) for n in range(2)]
+    rows = [{"prompt": "what?", "completion": "red", "images": [names[0]]}] * 40
+    rows[39] = {"prompt": "what?", "completion": "red", "images": ["cut.png"]}
+    (tmp_path / "cut.png").write_bytes((tmp_path / names[1]).read_bytes()[:200])
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cfg = config(tmp_path, "builtin:tiny-vl")
+    with pytest.raises(DataError, match=r"rows\.jsonl:40: the image 'cut\.png'"):
+        run(cfg)
+    assert not cfg.run.directory.exists()
 
 
 def test_what_is_not_built_yet_is_refused_with_the_reason(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,15 @@ def test_nlvr_is_prepared_from_files_and_from_bytes(
         assert len(found) == 20
         assert {prompt.answer for prompt in found} == {"true", "false"}
         assert all(len(prompt.images) == 1 for prompt in found)
+
+
+@pytest.mark.full  # a minute of processor time: whole learning
+@pytest.mark.timeout(1800)
+def test_a_tiny_model_learns_to_look_where_it_is_asked_to(tmp_path: Path) -> None:
+    place = Path(__file__).resolve().parent.parent.parent / "experiments" / "visual_questions"
+    experiment = runpy.run_path(str(place / "run.py"))
+    found = experiment["one_seed"](tmp_path, 0)
+    # Guessing is right in 0.25, colours without the question in 0.625.
+    assert found["eval"] >= 0.9 and found["eval"] > found["sft"]
+    assert found["eval_other_images"] < 0.35
+    assert 0.5 < found["eval_other_questions"] < 0.75
