@@ -4,51 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from oxrl.data.token_rows import lay_out, pad_rows, to_inputs
 from oxrl.errors import InvariantError
 from oxrl.seeds import stable_seed
-from oxrl.types import Completion, Images, Rollout, RolloutBatch, Segment, TokenBatch
+from oxrl.types import Completion, Images, Rollout, RolloutBatch
 
 # A log-probability above this is a wrong gather or a wrong temperature, not rounding.
 LOGPROB_CEILING = 1e-3
-
-
-def pad_rows(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
-    """Stack rows of uneven length, filled on the right.
-
-    Returns:
-        [B, T], B = len(rows), T the longest of them and at least 1.
-    """
-    length = max([1, *map(len, rows)])
-    padded = torch.full((len(rows), length), fill, dtype=dtype)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = torch.tensor(row, dtype=dtype)
-    return padded
-
-
-def to_token_batch(
-    rows: Sequence[Sequence[int]], trained: Sequence[Sequence[bool]], pad_id: int
-) -> TokenBatch:
-    """Lay token rows out as a batch, padded on the right.
-
-    Args:
-        rows: B rows of token ids.
-        trained: per row and token, whether it goes into `response_mask`.
-        pad_id: the token that fills rows on the right.
-    """
-    lengths = torch.tensor([len(row) for row in rows])
-    tokens = pad_rows(rows, pad_id, torch.int64)
-    return TokenBatch(
-        tokens=tokens,
-        attention_mask=torch.arange(tokens.shape[1]) < lengths[:, None],
-        response_mask=pad_rows(trained, 0, torch.bool),
-    )
 
 
 def to_rollout_batch(
@@ -118,91 +86,6 @@ def how_it_ended(completion: Completion) -> Literal["terminated", "truncated", "
             return "neither"
         case _:
             return "truncated"
-
-
-@dataclass
-class Laid:
-    """What a batch holds of each token of one row."""
-
-    tokens: list[int] = field(default_factory=list[int])
-    trained: list[bool] = field(default_factory=list[bool])
-    logprobs: list[float] = field(default_factory=list[float])
-    versions: list[int] = field(default_factory=list[int])
-    rewards: list[float] = field(default_factory=list[float])
-    turns: list[int] = field(default_factory=list[int])
-    # The row's own uid, and the names of the images that it shows.
-    shown: tuple[str, Sequence[str]] = ("", ())
-
-    def read(self, token_ids: Sequence[int]) -> None:
-        """Add tokens that the policy reads."""
-        count = len(token_ids)
-        self.tokens.extend(token_ids)
-        self.trained.extend([False] * count)
-        self.logprobs.extend([0.0] * count)
-        self.versions.extend([-1] * count)
-        self.rewards.extend([0.0] * count)
-        self.turns.extend([-1] * count)
-
-    def write(self, segment: Segment) -> None:
-        """Add tokens that the policy sampled."""
-        count = len(segment.token_ids)
-        self.tokens.extend(segment.token_ids)
-        self.trained.extend([True] * count)
-        self.logprobs.extend(segment.logprobs)
-        self.versions.extend(segment.versions)
-        self.rewards.extend([0.0] * count)
-        self.turns.extend([segment.turn] * count)
-
-    def extend(self, other: Laid, places: Sequence[int]) -> None:
-        """Add some tokens of another row."""
-        for name, values in vars(self).items():
-            if name != "shown":
-                source = getattr(other, name)
-                values.extend([source[at] for at in places])
-
-
-def to_inputs(rows: Sequence[Laid], pad_id: int, images: Images) -> TokenBatch:
-    """Rows as a model reads them, with the images that they show."""
-    tokens = [row.tokens for row in rows]
-    inputs = to_token_batch(tokens, [row.trained for row in rows], pad_id)
-    return inputs if images is None else images.attach(inputs, [row.shown for row in rows])
-
-
-def lay_out(rollout: Rollout) -> list[Laid]:
-    """A rollout token by token, with its rewards in place.
-
-    A segment with a context of its own begins a row; a response has one, an episode may have more.
-    The outcome reward sits on the last policy token; a segment's own reward on that segment's last
-    policy token, or on the policy token before it when an environment produced the segment. What
-    the segments carry is part of the outcome, and is not counted twice.
-    """
-    segments = rollout.completion.segments
-    uid = rollout.prompt.uid
-    rows = [Laid(shown=(uid, rollout.prompt.images))]
-    if not segments or segments[0].context is None:
-        rows[0].read(rollout.prompt.token_ids)
-    # Rewards of the row that was written last, and the place of its last sampled token.
-    last: tuple[list[float], int] | None = None
-    for index, segment in enumerate(segments):
-        if segment.context is not None:
-            if index:
-                rows.append(Laid(shown=(uid, segment.images)))
-            rows[-1].read(segment.context)
-        row = rows[-1]
-        if segment.origin == "environment":
-            row.read(segment.token_ids)
-        else:
-            row.write(segment)
-            if segment.token_ids:
-                last = (row.rewards, len(row.tokens) - 1)
-        if last is not None:
-            rewards, at = last
-            rewards[at] += segment.reward or 0.0
-    if last is not None:
-        rewards, at = last
-        of_segments = sum(segment.reward or 0.0 for segment in segments)
-        rewards[at] += (rollout.score.value or 0.0) - of_segments
-    return rows
 
 
 def check_rollout_batch(

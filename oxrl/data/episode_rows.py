@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from oxrl.data.batching import Laid, pad_rows, to_inputs, to_token_batch
+from oxrl.data.token_rows import Laid, pad_rows, to_inputs, to_token_batch
 from oxrl.types import Batch, Forward, Images, Output, TokenBatch
 
 

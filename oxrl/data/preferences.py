@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from oxrl.data.batching import to_token_batch
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import (
     Example,
@@ -21,6 +20,7 @@ from oxrl.data.dataset import Dataset, Dropped, ReadOptions, Units
 from oxrl.data.layouts import OTHERS
 from oxrl.data.messages import Messages, read_messages, read_tools
 from oxrl.data.rows import Record
+from oxrl.data.token_rows import to_token_batch
 from oxrl.errors import InvariantError
 from oxrl.seeds import stable_seed
 from oxrl.types import Images, PreferenceBatch

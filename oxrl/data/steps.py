@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from oxrl.data.batching import pad_rows, to_token_batch
 from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.dataset import Dataset, Dropped, ReadOptions
 from oxrl.data.messages import Message, images_of, read_messages
 from oxrl.data.rows import Json, Record, content_uid
+from oxrl.data.token_rows import pad_rows, to_token_batch
 from oxrl.types import Images, StepBatch
 
 EXPECTED = (

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from oxrl.config import Config
-from oxrl.data.batching import pad_rows, to_token_batch
 from oxrl.data.conversations import ConversationDataset, Example
+from oxrl.data.token_rows import pad_rows, to_token_batch
 from oxrl.engines.train.base import TrainEngine
 from oxrl.errors import required
 from oxrl.functional.supervised_losses import supervised_loss

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from oxrl.data.batching import to_token_batch
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import encode_conversation
 from oxrl.data.steps import SEPARATOR, encode_steps
+from oxrl.data.token_rows import to_token_batch
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
 from oxrl.types import Completion, Prompt
 
