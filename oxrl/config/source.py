@@ -260,9 +260,11 @@ def _mapping(path: str, node: MappingNode, place: str, source: Source, *, depth:
     override = place if place.startswith("override") else ""
     found: dict[str, object] = {}
     for key, item, _ in _entries(node, prefix, source, override):
-        deeper = depth > 1 and isinstance(item, MappingNode)
         name = key.removeprefix(prefix)
-        found[name] = _mapping(key, item, place, source, depth=1) if deeper else _plain(item)
+        if depth > 1 and isinstance(item, MappingNode):
+            found[name] = _mapping(key, item, place, source, depth=1)
+        else:
+            found[name] = _plain(item)
     return found
 
 
