@@ -83,9 +83,8 @@ def vision_config() -> Qwen3VLConfig:
         "num_position_embeddings": 16,
         "initializer_range": SPREAD,
     }
-    return Qwen3VLConfig(
-        text_config=text, vision_config=tower, tie_word_embeddings=True, **IMAGE_IDS
-    )
+    tokens: dict[str, Any] = dict(IMAGE_IDS)
+    return Qwen3VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=True, **tokens)
 
 
 def vision_policy(seed: int) -> Qwen3VLForConditionalGeneration:
