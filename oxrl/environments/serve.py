@@ -66,7 +66,7 @@ class Episode:
         step = as_step(self._instance.step(text))
         if not last or step.terminated or step.truncated:
             return step
-        worth = getattr(self._instance, "worth_when_cut", None)
+        worth: Any = getattr(self._instance, "worth_when_cut", None)
         gained = float(worth()) if callable(worth) else 0.0
         return as_step(replace(step, reward=step.reward + gained))
 
