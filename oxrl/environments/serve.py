@@ -66,8 +66,9 @@ class Episode:
         step = as_step(self._instance.step(text))
         if not last or step.terminated or step.truncated:
             return step
-        worth: Any = getattr(self._instance, "worth_when_cut", None)
-        gained = float(worth()) if callable(worth) else 0.0
+        if not hasattr(self._instance, "worth_when_cut"):
+            return step
+        gained = float(self._instance.worth_when_cut())
         return as_step(replace(step, reward=step.reward + gained))
 
     def _reset(self, prompt: Prompt, seed: int) -> Json:

@@ -314,9 +314,12 @@ class DeepSpeedTrainer(Trainer):
         if self._stage in (1, 2):
             self._zero.update_lp_params()
         elif self._stage == 3:
+            persistent = self._zero.persistent_parameters
+            if persistent:
+                # The whole weights that a forward pass gathered and kept are the old ones.
+                persistent[0].partition(persistent)
             for index in range(len(self._flat)):
                 self._zero._reassign_or_swap_out_partitioned_parameters(index)
-            persistent = self._zero.persistent_parameters
             if persistent:
                 persistent[0].all_gather(persistent)
 
