@@ -276,9 +276,11 @@ def resume(
     trainer = make_trainer(
         engine, model, ranks, **({"micro_batch_tokens": 1} if dtype == "bfloat16" else {})
     )
+    sft = batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"]
+    # As a run does whose reference is the policy before training: stage 3 keeps what this gathers.
+    trainer.forward(sft.inputs, LOGPROBS)
     trainer.load(folder)
     loaded = {f"weights_loaded/{name}": tensor for name, tensor in whole_weights(trainer).items()}
-    sft = batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"]
     numbers = {"steps_after_save": steps(trainer, sft, 2)}
     return loaded | {
         f"weights_at_the_end/{n}": t for n, t in whole_weights(trainer).items()
