@@ -52,7 +52,9 @@ def load_from_name(file: Path) -> tuple[str, int]:
 
 
 @pytest.mark.usefixtures("data")
-@pytest.mark.parametrize("gpus", [1, 2, 8])
+@pytest.mark.parametrize(
+    "gpus", [2, pytest.param(1, marks=pytest.mark.full), pytest.param(8, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_plan_accepts_the_file_on_any_number_of_gpus(file: Path, gpus: int) -> None:
     shown = CliRunner().invoke(app, ["plan", str(file), *on_gpus(file, gpus)])

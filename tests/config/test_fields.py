@@ -36,6 +36,8 @@ SECOND: dict[str, Any] = {
     "model.attention": "eager",
     "data.train": "data/other.jsonl",
     "train.mix": {"nll": 0.5},
+    "data.image_roots": ".",
+    "run.health": {"flat-reward": "off"},
     "data.columns": {"prompt": "question"},
     "train.loss_numbers": {"reach": 0.5},
     "environment.name": "tools",
@@ -109,6 +111,8 @@ def reader(path: str) -> tuple[str, list[str]]:
         "inference_engine.placement",
     ):
         return "sgrpo", [held_out, "train.backend=fsdp", "inference_engine.actors=1"]
+    if path.startswith("data.image_") or path in ("model.freeze", "train.tower_lr"):
+        return "sft", [held_out, "model.name=builtin:tiny-vl"]
     if path == "reward.parts":
         return "sgrpo", [held_out, "~reward.name", "reward.parts.base={name: exact}"]
     if path == "run.ray_working_dir":

@@ -81,7 +81,13 @@ def test_an_environment_and_a_reward_add_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("staleness", "reads"), [(0, "whole"), (1, "whole"), (0, "last"), (1, {"window": 2})]
+    ("staleness", "reads"),
+    [
+        (0, "whole"),
+        pytest.param(1, "whole", marks=pytest.mark.full),
+        pytest.param(0, "last", marks=pytest.mark.full),
+        (1, {"window": 2}),
+    ],
 )
 def test_a_run_with_episodes_resumes_byte_for_byte(
     tmp_path: Path, staleness: int, reads: str | dict[str, int]

@@ -193,6 +193,13 @@ SUPERVISED: dict[str, tuple[Sections, Any]] = {
 
 # Seen elsewhere: the test that shows it.
 ELSEWHERE = {
+    "data.image_roots": "where images may lie: tests/data/test_images.py",
+    "data.image_max_pixels": "what the model is shown: the same file",
+    "data.image_max_side": "which images are refused: the same file",
+    "data.image_min_side": "the same",
+    "model.freeze": "what stays as it is: tests/recipes/test_vision.py",
+    "train.tower_lr": "tests/recipes/test_vision.py",
+    "run.ray_working_dir": "a node without the package: tests/engines/test_ray_cluster.py",
     "run.health": "tests/runs/test_health.py: a run stops at a sign",
     "reward.options": "tests/rewards/test_formats.py",
     "reward.parts": "what is scored: tests/recipes/test_reward_parts.py",

@@ -94,6 +94,8 @@ def test_an_update_of_a_recipe_follows_its_rows_source(name: str, tmp_path: Path
     row = cfg.train.row
     if row.gate == "policy_gradient":  # one update: the policy is the sampler
         raw = dataclasses.replace(raw, old=raw.logprobs, rollout=raw.logprobs)
+    # Without an environment every response is one turn.
+    raw = dataclasses.replace(raw, turns=torch.where(raw.mask, 0, -1))
     shape = raw.mask.shape
     noise = torch.rand(shape, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
     raw = dataclasses.replace(raw, noise=noise)

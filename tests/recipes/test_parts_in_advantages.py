@@ -18,7 +18,7 @@ from oxrl.recipes import run
 from oxrl.recipes.features.dynamic_sampling import TeachingGroups
 from oxrl.rollouts.batch import sampling_metrics
 from oxrl.rollouts.sync import RolloutStep
-from oxrl.runs.health import SIGNS
+from oxrl.runs.signs import SIGNS, Seen
 from oxrl.types import Completion, Prompt, Rollout, Score
 
 # The sum of the two parts is 1 whatever the response; each of them is not.
@@ -80,9 +80,15 @@ def test_groups_that_teach_nothing_are_counted_by_what_is_compared() -> None:
 
 def test_equal_sums_of_parts_that_differ_are_no_constant_reward() -> None:
     constant = next(sign for sign in SIGNS if sign.name == "constant-reward")
-    assert constant.holds(sampling_metrics(step_of(ROLLOUTS[:2])), 2)
-    assert not constant.holds(sampling_metrics(step_of(ROLLOUTS[:2], ("a", "b"))), 2)
-    assert constant.holds(sampling_metrics(step_of(ROLLOUTS[2:4], ("a", "b"))), 2)
+
+    def holds(step: RolloutStep) -> bool:
+        seen = Seen(0)
+        seen.add(sampling_metrics(step))
+        return constant.holds(seen)
+
+    assert holds(step_of(ROLLOUTS[:2]))
+    assert not holds(step_of(ROLLOUTS[:2], ("a", "b")))
+    assert holds(step_of(ROLLOUTS[2:4], ("a", "b")))
 
 
 def test_a_missing_part_compares_the_others_and_what_cancels_is_nothing() -> None:

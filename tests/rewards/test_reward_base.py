@@ -172,7 +172,7 @@ def test_an_exception_is_an_error_with_its_text(load: Load) -> None:
         ("nowhere.py:score", r"nowhere\.py: no such file"),
         (
             "mine.py",
-            r"must be math, exact, code, ifeval, toolcall, choice, format, repetition, cosine, reasoning-gym, path\.py:function",
+            r"must be math, exact, code, ifeval, toolcall, choice, format, repetition, cosine, judge, reasoning-gym, path\.py:function",
         ),
         ("mine.py:scor", "defines no 'scor'; did you mean 'score'"),
         ("mine.py:other", "defines no 'other'; it has score"),
