@@ -144,6 +144,31 @@ def test_minibatches_left_empty_by_failed_rewards_do_not_end_the_run(tmp_path: P
     )
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "remax", "ppo"])
+def test_a_step_of_which_every_reward_failed_asks_no_model_anything(
+    tmp_path: Path, algorithm: str
+) -> None:
+    reward = tmp_path / "never.py"
+    reward.write_text(
+        "def never(prompt, completion):\n"
+        "    if completion.startswith('####'):\n        return 1.0\n"
+        "    raise ValueError('no')\n"
+    )
+    cfg = rl_config(
+        tmp_path,
+        "run",
+        run={"steps": 2},
+        train={"alg_name": algorithm, "kl_coeff": 0.1}
+        if algorithm != "ppo"
+        else {"alg_name": "ppo"},
+        reward={"name": f"{reward}:never", "max_error_rate": 1.0},
+    )
+    run(cfg)
+    lines = metric_lines(cfg.run.directory)
+    assert [line["data/rows"] for line in lines] == [0.0, 0.0]
+    assert all(line["data/empty_steps"] for line in lines)
+
+
 def test_a_non_finite_step_is_refused_dumped_counted_and_finally_ends_the_run(
     tmp_path: Path,
 ) -> None:

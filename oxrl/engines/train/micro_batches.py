@@ -106,7 +106,8 @@ def own_share(
     """What this rank reads: (indices of rows in `batch.inputs`, that part of the batch).
 
     Every rank gets as many micro-batches, so that all call collectives alike: one that has fewer
-    sits the last ones out, without rows, on two tokens of nobody's data, none of them trained.
+    sits the last ones out, without rows, on two tokens of nobody's data, none of them trained. Of a
+    batch without rows all get one such, which tells what there would be.
 
     Args:
         batch: the whole batch, the same on every rank.
@@ -120,7 +121,7 @@ def own_share(
     for units, length in mine:
         rows = units[:, None] * rows_per_unit + torch.arange(rows_per_unit)
         yield rows.flatten(), batch.select(units, length).to(device)
-    most = max(len(share) for share in shares)
+    most = max(1, *(len(share) for share in shares))
     nothing = torch.zeros(1, 2, dtype=torch.int64, device=device)
     padding = TokenBatch(tokens=nothing, attention_mask=nothing == 0, response_mask=nothing != 0)
     for _ in range(most - len(mine)):
@@ -148,6 +149,8 @@ class Merged:
         if name not in self._fields:
             shape = self._shape[:1] if per_row else (*self._shape, *value.shape[2:])
             self._fields[name] = value.new_zeros(shape)
+        if not len(rows):
+            return
         field = self._fields[name]
         if per_row:
             field[rows] = value[: len(rows)]
