@@ -56,6 +56,17 @@ Accept = Annotated[
         help="Resume although this field, or a file that it names, changed; repeatable.",
     ),
 ]
+FromSamples = Annotated[
+    str | None,
+    typer.Option(
+        "--from-samples",
+        metavar="RUN",
+        help="Train on the samples of this run, recorded with run.record=tokens; sample none.",
+    ),
+]
+RolloutOnly = Annotated[
+    bool, typer.Option("--rollout-only", help="Sample, score and record; train nothing.")
+]
 DryRun = Annotated[
     bool,
     typer.Option(
@@ -104,9 +115,16 @@ def train(
     resume: Resume = False,
     accept: Accept = None,
     dry_run: DryRun = False,
+    from_samples: FromSamples = None,
+    rollout_only: RolloutOnly = False,
 ) -> None:
     """Train with any algorithm, chosen by train.alg_name."""
-    _train(_load(config, overrides), resume=resume, accept=accept or [], dry_run=dry_run)
+    asked = [*(overrides or [])]
+    if from_samples is not None:
+        asked.append(f"rollout.from_samples={json.dumps(from_samples)}")
+    if rollout_only:
+        asked.append("run.only=rollouts")
+    _train(_load(config, asked), resume=resume, accept=accept or [], dry_run=dry_run)
 
 
 def _train(cfg: Config, *, resume: bool, accept: Sequence[str], dry_run: bool) -> None:

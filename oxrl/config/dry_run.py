@@ -28,6 +28,11 @@ def dry_run_config(cfg: Config, directory: Path, model: str) -> Config:
         ConfigError: the recipe has no dry run.
     """
     recipe = cfg.train.row.recipe
+    if recipe == "rl" and cfg.rollout.from_samples is not None:
+        raise ConfigError(
+            "a dry run samples, shorter and with a smaller model than the samples of "
+            f"{cfg.rollout.from_samples} are of: leave --from-samples out of it"
+        )
     if recipe == "rejection":
         why = "has no dry run: a random model's responses would not be kept"
         raise ConfigError(f"{cfg.train.alg_name} {why}")

@@ -147,6 +147,11 @@ class Config(Section):
         return rollout.max_episode_tokens or rollout.max_tokens * self.environment.max_turns
 
     @property
+    def scores_nothing(self) -> bool:
+        """Whether no response is scored: samples are those of another run, evaluations are none."""
+        return self.rollout.from_samples is not None and self.data.eval is None
+
+    @property
     def sampling_block(self) -> int:
         """Rollout batches sampled by the same weights while earlier ones train; 0: none."""
         return (self.rollout.max_staleness // self.train.updates + 1) // 2

@@ -48,6 +48,13 @@ def run(cfg: Config, *, resume: bool = False, accept: Sequence[str] = ()) -> Non
             lost = error
 
 
+def loop_of(cfg: Config) -> str:
+    """The module whose `train` runs a configuration."""
+    if cfg.run.only is not None:
+        return "oxrl.recipes.rollouts_only"
+    return f"oxrl.recipes.{cfg.train.row.recipe}"
+
+
 def check_models_on_hub(cfg: Config) -> None:
     """Whether models that are not here can be had, before the libraries that read them start.
 
@@ -100,7 +107,7 @@ def _run(
     from oxrl.recipes.session import Session
 
     # Only the loop that runs is imported: the others bring libraries of their own.
-    loop = import_module(f"oxrl.recipes.{cfg.train.row.recipe}").train
+    loop = import_module(loop_of(cfg)).train
     with (
         training_ranks(cfg) as ranks,
         prepare_to_begin(cfg) if ranks.first else Prepared() as prepared,

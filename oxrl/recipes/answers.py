@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -9,16 +10,28 @@ from transformers import PreTrainedTokenizerBase
 
 from oxrl.config import Config
 from oxrl.engines.sample.base import RolloutEngine
-from oxrl.errors import required
+from oxrl.errors import InvariantError, required
 from oxrl.recipes.build import Limits
 from oxrl.recipes.features.base import Feature
-from oxrl.rewards.base import GroupScorer
+from oxrl.rewards.base import Group, GroupScorer
 from oxrl.rewards.builtin import BUILTINS
-from oxrl.runs.patience import StopAsked
-from oxrl.types import Prompt
+from oxrl.runs.patience import Patience, StopAsked
+from oxrl.types import Prompt, Score
 
 if TYPE_CHECKING:
     from oxrl.recipes.features.reward_scale import RewardScale
+
+
+class NoScores:
+    """The scorer of a run that scores nothing."""
+
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+        """See GroupScorer.
+
+        Raises:
+            InvariantError: something is scored all the same.
+        """
+        raise InvariantError("rollout.from_samples without data.eval has nothing scored")
 
 
 def answering(
@@ -33,11 +46,14 @@ def answering(
     """Put an environment between prompts and sampler, where the config names one.
 
     Args:
-        scorer: of the run's reward; None where an environment is all that rewards.
+        scorer: of the run's reward; None where an environment is all that rewards, or nothing is
+            scored.
         limits: of the model.
         first: a prompt on which an environment is tried.
         stack: closes what is started here.
     """
+    if cfg.scores_nothing:
+        return sampler, NoScores()
     if not cfg.environment.name:
         return sampler, required(scorer, "a reward")
     # A run of single turns pays nothing for those of several.

@@ -494,13 +494,14 @@ def steps_rule(asked: AskedReward) -> StepsRule:
 def start_rewards(
     cfg: Config, stack: ExitStack, stop: StopAsked, pool: ScoringPool | None = None
 ) -> ScoringPool | None:
-    """The reward's pool, proved to load; None where an environment is all that rewards.
+    """The reward's pool, proved to load; None where an environment is all that rewards, or nothing
+    is scored.
 
     Args:
         stack: closes it.
         pool: one that is there already.
     """
-    if not cfg.reward.exists:
+    if not cfg.reward.exists or cfg.scores_nothing:
         return None
     pool = pool or build_rewards(cfg)
     stack.callback(pool.close)

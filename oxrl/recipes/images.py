@@ -17,6 +17,7 @@ from oxrl.data.layouts import in_our_words
 from oxrl.data.rows import read_rows
 from oxrl.models.image_features import ImageReader
 from oxrl.models.load import load_tokenizer
+from oxrl.runs.files import make_folder, write_atomically
 
 log = logging.getLogger(__name__)
 FOLDER = "images"
@@ -82,6 +83,19 @@ def keep_images(cfg: Config, *, write: bool) -> None:
     store = image_store(cfg)
     store.folder = cfg.run.directory / FOLDER
     store.writes = write
+    stored = cfg.rollout.from_samples if cfg.train.row.recipe == "rl" else None
+    if write and stored is not None:
+        _take_over(Path(stored) / FOLDER, store.folder)
+
+
+def _take_over(theirs: Path, ours: Path) -> None:
+    """Copy what another run was shown: no row has the images of its environments."""
+    if not theirs.is_dir():
+        return
+    make_folder(ours)
+    for path in theirs.iterdir():
+        if not (ours / path.name).is_file():
+            write_atomically(ours / path.name, path.read_bytes())
 
 
 def image_files(cfg: Config, name: str) -> dict[str, Path]:

@@ -22,7 +22,7 @@ from oxrl.rewards.base import ARGUMENT
 from oxrl.rewards.base import locate as locate_reward
 from oxrl.rewards.builtin import BUILTINS
 from oxrl.rewards.sources import python_sources, sources_of
-from oxrl.runs.directory import Review
+from oxrl.runs.directory import ROLLOUTS, WHOLE_SAMPLES, Review
 from oxrl.runs.files import Json
 from oxrl.runs.pins import (
     DATA_FILE,
@@ -120,6 +120,8 @@ def inputs_of(cfg: Config, known: Json) -> Iterator[Input]:
         file = Path(cfg.action.statistics)
         yield Input(name="action.statistics", where=str(file.resolve()), files={file.name: file})
     row = cfg.train.row
+    if row.recipe == "rl" and cfg.rollout.from_samples is not None:
+        yield _stored_samples(Path(cfg.rollout.from_samples))
     for asked in asked_rewards(cfg.reward):
         if asked.name not in BUILTINS:
             yield from _reward_inputs(asked.name, f"{asked.field}.name")
@@ -128,6 +130,14 @@ def inputs_of(cfg: Config, known: Json) -> Iterator[Input]:
     if row.recipe == "rl" and is_own(row.gate):
         file = Path(row.gate.rpartition(":")[0]).resolve()
         yield Input(name="train.loss", where=str(file), files=python_sources(file), code=True)
+
+
+def _stored_samples(run: Path) -> Input:
+    """The samples of another run, as far as they are whole."""
+    folder = run / ROLLOUTS
+    paths = [path for path in folder.iterdir() if WHOLE_SAMPLES.fullmatch(path.name)]
+    files = {path.name: path for path in sorted(paths)}
+    return Input(name="rollout.from_samples", where=str(run.resolve()), files=files)
 
 
 def _image_inputs(cfg: Config) -> Iterator[Input]:

@@ -300,6 +300,8 @@ def check_reward(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
     if cfg.train.row.recipe not in SAMPLING:
         return "none: this algorithm learns from given answers"
+    if cfg.scores_nothing:
+        return "none is asked: rollout.from_samples has its scores"
     if not cfg.reward.exists:
         return "none: the environment rewards"
     prepared.pool = build_rewards(cfg)
@@ -379,6 +381,8 @@ def check_environment(cfg: Config, prepared: Prepared, patience: Patience) -> st
     name = cfg.environment.name
     if not name:
         return "none: every response is one turn"
+    if cfg.scores_nothing:
+        return f"{name}, of which rollout.from_samples has the episodes"
     prompts = [prompt for found in prepared.prompts.values() for prompt in found]
     if not prompts:
         raise Unknown("without prompts of the data no episode can begin")

@@ -27,6 +27,7 @@ from torch import Tensor
 from oxrl.config import Config, load_config
 from oxrl.engines.train.base import Saved, TrainEngine
 from oxrl.errors import Interrupted, NoCheckpointError, RunDirectoryError
+from oxrl.recipes import loop_of
 from oxrl.recipes.build import training_ranks
 from oxrl.recipes.inputs import review_inputs, with_pinned_inputs
 from oxrl.recipes.session import P, Progress, Session
@@ -115,6 +116,14 @@ class KeepingRecorder:
             Replayed: these are all that was asked for.
         """
         self._seen.rollouts[step] = dict(tensors)
+        self.keep_rollouts(step)
+
+    def keep_rollouts(self, step: int) -> None:
+        """As of Recorder.
+
+        Raises:
+            Replayed: these are all that was asked for.
+        """
         if step >= self._last:
             raise Replayed
 
@@ -281,7 +290,7 @@ def go_through(
     with _scratch(directory) as scratch, training_ranks(cfg) as ranks:
         here = cfg.model_copy(update={"run": cfg.run.model_copy(update={"dir": str(scratch)})})
         here = with_pinned_inputs(here, review.noted, ranks)
-        loop = import_module(f"oxrl.recipes.{cfg.train.row.recipe}").train
+        loop = import_module(loop_of(cfg)).train
         session = ReplaySession(here, checkpoint, seen, last_step=until, last_samples=samples_until)
         with session:
             try:

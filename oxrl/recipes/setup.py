@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -88,7 +89,7 @@ class RLSetup:
         with ExitStack() as stack:
             # Before the models: a reward that cannot be loaded should not cost the time they take.
             rewards = start_rewards(cfg, stack, stop, pool)
-            engines = build_engines(cfg, stack)
+            engines = build_engines(engines_needed(cfg), stack)
             stack.callback(engines.sampler.close)
             self.policy = engines.trainers["policy"]
             self.reference = reference_of(cfg, engines)
@@ -128,6 +129,8 @@ class RLSetup:
             self.source = build_source(cfg, parts, self.delivery)
             stack.callback(self.source.close)
             self.saved = what_is_saved(engines, self.features, self.source)
+            if cfg.run.record == "tokens":
+                self.source = keeping_samples(cfg, self.source)
             if not engines.shared:
                 self.saved["delivery"] = self.delivery
             for feature in scale:
@@ -182,6 +185,20 @@ def scored_meanwhile(
         stop=stop,
         deadline_s=cfg.run.deadline_s,
     )
+
+
+def engines_needed(cfg: Config) -> Config:
+    """A configuration without the actors that a run does without: of stored samples those that
+    sample, of `run.only: rollouts` those that train.
+    """
+    if cfg.run.only is not None:
+        here = cfg.train.model_copy(update={"backend": "local"})
+        return cfg.model_copy(update={"train": here})
+    if cfg.rollout.from_samples is None:
+        return cfg
+    in_process = {"name": "local", "actors": 0, "placement": "separate"}
+    sampling = cfg.inference_engine.model_copy(update=in_process)
+    return cfg.model_copy(update={"inference_engine": sampling})
 
 
 def build_engines(cfg: Config, stack: ExitStack) -> Engines:
@@ -316,6 +333,13 @@ def build_row_rules(
     )
 
 
+def keeping_samples(cfg: Config, source: RolloutSource) -> RolloutSource:
+    """A source that keeps every sample whole."""
+    from oxrl.rollouts.whole_samples import KeepingSource  # records of text do without
+
+    return KeepingSource(source, cfg.run.directory / ROLLOUTS)
+
+
 def token_record(cfg: Config) -> Feature:
     """What keeps the numbers of every token in the update."""
     # Imported here: records of text do without.
@@ -333,7 +357,11 @@ def group_choice(features: list[Feature]) -> GroupChoice:
 
 
 def build_source(cfg: Config, parts: RolloutParts, delivery: WeightSync) -> RolloutSource:
-    """Where rollouts come from: one step after the other, or sampled ahead of training."""
+    """Where rollouts come from: one step after the other, sampled ahead of training, or stored."""
+    if cfg.rollout.from_samples is not None:
+        from oxrl.rollouts.whole_samples import StoredRollouts
+
+        return StoredRollouts(Path(cfg.rollout.from_samples) / ROLLOUTS, parts)
     if not cfg.sampling_block:
         return SyncRollouts(parts)
     from oxrl.rollouts.ahead import AheadRollouts

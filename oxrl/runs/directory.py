@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -51,6 +52,8 @@ logger = logging.getLogger(__name__)
 # Of errors by which the user's input is refused, see errors.py.
 BAD_INPUT = 2
 ROLLOUTS = "rollouts"
+# Every sample of a rollout step, as it was drawn and scored; the step is in the name.
+WHOLE_SAMPLES = re.compile(r"step_(\d{8,})\.samples\.jsonl")
 # Rows that Python gave, written before the run begins: it reads them there.
 GIVEN = "given"
 # What a start writes before it has done anything; the records are empty then.

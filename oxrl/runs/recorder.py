@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 CHAIN = "chain"
-ROLLOUT_NAME = re.compile(r"step_(\d{8,})(?:\.update)?\.safetensors")
+ROLLOUT_NAME = re.compile(r"step_(\d{8,})(?:(?:\.update)?\.safetensors|\.samples\.jsonl)")
 RESTORE = (
     "Restore it from a copy, or start a new run in another directory (run.dir=...); a checkpoint "
     "is a model, and model.name takes its path"
@@ -87,8 +87,12 @@ class Recorder(AbstractContextManager["Recorder"]):
             save_tensors(tensors, path)
         except OSError as error:
             raise _cannot_record(path, error) from error
-        self._last_rollout = max(self._last_rollout, step)
+        self.keep_rollouts(step)
         return path
+
+    def keep_rollouts(self, step: int) -> None:
+        """Say that what is in rollouts/ of `step` is complete, and stays there on a resume."""
+        self._last_rollout = max(self._last_rollout, step)
 
     def offsets(self) -> dict[str, int]:
         """Force everything recorded to the disk; say where a checkpoint taken now continues.

@@ -69,9 +69,15 @@ SECOND: dict[str, Any] = {
     "deepspeed_ref.zero_stage": 0,
 }
 CODE_FIELDS = tuple(f"reward.{name}" for name in CODE_OPTIONS)
-# Fields with a single legal value while only the local engine exists, or that only an evaluation
-# may change.
-FIXED = ("run.training_gpus", "inference_engine.name", "rollout.top_p", "rollout.top_k")
+# Fields with a single legal value while only the local engine exists, that only an evaluation may
+# change, or that name a run (tests/recipes/test_stored_samples.py).
+FIXED = (
+    "run.training_gpus",
+    "inference_engine.name",
+    "rollout.top_p",
+    "rollout.top_k",
+    "rollout.from_samples",
+)
 
 
 def reads(algorithm: str, path: str, **data: str) -> bool:

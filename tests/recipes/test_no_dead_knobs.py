@@ -239,6 +239,8 @@ ELSEWHERE = {
     "inference_engine.probe_tokens": "how much is scored: the same file",
     "inference_engine.probe_limit": "what is refused: the same file",
     "inference_engine.placement": "who shares a device: tests/engines/test_ray_rollouts.py",
+    "rollout.from_samples": "what is trained on: tests/recipes/test_stored_samples.py",
+    "run.only": "what is done: the same file",
     "run.name": "the console's title and the default directory: tests/runs, tests/config",
     "run.stop_at": "where a run ends: tests/recipes/test_generated_evaluation.py",
     "run.keep_best": "the folder best/: tests/recipes/test_preference.py",

@@ -24,6 +24,7 @@ from oxrl.config.checks.own_gate import check_own_gate
 from oxrl.config.checks.preference import check_preference
 from oxrl.config.checks.reward import check_generated, check_reward
 from oxrl.config.checks.sampling import check_rejection, check_sampling, check_staleness
+from oxrl.config.checks.stored_samples import check_stored_samples
 from oxrl.config.checks.vision import check_images, check_vision
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
@@ -51,6 +52,7 @@ OF_RECIPE: Mapping[str, tuple[Check, ...]] = {
         check_batch,
         check_sampling,
         check_staleness,
+        check_stored_samples,
         check_features,
         check_correction,
         check_cells,

@@ -81,6 +81,13 @@ class RolloutConfig(Section):
         why="samples of so old weights say nothing of the present ones",
         of=RL,
     )
+    from_samples: str | None = setting(
+        None,
+        "Train on the samples of this run directory, recorded with run.record: tokens, and sample "
+        "none; null: sample. What decides about samples must be as it was there.",
+        min_length=1,
+        of=RL,
+    )
     eval_samples: int = setting(
         1,
         "Responses per held-out prompt.",

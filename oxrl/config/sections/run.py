@@ -66,7 +66,14 @@ class RunConfig(Section):
     )
     record: Literal["text", "tokens"] = setting(
         "text",
-        "text: samples.jsonl; tokens: also the numbers of every token, rollouts/*.safetensors.",
+        "text: samples.jsonl; tokens: also the numbers of every token, rollouts/*.safetensors, and "
+        "every sample whole, for rollout.from_samples.",
+        of=RL,
+    )
+    only: Literal["rollouts"] | None = setting(
+        None,
+        "rollouts: sample, score and record as the run would, by the weights that it begins with, "
+        "and train nothing; null: train.",
         of=RL,
     )
     mlflow: bool = setting(True, "Mirror metrics to mlflow.db in the run directory.")

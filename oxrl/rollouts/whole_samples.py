@@ -1,0 +1,166 @@
+"""Samples that are kept whole, and a source that hands them over again instead of sampling.
+
+`rollouts/step_<8 digits>.samples.jsonl`, with `run.record: tokens`: what a rollout step handed to
+training after so many optimizer steps, nothing left out. The first line says of the step what is
+not in its samples; every other one is a prompt with the responses to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from oxrl.errors import RunDirectoryError
+from oxrl.processes.messages import Json, completion_of, decode, encode, prompt_of
+from oxrl.rollouts.sync import RolloutParts, RolloutSource, RolloutStep, SyncRollouts
+from oxrl.runs.files import make_folder, write_atomically
+from oxrl.runs.patience import StopAsked
+from oxrl.types import Rollout, Score
+
+
+def whole_samples(folder: Path, step: int) -> Path:
+    """The file of what was drawn after `step` optimizer steps."""
+    return folder / f"step_{step:08d}.samples.jsonl"
+
+
+class KeepingSource:
+    """A RolloutSource that keeps everything that another one hands over.
+
+    Args:
+        source: the other one.
+        folder: where the files go.
+    """
+
+    def __init__(self, source: RolloutSource, folder: Path) -> None:
+        self._source = source
+        self._folder = folder
+
+    @property
+    def idle(self) -> bool:
+        return self._source.idle
+
+    @property
+    def in_flight(self) -> int:
+        return self._source.in_flight
+
+    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep:
+        """See RolloutSource."""
+        found = self._source.next(draw, step=step, stop=stop)
+        make_folder(self._folder)
+        content = b"".join(map(encode, written(found)))
+        write_atomically(whole_samples(self._folder, step), content)
+        return found
+
+    def settle(self, stop: StopAsked) -> None:
+        self._source.settle(stop)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class StoredRollouts(SyncRollouts):
+    """A RolloutSource that reads what another run kept, and has nothing sampled.
+
+    Args:
+        folder: `rollouts` of that run.
+        parts: of this run; which groups are trained on is for its algorithm to say.
+    """
+
+    # The sampler gets no weights: nothing asks it.
+    idle = False
+
+    def __init__(self, folder: Path, parts: RolloutParts) -> None:
+        super().__init__(parts)
+        self._folder = folder
+
+    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep:
+        """See RolloutSource.
+
+        Raises:
+            RunDirectoryError: the samples of the step are not there, or not what was written.
+        """
+        path = whole_samples(self._folder, step)
+        with self.parts.clock.phase("time/rollout_s"):
+            found = read_step(path)
+        found.dispatched = len(found.rollouts) + len(found.baselines)
+        found.compared_parts = self.parts.compared_parts
+        requests = self.parts.requests
+        if requests.per_prompt > requests.samples and not found.baselines:
+            raise RunDirectoryError(
+                f"{path} has no greedy response to any prompt, and train.alg_name compares with "
+                "one: record samples with that algorithm (--rollout-only run.record=tokens)"
+            )
+        wanted = self.parts.prompts_per_step
+        found.groups = self.parts.choice.groups(found.rollouts, wanted=wanted)
+        whole = len(found.groups) == wanted
+        found.next_draw = found.groups[-1] + 1 if whole else found.end
+        return found
+
+
+def written(step: RolloutStep) -> Iterator[Json]:
+    """The lines of a file."""
+    yield {"step": step.step, "start": step.start, "end": step.end, "rounds": step.rounds}
+    for baseline, rollouts in ((False, step.rollouts), (True, step.baselines)):
+        for draw, group in groupby(rollouts, key=_draw):
+            responses = list(group)
+            yield {
+                "draw": draw,
+                "baseline": baseline,
+                "prompt": responses[0].prompt,
+                "responses": [_response(rollout) for rollout in responses],
+            }
+
+
+def _draw(rollout: Rollout) -> int:
+    return rollout.group_id
+
+
+def _response(rollout: Rollout) -> Json:
+    return {
+        "sample": rollout.sample,
+        "seed": rollout.seed,
+        "completion": rollout.completion,
+        "score": rollout.score,
+    }
+
+
+def read_step(path: Path) -> RolloutStep:
+    """What `written` gave; which groups are trained on is left open.
+
+    Raises:
+        RunDirectoryError: it is not there, or not what was written.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+        step = RolloutStep(**decode(lines[0]))
+        for line in lines[1:]:
+            group = decode(line)
+            place = step.baselines if group["baseline"] else step.rollouts
+            place += _rollouts(group)
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise RunDirectoryError(f"{path}: not samples as runs write them ({problem})") from error
+    return step
+
+
+def _rollouts(group: Json) -> Iterator[Rollout]:
+    prompt = prompt_of(group["prompt"])
+    for response in group["responses"]:
+        yield Rollout(
+            prompt=prompt,
+            completion=completion_of(response["completion"]),
+            score=score_of(response["score"]),
+            group_id=group["draw"],
+            sample=response["sample"],
+            seed=response["seed"],
+        )
+
+
+def score_of(fields: Json) -> Score:
+    """A score, from its fields as JSON has them."""
+    steps = [(end, share) for end, share in fields["steps"]]
+    places = {int(place): reward for place, reward in fields["token_rewards"].items()}
+    return Score(**{**fields, "steps": tuple(steps), "token_rewards": places})
