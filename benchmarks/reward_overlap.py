@@ -47,9 +47,10 @@ def one_run(folder: Path, options: argparse.Namespace, seconds: float, meanwhile
         sampling["actors"] = 1
     if options.engine == "vllm":
         sampling |= {"name": "vllm", "kv_cache_gb": 0.5}
+    default = "builtin:small" if options.engine == "vllm" else "builtin:tiny"
     content: dict[str, Any] = {
         "run": {"name": "overlap", "dir": str(folder / "run"), "steps": options.steps},
-        "model": {"name": options.model},
+        "model": {"name": options.model or default},
         "data": {"train": str(folder / "rows.jsonl"), "prompts_per_step": options.prompts},
         "reward": {"name": f"{folder / 'reward.py'}:waits", "workers": options.workers},
         "rollout": {"n_samples": options.samples, "max_tokens": options.tokens},
@@ -82,7 +83,7 @@ def waited(directory: Path) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engine", default="local", choices=("local", "ray", "vllm"))
-    parser.add_argument("--model", default="builtin:tiny")
+    parser.add_argument("--model", help="builtin:small for vLLM, which lacks tiny heads; else tiny")
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--prompts", type=int, default=16)

@@ -58,12 +58,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_samples_metrics_and_weights_are_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
-    algorithm = "sgrpo" if case == "ahead" else case
-    sections = {"train": {"alg_name": algorithm, "lr": 1e-3}, **CASES[case]}
+def same_run(folder: Path, monkeypatch: pytest.MonkeyPatch, **sections: Any) -> None:
+    """Run twice, once with rewards that wait until all is sampled, and compare everything."""
     early: list[int] = []
     score = MeanwhileScorer.score
 
@@ -77,12 +73,12 @@ def test_samples_metrics_and_weights_are_the_same_bytes(
         """Nothing is told before it is asked for."""
 
     monkeypatch.setattr(MeanwhileScorer, "score", counted)
-    meanwhile = config(tmp_path / "meanwhile", "run", **sections)
+    meanwhile = config(folder / "meanwhile", "run", **sections)
     run(meanwhile)
     assert max(early) > 0
     monkeypatch.setattr(MeanwhileScorer, "offer", silent)
     early.clear()
-    after = config(tmp_path / "after", "run", **sections)
+    after = config(folder / "after", "run", **sections)
     run(after)
     assert max(early) == 0
     samples = [(cfg.run.directory / "samples.jsonl").read_text() for cfg in (meanwhile, after)]
@@ -90,6 +86,32 @@ def test_samples_metrics_and_weights_are_the_same_bytes(
     assert any(json.loads(line)["status"] == "error" for line in samples[0].splitlines())
     assert deterministic(meanwhile) == deterministic(after)
     assert final_files(meanwhile.run.directory) == final_files(after.run.directory)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_samples_metrics_and_weights_are_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    algorithm = "sgrpo" if case == "ahead" else case
+    sections = {"train": {"alg_name": algorithm, "lr": 1e-3}, **CASES[case]}
+    same_run(tmp_path, monkeypatch, **sections)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("sampler", ["ray", "vllm"])
+def test_they_are_where_other_processes_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: `make env-scale`")
+    if sampler == "ray":
+        engine = {"actors": 1, "max_rows": 5}
+        same_run(tmp_path, monkeypatch, inference_engine=engine)
+        return
+    pytest.importorskip("vllm", reason="vLLM is not installed: `make env-scale`")
+    engine = {"name": "vllm", "actors": 1, "max_rows": 5}
+    same_run(tmp_path, monkeypatch, inference_engine=engine, model={"name": "builtin:small"})
 
 
 def test_a_reward_that_breaks_ends_the_run_as_it_did(tmp_path: Path) -> None:

@@ -4,6 +4,11 @@ other of its topic, in every way in which models state one.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 from spellings import TOPICS, table
 
@@ -37,3 +42,19 @@ def test_spellings_are_read_and_meanings_told_apart(topic: str) -> None:
 @pytest.mark.parametrize("topic", TOPICS)
 def test_all_spellings_are_read_and_all_meanings_told_apart(topic: str) -> None:
     assert_told_apart(topic, 1)
+
+
+def test_the_answers_of_theoremqa_are_read_and_told_apart(
+    real_data: Callable[[str], Path],
+) -> None:
+    """Integers, floats, lists, truth values and letters, each against the next."""
+    file = real_data("theoremqa") / "self_authored.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    answers = sorted({str(row["Answer"]) for row in rows})
+    assert len(answers) > 60
+    for answer, other in pairwise(answers):
+        assert math_reward(f"Hence\n\\boxed{{{answer}}}", answer).value == 1.0, answer
+        assert math_reward(f"Hence\n#### {answer}", answer).value == 1.0, answer
+        # A list of one number is that number.
+        if other.strip("[]") != answer.strip("[]"):
+            assert math_reward(f"\\boxed{{{other}}}", answer).value == 0.0, (answer, other)
