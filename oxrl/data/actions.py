@@ -142,7 +142,7 @@ def read_head(directory: Path) -> ActionHead | None:
     path = directory / HEAD_FILE
     if not path.is_file():
         return None
-    fields = _object_in(path)
+    fields = object_in(path)
     try:
         given = {name: tuple(value) for name, value in fields.items() if name != "chunk"}
         return ActionHead(chunk=int(fields["chunk"]), **given)
@@ -156,7 +156,7 @@ def read_quantiles(path: Path) -> Quantiles:
     Raises:
         DataError: the file has none.
     """
-    fields = _object_in(path)
+    fields = object_in(path)
     found = fields.get("action", fields)
     try:
         low = tuple(float(number) for number in found["q01"])
@@ -179,7 +179,12 @@ def quantiles_of(actions: Sequence[Sequence[float]]) -> Quantiles:
     return Quantiles(tuple(low.tolist()), tuple(high.tolist()))
 
 
-def _object_in(path: Path) -> Mapping[str, Json]:
+def object_in(path: Path) -> Mapping[str, Json]:
+    """The JSON object in a file.
+
+    Raises:
+        DataError: the file cannot be read, or holds something else.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from oxrl.data.actions import object_in
 from oxrl.data.rows import Json
 from oxrl.errors import DataError
 from oxrl.runs.files import write_atomically
@@ -131,11 +132,11 @@ def read_episodes(directory: Path) -> Iterator[RobotEpisode]:
     Raises:
         DataError: it is none, of another version, or its frames are videos; says where.
     """
-    info = _json(directory / "meta" / "info.json")
+    info = _info(directory)
     version = info.get("codebase_version")
     if version not in READ:
         raise DataError(f"{directory} is of version {version}; read are {', '.join(READ)}")
-    features: Mapping[str, Json] = info.get("features", {})
+    features: Mapping[str, Mapping[str, Json]] = info.get("features", {})
     if "action" not in features:
         raise DataError(f"{directory}: meta/info.json names no feature action")
     videos = [name for name, feature in features.items() if feature.get("dtype") == "video"]
@@ -269,17 +270,45 @@ def _frame(row: Mapping[str, Json], cameras: Sequence[str], path: Path) -> Frame
     )
 
 
+def _info(directory: Path) -> Mapping[str, Json]:
+    """What meta/info.json says, its features being objects.
+
+    Raises:
+        DataError: it is not there, or says something else.
+    """
+    path = directory / "meta" / "info.json"
+    try:
+        info = object_in(path)
+    except DataError as error:
+        raise DataError(f"{error}; is it a LeRobot dataset?") from error
+    features = info.get("features", {})
+    if not isinstance(features, dict):
+        raise DataError(f"{path}: features are {type(features).__name__}, need an object")
+    for name, feature in cast(Mapping[str, object], features).items():
+        if not isinstance(feature, dict):
+            raise DataError(f"{path}: feature {name} is {feature!r:.60}, need an object")
+    return info
+
+
 def _tasks(directory: Path) -> dict[int, str]:
+    """The text of every task.
+
+    Raises:
+        DataError: the file of tasks is damaged; names it and the line.
+    """
     lines = directory / "meta" / "tasks.jsonl"
+    found: dict[int, str] = {}
     if lines.is_file():
-        read = [json.loads(line) for line in lines.read_text().splitlines() if line.strip()]
-        return {int(task["task_index"]): str(task["task"]) for task in read}
+        for number, line in enumerate(lines.read_text().splitlines()):
+            if line.strip():
+                task, text = _task_of(lines, number, line)
+                found[task] = text
+        return found
     table = directory / "meta" / "tasks.parquet"
     if not table.is_file():
         return {}
     import pyarrow.parquet as pq
 
-    found: dict[int, str] = {}
     for row in pq.read_table(table).to_pylist():
         # Version 3 keeps the text in the index of a pandas frame.
         text = row.get("task", row.get("__index_level_0__", ""))
@@ -287,14 +316,12 @@ def _tasks(directory: Path) -> dict[int, str]:
     return found
 
 
-def _json(path: Path) -> dict[str, Json]:
+def _task_of(path: Path, number: int, line: str) -> tuple[int, str]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}; is it a LeRobot dataset?") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path} holds no object")
-    return cast(dict[str, Json], found)
+        task = json.loads(line)
+        return int(task["task_index"]), str(task["task"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} line {number + 1} is no task, but {line!r:.60}") from error
 
 
 def _write_lines(path: Path, lines: Sequence[Json]) -> None:

@@ -247,7 +247,11 @@ def test_datasets_that_cannot_be_read_are_refused_with_the_reason(tmp_path: Path
     film = {"action": action, "observation.images.top": {"dtype": "video"}}
     refused({"codebase_version": "v2.1", "features": film}, "are videos")
     refused({"codebase_version": "v3.0", "features": {"action": action}}, "no data/chunk")
-    with pytest.raises(DataError, match="is it a LeRobot dataset"):
+    refused({"codebase_version": "v2.1", "features": ["action"]}, "features are list")
+    refused({"codebase_version": "v2.1", "features": {"action": "float32"}}, "feature action is")
+    (tmp_path / "meta" / "tasks.jsonl").write_text('{"task_index": 0}\n')
+    refused({"codebase_version": "v2.1", "features": {"action": action}}, "line 1 is no task")
+    with pytest.raises(DataError, match="a LeRobot dataset"):
         make(tmp_path / "nowhere", tmp_path / "rows")
     with pytest.raises(DataError, match="names: leave out lerobot"):
         PREPARERS["demonstrations"](None, tmp_path / "names", limit=1, lerobot=True)
