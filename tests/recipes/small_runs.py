@@ -36,20 +36,20 @@ def write_inputs(folder: Path) -> None:
     (folder / "reward.py").write_text(REWARD)
 
 
-def model_that_stops(folder: Path) -> Path:
+def model_that_stops(folder: Path, name: str = "builtin:tiny") -> Path:
     """A random model ends a turn hardly ever; this one with about every sixth token."""
     import torch
 
     from oxrl.models.builtin import builtin_policy, builtin_tokenizer
 
-    model: Any = builtin_policy("builtin:tiny", seed=0)
+    model: Any = builtin_policy(name, seed=0)
     model.generation_config.eos_token_id = [1]
     hidden: list[torch.Tensor] = []
     hook = model.model.norm.register_forward_hook(lambda *call: hidden.append(call[2]))
     noise = torch.Generator().manual_seed(0)
     with torch.no_grad():
         model(input_ids=torch.randint(0, 261, (4, 64), generator=noise))
-        direction = hidden[0].reshape(-1, 64).mean(0)
+        direction = hidden[0].flatten(0, 1).mean(0)
         model.lm_head.weight[1] = direction * (4.0 / direction.norm() ** 2)
     hook.remove()
     model.save_pretrained(folder)

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from small_runs import metric_lines, rl_config
+from small_runs import metric_lines, model_that_stops, rl_config
 
 from oxrl.config import Config
 from oxrl.errors import EngineError
@@ -22,6 +22,17 @@ pytestmark = pytest.mark.skipif(
 )
 # vLLM's attention on the CPU has no heads as small as those of builtin:tiny.
 SHARED = ["model.name=builtin:small", "run.steps=3", "run.checkpoint_every=0"]
+TALK = """
+import random
+from oxrl.environments import Step
+
+class Talk:
+    def reset(self, prompt, seed):
+        self.chance = random.Random(seed)
+        return f"{prompt.messages[0]['content']} {self.chance.randint(0, 9)}"
+    def step(self, text):
+        return Step(f"go on {self.chance.randint(0, 9)}", reward=len(set(text)) / 10)
+"""
 VLLM = ["inference_engine.name=vllm", "inference_engine.actors=1"]
 
 
@@ -55,6 +66,28 @@ def test_a_run_on_vllm_samples_and_learns_what_a_local_run_does(
         assert theirs["sync/probe_max"] < 1e-4
         assert theirs["sync/retries"] == 0
         assert 0 < theirs["rollout/kv_cache_frac"] <= 1
+
+
+def test_episodes_on_vllm_are_those_of_a_local_run(tmp_path: Path) -> None:
+    """Turn by turn, with the rewards that the environment gives."""
+    (tmp_path / "talk.py").write_text(TALK)
+    model = model_that_stops(tmp_path / "model", "builtin:small")
+    played: list[list[tuple[str, str, float]]] = []
+    for name, engine in (("local", []), ("vllm", VLLM)):
+        cfg = rl_config(
+            tmp_path,
+            name,
+            ["run.steps=3", "run.checkpoint_every=0", f"model.name={model}", *engine],
+            environment={"name": f"{tmp_path / 'talk.py'}:Talk", "max_turns": 3},
+            rollout={"max_tokens": 24, "n_samples": 4},
+            reward={"name": ""},
+        )
+        run(cfg)
+        lines = map(json.loads, (cfg.run.directory / "samples.jsonl").read_text().splitlines())
+        played.append([(one["uid"], json.dumps(one["turns"]), one["reward"]) for one in lines])
+        assert metric_lines(cfg.run.directory)[-1]["mismatch/abs_logdiff_max"] < 1e-4
+    assert played[0] == played[1]
+    assert sum(turns.count("go on") for _, turns, _ in played[1]) > 24  # of 48 episodes
 
 
 def test_what_vllm_says_is_in_a_file_of_the_run(trained: Callable[..., Config]) -> None:
