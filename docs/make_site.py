@@ -3,13 +3,15 @@
     python docs/make_site.py [FOLDER]        default: build/site
 
 Pages lead to files all over the repository, so the pages and all that they link to are laid out as
-they are there, and the folder of that is what mkdocs reads. A link or an anchor that leads nowhere
-ends the build; so does an address of another host that the site would fetch from.
+they are there, and the folder of that is what mkdocs reads; `make_api.py` adds the pages of the API
+reference. A link or an anchor that leads nowhere ends the build; so does an address of another host
+that the site would fetch from.
 """
 
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
+API = "docs/api"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 NAV = {
     "Start": ["README.md", "docs/tutorial.md", "docs/python.md", "docs/coming_from.md"],
@@ -32,6 +35,7 @@ NAV = {
         "docs/adapters.md",
         "docs/report.md",
         "docs/extend.md",
+        "experiments/cluster/README.md",
     ],
     "Algorithms": ["docs/algorithms.md", "docs/comparison.md"],
     "Reference": [
@@ -89,8 +93,11 @@ def build_site(source: Path, site: Path) -> None:
     config.write_text("site_name: oxRL\n")
     strict = {"not_found": "warn", "anchors": "warn", "absolute_links": "warn"}
     nav = [{title: list(files)} for title, files in NAV.items()]
+    told = {file for files in NAV.values() for file in files}
     experiments = sorted(path.relative_to(source) for path in source.glob("experiments/**/*.md"))
-    nav.append({"Experiments": [str(path) for path in experiments]})
+    nav.append({"Experiments": [str(path) for path in experiments if str(path) not in told]})
+    api = sorted(path.relative_to(source) for path in (source / API).glob("*.md"))
+    nav.append({"API": [str(path) for path in api]})
     loaded = load_config(
         config_file=str(config),
         docs_dir=str(source),
@@ -159,6 +166,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "pages"
         lay_out(source)
+        runpy.run_path(str(ROOT / "docs" / "make_api.py"))["write_pages"](source / API)
         build_site(source, site)
     found = list(broken(site))
     count = len(list(site.rglob("*.html")))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import torch
+from huggingface_hub.utils import enable_progress_bars
 from safetensors import safe_open
 from torch import nn
 from transformers import (
@@ -44,6 +45,7 @@ from oxrl.models.linear import speed_up_linears
 from oxrl.models.lora import merge_adapter
 from oxrl.models.network import ValueModel
 from oxrl.models.vision import vision_family
+from oxrl.runs.bars import on_terminal
 
 BUILTINS = ", ".join(BUILTIN_DIMS)
 Model = TypeVar("Model", bound=nn.Module)
@@ -279,10 +281,17 @@ def _check_shapes(model_class: type[Any], folder: Path) -> None:
         )
 
 
+def loading_quietly() -> None:
+    """No bars for what takes a moment; those of downloads stay where a terminal shows them."""
+    disable_progress_bar()
+    if on_terminal():
+        enable_progress_bars()
+
+
 @contextmanager
 def named_in_errors(what: str, name: str) -> Iterator[None]:
     """Around reading `what` from a directory or from the hub: says what cannot be read, and why."""
-    disable_progress_bar()
+    loading_quietly()
     path = Path(name)
     looks_local = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
     if looks_local and not path.is_dir():

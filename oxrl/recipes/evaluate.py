@@ -6,6 +6,7 @@ import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from oxrl.data.hub import locate
 from oxrl.data.messages import Messages, images_of, read_messages
 from oxrl.data.prompts import PromptDataset
 from oxrl.data.rows import Record
-from oxrl.engines.sample.base import generate
+from oxrl.engines.sample.base import generate, unheard
 from oxrl.engines.sample.choice import module_sampler
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.models.builtin import is_builtin
@@ -41,6 +42,7 @@ from oxrl.recipes.supervised import evaluate_loss
 from oxrl.recipes.targets import find_target
 from oxrl.rollouts.record import sample_line
 from oxrl.rollouts.requests import make_requests
+from oxrl.runs.bars import Count, Tell, bars
 from oxrl.runs.files import encode_line
 from oxrl.runs.patience import Patience, StopAsked, never
 from oxrl.runs.pins import DATA_FILE, read_noted
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
 GENERATION = Sampling(max_tokens=256)
 # Responses sampled at the same time.
 MOST_ROWS = 64
+# Between two looks at how far an evaluation of a run is, in seconds: short ones say nothing.
+TOLD_EVERY_S = 1.0
 
 
 def evaluate(cfg: Config, setup: RLSetup, session: Session, before: int, step: int) -> Metrics:
@@ -69,15 +73,32 @@ def evaluate(cfg: Config, setup: RLSetup, session: Session, before: int, step: i
         setup.source.settle(session.stopping)
         setup.delivery.deliver(step)
         try:
-            return evaluate_held_out(cfg, setup, session.stopping)
+            return evaluate_held_out(cfg, setup, session.stopping, partial(_told, session))
         finally:
             setup.sampler.metrics()  # what it counted is no part of the next step
 
 
-def evaluate_held_out(cfg: Config, setup: RLSetup, stop: StopAsked = never) -> Metrics:
-    """Evaluate during training: `data.eval` under `rollout.eval_*`, the same seeds each time."""
+def _told(session: Session, what: str, done: int, total: int) -> None:
+    if done < total:  # its metrics tell of the end
+        session.work(what, done, total, unit="responses", rate=0.0)
+
+
+def evaluate_held_out(
+    cfg: Config, setup: RLSetup, stop: StopAsked = never, tell: Tell | None = None
+) -> Metrics:
+    """Evaluate during training: `data.eval` under `rollout.eval_*`, the same seeds each time.
+
+    Args:
+        stop: whether the run was asked to stop.
+        tell: is told how far it is.
+    """
     if setup.held_out is None:
         return {}
+    draws = list(enumerate(setup.held_out.in_order()))
+    heard = unheard
+    if tell is not None:
+        responses = len(draws) * cfg.rollout.eval_samples
+        heard = Count(tell, "evaluation", responses, every_s=TOLD_EVERY_S).one
     temperature = cfg.rollout.eval_temperature
     scored = ScoredSampler(
         sampler=setup.sampler,
@@ -87,8 +108,9 @@ def evaluate_held_out(cfg: Config, setup: RLSetup, stop: StopAsked = never) -> M
         seed=evaluation_seed(cfg),
         deadline_s=cfg.run.deadline_s,
         stop=stop,
+        heard=heard,
     )
-    rollouts = scored.answer(list(enumerate(setup.held_out.in_order())))
+    rollouts = scored.answer(draws)
     return evaluation_metrics(rollouts, samples=scored.samples)
 
 
@@ -224,7 +246,10 @@ def run_eval(
     with sampling_from(
         cfg, path, held_out=True, samples=samples, temperature=temperature, seed=seed
     ) as (prompts, scored):
-        rollouts = scored.answer(list(enumerate(prompts.in_order())))
+        draws = list(enumerate(prompts.in_order()))
+        with bars() as tell:
+            count = Count(tell, "responses", len(draws) * samples)
+            rollouts = replace(scored, heard=count.one).answer(draws)
     metrics = evaluation_metrics(rollouts, samples=samples)
     if pick is not None:
         verdicts = judge(cfg, pick, in_groups(rollouts, samples))

@@ -11,7 +11,7 @@ import torch
 
 from oxrl.config import Config
 from oxrl.data.batching import how_it_ended
-from oxrl.engines.sample.base import RolloutEngine, generate
+from oxrl.engines.sample.base import Heard, RolloutEngine, generate, unheard
 from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.rewards.base import GroupScorer
 from oxrl.rollouts.requests import make_requests
@@ -34,6 +34,7 @@ class ScoredSampler:
         seed: of all of them.
         deadline_s: longest wait for the next answer, and for the next score.
         stop: whether the run was asked to stop.
+        heard: is told of every response when it is finished.
     """
 
     sampler: RolloutEngine
@@ -43,6 +44,7 @@ class ScoredSampler:
     seed: int
     deadline_s: float
     stop: StopAsked = never
+    heard: Heard = unheard
 
     def answer(self, draws: Sequence[tuple[int, Prompt]]) -> list[Rollout]:
         """`samples` scored responses in a row for every (position, prompt).
@@ -54,7 +56,13 @@ class ScoredSampler:
         requests = make_requests(
             draws, samples=self.samples, sampling=self.sampling, run_seed=self.seed
         )
-        completions = generate(self.sampler, requests, deadline_s=self.deadline_s, stop=self.stop)
+        completions = generate(
+            self.sampler,
+            requests,
+            deadline_s=self.deadline_s,
+            stop=self.stop,
+            heard=self.heard,
+        )
         sampled = list(zip(requests, completions, strict=True))
         patience = Patience(self.stop, self.deadline_s)
         return score_groups(self.scorer, sampled, patience, samples=self.samples)

@@ -103,7 +103,7 @@ class Session:
                 review=partial(review_inputs, cfg),
             )
             self.run = stack.enter_context(directory)
-            stack.enter_context(run_logging(self.run.path / "run.log"))
+            stack.enter_context(run_logging(self.run.path / "run.log", cfg.run.console))
             self.run.log_remarks()
             self.stop = stack.enter_context(StopRequest())
             self.recorder = stack.enter_context(Recorder(self.run))
@@ -111,6 +111,7 @@ class Session:
             self._console = stack.enter_context(
                 Console(cfg.run.steps, cfg.run.name, mode=cfg.run.console)
             )
+            self._console.watch(self.clock, self.recorder)
             self._trackers = stack.enter_context(Trackers(self.run, cfg.run.shown_in))
             self._stack = stack.pop_all()
         self._announce_reference()

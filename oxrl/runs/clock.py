@@ -12,6 +12,10 @@ from pathlib import Path
 from oxrl.types import Metrics
 
 
+def _nobody(key: str) -> None:
+    """Does not want to know."""
+
+
 class Clock:
     """Seconds per phase, added up until they are taken for the line of a step."""
 
@@ -19,6 +23,8 @@ class Clock:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._step_started = time.monotonic()
         self._counters: list[Callable[[], Metrics]] = []
+        # Is told of every phase that begins, by its key.
+        self.tell: Callable[[str], None] = _nobody
 
     def also(self, counters: Callable[[], Metrics]) -> None:
         """Have something else counted for the line of each step.
@@ -32,6 +38,7 @@ class Clock:
     def phase(self, key: str) -> Iterator[None]:
         """Add the seconds spent inside to metric `key` of the next step's line."""
         start = time.monotonic()
+        self.tell(key)
         try:
             yield
         finally:

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import io
 import logging
-import math
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from oxrl.errors import OxrlError, RunDirectoryError
 from oxrl.runs.files import open_own
+from oxrl.runs.live import LiveView, phase_shares, sample_text
 from oxrl.shown import shown
 from oxrl.types import Metrics
+
+if TYPE_CHECKING:
+    from oxrl.runs.clock import Clock
+    from oxrl.runs.recorder import Recorder
 
 # label, metric keys (the first one present is shown), format. A column whose metric is absent is
 # left out.
@@ -48,15 +51,9 @@ COLUMNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 REWARD = "reward/mean"
 PART = "reward/part/"
 MOST_PARTS = 4  # on the line of a step
-SPARKS = "▁▂▃▄▅▆▇█"
-SPARKLINE = 20  # newest rewards
-PHASES = {
-    "sampling": ("time/rollout_s",),
-    "reward": ("time/reward_s",),
-    "update": ("time/logprobs_s", "time/update_s"),
-}
-WIDE = 110  # columns of a terminal that has room for more than the numbers
-Mode = Literal["auto", "plain", "quiet"]
+Mode = Literal["auto", "plain", "verbose", "quiet"]
+# Libraries with log handlers of their own, which would write over the live view.
+NOISY = ("transformers", "huggingface_hub", "datasets", "mlflow", "ray", "deepspeed", "vllm")
 PLAIN_EVERY_S = 5.0  # between two plain lines about the same work
 ETA_WINDOW = 20  # steps: long enough to be calm, short enough to follow lengths that grow
 
@@ -67,8 +64,8 @@ class Console(AbstractContextManager["Console"]):
     Args:
         total_steps: of the run.
         title: its name.
-        mode: auto: a live line on a terminal, else plain lines; plain: always those; quiet: nothing
-            but messages.
+        mode: auto: a live view on a terminal, else plain lines; plain: always those; verbose:
+            those, with where the time went and a sample; quiet: nothing but messages.
         stream: where to; None: standard output.
     """
 
@@ -82,7 +79,8 @@ class Console(AbstractContextManager["Console"]):
     ) -> None:
         self._stream = stream or sys.stdout or _Nowhere()
         self._quiet = mode == "quiet"
-        self._rewards: deque[float] = deque(maxlen=SPARKLINE)
+        self._verbose = mode == "verbose"
+        self._sample = ""
         if isinstance(self._stream, io.TextIOWrapper):
             self._stream.reconfigure(errors="replace")
         self._total = total_steps
@@ -91,34 +89,51 @@ class Console(AbstractContextManager["Console"]):
         console = RichConsole(file=self._stream, highlight=False)
         # NO_COLOR asks for plain text, see no-color.org.
         live = mode == "auto" and console.is_interactive and not console.no_color
-        self._progress = _live_line(console, total_steps, shown(title)) if live else None
-        self._wide = console.width >= WIDE
+        self._view = LiveView(console, total_steps, shown(title)) if live else None
+
+    def watch(self, clock: Clock, recorder: Recorder) -> None:
+        """Show the phases that a clock measures, and samples that a recorder writes."""
+        clock.tell = self.doing
+        recorder.show = self.samples
 
     def step(self, step: int, metrics: Metrics) -> None:
         """Show one optimizer step."""
         self._times.append(time.monotonic())
-        if REWARD in metrics:
-            self._rewards.append(metrics[REWARD])
         if self._quiet:
             return
-        columns: list[str] = []
-        for label, keys, form in COLUMNS:
-            values = [metrics[key] for key in keys if key in metrics]
-            if values and not (label == "loss" and REWARD in metrics):
-                columns.append(f"{label} {values[0]:{form}}")
-            if label == "reward":
-                columns += _part_columns(metrics)
+        numbers = "  ".join(_columns(metrics))
         per_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
-        left = format_duration(max(0, self._total - step) * per_step)
-        text = "  ".join([*columns, f"ETA {left}"])
-        if self._progress is None:
-            self._line(f"step {step}/{self._total}  {text}")
+        eta = f"ETA {format_duration(max(0, self._total - step) * per_step)}"
+        if self._view is not None:
+            with self._or_give_up():
+                self._view.step(step, numbers, eta, metrics)
             return
-        if self._wide:
-            text = "  ".join([text, *phase_shares(metrics), sparkline(self._rewards)])
-        with self._or_give_up():
-            task = self._progress.task_ids[0]
-            self._progress.update(task, completed=step, values=text, refresh=True)
+        text = "  ".join(filter(None, (numbers, eta)))
+        if self._verbose:
+            text = "  ".join([text, *phase_shares(metrics)])
+        self._line(f"step {step}/{self._total}  {text}")
+        if self._sample:
+            self._line(f"  {self._sample}")
+            self._sample = ""
+
+    def doing(self, phase: str) -> None:
+        """Show what the run is at.
+
+        Args:
+            phase: the metric that its seconds go to.
+        """
+        if self._view is not None:
+            with self._or_give_up():
+                self._view.doing(phase)
+
+    def samples(self, lines: Sequence[Mapping[str, object]]) -> None:
+        """Show the newest of some samples, as samples.jsonl has them."""
+        if not lines:
+            return
+        if self._view is not None:
+            self._view.sample(lines[-1])
+        elif self._verbose:
+            self._sample = sample_text(lines[-1])
 
     def work(self, what: str, done: int, total: int, *, unit: str, rate: float) -> None:
         """Show how far a long piece of work outside of the steps is.
@@ -135,9 +150,9 @@ class Console(AbstractContextManager["Console"]):
         if rate:
             left = format_duration((total - done) / rate)
             text += f"  {rate:,.3g} {unit}/s  ETA {left}"
-        if self._progress is not None:
+        if self._view is not None:
             with self._or_give_up():
-                self._progress.update(self._progress.task_ids[0], values=text, refresh=True)
+                self._view.work(text)
             return
         now = time.monotonic()
         if done == total or now - self._worked >= PLAIN_EVERY_S:
@@ -153,17 +168,17 @@ class Console(AbstractContextManager["Console"]):
     def close(self) -> None:
         """Leave the last line on screen and give the terminal back; closing twice is harmless."""
         with self._or_give_up():
-            if self._progress is not None:
-                self._progress.stop()
-        self._progress = None
+            if self._view is not None:
+                self._view.stop()
+        self._view = None
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _line(self, text: str) -> None:
         with self._or_give_up():
-            if self._progress is not None:
-                self._progress.console.print(text, markup=False, soft_wrap=True)
+            if self._view is not None:
+                self._view.say(text)
             else:
                 self._stream.write(text + "\n")
                 self._stream.flush()
@@ -177,9 +192,21 @@ class Console(AbstractContextManager["Console"]):
         try:
             yield
         except (OSError, ValueError):
-            self._progress = None
+            self._view = None
             with suppress(OSError, ValueError), open(os.devnull, "wb") as null:
                 os.dup2(null.fileno(), self._stream.fileno())
+
+
+def _columns(metrics: Metrics) -> list[str]:
+    """The numbers of a step, each with its label."""
+    columns: list[str] = []
+    for label, keys, form in COLUMNS:
+        values = [metrics[key] for key in keys if key in metrics]
+        if values and not (label == "loss" and REWARD in metrics):
+            columns.append(f"{label} {values[0]:{form}}")
+        if label == "reward":
+            columns += _part_columns(metrics)
+    return columns
 
 
 def _part_columns(metrics: Metrics) -> list[str]:
@@ -187,45 +214,6 @@ def _part_columns(metrics: Metrics) -> list[str]:
     names = [key.removeprefix(PART) for key in metrics if key.startswith(PART)]
     parts = [name for name in names if "/" not in name and "." not in name]
     return [f"{name} {metrics[PART + name]:.3f}" for name in parts[:MOST_PARTS]]
-
-
-def phase_shares(metrics: Metrics) -> list[str]:
-    """What a step's time went into, for phases that took a tenth of it or more."""
-    total = metrics.get("time/step_s", 0.0)
-    found: list[str] = []
-    for name, keys in PHASES.items():
-        spent = sum(metrics.get(key, 0.0) for key in keys)
-        if total and spent >= 0.1 * total:
-            found.append(f"{name} {spent / total:.0%}")
-    return found
-
-
-def sparkline(values: Iterable[float]) -> str:
-    """Numbers as a row of bars, from their smallest to their largest."""
-    known = [value for value in values if math.isfinite(value)]
-    if len(known) < 2:
-        return ""
-    least = min(known)
-    span = max(known) - least
-    bars = ""
-    for value in known:
-        place = (value - least) / span if span else 0.0
-        bars += SPARKS[round(place * (len(SPARKS) - 1))]
-    return bars
-
-
-def _live_line(console: RichConsole, total_steps: int, title: str) -> Progress:
-    # In 80 columns the numbers matter more than a bar.
-    columns: list[ProgressColumn] = []
-    if console.width >= WIDE:
-        columns = [TextColumn("{task.description}"), BarColumn(bar_width=20)]
-    columns.append(TextColumn("{task.completed}/{task.total}"))
-    columns.append(TextColumn("{task.fields[values]}"))
-    # No refresh thread: the line changes when a step ends, and nothing runs beside the training.
-    progress = Progress(*columns, console=console, auto_refresh=False)
-    progress.add_task(title, total=total_steps, values="starting")
-    progress.start()
-    return progress
 
 
 def format_duration(seconds: float) -> str:
@@ -283,8 +271,27 @@ class _RunLog(logging.Handler):
 
 
 @contextmanager
-def run_logging(file: Path) -> Iterator[None]:
-    """While open, the `oxrl` loggers write to `file` from INFO up and to stderr from WARNING up.
+def _noise_to(handler: logging.Handler) -> Iterator[None]:
+    """While open, what other libraries log goes to a handler instead of theirs."""
+    before: dict[str, tuple[list[logging.Handler], bool]] = {}
+    for name in NOISY:
+        logger = logging.getLogger(name)
+        before[name] = (logger.handlers, logger.propagate)
+        logger.handlers = [handler]
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for name, (handlers, propagate) in before.items():
+            logger = logging.getLogger(name)
+            logger.handlers = handlers
+            logger.propagate = propagate
+
+
+@contextmanager
+def run_logging(file: Path, mode: Mode = "auto") -> Iterator[None]:
+    """While open, the `oxrl` loggers write to `file` from INFO up and to stderr from WARNING up,
+    from INFO where `mode` is verbose; what other libraries log goes to `file` alone.
 
     What ends the run goes to the file, with its traceback where it is no error of ours.
 
@@ -297,14 +304,15 @@ def run_logging(file: Path) -> Iterator[None]:
     except OSError as error:
         raise RunDirectoryError(f"{file} cannot be written: {error}") from error
     to_file.setFormatter(_Shown("%(asctime)s %(levelname)s %(name)s: %(message)s", indent="  "))
-    to_terminal = _Terminal(logging.WARNING)
+    to_terminal = _Terminal(logging.INFO if mode == "verbose" else logging.WARNING)
     to_terminal.setFormatter(_Shown("%(levelname)s: %(message)s"))
     logger.addHandler(to_file)
     logger.addHandler(to_terminal)
     before = logger.level
     logger.setLevel(logging.INFO)
     try:
-        yield
+        with _noise_to(to_file):
+            yield
     except Exception as error:
         where = None if isinstance(error, OxrlError) else error
         logger.info("the run ends by %s: %s", type(error).__name__, error, exc_info=where)

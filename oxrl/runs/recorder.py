@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
@@ -45,6 +45,10 @@ RESTORE = (
 )
 
 
+def _nobody(samples: Sequence[Mapping[str, object]]) -> None:
+    """Does not look at them."""
+
+
 class Recorder(AbstractContextManager["Recorder"]):
     """Writes the record of one run. Usable from one thread.
 
@@ -58,6 +62,8 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._files: dict[str, IO[bytes]] = {}
         self._chain = Chain()
         self._last_rollout = -1
+        # Is shown every sample.
+        self.show: Callable[[Sequence[Mapping[str, object]]], None] = _nobody
         try:
             self._place = os.stat(self._folder)
             make_folder(self._rollouts)
@@ -78,6 +84,7 @@ class Recorder(AbstractContextManager["Recorder"]):
     def record_samples(self, samples: Sequence[Mapping[str, object]]) -> None:
         """Append one line per sample, keys in the order given."""
         self._append(SAMPLES, b"".join(encode_line(sample) for sample in samples))
+        self.show(samples)
 
     def record_rollouts(self, step: int, tensors: Mapping[str, Tensor]) -> Path:
         """Write rollouts/step_<8 digits>.safetensors, whole or not at all."""

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from oxrl.runs.console import Console, format_duration, phase_shares, run_logging, sparkline
+from oxrl.runs.bars import Count, bars, followed
+from oxrl.runs.console import Console, format_duration, run_logging
+from oxrl.runs.live import phase_shares, sample_text, sparkline
 
 METRICS = {
     "reward/mean": 0.4123,
@@ -117,22 +119,36 @@ def test_rewards_are_drawn_and_phases_told_in_shares() -> None:
 
 
 LIVE = """
-import sys
 from oxrl.runs.console import Console
-with Console(3, "demo") as console:
+times = {"time/step_s": 2.0, "time/rollout_s": 1.2, "time/update_s": 0.6}
+with Console(3, "demo [1]") as console:
     console.message("phase one")
+    console.doing("time/rollout_s")
     for step in (1, 2, 3):
-        console.step(step, {"reward/mean": step / 4, "kl/ref_k3": 0.5})
+        sample = {"prompt": "2+2=", "response": f"{step}\\x1b[2J\\nten [b]", "reward": step / 4}
+        console.samples([sample])
+        console.doing("time/update_s")
+        console.step(step, {"reward/mean": step / 4, "kl/ref_k3": 0.5} | times)
+    console.doing("time/eval_s")
+    console.work("evaluation", 5, 20, unit="responses", rate=0.0)
     print("printed meanwhile")
+"""
+BARS = """
+import time
+from oxrl.runs.bars import bars, followed
+assert sum(followed(iter(range(5)), "rows of train")) == 10
+with bars() as tell:
+    tell("responses", 3, 12)
 """
 
 
-def test_a_terminal_sees_a_line_that_redraws_itself_and_messages_that_stay() -> None:
+def on_a_terminal(program: str, **environment: str) -> str:
+    """What a terminal of 120 columns is sent."""
     master, slave = pty.openpty()
-    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    environment |= {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "24"}
+    others = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    others |= {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "24", **environment}
     with subprocess.Popen(
-        [sys.executable, "-c", LIVE], stdout=slave, stderr=slave, env=environment
+        [sys.executable, "-c", program], stdout=slave, stderr=slave, env=others
     ) as process:
         os.close(slave)
         seen, deadline = b"", time.monotonic() + 60
@@ -149,10 +165,83 @@ def test_a_terminal_sees_a_line_that_redraws_itself_and_messages_that_stay() -> 
     os.close(master)
     text = seen.decode()
     assert process.returncode == 0, text
+    return text
+
+
+def test_a_terminal_sees_lines_that_redraw_themselves_and_messages_that_stay() -> None:
+    text = on_a_terminal(LIVE)
     assert "phase one" in text and "printed meanwhile" in text
-    assert "\x1b[2K" in text  # the line is erased and drawn again
+    assert "\x1b[2K" in text  # the lines are erased and drawn again
     for expected in ("1/3", "3/3", "reward 0.250", "reward 0.750", "KL 5.00e-01", "ETA 0s"):
         assert expected in text
+    # What the run is at, where the time went, the newest sample on one line, with no escape obeyed.
+    for expected in (
+        "sampling",
+        "updating",
+        "evaluating",
+        "update 30%",
+        "evaluation 5/20",
+        "demo [1]",
+    ):
+        assert expected in text
+    assert "[0.75] 2+2= → 3\\x1b[2J⏎ten [b]" in text
+    assert "\x1b[2J" not in text
+
+
+def test_a_narrow_terminal_has_one_line() -> None:
+    text = on_a_terminal(LIVE, COLUMNS="80")
+    assert "3/3" in text and "reward 0.750" in text and "2+2=" not in text
+
+
+def test_commands_draw_bars_on_a_terminal_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    text = on_a_terminal(BARS)
+    assert "responses" in text and "3/12" in text
+    assert "responses" not in on_a_terminal(BARS, NO_COLOR="1")
+    with bars() as tell:
+        tell("responses", 3, 12)
+    assert list(followed([1, 2], "rows")) == [1, 2]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_count_tells_now_and_then_and_at_the_end() -> None:
+    told: list[tuple[str, int, int]] = []
+    count = Count(lambda *given: told.append(given), "rows", 3, every_s=1e9)
+    for _ in range(3):
+        count.one()
+    assert told == [("rows", 3, 3)]
+
+
+def test_verbose_lines_have_a_sample_and_log_messages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = io.StringIO()
+    times = {"time/step_s": 2.0, "time/rollout_s": 1.0}
+    with Console(3, "x", mode="verbose", stream=stream) as console:
+        console.samples([])
+        console.samples(
+            [{"prompt": "2+2=", "response": "4\x07", "reward": None, "status": "error"}]
+        )
+        console.step(1, METRICS | times)
+    first, second = stream.getvalue().splitlines()
+    assert "sampling 50%" in first and second == "  [error] 2+2= → 4\\x07"
+    assert sample_text({"prompt": [{"type": "image"}], "response": "a", "reward": 1}).startswith(
+        "[1]"
+    )
+    with run_logging(tmp_path / "run.log", "verbose"):
+        logging.getLogger("oxrl.x").info("a detail")
+    assert "a detail" in capsys.readouterr().err
+
+
+def test_what_other_libraries_log_goes_to_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noisy = logging.getLogger("transformers.models")
+    before = logging.getLogger("transformers").handlers
+    with run_logging(tmp_path / "run.log"):
+        noisy.warning("a word from a library")
+    assert "a word from a library" in (tmp_path / "run.log").read_text()
+    assert "a word" not in capsys.readouterr().err
+    assert logging.getLogger("transformers").handlers == before
 
 
 def test_text_the_stream_cannot_spell_is_approximated() -> None:

@@ -82,10 +82,11 @@ class RunConfig(Section):
         "Trackers that show the run besides MLflow, with commas: tensorboard, wandb, trackio; each "
         "is a package to install.",
     )
-    console: Literal["auto", "plain", "quiet"] = setting(
+    console: Literal["auto", "plain", "verbose", "quiet"] = setting(
         "auto",
-        "auto: a live line on a terminal, a plain line per step elsewhere; plain: always plain "
-        "lines; quiet: warnings and what begins and ends alone. run.log has everything.",
+        "auto: a live view on a terminal, a plain line per step elsewhere; plain: always plain "
+        "lines; verbose: with where the time went, a sample and all log messages; quiet: warnings "
+        "and what begins and ends alone. run.log has everything.",
     )
     health: dict[str, Literal["warn", "stop", "off"]] = setting(
         {},

@@ -25,6 +25,7 @@ from oxrl.data.prepare.split import split_rows
 from oxrl.data.prepare.visual import VisualQuestions
 from oxrl.data.rows import Fields, Json, Record, file_hash, read_rows
 from oxrl.errors import DataError, MissingExtraError
+from oxrl.runs.bars import followed
 from oxrl.runs.files import write_atomically
 from oxrl.seeds import stable_seed
 
@@ -249,7 +250,7 @@ def _converted(
 ) -> list[Fields]:
     """The rows made of raw records, with uid and source; adds what was rejected, and why."""
     rows: list[Fields] = []
-    for number, record in enumerate(records):
+    for number, record in enumerate(followed(records, f"rows of {stem}")):
         try:
             fields = record.fields
             if name in WITH_IMAGES:

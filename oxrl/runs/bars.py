@@ -1,0 +1,98 @@
+"""Bars of commands that take a while, on standard error of a terminal; nothing anywhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+Item = TypeVar("Item")
+# Between two looks at how far something is, in seconds.
+EVERY_S = 0.1
+# What, how many are done, of how many.
+Tell = Callable[[str, int, int], None]
+
+
+def on_terminal() -> bool:
+    """Whether somebody looks at standard error who did not ask for plain text."""
+    stream = sys.stderr
+    if stream is None or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+@contextmanager
+def bars() -> Iterator[Tell]:
+    """While open, draws how far work is that it is told of; the bars go when it closes."""
+    if not on_terminal():
+        yield _nowhere
+        return
+    columns: tuple[Any, ...] = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    console = RichConsole(stderr=True)
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+        tasks: dict[str, Any] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what)
+            # Of how many is not always known.
+            progress.update(tasks[what], completed=done, total=total or None, refresh=True)
+
+        yield tell
+
+
+def _nowhere(what: str, done: int, total: int) -> None:
+    """Nobody looks."""
+
+
+def followed(items: Iterable[Item], what: str, total: int = 0) -> Iterator[Item]:
+    """The same items, told of as they are taken.
+
+    Args:
+        items: any number of them.
+        what: they are, in the plural.
+        total: how many; 0: nobody knows.
+    """
+    with bars() as tell:
+        count = Count(tell, what, total)
+        for item in items:
+            yield item
+            count.one()
+
+
+class Count:
+    """Counts what is done, and tells of it now and then and at the end.
+
+    Args:
+        tell: whom.
+        what: is counted.
+        total: how many there will be; 0: nobody knows.
+        every_s: how often, in seconds.
+    """
+
+    def __init__(self, tell: Tell, what: str, total: int, *, every_s: float = EVERY_S) -> None:
+        self._tell = tell
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._every_s = every_s
+        self._told = time.monotonic()
+
+    def one(self, item: object = None) -> None:
+        """One more is done."""
+        self._done += 1
+        now = time.monotonic()
+        if self._done == self._total or now - self._told >= self._every_s:
+            self._told = now
+            self._tell(self._what, self._done, self._total)

@@ -1,0 +1,176 @@
+"""What a run shows on a terminal: a few lines that stand in place while it goes on.
+
+On a narrow terminal it is one line. Everything that is drawn is drawn when something happens: no
+thread runs beside the training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console as RichConsole
+from rich.console import Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.text import Text
+
+from oxrl.shown import shown
+from oxrl.types import Metrics
+
+WIDE = 110  # columns of a terminal that has room for more than the numbers
+HIGH = 12  # its lines
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARKLINE = 20  # newest rewards
+LINE_END = "⏎"
+PHASES = {
+    "sampling": ("time/rollout_s",),
+    "reward": ("time/reward_s",),
+    "update": ("time/logprobs_s", "time/update_s"),
+}
+# What a phase is called while it lasts.
+DOING = {
+    "time/rollout_s": "sampling",
+    "time/reward_s": "scoring",
+    "time/logprobs_s": "asking the models",
+    "time/update_s": "updating",
+    "time/eval_s": "evaluating",
+    "time/checkpoint_s": "saving",
+}
+
+
+class LiveView:
+    """The lines of one run.
+
+    Args:
+        console: of the terminal.
+        total_steps: of the run.
+        title: its name.
+    """
+
+    def __init__(self, console: RichConsole, total_steps: int, title: str) -> None:
+        self.console = console
+        self._wide = console.width >= WIDE
+        self._high = self._wide and console.height >= HIGH
+        self._rewards: deque[float] = deque(maxlen=SPARKLINE)
+        self._doing = "starting"
+        self._work = ""
+        self._numbers = ""
+        self._eta = ""
+        self._shares: list[str] = []
+        self._sample = ""
+        self._step = 0
+        self._total = total_steps
+        self._progress = _bar(console, total_steps, title)
+        self._live = Live(
+            self._drawn(), console=console, auto_refresh=False, vertical_overflow="crop"
+        )
+        self._live.start()
+
+    def step(self, step: int, numbers: str, eta: str, metrics: Metrics) -> None:
+        """A step is done."""
+        if "reward/mean" in metrics:
+            self._rewards.append(metrics["reward/mean"])
+        self._numbers = numbers
+        self._eta = eta
+        self._shares = phase_shares(metrics)
+        self._work = ""
+        self._step = step
+        self._draw()
+
+    def doing(self, phase: str) -> None:
+        """A phase began: the name of its metric."""
+        self._doing = DOING.get(phase, "")
+        self._work = ""
+        self._draw()
+
+    def work(self, text: str) -> None:
+        """How far a long piece of work is."""
+        self._work = text
+        self._draw()
+
+    def sample(self, line: Mapping[str, object]) -> None:
+        """The newest sample: a line of samples.jsonl. It is shown with the next change."""
+        self._sample = sample_text(line)
+
+    def say(self, text: str) -> None:
+        """A line above, which stays."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        """Leave the last lines where they are."""
+        self._doing = ""
+        self._draw()
+        self._live.stop()
+
+    def _draw(self) -> None:
+        self._live.update(self._drawn(), refresh=True)
+
+    def _drawn(self) -> Group | Text:
+        if not self._wide:
+            # The numbers matter more than a bar, and what is cut off is the last of them.
+            told = (f"{self._step}/{self._total}", self._eta, self._work or self._numbers)
+            return _one(filter(None, (*told, "" if self._numbers else self._doing)))
+        task = self._progress.task_ids[0]
+        self._progress.update(task, completed=self._step, eta=self._eta, doing=self._doing)
+        numbers = _one(
+            filter(None, (self._work or self._numbers, sparkline(self._rewards), *self._shares))
+        )
+        sample = [Text(self._sample, no_wrap=True, overflow="ellipsis", style="dim")]
+        return Group(self._progress, numbers, *(sample if self._high else []))
+
+
+def _one(parts: Iterable[str]) -> Text:
+    """One line, cut off where the terminal ends."""
+    return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
+
+
+def _bar(console: RichConsole, total_steps: int, title: str) -> Progress:
+    columns: tuple[ProgressColumn, ...] = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn("{task.completed}/{task.total}"),
+        TextColumn("{task.fields[eta]}", markup=False),
+        TextColumn("{task.fields[doing]}", markup=False, style="bold"),
+    )
+    progress = Progress(*columns, console=console, auto_refresh=False)
+    progress.add_task(title, total=total_steps, eta="", doing="")
+    return progress
+
+
+def sample_text(line: Mapping[str, object]) -> str:
+    """A sample on one line: what was asked, what came, what it earned."""
+    reward = line.get("reward")
+    earned = f"{reward:.3g}" if isinstance(reward, float | int) else str(line.get("status", ""))
+    return f"[{earned}] {_one_line(line.get('prompt'))} → {_one_line(line.get('response'))}"
+
+
+def _one_line(value: object) -> str:
+    text = value if isinstance(value, str) else str(value)
+    return shown(text).replace("\n", LINE_END).replace("\t", " ")
+
+
+def phase_shares(metrics: Metrics) -> list[str]:
+    """What a step's time went into, for phases that took a tenth of it or more."""
+    total = metrics.get("time/step_s", 0.0)
+    found: list[str] = []
+    for name, keys in PHASES.items():
+        spent = sum(metrics.get(key, 0.0) for key in keys)
+        if total and spent >= 0.1 * total:
+            found.append(f"{name} {spent / total:.0%}")
+    return found
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """Numbers as a row of bars, from their smallest to their largest."""
+    known = [value for value in values if math.isfinite(value)]
+    if len(known) < 2:
+        return ""
+    least = min(known)
+    span = max(known) - least
+    bars = ""
+    for value in known:
+        place = (value - least) / span if span else 0.0
+        bars += SPARKS[round(place * (len(SPARKS) - 1))]
+    return bars
