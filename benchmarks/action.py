@@ -1,6 +1,6 @@
 """What an acting policy costs: environment steps and images per second, and the tower's share.
 
-    OMP_NUM_THREADS=1 python benchmarks/action.py [--simulators]
+    OMP_NUM_THREADS=1 python benchmarks/action.py [--simulators] [--json]
 
 Every figure is per second of processor time (of this process, and of those that it starts where
 they do the work), the best of three. One thread.
@@ -9,6 +9,7 @@ they do the work), the best of three. One thread.
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import sys
 import time
@@ -98,8 +99,14 @@ def simulator_steps(options: dict[str, Any]) -> int:
     return 40
 
 
+# What was measured: (what, value, unit).
+FOUND: list[tuple[str, float, str]] = []
+
+
 def say(what: str, value: float, unit: str) -> None:
-    sys.stdout.write(f"| {what} | {value:,.0f} {unit} |\n")
+    FOUND.append((what, value, unit))
+    # A long run shows how far it is; its results are one piece of text.
+    sys.stderr.write(f"{what}: {value:,.0f} {unit}\n")
 
 
 def network_shares() -> None:
@@ -150,10 +157,10 @@ def network_shares() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--simulators", action="store_true", help="MiniGrid and MuJoCo as well")
+    parser.add_argument("--json", action="store_true", help="the figures as JSON, not as a table")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     began = time.monotonic()
-    sys.stdout.write("| what | per second of processor time |\n|---|---|\n")
     say("raster world, step and frame", rate(bare_steps), "steps/s")
     say("the same, frames as PNG in base64", rate(steps_as_text), "steps/s")
     say("the same, in a process of its own", rate(steps_of_processes), "steps/s")
@@ -165,7 +172,16 @@ def main() -> None:
 
             say(name, rate(work), "steps/s")
     network_shares()
-    sys.stdout.write(f"wall {time.monotonic() - began:.0f} s\n")
+    wall_s = time.monotonic() - began
+    if chosen.json:
+        names = ("what", "value", "unit")
+        figures = [dict(zip(names, found, strict=True)) for found in FOUND]
+        sys.stdout.write(json.dumps({"figures": figures, "wall_s": wall_s}, indent=1) + "\n")
+        return
+    sys.stdout.write("| what | per second of processor time |\n|---|---|\n")
+    for what, value, unit in FOUND:
+        sys.stdout.write(f"| {what} | {value:,.0f} {unit} |\n")
+    sys.stdout.write(f"wall {wall_s:.0f} s\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How many images a model reads per second, and how much of that time its vision tower takes.
 
-    python benchmarks/vision.py [--rows 64] [--sizes 32x16 64x64] [--tokens 8] [--repeat 5]
+    python benchmarks/vision.py [--rows 64] [--sizes 32x16 64x64] [--tokens 8] [--repeat 5] [--json]
 
 `builtin:tiny-vl` on one thread, rows of one image each: pixels from files (decoding, resizing,
 cutting into patches), forward and backward of a supervised step, and sampling of 4 responses per
@@ -157,15 +157,20 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["32x16", "64x64"])
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="the figures as JSON, not as a table")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     head = ["image", "patches", "tokens", "tower", "what", "images/s", "share of the tower"]
-    table = [head, ["---"] * len(head)]
+    lines: list[list[str]] = []
     for size in asked.sizes:
         width, _, height = size.partition("x")
         for frozen in (False, True):
-            table += measure((int(width), int(height)), asked, frozen)
-    for line in table:
+            lines += measure((int(width), int(height)), asked, frozen)
+    if asked.json:
+        figures = [dict(zip(head, line, strict=True)) for line in lines]
+        sys.stdout.write(json.dumps({"figures": figures}, indent=1) + "\n")
+        return
+    for line in (head, ["---"] * len(head), *lines):
         sys.stdout.write(f"| {' | '.join(line)} |\n")
 
 

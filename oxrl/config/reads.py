@@ -96,6 +96,8 @@ OF_EPISODES = (
 )
 NO_ENVIRONMENT = "is read with an environment, environment.name; set that, or remove it"
 NO_ACTIONS = "is read where turns are actions: action.choices or action.size; remove it"
+NO_BINS = "is read of action.code bins, and this is fast: remove it"
+NO_PIECES = "is read of action.code fast, and this is bins: remove it"
 NO_NUMBERS = "is read of actions that are numbers, action.size; these are choices: remove it"
 NO_REWARD = "is read with a reward, reward.name; set that, or remove it"
 OF_REWARDS = ("reward.timeout_s", "reward.workers")
@@ -242,11 +244,15 @@ def _of_episodes(cfg: Config) -> Iterator[tuple[str, str]]:
 def _of_actions(cfg: Config) -> Iterator[tuple[str, str]]:
     """What is read where turns are actions, and what then is not."""
     if not cfg.action.exists:
-        yield from ((f"action.{name}", NO_ACTIONS) for name in ("bins", "chunk", "ids"))
-        yield "action.statistics", NO_ACTIONS
+        for name in ("bins", "chunk", "ids", "statistics", "code", "fast"):
+            yield f"action.{name}", NO_ACTIONS
         return
     if cfg.action.names:
-        yield from ((f"action.{name}", NO_NUMBERS) for name in ("size", "bins", "statistics"))
+        for name in ("size", "bins", "statistics", "code", "fast"):
+            yield f"action.{name}", NO_NUMBERS
+        return
+    # What stands for numbers: bins, or pieces.
+    yield ("action.bins", NO_BINS) if cfg.action.code == "fast" else ("action.fast", NO_PIECES)
 
 
 def _without_images(cfg: Config) -> tuple[str, ...]:

@@ -61,8 +61,26 @@ class ActionHead:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a turn."""
+        """Tokens of a turn; most of them, where it ends by a token of its own."""
         return self.chunk * self.width
+
+    @property
+    def support(self) -> tuple[int, ...]:
+        """Tokens that share all probability."""
+        return self.token_ids
+
+    @property
+    def ends_by(self) -> int | None:
+        """The token that ends a turn; None: turns end by their length."""
+        return None
+
+    def decodes(self, token_ids: Sequence[int]) -> bool:
+        """Whether tokens of a turn stand for as many actions as it has; here they always do."""
+        return len(token_ids) == self.tokens
+
+    def kept(self, token_ids: Sequence[int], executed: int) -> int:
+        """How many tokens of a turn stand for its first actions."""
+        return len(token_ids) - (self.chunk - executed) * self.width
 
     def encode(self, actions: Sequence[Json]) -> tuple[int, ...]:
         """The tokens of a chunk.
@@ -111,16 +129,24 @@ class ActionHead:
         return [self.token_ids[self.choices.index(action)]]
 
     def _bins(self, action: Json) -> list[int]:
+        bins = len(self.token_ids)
+        places = [math.floor(share * bins) for share in self.shares(action)]
+        return [self.token_ids[min(place, bins - 1)] for place in places]
+
+    def shares(self, action: Json) -> list[float]:
+        """Where the numbers of an action lie between their quantiles, from 0 to 1.
+
+        Raises:
+            ValueError: it has too many or too few, or they are no numbers.
+        """
         numbers = action if isinstance(action, list | tuple) else [action]
         right = all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
-        if len(numbers) != self.width or not right:
-            raise ValueError(f"has the action {action!r}, need {self.width} finite numbers")
-        bins = len(self.token_ids)
-        found: list[int] = []
+        if len(numbers) != len(self.low) or not right:
+            raise ValueError(f"has the action {action!r}, need {len(self.low)} finite numbers")
+        found: list[float] = []
         for number, low, high in zip(numbers, self.low, self.high, strict=True):
             share = 0.5 if high == low else (number - low) / (high - low)
-            place = math.floor(min(1.0, max(0.0, share)) * bins)
-            found.append(self.token_ids[min(place, bins - 1)])
+            found.append(min(1.0, max(0.0, share)))
         return found
 
     def _middle(self, number: int, place: int) -> float:
@@ -143,6 +169,10 @@ def read_head(directory: Path) -> ActionHead | None:
     if not path.is_file():
         return None
     fields = object_in(path)
+    if "code" in fields:
+        from oxrl.data.fast_head import fast_head  # most actions are bins or names
+
+        return fast_head(fields, path)
     try:
         given = {name: tuple(value) for name, value in fields.items() if name != "chunk"}
         return ActionHead(chunk=int(fields["chunk"]), **given)

@@ -44,12 +44,13 @@ def encode_demonstration(record: Record, encoder: ChatEncoder, head: ActionHead)
         DataError: no row of that form, or an action that is none; names the row.
     """
     talk = _talk(record)
-    turns = TurnEncoder(encoder, encoder.special_ids, open_turns=True)
+    turns = TurnEncoder(encoder, encoder.special_ids, open_turns=head.ends_by is None)
+    done: tuple[int, ...] = ()
     ids: list[int] = []
     trained: list[bool] = []
     for number, (said, actions) in enumerate(talk):
         if number:
-            read = turns.after((), turns.suffix(said)) or ()
+            read = turns.after(done, turns.suffix(said)) or ()
         else:
             read = turns.opening(said)
         try:

@@ -20,6 +20,7 @@ from oxrl.engines.train.base import Bucket
 from oxrl.functional.logprobs import head_logits
 from oxrl.functional.masks import at_least_float32
 from oxrl.models.network import CausalNetwork
+from oxrl.models.support import is_restricted
 from oxrl.models.vision_network import family_of
 from oxrl.seeds import stable_seed
 from oxrl.types import Images, Rollout, TokenBatch
@@ -64,6 +65,43 @@ class Distance(NamedTuple):
         return {name: value / limit for name, value, limit in pairs}
 
 
+class Compared(NamedTuple):
+    """Which tokens of a probe are compared.
+
+    never: ids that stand for images; up to the last one of a row nothing is compared.
+    only: ids that may be sampled, where that is not all of them; no other has a probability.
+    """
+
+    never: Collection[int] = ()
+    only: Collection[int] = ()
+
+    def ids(self, vocabulary: int) -> Sequence[int]:
+        """What fixed rows are made of."""
+        if self.only:
+            return sorted(self.only)
+        if self.never:
+            return [token for token in range(vocabulary) if token not in self.never]
+        return range(vocabulary)
+
+    def text_of(self, row: Sequence[int]) -> int:
+        """Where the text after the last token of an image begins; 0 where there is none."""
+        if not self.never:
+            return 0
+        places = [at for at, token in enumerate(row) if token in self.never]
+        return places[-1] + 1 if places else 0
+
+    def places(self, row: Sequence[int]) -> list[int]:
+        """Of the tokens of a row that are compared; the first of a row never is."""
+        first = max(1, self.text_of(row))
+        places = range(first, len(row))
+        if not self.only:
+            return [*places]
+        return [at for at in places if row[at] in self.only]
+
+
+EVERYTHING = Compared()
+
+
 class Forwards(NamedTuple):
     """What the same weights say of the probe in the sampler's dtype, and in a higher one."""
 
@@ -71,18 +109,16 @@ class Forwards(NamedTuple):
     high: Scores
 
 
-def fixed_rows(vocabulary: int, tokens: int, never: Collection[int] = ()) -> Rows:
+def fixed_rows(vocabulary: int, tokens: int, compared: Compared = EVERYTHING) -> Rows:
     """Rows of token ids that are always the same.
 
     Args:
         vocabulary: the ids are below it.
         tokens: at least so many are scored; the first of each row is not.
-        never: ids that stand for images, and for nothing without one.
+        compared: what may stand in them.
     """
     count = math.ceil(tokens / (FIXED_TOKENS - 1))
-    ids = (
-        [token for token in range(vocabulary) if token not in never] if never else range(vocabulary)
-    )
+    ids = compared.ids(vocabulary)
     return [
         [ids[stable_seed("probe", row, at) % len(ids)] for at in range(FIXED_TOKENS)]
         for row in range(count)
@@ -97,14 +133,11 @@ class SampledRows(NamedTuple):
 
 
 def sampled_rows(
-    rollouts: Sequence[Rollout], tokens: int, never: Collection[int] = ()
+    rollouts: Sequence[Rollout], tokens: int, compared: Compared = EVERYTHING
 ) -> SampledRows:
     """The ends of samples, from all over them, until `tokens` are scored or there are no more.
 
     Those with images are taken whole.
-
-    Args:
-        never: ids that stand for images.
     """
     rows: Rows = []
     shown: Shown = []
@@ -116,12 +149,13 @@ def sampled_rows(
             images = _images_of(rollout)
             # Engines score rows that are shorter than the context.
             row = read[:-1] if images else read[-min(ROW_TOKENS, len(read) - 1) :]
-            row = row if images else row[_after(row, never) :]
-            if len(row) < 2:
+            row = row if images else row[compared.text_of(row) :]
+            found = len(compared.places(row))
+            if not found:
                 continue
             rows.append(row)
             shown.append(images)
-            scored += len(row) - max(1, _after(row, never))
+            scored += found
             if scored >= tokens:
                 return SampledRows(rows, shown)
     return SampledRows(rows, shown)
@@ -135,29 +169,24 @@ def _images_of(rollout: Rollout) -> tuple[str, ...]:
     return rollout.prompt.images + tuple(name for segment in segments for name in segment.images)
 
 
-def _after(row: Sequence[int], never: Collection[int]) -> int:
-    """Where the text after the last token of an image begins; 0 where there is none."""
-    places = [at for at, token in enumerate(row) if token in never] if never else []
-    return places[-1] + 1 if places else 0
-
-
-def of_text(scores: Scores, rows: Rows, never: Collection[int]) -> Scores:
-    """Scores without those up to the last token of an image, which nobody samples.
+def compared_scores(scores: Scores, rows: Rows, compared: Compared) -> Scores:
+    """Scores without those that are not compared, such as of tokens that nobody samples.
 
     Args:
         scores: token-aligned, of each row.
         rows: what was scored.
-        never: ids that stand for images.
     """
-    if not never:
+    if compared == EVERYTHING:
         return scores
-    starts = [max(1, _after(row, never)) for row in rows]
-    return [[0.0, *said[start:]] for said, start in zip(scores, starts, strict=True)]
+    found: Scores = []
+    for said, row in zip(scores, rows, strict=True):
+        found.append([0.0, *[said[at] for at in compared.places(row)]])
+    return found
 
 
-def count_scored(rows: Rows, never: Collection[int] = ()) -> int:
-    """Tokens of rows that are scored; those of images, and before them, are not."""
-    return sum(len(row) - max(1, _after(row, never)) for row in rows)
+def count_scored(rows: Rows, compared: Compared = EVERYTHING) -> int:
+    """Tokens of rows that are compared."""
+    return sum(len(compared.places(row)) for row in rows)
 
 
 def differences(found: Scores, expected: Scores) -> Tensor:
@@ -265,11 +294,11 @@ def model_logprobs(
         width = max(map(len, some))
         padded = [[*row, *[0] * (width - len(row))] for row in some]
         tokens = torch.tensor(padded, device=device)
-        if not isinstance(model, PreTrainedModel) or family_of(model) is None:
+        if not isinstance(model, PreTrainedModel) or _says_all(model):
             logits = at_least_float32(model(input_ids=tokens).logits[:, :-1])
         else:
             own = shown[start : start + len(some)] if shown else []
-            logits = _of_what_is_seen(model, tokens, some, images, own)
+            logits = _of_what_may_be(model, tokens, some, images, own)
         all_logprobs = (logits / temperature).log_softmax(-1)
         logprobs = all_logprobs.gather(2, tokens[:, 1:, None]).squeeze(2).tolist()
         for said, row in zip(logprobs, some, strict=True):
@@ -277,10 +306,15 @@ def model_logprobs(
     return scores
 
 
-def _of_what_is_seen(
+def _says_all(model: PreTrainedModel) -> bool:
+    """Whether a model reads text alone, and may sample every token."""
+    return family_of(model) is None and not is_restricted(model)
+
+
+def _of_what_may_be(
     model: PreTrainedModel, tokens: Tensor, rows: Rows, images: Images, shown: Shown
 ) -> Tensor:
-    """Logits [B, T - 1, V] by a model that reads images: their tokens have no probability."""
+    """Logits [B, T - 1, V] of a model that may not sample every token: others have none."""
     lengths = torch.tensor([len(row) for row in rows])
     real = torch.arange(tokens.shape[1]) < lengths[:, None]
     inputs = TokenBatch(tokens=tokens.cpu(), attention_mask=real, response_mask=real)

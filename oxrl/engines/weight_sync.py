@@ -22,17 +22,19 @@ import torch
 from torch import Tensor, nn
 
 from oxrl.engines.probe import (
+    EVERYTHING,
+    Compared,
     Distance,
     Forwards,
     Rows,
     SampledRows,
     Scores,
     Shown,
+    compared_scores,
     count_scored,
     distance,
     fixed_rows,
     limits,
-    of_text,
     perturb,
     sampled_rows,
     two_forwards,
@@ -88,7 +90,7 @@ class SyncOptions:
     probe_limit: how many times the rounding of the real weights sampler and trainer may be apart.
     shared: the sampler reads the policy's own memory, so that there is nothing to send and nothing
         to prove.
-    never: tokens that stand for images: in the fixed probe there are none.
+    compared: tokens that are compared; in the fixed probe there are no others.
     """
 
     dtype: torch.dtype
@@ -98,7 +100,7 @@ class SyncOptions:
     probe_tokens: int = 512
     probe_limit: float = 4.0
     shared: bool = False
-    never: tuple[int, ...] = ()
+    compared: Compared = EVERYTHING
 
 
 class Proved(NamedTuple):
@@ -132,7 +134,7 @@ class WeightSync:
         self.policy = policy
         self.sampler = sampler
         self.options = options
-        self.rows = fixed_rows(options.vocabulary, options.probe_tokens, options.never)
+        self.rows = fixed_rows(options.vocabulary, options.probe_tokens, options.compared)
         # The images of each row, where some row shows any.
         self.shown: Shown = []
         self._images = images
@@ -155,7 +157,7 @@ class WeightSync:
         """Take the newest samples for the next probe."""
         if not self.options.shared:
             options = self.options
-            self._newest = sampled_rows(rollouts, options.probe_tokens, options.never)
+            self._newest = sampled_rows(rollouts, options.probe_tokens, options.compared)
 
     def save(self, directory: Path) -> None:
         """Write what the probe is, so that a resumed run is proved by the same."""
@@ -167,7 +169,7 @@ class WeightSync:
             "calibrated": self._calibrated,
             "deliveries": self._deliveries,
         }
-        if self.options.never:
+        if self.options.compared.never:
             state |= {"shown": self.shown, "newest_shown": self._newest.shown}
         directory.mkdir(parents=True, exist_ok=True)
         (directory / FILE).write_text(json.dumps(state), encoding="utf-8")
@@ -258,9 +260,9 @@ class WeightSync:
         options = self.options
         rows = list(self._newest.rows)
         shown = list(self._newest.shown)
-        missing = options.probe_tokens - count_scored(rows, options.never)
+        missing = options.probe_tokens - count_scored(rows, options.compared)
         if missing > 0:
-            rows += fixed_rows(options.vocabulary, missing, options.never)
+            rows += fixed_rows(options.vocabulary, missing, options.compared)
             shown += [()] * (len(rows) - len(shown))
         self.rows = rows
         self.shown = shown if any(shown) else []
@@ -368,10 +370,10 @@ class WeightSync:
             images=self._images,
             shown=self.shown,
         )
-        return Forwards(self._of_text(found.low), self._of_text(found.high))
+        return Forwards(self._compared(found.low), self._compared(found.high))
 
-    def _of_text(self, scores: Scores) -> Scores:
-        return of_text(scores, self.rows, self.options.never)
+    def _compared(self, scores: Scores) -> Scores:
+        return compared_scores(scores, self.rows, self.options.compared)
 
     def _allowed(self, forwards: Forwards) -> Distance:
         options = self.options
@@ -385,7 +387,7 @@ class WeightSync:
             images = (self.shown,) if self.shown else ()
             scores = member.logprobs(self.rows, self.options.temperature, *images)
             holder = f"{name} holds weight version {version}"
-            found[holder] = distance(self._of_text(scores), expected)
+            found[holder] = distance(self._compared(scores), expected)
         return found
 
     def _policy_logprobs(self) -> Scores:
@@ -399,7 +401,7 @@ class WeightSync:
         said = self.policy.forward(inputs, frozenset({"logprobs"}))
         aligned = cast(Tensor, said.logprobs).tolist()
         scores = [row[: len(ids)] for row, ids in zip(aligned, self.rows, strict=True)]
-        return self._of_text(scores)
+        return self._compared(scores)
 
     def _record(self, proved: Proved, *, retries: int, seconds: float) -> None:
         kept = self._metrics

@@ -34,6 +34,11 @@ def sample_only(model: PreTrainedModel, token_ids: Sequence[int]) -> None:
     setattr(model, ATTRIBUTE, tuple(token_ids))
 
 
+def is_restricted(model: PreTrainedModel) -> bool:
+    """Whether some tokens alone share all probability."""
+    return getattr(model, ATTRIBUTE, None) is not None
+
+
 def excluded(model: PreTrainedModel, vocabulary: int) -> Tensor | None:
     """Tokens without probability: [V] bool, True for those; None where all may be sampled.
 

@@ -75,7 +75,7 @@ def read_with_images(
     if family.types and pixels:
         inputs[family.types] = is_image.long()
     positions = batch.position_ids
-    if family.rotary and positions is None:
+    if family.rotary:
         positions = rotary_positions(decoder, batch)
     if positions is not None:
         inputs["position_ids"] = positions
@@ -91,7 +91,13 @@ def rotary_positions(decoder: Any, batch: TokenBatch) -> Tensor:
     Args:
         decoder: the body of a model of a rotary family.
         batch: as of `read_with_images`.
+
+    Returns:
+        [4, B, T] of packed rows: the count in each example, by which the model keeps them apart,
+        comes first.
     """
+    if batch.position_ids is not None:
+        return _packed_positions(decoder, batch, batch.position_ids)
     rows, length = batch.tokens.shape
     grids = batch.extras.get("image_grid_thw")
     if grids is None or not len(grids.values):
@@ -105,6 +111,31 @@ def rotary_positions(decoder: Any, batch: TokenBatch) -> Tensor:
         attention_mask=batch.attention_mask.long(),
     )
     return positions
+
+
+def _packed_positions(decoder: Any, batch: TokenBatch, counted: Tensor) -> Tensor:
+    """See `rotary_positions`: every example's are those that it has in a row of its own.
+
+    Args:
+        counted: [B, T], which starts again where an example begins.
+    """
+    begins = (counted == 0) & batch.attention_mask
+    # Of every token its example, from 1 on over all rows; examples become rows of their own.
+    example = begins.flatten().cumsum(0).reshape(begins.shape)
+    real = batch.attention_mask
+    count = int(begins.sum())
+    length = int(counted[real].max()) + 1
+    place = (example[real] - 1, counted[real])
+    tokens = batch.tokens.new_zeros(count, length)
+    tokens[place] = batch.tokens[real]
+    there = torch.zeros_like(tokens, dtype=torch.bool)
+    there[place] = True
+    alone = TokenBatch(
+        tokens=tokens, attention_mask=there, response_mask=there, extras=batch.extras
+    )
+    found = counted.new_zeros(3, *counted.shape)
+    found[:, real] = rotary_positions(decoder, alone)[:, *place]
+    return torch.cat([counted[None], found])
 
 
 def _pixel_inputs(decoder: Any, family: VisionFamily, batch: TokenBatch) -> dict[str, Tensor]:

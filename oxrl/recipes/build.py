@@ -14,7 +14,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
-from oxrl.config.checks.vision import why_no_images
 from oxrl.config.reward_options import (
     JUDGE,
     AskedReward,
@@ -96,9 +95,7 @@ def build_tokenizer(cfg: Config) -> PreTrainedTokenizerBase:
 def reads_images(cfg: Config) -> bool:
     """Whether this run may show images to its model."""
     name = cfg.model.name
-    if vision_family(name) is None or not has_image_processor(name):
-        return False
-    return not why_no_images(cfg)
+    return vision_family(name) is not None and has_image_processor(name)
 
 
 def build_images(cfg: Config) -> ImageStore | None:
@@ -120,13 +117,17 @@ def build_actions(cfg: Config) -> ActionHead | None:
     return action_head(cfg, build_tokenizer(cfg))
 
 
+def sampled_alone(cfg: Config) -> frozenset[int]:
+    """The tokens that share all probability, where turns are actions; else none."""
+    actions = build_actions(cfg)
+    return frozenset() if actions is None else frozenset(actions.support)
+
+
 def _why_no_images(cfg: Config) -> str:
     """Why rows with images are refused, after "images, which"."""
     if vision_family(cfg.model.name) is None:
         return "models here do not see"
-    if not has_image_processor(cfg.model.name):
-        return f"the model cannot be shown: its files lack {PROCESSOR}"
-    return why_no_images(cfg)
+    return f"the model cannot be shown: its files lack {PROCESSOR}"
 
 
 def row_options(
@@ -170,7 +171,7 @@ def load_model(
     if actions is not None and load is load_policy:
         from oxrl.models.support import sample_only
 
-        sample_only(model, actions.token_ids)
+        sample_only(model, actions.support)
     return model
 
 
@@ -346,7 +347,9 @@ def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutE
             trust_remote_code=cfg.model.trust_remote_code,
             revision=cfg.model.revision,
         )
-        return VllmEngine(cfg.model.name, options, images=build_images(cfg))
+        return VllmEngine(
+            cfg.model.name, options, images=build_images(cfg), only=sampled_alone(cfg)
+        )
     own = load_policy_to_train(cfg) if model is None else model
     return local_sampler(cfg, own, build_tokenizer(cfg))
 
@@ -554,13 +557,16 @@ def training_sampling(
     (see the checks).
     """
     rollout = cfg.rollout
+    actions = build_actions(cfg)
+    if actions is not None:
+        # A turn has a fixed number of tokens and none that ends it, or one that does.
+        stop_token_ids = () if actions.ends_by is None else (actions.ends_by,)
     return Sampling(
         temperature=rollout.temperature if temperature is None else temperature,
         top_p=rollout.top_p,
         top_k=rollout.top_k,
         max_tokens=rollout.max_tokens,
-        # A turn of actions has a fixed number of tokens, and none that ends it.
-        stop_token_ids=() if cfg.action.exists else stop_token_ids,
+        stop_token_ids=stop_token_ids,
     )
 
 

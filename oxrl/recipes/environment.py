@@ -128,7 +128,7 @@ def play_episodes(
         chat,
         limits.stop_token_ids,
         tool_role=settings.tool_role,
-        open_turns=actions is not None,
+        open_turns=actions is not None and actions.ends_by is None,
     )
     pool = environment_pool(cfg)
     stack.callback(pool.close)

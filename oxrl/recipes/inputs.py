@@ -116,9 +116,11 @@ def inputs_of(cfg: Config, known: Json) -> Iterator[Input]:
     yield from _model_inputs(cfg, known)
     if vision_family(cfg.model.name) is not None:
         yield from _image_inputs(cfg)
-    if cfg.action.statistics is not None:
-        file = Path(cfg.action.statistics)
-        yield Input(name="action.statistics", where=str(file.resolve()), files={file.name: file})
+    named = {"action.statistics": cfg.action.statistics, "action.fast": cfg.action.fast}
+    for name, path in named.items():
+        if path is not None:
+            file = Path(path)
+            yield Input(name=name, where=str(file.resolve()), files={file.name: file})
     row = cfg.train.row
     if row.recipe == "rl" and cfg.rollout.from_samples is not None:
         yield _stored_samples(Path(cfg.rollout.from_samples))

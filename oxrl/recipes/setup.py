@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
 from oxrl.data.order import open_rows
+from oxrl.engines.probe import Compared
 from oxrl.engines.sample.base import Heard, RolloutEngine, unheard
 from oxrl.engines.train.base import Saved, Scorer, TrainEngine
 from oxrl.engines.train.trainer import AdapterOff, Trainer
@@ -32,6 +33,7 @@ from oxrl.recipes.build import (
     load_prompts,
     needs_reference,
     open_cluster,
+    sampled_alone,
     start_rewards,
     trainers_of_rank,
     training_sampling,
@@ -279,7 +281,7 @@ def build_delivery(cfg: Config, engines: Engines, vocabulary: int) -> WeightSync
         probe_tokens=sampling.probe_tokens,
         probe_limit=sampling.probe_limit,
         shared=engines.shared,
-        never=engines.limits.never,
+        compared=Compared(engines.limits.never, only=sampled_alone(cfg)),
     )
     new_model = partial(load_model, cfg, torch.device("cpu"))
     policy = engines.trainers["policy"]

@@ -118,10 +118,16 @@ def to_supervised_batch(
         targets.append([on and at > 0 for on, at in zip(trained, positions[-1], strict=True)])
     inputs = to_token_batch(tokens, targets, pad_id)
     if images is not None:
-        inputs = images.attach(inputs, [(example.uid, example.images) for example in examples])
+        inputs = images.attach(inputs, [_shown(row) for row in packs])
     if pack_tokens is not None:
         inputs = dataclasses.replace(inputs, position_ids=pad_rows(positions, 0, torch.int64))
     return SupervisedBatch(inputs=inputs, loss_weights=token_mean(inputs.response_mask))
+
+
+def _shown(row: Sequence[Example]) -> tuple[str, tuple[str, ...]]:
+    """What a row is called, and the images that its examples show."""
+    names = tuple(name for example in row for name in example.images)
+    return " + ".join(example.uid for example in row), names
 
 
 def pack(examples: Sequence[Example], tokens: int) -> list[list[Example]]:

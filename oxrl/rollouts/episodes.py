@@ -39,6 +39,8 @@ NameImages = Callable[[list[Message]], list[Message]]
 SLICE_S = 0.02
 # Episodes whose task is done, of environments that say so.
 SUCCESS = "episode/success"
+# Turns whose tokens stand for no actions, where actions are such that there are any.
+UNDECODED = "episode/undecoded"
 # Ends that an environment itself may name as the reason of a step.
 TERMINATED: tuple[EpisodeEnd, ...] = ("completed", "parse_error")
 TRUNCATED: tuple[EpisodeEnd, ...] = (
@@ -143,6 +145,8 @@ class EpisodeEngine:
         self._actions = actions
         # That are sampled in any turn, however little room is left.
         self._fewest = 1 if actions is None else actions.tokens
+        # Whether a turn has no token that ends it, and is over all the same.
+        self._open_turns = actions is not None and actions.ends_by is None
         self._waiting: deque[Episode] = deque()
         self._alive: dict[str, Episode] = {}
         # Of environments at work: what becomes of their episode when they have answered.
@@ -224,6 +228,7 @@ class EpisodeEngine:
         counted = self._counted
         self._counted = dict.fromkeys(counted, 0.0)
         self._counted.pop(SUCCESS, None)
+        self._counted.pop(UNDECODED, None)
         return self._engine.metrics() | counted
 
     def sleep(self) -> None:
@@ -411,9 +416,14 @@ class EpisodeEngine:
         limits = self._limits
         used = episode.sampled + self._fewest > limits.max_tokens
         spent = used or len(episode.turns) + 1 >= limits.max_turns
-        if self._actions is not None:
-            actions = self._actions.decode(turn.token_ids)
-            turn = dataclasses.replace(turn, text=self._actions.text(actions))
+        head = self._actions
+        if head is not None:
+            actions = head.decode(turn.token_ids)
+            if not self._open_turns:
+                failed = not head.decodes(turn.token_ids)
+                self._counted[UNDECODED] = self._counted.get(UNDECODED, 0.0) + failed
+                spent = spent or turn.finish_reason == "length"
+            turn = dataclasses.replace(turn, text=head.text(actions))
             episode.turn = turn
             self._ask(
                 episode, lambda: process.step(turn.text, patience, last=spent, actions=actions)
@@ -435,7 +445,7 @@ class EpisodeEngine:
         messages = tuple(self._names(step.messages))  # pyright: ignore
         said = Turn(text=turn.text, messages=messages, reward=step.reward, reason=step.reason)
         episode.turns.append(said)
-        if turn.finish_reason == "length" and self._actions is None:
+        if turn.finish_reason == "length" and not self._open_turns:
             # There is no stop token, so the answer has no place.
             self._end(episode, episode.cut_by or "max_tokens", step.reason)
             return
@@ -456,9 +466,9 @@ class EpisodeEngine:
             most = 0 if head is None else head.chunk
             reason = f"step said that {executed} actions were done, of {most} in a turn"
             raise LostEpisode("environment_error", reason)
-        undone = (head.chunk - executed) * head.width
         last = episode.segments[-1]
-        left = len(last.token_ids) - undone
+        left = head.kept(last.token_ids, executed)
+        undone = len(last.token_ids) - left
         episode.segments[-1] = dataclasses.replace(
             last,
             token_ids=last.token_ids[:left],

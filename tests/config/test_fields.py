@@ -45,6 +45,7 @@ SECOND: dict[str, Any] = {
     "action.choices": "up,down",
     "action.size": 2,
     "action.statistics": "q2.json",
+    "action.fast": "fast2.json",
     "environment.options": {"max_calls": 3},
     "environment.max_seconds": 60.0,
     "rollout.max_episode_tokens": 100_000,
@@ -128,6 +129,12 @@ def reader(path: str) -> tuple[str, list[str]]:
         Path("q2.json").write_text('{"q01": [0, 0], "q99": [2, 2]}')
         if path in ("action.choices", "action.chunk", "action.ids"):
             return "sgrpo", [held_out, "environment.name=tools", "action.choices=left,right"]
+        piece = '{"chunk": 1, "size": 2, "scale": 10, "least": 0, "most": 9, "merges": []}'
+        for file in ("fast.json", "fast2.json"):
+            Path(file).write_text(piece)
+        if path == "action.fast":
+            numbers = ["action.size=2", "action.statistics=q.json", "action.code=fast"]
+            return "sgrpo", [held_out, "environment.name=tools", *numbers, "action.fast=fast.json"]
         with_numbers = ["action.size=2", "action.statistics=q.json"]
         if path == "action.size":
             with_numbers = []
@@ -216,6 +223,7 @@ def test_every_field_is_read_by_some_run_and_its_value_shows_in_the_resolved_con
             f"{path}={text}",
             *(["train.kl_coeff=0.1"] if path == "train.kl" else []),
             *(["action.statistics=q.json"] if path == "action.size" else []),
+            *(["action.fast=fast.json"] if path == "action.code" else []),
         ],
     )
     section, _, name = path.partition(".")

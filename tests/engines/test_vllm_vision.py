@@ -23,6 +23,7 @@ from vision_families import write_family
 from oxrl.config.schema import Config
 from oxrl.data.batching import to_rollout_batch
 from oxrl.data.prompts import PromptDataset
+from oxrl.engines.probe import Compared
 from oxrl.engines.sample.base import generate
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
@@ -144,7 +145,7 @@ def test_a_delivery_is_proved_for_the_tower_too(cfg: Config, engine: Any) -> Non
         dtype=torch.float32,
         vocabulary=len(load_tokenizer(cfg.model.name)),
         temperature=1.0,
-        never=banned_tokens(model.config),
+        compared=Compared(banned_tokens(model.config)),
         probe_tokens=64,
     )
     images = build_images(cfg)

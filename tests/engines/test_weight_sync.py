@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from samplers import lively
 from transformers import PreTrainedModel
 
 from oxrl.engines.probe import (
+    Compared,
     Forwards,
     count_scored,
     distance,
@@ -26,6 +28,7 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.weight_sync import PERTURBED, SyncOptions, WeightSync
 from oxrl.errors import WeightSyncError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
+from oxrl.models.support import sample_only
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment
 
 TOKENIZER = load_tokenizer("builtin:tiny")
@@ -98,6 +101,35 @@ def test_a_delivery_leaves_the_sampler_with_the_policys_weights_and_scores(
     )
     assert metrics["time/sync_s"] > 0
     assert sync.metrics() == {}
+
+
+def _acting(seed: int) -> PreTrainedModel:
+    """A model of which eight tokens alone may be sampled."""
+    model = _model(seed)
+    sample_only(model, range(250, 258))
+    return model
+
+
+def test_of_policies_that_act_a_delivery_compares_the_tokens_of_actions_alone() -> None:
+    """Other tokens have no probability: their scores are equal whatever the weights are."""
+    compared = Compared(only=frozenset(range(250, 258)))
+    policy = LocalTrainer(_acting(0), TrainerOptions(lr=1e-3))
+    sampler = Remote(_acting(5))
+    sync = _sync(sampler, policy, compared=compared, probe_tokens=64, new_model=lambda: _acting(9))
+    sync.deliver(0)
+    assert {token for row in sync.rows for token in row} <= compared.only
+    [sample] = _rollouts(1)
+    acted = Segment(token_ids=(250, 251, 252), logprobs=(0.0,) * 3, versions=(0,) * 3)
+    completion = Completion(segments=(acted,), text="", finish_reason="length")
+    sync.remember([dataclasses.replace(sample, completion=completion)])
+    sync.deliver(1)
+    assert sync.rows[0][-2:] == [251, 252] and count_scored(sync.rows, compared) >= 64
+    metrics = sync.metrics()
+    assert metrics["sync/probe_max"] < 1e-5 and metrics["sync/retries"] == 0
+    # Who samples all tokens holds the same weights, and is found out by what it says of them.
+    other = Remote(_model(5))
+    with pytest.raises(WeightSyncError, match="probe"):
+        _sync(other, policy, compared=compared, new_model=lambda: _acting(9)).deliver(0)
 
 
 @pytest.mark.parametrize("tokens", [64, 512])

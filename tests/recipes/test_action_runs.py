@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from small_runs import final_files, metric_lines, stop_after_three_steps
 
 from oxrl.config import Config, load_config
 from oxrl.data.actions import read_head
+from oxrl.data.fast_head import FastHead
 from oxrl.data.prepare import PREPARERS
 from oxrl.errors import ConfigError
 from oxrl.models.image_features import load_image_processor
@@ -183,7 +185,7 @@ def test_an_imitation_is_evaluated_in_the_environment(folder: Path) -> None:
         ({"environment": {"name": ""}}, "answered by an environment"),
         ({"action": {"choices": "", "size": 2}}, "action.statistics"),
         ({"action": {"bins": 9}}, "action.bins"),
-        ({"train": {"alg_name": "sgrpo", "backend": "fsdp"}}, "train.backend"),
+        ({"action": {"code": "fast", "choices": "", "size": 2}}, "action.fast"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(
@@ -206,6 +208,36 @@ def test_reserved_tokens_are_those_that_the_tokenizer_does_not_use(folder: Path)
     cfg = reinforcement(folder, "reserved", action={"ids": "reserved"})
     with pytest.raises(ConfigError, match="needs 4 rows .* there are 0: use tail"):
         build_actions(cfg)
+
+
+@pytest.mark.full  # a run more
+def test_reserved_tokens_are_sampled_and_trained(folder: Path, tmp_path: Path) -> None:
+    """A model whose embedding has more rows than its tokenizer has tokens, as Qwen's have."""
+    name = "builtin:tiny-vla"
+    tokenizer = load_tokenizer(name)
+    model = load_policy(name)
+    known = len(tokenizer)
+    model.resize_token_embeddings(known + 6)
+    place = tmp_path / "model"
+    for part in (model, tokenizer, load_image_processor(name)):
+        part.save_pretrained(place)
+    shutil.copytree(folder / "data", tmp_path / "data")
+    cfg = reinforcement(
+        tmp_path,
+        "reserved",
+        model={"name": str(place)},
+        action={"ids": "reserved"},
+        run={"steps": 1, "record": "tokens"},
+    )
+    run(cfg)
+    head = read_head(tmp_path / "reserved")
+    assert head is not None and head.token_ids == tuple(range(known, known + 4))
+    tensors = load_file(tmp_path / "reserved" / "rollouts" / "step_00000000.safetensors")
+    assert set(tensors["tokens"][tensors["response_mask"].bool()].tolist()) <= set(head.token_ids)
+    [line] = metric_lines(tmp_path / "reserved")
+    assert line["mismatch/abs_logdiff_max"] <= 1e-5
+    texts = {turn["text"] for said in sample_lines(tmp_path / "reserved") for turn in said["turns"]}
+    assert texts <= set(CHOICES["choices"].split(","))
 
 
 @pytest.mark.full  # two runs more
@@ -238,6 +270,45 @@ def test_one_row_per_episode_and_numbers_in_chunks(tmp_path: Path, context: str)
         assert per_episode == 1 if context == "whole" else per_episode > 1
     lines = sample_lines(tmp_path / "rl")
     assert all(len(json.loads(turn["text"])[0]) == 2 for line in lines for turn in line["turns"])
+
+
+@pytest.mark.full  # two runs more
+@pytest.mark.parametrize("rows", ["episodes", "turns"])
+def test_fasts_tokens_are_imitated_and_reinforced(tmp_path: Path, rows: str) -> None:
+    options = '{"control": "velocity", "instruction": "{color}"}'
+    make_data(tmp_path, options=options, chunk=4, rows=rows, limit=6, fast=64, fast_scale=4.0)
+    numbers: dict[str, Any] = {"size": 2, "chunk": 4, "code": "fast"}
+    files = {"fast": "fast.json", "statistics": "statistics.json"}
+    told = numbers | {name: str(tmp_path / "data" / file) for name, file in files.items()}
+    run(imitation(tmp_path, "sft", action=told, run={"steps": 2}))
+    start = str(tmp_path / "sft" / "checkpoints" / "step_00000002")
+    head = read_head(Path(start))
+    assert isinstance(head, FastHead) and head == read_head(tmp_path / "sft")
+    cfg = reinforcement(
+        tmp_path,
+        "rl",
+        model={"name": start},
+        environment=WORLD | {"options": {"control": "velocity", "instruction": "{color}"}},
+        action=numbers | {"choices": ""},
+        run={"steps": 2, "record": "tokens"},
+        rollout={"context": "whole" if rows == "episodes" else "last"},
+    )
+    assert cfg.rollout.max_tokens == 9
+    run(cfg)
+    for line in metric_lines(tmp_path / "rl"):
+        assert line["mismatch/abs_logdiff_max"] <= 1e-5
+        assert 0 < line["episode/undecoded"] <= line["episode/turns"]
+    tensors = load_file(tmp_path / "rl" / "rollouts" / "step_00000000.safetensors")
+    trained = tensors["tokens"][tensors["response_mask"].bool()].tolist()
+    assert set(trained) <= set(head.support) and head.end in trained
+    bins = reinforcement(
+        tmp_path,
+        "bins",
+        model={"name": start},
+        action={"size": 2, "chunk": 4, "choices": ""},
+    )
+    with pytest.raises(ConfigError, match="code is bins, and .* trained with fast"):
+        run(bins)
 
 
 def kill_after_three_steps(cfg: Config, config: Path) -> None:

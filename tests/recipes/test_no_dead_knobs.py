@@ -203,6 +203,8 @@ ELSEWHERE = {
     "action.size": "the same file",
     "action.bins": "the same file",
     "action.chunk": "the same file",
+    "action.code": "what tokens stand for: tests/data/test_fast.py",
+    "action.fast": "the same file",
     "action.ids": "which tokens: tests/data/test_actions.py",
     "action.statistics": "what tokens stand for: tests/recipes/test_action_runs.py",
     "model.freeze": "what stays as it is: tests/recipes/test_vision.py",

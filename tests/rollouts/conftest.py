@@ -52,7 +52,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
         tokenizer = builtin_tokenizer()
         tokenizer.chat_template = template or tokenizer.chat_template
         chat = ChatEncoder(tokenizer) if images is None else images.encoder(vision_tokenizer())
-        encoder = TurnEncoder(chat, (END,), open_turns=actions is not None)
+        encoder = TurnEncoder(
+            chat, (END,), open_turns=actions is not None and actions.ends_by is None
+        )
         contexts = contexts_of(encoder, reads, splits=splits)
         limited = EpisodeLimits(alive=alive, **limits)
         named: Any = list if images is None else images.adopted

@@ -12,8 +12,10 @@ from scripted import END, PAD, Play, ScriptedSampler, requests, scored, user_tur
 from oxrl.data.actions import ActionHead
 from oxrl.data.batching import to_rollout_batch
 from oxrl.data.episode_rows import EpisodeInputs
+from oxrl.data.fast import FastCode
+from oxrl.data.fast_head import FastHead
 from oxrl.engines.sample.base import generate
-from oxrl.rollouts.episodes import SUCCESS
+from oxrl.rollouts.episodes import SUCCESS, UNDECODED
 from oxrl.types import Completion, Request, Segment
 
 HEAD = ActionHead(token_ids=tuple(range(200, 216)), chunk=2, low=(-1.0, 0.0), high=(1.0, 4.0))
@@ -35,6 +37,18 @@ class Made:
 """
 
 
+# Of chunks of two actions, two numbers each: a piece per coefficient from -20 to 20.
+PIECES = FastCode(chunk=2, size=2, scale=10.0, least=-20, most=20)
+FAST = FastHead(
+    token_ids=tuple(range(200, 241)),
+    chunk=2,
+    low=(-1.0, 0.0),
+    high=(1.0, 4.0),
+    code=PIECES,
+    end=END,
+)
+
+
 class SamplesActions(ScriptedSampler):
     """Tokens of actions, a whole turn of them; `seen` keeps what every turn read and sampled."""
 
@@ -46,6 +60,20 @@ class SamplesActions(ScriptedSampler):
         logprobs = tuple(-0.01 * (token % 7) for token in tokens)
         segment = Segment(token_ids=tokens, logprobs=logprobs, versions=(4,) * most)
         return Completion(segments=(segment,), text="", finish_reason="length")
+
+
+class SamplesPieces(ScriptedSampler):
+    """Turns of FAST's tokens: a chunk, too few pieces, and one that does not end, in turn."""
+
+    def _sampled(self, request: Request) -> Completion:
+        seen = self.seen.setdefault(request.id, [])
+        whole = FAST.encode([[0.5, 1.0], [0.25, 3.0]])
+        turn = [whole, (*whole[:-2], END), whole[:-1] + (200,)][len(seen)]
+        seen.append((request.prompt.token_ids, turn))
+        logprobs = (-0.1,) * len(turn)
+        segment = Segment(token_ids=turn, logprobs=logprobs, versions=(4,) * len(turn))
+        reason = "stop" if turn[-1] == END else "length"
+        return Completion(segments=(segment,), text="", finish_reason=reason)
 
 
 @pytest.fixture
@@ -173,3 +201,31 @@ def test_a_process_serves_further_episodes_where_its_class_says_so(
     assert [told[n][1] for n in (0, 1, 3, 4)] == ["1", "2", "1", "2"]
     assert [done[n].end for n in (2, 5)] == ["environment_error"] * 2
     assert told[0][0] == told[1][0] != told[3][0] == told[4][0]
+
+
+@pytest.mark.parametrize("reads", ["whole", "last"])
+def test_of_fasts_tokens_those_that_stand_for_no_actions_are_counted_and_trained_on(
+    play: Play, reads: str
+) -> None:
+    sampler = SamplesPieces()
+    asked = requests(2, max_tokens=FAST.tokens)
+    given: dict[str, object] = {"actions": FAST, "reads": reads, "max_turns": 5}
+    engine = play(ACTS, sampler, **given)
+    done = generate(engine, asked, deadline_s=60)
+    metrics = engine.metrics()
+    # Of each episode the second turn has too few pieces, and the third ends it: it has no end.
+    assert metrics[UNDECODED] == 4 and UNDECODED not in engine.metrics()
+    batch = to_rollout_batch(scored(asked, done), pad_id=PAD)
+    middle = FAST.text([[0.0, 2.0]] * 2)
+    for row, request in enumerate(asked):
+        seen = sampler.seen[request.id]
+        assert len(seen) == 3 and done[row].end == "max_tokens"
+        assert [turn.text for turn in done[row].turns[1:]] == [middle, middle]
+        first = FAST.decode(seen[0][1])
+        assert done[row].turns[0].reward == pytest.approx(sum(map(sum, first)))  # pyright: ignore
+        mask = batch.inputs.response_mask[row]
+        trained = batch.inputs.tokens[row][mask].tolist()
+        assert trained == [token for _, turn in seen for token in turn]
+        if reads == "whole":
+            assert seen[1][0] == (*seen[0][0], *seen[0][1], *user_turn("go on"))
+    assert bool(batch.truncated.all())

@@ -25,7 +25,7 @@ from oxrl.config.checks.preference import check_preference
 from oxrl.config.checks.reward import check_generated, check_reward
 from oxrl.config.checks.sampling import check_rejection, check_sampling, check_staleness
 from oxrl.config.checks.stored_samples import check_stored_samples
-from oxrl.config.checks.vision import check_images, check_vision
+from oxrl.config.checks.vision import check_images
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 
@@ -39,7 +39,6 @@ OF_ALL: tuple[Check, ...] = (
     check_adapter_model,
     *MODEL,
     check_images,
-    check_vision,
     check_training_files,
     check_evaluation_file,
     check_columns,

@@ -9,6 +9,7 @@ from oxrl.config.checks.base import at
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 from oxrl.data.actions import HEAD_FILE, read_quantiles
+from oxrl.data.fast import read_code
 from oxrl.errors import DataError
 
 
@@ -23,7 +24,17 @@ def check_action(cfg: Config) -> Iterator[Problem]:
         yield at(cfg, "action.choices", "needs two names or more, each once")
     if not action.names:
         yield from _check_numbers(cfg)
-    yield from _check_engines(cfg)
+    if not action.names and action.code == "fast":
+        yield from _check_fast(cfg)
+    yield from _check_turns(cfg)
+
+
+def _check_turns(cfg: Config) -> Iterator[Problem]:
+    """There is who answers turns, and they are as long as actions are."""
+    action = cfg.action
+    if cfg.rollout.rewritten_history == "split":
+        rule = "turns of actions have no text that a template could rewrite: leave it out"
+        yield at(cfg, "rollout.rewritten_history", rule, "action.size", "action.choices")
     if cfg.train.row.recipe == "rl" and not cfg.environment.name:
         rule = "is needed: actions are answered by an environment, not by a reward"
         yield at(cfg, "environment.name", rule, "action.size", "action.choices")
@@ -34,21 +45,9 @@ def check_action(cfg: Config) -> Iterator[Problem]:
         )
         yield at(cfg, "reward.name", rule, "action.size", "action.choices")
     if cfg.environment.name and cfg.rollout.max_tokens != action.tokens:
-        rule = f"must be {action.tokens}, the tokens of a turn of actions: leave it out"
+        most = "most tokens" if action.code == "fast" else "tokens"
+        rule = f"must be {action.tokens}, the {most} of a turn of actions: leave it out"
         yield at(cfg, "rollout.max_tokens", rule, "action.size", "action.choices", "action.chunk")
-
-
-def _check_engines(cfg: Config) -> Iterator[Problem]:
-    """What trains and samples knows actions."""
-    if cfg.train.backend != "local":
-        rule = "does not train policies whose turns are actions yet: set it to local"
-        yield at(cfg, "train.backend", rule, "action.size", "action.choices")
-    if cfg.inference_engine.actors:
-        rule = "Ray actors do not sample actions yet: use 0"
-        yield at(cfg, "inference_engine.actors", rule, "action.size", "action.choices")
-    if cfg.rollout.rewritten_history == "split":
-        rule = "turns of actions have no text that a template could rewrite: leave it out"
-        yield at(cfg, "rollout.rewritten_history", rule, "action.size", "action.choices")
 
 
 def _check_numbers(cfg: Config) -> Iterator[Problem]:
@@ -69,3 +68,23 @@ def _check_numbers(cfg: Config) -> Iterator[Problem]:
     if len(found.low) != action.size:
         rule = f"has quantiles of {len(found.low)} numbers, and action.size is {action.size}"
         yield at(cfg, "action.statistics", rule, "action.size")
+
+
+def _check_fast(cfg: Config) -> Iterator[Problem]:
+    action = cfg.action
+    if action.fast is None:
+        if not (Path(cfg.model.name) / HEAD_FILE).is_file():
+            rule = (
+                f"is needed for action.code: fast: the model has no {HEAD_FILE} that holds pieces; "
+                "name the file that `oxrl prepare demonstrations fast=1024` wrote"
+            )
+            yield at(cfg, "action.fast", rule, "action.code", "model.name")
+        return
+    try:
+        code = read_code(Path(action.fast))
+    except DataError as error:
+        yield at(cfg, "action.fast", str(error))
+        return
+    if (code.chunk, code.size) != (action.chunk, action.size):
+        rule = f"is of chunks of {code.chunk} actions, {code.size} numbers each"
+        yield at(cfg, "action.fast", rule, "action.chunk", "action.size")

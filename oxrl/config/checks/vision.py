@@ -1,4 +1,4 @@
-"""Models that read images: what a run can do with them, and what it cannot yet."""
+"""Models that read images: where these come from, and what of the model is trained."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from oxrl.config.source import Problem
 from oxrl.models.vision import vision_family
 
 REMOTE = ("http://", "https://")
-# Trained on text alone their rows may be packed, as before images were read.
-PACKED_TEXT = frozenset({"gemma3"})
 
 
 def check_images(cfg: Config) -> Iterator[Problem]:
@@ -40,20 +38,3 @@ def check_images(cfg: Config) -> Iterator[Problem]:
     if cfg.model.freeze != "none" and cfg.lora.rank:
         rule = "adapters freeze all of the model already: leave it out"
         yield at(cfg, "model.freeze", rule, "lora.rank")
-
-
-def check_vision(cfg: Config) -> Iterator[Problem]:
-    """Rows of models that read images are not packed."""
-    family = vision_family(cfg.model.name)
-    if family is None or family.name in PACKED_TEXT:
-        return
-    if cfg.data.pack_tokens is not None:
-        rule = f"rows of models that read images ({family.name}) are not packed yet: leave it out"
-        yield at(cfg, "data.pack_tokens", rule, "model.name")
-
-
-def why_no_images(cfg: Config) -> str:
-    """Why a model that reads images is shown none in a run, after "images, which"; else empty."""
-    if cfg.data.pack_tokens is not None:
-        return "are not shown in packed rows yet: leave data.pack_tokens out"
-    return ""

@@ -39,6 +39,19 @@ class ActionConfig(Section):
         why="each takes tokens of the turn",
         of=EVALUATING,
     )
+    code: Literal["bins", "fast"] = setting(
+        "bins",
+        "What the tokens of numbers are. bins: one per number. fast: pieces of a chunk's cosine "
+        "transform, fewer of them, of which not every row stands for actions.",
+        of=EVALUATING,
+    )
+    fast: str | None = setting(
+        None,
+        "JSON file with the pieces of code fast, as `oxrl prepare demonstrations fast=1024` writes "
+        "it; null: those that the model was trained with.",
+        min_length=1,
+        of=EVALUATING,
+    )
     ids: Literal["tail", "reserved"] = setting(
         "tail",
         "Tokens that stand for actions. tail: the last ones of the tokenizer that are no special "
@@ -65,5 +78,7 @@ class ActionConfig(Section):
 
     @property
     def tokens(self) -> int:
-        """Tokens of a turn."""
-        return self.chunk * (1 if self.names else self.size)
+        """Tokens of a turn; of code fast most of them, and the one that ends it."""
+        if self.names:
+            return self.chunk
+        return self.chunk * self.size + (self.code == "fast")

@@ -225,10 +225,14 @@ def prepare_lerobot(
 
 
 def _write_actions(out: Path, made: MadeActions, report: Report) -> Report:
-    """Write rows of actions, their statistics where they are numbers, and the report."""
+    """Write rows of actions, their statistics where they are numbers, FAST's pieces where they are
+    asked for, and the report.
+    """
     out.mkdir(parents=True, exist_ok=True)
     if made.statistics is not None:
         write_atomically(out / "statistics.json", json.dumps(made.statistics, indent=2) + "\n")
+    if made.code is not None:
+        made.code.write(out / "fast.json")
     return _write(out, made.files, {**report, **made.facts})
 
 

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+from oxrl.data.actions import ActionHead
 from oxrl.data.contexts import system_part
+from oxrl.data.fast import SCALE, FastCode, fit
 from oxrl.data.lerobot import statistics
 from oxrl.data.rows import Fields, Json
 from oxrl.environments.base import Message, Step
@@ -43,12 +45,14 @@ class Made(NamedTuple):
     """Files of rows, facts for the report, and of actions that are numbers their statistics.
 
     played: the episodes, where they were played here.
+    code: the pieces of FAST, where they are asked for.
     """
 
     files: dict[str, list[Fields]]
     facts: dict[str, Json]
     statistics: dict[str, Json] | None
     played: Sequence[Demonstration] = ()
+    code: FastCode | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +69,8 @@ class Demonstrations:
         rows: "turns", what a policy with `rollout.context: last` reads, a row each; or "episodes".
         chunk: actions of a row; what is missing at an episode's end repeats the last one.
         most_steps: of an episode.
+        fast: at most so many pieces of FAST's code of the chunks, in fast.json; 0: none.
+        fast_scale: what FAST's coefficients are multiplied by before they are rounded.
         lerobot: write the episodes as a LeRobot dataset as well, in a folder lerobot.
     """
 
@@ -78,6 +84,8 @@ class Demonstrations:
     rows: str = "turns"
     chunk: int = 1
     most_steps: int = 1000
+    fast: int = 0
+    fast_scale: float = SCALE
     lerobot: bool = False
 
     def make(self, seed: int, limit: int | None) -> Made:
@@ -112,7 +120,9 @@ class Demonstrations:
             "expert_failed": count - len(kept),
             "expert_steps": sum(steps),
         }
-        return Made(files, facts, statistics_of(kept), kept)
+        told = statistics_of(kept)
+        code = pieces_of(rows, told, pieces=self.fast, scale=self.fast_scale)
+        return Made(files, facts, told, kept, code)
 
     def play(self, seed: int) -> Demonstration:
         """One episode of the expert.
@@ -188,3 +198,37 @@ def statistics_of(done: Sequence[Demonstration]) -> dict[str, Json] | None:
     if isinstance(actions[0], str):
         return None
     return {"action": statistics(actions)}
+
+
+def pieces_of(
+    rows: Sequence[Fields], told: Mapping[str, Json] | None, *, pieces: int, scale: float
+) -> FastCode | None:
+    """The pieces of FAST of the chunks of rows to imitate.
+
+    Args:
+        rows: with `actions`, or messages that have some.
+        told: statistics of the actions; None: they are names.
+        pieces: at most so many; 0: none are made.
+        scale: of the coefficients.
+
+    Raises:
+        DataError: actions are names, or there are too few pieces.
+    """
+    if not pieces:
+        return None
+    if told is None or scale <= 0:
+        found = "these are names" if told is None else f"fast_scale is {scale:g}"
+        raise DataError(f"fast: pieces are of actions that are numbers, scaled above 0; {found}")
+    import numpy as np
+
+    own = told["action"]
+    head = ActionHead(token_ids=(), low=tuple(own["q01"]), high=tuple(own["q99"]))
+    chunks: list[Json] = []
+    for row in rows:
+        chunks += [row["actions"]] if "actions" in row else _chunks_in(row["messages"])
+    tables = [2.0 * np.asarray([head.shares(one) for one in chunk]) - 1.0 for chunk in chunks]
+    return fit(tables, pieces=pieces, scale=scale)
+
+
+def _chunks_in(messages: Sequence[Json]) -> list[Json]:
+    return [message["actions"] for message in messages if "actions" in message]

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from oxrl.data.fast import SCALE
 from oxrl.data.lerobot import Frame, RobotEpisode, read_episodes, statistics
 from oxrl.data.messages import text_of
-from oxrl.data.prepare.demonstrations import Demonstration, Made, succeeded
+from oxrl.data.prepare.demonstrations import Demonstration, Made, pieces_of, succeeded
 from oxrl.data.rows import Fields, Json
 from oxrl.environments.base import Message
 from oxrl.errors import DataError
@@ -25,12 +26,16 @@ class LeRobotRows:
         camera: what follows observation.images. in the dataset; empty: the only one.
         chunk: actions of a row; what is missing at an episode's end repeats the last one.
         instruction: beside every image; `{task}` becomes the episode's.
+        fast: at most so many pieces of FAST's code of the chunks, in fast.json; 0: none.
+        fast_scale: what FAST's coefficients are multiplied by before they are rounded.
         successful: leave out episodes that the dataset does not mark as successful.
     """
 
     camera: str = ""
     chunk: int = 1
     instruction: str = "{task}"
+    fast: int = 0
+    fast_scale: float = SCALE
     successful: bool = False
 
     def make(self, source: Path, limit: int | None) -> Made:
@@ -53,7 +58,9 @@ class LeRobotRows:
         if not rows:
             raise DataError(f"{source}: no episode that may be learned from")
         facts: dict[str, Json] = {"episodes": count, "frames": len(actions)}
-        return Made({"sft": rows}, facts, {"action": statistics(actions)})
+        told: dict[str, Json] = {"action": statistics(actions)}
+        code = pieces_of(rows, told, pieces=self.fast, scale=self.fast_scale)
+        return Made({"sft": rows}, facts, told, code=code)
 
     def _rows(self, episode: RobotEpisode, source: Path) -> list[Fields]:
         done = [list(map(float, frame.action)) for frame in episode.frames]

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +123,8 @@ class VllmEngine(Sampler):
         model: a directory with config.json, tokenizer files and initial weights, a hub name or
             `builtin:...`.
         images: where those of the prompts are; None: no prompt has any.
+        only: tokens that may be sampled at all and share all probability; empty: all may be, but
+            for those that stand for images.
 
     Raises:
         MissingExtraError: vLLM is not installed.
@@ -132,7 +134,12 @@ class VllmEngine(Sampler):
     TOTALS = (*Sampler.TOTALS, "preemptions", "kv_cache_frac")
 
     def __init__(
-        self, model: str, options: VllmOptions, *, images: ImageStore | None = None
+        self,
+        model: str,
+        options: VllmOptions,
+        *,
+        images: ImageStore | None = None,
+        only: Collection[int] = (),
     ) -> None:
         self._on_cpu = not torch.cuda.is_available()
         os.environ.update(ENVIRONMENT)
@@ -156,7 +163,7 @@ class VllmEngine(Sampler):
                 self._check_heads()
         self._context = int(self._engine.model_config.max_model_len)
         self._rpc("oxrl_install")
-        self._rpc("oxrl_ban", banned_tokens(self._engine.model_config.hf_config))
+        self._rpc("oxrl_ban", banned_tokens(self._engine.model_config.hf_config), sorted(only))
 
     def _start(self, settings: Mapping[str, Any], log_file: str) -> Any:
         """vLLM's engine, which reports every step to `_count`."""

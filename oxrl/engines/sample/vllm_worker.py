@@ -45,12 +45,18 @@ class WorkerExtension:
         runner._get_prompt_logprobs_dict = self.oxrl_score
         self.oxrl_temperature = 1.0
 
-    def oxrl_ban(self, tokens: list[int]) -> None:
-        """Give tokens no probability, wherever logits are read: the others share all of it."""
-        if not tokens:
-            return
+    def oxrl_ban(self, tokens: list[int], only: list[int]) -> None:
+        """Give tokens no probability, wherever logits are read: the others share all of it.
+
+        Args:
+            tokens: that are never sampled.
+            only: if there are any, no others than these are.
+        """
         model = self.model_runner.get_model()
-        model.compute_logits = partial(_without, model.compute_logits, tokens)
+        if only:
+            model.compute_logits = partial(_of_these, model.compute_logits, only)
+        elif tokens:
+            model.compute_logits = partial(_without, model.compute_logits, tokens)
 
     def oxrl_set_score_temperature(self, temperature: float) -> None:
         self.oxrl_temperature = temperature
@@ -128,6 +134,18 @@ def _without(
     if logits is not None:  # of workers that share a model only the first has them
         logits[..., tokens] = NO_CHANCE
     return logits
+
+
+def _of_these(
+    compute: Callable[..., Tensor | None], tokens: list[int], *inputs: Tensor
+) -> Tensor | None:
+    """Logits of vLLM's model, of which no others than these tokens are sampled."""
+    logits = compute(*inputs)
+    if logits is None:
+        return None
+    restricted = torch.full_like(logits, NO_CHANCE)
+    restricted[..., tokens] = logits[..., tokens]
+    return restricted
 
 
 def _same(tensor: Tensor) -> Tensor:

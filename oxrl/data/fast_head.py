@@ -1,0 +1,102 @@
+"""Actions as FAST's tokens: a turn has as many as it takes, and one that ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from oxrl.data.actions import Action, ActionHead
+from oxrl.data.fast import FastCode, code_of
+from oxrl.data.rows import Json
+from oxrl.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastHead(ActionHead):
+    """Which tokens stand for which pieces of a chunk.
+
+    Args:
+        token_ids: the k-th stands for piece k.
+        code: what pieces are.
+        end: the token that ends a turn.
+    """
+
+    code: FastCode
+    end: int
+
+    @property
+    def tokens(self) -> int:
+        """See ActionHead. A piece stands for one coefficient at least."""
+        return self.chunk * len(self.low) + 1
+
+    @property
+    def support(self) -> tuple[int, ...]:
+        """See ActionHead."""
+        return (*self.token_ids, self.end)
+
+    @property
+    def ends_by(self) -> int | None:
+        """See ActionHead."""
+        return self.end
+
+    def encode(self, actions: Sequence[Json]) -> tuple[int, ...]:
+        """See ActionHead."""
+        import numpy as np  # who only reads tokens of names does without
+
+        if len(actions) != self.chunk:
+            raise ValueError(f"has {len(actions)} actions, and a turn has {self.chunk}")
+        numbers = 2.0 * np.asarray([self.shares(action) for action in actions]) - 1.0
+        places = self.code.encode(numbers)
+        return (*(self.token_ids[place] for place in places), self.end)
+
+    def decode(self, token_ids: Sequence[int]) -> list[Action]:
+        """See ActionHead.
+
+        Tokens that stand for no chunk are the action in the middle of all quantiles, all the time.
+        """
+        import numpy as np
+
+        found = self._chunk(token_ids)
+        middle = np.zeros((self.chunk, len(self.low)))
+        numbers = np.clip(middle if found is None else found, -1.0, 1.0)
+        low = np.asarray(self.low)
+        width = np.asarray(self.high) - low
+        return cast(list[Action], (low + width * (numbers + 1.0) / 2.0).tolist())
+
+    def decodes(self, token_ids: Sequence[int]) -> bool:
+        """See ActionHead."""
+        return self._chunk(token_ids) is not None
+
+    def kept(self, token_ids: Sequence[int], executed: int) -> int:
+        """See ActionHead. Every token stands for a part of every action: all are kept."""
+        return len(token_ids)
+
+    def _chunk(self, token_ids: Sequence[int]) -> Json:
+        """The numbers of a turn, between -1 and 1; None: it does not end, or is no chunk."""
+        *said, last = token_ids or (None,)
+        places = {token: place for place, token in enumerate(self.token_ids)}
+        if last != self.end or not places.keys() >= set(said):
+            return None
+        return self.code.decode([places[token] for token in cast(list[int], said)])
+
+
+def fast_head(fields: Json, path: Path) -> FastHead:
+    """A head as its file has it.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    code = code_of(fields["code"], path)
+    try:
+        return FastHead(
+            token_ids=tuple(fields["token_ids"]),
+            chunk=code.chunk,
+            low=tuple(fields["low"]),
+            high=tuple(fields["high"]),
+            code=code,
+            end=int(fields["end"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} describes no actions: {error}") from error
