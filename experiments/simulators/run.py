@@ -1,10 +1,11 @@
 """MiniGrid and MuJoCo's Reacher, seen as images: imitation, then reinforcement by the outcome.
 
     python experiments/simulators/run.py minigrid [--seeds 3]
-    MUJOCO_GL=egl python experiments/simulators/run.py reacher
+    MUJOCO_GL=egl python experiments/simulators/run.py reacher --seeds 3
 
 Judged by sampled episodes whose seeds occur in no training, beside an agent that takes random
 actions and the trained policy when it is blind (it is shown its first image at every time).
+Figures and the curve of every seed go to `<out>/<task>.json`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import argparse
 import json
 import os
 import random
+import resource
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -30,6 +33,8 @@ from oxrl.recipes.evaluate import run_eval
 from oxrl.types import Prompt
 
 HERE = Path(__file__).resolve().parent
+# Held-out episodes of an evaluation.
+EPISODES = 100
 TASKS: dict[str, dict[str, Any]] = {
     "minigrid": {
         "options": {
@@ -43,8 +48,9 @@ TASKS: dict[str, dict[str, Any]] = {
         "max_turns": 8,
         "chunk": 1,
         "episodes": 800,
-        "sft_steps": 100,
-        "rl_steps": 40,
+        "sft_steps": 120,
+        "rl_steps": 25,
+        "groups": 8,
     },
     "reacher": {
         "options": {
@@ -61,6 +67,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "episodes": 150,
         "sft_steps": 150,
         "rl_steps": 30,
+        "groups": 4,
     },
 }
 
@@ -68,6 +75,19 @@ TASKS: dict[str, dict[str, Any]] = {
 def say(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process and of those that it has ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def curve(run_directory: Path, name: str) -> list[float]:
+    """A metric of every step of a run."""
+    lines = (run_directory / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [round(line[name], 4) for line in found if name in line]
 
 
 def random_success(task: dict[str, Any], episodes: int) -> float:
@@ -111,9 +131,11 @@ def judged(place: Path, task: dict[str, Any], name: str, *, blind: bool = False)
     return run_eval(place / name, overrides, samples=1, temperature=1.0)["eval/reward"]
 
 
-def one_seed(place: Path, task: dict[str, Any], seed: int, algorithm: str) -> dict[str, float]:
+def one_seed(place: Path, task: dict[str, Any], seed: int, algorithm: str) -> dict[str, Any]:
+    """Demonstrations, imitation, reinforcement; shares of success, and curves."""
     place.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
+    used = cpu_seconds()
     report = PREPARERS["demonstrations"](
         None,
         place / "data",
@@ -121,7 +143,7 @@ def one_seed(place: Path, task: dict[str, Any], seed: int, algorithm: str) -> di
         environment="simulator",
         options=json.dumps(task["options"]),
         episodes=task["episodes"],
-        eval_rows=100,
+        eval_rows=EPISODES,
         chunk=task["chunk"],
     )
     say(f"{report['expert_failed']} of {report['expert_episodes']} episodes of the expert failed")
@@ -138,12 +160,13 @@ def one_seed(place: Path, task: dict[str, Any], seed: int, algorithm: str) -> di
             "model": {"name": "builtin:tiny-vla"},
             "data": {"train": str(place / "data" / "sft.jsonl"), "rows_per_step": 64},
             "action": told,
-            "train": {"alg_name": "sft", "lr": 3e-3, "warmup_steps": 20},
+            "train": {"alg_name": "sft", "lr": 1e-3, "warmup_steps": 20},
         },
     )
     run(sft)
-    found = {"random": random_success(task, 100), "sft": judged(place, task, "sft")}
-    say(json.dumps(found))
+    found: dict[str, Any] = {"seed": seed, "random": random_success(task, EPISODES)}
+    found["sft"] = judged(place, task, "sft")
+    say(f"seed {seed}, {cpu_seconds() - used:.0f} processor seconds: {json.dumps(found)}")
     start = str(place / "sft" / "checkpoints" / f"step_{task['sft_steps']:08d}")
     rl = config(
         place,
@@ -151,7 +174,7 @@ def one_seed(place: Path, task: dict[str, Any], seed: int, algorithm: str) -> di
         {
             "run": common | {"name": "rl", "dir": str(place / "rl"), "steps": task["rl_steps"]},
             "model": {"name": start},
-            "data": {"train": str(place / "data" / "rl.jsonl"), "prompts_per_step": 8},
+            "data": {"train": str(place / "data" / "rl.jsonl"), "prompts_per_step": task["groups"]},
             "environment": {
                 "name": "simulator",
                 "max_turns": task["max_turns"],
@@ -166,8 +189,11 @@ def one_seed(place: Path, task: dict[str, Any], seed: int, algorithm: str) -> di
     run(rl)
     found["rl"] = judged(place, task, "rl")
     found["blind"] = judged(place, task, "rl", blind=True)
-    found["wall_s"] = time.monotonic() - began
+    found["cpu_s"] = round(cpu_seconds() - used)
+    found["wall_s"] = round(time.monotonic() - began)
     say(f"seed {seed}: {json.dumps(found)}")
+    found["sft_loss"] = curve(place / "sft", "update/loss")
+    found["rl_reward"] = curve(place / "rl", "reward/mean")
     return found
 
 
@@ -176,14 +202,23 @@ def main() -> None:
     parser.add_argument("task", choices=sorted(TASKS))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--sft-steps", type=int)
+    parser.add_argument("--rl-steps", type=int)
     parser.add_argument("--algorithm", default="sgrpo")
     parser.add_argument("--out", type=Path, default=Path("runs/simulators"))
     chosen = parser.parse_args()
-    results: list[dict[str, float]] = []
+    task = dict(TASKS[chosen.task])
+    task["sft_steps"] = chosen.sft_steps or task["sft_steps"]
+    task["rl_steps"] = chosen.rl_steps or task["rl_steps"]
+    results: list[dict[str, Any]] = []
     for seed in range(chosen.first, chosen.first + chosen.seeds):
         place = chosen.out / f"{chosen.task}_seed{seed}"
-        results.append(one_seed(place, TASKS[chosen.task], seed, chosen.algorithm))
-    (chosen.out / f"{chosen.task}.json").write_text(json.dumps(results, indent=1) + "\n")
+        results.append(one_seed(place, task, seed, chosen.algorithm))
+        text = ",\n".join(json.dumps(result) for result in results)
+        (chosen.out / f"{chosen.task}.json").write_text(f"[\n{text}\n]\n")
+    for name in ("random", "blind", "sft", "rl", "cpu_s"):
+        values = [result[name] for result in results]
+        say(f"{name:8} mean {statistics.fmean(values):.3f}, least {min(values):.3f}")
 
 
 if __name__ == "__main__":
