@@ -179,27 +179,6 @@ def test_a_browser_draws_the_curves(recorded: Path, tmp_path: Path) -> None:
 
 @pytest.mark.full
 @needs_browser
-def test_a_browser_opens_runs_of_every_kind_on_one_page(recorded: Path, tmp_path: Path) -> None:
-    runs = [recorded]
-    for kind in ("sft", "dpo", "reward_model"):
-        if kind == "sft":
-            cfg = sft_config(tmp_path, kind, ["run.steps=2"])
-        else:
-            cfg = preference_config(tmp_path, kind, ["run.steps=2"], train={"alg_name": kind})
-        run(cfg)
-        runs.append(cfg.run.directory)
-    file = write_report(runs, tmp_path / "report.html")
-    seen, dom = opened(file, "--window-size=1400,3000")
-    assert seen["ready"] == "true" and "error" not in seen
-    assert int(seen["charts"]) >= 4 and 'class="uplot' in dom
-    for shown in runs[1:]:
-        assert shown.name in dom
-    alone, _ = opened(write_report([runs[1]], tmp_path / "sft.html"))
-    assert alone["ready"] == "true" and "error" not in alone
-
-
-@pytest.mark.full
-@needs_browser
 def test_a_hundred_thousand_samples_open(recorded: Path, tmp_path: Path) -> None:
     big = tmp_path / "big"
     shutil.copytree(recorded, big, ignore=shutil.ignore_patterns("checkpoints", "rollouts"))
