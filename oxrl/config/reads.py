@@ -190,11 +190,6 @@ def _switched_off(cfg: Config) -> Iterator[tuple[str, str]]:
     yield from ((path, NO_ACTORS) for path in _without_actors(cfg))
     if row.recipe != "rl" or cfg.inference_engine.name != "vllm":
         yield from ((path, NO_VLLM) for path in OF_VLLM)
-    waits = (
-        row.recipe in SAMPLING or generates_answers(cfg) or TRAINING_ENGINES[backend].several_ranks
-    )
-    if not waits:
-        yield "run.deadline_s", OF_RECIPES[SAMPLING].format(cfg.train.alg_name)
     if row.recipe == "rl" and not is_own(row.gate):
         yield "train.loss_numbers", NO_OWN_LOSS
     yield from ((f"reward.{field}", NO_CODE) for field in _without_code(cfg))

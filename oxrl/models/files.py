@@ -14,7 +14,13 @@ OTHER_WEIGHTS = (".bin", ".pt", ".pth")
 # Beside weights: configuration, tokenizer, templates and code.
 TEXTS = (".json", ".txt", ".jinja", ".model", ".tiktoken", ".vocab", ".py")
 # What training leaves beside a model, and nothing that loads the model reads.
-OF_TRAINING = ("manifest.json", "state.json", "trainer_state.json", "oxrl_export.json")
+OF_TRAINING = (
+    "manifest.json",
+    "state.json",
+    "trainer_state.json",
+    "parts.json",
+    "oxrl_export.json",
+)
 OF_TRAINERS = ("optimizer", "scheduler", "rng_state", "training_args")
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 

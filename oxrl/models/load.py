@@ -41,6 +41,7 @@ from oxrl.models.folder import (
     has_tokenizer,
     stored_shapes,
 )
+from oxrl.models.later import base_of, build_without_weights, weights_later
 from oxrl.models.linear import speed_up_linears
 from oxrl.models.lora import merge_adapter
 from oxrl.models.network import ValueModel
@@ -108,6 +109,8 @@ class LoadOptions:
         trust_remote_code: run Python code that the model's authors ship with it.
         revision: commit, tag or branch on the hub, of the model or of an adapter's base; None: the
             one that the adapter notes, or the main branch.
+        later: leave the weights out where the files allow it, for an engine whose ranks read their
+            own pieces; see `oxrl.models.later`.
     """
 
     dtype: torch.dtype = torch.float32
@@ -116,6 +119,7 @@ class LoadOptions:
     seed: int = 0
     trust_remote_code: bool = False
     revision: str | None = None
+    later: bool = False
 
 
 DEFAULTS = LoadOptions()
@@ -165,7 +169,7 @@ def load_critic(name: str, options: LoadOptions = DEFAULTS) -> ValueModel:
     """
     head_file = Path(name) / VALUE_HEAD_FILE
     if not head_file.is_file():
-        backbone = cast(PreTrainedModel, load_policy(name, options).base_model)
+        backbone = base_of(load_policy(name, options))
         return _placed(ValueModel(backbone), options)
     base = adapter_base(name)
     if base is None:
@@ -181,7 +185,8 @@ def load_critic(name: str, options: LoadOptions = DEFAULTS) -> ValueModel:
 
 def _of_base(adapter: str, options: LoadOptions) -> LoadOptions:
     """The options that the base of the adapter in a folder is loaded with."""
-    return replace(options, revision=options.revision or adapter_revision(adapter))
+    revision = options.revision or adapter_revision(adapter)
+    return replace(options, revision=revision, later=False)
 
 
 def _placed(model: Model, options: LoadOptions) -> Model:
@@ -189,13 +194,19 @@ def _placed(model: Model, options: LoadOptions) -> Model:
 
     Only weights are cast: rounded rotary frequencies would misplace every token.
     """
+    speed_up_linears(model)
+    if weights_later(model) is not None:
+        return model.eval()
     for parameter in model.parameters():
         parameter.data = parameter.data.to(device=options.device, dtype=options.dtype)
-    speed_up_linears(model)
     return cast(nn.Module, model).to(device=options.device).eval()  # pyright: ignore[reportReturnType]
 
 
 def _read(model_class: type[Any], name: str, options: LoadOptions) -> PreTrainedModel:
+    if options.later and not options.trust_remote_code:
+        model = _without_weights(model_class, name, options)
+        if model is not None:
+            return model
     return read_weights(
         model_class,
         name,
@@ -204,6 +215,23 @@ def _read(model_class: type[Any], name: str, options: LoadOptions) -> PreTrained
         trust_remote_code=options.trust_remote_code,
         revision=options.revision,
     )
+
+
+def _without_weights(
+    model_class: type[Any], name: str, options: LoadOptions
+) -> PreTrainedModel | None:
+    """A model whose weights come later; None where they have to be read whole."""
+    if Path(name).is_dir():
+        check_model_folder(Path(name))
+    with named_in_errors("model", name):
+        return build_without_weights(
+            model_class,
+            name,
+            dtype=options.dtype,
+            attention=options.attention,
+            revision=options.revision,
+            device=torch.device(options.device),
+        )
 
 
 def read_weights(
@@ -253,11 +281,16 @@ def read_weights(
         )
     for weight, parameter in model.named_parameters():
         if not parameter.isfinite().all():
-            raise DataError(
-                f"model {name!r} has NaN or infinite numbers in {weight!r}: nothing can be learned "
-                "from there; take an earlier checkpoint"
-            )
+            raise not_finite(name, weight)
     return model
+
+
+def not_finite(name: str | Path, weight: str) -> DataError:
+    """The error for a model whose files hold what is no number."""
+    return DataError(
+        f"model {str(name)!r} has NaN or infinite numbers in {weight!r}: nothing can be learned "
+        "from there; take an earlier checkpoint"
+    )
 
 
 def _check_shapes(model_class: type[Any], folder: Path) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oxrl.errors import EngineError, MissingExtraError
+from oxrl.models.later import home_of
 from oxrl.models.vision_network import family_of
 from oxrl.models.vision_parts import language_linears
 
@@ -75,10 +76,30 @@ def add_adapter(
         base_model_name_or_path=str(Path(base).resolve()) if Path(base).is_dir() else base,
         revision=revision,
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _standing_in(model):
         torch.manual_seed(seed)
         _peft().inject_adapter_in_model(config, model)  # which also freezes everything else
     model.eval()
+
+
+@contextmanager
+def _standing_in(model: nn.Module) -> Iterator[None]:
+    """Inside, layers whose weights come later have some without memory, on the model's device.
+
+    An adapter is made where the weights of its layer are, and has to have values.
+    """
+    waiting: list[tuple[nn.Module, nn.Parameter]] = []
+    for _, layer in model.named_modules():
+        weight = layer._parameters.get("weight")  # pyright: ignore[reportPrivateUsage]
+        if isinstance(layer, nn.Linear) and weight is not None and weight.is_meta:
+            waiting.append((layer, weight))
+            one = torch.zeros((), dtype=weight.dtype, device=home_of(model))
+            layer.weight = nn.Parameter(one.expand(weight.shape), requires_grad=False)
+    try:
+        yield
+    finally:
+        for layer, weight in waiting:
+            layer.weight = weight.requires_grad_(False)
 
 
 def _target_modules(model: PreTrainedModel, wanted: Collection[str]) -> list[str] | str:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from oxrl.errors import ConfigError, DataError, EngineError
 from oxrl.functional.logprobs import Head
+from oxrl.models.later import home_of, weights_later
 from oxrl.models.support import excluded
 from oxrl.models.vision_network import family_of, read_with_images
 from oxrl.types import TokenBatch
@@ -58,7 +59,8 @@ class CausalNetwork:
         self._scale = factor / divisor
         vocabulary = cast(Tensor, output.weight).shape[0]
         self._never = excluded(model, vocabulary)
-        self._check_head()
+        if weights_later(model) is None:
+            self._check_head()
 
     @property
     def head(self) -> Head:
@@ -96,7 +98,7 @@ class ValueModel(nn.Module):
         self.decoder = decoder
         weight = next(decoder.parameters())
         width = decoder.config.get_text_config().hidden_size
-        self.value_head = nn.Linear(width, 1, device=weight.device, dtype=weight.dtype)
+        self.value_head = nn.Linear(width, 1, device=home_of(decoder), dtype=weight.dtype)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
         # What the head was trained on: a number per reply ("outcome"), or per step ("process").

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from oxrl.models.builtin import builtin_policy
 from oxrl.models.folder import adapter_base
 from oxrl.models.load import load_tokenizer, named_in_errors
+from oxrl.models.network import CausalNetwork
+from oxrl.models.vision_network import family_of
 
 # Stands in for a model of which nothing is at hand.
 STAND_IN = "builtin:tiny"
@@ -107,6 +110,23 @@ def write_stand_in(folder: Path, *, seed: int) -> PreTrainedModel:
     model.save_pretrained(folder)
     load_tokenizer(STAND_IN).save_pretrained(folder)
     return model
+
+
+def check_small(model: PreTrainedModel) -> None:
+    """Check the head of a model whose weights are not there yet, on a small one of its class.
+
+    What its logits are made of depends on its code and on the numbers of its configuration. The
+    families that read images are known.
+
+    Raises:
+        EngineError: see `CausalNetwork`.
+    """
+    if family_of(model.base_model) is not None:
+        return
+    config = copy.deepcopy(model.config)
+    shrink(config)
+    with torch.random.fork_rng(devices=[]):
+        CausalNetwork(type(model)(config).eval())
 
 
 def shrink(config: PreTrainedConfig) -> None:

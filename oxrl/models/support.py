@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from oxrl.errors import DataError
+from oxrl.models.later import home_of
 from oxrl.models.vision_network import never_sampled
 
 ATTRIBUTE = "oxrl_sampled_only"
@@ -46,10 +47,10 @@ def excluded(model: PreTrainedModel, vocabulary: int) -> Tensor | None:
         model: a language model.
         vocabulary: rows of its output head.
     """
-    never = never_sampled(model.base_model, vocabulary)
+    never = never_sampled(model.base_model, vocabulary, home_of(model))
     support = getattr(model, ATTRIBUTE, None)
     if support is None:
         return never
-    outside = torch.ones(vocabulary, dtype=torch.bool, device=model.device)
+    outside = torch.ones(vocabulary, dtype=torch.bool, device=home_of(model))
     outside[list(support)] = False
     return outside

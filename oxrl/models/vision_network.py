@@ -25,16 +25,17 @@ def family_of(decoder: nn.Module) -> VisionFamily | None:
     return VISION_FAMILIES.get(str(getattr(config, "model_type", "")))
 
 
-def never_sampled(decoder: Any, vocabulary: int) -> Tensor | None:
+def never_sampled(decoder: Any, vocabulary: int, device: torch.device) -> Tensor | None:
     """Tokens that stand in prompts alone: [V] bool, True for those; None where all may be sampled.
 
     Args:
         decoder: the body of a model.
         vocabulary: rows of its output head.
+        device: of the result.
     """
     if family_of(decoder) is None:
         return None
-    never = torch.zeros(vocabulary, dtype=torch.bool, device=decoder.device)
+    never = torch.zeros(vocabulary, dtype=torch.bool, device=device)
     for token in banned_tokens(decoder.config):
         if 0 <= token < vocabulary:
             never[token] = True

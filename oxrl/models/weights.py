@@ -18,13 +18,14 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from oxrl.errors import CheckpointError, DataError
+from oxrl.models.later import DECODER
 from oxrl.models.load import VALUE_HEAD_FILE, read_weights
 from oxrl.models.lora import ADAPTER_FILE, has_adapter, model_name, save_adapter
 from oxrl.models.network import ValueModel
+from oxrl.models.stored import GivenTensor, Source, stored_in_folder
 
 BUCKET_BYTES = 512 * 2**20
-# Prefixes of a ValueModel's parameter names, each part in files of its own.
-DECODER = "decoder."
+# Prefix of a ValueModel's other parameters, which are in a file of their own.
 VALUE_HEAD = "value_head."
 
 
@@ -56,16 +57,6 @@ def buckets(
         size += tensor.nbytes
     if bucket:
         yield bucket
-
-
-def non_finite_values(tensor: Tensor) -> int:
-    """How many values of a tensor are NaN or infinite; takes one pass where none is."""
-    if not tensor.is_floating_point() or not tensor.numel():
-        return 0
-    lowest, highest = tensor.detach().aminmax()  # NaN where any value is
-    if lowest.isfinite() and highest.isfinite():
-        return 0
-    return int((~tensor.isfinite()).sum())
 
 
 def write_sharded(directory: Path, stem: str, named: Iterable[NamedTensor]) -> None:
@@ -158,8 +149,8 @@ def stored_names(model: nn.Module) -> list[str]:
 
 def stored_weights(
     model: nn.Module, directory: Path, expected: Mapping[str, WeightType]
-) -> Iterator[NamedTensor]:
-    """Every weight that `save_model` wrote: (name in `model`, whole tensor on the CPU).
+) -> Iterator[tuple[str, Source]]:
+    """Every weight that `save_model` wrote: (name in `model`, where to read it).
 
     Args:
         model: whose weights they are.
@@ -170,15 +161,16 @@ def stored_weights(
         CheckpointError: a weight is missing, unknown, or of another shape or dtype than expected.
     """
     missing = {name: expected[name] for name in stored_names(model)}
-    for name, tensor in _read_parts(model, directory):
+    for name, source in _read_parts(model, directory):
         held = missing.pop(name, None)
-        if held != (tensor.shape, tensor.dtype):
+        shown = source.tensor if isinstance(source, GivenTensor) else source
+        if held != (shown.shape, shown.dtype):
             has = "no such weight" if held is None else f"{held.dtype} {tuple(held.shape)}"
             raise CheckpointError(
-                f"{directory} holds {name!r} as {tensor.dtype} {tuple(tensor.shape)}, "
+                f"{directory} holds {name!r} as {shown.dtype} {tuple(shown.shape)}, "
                 f"the model has {has}"
             )
-        yield name, tensor
+        yield name, source
     if missing:
         raise CheckpointError(
             f"{directory} lacks {len(missing)} weights of the model, "
@@ -186,33 +178,32 @@ def stored_weights(
         )
 
 
-def _read_parts(model: nn.Module, directory: Path) -> Iterator[NamedTensor]:
-    """(name in `model`, tensor) of everything in the files of `directory`."""
+def _read_parts(model: nn.Module, directory: Path) -> Iterator[tuple[str, Source]]:
+    """(name in `model`, where to read it) of everything in the files of `directory`."""
     files = ADAPTER_FILE if has_adapter(model) else "model*.safetensors"
     if not isinstance(model, ValueModel):
         yield from _read_part(model, directory, files)
         return
-    for name, tensor in _read_part(model.decoder, directory, files):
-        yield DECODER + name, tensor
-    for name, tensor in _read_part(model.value_head, directory, VALUE_HEAD_FILE):
-        yield VALUE_HEAD + name, tensor
+    for name, source in _read_part(model.decoder, directory, files):
+        yield DECODER + name, source
+    for name, source in _read_part(model.value_head, directory, VALUE_HEAD_FILE):
+        yield VALUE_HEAD + name, source
 
 
-def _read_part(host: nn.Module, directory: Path, pattern: str) -> Iterator[NamedTensor]:
-    """(name in `host`, tensor) of everything in the files of `pattern`."""
-    tensors = stored_tensors(directory, pattern)
+def _read_part(host: nn.Module, directory: Path, pattern: str) -> Iterator[tuple[str, Source]]:
+    """(name in `host`, where to read it) of everything in the files of `pattern`."""
+    tensors = stored_in_folder(directory, pattern)
     if not tensors:
         raise CheckpointError(f"no file {directory / pattern}")
     for name in kept_buffers(host):  # nothing changes them: the model has them already
         tensors.pop(name, None)
     if pattern == ADAPTER_FILE:
-        for key, read in tensors.items():
-            yield model_name(key), read()
+        for key, source in tensors.items():
+            yield model_name(key), source
         return
     own = {name for name, _ in host.named_parameters()}
     if not isinstance(host, PreTrainedModel) or tensors.keys() == own:
-        for name, read in tensors.items():
-            yield name, read()
+        yield from tensors.items()
         return
     # Transformers stores some models otherwise than it computes with them (experts one by one, and
     # fused). It knows how to read that: all at once.
@@ -221,4 +212,4 @@ def _read_part(host: nn.Module, directory: Path, pattern: str) -> Iterator[Named
     except DataError as error:
         raise CheckpointError(f"{directory} holds no {type(host).__name__}: {error}") from error
     for name, parameter in whole.named_parameters():
-        yield name, parameter.detach()
+        yield name, GivenTensor(parameter.detach())

@@ -148,7 +148,11 @@ def row_options(
 
 
 def load_model(
-    cfg: Config, device: torch.device | None = None, load: Callable[..., Any] = load_policy
+    cfg: Config,
+    device: torch.device | None = None,
+    load: Callable[..., Any] = load_policy,
+    *,
+    later: bool = False,
 ) -> PreTrainedModel:
     """The model as it is on disk, or with random weights of `run.seed`; on the run's device, or on
     another.
@@ -162,6 +166,7 @@ def load_model(
             seed=stable_seed("model", cfg.run.seed),
             trust_remote_code=cfg.model.trust_remote_code,
             revision=cfg.model.revision,
+            later=later,
         ),
     )
     host = getattr(model, "decoder", model)
@@ -175,9 +180,26 @@ def load_model(
     return model
 
 
-def load_policy_to_train(cfg: Config, device: torch.device | None = None) -> PreTrainedModel:
-    """The policy, with the adapter that `lora` asks for, and without what `model.freeze` names."""
-    model = load_model(cfg, device)
+def cuts_weights(cfg: Config, *, trained: bool = True) -> bool:
+    """Whether the training engine cuts every weight up over its ranks.
+
+    Each rank then reads its own pieces of the model's files.
+    """
+    engine = TRAINING_ENGINES[cfg.train.backend]
+    section = engine.settings if trained else engine.reference_settings
+    stage = engine.zero_stage
+    if stage is None and section is not None:
+        stage = getattr(cfg, section).zero_stage
+    return stage == 3
+
+
+def load_policy_to_train(cfg: Config, *, later: bool = False) -> PreTrainedModel:
+    """The policy, with the adapter that `lora` asks for, and without what `model.freeze` names.
+
+    Args:
+        later: leave its weights to the engine that it is for.
+    """
+    model = load_model(cfg, later=later)
     if cfg.model.freeze != "none":
         from oxrl.models.vision_parts import freeze
 
@@ -185,9 +207,9 @@ def load_policy_to_train(cfg: Config, device: torch.device | None = None) -> Pre
     return _adapted(cfg, model)
 
 
-def load_critic_to_train(cfg: Config, device: torch.device | None = None) -> ValueModel:
+def load_critic_to_train(cfg: Config) -> ValueModel:
     """A value model on the policy's backbone, with the adapter that `lora` asks for."""
-    critic: Any = load_model(cfg, device, load_critic)
+    critic: Any = load_model(cfg, None, load_critic, later=cuts_weights(cfg))
     _adapted(cfg, critic.decoder)
     return critic
 
@@ -301,9 +323,8 @@ def _image_processor(cfg: Config) -> Any:
 
 def build_reference(cfg: Config, *, temperature: float = 1.0, ranks: Ranks = ALONE) -> Trainer:
     """An engine that only answers; with DeepSpeed as `deepspeed_ref` says."""
-    return build_trainer(
-        cfg, load_model(cfg), lr=0.0, temperature=temperature, ranks=ranks, trained=False
-    )
+    model = load_model(cfg, later=cuts_weights(cfg, trained=False))
+    return build_trainer(cfg, model, lr=0.0, temperature=temperature, ranks=ranks, trained=False)
 
 
 def build_trainers(cfg: Config, ranks: Ranks = ALONE) -> dict[str, Trainer]:
@@ -311,9 +332,8 @@ def build_trainers(cfg: Config, ranks: Ranks = ALONE) -> dict[str, Trainer]:
     reference, critic.
     """
     shared: dict[str, Any] = {"temperature": cfg.rollout.temperature, "ranks": ranks}
-    trainers = {
-        "policy": build_trainer(cfg, load_policy_to_train(cfg), build_tokenizer(cfg), **shared)
-    }
+    policy = load_policy_to_train(cfg, later=cuts_weights(cfg))
+    trainers = {"policy": build_trainer(cfg, policy, build_tokenizer(cfg), **shared)}
     if cfg.train.row.has(CRITIC):
         trainers["critic"] = build_trainer(
             cfg, load_critic_to_train(cfg), lr=cfg.train.value(CRITIC_LR), ranks=ranks

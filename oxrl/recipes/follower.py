@@ -8,8 +8,8 @@ from typing import Self
 
 from torch import Tensor
 
-from oxrl.engines.train.base import Saved, TrainEngine
-from oxrl.recipes.session import Progress, Session
+from oxrl.engines.train.base import TrainEngine
+from oxrl.recipes.session import Session
 from oxrl.runs.stop import StopRequest
 from oxrl.types import Metrics
 
@@ -30,9 +30,4 @@ class Follower(Session):
     def dump(self, step: int, tensors: Mapping[str, Tensor]) -> None: ...
 
     def keep_best(self, engine: TrainEngine, step: int) -> None:
-        engine.save(self._cfg.run.directory)
-
-    def _save(self, engines: Mapping[str, Saved], progress: Progress) -> None:
-        if self.ranks.agree(False):
-            for engine in engines.values():
-                engine.save(self._cfg.run.directory)
+        engine.save(self._cfg.run.directory)  # rank 0 says where

@@ -13,7 +13,7 @@ from oxrl.data.order import first_draws
 from oxrl.data.preferences import Judged, PreferenceDataset
 from oxrl.data.rows import read_rows
 from oxrl.engines.train.trainer import AdapterOff
-from oxrl.recipes.build import build_reference, load_policy_to_train, row_options
+from oxrl.recipes.build import build_reference, cuts_weights, load_policy_to_train, row_options
 from oxrl.recipes.given_rows import Learner, LookedAt, Memory, learn
 from oxrl.recipes.preference_batch import BeforeStep, with_statistics
 from oxrl.recipes.preference_evaluation import evaluate_pairs, evaluate_singles
@@ -37,7 +37,7 @@ class PreferenceLearner(Learner[Judged]):
     """A policy that learns from judged completions, and the reference that it is compared with."""
 
     def __init__(self, cfg: Config, session: Session) -> None:
-        super().__init__(cfg, session, load_policy_to_train(cfg))
+        super().__init__(cfg, session, load_policy_to_train(cfg, later=cuts_weights(cfg)))
         self.method = METHODS[cfg.train.alg_name]
         self.moving_reference = None
         if self.method.moves_reference:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -20,10 +19,12 @@ from oxrl.config.dims import vocabulary_of
 from oxrl.config.plan import reference_text
 from oxrl.engines.train.base import Saved, TrainEngine
 from oxrl.engines.train.ranks import ALONE, Ranks
-from oxrl.errors import CheckpointWriteError, Interrupted, NonFiniteError, Stopped
+from oxrl.errors import Interrupted, NonFiniteError, Stopped
 from oxrl.recipes.inputs import review_inputs
+from oxrl.recipes.saving import Saver
+from oxrl.recipes.targets import CHECKPOINTS
 from oxrl.rewards.workers import ScoringPool
-from oxrl.runs.checkpoint import latest_checkpoint, save_best, save_checkpoint
+from oxrl.runs.checkpoint import CheckpointWriter, save_best
 from oxrl.runs.clock import Clock, resident_mb
 from oxrl.runs.console import Console, run_logging
 from oxrl.runs.directory import open_run
@@ -90,7 +91,13 @@ class Session:
         self._accept = accept
         self._stack = ExitStack()
         self._skipped_in_a_row = 0
-        self._saved_step = -1
+        self._saver = Saver(
+            ranks,
+            background=cfg.run.async_checkpoints,
+            deadline_s=cfg.run.deadline_s,
+            say=self.message,
+        )
+        self._stack.callback(self._saver.drop)
 
     def __enter__(self) -> Self:
         cfg = self._cfg
@@ -113,6 +120,7 @@ class Session:
             )
             self._console.watch(self.clock, self.recorder)
             self._trackers = stack.enter_context(Trackers(self.run, cfg.run.shown_in))
+            stack.callback(self._saver.drop)
             self._stack = stack.pop_all()
         self._announce_reference()
         return self
@@ -160,12 +168,14 @@ class Session:
             engines: subdirectory of a checkpoint -> what is stored there.
             fresh: where a run begins; without a checkpoint it is written as the first one.
         """
-        resuming = self.ranks.first and self.run.resuming
-        found = self.ranks.agree(latest_checkpoint(self.run.checkpoints) if resuming else None)
+        found = None
+        if self.ranks.agree(self.ranks.first and self.run.resuming):
+            found = self._saver.newest(self._cfg.run.directory / CHECKPOINTS, engines)
         if found is None:
             if self.ranks.first:
                 self.recorder.begin()
-            self._save(engines, fresh)
+            # Waited for: lines of metrics without any checkpoint belong to no run that can go on.
+            self._save(engines, fresh, wait=True)
             return fresh
         for name, engine in engines.items():
             engine.load(found.path / name)
@@ -176,7 +186,7 @@ class Session:
         self._skipped_in_a_row = state.pop("skipped_in_a_row")
         progress = type(fresh)(**state)
         # With its line a checkpoint is not yet that of a complete step: it is written again.
-        self._saved_step = -1 if progress.line else found.step
+        self._saver.step = -1 if progress.line else found.step
         self.message(f"resuming after step {found.step} from {found.path}")
         self.clock.restart()
         return progress
@@ -263,22 +273,14 @@ class Session:
         """
         step = progress.step
         last = step >= self._cfg.run.steps or progress.good_enough
-        scheduled = crossed(self._cfg.run.checkpoint_every, self._saved_step, step)
-        due = step != self._saved_step and (scheduled or last or bool(self.stop))
-        due, stop = self.ranks.agree((due, self.stop.requested))
-        if due:
+        stop = self.ranks.agree(self.stop.requested)
+        wait = last or bool(stop)
+        self._saver.settle(wait=wait)
+        saved = self._saver.step
+        scheduled = crossed(self._cfg.run.checkpoint_every, saved, step)
+        if self.ranks.agree(step != saved and (scheduled or wait)):
             with self.phase("time/checkpoint_s"):
-                try:
-                    self._save(engines, progress)
-                except CheckpointWriteError as error:
-                    if stop or last:
-                        raise
-                    # The previous checkpoint is intact: a full disk costs safety, not the run.
-                    log.warning(
-                        "no checkpoint at step %d, trying again at the next boundary: %s",
-                        step,
-                        error,
-                    )
+                self._save(engines, progress, wait=wait)
         if stop and not last:
             raise Interrupted(
                 f"stopped by {stop} after step {step}; everything is saved. Continue with --resume"
@@ -312,32 +314,20 @@ class Session:
         self.run.finish(step, dict(last[0]) if last else {})
         self.message(f"done: {step} steps, everything is in {self.run.path}")
 
-    def _save(self, engines: Mapping[str, Saved], progress: Progress) -> None:
-        begun = False
-
-        def write(directory: Path) -> None:
-            nonlocal begun
-            begun = self.ranks.agree(True)
-            for name, engine in engines.items():
-                (directory / name).mkdir(exist_ok=True)
-                engine.save(directory / name)
-
+    def _save(self, engines: Mapping[str, Saved], progress: Progress, *, wait: bool) -> None:
         state = dataclasses.asdict(progress)
         state["skipped_in_a_row"] = self._skipped_in_a_row
-        try:
-            save_checkpoint(
+
+        def new_writer() -> CheckpointWriter:
+            return CheckpointWriter(
                 self.run.checkpoints,
                 progress.step,
-                write,
                 state=state,
                 offsets=self.recorder.offsets(),
                 keep=self._cfg.run.keep_checkpoints,
             )
-        finally:
-            if not begun:
-                # The other ranks wait to hear whether there is anything to write.
-                self.ranks.agree(False)
-        self._saved_step = progress.step
+
+        self._saver.save(engines, progress.step, new_writer, wait=wait)
 
 
 def crossed(every: int, before: int, after: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -18,7 +19,7 @@ from oxrl.errors import required
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
 from oxrl.models.network import check_packing
-from oxrl.recipes.build import load_policy_to_train, row_options
+from oxrl.recipes.build import cuts_weights, load_policy_to_train, row_options
 from oxrl.recipes.generated_evaluation import GeneratedEvaluation
 from oxrl.recipes.given_rows import Learner, LookedAt, Memory, learn
 from oxrl.recipes.session import Session
@@ -30,10 +31,11 @@ WANT = frozenset({"logprobs"})
 
 def train(cfg: Config, session: Session) -> None:
     """Imitate the answers of `data.train`."""
-    model = load_policy_to_train(cfg)
+    model = load_policy_to_train(cfg, later=cuts_weights(cfg))
+    learner = SupervisedLearner(cfg, session, model)
     if cfg.data.pack_tokens is not None:
-        check_packing(model)
-    learn(cfg, session, SupervisedLearner(cfg, session, model))
+        learner.engine.checked(partial(check_packing, model))
+    learn(cfg, session, learner)
 
 
 class SupervisedLearner(Learner[Example]):

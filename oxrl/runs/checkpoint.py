@@ -3,7 +3,7 @@
     step_00000040/
         what the trainer wrote (HF weights, masters, moments), state.json, and manifest.json, last:
                       {"format", "step", "offsets", "files": {name: {"bytes", "sha256"}}, "sha256"
-                      of all that}
+                      of all that}; without a hash of what several processes wrote, see parts.py
     .tmp-*
         a write or a removal that did not finish; never read, removed at the next start
 
@@ -21,6 +21,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +43,13 @@ from oxrl.runs.files import (
     pretty_json,
     read_records,
 )
+from oxrl.runs.parts import PARTS_FILE, part_problems, read_parts, whole_hash
 
 logger = logging.getLogger(__name__)
 
 FORMAT = "oxrl-checkpoint-1"
+# With files that several processes wrote: their hashes are those of parts.
+OF_SEVERAL = "oxrl-checkpoint-2"
 PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz"})
 NAME = re.compile(r"step_(\d{8,})")
 
@@ -82,13 +86,23 @@ def save_checkpoint(
     offsets: Mapping[str, int],
     keep: int,
 ) -> Path:
-    """Write `root/step_<8 digits>` atomically and remove old ones.
+    """Write `root/step_<8 digits>` atomically and remove old ones; see CheckpointWriter.
+
+    Args:
+        write: called with an empty directory, writes the engine's files there.
+    """
+    writer = CheckpointWriter(root, step, state=state, offsets=offsets, keep=keep)
+    writer.fill(write)
+    return writer.complete()
+
+
+class CheckpointWriter:
+    """One checkpoint, `root/step_<8 digits>`, from its first file until it has its name.
 
     Args:
         root: the run's `checkpoints` directory; made if missing, inside a directory that exists.
         step: optimizer steps applied. A checkpoint of this step that is there already was found
             damaged: it goes.
-        write: called with an empty directory, writes the engine's files there.
         state: the recipe's own state, JSON values only.
         offsets: `Recorder.offsets()`, taken after everything up to `step` was recorded.
         keep: newest checkpoints to keep, this one included; at least 1. Those of later steps, left
@@ -97,33 +111,68 @@ def save_checkpoint(
     Raises:
         CheckpointWriteError: the disk refused (full, quota, gone). What was written is removed and
             every older checkpoint is as it was: the run may go on and try again later.
-        CheckpointError: `write` left a symlink or a pickle file.
-        NonFiniteError: `write` raised it; says of which step, and what is left. Older checkpoints
-            are as they were.
+        CheckpointError: a symlink or a pickle file was written.
+        NonFiniteError: what was called raised it; says of which step, and what is left. Older
+            checkpoints are as they were.
     """
-    final = root / f"step_{step:08d}"
-    temporary = root / f".tmp-{final.name}"
-    try:
-        # Not its parents: a run directory that vanished is an error, not a new one.
-        make_folder(root)
-        clear(temporary)
-        temporary.mkdir()
-        write(temporary)
-        (temporary / "state.json").write_text(pretty_json(dict(state)), encoding="utf-8")
-        _seal(temporary, step, offsets)
-        _remove(final)
-        os.rename(temporary, final)
-        fsync(root)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        # safetensors reports a full disk as its own error, not as an OSError.
-        if isinstance(error, OSError | SafetensorError | RunDirectoryError):
-            raise _not_written(final, error) from error
-        if isinstance(error, NonFiniteError):
-            raise _not_finite(root, f"checkpoint of step {step}", error) from error
-        raise
-    _remove_old(root, step, keep)
-    return final
+
+    def __init__(
+        self,
+        root: Path,
+        step: int,
+        *,
+        state: Mapping[str, object],
+        offsets: Mapping[str, int],
+        keep: int,
+    ) -> None:
+        self._root = root
+        self._step = step
+        # As it is now: training may go on before this is written.
+        self._state = pretty_json(dict(state))
+        self._offsets = dict(offsets)
+        self._keep = keep
+        self._final = root / f"step_{step:08d}"
+        self._temporary = root / f".tmp-{self._final.name}"
+
+    def fill(self, write: Callable[[Path], None]) -> None:
+        """Call `write` with an empty directory, where it begins to write the engine's files."""
+        with self._removed_if_refused():
+            # Not its parents: a run directory that vanished is an error, not a new one.
+            make_folder(self._root)
+            clear(self._temporary)
+            self._temporary.mkdir()
+            write(self._temporary)
+
+    def complete(self, finish: Callable[[], None] | None = None) -> Path:
+        """Call `finish`, which returns once every file is there; give the checkpoint its name."""
+        with self._removed_if_refused():
+            if finish is not None:
+                finish()
+            (self._temporary / "state.json").write_text(self._state, encoding="utf-8")
+            _seal(self._temporary, self._step, self._offsets)
+            _remove(self._final)
+            os.rename(self._temporary, self._final)
+            fsync(self._root)
+        _remove_old(self._root, self._step, self._keep)
+        return self._final
+
+    def drop(self) -> None:
+        """Remove what was written; it never was a checkpoint."""
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    @contextmanager
+    def _removed_if_refused(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.drop()
+            # safetensors reports a full disk as its own error, not as an OSError.
+            if isinstance(error, OSError | SafetensorError | RunDirectoryError):
+                raise _not_written(self._final, error) from error
+            if isinstance(error, NonFiniteError):
+                what = f"checkpoint of step {self._step}"
+                raise _not_finite(self._root, what, error) from error
+            raise
 
 
 def save_best(run: Path, step: int, write: Callable[[Path], None]) -> None:
@@ -172,7 +221,7 @@ def why_not_best(run: Path, step: int) -> str:
         return "its manifest.json is damaged"
     if manifest["step"] > step:
         return f"it is of step {manifest['step']}, after the checkpoint that is gone back to"
-    problems = _changed_files(inside, manifest["files"])
+    problems = _changed_files(inside, manifest["files"]) or every_part(best)
     return problems[0] if problems else ""
 
 
@@ -242,17 +291,24 @@ def remove_leftovers(root: Path) -> None:
 
 def _seal(directory: Path, step: int, offsets: Mapping[str, int]) -> None:
     """Flush every file, then write the manifest that makes the directory a checkpoint."""
-    files: dict[str, Json] = {}
+    files = _hashed_by_writers(directory)
     for name, path in _contents(directory).items():
         problem = _unsafe(path)
         if problem:
             raise CheckpointError(
                 f"the checkpoint of step {step} would hold {name}, {problem}; write safetensors"
             )
-        if path.is_file():
+        if path.is_file() and name not in files:
             fsync(path)
             files[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-    body = {"format": FORMAT, "step": step, "offsets": dict(offsets), "files": files}
+    several = any("sha256" not in entry for entry in files.values())
+    files = dict(sorted(files.items()))
+    body = {
+        "format": OF_SEVERAL if several else FORMAT,
+        "step": step,
+        "offsets": dict(offsets),
+        "files": files,
+    }
     manifest = directory / "manifest.json"
     manifest.write_text(pretty_json(body | {"sha256": _digest(body)}), encoding="utf-8")
     folders = [path for path in directory.rglob("*") if path.is_dir()]
@@ -260,7 +316,37 @@ def _seal(directory: Path, step: int, offsets: Mapping[str, int]) -> None:
         fsync(path)
 
 
-def verify_checkpoint(path: Path) -> list[str]:
+def _hashed_by_writers(directory: Path) -> dict[str, Json]:
+    """Entries of files that were hashed as they were written, by one process or by several."""
+    found: dict[str, Json] = {}
+    for noted in directory.rglob(PARTS_FILE):
+        folder = noted.parent
+        several = False
+        for file, parts in read_parts(folder).items():
+            path = folder / file
+            size = path.stat().st_size
+            digest = whole_hash(parts, size)
+            name = path.relative_to(directory).as_posix()
+            found[name] = {"bytes": size} if digest is None else {"bytes": size, "sha256": digest}
+            several |= digest is None
+        if not several:
+            noted.unlink()
+    return found
+
+
+# Looks at what several processes wrote in a checkpoint; a line per problem.
+PartsLook = Callable[[Path], list[str]]
+
+
+def every_part(path: Path) -> list[str]:
+    """What is wrong with the parts of files in the checkpoint at `path`, all looked at here."""
+    found: list[str] = []
+    for noted in path.rglob(PARTS_FILE):
+        found += part_problems(noted.parent)
+    return found
+
+
+def verify_checkpoint(path: Path, look_at_parts: PartsLook = every_part) -> list[str]:
     """What is wrong with the checkpoint at `path`, one line per problem, empty if it is intact."""
     if path.is_symlink() or not path.is_dir():
         return [f"{path.name} is not a directory"]
@@ -277,13 +363,17 @@ def verify_checkpoint(path: Path) -> list[str]:
     manifest = _read_manifest(inside["manifest.json"])
     if manifest is None:
         return ["manifest.json is damaged: it does not match its own sha256"]
-    if manifest["format"] != FORMAT:
-        return [f"manifest.json is of format {manifest['format']!r}, this oxRL reads {FORMAT!r}"]
+    if manifest["format"] not in (FORMAT, OF_SEVERAL):
+        return [
+            f"manifest.json is of format {manifest['format']!r}, this oxRL reads {OF_SEVERAL!r}"
+        ]
     step = manifest["step"]
     if path.name != f"step_{step:08d}":
         problems.append(f"manifest.json says step {step}, the directory is named {path.name}")
     problems += _changed_files(inside, {"state.json": {}, **manifest["files"]})
-    return problems or list(_not_finite_files(inside))
+    if problems or manifest["format"] == OF_SEVERAL:
+        return problems or look_at_parts(path)
+    return list(_not_finite_files(inside))
 
 
 def _changed_files(inside: Mapping[str, Path], expected: Mapping[str, Json]) -> list[str]:
@@ -299,7 +389,8 @@ def _changed_files(inside: Mapping[str, Path], expected: Mapping[str, Json]) -> 
 def _not_finite_files(files: Mapping[str, Path]) -> Iterator[str]:
     """Files of tensors with NaN or infinite values: earlier versions wrote them without a look."""
     # Imported here: what only asks where a checkpoint is needs no torch.
-    from oxrl.models.weights import non_finite_values, stored_tensors
+    from oxrl.models.stored import non_finite_values
+    from oxrl.models.weights import stored_tensors
 
     for name, file in files.items():
         if file.suffix != ".safetensors":
@@ -337,16 +428,19 @@ def _difference(file: Path | None, entry: Json) -> str | None:
     if size != entry.get("bytes"):
         noted = entry.get("bytes")
         return f"is {size} bytes, the manifest says {noted}: it was cut or overwritten"
-    if _sha256(file) != entry.get("sha256"):
+    if "sha256" in entry and _sha256(file) != entry.get("sha256"):
         return "has the right size but other contents than were written (sha256 differs)"
     return None
 
 
-def latest_checkpoint(root: Path, *, until: float = math.inf) -> Checkpoint | None:
+def latest_checkpoint(
+    root: Path, *, until: float = math.inf, look_at_parts: PartsLook = every_part
+) -> Checkpoint | None:
     """The newest intact checkpoint; a warning says what is wrong with newer ones.
 
     Args:
         until: most optimizer steps that it may have.
+        look_at_parts: of files that several processes wrote; other processes may help.
 
     Raises:
         NoCheckpointError: there are checkpoints and not one is usable; lists the problems of each.
@@ -355,7 +449,7 @@ def latest_checkpoint(root: Path, *, until: float = math.inf) -> Checkpoint | No
     for step, path in reversed(list_checkpoints(root)):
         if step > until:
             continue
-        problems = verify_checkpoint(path)
+        problems = verify_checkpoint(path, look_at_parts)
         if not problems:
             if damaged:
                 text = "using %s: newer checkpoints are damaged and skipped:\n%s"

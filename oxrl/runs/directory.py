@@ -114,6 +114,7 @@ MAY_CHANGE = REORDER_SUMS | {
     "run.steps",
     "run.checkpoint_every",
     "run.keep_checkpoints",
+    "run.async_checkpoints",
     "run.eval_every",
     "run.record",
     "run.mlflow",

@@ -19,7 +19,8 @@ from oxrl.config import Config
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.errors import DataError, NonFiniteError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.models.weights import non_finite_values, save_model, stored_tensors
+from oxrl.models.stored import non_finite_values
+from oxrl.models.weights import save_model, stored_tensors
 from oxrl.recipes import run
 from oxrl.recipes.session import Session
 from oxrl.runs.checkpoint import verify_checkpoint
@@ -204,7 +205,7 @@ def test_a_run_whose_newest_checkpoint_is_nan_goes_on_from_the_one_before(
     whole = sft_config(tmp_path, "whole", ["run.keep_checkpoints=9"])
     run(whole)
     with monkeypatch.context() as earlier_version:
-        earlier_version.setattr("oxrl.engines.train.checkpoint.non_finite_values", lambda tensor: 0)
+        earlier_version.setattr("oxrl.engines.train.share.non_finite_values", lambda tensor: 0)
         break_after(earlier_version, 4, weight_of("policy"))
         earlier_version.setattr(Session, "finish", lambda *_: None)
         run(sft_config(tmp_path, "part", ["run.steps=4", "run.keep_checkpoints=9"]))

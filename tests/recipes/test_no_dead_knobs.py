@@ -210,6 +210,7 @@ ELSEWHERE = {
     "model.freeze": "what stays as it is: tests/recipes/test_vision.py",
     "train.tower_lr": "tests/recipes/test_vision.py",
     "run.ray_working_dir": "a node without the package: tests/engines/test_ray_cluster.py",
+    "run.async_checkpoints": "when files are written: tests/recipes/test_async_checkpoints.py",
     "run.console": "what is said: tests/runs/test_console.py",
     "run.trackers": "where it is shown: tests/runs/test_trackers.py",
     "run.health": "tests/runs/test_health.py: a run stops at a sign",

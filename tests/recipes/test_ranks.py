@@ -64,7 +64,7 @@ def configure(
 
 def run_where_only_rank_0_may_write(cfg: Config, resume: bool = False) -> None:
     """On one rank: the whole run. On every rank but the first, touching the run directory is an
-    error.
+    error, but for its share of tensors in files that are there.
     """
     home = str(cfg.run.directory)
 
@@ -80,7 +80,9 @@ def run_where_only_rank_0_may_write(cfg: Config, resume: bool = False) -> None:
         writes = (
             event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
         )
-        if (changes or writes) and str(arguments[0]).startswith(home):
+        tensors = str(arguments[0]).endswith(".safetensors")
+        share = event == "open" and tensors and arguments[1] == "r+"
+        if (changes or writes) and not share and str(arguments[0]).startswith(home):
             raise AssertionError(f"rank {os.environ['RANK']}: {event} {arguments[0]}")
 
     if os.environ["RANK"] != "0":
@@ -119,7 +121,8 @@ def test_ranks_do_what_one_process_does(
     assert_same_lines(several.run.directory, one.run.directory)
 
     def files(home: Path) -> list[str]:
-        found = (str(path.relative_to(home)) for path in home.rglob("*"))
+        written = (path for path in home.rglob("*") if path.name != "parts.json")
+        found = (str(path.relative_to(home)) for path in written)
         return sorted("reference" if path.startswith("reference/") else path for path in found)
 
     assert files(several.run.directory) == files(one.run.directory)

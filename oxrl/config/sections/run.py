@@ -47,6 +47,11 @@ class RunConfig(Section):
     keep_checkpoints: int = setting(
         2, "Newest checkpoints kept on disk; older ones are deleted.", ge=1
     )
+    async_checkpoints: bool = setting(
+        False,
+        "Train on while a checkpoint is written, from a copy of weights and optimizer state in CPU "
+        "memory.",
+    )
     eval_every: int = setting(
         0, "Optimizer steps between evaluations on data.eval; 0: only at the end.", ge=0
     )
@@ -95,7 +100,7 @@ class RunConfig(Section):
     )
     deadline_s: float = setting(
         600.0,
-        "Longest wait for any engine or reward, in seconds.",
+        "Longest wait for any engine or reward, and for the next byte of a checkpoint, in seconds.",
         ge=0.01,
         le=604800,
         why="less is over before anything can answer, and more than a week is no deadline",

@@ -41,6 +41,8 @@ from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Bytes per second of a disk that is slow and not dead, for all ranks together.
+SLOWEST_DISK = 20e6
 # How long the other ranks may take to end a call after one failed, or after their collectives ran
 # out of time.
 GRACE_S = 10.0
@@ -122,9 +124,20 @@ class RankGroup:
         **_: P.kwargs,
     ) -> R:
         """Call a method of an engine, or a function of it, on every rank; inputs are positional."""
+        return self._call(engine, function, inputs, self._deadline_s)
+
+    def read(self, engine: str, function: Callable[[Trainer, Path], R], directory: Path) -> R:
+        """Call what reads a directory, with the time that a slow disk takes for its bytes."""
+        size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+        deadline_s = self._deadline_s + size / SLOWEST_DISK
+        return self._call(engine, function, (directory.resolve(),), deadline_s)
+
+    def _call(
+        self, engine: str, function: Callable[..., R], inputs: Sequence[Any], deadline_s: float
+    ) -> R:
         shared = self._cluster.put(inputs)  # they enter the object store once
         calls = [actor.call.remote(engine, function, shared) for actor in self._ranks]
-        return self._wait(calls, f"{function.__name__} of {engine}")
+        return self._wait(calls, f"{function.__name__} of {engine}", deadline_s)
 
     def next_bucket(self, engine: str, stream: Stream, start: bool) -> Packed | None:
         """Rank 0's next bucket; None at the end of the stream."""
@@ -222,5 +235,20 @@ class RayTrainer:
     def save(self, directory: Path) -> None:
         self._group.call(self._name, Trainer.save, directory.resolve())
 
+    def begin_save(self, directory: Path, copied: bool) -> bool:
+        return self._group.call(self._name, Trainer.begin_save, directory.resolve(), copied)
+
+    def save_progress(self) -> tuple[int, bool]:
+        return self._group.call(self._name, Trainer.save_progress)
+
+    def end_save(self) -> None:
+        self._group.call(self._name, Trainer.end_save)
+
+    def drop_save(self) -> None:
+        """Nothing to do: a rank's threads end with it."""
+
+    def part_problems(self, directory: Path) -> list[str]:
+        return self._group.read(self._name, Trainer.part_problems, directory)
+
     def load(self, directory: Path) -> None:
-        self._group.call(self._name, Trainer.load, directory.resolve())
+        self._group.read(self._name, Trainer.load, directory)

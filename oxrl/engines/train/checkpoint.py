@@ -14,16 +14,15 @@ from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from oxrl.engines.train.adamw import LOW_PRECISION, MOMENTS
 from oxrl.engines.train.ranks import Ranks
 from oxrl.errors import CheckpointError, NonFiniteError
+from oxrl.models.stored import Source, non_finite_values, stored_in_folder
 from oxrl.models.weights import (
     NamedTensor,
     WeightType,
-    non_finite_values,
-    stored_tensors,
     stored_weights,
 )
 
@@ -34,12 +33,12 @@ OPTIMIZER_KINDS = ("master", *MOMENTS)
 
 
 class StoredWeight(NamedTuple):
-    """A whole weight and its optimizer state; without `moments` it was never stepped."""
+    """Where a weight and its optimizer state are read; without `moments` it was never stepped."""
 
     name: str
-    weight: Tensor
-    master: Tensor | None = None
-    moments: Mapping[str, Tensor] = MappingProxyType({})
+    weight: Source
+    master: Source | None = None
+    moments: Mapping[str, Source] = MappingProxyType({})
     steps: int = 0
 
 
@@ -86,18 +85,19 @@ class CollectiveWriter:
                     self._not_finite = f"{of} {name}: {count}"
             yield name, tensor
 
-    def finish(self) -> None:
+    def finish(self) -> OSError | SafetensorError | None:
         """Tell whether what was written is a checkpoint; collective.
 
+        Returns:
+            What the disk said, where it refused; on rank 0.
+
         Raises:
-            OSError, SafetensorError: the disk refused.
             NonFiniteError: something in it is not finite; on every rank.
         """
-        not_finite = self._ranks.agree(self._not_finite)
-        if self._refused is not None:
-            raise self._refused
+        not_finite = self._ranks.agree(None if self._refused else self._not_finite)
         if not_finite is not None:
             raise NonFiniteError(not_finite)
+        return self._refused
 
 
 def write_state(directory: Path, step: int, adam_steps: Mapping[str, int]) -> None:
@@ -136,7 +136,7 @@ def read_weights_and_moments(
     expected: Mapping[str, WeightType],
     adam_steps: Mapping[str, int],
 ) -> Iterator[StoredWeight]:
-    """Every weight of `model` with its optimizer state, read one by one.
+    """Every weight of `model` with its optimizer state, told one by one; nothing is read yet.
 
     Args:
         directory: of the checkpoint.
@@ -148,7 +148,7 @@ def read_weights_and_moments(
         CheckpointError: something is missing, unknown, or of another shape or dtype.
     """
     kinds = {
-        kind: stored_tensors(directory, f"optimizer_{kind}-*.safetensors")
+        kind: stored_in_folder(directory, f"optimizer_{kind}-*.safetensors")
         for kind in OPTIMIZER_KINDS
     }
     for name in adam_steps:
@@ -156,8 +156,8 @@ def read_weights_and_moments(
         if needed is None or any(name not in kinds[kind] for kind in needed):
             raise CheckpointError(f"{directory} has an incomplete optimizer state for {name!r}")
     for name, weight in stored_weights(model, directory, expected):
-        moments = {moment: kinds[moment][name]() for moment in MOMENTS if name in kinds[moment]}
-        master = kinds["master"][name]() if name in kinds["master"] else None
+        moments = {moment: kinds[moment][name] for moment in MOMENTS if name in kinds[moment]}
+        master = kinds["master"].get(name)
         yield StoredWeight(name, weight, master, moments, adam_steps.get(name, 0))
 
 

@@ -15,6 +15,8 @@ from oxrl.models.network import TokenModel
 from oxrl.types import Output, TokenBatch
 
 TOP_K = "top_k="
+# Runs a model and raises where something is wrong with it.
+Check = Callable[[], None]
 
 
 class Reader(nn.Module):
@@ -27,9 +29,15 @@ class Reader(nn.Module):
         self._network = (network,)
         self._temperature = temperature
 
-    def forward(self, inputs: TokenBatch, want: Want) -> dict[str, Tensor]:
-        """The fields of Output that were asked for, in a dict: hooks look into plain containers."""
+    def forward(self, inputs: TokenBatch | Check, want: Want) -> dict[str, Tensor]:
+        """The fields of Output that were asked for, in a dict: hooks look into plain containers.
+
+        A check is called instead, where the weights that it reads are gathered.
+        """
         [network] = self._network
+        if not isinstance(inputs, TokenBatch):
+            inputs()
+            return {}
         output = read_tokens(network, inputs, want, temperature=self._temperature)
         # Cloned, because hooks that gather weights for backward do not survive on views.
         return {name: value.clone() for name, value in vars(output).items() if value is not None}

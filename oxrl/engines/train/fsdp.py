@@ -6,20 +6,26 @@ it runs. Everything but the cutting up is LocalTrainer's. Needs nothing but PyTo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import partial
+from itertools import starmap
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from oxrl.engines.train.adamw import LOW_PRECISION
 from oxrl.engines.train.base import Want
-from oxrl.engines.train.forward import Reader
+from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import Share
+from oxrl.engines.train.share import PieceOfWeight
+from oxrl.models.later import materialised
 from oxrl.models.lora import has_adapter
 from oxrl.types import Output, TokenBatch, TrainBatch
 
@@ -48,12 +54,35 @@ class FsdpTrainer(LocalTrainer):
         for layer in _layers(self.model):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(self._reader, mesh=mesh, mp_policy=policy)
+        if self._awaited:
+            self._read_pieces()
         for module in self._reader.modules():
             if isinstance(module, FSDPModule):
                 # FSDP divides gradients by the number of ranks; the loss is a sum over all rows, so
                 # nothing may be.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
+
+    def _read_pieces(self) -> None:
+        """Give every piece its memory, and read what the model's files hold of it."""
+        # What shards the model notes its new pieces when it is moved.
+        self._reader._apply(partial(materialised, device=self.device))  # pyright: ignore[reportPrivateUsage]
+        weights = ((name, self.model.get_parameter(name)) for name in self._awaited)
+        self._take_in(starmap(self._place, weights))
+
+    def _place(self, name: str, tensor: Tensor) -> PieceOfWeight:
+        """This rank's rows of a tensor."""
+        rows = cast(DTensor, tensor)
+        _, offsets = compute_local_shape_and_global_offset(
+            rows.shape, rows.device_mesh, rows.placements
+        )
+        start = offsets[0] * math.prod(rows.shape[1:]) if rows.ndim else 0
+        return PieceOfWeight(name, start, rows.to_local().detach().view(-1))
+
+    def checked(self, check: Check) -> None:
+        """See Trainer."""
+        self._reader(check, frozenset())
+        cast(FSDPModule, self._reader).reshard()
 
     def _share(self, batch: TrainBatch) -> Iterator[Share]:
         yield from super()._share(batch)
@@ -70,11 +99,6 @@ class FsdpTrainer(LocalTrainer):
 
     def _piece(self, tensor: Tensor) -> Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-    def _cut_like(self, whole: Tensor, like: Tensor) -> Tensor:
-        layout = cast(DTensor, like)
-        whole = whole.to(like.device, like.dtype)
-        return distribute_tensor(whole, layout.device_mesh, layout.placements, src_data_rank=None)
 
 
 def _computing_dtype(model: nn.Module) -> torch.dtype | None:

@@ -9,13 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from oxrl.engines.train.adamw import LOW_PRECISION, Piece, adamw
+from oxrl.engines.train.adamw import LOW_PRECISION, MOMENTS, Piece, adamw
 from oxrl.engines.train.base import Bucket, Want
 from oxrl.engines.train.checkpoint import StoredWeight
-from oxrl.engines.train.forward import read_tokens
+from oxrl.engines.train.forward import Check, read_tokens
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
+from oxrl.engines.train.share import PieceOfWeight
 from oxrl.engines.train.trainer import Trainer
+from oxrl.models.layout import WEIGHT
+from oxrl.models.stored import Source
 from oxrl.models.weights import NamedTensor, buckets
 from oxrl.types import Output, TokenBatch
 
@@ -46,9 +49,13 @@ class LocalTrainer(Trainer):
         """This rank's piece as a plain tensor."""
         return tensor
 
-    def _cut_like(self, whole: Tensor, like: Tensor) -> Tensor:
-        """`whole`, which every rank has, on the device and in the layout of `like`."""
-        return whole.to(like.device)
+    def _place(self, name: str, tensor: Tensor) -> PieceOfWeight:
+        """What this rank holds of a tensor that belongs to weight `name`."""
+        return PieceOfWeight(name, 0, tensor.detach().view(-1))
+
+    def checked(self, check: Check) -> None:
+        """See Trainer."""
+        check()
 
     def _read(self, inputs: TokenBatch, want: Want) -> Output:
         return read_tokens(self.network, inputs, want, temperature=self.options.temperature)
@@ -121,31 +128,51 @@ class LocalTrainer(Trainer):
         for name, parameter in self.model.named_parameters():
             yield name, self._whole(self._masters.get(name, parameter).detach())
 
-    def _optimizer_state(self, kind: str) -> Iterator[NamedTensor]:
+    def _trained(self) -> Iterable[str]:
+        return self._masters
+
+    def _adam_steps(self) -> dict[str, int]:
+        states = {name: self._adam.state.get(master) for name, master in self._masters.items()}
+        return {name: int(state["step"]) for name, state in states.items() if state}
+
+    def _held(self) -> Iterator[tuple[str, PieceOfWeight]]:
+        for name, parameter in self.model.named_parameters():
+            yield WEIGHT, self._place(name, parameter)
         for name, master in self._masters.items():
-            if kind == "master":
-                if self._stored[name].dtype in LOW_PRECISION:
-                    yield name, self._whole(master.detach())
-            elif kind in self._adam.state[master]:
-                yield name, self._whole(self._adam.state[master][kind])
+            if self._stored[name].dtype in LOW_PRECISION:
+                yield "master", self._place(name, master)
+            state = self._adam.state.get(master, {})
+            for moment in MOMENTS:
+                if moment in state:
+                    yield moment, self._place(name, state[moment])
 
     def _restore(self, weights: Iterable[StoredWeight]) -> None:
         for stored in weights:
             parameter = self.model.get_parameter(stored.name)
-            parameter.copy_(self._cut_like(stored.weight, parameter))
-            if stored.name in self._masters:
-                self._restore_optimizer(stored)
+            master = self._masters.get(stored.name)
+            if master is not parameter:
+                self._fill(stored.name, parameter, stored.weight)
+            if master is not None:
+                low = self._stored[stored.name].dtype in LOW_PRECISION
+                whole = stored.master if low and stored.master is not None else stored.weight
+                self._fill(stored.name, master, whole)
+                self._restore_moments(master, stored)
 
-    def _restore_optimizer(self, stored: StoredWeight) -> None:
-        master = self._masters[stored.name]
-        if self._stored[stored.name].dtype in LOW_PRECISION:
-            whole = stored.weight.to(master.dtype) if stored.master is None else stored.master
-            master.copy_(self._cut_like(whole, master))
+    def _restore_moments(self, master: nn.Parameter, stored: StoredWeight) -> None:
         self._adam.state.pop(master, None)
-        if stored.moments:
-            state = {name: self._cut_like(whole, master) for name, whole in stored.moments.items()}
-            state["step"] = torch.tensor(float(stored.steps), device=master.device)
-            self._adam.state[master] = state
+        if not stored.moments:
+            return
+        state: dict[str, Tensor] = {}
+        for moment, source in stored.moments.items():
+            state[moment] = torch.empty_like(master)
+            self._fill(stored.name, state[moment], source)
+        state["step"] = torch.tensor(float(stored.steps), device=master.device)
+        self._adam.state[master] = state
+
+    def _fill(self, name: str, tensor: Tensor, source: Source) -> None:
+        """Read this rank's piece of a tensor that belongs to weight `name`."""
+        piece = self._place(name, tensor)
+        source.fill(piece.values, piece.start)
 
 
 def _master_of(parameter: nn.Parameter) -> nn.Parameter:

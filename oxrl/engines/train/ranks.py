@@ -46,6 +46,17 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
+    def gather(self, value: T) -> list[T]:
+        """The value of every rank, on every rank; collective."""
+        values = [value] * self.world
+        if self.world > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def any_of(self, value: T | None) -> T | None:
+        """The value of the first rank that has one, on every rank; collective."""
+        return next((found for found in self.gather(value) if found is not None), None)
+
     def agree(self, value: T) -> T:
         """Rank 0's `value`, on every rank; collective.
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from oxrl.engines.train.adamw import Piece, last_change, weight_decays
+from oxrl.engines.train.adamw import LOW_PRECISION, MOMENTS, Piece, last_change, weight_decays
 from oxrl.engines.train.base import Bucket, Want
 from oxrl.engines.train.checkpoint import (
-    OPTIMIZER_KINDS,
     CollectiveWriter,
     StoredWeight,
     read_state,
@@ -23,21 +24,31 @@ from oxrl.engines.train.checkpoint import (
     write_state,
 )
 from oxrl.engines.train.company import without_company
-from oxrl.engines.train.forward import checkpoint_activations
+from oxrl.engines.train.forward import Check, checkpoint_activations
 from oxrl.engines.train.micro_batches import Merged, Share, own_share
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
+from oxrl.engines.train.share import Key, PieceOfWeight, ShareWriter, on_cpu
+from oxrl.errors import CheckpointError, DataError
 from oxrl.models.fingerprints import fingerprint
+from oxrl.models.later import arrived, awaited, home_of
+from oxrl.models.layout import FileLayout, optimizer_files, weight_files, write_description
+from oxrl.models.load import not_finite
 from oxrl.models.lora import adapter_off
-from oxrl.models.network import check_tokens, token_model, vocabulary_of
+from oxrl.models.network import CausalNetwork, check_tokens, token_model, vocabulary_of
+from oxrl.models.shrink import check_small
+from oxrl.models.stored import GivenTensor
 from oxrl.models.weights import (
     NamedTensor,
     WeightType,
     save_model,
     stored_names,
-    write_sharded,
 )
+from oxrl.runs.parts import part_problems
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
+
+# How long a rank may take to notice that nobody wants its share any more, in seconds.
+DROP_S = 10.0
 
 
 class Trainer(ABC):
@@ -59,11 +70,16 @@ class Trainer(ABC):
         self.model = model.eval()
         self.network = token_model(model)
         self.ranks = ranks
-        self.device = next(model.parameters()).device
+        self.device = home_of(model)
+        # Parameters that the model was built without, and where they are stored.
+        self._awaited = awaited(model)
+        if self._awaited and isinstance(self.network, CausalNetwork):
+            check_small(self.network.model)
         self.step = 0
         self.last_loss = 0.0
         self._decays = weight_decays(model, options)
         self._has_gradient = False
+        self._saving: tuple[ShareWriter, threading.Thread] | None = None
         self._losses_finite = True  # since the last step
         self._vocabulary = vocabulary_of(model)
         # Whether a rank holds pieces only, so that norms have to be summed; alone, it has them all.
@@ -78,6 +94,10 @@ class Trainer(ABC):
     @abstractmethod
     def _read(self, inputs: TokenBatch, want: Want) -> Output:
         """One micro-batch through the model."""
+
+    @abstractmethod
+    def checked(self, check: Check) -> None:
+        """Call what runs the model, where an engine has its weights ready; collective."""
 
     @abstractmethod
     def _backward(self, loss: Tensor) -> None:
@@ -112,18 +132,42 @@ class Trainer(ABC):
         """Everything that this rank holds of the float32 weights."""
 
     @abstractmethod
-    def _optimizer_state(self, kind: str) -> Iterator[NamedTensor]:
-        """(name, whole tensor) of every weight that has one; collective.
+    def _trained(self) -> Iterable[str]:
+        """The weights that AdamW steps."""
 
-        Args:
-            kind: one of OPTIMIZER_KINDS, or "step": how often AdamW stepped the weight.
+    @abstractmethod
+    def _adam_steps(self) -> dict[str, int]:
+        """How often AdamW stepped each weight that it has moments of."""
+
+    @abstractmethod
+    def _held(self) -> Iterator[tuple[str, PieceOfWeight]]:
+        """(WEIGHT or one of OPTIMIZER_KINDS, piece) of everything that this rank is to write.
+
+        All ranks together hold every element once.
         """
 
     @abstractmethod
     def _restore(self, weights: Iterable[StoredWeight]) -> None:
-        """Take over whole weights and their optimizer state; on every rank alike."""
+        """Read this rank's pieces of weights and of their optimizer state; on every rank."""
 
     # What all engines have in common.
+
+    @torch.no_grad()
+    def _take_in(self, pieces: Iterable[PieceOfWeight]) -> None:
+        """Read this rank's pieces of weights that the model was built without; collective.
+
+        Raises:
+            DataError: some of the weights, of whatever rank, are not finite.
+        """
+        wrong: str | None = None
+        for name, start, values in pieces:
+            rounded = self._stored[name].dtype
+            if self._awaited[name].fill(values, start, rounded) and wrong is None:
+                wrong = name
+        wrong = self.ranks.any_of(wrong)
+        if wrong is not None:
+            raise not_finite(self._awaited[wrong].path.parent, wrong)
+        arrived(self.model)
 
     @torch.no_grad()
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
@@ -219,31 +263,136 @@ class Trainer(ABC):
         self._losses_finite = True
 
     def save(self, directory: Path) -> None:
-        """See TrainEngine."""
+        """See TrainEngine. Where rank 0 says, whatever the others were told."""
+        writer = self._writer(directory, copied=False)
+        if writer is not None:
+            writer.write()
+            writer.finish()
+
+    def begin_save(self, directory: Path, copied: bool) -> bool:
+        """Begin to save in another thread, which `end_save` waits for; collective.
+
+        Args:
+            directory: as of `save`.
+            copied: everything is copied to the CPU first, so that training may go on meanwhile.
+
+        Returns:
+            Whether it began: not where rank 0's disk refused.
+
+        Raises:
+            OSError, SafetensorError: it did; on rank 0.
+            NonFiniteError: as `save`, of what is not written meanwhile.
+        """
+        writer = self._writer(directory, copied=copied)
+        if writer is not None:
+            self._saving = (writer, threading.Thread(target=writer.write, daemon=True))
+            self._saving[1].start()
+        return writer is not None
+
+    def save_progress(self) -> tuple[int, bool]:
+        """Bytes that all ranks have written, and whether they are done; collective."""
+        if self._saving is None:
+            return 0, True
+        writer, thread = self._saving
+        said = self.ranks.gather((writer.written, not thread.is_alive()))
+        return sum(count for count, _ in said), all(done for _, done in said)
+
+    def end_save(self) -> None:
+        """Wait for what `begin_save` began; collective. Raises as `save` does."""
+        if self._saving is not None:
+            writer, thread = self._saving
+            self._saving = None
+            thread.join()
+            writer.finish()
+
+    def drop_save(self) -> None:
+        """Stop what `begin_save` began; for this rank alone."""
+        if self._saving is not None:
+            writer, thread = self._saving
+            self._saving = None
+            writer.drop()
+            thread.join(DROP_S)
+
+    def part_problems(self, directory: Path) -> list[str]:
+        """What is wrong with files that several ranks wrote; each looks at some; collective."""
+        directory = self.ranks.agree(directory.resolve())
+        own = list(part_problems(directory, rank=self.ranks.rank, world=self.ranks.world))
+        return [problem for found in self.ranks.gather(own) for problem in found]
+
+    def _writer(self, directory: Path, *, copied: bool) -> ShareWriter | None:
+        """What writes this rank's share; None where rank 0's disk refused."""
+        directory = self.ranks.agree(directory.resolve())
+        adam_steps = self._adam_steps()
+        weights = weight_files(self.model, self._stored)
+        files = [*(weights or ()), *self._optimizer_files(adam_steps)]
+        refused = self._save_gathered(directory) if weights is None else None
+        pieces = {(kind, piece.name): piece for kind, piece in self._held()}
+        if copied:
+            copies: dict[Key, PieceOfWeight] = {}
+            for file in files:
+                for key, (_, entry) in file.places.items():
+                    if key in pieces:
+                        copies[key] = on_cpu(pieces[key], entry.type.dtype)
+            pieces = copies
+        writer = ShareWriter(self.ranks, directory, files, pieces)
+        describe = partial(self._describe, directory, adam_steps, weights, refused)
+        return writer if writer.begin(describe) else None
+
+    def _optimizer_files(self, adam_steps: Mapping[str, int]) -> Iterator[FileLayout]:
+        """The files of AdamW's state, and of the masters of weights in low precision."""
+        trained = [(name, self._stored[name]) for name in self._trained()]
+        low = [(name, kind) for name, kind in trained if kind.dtype in LOW_PRECISION]
+        yield from optimizer_files("master", low)
+        stepped = [(name, kind) for name, kind in trained if name in adam_steps]
+        for moment in MOMENTS:
+            yield from optimizer_files(moment, stepped)
+
+    def _describe(
+        self,
+        directory: Path,
+        adam_steps: Mapping[str, int],
+        weights: list[FileLayout] | None,
+        refused: OSError | SafetensorError | None,
+    ) -> None:
+        """Write what belongs beside the tensors, and is small.
+
+        Args:
+            refused: what the disk said to weights that are there by now.
+        """
+        if refused is not None:
+            raise refused
+        directory.mkdir(parents=True, exist_ok=True)
+        if weights is not None:
+            write_description(self.model, directory, self._stored, weights)
+        if self.options.tokenizer is not None:
+            self.options.tokenizer.save_pretrained(directory)
+        if self.options.image_processor is not None:
+            self.options.image_processor.save_pretrained(directory)
+        if self.options.actions is not None:
+            self.options.actions.write(directory)
+        write_state(directory, self.step, adam_steps)
+
+    def _save_gathered(self, directory: Path) -> OSError | SafetensorError | None:
+        """Write weights on rank 0: those of an adapter, or in a form of their own.
+
+        Returns:
+            What the disk said, where it refused.
+        """
         writer = CollectiveWriter(self.ranks, frozenset(stored_names(self.model)))
-        # Generators: nothing is gathered before it is written.
+        # A generator: nothing is gathered before it is written.
         weights = chain.from_iterable(self.weights())
         writer.write(partial(save_model, self.model, directory), weights, "weight")
-        for kind in OPTIMIZER_KINDS:
-            write = partial(write_sharded, directory, f"optimizer_{kind}")
-            writer.write(write, self._optimizer_state(kind), f"AdamW's {kind} of")
-        adam_steps = {name: int(count) for name, count in self._optimizer_state("step")}
-        writer.finish()
-        if self.ranks.first:
-            if self.options.tokenizer is not None:
-                self.options.tokenizer.save_pretrained(directory)
-            if self.options.image_processor is not None:
-                self.options.image_processor.save_pretrained(directory)
-            if self.options.actions is not None:
-                self.options.actions.write(directory)
-            write_state(directory, self.step, adam_steps)
+        return writer.finish()
 
     def load(self, directory: Path) -> None:
         """See TrainEngine."""
         step, adam_steps = read_state(directory)
         weights = read_weights_and_moments(directory, self.model, self._stored, adam_steps)
-        with torch.no_grad():
-            self._restore(weights)
+        try:
+            with torch.no_grad():
+                self._restore(weights)
+        except DataError as error:
+            raise CheckpointError(str(error)) from error
         self._forget_gradients()
         self.step = step
 
@@ -259,7 +408,7 @@ class Trainer(ABC):
     @torch.no_grad()
     def set_weights(self, named: Iterable[NamedTensor]) -> None:
         """See TrainEngine."""
-        self._restore(StoredWeight(name, weight) for name, weight in named)
+        self._restore(StoredWeight(name, GivenTensor(weight)) for name, weight in named)
 
 
 class AdapterOff:

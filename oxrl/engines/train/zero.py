@@ -14,7 +14,6 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,11 +22,14 @@ from torch import Tensor, nn
 from oxrl.engines.train.adamw import LOW_PRECISION, MOMENTS, Piece, adamw
 from oxrl.engines.train.base import Bucket, Want
 from oxrl.engines.train.checkpoint import StoredWeight
-from oxrl.engines.train.forward import Reader
+from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import Ranks
+from oxrl.engines.train.share import PieceOfWeight
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
+from oxrl.models.later import materialised
+from oxrl.models.layout import WEIGHT
 from oxrl.models.weights import NamedTensor, buckets
 from oxrl.types import Output, TokenBatch
 
@@ -123,6 +125,8 @@ class DeepSpeedTrainer(Trainer):
         self._stage = zero_stage
         self._cut_up = zero_stage > 0
         self._reduced = False
+        if zero_stage == 3:
+            self._cut_weights(config)
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         adam = adamw(self._named, self._decays, options) if options.trained else None
         self._engine = self._initialize(adam, config)
@@ -132,12 +136,47 @@ class DeepSpeedTrainer(Trainer):
         self._flat: list[Tensor] = [] if adam is None else self._stepped()
         # Reduction at stage 0 is ours to call, so that the norm is known before DeepSpeed steps.
         self._engine.enable_backward_allreduce = zero_stage > 0
-        if zero_stage == 3 and options.trained:
-            # Weights that do not divide by the ranks are padded with whatever was in memory, which
-            # norms would count.
-            for name, whole in self._whole_weights():
-                if name in self._named:
-                    self._set_weight(self._named[name], whole.float())
+
+    def _cut_weights(self, config: dict[str, Any]) -> None:
+        """Stage 3: cut every weight over the ranks, one after the other, and read what waits.
+
+        DeepSpeed's own conversion takes whole models and sends rank 0's weights to all.
+        """
+        zero = self._deepspeed.zero.Init(
+            module=nn.Module(),  # with a module it makes linear layers gather their weights again
+            config_dict_or_path=config,
+            remote_device=config["zero_optimization"].get("offload_param", {}).get("device"),
+            pin_memory=torch.cuda.is_available(),
+            dtype=next(self.model.parameters()).dtype,
+        )
+        for p in list(self.model.parameters()):
+            whole = p
+            if p.is_meta:
+                # Never written to, so on a CPU it takes no memory either.
+                whole = nn.Parameter(materialised(p.data, self.device), p.requires_grad)
+                _replace(self.model, p, whole)
+            zero._convert_to_deepspeed_param(whole)
+            whole.partition()
+            self._own_end(whole).zero_()
+        if self._awaited:
+            self._take_in(map(self._piece_of, self._awaited))
+
+    def _own_end(self, p: Any) -> Tensor:
+        """What sticks out over the end of a weight in this rank's flat piece of it.
+
+        Weights that do not divide by the ranks are padded with whatever was in memory, which norms
+        would count.
+        """
+        size = p.ds_tensor.numel()
+        inside = min(max(p.ds_numel - size * self.ranks.rank, 0), size)
+        return p.ds_tensor[inside:]
+
+    def _piece_of(self, name: str) -> PieceOfWeight:
+        """This rank's flat piece of a weight at stage 3, without what sticks out."""
+        p: Any = self.model.get_parameter(name)
+        size = p.ds_tensor.numel()
+        kept = size - self._own_end(p).numel()
+        return PieceOfWeight(name, size * self.ranks.rank, p.ds_tensor[:kept])
 
     def _initialize(self, adam: torch.optim.AdamW | None, config: dict[str, Any]) -> Any:
         reader = Reader(self.model, self.network, self.options.temperature)
@@ -167,6 +206,10 @@ class DeepSpeedTrainer(Trainer):
         """AdamW's state of each piece."""
         adam = self._zero if self._stage == 0 else self._zero.optimizer
         return [adam.state[piece] for piece in self._flat]
+
+    def checked(self, check: Check) -> None:
+        """See Trainer."""
+        self._engine(check, frozenset())
 
     def _read(self, inputs: TokenBatch, want: Want) -> Output:
         return Output(**self._engine(inputs, want))
@@ -275,104 +318,119 @@ class DeepSpeedTrainer(Trainer):
             else:
                 yield name, self._whole_weight(p)
 
-    def _optimizer_state(self, kind: str) -> Iterator[NamedTensor]:
-        if not self._flat:
-            return
-        if kind == "master":
-            for name, p in self._named.items():
-                if self._stored[name].dtype in LOW_PRECISION:
-                    yield name, self._deepspeed.utils.safe_get_full_fp32_param(p)
-            return
+    def _trained(self) -> Iterable[str]:
+        return self._named if self._flat else ()
+
+    def _adam_steps(self) -> dict[str, int]:
         # Every weight is stepped in every step: pieces are flat, so there is one count.
-        count = max(int(state.get("step", 0)) for state in self._adam_states())
-        if count == 0:
-            return
-        for name, p in self._named.items():
-            if kind == "step":
-                yield name, torch.tensor(count)
-            elif self._stage == 0:
-                yield name, self._zero.state[p][kind]
+        count = max([int(state.get("step", 0)) for state in self._adam_states()], default=0)
+        return dict.fromkeys(self._named, count) if count else {}
+
+    def _held(self) -> Iterator[tuple[str, PieceOfWeight]]:
+        for name, p in self.model.named_parameters():
+            if self._stage == 3:
+                yield WEIGHT, self._piece_of(name)
             else:
-                yield name, self._deepspeed.utils.safe_get_full_optimizer_state(p, kind)
+                yield WEIGHT, self._even_share(PieceOfWeight(name, 0, p.detach().view(-1)))
+        moments = MOMENTS if self._adam_steps() else ()
+        for name in self._trained():
+            low = self._stored[name].dtype in LOW_PRECISION
+            for kind in (*moments, None) if low else moments:
+                piece = self._place(name, kind)
+                if piece is not None:
+                    yield kind or "master", self._even_share(piece) if self._stage == 0 else piece
+
+    def _even_share(self, whole: PieceOfWeight) -> PieceOfWeight:
+        """This rank's share of what every rank has whole."""
+        size = whole.values.numel()
+        start = size * self.ranks.rank // self.ranks.world
+        end = size * (self.ranks.rank + 1) // self.ranks.world
+        return PieceOfWeight(whole.name, start, whole.values[start:end])
+
+    def _place(self, name: str, moment: str | None) -> PieceOfWeight | None:
+        """What this rank holds of a float32 weight, or of a moment of it; None: nothing."""
+        p: Any = self._named[name]
+        if self._stage == 0:
+            held = p.detach() if moment is None else self._zero.state[p][moment]
+            return PieceOfWeight(name, 0, held.view(-1))
+        if self._stage == 3:
+            held, _ = self._zero._get_fp32_opt_state_partition(
+                p, release_swap_buffers=True, optim_state_key=moment
+            )
+            piece = self._piece_of(name)
+            return PieceOfWeight(name, piece.start, held[: piece.values.numel()])
+        fragment = p._hp_mapping
+        if fragment is None:
+            return None
+        start = fragment.lp_fragment_address.start
+        return PieceOfWeight(name, start, fragment.get_hp_fragment(moment))
 
     def _restore(self, weights: Iterable[StoredWeight]) -> None:
+        if self._stage == 3:
+            # Whole weights that a forward pass gathered and kept are the old ones.
+            getattr(self._zero, "parameter_offload", self._zero).partition_all_parameters()
+        if self._flat:
+            self._make_moments()
         counts: set[int] = set()
         for stored in weights:
-            if self._flat:
-                self._restore_one(stored)
-            else:
-                self._restore_untrained(stored)
             counts.add(stored.steps)
+            if self._flat and stored.name in self._named:
+                self._restore_trained(stored)
+            elif self._stage == 3:
+                piece = self._piece_of(stored.name)
+                stored.weight.fill(piece.values, piece.start)
+            else:
+                stored.weight.fill(self.model.get_parameter(stored.name).detach().view(-1))
         if len(counts) > 1:
             raise CheckpointError(
                 f"the checkpoint's weights were stepped {sorted(counts)} times, some less often "
                 "than others; DeepSpeed steps all alike: resume with train.backend local or fsdp"
             )
-        if not self._flat:
-            return
-        # Round the float32 masters into the weights that the model computes with.
-        if self._stage in (1, 2):
-            self._zero.update_lp_params()
-        elif self._stage == 3:
-            persistent = self._zero.persistent_parameters
-            if persistent:
-                # The whole weights that a forward pass gathered and kept are the old ones.
-                persistent[0].partition(persistent)
-            for index in range(len(self._flat)):
-                self._zero._reassign_or_swap_out_partitioned_parameters(index)
-            if persistent:
-                persistent[0].all_gather(persistent)
+        for piece, state in zip(self._flat, self._adam_states(), strict=True):
+            state["step"] = torch.tensor(float(max(counts, default=0)), device=piece.device)
+        self._round_masters()
 
-    def _restore_untrained(self, stored: StoredWeight) -> None:
-        p = self._named[stored.name]
-        gathered = nullcontext()
-        if self._stage == 3:
-            gathered = self._deepspeed.zero.GatheredParameters([p], modifier_rank=0)
-        with gathered:
-            p.copy_(stored.weight)
-
-    def _restore_one(self, stored: StoredWeight) -> None:
+    def _make_moments(self) -> None:
+        """AdamW's state of each piece, where it was never stepped."""
         for piece, state in zip(self._flat, self._adam_states(), strict=True):
             for moment in MOMENTS:
-                state.setdefault(moment, torch.zeros_like(piece))
-            state["step"] = torch.tensor(float(stored.steps), device=piece.device)
+                if moment not in state:
+                    state[moment] = torch.zeros_like(piece)
+            state.setdefault("step", torch.zeros((), device=piece.device))
         if self._stage in (1, 2):
             self._zero._lazy_init_hp_params_optimizer_state()
-        p = self._named[stored.name]
-        weight = stored.weight.float() if stored.master is None else stored.master
-        self._set_weight(p, weight.to(self.device))
-        for moment in MOMENTS:
-            value = stored.moments.get(moment, torch.zeros_like(weight))
-            self._set_moment(p, moment, value.to(self.device))
 
-    def _set_weight(self, p: nn.Parameter, value: Tensor) -> None:
-        """Overwrite this rank's part of a float32 weight."""
-        if self._stage == 0:
-            p.copy_(value)
-        elif self._stage < 3:
-            self._deepspeed.utils.safe_set_full_fp32_param(p, value)
-        else:
-            self._deepspeed.utils.safe_set_local_fp32_param(p, self._own_part(p, value))
+    def _restore_trained(self, stored: StoredWeight) -> None:
+        master = stored.weight if stored.master is None else stored.master
+        for moment in (None, *MOMENTS):
+            piece = self._place(stored.name, moment)
+            if piece is None:
+                continue
+            source = master if moment is None else stored.moments.get(moment)
+            if source is None:
+                piece.values.zero_()
+            else:
+                source.fill(piece.values, piece.start)
 
-    def _set_moment(self, p: nn.Parameter, moment: str, value: Tensor) -> None:
-        """Overwrite this rank's part of a moment of a weight."""
-        utils = self._deepspeed.utils
-        if self._stage == 0:
-            self._zero.state[p][moment].copy_(value)
-        elif self._stage < 3:
-            utils.safe_set_full_optimizer_state(p, value, moment)
-        else:
-            utils.safe_set_local_optimizer_state(p, self._own_part(p, value), moment)
+    def _round_masters(self) -> None:
+        """Round the float32 masters into the weights that the model computes with."""
+        if self._flat and self._stage in (1, 2):
+            self._zero.update_lp_params()
+        if self._stage < 3:
+            return
+        for index in range(len(self._flat)):
+            self._zero._reassign_or_swap_out_partitioned_parameters(index)
+        persistent = self._zero.persistent_parameters
+        if persistent:
+            persistent[0].all_gather(persistent)
 
-    def _own_part(self, p: nn.Parameter, whole: Tensor) -> Tensor:
-        """This rank's flat part of a weight at stage 3.
 
-        The last rank's may stick out over the end, which DeepSpeed's own setter does not expect.
-        """
-        size = p.ds_tensor.numel()  # pyright: ignore[reportAttributeAccessIssue]
-        padding = size * self.ranks.world - whole.numel()
-        padded = nn.functional.pad(whole.flatten(), (0, padding))
-        return padded.narrow(0, size * self.ranks.rank, size)
+def _replace(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
+    """Put a parameter into the place of another, wherever the model has it: some are tied."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():  # pyright: ignore[reportPrivateUsage]
+            if parameter is old:
+                module._parameters[name] = new  # pyright: ignore[reportPrivateUsage]
 
 
 def _import_deepspeed(device: torch.device) -> Any:

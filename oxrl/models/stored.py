@@ -1,0 +1,140 @@
+"""Tensors in safetensors files, read in parts: whoever holds a piece of a weight reads that alone.
+
+Read with pread, not mapped: what is read is what the process asked for, and lands where it stays.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from oxrl.errors import DataError
+
+# The most that is read on the way to another type or device, in bytes.
+READ_BYTES = 16 * 2**20
+TYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file; `begin`: of its first byte there."""
+
+    path: Path
+    dtype: torch.dtype
+    shape: torch.Size
+    begin: int
+
+    def fill(self, target: Tensor, start: int = 0, rounded: torch.dtype | None = None) -> int:
+        """Read a piece, in bounded memory.
+
+        Args:
+            target: flat; as many elements as it has are read, and cast to its type.
+            start: number of the first of them, counted through the whole tensor.
+            rounded: type that they are rounded to on the way; None: that of `target`.
+
+        Returns:
+            How many of them are NaN or infinite.
+
+        Raises:
+            DataError: the file is cut off.
+            OSError: it cannot be read.
+        """
+        size = self.dtype.itemsize
+        rounded = rounded or target.dtype
+        direct = target.device.type == "cpu" and self.dtype == rounded == target.dtype
+        most = READ_BYTES // size
+        wrong = 0
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            for at in range(0, target.numel(), most):
+                part = target[at : at + most]
+                read = part if direct else torch.empty(part.shape, dtype=self.dtype)
+                self._read(descriptor, read, self.begin + (start + at) * size)
+                if not direct:
+                    part.copy_(read.to(rounded))
+                wrong += non_finite_values(part)
+        finally:
+            os.close(descriptor)
+        return wrong
+
+    def _read(self, descriptor: int, target: Tensor, offset: int) -> None:
+        left = memoryview(target.view(torch.uint8).numpy())
+        while left.nbytes:
+            count = os.preadv(descriptor, [left], offset)
+            if count == 0:
+                raise DataError(f"{self.path} is cut off: it ends before byte {offset}")
+            left = left[count:]
+            offset += count
+
+
+class GivenTensor(NamedTuple):
+    """A whole tensor in memory, which is read as one in a file is."""
+
+    tensor: Tensor
+
+    def fill(self, target: Tensor, start: int = 0, rounded: torch.dtype | None = None) -> int:
+        """See StoredTensor; what was given is not looked at."""
+        part = self.tensor.reshape(-1)[start : start + target.numel()]
+        target.copy_(part if rounded is None else part.to(rounded))
+        return 0
+
+
+# What a piece of a weight is read from.
+Source = StoredTensor | GivenTensor
+
+
+def non_finite_values(tensor: Tensor) -> int:
+    """How many values of a tensor are NaN or infinite; takes one pass where none is."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return 0
+    lowest, highest = tensor.detach().aminmax()  # NaN where any value is
+    if lowest.isfinite() and highest.isfinite():
+        return 0
+    return int((~tensor.isfinite()).sum())
+
+
+def stored_in(path: Path) -> dict[str, StoredTensor]:
+    """Every tensor of numbers in a safetensors file, by name.
+
+    The file begins with eight bytes of length and a header in JSON, with the place of each tensor
+    in what follows. Source: the format in the README of huggingface/safetensors.
+
+    Raises:
+        DataError: it is none.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(length))
+        except (ValueError, MemoryError, OverflowError) as error:
+            raise DataError(f"{path} is no safetensors file: {error}") from error
+    found: dict[str, StoredTensor] = {}
+    for name, entry in header.items():
+        if name == "__metadata__" or entry["dtype"] not in TYPES:
+            continue
+        dtype = TYPES[entry["dtype"]]
+        shape = torch.Size(entry["shape"])
+        begin, end = entry["data_offsets"]
+        if end - begin != math.prod(shape) * dtype.itemsize:
+            raise DataError(f"{path} says of {name!r} that it has {end - begin} bytes")
+        found[name] = StoredTensor(path, dtype, shape, 8 + length + begin)
+    return found
+
+
+def stored_in_folder(folder: Path, pattern: str) -> dict[str, StoredTensor]:
+    """Every tensor of numbers in the safetensors files of `pattern`, by name."""
+    found: dict[str, StoredTensor] = {}
+    for path in sorted(folder.glob(pattern)):
+        found |= stored_in(path)
+    return found

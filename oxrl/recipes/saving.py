@@ -1,0 +1,232 @@
+"""Checkpoints of a run: written while training waits, or while it goes on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from oxrl.engines.train.base import Saved
+from oxrl.engines.train.ranks import Ranks
+from oxrl.errors import CheckpointWriteError, DeadlineError
+from oxrl.runs.checkpoint import Checkpoint, CheckpointWriter, latest_checkpoint
+
+log = logging.getLogger(__name__)
+
+# Between two looks at a checkpoint that is waited for, and between two words about it, in seconds.
+LOOK_S = 0.02
+SLOWEST_LOOK_S = 0.5
+SAY_S = 10.0
+
+
+class Saver:
+    """What writes checkpoints, and finds the newest; every rank calls the same methods.
+
+    Engines that can write in another thread (`begin_save`) do so, each rank its share. A disk may
+    be slow: it is waited for as long as bytes get written.
+
+    Args:
+        ranks: of training; the first of them owns the directory.
+        background: go on meanwhile, and give a checkpoint its name at a later look.
+        deadline_s: longest time without a single byte written.
+        say: tells the user something.
+    """
+
+    def __init__(
+        self, ranks: Ranks, *, background: bool, deadline_s: float, say: Callable[[str], None]
+    ) -> None:
+        self.step = -1  # of the newest checkpoint that was begun
+        self._ranks = ranks
+        self._background = background
+        self._deadline_s = deadline_s
+        self._say = say
+        self._engines: list[Any] = []
+        self._writer: CheckpointWriter | None = None
+        self._step_before = -1
+
+    def save(
+        self,
+        engines: Mapping[str, Saved],
+        step: int,
+        new_writer: Callable[[], CheckpointWriter],
+        *,
+        wait: bool,
+    ) -> None:
+        """Write a checkpoint; collective.
+
+        Args:
+            engines: subdirectory -> what is stored there.
+            step: optimizer steps applied.
+            new_writer: called on the first rank.
+            wait: return once it has its name, whatever `background` says; a run cannot go on
+                without it.
+
+        Raises:
+            CheckpointWriteError: the disk refused, and it was to `wait`; on the first rank.
+        """
+        self.settle(wait=True)
+        background = self._background and not wait
+        try:
+            if self._ranks.first:
+                self._begin(engines, new_writer(), background)
+            elif self._ranks.agree(""):
+                self._follow(engines, background)
+            if not background:
+                self._complete()
+        except CheckpointWriteError as error:
+            if wait:
+                raise
+            self._warn(step, error)
+            return
+        self._step_before = self.step
+        self.step = step
+
+    def _warn(self, step: int, error: CheckpointWriteError) -> None:
+        # The previous checkpoint is intact: a full disk costs safety, not the run.
+        log.warning("no checkpoint at step %d, trying again at the next boundary: %s", step, error)
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Give a checkpoint its name that was written meanwhile; collective.
+
+        Args:
+            wait: until it is written.
+        """
+        if not self._engines and self._writer is None:
+            return
+        if not wait and not self._progress()[1]:
+            return
+        try:
+            self._complete()
+        except CheckpointWriteError as error:
+            self._warn(self.step, error)
+            self.step = self._step_before
+
+    def drop(self) -> None:
+        """End what is being written; it never becomes a checkpoint."""
+        for engine in self._engines:
+            engine.drop_save()
+        self._engines = []
+        if self._writer is not None:
+            self._writer.drop()
+            self._writer = None
+
+    def newest(self, root: Path, engines: Mapping[str, Saved]) -> Checkpoint | None:
+        """The newest whole checkpoint, at whose parts all ranks look; collective."""
+        if self._ranks.first:
+            found = latest_checkpoint(root, look_at_parts=lambda path: self._look(path, engines))
+            self._ranks.agree("")
+        else:
+            found = None
+            while path := self._ranks.agree(""):
+                _problems(Path(path), engines)
+        return self._ranks.agree(found)
+
+    def _look(self, path: Path, engines: Mapping[str, Saved]) -> list[str]:
+        self._ranks.agree(str(path))
+        return _problems(path, engines)
+
+    def _begin(
+        self, engines: Mapping[str, Saved], writer: CheckpointWriter, background: bool
+    ) -> None:
+        begun = False
+
+        def write(directory: Path) -> None:
+            nonlocal begun
+            begun = True
+            self._ranks.agree("begin")
+            for name, engine in engines.items():
+                (directory / name).mkdir(exist_ok=True)
+                if not _writes_meanwhile(engine):
+                    engine.save(directory / name)
+                elif engine.begin_save(directory / name, background):  # pyright: ignore[reportAttributeAccessIssue]
+                    self._engines.append(engine)
+
+        self._writer = writer
+        try:
+            writer.fill(write)
+        except BaseException:
+            self.drop()
+            raise
+        finally:
+            if not begun:
+                # The other ranks wait to hear whether there is anything to write.
+                self._ranks.agree("")
+
+    def _follow(self, engines: Mapping[str, Saved], background: bool) -> None:
+        for engine in engines.values():
+            # The first rank knows where.
+            if not engine.begin_save(Path(), background):  # pyright: ignore[reportAttributeAccessIssue]
+                self.drop()
+                return
+            self._engines.append(engine)
+
+    def _complete(self) -> None:
+        writer = self._writer
+        try:
+            if writer is None:
+                self._end()
+            else:
+                writer.complete(self._end)
+        except BaseException:
+            self.drop()
+            raise
+        self._engines = []
+        self._writer = None
+
+    def _end(self) -> None:
+        """Wait until every rank has written its share of every engine."""
+        self._wait()
+        refused: Exception | None = None
+        for engine in self._engines:
+            try:
+                engine.end_save()
+            except Exception as error:  # noqa: BLE001  (raised below: every rank ends every engine)
+                refused = refused or error
+        if refused is not None:
+            raise refused
+
+    def _progress(self) -> tuple[int, bool]:
+        """Bytes written by all ranks of all engines, and whether they are done."""
+        found = [engine.save_progress() for engine in self._engines]
+        return sum(count for count, _ in found), all(done for _, done in found)
+
+    def _wait(self) -> None:
+        begun = time.monotonic()
+        said = begun
+        moved = begun
+        before = -1
+        pause = LOOK_S
+        while True:
+            written, done = self._progress()
+            if done:
+                return
+            now = time.monotonic()
+            if written != before:
+                before = written
+                moved = now
+            if self._ranks.agree(now - moved > self._deadline_s):
+                raise DeadlineError(
+                    f"no byte of the checkpoint was written for run.deadline_s={self._deadline_s:g}"
+                    f" s, after {written / 1e6:.1f} MB: the disk hangs. The one before is untouched"
+                )
+            if now - said > SAY_S:
+                said = now
+                speed = written / 1e6 / (now - begun)
+                self._say(f"writing the checkpoint: {written / 1e6:.0f} MB, {speed:.1f} MB/s")
+            time.sleep(pause)
+            pause = min(2 * pause, SLOWEST_LOOK_S)
+
+
+def _writes_meanwhile(engine: Saved) -> bool:
+    """Whether it can write in another thread: a training engine, not what is small."""
+    return hasattr(engine, "begin_save")
+
+
+def _problems(path: Path, engines: Mapping[str, Saved]) -> list[str]:
+    found: list[str] = []
+    for name, engine in engines.items():
+        if _writes_meanwhile(engine):
+            found += engine.part_problems(path / name)  # pyright: ignore[reportAttributeAccessIssue]
+    return found
