@@ -75,11 +75,13 @@ class FastHead(ActionHead):
 
     def _chunk(self, token_ids: Sequence[int]) -> Json:
         """The numbers of a turn, between -1 and 1; None: it does not end, or is no chunk."""
-        *said, last = token_ids or (None,)
+        if not token_ids:
+            return None
+        *said, last = token_ids
         places = {token: place for place, token in enumerate(self.token_ids)}
         if last != self.end or not places.keys() >= set(said):
             return None
-        return self.code.decode([places[token] for token in cast(list[int], said)])
+        return self.code.decode([places[token] for token in said])
 
 
 def fast_head(fields: Json, path: Path) -> FastHead:

@@ -69,7 +69,7 @@ class StoredTensor(NamedTuple):
         return wrong
 
     def _read(self, descriptor: int, target: Tensor, offset: int) -> None:
-        left = memoryview(target.view(torch.uint8).numpy())
+        left = memoryview(target.view(torch.uint8).numpy().data)
         while left.nbytes:
             count = os.preadv(descriptor, [left], offset)
             if count == 0:

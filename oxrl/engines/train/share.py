@@ -164,7 +164,7 @@ class ShareWriter:
                 raise OSError(errno.ECANCELED, "the run ended before everything was written")
             stored = part.to(dtype).cpu().contiguous()
             wrong += non_finite_values(stored)
-            share.write(descriptor, memoryview(stored.view(torch.uint8).numpy()))
+            share.write(descriptor, memoryview(stored.view(torch.uint8).numpy().data))
             self.written += stored.nbytes
             if self.written - self._flushed > FLUSH_BYTES:
                 # Bit by bit: all at once, at the end, would look as if nothing happened.

@@ -150,7 +150,7 @@ class DeepSpeedTrainer(Trainer):
             dtype=next(self.model.parameters()).dtype,
         )
         for p in list(self.model.parameters()):
-            whole = p
+            whole: Any = p
             if p.is_meta:
                 # Never written to, so on a CPU it takes no memory either.
                 whole = nn.Parameter(materialised(p.data, self.device), p.requires_grad)
