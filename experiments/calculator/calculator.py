@@ -17,6 +17,8 @@ Messages = Sequence[dict[str, str]]
 class Calculator:
     """Asks for a product. `<448*89>` calls the tool; any other text is the answer."""
 
+    reusable = True  # one process plays episode after episode
+
     def reset(self, prompt: Prompt, seed: int) -> Messages:
         """The question, as the data has it."""
         self.answer = str(prompt.answer)

@@ -2,16 +2,17 @@
 
     python experiments/calculator/run.py [--seeds 3] [--first 0] [--out runs/calculator]
 
-The task: a product of a three-digit and a two-digit number, which 0.15M parameters cannot work out.
-A short supervised warm start shows the form of call and answer, until some sampled answers are
-right; then reinforcement learning, whose reward is the exact product. Held-out products, before and
-after, greedy and sampled; the same policy with a broken tool; and a run whose rewards are permuted
-across the batch.
+The task: a product of a three-digit and a two-digit number, of five digits, which 0.15M parameters
+cannot work out. A short supervised warm start shows the form of call and answer, until some sampled
+answers are right; then reinforcement learning, whose reward is the exact product. Held-out
+products, before and after, greedy and sampled; the same policy with a broken tool; and a run whose
+rewards are permuted across the batch.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import resource
@@ -36,12 +37,11 @@ HERE = Path(__file__).parent
 TURNS = f"{HERE / 'calculator.py'}"
 # The warm start goes on until as many of its sampled answers are right: reinforcement learns from
 # what it samples, and from nothing where that is never right.
-WARM_STEPS = 100
-MORE_STEPS = 25
-MOST_STEPS = 300
+WARM_STEPS = 60
+MORE_STEPS = 10
+MOST_STEPS = 400
 WANTED = 0.1
 ASKED = 128
-RL_STEPS = 120
 
 
 class PermutedRewards(EpisodeScorer):
@@ -73,9 +73,11 @@ def say(text: str) -> None:
 def write_data(folder: Path, seed: int) -> None:
     """Disjoint products to imitate, to train on and to be judged by."""
     folder.mkdir(parents=True, exist_ok=True)
-    pairs = [(a, b) for a in range(100, 1000) for b in range(10, 100)]
+    # Of five digits, as most are: a model of this size copies what has the length it knows.
+    factors = itertools.product(range(100, 1000), range(10, 100))
+    pairs = [(a, b) for a, b in factors if a * b >= 10_000]
     random.Random(seed).shuffle(pairs)
-    parts = {"sft": pairs[:20_000], "rl": pairs[20_000:24_000], "eval": pairs[-256:]}
+    parts = {"sft": pairs[:30_000], "rl": pairs[30_000:-256], "eval": pairs[-256:]}
     for name, part in parts.items():
         rows: list[dict[str, Any]] = []
         for a, b in part:
@@ -97,7 +99,7 @@ def newest(folder: Path) -> str:
     return str(max((folder / "checkpoints").glob("step_*")))
 
 
-def warm_start(folder: Path, seed: int) -> str:
+def warm_start(folder: Path, seed: int, model: str = "builtin:tiny") -> str:
     """Imitate until WANTED of the answers to ASKED training products are right."""
     trial = folder / "trial.jsonl"
     rows = (folder / "rl.jsonl").read_text().splitlines(keepends=True)
@@ -108,13 +110,14 @@ def warm_start(folder: Path, seed: int) -> str:
             f"run.dir={folder / 'sft'}",
             f"run.steps={steps}",
             f"data.train={folder / 'sft.jsonl'}",
+            f"model.name={model}",
         ]
         run(load_config(HERE / "sft.yaml", given), resume=True)
-        model = newest(folder / "sft")
-        found = right(folder, model, "Calculator", 1, trial)
+        begun = newest(folder / "sft")
+        found = right(folder, begun, "Calculator", 1, trial)
         say(f"seed {seed} warm start of {steps} steps: {found:.3f} right when sampled")
         if found >= WANTED:
-            return model
+            return begun
     raise SystemExit(f"seed {seed}: after {MOST_STEPS} steps of warm start too little is right")
 
 
@@ -123,7 +126,6 @@ def reinforce(folder: Path, seed: int, model: str, *, permuted: bool = False) ->
     given = [
         f"run.seed={seed}",
         f"run.dir={folder / name}",
-        f"run.steps={RL_STEPS}",
         f"data.train={folder / 'rl.jsonl'}",
         f"model.name={model}",
         f"environment.name={TURNS}:Calculator",
@@ -154,41 +156,52 @@ def right(
     return run_eval(config, given)["eval/reward"]
 
 
+def trained(folder: Path, seed: int) -> tuple[str, str]:
+    """The policies before and after reinforcement."""
+    write_data(folder, seed)
+    began = cpu_seconds()
+    warm = warm_start(folder, seed)
+    learned = reinforce(folder, seed, warm)
+    took = cpu_seconds() - began
+    say(f"seed {seed} warm start and reinforcement: {took:.0f} s of processor time")
+    return warm, learned
+
+
+def gained(folder: Path, seed: int, policies: tuple[str, str]) -> float:
+    """Print what the policies do with held-out products; what the greedy answers gained."""
+    asked = {
+        "greedy": ("Calculator", 0.0),
+        "sampled": ("Calculator", 1.0),
+        "broken tool": ("Broken", 0.0),
+    }
+    gain = 0.0
+    for name, (environment, temperature) in asked.items():
+        before, after = (right(folder, model, environment, temperature) for model in policies)
+        say(f"seed {seed} {name:<15} {before:.3f} -> {after:.3f}")
+        if name == "greedy":
+            gain = after - before
+    return gain
+
+
+def control(folder: Path, seed: int, warm: str) -> None:
+    """The same training with rewards that say nothing."""
+    permuted = reinforce(folder, seed, warm, permuted=True)
+    before, after = (right(folder, model, "Calculator", 0) for model in (warm, permuted))
+    say(f"seed {seed} {'permuted':<15} {before:.3f} -> {after:.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="A tiny model learns to call a calculator.")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/calculator"))
     arguments = parser.parse_args()
-    gains: list[float] = []
-    for seed in range(arguments.first, arguments.first + arguments.seeds):
-        folder = arguments.out / f"seed_{seed}"
-        write_data(folder, seed)
-        began = cpu_seconds()
-        warm = warm_start(folder, seed)
-        learned = reinforce(folder, seed, warm)
-        took = cpu_seconds() - began
-        permuted = reinforce(folder, seed, warm, permuted=True)
-        found = {
-            "greedy": (
-                right(folder, warm, "Calculator", 0),
-                right(folder, learned, "Calculator", 0),
-            ),
-            "sampled": (
-                right(folder, warm, "Calculator", 1),
-                right(folder, learned, "Calculator", 1),
-            ),
-            "broken tool": (right(folder, warm, "Broken", 0), right(folder, learned, "Broken", 0)),
-            "permuted": (
-                right(folder, warm, "Calculator", 0),
-                right(folder, permuted, "Calculator", 0),
-            ),
-        }
-        gains.append(found["greedy"][1] - found["greedy"][0])
-        for name, (before, after) in found.items():
-            say(f"seed {seed} {name:<15} {before:.3f} -> {after:.3f}")
-        say(f"seed {seed} warm start and reinforcement: {took:.0f} s of processor time")
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    policies = {seed: trained(arguments.out / f"seed_{seed}", seed) for seed in seeds}
+    gains = [gained(arguments.out / f"seed_{seed}", seed, policies[seed]) for seed in seeds]
     say(f"gain, greedy: mean {statistics.mean(gains):.3f}, least {min(gains):.3f}")
+    for seed in seeds:
+        control(arguments.out / f"seed_{seed}", seed, policies[seed][0])
 
 
 if __name__ == "__main__":
