@@ -69,7 +69,7 @@ class FastCode:
     @cached_property
     def pieces(self) -> list[tuple[int, ...]]:
         """The rounded coefficients that each piece stands for."""
-        found = [(value,) for value in range(self.least, self.most + 1)]
+        found: list[tuple[int, ...]] = [(value,) for value in range(self.least, self.most + 1)]
         for merge in self.merges:
             found.append(found[merge.left] + found[merge.right])
         return found
