@@ -159,27 +159,6 @@ class ActionHead:
         (directory / HEAD_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
-def read_head(directory: Path) -> ActionHead | None:
-    """The actions that a model was trained with; None where its folder names none.
-
-    Raises:
-        DataError: the file is damaged.
-    """
-    path = directory / HEAD_FILE
-    if not path.is_file():
-        return None
-    fields = object_in(path)
-    if "code" in fields:
-        from oxrl.data.fast_head import fast_head  # most actions are bins or names
-
-        return fast_head(fields, path)
-    try:
-        given = {name: tuple(value) for name, value in fields.items() if name != "chunk"}
-        return ActionHead(chunk=int(fields["chunk"]), **given)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} describes no actions: {error}") from error
-
-
 def read_quantiles(path: Path) -> Quantiles:
     """Quantiles of actions: `{"q01": [...], "q99": [...]}`, or that under `action`.
 

@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from oxrl.config import Config
 from oxrl.config.dims import vocabulary_of
-from oxrl.data.actions import ActionHead, read_head, read_quantiles
+from oxrl.data.action_heads import read_head
+from oxrl.data.actions import ActionHead, read_quantiles
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.fast import FastCode, read_code
 from oxrl.data.fast_head import FastHead

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from oxrl.data.actions import ActionHead, quantiles_of, read_head, read_quantiles
+from oxrl.data.action_heads import read_head
+from oxrl.data.actions import ActionHead, quantiles_of, read_quantiles
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import ReadOptions

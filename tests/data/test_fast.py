@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oxrl.data.actions import ActionHead, read_head
+from oxrl.data.action_heads import read_head
+from oxrl.data.actions import ActionHead
 from oxrl.data.fast import FastCode, Merge, cosines, fit, read_code
 from oxrl.data.fast_head import FastHead
 from oxrl.errors import DataError

@@ -11,7 +11,7 @@ from small_runs import metric_lines
 from test_action_runs import make_data, reinforcement
 from test_ray_recipe import samples
 
-from oxrl.data.actions import read_head
+from oxrl.data.action_heads import read_head
 from oxrl.recipes import run
 
 ray = pytest.importorskip(

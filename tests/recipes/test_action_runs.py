@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, stop_after_three_steps
 
 from oxrl.config import Config, load_config
-from oxrl.data.actions import read_head
+from oxrl.data.action_heads import read_head
 from oxrl.data.fast_head import FastHead
 from oxrl.data.prepare import PREPARERS
 from oxrl.errors import ConfigError

@@ -53,7 +53,7 @@ def test_training_goes_on_while_a_slow_disk_writes_and_ends_with_the_same_bytes(
     assert time.monotonic() - began > 4 * WEIGHTS * 0.05
     assert seen[:WEIGHTS] == [0] * WEIGHTS  # the first is waited for
     second = seen[WEIGHTS : 4 * WEIGHTS]
-    assert second[0] == 1 and second[-1] > 1
+    assert second[0] >= 1 and second[-1] > 1  # the next step was done while it was written
     assert metric_lines(meanwhile.run.directory) == metric_lines(waiting.run.directory)
     assert final_files(meanwhile.run.directory) == final_files(waiting.run.directory)
 

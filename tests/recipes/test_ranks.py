@@ -312,7 +312,9 @@ def test_adapters_train_on_ranks_as_on_one(
     newest, expected = (
         max((cfg.run.directory / "checkpoints").glob("step_*")) for cfg in (several, one)
     )
-    assert {p.name for p in newest.iterdir()} == {p.name for p in expected.iterdir()}
+    # Several ranks write their shares, whose hashes a file joins.
+    written = {p.name for p in newest.iterdir()} - {"parts.json"}
+    assert written == {p.name for p in expected.iterdir()}
     ours, theirs = (
         load_file(folder / "adapter_model.safetensors") for folder in (newest, expected)
     )
