@@ -79,7 +79,9 @@ def compare(local: Path, other: Path) -> None:
         lines = lines_of(folder / "metrics.jsonl")
         greedy = [line["eval/reward"] for line in lines if "eval/reward" in line]
         sampled = [line["reward/mean"] for line in lines]
-        seconds = statistics.median(line["time/rollout_s"] for line in lines)
+        # A rollout batch is worth several steps: only the first of them waited for it.
+        waited = [line["time/rollout_s"] for line in lines if "time/rollout_s" in line]
+        seconds = statistics.median(waited)
         worst = max(line["mismatch/abs_logdiff_max"] for line in lines)
         found = " ".join(f"{share:.4f}" for share in greedy)
         said = " ".join(f"{share:.3f}" for share in sampled)
