@@ -35,11 +35,11 @@ from oxrl.types import Score
 
 HERE = Path(__file__).parent
 TURNS = f"{HERE / 'calculator.py'}"
-# The warm start goes on until as many of its sampled answers are right: reinforcement learns from
-# what it samples, and from nothing where that is never right.
+# The warm start lasts until as many of its sampled answers are right: reinforcement
+# learns from what it samples, and from nothing where that is never right.
 WARM_STEPS = 60
 MORE_STEPS = 10
-MOST_STEPS = 400
+MOST_STEPS = 200
 WANTED = 0.1
 ASKED = 128
 
@@ -100,20 +100,22 @@ def newest(folder: Path) -> str:
 
 
 def warm_start(folder: Path, seed: int, model: str = "builtin:tiny") -> str:
-    """Imitate until WANTED of the answers to ASKED training products are right."""
+    """Imitate; the first checkpoint whose answers to training products are right often enough."""
     trial = folder / "trial.jsonl"
     rows = (folder / "rl.jsonl").read_text().splitlines(keepends=True)
     trial.write_text("".join(rows[:ASKED]))
+    given = [
+        f"run.seed={seed}",
+        f"run.dir={folder / 'sft'}",
+        f"run.steps={MOST_STEPS}",
+        f"run.checkpoint_every={MORE_STEPS}",
+        f"run.keep_checkpoints={MOST_STEPS}",
+        f"data.train={folder / 'sft.jsonl'}",
+        f"model.name={model}",
+    ]
+    run(load_config(HERE / "sft.yaml", given))
     for steps in range(WARM_STEPS, MOST_STEPS + 1, MORE_STEPS):
-        given = [
-            f"run.seed={seed}",
-            f"run.dir={folder / 'sft'}",
-            f"run.steps={steps}",
-            f"data.train={folder / 'sft.jsonl'}",
-            f"model.name={model}",
-        ]
-        run(load_config(HERE / "sft.yaml", given), resume=True)
-        begun = newest(folder / "sft")
+        begun = str(folder / "sft" / "checkpoints" / f"step_{steps:08d}")
         found = right(folder, begun, "Calculator", 1, trial)
         say(f"seed {seed} warm start of {steps} steps: {found:.3f} right when sampled")
         if found >= WANTED:
