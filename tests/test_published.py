@@ -1,0 +1,107 @@
+"""Experiments whose figures are published come from scripts that go through every stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+GPU: dict[str, Any] = runpy.run_path(str(ROOT / "experiments" / "gpu" / "run.py"))
+
+
+def script(*words: str, code: int = 0) -> str:
+    """What a script prints."""
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def found_on_a_gpu() -> dict[str, Any]:
+    """Results as of a real run."""
+    line = {"rollout/tokens": 40_000, "time/step_s": 20.0, "time/update_s": 5.0}
+    line |= {"throughput/tokens_per_s": 2500.0}
+    speed = GPU["speed"]([line] * 5, 500_000_000, GPU["peak_of"]("NVIDIA H100 80GB HBM3"))
+    learning = {
+        "accuracy_before": 0.25,
+        "accuracy_after": 0.5,
+        "answers": 256.0,
+        "training_s": 700.0,
+        "gpu": "NVIDIA H100 80GB HBM3",
+        "gpu_memory_mb": 30_000,
+        "process_memory_mb": 4_000,
+        "torch": "2.13.0",
+        "steps": 5,
+        "reward_by_step": [0.25, 0.5],
+        **speed,
+    }
+    return {
+        "dry_run": False,
+        "date": "2030-01-02",
+        "commit": "0123456789abcdef",
+        "seconds": 1200.0,
+        "model": GPU["MODEL"],
+        "identity": {"steps": 6, "files": 12, "different": []},
+        "learning": learning,
+    }
+
+
+def test_the_gpu_experiments_page_says_what_was_found() -> None:
+    page = GPU["page"](found_on_a_gpu())
+    assert "Run on 2030-01-02 on one NVIDIA H100 80GB HBM3, commit `0123456789ab`" in page
+    # 8 x 5e8 parameters x 40,000 tokens in 20 s of 989e12; 6 x of it in the 5 s of the update.
+    assert "0.8% of the step, 2.4% of the update" in page
+    assert "| 2,500, 2,000 |" in page and "every byte equal (12 files)" in page
+    assert "0.250, 0.500, each of 256 answers" in page
+
+
+def test_bytes_that_differ_are_told_beside_those_of_two_whole_runs() -> None:
+    told = GPU["told_of_identity"]
+    same = {"different": ["model.safetensors"], "whole_runs_differ_in": []}
+    assert told(same) == "different: model.safetensors; two runs that nobody killed are equal"
+    same["whole_runs_differ_in"] = ["model.safetensors"]
+    assert "but so are two runs that nobody killed" in told(same)
+    assert GPU["differences"]({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["a", "b", "c"]
+
+
+def test_parameters_are_counted_in_the_heads_of_weight_files(tmp_path: Path) -> None:
+    tensor = {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}
+    head = json.dumps({"w": tensor, "__metadata__": {"format": "pt"}}).encode()
+    for name in ("model-00001-of-00002", "model-00002-of-00002", "optimizer"):
+        file = tmp_path / f"{name}.safetensors"
+        file.write_bytes(struct.pack("<Q", len(head)) + head + bytes(48))
+    assert GPU["parameters_of"](tmp_path) == 24
+
+
+def test_a_dry_run_leaves_the_published_page_alone() -> None:
+    said = script("experiments/gpu/run.py", "--dry-run", code=2)
+    assert "--dry-run needs --out" in said
+
+
+@pytest.mark.full
+def test_the_gpu_experiment_goes_through_every_stage_on_a_cpu(tmp_path: Path) -> None:
+    out = tmp_path / "page"
+    given = ["--dry-run", "--work", str(tmp_path / "work"), "--out", str(out)]
+    said = script("experiments/gpu/run.py", *given)
+    results = json.loads((out / "results.json").read_text())
+    assert results["identity"]["different"] == [] and results["identity"]["files"] > 8
+    learned = results["learning"]
+    assert learned["steps"] == 4 and learned["tokens_per_s"] > 0 and learned["answers"] == 8
+    assert learned["parameters"] == 148_160 and len(learned["reward_by_step"]) == 4
+    assert "every byte equal" in said and "no figure means anything" in said
+    assert (out / "README.md").read_text() == said
