@@ -29,7 +29,7 @@ from oxrl.config.schema import (
     readers,
 )
 from oxrl.models.builtin import is_builtin
-from oxrl.models.vision import vision_family
+from oxrl.models.vision import model_config, vision_family
 from oxrl.runs.directory import differences
 from oxrl.shown import without_tokens
 from oxrl.tables.cells import CELLS as TABLE
@@ -251,8 +251,23 @@ def _of_actions(cfg: Config) -> Iterator[tuple[str, str]]:
 
 
 def _without_images(cfg: Config) -> tuple[str, ...]:
-    """Fields that are read where the model reads images."""
-    return OF_IMAGES if vision_family(cfg.model.name) is None else ()
+    """Fields that are read where the model reads images.
+
+    What a model on the hub reads cannot be told before it is here: what is set for its images then
+    counts as read, and a run that has fetched the model finds out.
+    """
+    name = cfg.model.name
+    if vision_family(name) is not None:
+        return ()
+    known = is_builtin(name) or model_config(name) is not None
+    return tuple(path for path in OF_IMAGES if known or not _is_set(cfg, path))
+
+
+def _is_set(cfg: Config, path: str) -> bool:
+    """Whether a field has another value than it has by itself."""
+    section, _, name = path.partition(".")
+    chosen = getattr(cfg, section)
+    return getattr(chosen, name) != type(chosen).model_fields[name].default
 
 
 def _without_answers(cfg: Config) -> list[str]:

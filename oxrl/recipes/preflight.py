@@ -23,6 +23,7 @@ from oxrl.config.dims import context_length, model_dims
 from oxrl.config.plan import disk_needed
 from oxrl.config.reward_options import JUDGE, asked_rewards
 from oxrl.config.schema import SAMPLING
+from oxrl.config.sections.action import ActionConfig
 from oxrl.data.dataset import Dataset, ReadOptions
 from oxrl.data.hub import locate
 from oxrl.data.layouts import in_our_words
@@ -219,6 +220,9 @@ def check_data(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
 def _file_text(cfg: Config, prepared: Prepared, name: str, *, held_out: bool) -> str:
     path = locate(name)
+    if prepared.tokenizer is None:
+        # Which tokens stand for actions follows from the tokenizer, which the hub may be asked for.
+        cfg = cfg.model_copy(update={"action": ActionConfig()})
     dataset, options = rows_of(cfg, name, held_out=held_out)
     rows = _read_all(path, dataset, options)
     if prepared.tokenizer is None:

@@ -14,6 +14,8 @@ from oxrl.cli import app
 from oxrl.config import load_config
 from oxrl.config.dims import model_dims
 from oxrl.config.plan import memory
+from oxrl.config.reads import read_values
+from oxrl.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "experiments" / "gsm8k_scale").glob("*.yaml"))
@@ -86,3 +88,70 @@ def test_the_memory_of_a_rank_fits_and_falls_with_more_ranks(file: Path) -> None
 
     assert peak(gpus) < DEVICE
     assert peak(8) < peak(2) < peak(1)
+
+
+ROBOTS = sorted((ROOT / "experiments" / "robots").glob("*.yaml"))
+WORLD = """
+from oxrl.environments import Step
+
+
+class Libero:
+    def reset(self, prompt, seed):
+        return "Begin."
+
+    def act(self, actions):
+        return Step(terminated=True)
+"""
+FRAME = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAADElEQVR42mNgGB4AAADIAAGHlI8MAAAAAElFTkSuQmCC"
+)
+
+
+@pytest.fixture
+def robot(data: None, tmp_path: Path) -> None:
+    """What the files of robots name, but for their models."""
+    (tmp_path / "my_libero.py").write_text(WORLD)
+    place = tmp_path / "data" / "libero"
+    place.mkdir()
+    (place / "statistics.json").write_text(json.dumps({"q01": [-1.0] * 7, "q99": [1.0] * 7}))
+    shown = [{"type": "image", "base64": FRAME}, {"type": "text", "text": "go"}]
+    row = {"messages": [{"role": "user", "content": shown}], "actions": [[0.5] * 7] * 8}
+    (place / "sft.jsonl").write_text(json.dumps(row) + "\n")
+    (place / "rl.jsonl").write_text(json.dumps({"prompt": "go"}) + "\n")
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("robot")
+@pytest.mark.parametrize("file", ROBOTS, ids=lambda file: file.stem)
+def test_plan_accepts_the_files_of_robots_without_their_models(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is asked of the hub: it could not be reached in time."""
+    assert file.read_text().startswith("# Not run")
+    monkeypatch.setenv("HF_ENDPOINT", "http://10.255.255.1")
+    shown = CliRunner().invoke(app, ["plan", str(file)])
+    assert shown.exit_code == 0, shown.output
+    model = load_config(file).model.name
+    assert f"unknown    model: {model} is not in the hub's cache" in shown.output
+    assert "1 row of data/libero" in shown.output
+
+
+def test_what_is_set_for_images_of_a_model_that_is_not_here_counts_as_read(
+    hub: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.yaml"
+    content: dict[str, dict[str, object]] = {
+        "run": {"name": "seen", "steps": 1},
+        "model": {"name": "somebody/not-here", "freeze": "vision"},
+        "data": {"train": str(tmp_path / "rows.jsonl"), "rows_per_step": 1},
+        "train": {"alg_name": "sft"},
+    }
+    (tmp_path / "rows.jsonl").write_text("")
+    file.write_text(json.dumps(content))
+    found = read_values(load_config(file))
+    assert found["model.freeze"] == "vision"
+    assert "data.image_min_side" not in found
+    content["model"]["name"] = "Qwen/Qwen2.5-0.5B"
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="this one reads text alone"):
+        load_config(file)
