@@ -99,6 +99,9 @@ def check_accepted(accept: Sequence[str], *, resume: bool) -> None:
 def _run(
     cfg: Config, *, resume: bool, accept: Sequence[str] = (), after: LostRankError | None = None
 ) -> None:
+    from oxrl.models.lean import import_model_classes
+
+    import_model_classes()  # before anything below imports them
     from oxrl.models.vision import vision_family
     from oxrl.recipes.build import build_actions, training_ranks
     from oxrl.recipes.follower import Follower
