@@ -55,6 +55,7 @@ docs: env  ## Rewrite the generated pages of docs/
 	$(BIN)/python docs/make_config_reference.py
 	$(BIN)/python docs/make_algorithms.py
 	$(BIN)/python docs/make_comparison.py
+	$(BIN)/python docs/make_health.py
 	$(BIN)/python docs/make_architectures.py
 
 $(VENV)/.docs: $(VENV)/.installed

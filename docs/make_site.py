@@ -42,6 +42,7 @@ NAV = {
         "docs/config.md",
         "docs/run_directory.md",
         "docs/metrics.md",
+        "docs/health.md",
         "docs/architectures.md",
         "CHANGELOG.md",
     ],

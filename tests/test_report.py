@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import http.client
 import json
 import re
 import resource
 import shutil
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from browser import needs_browser, opened, pieces
 from small_runs import preference_config, rl_config, sft_config
 from typer.testing import CliRunner
 
@@ -30,26 +27,6 @@ from oxrl.report.samples import PIECE
 from oxrl.runs.files import read_records
 
 EVIL = '</script><script>document.title="taken"</script><img src=x onerror=alert(1)><!--'
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-)
-FLAGS += (
-    "--disable-component-update",
-    "--disable-sync",
-    "--enable-logging=stderr",
-    "--virtual-time-budget=10000",
-    "--dump-dom",
-)
-needs_browser = pytest.mark.skipif(
-    BROWSER is None, reason="no Chromium here: apt-get install chromium"
-)
 
 
 @pytest.fixture(scope="module")
@@ -82,22 +59,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return cfg.run.directory
-
-
-def pieces(page: str) -> dict[str, Any]:
-    found = re.findall(r'<script type="text/plain" id="([\w-]+)">([\w+/=]*)</script>', page)
-    return {name: json.loads(gzip.decompress(base64.b64decode(text))) for name, text in found}
-
-
-def opened(file: Path, *options: str, fragment: str = "") -> tuple[dict[str, str], str]:
-    """The data attributes of the page as a browser has it, and its DOM; no message on the console."""
-    with_profile = [*FLAGS, f"--user-data-dir={file.parent / 'profile'}", *options]
-    command = [str(BROWSER), *with_profile, f"{file.as_uri()}#{fragment}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    assert "CONSOLE" not in done.stderr, done.stderr
-    head = re.search(r"<html[^>]*>", done.stdout)
-    assert head is not None
-    return dict(re.findall(r'data-([\w-]+)="([^"]*)"', head[0])), done.stdout
 
 
 def test_a_page_asks_for_nothing_and_holds_a_run_only_as_packed_data(recorded: Path) -> None:

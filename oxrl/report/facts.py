@@ -37,7 +37,9 @@ def run_facts(directory: Path) -> Json:
     config = flatten_config((directory / "config.yaml").read_text(encoding="utf-8"))
     lines = list(read_records(directory / "metrics.jsonl"))
     vocabulary = vocabulary_of(str(config.get("model.name", "")))
-    checks = [verdict._asdict() for verdict in verdicts(lines, vocabulary)]
+    wanted = config.get("run.health")
+    wanted = wanted if isinstance(wanted, dict) else {}
+    checks = [verdict._asdict() for verdict in verdicts(lines, vocabulary, wanted)]
     result = read_json(directory / "result.json")
     return {
         "name": str(config.get("run.name", directory.name)),

@@ -5,6 +5,7 @@ const FIRST = ["reward/mean", "eval/reward", "update/loss", "eval/loss", "eval/a
   "data/length_mean", "kl/ref_k3", "kl/old_k3", "mismatch/kl_k3", "update/clip_frac_high", "preference/accuracy",
   "preference/margin", "preference/displacement", "reward/zero_variance_groups", "data/truncated_frac", "update/lr", "throughput/tokens_per_s", "time/step_s"];
 const PAGE = 25;
+const STEPS = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
 function make(tag, attributes, ...children) {
   const element = document.createElement(tag);
@@ -67,9 +68,23 @@ function drawChart(box, name, data, log, smooth) {
     width: 1.5, spanGaps: true, points: { show: run.metrics.step.length < 40 }, value: (_, value) => number(value) }))];
   const ink = getComputedStyle(document.body).color;
   const axis = { stroke: ink, grid: { stroke: "#8883" }, ticks: { stroke: "#8883" } };
+  const steps = { ...axis, incrs: STEPS, values: (_, ticks) => ticks.map(String) };
+  const values = { ...axis, size: 66, values: (_, ticks, __, ___, apart) => ticks.map((tick) => tick === null ? "" : tickLabel(tick, log ? null : apart)) };
   const options = { width: Math.max(320, box.clientWidth - 12), height: 200, title: name, cursor: { sync: { key: "step" }, drag: { x: true, y: false } },
-    scales: { x: { time: false }, y: log ? { distr: 3 } : {} }, axes: [axis, { ...axis, size: 66, values: (_, ticks) => ticks.map((tick) => tick === null ? "" : number(tick, 3)) }], series };
+    scales: { x: { time: false }, y: log ? { distr: 3 } : { range: heightOf } }, axes: [steps, values], series };
   charts.push(new uPlot(options, uPlot.join(tables), box));
+}
+// A curve that stays at one value lies in the middle, and not in a range that uPlot makes up.
+function heightOf(_, least, most) {
+  if (least === null) return [0, 1];
+  if (least !== most) return uPlot.rangeNum(least, most, 0.1, true);
+  const room = Math.abs(least) / 10;
+  return least === 0 ? [0, 1] : [least - room, most + room];
+}
+// As many digits as tell a mark of the axis from the next one, of which some are 2.5 apart.
+function tickLabel(value, apart) {
+  if (value === 0 || !apart) return number(value, 3);
+  return number(value, Math.min(9, Math.max(1, Math.floor(Math.log10(Math.abs(value)) + 1e-9) - Math.floor(Math.log10(apart) + 1e-9) + 2)));
 }
 function soften(values, smooth, log) {
   let mean = null;
@@ -86,12 +101,14 @@ function curves(data) {
   const log = control("log", "logarithmic", make("input", { type: "checkbox" }));
   const smooth = control("smooth", "smoothing", choice([["0", "none"], ["0.6", "some"], ["0.9", "much"]]));
   const grid = make("div", { class: "grid", id: "charts" });
-  const later = new IntersectionObserver((entries) => entries.forEach((entry) => {
-    if (!entry.isIntersecting) return;
-    later.unobserve(entry.target);
-    drawChart(entry.target, entry.target.dataset.name, data, log.firstElementChild.checked, Number(smooth.lastElementChild.value));
+  const drawNow = (box) => {
+    later.unobserve(box);
+    if (box.firstChild) return;
+    drawChart(box, box.dataset.name, data, log.firstElementChild.checked, Number(smooth.lastElementChild.value));
     document.documentElement.dataset.charts = charts.length;
-  }), { rootMargin: "400px" });
+  };
+  const later = new IntersectionObserver((entries) => entries.forEach((entry) => { if (entry.isIntersecting) drawNow(entry.target); }), { rootMargin: "400px" });
+  window.addEventListener("beforeprint", () => [...grid.children].forEach(drawNow));
   const draw = () => {
     charts.splice(0).forEach((chart) => chart.destroy());
     grid.replaceChildren();
@@ -113,18 +130,18 @@ function curves(data) {
   return [make("section", {}, make("h2", { id: "curves" }, "Curves"), bar, grid), draw];
 }
 
+const VERDICTS = { ok: () => "ok", warning: (check) => `warning since step ${check.step}`, unknown: () => "not measured" };
 function health(data) {
-  const section = make("section", {}, make("h2", { id: "health" }, "Health"));
-  data.runs.forEach((run) => {
-    const table = make("table", { class: "checks" }, cells(["check", "verdict", "threshold", "what it means and what to do"], true));
-    for (const check of run.health) {
-      table.append(make("tr", { "data-check": check.name, "data-state": check.state }, make("td", {}, check.name),
-        make("td", { class: check.state }, check.state === "warning" ? `warning since step ${check.step}` : check.state === "ok" ? "ok" : "not measured"),
-        make("td", { class: "wrap" }, check.threshold), make("td", { class: "wrap" }, check.state === "warning" ? check.advice : "")));
-    }
-    section.append(data.runs.length > 1 ? make("h3", {}, run.name) : "", table);
+  const names = data.runs.length > 1 ? data.runs.map((run) => run.name) : ["verdict"];
+  const table = make("table", { class: "checks" }, cells(["check", ...names, "threshold", "what it means and what to do"], true));
+  data.runs[0].health.forEach((first, place) => {
+    const found = data.runs.map((run) => run.health[place]);
+    const told = (check) => VERDICTS[check.state](check) + (check.does === "off" ? " (silenced)" : "");
+    const verdicts = found.map((check) => make("td", { class: check.state, "data-state": check.state }, told(check)));
+    const advice = found.some((check) => check.state === "warning") ? [first.advice, make("span", { class: "quiet" }, ` ${first.page}`)] : [];
+    table.append(make("tr", { "data-check": first.name }, make("td", {}, first.name), verdicts, make("td", { class: "wrap" }, first.threshold), make("td", { class: "wrap" }, advice)));
   });
-  return section;
+  return make("section", {}, make("h2", { id: "health" }, "Health"), make("div", { class: "scroll" }, table));
 }
 function phases(data) {
   const section = make("section", {}, make("h2", { id: "phases" }, "Time per step"));
@@ -164,10 +181,10 @@ function starts(data) {
 
 function messages(list) {
   return list.map((message) => make("div", { class: "message " + (message.role === "assistant" ? "assistant" : "") },
-    make("div", { class: "role" }, String(message.role || "")), ...said(message.content)));
+    make("div", { class: "role" }, String(message.role || "")), ...shown(message.content)));
 }
 // Texts and images of a message, in their order.
-function said(content) {
+function shown(content) {
   if (!Array.isArray(content) || !content.some((part) => part && part.type === "image")) return [make("div", { class: "text" }, words(content))];
   return content.map((part) => part && part.type === "image" ? picture(String(part.image)) : make("div", { class: "text" }, words([part])));
 }
@@ -182,6 +199,12 @@ function words(value) {
   if (value === null || value === undefined) return "";
   if (Array.isArray(value)) return value.map((part) => part && part.type === "text" ? part.text : JSON.stringify(part)).join("\n");
   return typeof value === "string" ? value : JSON.stringify(value);
+}
+// Every text in a value, and nothing of its form.
+function said(value) {
+  if (value === null || typeof value !== "object") return typeof value === "string" ? value : "";
+  const inside = Array.isArray(value) ? value : Object.entries(value).filter(([name]) => !["role", "type", "image"].includes(name)).map(([, part]) => part);
+  return inside.map(said).join("\n");
 }
 const TOLD = new Set(["uid", "images", "draw", "sample", "step", "prompt", "messages", "response", "reward", "status", "reason", "advantage", "versions", "finish_reason", "answer",
   "opening", "turns", "end", "source", "seed"]);
@@ -240,11 +263,13 @@ async function sampleBrowser(data) {
   const all = (name) => [...new Set(withSamples.flatMap(([run]) => run.words[name]))].filter((word) => word !== "");
   const picks = {};
   for (const [name, label] of [["status", "status"], ["end", "end"], ["source", "source"]]) picks[name] = control(name, label, choice([["", "any"], ...all(name).map((word) => [word, word])]));
+  // One to choose from is no choice.
+  const told = Object.entries(picks).filter(([name]) => all(name).length > 1 || state.has(name)).map(([, pick]) => pick);
   const ranges = {};
   for (const name of ["step", "reward", "length", "draw"]) for (const end of ["from", "to"]) ranges[`${name}-${end}`] = control(`${name}-${end}`, `${name} ${end}`, make("input", { type: "number", step: "any" }));
   const text = control("text", "text", make("input", { placeholder: "in prompt or response" }));
   const order = control("order", "order", choice([["", "newest first"], ["oldest", "oldest first"], ["best", "best first"], ["worst", "worst first"], ["longest", "longest first"]]));
-  const bar = make("div", { class: "bar" }, withSamples.length > 1 ? runPick : null, Object.values(ranges), Object.values(picks), text, order);
+  const bar = make("div", { class: "bar" }, withSamples.length > 1 ? runPick : null, Object.values(ranges), told, text, order);
   const count = make("span", { id: "count" });
   const list = make("div", { id: "list" });
   const group = make("div", { id: "group" });
@@ -295,7 +320,7 @@ async function sampleBrowser(data) {
       for (let start = 0; start < places.length; start += 250) {
         for (const place of places.slice(start, start + 250)) {
           const line = await read(number, place);
-          if (JSON.stringify([line.prompt, line.response, line.turns, line.messages]).toLowerCase().includes(JSON.stringify(part).slice(1, -1))) kept.push(place);
+          if (said([line.prompt, line.response, line.opening, line.turns, line.messages]).toLowerCase().includes(part)) kept.push(place);
         }
         if (mine !== turn) return;
         count.textContent = `${kept.length} found in ${Math.min(start + 250, places.length)} of ${places.length} …`;

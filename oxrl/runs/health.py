@@ -47,7 +47,8 @@ class Health:
             if does == "off":
                 continue
             lasting = f"{sign.patience} steps in a row" if sign.patience > 1 else "this step"
-            log.warning("%s, %s: %s (%s)", sign.name, lasting, sign.advice, sign.threshold)
+            told = (sign.name, lasting, sign.advice, sign.threshold, page_of(sign.name))
+            log.warning("%s, %s: %s (%s; %s)", *told)
             if does == "stop":
                 stop = sign.name
         return stop
@@ -73,7 +74,8 @@ class Health:
 class Verdict(NamedTuple):
     """What a check says of a whole run.
 
-    state: ok, warning (since `step`), or unknown where its numbers were never measured.
+    state: ok, warning (since `step`), or unknown where its numbers were never measured. does: what
+    it did in the run: warn, stop or off. page: where it is explained.
     """
 
     name: str
@@ -81,14 +83,24 @@ class Verdict(NamedTuple):
     step: int | None
     threshold: str
     advice: str
+    does: str
+    page: str
 
 
-def verdicts(records: Iterable[Json], vocabulary: int = 0) -> list[Verdict]:
+def page_of(name: str) -> str:
+    """Where a sign is explained."""
+    return f"docs/health.md#{name}"
+
+
+def verdicts(
+    records: Iterable[Json], vocabulary: int = 0, wanted: Mapping[str, str] = NOTHING
+) -> list[Verdict]:
     """Every check on the lines of a run, in the order of SIGNS.
 
     Args:
         records: lines of metrics.jsonl.
         vocabulary: tokens of the model; 0 where that is not known.
+        wanted: as of Health.
     """
     health = Health(vocabulary)
     since: dict[str, int] = {}
@@ -104,7 +116,16 @@ def verdicts(records: Iterable[Json], vocabulary: int = 0) -> list[Verdict]:
         state = "warning" if sign.name in since else "ok" if known else "unknown"
         step = since.get(sign.name)
         lasting = f", {sign.patience} steps in a row" if sign.patience > 1 else ""
-        found.append(Verdict(sign.name, state, step, sign.threshold + lasting, sign.advice))
+        verdict = Verdict(
+            name=sign.name,
+            state=state,
+            step=step,
+            threshold=sign.threshold + lasting,
+            advice=sign.advice,
+            does=wanted.get(sign.name, "warn"),
+            page=page_of(sign.name),
+        )
+        found.append(verdict)
     return found
 
 

@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1]))
-
+from browser import needs_browser, opened, pieces
 from command_line import WARM
 from small_runs import final_files, metric_lines
 from test_kill_and_resume import _killed_until_done, _uninterrupted
-from test_report import needs_browser, opened, pieces
 from test_vision import config, rl, write_rows
 from typer.testing import CliRunner
 

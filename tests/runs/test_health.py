@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import runpy
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,28 @@ SHOWN: dict[str, Metrics] = {
     "stale-samples": {"data/staleness_mean": 5.0},
     "large-updates": {"update/update_norm_ratio": 0.2},
 }
-
+# The same checks on what a run shows that learns: each just short of its threshold.
+HEALTHY: Metrics = FINE | {
+    "reward/failed_frac": 0.49,
+    "reward/zero_variance_groups": 0.89,
+    "reward/all_pass_groups": 0.2,
+    "policy/entropy": 0.06,
+    "data/looping_frac": 0.49,
+    "data/duplicate_frac": 0.89,
+    "data/truncated_frac": 0.49,
+    "data/length_mean": 19.9,
+    "data/dropped_rows": 7.0,
+    "data/rows": 8.0,
+    "data/staleness_mean": 3.9,
+    "update/grad_norm": 4.9,
+    "update/clip_frac_high": 0.2,
+    "update/clip_frac_low": 0.09,
+    "update/update_norm_ratio": 0.09,
+    "kl/old_k3": 0.09,
+    "kl/ref_k3": 0.9,
+    "mismatch/kl_k3": 0.009,
+    "preference/displacement": 0.05,
+}
 
 # Shown by what was before: tests of their own.
 OF_HISTORY = {"flat-reward", "growing-length", "skipped-steps", "gradient-spike"}
@@ -77,6 +99,28 @@ def test_a_sign_is_told_once_after_a_few_steps_in_a_row(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith(f"{name}, {patience} steps in a row: ")
+
+
+def test_every_check_is_silent_short_of_its_threshold(caplog: pytest.LogCaptureFixture) -> None:
+    """The reward rises slowly, and one step of twelve is refused."""
+    assert {name for sign in SIGNS for name in sign.reads} - {"reward/mean"} <= HEALTHY.keys()
+    start = HEALTHY | {"data/length_mean": 10.0, "update/grad_norm": 0.1, "policy/entropy": 1.0}
+    health = Health(260)
+    for step in range(320):
+        line = start if step < 20 else HEALTHY
+        refused = float(step % 12 == 11)
+        health.look(line | {"reward/mean": 0.001 * step, "update/skipped": refused})
+    assert caplog.text == ""
+
+
+def test_the_page_of_the_checks_is_what_they_are() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    maker = runpy.run_path(str(docs / "make_health.py"))
+    page = (docs / "health.md").read_text(encoding="utf-8")
+    assert page == maker["HEAD"] + "".join(map(maker["section"], SIGNS)) + maker["TAIL"]
+    for verdict in verdicts([]):
+        file, _, anchor = verdict.page.partition("#")
+        assert file == "docs/health.md" and f"\n## {anchor}\n" in page
 
 
 def test_signs_of_the_past_are_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -152,6 +196,8 @@ def test_verdicts_tell_what_was_seen_and_what_was_never_measured() -> None:
     )
     assert found["zero-reward"].state == "ok"
     assert found["displaced-likelihood"].state == "unknown"
+    silenced = verdicts(lines, 260, {"sampler-mismatch": "off"})
+    assert {verdict.name for verdict in silenced if verdict.does == "off"} == {"sampler-mismatch"}
 
 
 @pytest.mark.parametrize(
