@@ -243,6 +243,8 @@ def disk_needed(cfg: Config, dims: ModelDims) -> tuple[int, int]:
     every = cfg.run.checkpoint_every
     # The first one, one at every multiple of `checkpoint_every`, and the last.
     written = 2 + (cfg.run.steps - 1) // every if every else 2
+    if cfg.run.first_checkpoint == "reference":
+        written -= 1
     checkpoints = min(cfg.run.keep_checkpoints + 1, written)
     return memory(cfg, dims).stored * checkpoints, checkpoints
 
@@ -284,8 +286,10 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
         if recipe == "rl":
             tokens = min(tokens, -(-rows // ranks) * longest)
     gradients = trained * sizes.gradients // (ranks if stage >= 2 else 1)
-    phases["update"] = held + gradients + activation_bytes(cfg, dims, tokens)
-    return Memory(phases, offloaded, trained * (sizes.weights + sizes.states))
+    activations = activation_bytes(cfg, dims, tokens)
+    phases["update"] = held + gradients + activations.on_device
+    stored = trained * (sizes.weights + sizes.states)
+    return Memory(phases, offloaded + activations.offloaded, stored)
 
 
 def _held(cfg: Config, dims: ModelDims, weights: int, states: int, stage: int) -> tuple[int, int]:
@@ -329,7 +333,14 @@ def _sampler(engine: EngineConfig, dims: ModelDims, size: int, rows: int, longes
     return (cache + dims.parameters * size) // engine.tensor_parallel
 
 
-def activation_bytes(cfg: Config, dims: ModelDims, tokens: int) -> int:
+class ActivationBytes(NamedTuple):
+    """Of one micro-batch, and how many of them wait in CPU memory."""
+
+    on_device: int
+    offloaded: int
+
+
+def activation_bytes(cfg: Config, dims: ModelDims, tokens: int) -> ActivationBytes:
     """Activations kept for the backward pass of one micro-batch.
 
     12 hidden + 4 intermediate + 4 kv_heads head_dim numbers per token and layer: counted with
@@ -340,11 +351,13 @@ def activation_bytes(cfg: Config, dims: ModelDims, tokens: int) -> int:
         tokens: of the micro-batch, padding included.
     """
     layer = 12 * dims.hidden + 4 * dims.intermediate + 4 * dims.kv_heads * dims.head_dim
-    if cfg.model.gradient_checkpointing:
-        numbers = dims.layers * dims.hidden + layer
-    else:
-        numbers = dims.layers * layer
-    return tokens * numbers * SIZES[cfg.model.dtype].weights
+    of_number = tokens * SIZES[cfg.model.dtype].weights
+    if not cfg.model.gradient_checkpointing:
+        return ActivationBytes(dims.layers * layer * of_number, 0)
+    inputs = dims.layers * dims.hidden * of_number
+    if cfg.model.offload_activations:
+        return ActivationBytes(layer * of_number, inputs)
+    return ActivationBytes(inputs + layer * of_number, 0)
 
 
 def _count(number: int, unit: str, plural: str = "s") -> str:

@@ -12,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from oxrl.errors import DataError
 
 ADAPTER_CONFIG = "adapter_config.json"
+# Instead of a model's files: what a run's models were built from.
+REFERENCE_FILE = "reference.json"
 BASE = "base_model_name_or_path"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
@@ -42,8 +44,19 @@ def folder_problems(folder: Path) -> list[str]:
     """Everything that is wrong with the files of a model, one phrase each."""
     if (folder / ADAPTER_CONFIG).is_file():
         return list(_adapter_problems(folder))
+    if (folder / REFERENCE_FILE).is_file():
+        return [_why_reference(folder)]
     _, wrong = _read_object(folder / "config.json")
     return [*wrong, *_weight_problems(folder)]
+
+
+def _why_reference(folder: Path) -> str:
+    values, wrong = _read_object(folder / REFERENCE_FILE)
+    named = wrong[0] if wrong else f"{values.get('model')!r}; give that"
+    return (
+        f"it is the first checkpoint of a run with run.first_checkpoint: reference, and only names "
+        f"its model: {named}"
+    )
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -23,6 +23,7 @@ from oxrl.config.reward_options import (
 )
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
+from oxrl.engines.determinism import use_deterministic_kernels
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.sample.choice import module_sampler
 from oxrl.engines.sample.module_sampler import ModuleSampler
@@ -68,13 +69,15 @@ class Limits(NamedTuple):
 
 
 def choose_device(cfg: Config) -> torch.device:
-    """`run.device` as a torch device, and `run.threads` applied.
+    """`run.device` as a torch device; `run.threads` and `run.deterministic` applied.
 
     Raises:
         ConfigError: cuda was asked for and there is none.
     """
     if cfg.run.threads is not None:
         torch.set_num_threads(cfg.run.threads)
+    if cfg.run.deterministic:
+        use_deterministic_kernels()
     best = "cuda" if torch.cuda.is_available() else "cpu"
     if cfg.run.device == "cuda" and best == "cpu":
         raise ConfigError(
@@ -291,6 +294,7 @@ def build_trainer(
         micro_batch_tokens=train.micro_batch_tokens,
         temperature=temperature,
         gradient_checkpointing=cfg.model.gradient_checkpointing,
+        offload_activations=cfg.model.offload_activations,
         trained=trained,
         tokenizer=tokenizer,
         image_processor=_image_processor(cfg) if tokenizer is not None else None,
@@ -366,6 +370,7 @@ def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutE
             max_model_len=cfg.model.max_length,
             trust_remote_code=cfg.model.trust_remote_code,
             revision=cfg.model.revision,
+            batch_invariant=cfg.run.deterministic,
         )
         return VllmEngine(
             cfg.model.name, options, images=build_images(cfg), only=sampled_alone(cfg)

@@ -181,8 +181,7 @@ class ReplaySession(Session):
         found = self._checkpoint
         if found is None:
             return fresh
-        for name, engine in engines.items():
-            engine.load(found.path / name)
+        self._saver.load(found, engines)
         state = dict(found.state)
         self._skipped_in_a_row = state.pop("skipped_in_a_row")
         return type(fresh)(**state)

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from oxrl.config import Config
 from oxrl.engines.train.base import Saved
 from oxrl.engines.train.ranks import Ranks
 from oxrl.errors import CheckpointWriteError, DeadlineError
+from oxrl.recipes.origin import restore_engine, write_reference
 from oxrl.runs.checkpoint import Checkpoint, CheckpointWriter, latest_checkpoint
 
 log = logging.getLogger(__name__)
@@ -29,18 +31,17 @@ class Saver:
 
     Args:
         ranks: of training; the first of them owns the directory.
-        background: go on meanwhile, and give a checkpoint its name at a later look.
-        deadline_s: longest time without a single byte written.
+        cfg: whether to go on meanwhile, and give a checkpoint its name at a later look; the longest
+            time without a single byte written; what the first checkpoint holds.
         say: tells the user something.
     """
 
-    def __init__(
-        self, ranks: Ranks, *, background: bool, deadline_s: float, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, ranks: Ranks, cfg: Config, *, say: Callable[[str], None]) -> None:
         self.step = -1  # of the newest checkpoint that was begun
         self._ranks = ranks
-        self._background = background
-        self._deadline_s = deadline_s
+        self._cfg = cfg
+        self._background = cfg.run.async_checkpoints
+        self._deadline_s = cfg.run.deadline_s
         self._say = say
         self._engines: list[Any] = []
         self._writer: CheckpointWriter | None = None
@@ -69,7 +70,9 @@ class Saver:
         self.settle(wait=True)
         background = self._background and not wait
         try:
-            if self._ranks.first:
+            if step == 0 and self._cfg.run.first_checkpoint == "reference":
+                self._refer(engines, new_writer)
+            elif self._ranks.first:
                 self._begin(engines, new_writer(), background)
             elif self._ranks.agree(""):
                 self._follow(engines, background)
@@ -86,6 +89,11 @@ class Saver:
     def _warn(self, step: int, error: CheckpointWriteError) -> None:
         # The previous checkpoint is intact: a full disk costs safety, not the run.
         log.warning("no checkpoint at step %d, trying again at the next boundary: %s", step, error)
+
+    def load(self, found: Checkpoint, engines: Mapping[str, Saved]) -> None:
+        """Restore engines from a checkpoint; on every rank."""
+        for name, engine in engines.items():
+            restore_engine(engine, found.path / name, self._cfg)
 
     def settle(self, *, wait: bool = False) -> None:
         """Give a checkpoint its name that was written meanwhile; collective.
@@ -153,6 +161,24 @@ class Saver:
             if not begun:
                 # The other ranks wait to hear whether there is anything to write.
                 self._ranks.agree("")
+
+    def _refer(
+        self, engines: Mapping[str, Saved], new_writer: Callable[[], CheckpointWriter]
+    ) -> None:
+        """Name the models of the run instead of writing them; they are as they were built."""
+        if not self._ranks.first:
+            return
+        self._writer = new_writer()
+
+        def write(directory: Path) -> None:
+            for name, engine in engines.items():
+                (directory / name).mkdir(exist_ok=True)
+                if _writes_meanwhile(engine):
+                    write_reference(directory / name, self._cfg)
+                else:
+                    engine.save(directory / name)
+
+        self._writer.fill(write)
 
     def _follow(self, engines: Mapping[str, Saved], background: bool) -> None:
         for engine in engines.values():

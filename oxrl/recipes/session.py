@@ -93,8 +93,7 @@ class Session:
         self._skipped_in_a_row = 0
         self._saver = Saver(
             ranks,
-            background=cfg.run.async_checkpoints,
-            deadline_s=cfg.run.deadline_s,
+            cfg,
             say=self.message,
         )
         self._stack.callback(self._saver.drop)
@@ -177,8 +176,7 @@ class Session:
             # Waited for: lines of metrics without any checkpoint belong to no run that can go on.
             self._save(engines, fresh, wait=True)
             return fresh
-        for name, engine in engines.items():
-            engine.load(found.path / name)
+        self._saver.load(found, engines)
         if self.ranks.first:
             self.recorder.truncate(found.offsets)
             self._health.remember(read_records(self.run.metrics))

@@ -105,6 +105,7 @@ REORDER_SUMS = {
     "train.micro_batch_tokens",
     "train.backend",
     "model.gradient_checkpointing",
+    "run.deterministic",
 }
 # What may differ from config.yaml when a run is resumed: how it is carried out and watched, not
 # what it computes. `run.steps` may only grow. Everything else names another run.
@@ -115,6 +116,8 @@ MAY_CHANGE = REORDER_SUMS | {
     "run.checkpoint_every",
     "run.keep_checkpoints",
     "run.async_checkpoints",
+    "run.first_checkpoint",
+    "model.offload_activations",
     "run.eval_every",
     "run.record",
     "run.mlflow",

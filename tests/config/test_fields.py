@@ -141,6 +141,8 @@ def reader(path: str) -> tuple[str, list[str]]:
         return "sgrpo", [held_out, "environment.name=tools", *with_numbers]
     if path == "reward.parts":
         return "sgrpo", [held_out, "~reward.name", "reward.parts.base={name: exact}"]
+    if path == "model.offload_activations":
+        return "sft", [held_out, "model.gradient_checkpointing=true"]
     if path == "run.ray_working_dir":
         return "sgrpo", [held_out, "inference_engine.actors=1", "run.ray_address=auto"]
     if path == "reward.options":

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from tiny import AttentionModel, batches, token_batch
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from oxrl.engines.train import trainer as trainer_module
 from oxrl.engines.train.adamw import undecayed
 from oxrl.engines.train.base import Want
 from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.offload import FEWEST_BYTES, offloaded
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import CheckpointError, EngineError
 from oxrl.functional.logprobs import logprobs_from_logits
@@ -507,6 +510,34 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
         assert not model.training
     assert torch.allclose(*gradients, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("batch_rows", [1, 3])
+def test_offloaded_activations_are_the_inputs_of_layers_and_change_no_gradient(
+    batch_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+    monkeypatch.setattr(trainer_module, "offloaded", partial(offloaded, copied.append))
+    sizes = BUILTIN_DIMS["builtin:tiny"]
+    layers = sizes["num_hidden_layers"]
+    hidden = sizes["hidden_size"]
+    # Long enough rows that the inputs of a layer are worth a copy.
+    longest = FEWEST_BYTES // (4 * hidden) + 7
+    rows = [(4, longest)] * batch_rows
+    batch = batches(rows, dtype=torch.float32, vocabulary=sizes["vocab_size"])["supervised"]
+    gradients: list[torch.Tensor] = []
+    for offload in (False, True):
+        model = load_policy("builtin:tiny", LoadOptions(seed=0))
+        options = TrainerOptions(lr=1e-3, gradient_checkpointing=True, offload_activations=offload)
+        LocalTrainer(model, options).forward_backward(batch, _supervised, frozenset({"logprobs"}))
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        if not offload:
+            assert copied == []
+    assert torch.equal(*gradients)
+    one_input = batch.inputs.tokens.numel() * hidden * 4
+    assert copied.count(one_input) >= layers
+    weights = {p.nbytes for p in model.parameters()} - {one_input}
+    assert not weights.intersection(copied)
 
 
 def test_gradient_checkpointing_switches_no_dropout_on_whatever_a_model_calls_it() -> None:

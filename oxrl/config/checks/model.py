@@ -19,7 +19,7 @@ from oxrl.data.templates import TRAINING_TEMPLATES, template_file
 from oxrl.errors import did_you_mean, why_no_file
 from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
 from oxrl.models.files import FLASH, FLASH_INSTALL
-from oxrl.models.folder import ADAPTER_CONFIG, folder_problems
+from oxrl.models.folder import ADAPTER_CONFIG, REFERENCE_FILE, folder_problems
 
 
 def check_model(cfg: Config) -> Iterator[Problem]:
@@ -33,7 +33,8 @@ def check_model(cfg: Config) -> Iterator[Problem]:
             )
     elif name.startswith((".", "/", "~")):
         folder = Path(name)
-        if not (folder / "config.json").is_file() and not (folder / ADAPTER_CONFIG).is_file():
+        files = ("config.json", ADAPTER_CONFIG, REFERENCE_FILE)
+        if not any((folder / file).is_file() for file in files):
             state = "has no config.json" if folder.is_dir() else "is no folder"
             yield Problem(
                 "model.name",
@@ -62,8 +63,10 @@ def check_model_files(cfg: Config) -> Iterator[Problem]:
     unsupported = why_unsupported(name)
     if unsupported is not None:
         yield Problem("model.name", unsupported, name)
-    if Path(name).is_dir() and any(Path(name).glob("*.safetensors*")):
-        damages = folder_problems(Path(name))
+    folder = Path(name)
+    is_reference = (folder / REFERENCE_FILE).is_file()
+    if folder.is_dir() and (is_reference or any(folder.glob("*.safetensors*"))):
+        damages = folder_problems(folder)
         if damages:
             yield Problem("model.name", "; ".join(damages), name)
 
@@ -86,7 +89,19 @@ def check_attention(cfg: Config) -> Iterator[Problem]:
         yield at(cfg, "model.attention", "; ".join(rules), "model.name")
 
 
-MODEL: tuple[Check, ...] = (check_model, check_model_files, check_attention)
+def check_offload(cfg: Config) -> Iterator[Problem]:
+    """Activations are offloaded where few of them are kept."""
+    if cfg.model.offload_activations and not cfg.model.gradient_checkpointing:
+        yield at(
+            cfg,
+            "model.offload_activations",
+            "moves what gradient checkpointing keeps of each layer, and everything is kept without "
+            "it; add model.gradient_checkpointing: true, or remove it",
+            "model.gradient_checkpointing",
+        )
+
+
+MODEL: tuple[Check, ...] = (check_model, check_model_files, check_attention, check_offload)
 
 
 def check_context(cfg: Config) -> Iterator[Problem]:

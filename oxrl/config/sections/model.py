@@ -31,6 +31,11 @@ class ModelConfig(Section):
     gradient_checkpointing: bool = setting(
         False, "Recompute activations: less memory, a third more time."
     )
+    offload_activations: bool = setting(
+        False,
+        "With gradient_checkpointing: what is kept of each layer waits in CPU memory for the "
+        "backward pass, which takes time; without a GPU it saves nothing.",
+    )
     chat_template: str | None = setting(
         None,
         "Jinja file of conversations, or one of oxRL's: "

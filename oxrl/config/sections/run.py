@@ -41,6 +41,11 @@ class RunConfig(Section):
         le=1024,
         why="PyTorch starts every one of them, and crashes where it cannot",
     )
+    deterministic: bool = setting(
+        False,
+        "On a GPU use only kernels that give the same bytes every time, which costs time, and "
+        "refuse operations that have none; vLLM is told to be batch invariant.",
+    )
     checkpoint_every: int = setting(
         50, "Optimizer steps between checkpoints; 0: only the first and the last.", ge=0
     )
@@ -51,6 +56,11 @@ class RunConfig(Section):
         False,
         "Train on while a checkpoint is written, from a copy of weights and optimizer state in CPU "
         "memory.",
+    )
+    first_checkpoint: Literal["whole", "reference"] = setting(
+        "whole",
+        "whole: the checkpoint before the first step holds the models; reference: it names the "
+        "files and the seed that they are built from, with their hashes, and costs no disk.",
     )
     eval_every: int = setting(
         0, "Optimizer steps between evaluations on data.eval; 0: only at the end.", ge=0

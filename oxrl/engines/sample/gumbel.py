@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from oxrl.engines.determinism import cumulative_sum
+
 # Odd constants of the two hashes, as the signed integers of their width.
 _GOLDEN_64 = 0x9E3779B97F4A7C15 - 2**64
 _FIRST_64 = 0xBF58476D1CE4E5B9 - 2**64
@@ -99,7 +101,7 @@ def restrict(logits: Tensor, *, temperature: Tensor, top_k: Tensor, top_p: Tenso
     outside = (rank >= top_k[:, None]) & (top_k[:, None] > 0)
     inside = ordered.masked_fill(outside, -torch.inf)
     probabilities = torch.softmax(inside / temperature[:, None], 1)
-    before = probabilities.cumsum(1) - probabilities
+    before = cumulative_sum(probabilities) - probabilities
     outside |= (before >= top_p[:, None]) & (top_p[:, None] < 1)
     outside[:, 0] = False
     left_out = torch.zeros_like(outside).scatter_(1, order, outside)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from oxrl.engines.determinism import VLLM_BATCH_INVARIANT
 from oxrl.engines.sample.base import Finished
 from oxrl.engines.sample.sampler import Sampler
 from oxrl.engines.sample.vllm_worker import payload, sampled_logprobs, vllm_module
@@ -81,6 +82,7 @@ class VllmOptions:
         is 0.25 GB.
     max_model_len: longest prompt plus response, in tokens; None: the model's context.
     revision: of the model on the hub; None: its main branch.
+    batch_invariant: on a GPU, compute a row alike whatever is beside it; on CPU it means nothing.
     """
 
     log_file: str
@@ -92,6 +94,7 @@ class VllmOptions:
     max_model_len: int | None = None
     trust_remote_code: bool = False
     revision: str | None = None
+    batch_invariant: bool = False
 
 
 @dataclass
@@ -145,6 +148,8 @@ class VllmEngine(Sampler):
         os.environ.update(ENVIRONMENT)
         if self._on_cpu:
             os.environ.update(CPU_ENVIRONMENT)
+        elif options.batch_invariant:
+            os.environ.update(VLLM_BATCH_INVARIANT)
         tokenizer = load_tokenizer(
             model, trust_remote_code=options.trust_remote_code, revision=options.revision
         )

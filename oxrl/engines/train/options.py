@@ -34,6 +34,7 @@ class TrainerOptions:
         temperature: logprobs, entropy and the rest are those of logits / temperature.
         gradient_checkpointing: recompute each layer in backward instead of storing its
             activations.
+        offload_activations: what is stored all the same waits in CPU memory.
         trained: False for a model that only answers `forward`; an engine may then go without an
             optimizer.
         tokenizer: saved beside the weights, so that the checkpoint is complete.
@@ -57,6 +58,7 @@ class TrainerOptions:
     micro_batch_tokens: int = 16384
     temperature: float = 1.0
     gradient_checkpointing: bool = False
+    offload_activations: bool = False
     trained: bool = True
     tokenizer: PreTrainedTokenizerBase | None = None
     image_processor: Any = None

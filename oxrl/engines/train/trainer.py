@@ -6,6 +6,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -26,6 +27,7 @@ from oxrl.engines.train.checkpoint import (
 from oxrl.engines.train.company import without_company
 from oxrl.engines.train.forward import Check, checkpoint_activations
 from oxrl.engines.train.micro_batches import Merged, Share, own_share
+from oxrl.engines.train.offload import offloaded
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.engines.train.share import Key, PieceOfWeight, ShareWriter, on_cpu
@@ -188,7 +190,8 @@ class Trainer(ABC):
         merged = Merged(batch.inputs)
         losses = [torch.zeros((), dtype=torch.float64)]
         for share in self._share(batch):
-            output = self._said(share, want)
+            with offloaded() if self.options.offload_activations else nullcontext():
+                output = self._said(share, want)
             loss: Tensor | None = None
             if len(share.rows):
                 found, _ = loss_fn(output, share.part)

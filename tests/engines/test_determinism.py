@@ -1,0 +1,101 @@
+"""`run.deterministic`: what PyTorch, cuBLAS and vLLM are told. Its effect needs a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from oxrl.engines.determinism import cumulative_sum
+from oxrl.engines.sample import vllm
+
+TELLS = """
+import json, os, torch
+from oxrl.config import Config
+from oxrl.recipes.build import choose_device
+
+sections = json.loads(os.environ["CONFIG"])
+choose_device(Config.model_validate(sections))
+print(json.dumps([
+    torch.are_deterministic_algorithms_enabled(),
+    torch.backends.cudnn.deterministic,
+    os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+]))
+"""
+
+
+def told(deterministic: bool | None, workspace: str | None = None) -> subprocess.CompletedProcess:
+    run = {"name": "told", "steps": 1, "device": "cpu"}
+    if deterministic is not None:
+        run["deterministic"] = deterministic
+    sections = {
+        "run": run,
+        "model": {"name": "builtin:tiny"},
+        "data": {"train": "rows.jsonl"},
+        "train": {"alg_name": "sft"},
+    }
+    environment = {k: v for k, v in os.environ.items() if k != "CUBLAS_WORKSPACE_CONFIG"}
+    environment["CONFIG"] = json.dumps(sections)
+    if workspace is not None:
+        environment["CUBLAS_WORKSPACE_CONFIG"] = workspace
+    return subprocess.run(
+        [sys.executable, "-c", TELLS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_deterministic_kernels_are_asked_for_by_the_field_and_not_without_it() -> None:
+    assert json.loads(told(None).stdout) == [False, False, None]
+    assert json.loads(told(True, ":16:8").stdout) == [True, True, ":16:8"]
+
+
+def test_a_workspace_that_is_not_deterministic_is_refused_with_its_value() -> None:
+    said = told(True, ":0:0")
+    assert said.returncode != 0
+    assert "CUBLAS_WORKSPACE_CONFIG is ':0:0'" in said.stderr
+    assert "use :4096:8 or :16:8" in said.stderr
+
+
+def test_sums_are_those_of_pytorch() -> None:
+    values = torch.rand(3, 50)
+    assert torch.equal(cumulative_sum(values), values.cumsum(1))
+
+
+class AfterTheSettings(Exception):
+    """What VllmEngine does next needs vLLM and a GPU."""
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_vllm_on_a_gpu_is_told_to_be_batch_invariant(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise AfterTheSettings
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(vllm, "load_tokenizer", stop)
+    with pytest.raises(AfterTheSettings):
+        vllm.VllmEngine("model", vllm.VllmOptions(log_file="vllm.log", batch_invariant=asked))
+    assert os.environ.get("VLLM_BATCH_INVARIANT") == ("1" if asked else None)
+
+
+@pytest.mark.gpu
+def test_a_gpu_sums_alike_every_time(tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    torch.use_deterministic_algorithms(True)
+    try:
+        values = torch.rand(64, 150_000, device="cuda")
+        assert torch.equal(cumulative_sum(values), cumulative_sum(values))
+    finally:
+        torch.use_deterministic_algorithms(False)
