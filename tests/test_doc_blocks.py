@@ -51,7 +51,6 @@ NOT_EXECUTED = {
     ("CONTRIBUTING.md", "make env"): "make: targets are compared in tests/test_docs.py",
     ("docs/action.md", "oxrl prepare lerobot"): "needs a dataset: tests/data",
     ("docs/action.md", "action: {size: 2, chunk: 8, code: fast"): "tests/data/test_fast.py",
-    ("docs/action.md", "# not run"): "a model that is not here; says so",
     ("docs/code.md", "flowchart"): "a picture",
     ("docs/environments.md", "# my_agent.py"): "needs openai: tests/recipes/test_agent_run.py",
     ("docs/preference.md", "oxrl prepare judged"): "needs a server: tests/rewards",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from small_runs import rl_config
 
+from oxrl.config import load_config
 from oxrl.errors import ConfigError, Interrupted
 from oxrl.recipes import run
 from oxrl.rewards.repeats import MOST, Repeats
@@ -296,3 +297,13 @@ def test_luck_is_found_before_training_and_told_in_it(
         pool.close()
     (record,) = [r for r in caplog.records if "nondeterministic-reward" in r.getMessage()]
     assert "for completion '#### 2' of prompt p" in record.getMessage()
+
+
+def test_off_is_written_as_the_pages_write_it(tmp_path: Path) -> None:
+    cfg = rl_config(tmp_path, "silent")
+    written = tmp_path / "silent.yaml"
+    text = written.read_text().replace("run:\n", "run:\n  health: {flat-reward: off}\n")
+    assert "off}" in text
+    written.write_text(text)
+    assert load_config(written).run.health == {"flat-reward": "off"}
+    assert cfg.run.health == {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import field_validator
 
@@ -126,6 +126,15 @@ class RunConfig(Section):
     max_restarts: int = setting(
         0, "Times a run whose training actors are lost goes on from its checkpoint.", ge=0, of=RL
     )
+
+    @field_validator("health", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: object) -> object:
+        """YAML reads `off` without quotation marks as false."""
+        if not isinstance(value, dict):
+            return value
+        given = cast(dict[object, object], value)
+        return {name: "off" if found is False else found for name, found in given.items()}
 
     @field_validator("health")
     @classmethod
