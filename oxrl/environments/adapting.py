@@ -38,12 +38,6 @@ def with_text(messages: Sequence[Message], text: str, *, between: str = "") -> l
     return [*messages[:-1], {**last, "content": [*content, behind]}]
 
 
-def with_image(messages: Sequence[Message], image: object) -> list[Message]:
-    """A conversation, with an image in front of the text of its last message."""
-    last = messages[-1]
-    return [*messages[:-1], {**last, "content": shown_with(image, last["content"])}]
-
-
 def shown_with(image: object, content: str | Sequence[object]) -> list[object]:
     """An image and what is said with it, as parts of a message."""
     texts = [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -88,11 +88,6 @@ def joined(pieces: Iterable[Piece]) -> str:
     return hashlib.sha256(f"{size} {total}".encode()).hexdigest()[:16]
 
 
-def bag(tensor: Tensor) -> int:
-    """A number that depends on which values a tensor has, but not on their order."""
-    return int(_mixed(_elements(_plain(tensor.detach().reshape(1, -1)))).sum())
-
-
 def _plain(values: Tensor) -> Tensor:
     """A contiguous copy with one kind of zero."""
     if not values.is_floating_point():

@@ -24,7 +24,6 @@ from oxrl.models.vision_parts import language_linears
 
 # peft's own file names: whatever reads adapters reads these.
 ADAPTER_FILE = "adapter_model.safetensors"
-CONFIG_FILE = "adapter_config.json"
 # An adapter's parameters in the model and in its file: `x.lora_A.default.weight`,
 # `base_model.model.x.lora_A.weight`.
 IN_MODEL = ".default.weight"

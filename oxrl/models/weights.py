@@ -59,13 +59,6 @@ def buckets(
         yield bucket
 
 
-def write_sharded(directory: Path, stem: str, named: Iterable[NamedTensor]) -> None:
-    """Write `stem-00000.safetensors`, `stem-00001...`, with `named` tensors under their names."""
-    for index, bucket in enumerate(buckets(named)):
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in bucket}
-        save_file(tensors, directory / f"{stem}-{index:05d}.safetensors", metadata={"format": "pt"})
-
-
 def stored_tensors(directory: Path, pattern: str) -> dict[str, Callable[[], Tensor]]:
     """What the safetensors files of `pattern` hold.
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from oxrl.types import Metrics
 
 PATIENCE = 3  # optimizer steps
-LONG = 20  # of what is usual at the very start of training
 WINDOW = 100  # newest steps that are looked at together
 START = 5  # steps that a run is compared with later
 HALF = 0.5  # of the responses, groups or rows
