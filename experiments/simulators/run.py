@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Of the renderer in software.
+os.environ.setdefault("LP_NUM_THREADS", "1")
 
 import yaml
 
@@ -33,8 +35,13 @@ from oxrl.recipes.evaluate import run_eval
 from oxrl.types import Prompt
 
 HERE = Path(__file__).resolve().parent
-# Held-out episodes of an evaluation.
-EPISODES = 100
+# Imitation ends where the wanted share of TRIED sampled episodes of other seeds succeeds, or after
+# the most steps of the task: how many that takes differs from one random model to the next, and
+# reinforcement has nothing to show where imitation left nothing to gain.
+TRIED = 100
+# Of the agent that takes random actions.
+RANDOM_EPISODES = 200
+# judged_on: held-out episodes of an evaluation. alive: those that have a process at the same time.
 TASKS: dict[str, dict[str, Any]] = {
     "minigrid": {
         "options": {
@@ -48,9 +55,15 @@ TASKS: dict[str, dict[str, Any]] = {
         "max_turns": 8,
         "chunk": 1,
         "episodes": 800,
-        "sft_steps": 120,
-        "rl_steps": 25,
+        "first_steps": 60,
+        "more_steps": 10,
+        "most_steps": 200,
+        "wanted": 0.5,
+        "rl_steps": 35,
+        "rl_lr": 6e-4,
         "groups": 8,
+        "judged_on": 200,
+        "alive": 16,
     },
     "reacher": {
         "options": {
@@ -62,12 +75,18 @@ TASKS: dict[str, dict[str, Any]] = {
             "expert": f"{HERE / 'experts.py'}:reacher",
         },
         "action": {"size": 2, "bins": 16, "chunk": 5},
-        "max_turns": 10,
+        "max_turns": 8,
         "chunk": 5,
-        "episodes": 150,
-        "sft_steps": 150,
-        "rl_steps": 30,
-        "groups": 4,
+        "episodes": 120,
+        "first_steps": 150,
+        "more_steps": 50,
+        "most_steps": 150,
+        "wanted": 0.5,
+        "rl_steps": 12,
+        "rl_lr": 2e-4,
+        "groups": 2,
+        "judged_on": 60,
+        "alive": 8,
     },
 }
 
@@ -117,18 +136,58 @@ def config(place: Path, name: str, sections: dict[str, Any]) -> Any:
     return load_config(path)
 
 
-def judged(place: Path, task: dict[str, Any], name: str, *, blind: bool = False) -> float:
-    """Share of held-out episodes that succeed, sampled."""
+def judged(
+    place: Path,
+    task: dict[str, Any],
+    name: str,
+    *,
+    rows: str = "eval",
+    blind: bool = False,
+) -> float:
+    """Share of the episodes of some rows, by default held-out ones, that succeed, sampled."""
     options = task["options"] | {"blind": blind}
     overrides = [
-        f"data.eval={place / 'data' / 'eval.jsonl'}",
+        f"data.eval={place / 'data' / f'{rows}.jsonl'}",
         "environment.name=simulator",
         f"environment.max_turns={task['max_turns']}",
         "environment.timeout_s=120",
+        f"environment.alive={task['alive']}",
         f"environment.options={json.dumps(options)}",
         "rollout.context=last",
     ]
     return run_eval(place / name, overrides, samples=1, temperature=1.0)["eval/reward"]
+
+
+def imitate(place: Path, task: dict[str, Any], common: dict[str, Any]) -> int:
+    """Imitate the expert until the wanted share of sampled episodes succeeds; steps of that."""
+    # Demonstrations and held-out episodes have other seeds.
+    trial = [{"prompt": "Begin.", "seed": 2_000_000 + number} for number in range(TRIED)]
+    text = "".join(json.dumps(row) + "\n" for row in trial)
+    (place / "data" / "trial.jsonl").write_text(text)
+    action = dict(task["action"])
+    if "size" in action:
+        action["statistics"] = str(place / "data" / "statistics.json")
+    most = task["most_steps"]
+    for steps in range(task["first_steps"], most + 1, task["more_steps"]):
+        sft = config(
+            place,
+            "sft",
+            {
+                "run": common | {"name": "sft", "dir": str(place / "sft"), "steps": steps},
+                "model": {"name": "builtin:tiny-vla"},
+                "data": {"train": str(place / "data" / "sft.jsonl"), "rows_per_step": 64},
+                "action": action,
+                "train": {"alg_name": "sft", "lr": 1e-3, "warmup_steps": 20},
+            },
+        )
+        run(sft, resume=True)
+        if steps == most:
+            break
+        found = judged(place, task, "sft", rows="trial")
+        say(f"{found:.3f} of {TRIED} episodes after {steps} steps of imitation")
+        if found >= task["wanted"]:
+            return steps
+    return most
 
 
 def one_seed(place: Path, task: dict[str, Any], seed: int, algorithm: str) -> dict[str, Any]:
@@ -143,31 +202,17 @@ def one_seed(place: Path, task: dict[str, Any], seed: int, algorithm: str) -> di
         environment="simulator",
         options=json.dumps(task["options"]),
         episodes=task["episodes"],
-        eval_rows=EPISODES,
+        eval_rows=task["judged_on"],
         chunk=task["chunk"],
     )
     say(f"{report['expert_failed']} of {report['expert_episodes']} episodes of the expert failed")
     common: dict[str, Any] = {"threads": 1, "mlflow": False, "seed": seed, "checkpoint_every": 0}
-    action = dict(task["action"])
-    told = action
-    if "size" in action:
-        told = action | {"statistics": str(place / "data" / "statistics.json")}
-    sft = config(
-        place,
-        "sft",
-        {
-            "run": common | {"name": "sft", "dir": str(place / "sft"), "steps": task["sft_steps"]},
-            "model": {"name": "builtin:tiny-vla"},
-            "data": {"train": str(place / "data" / "sft.jsonl"), "rows_per_step": 64},
-            "action": told,
-            "train": {"alg_name": "sft", "lr": 1e-3, "warmup_steps": 20},
-        },
-    )
-    run(sft)
-    found: dict[str, Any] = {"seed": seed, "random": random_success(task, EPISODES)}
+    steps = imitate(place, task, common)
+    found: dict[str, Any] = {"seed": seed, "sft_steps": steps}
+    found["random"] = random_success(task, RANDOM_EPISODES)
     found["sft"] = judged(place, task, "sft")
     say(f"seed {seed}, {cpu_seconds() - used:.0f} processor seconds: {json.dumps(found)}")
-    start = str(place / "sft" / "checkpoints" / f"step_{task['sft_steps']:08d}")
+    start = str(place / "sft" / "checkpoints" / f"step_{steps:08d}")
     rl = config(
         place,
         "rl",
@@ -179,16 +224,18 @@ def one_seed(place: Path, task: dict[str, Any], seed: int, algorithm: str) -> di
                 "name": "simulator",
                 "max_turns": task["max_turns"],
                 "timeout_s": 120,
+                "alive": task["alive"],
                 "options": task["options"],
             },
-            "action": action,
+            "action": task["action"],
             "rollout": {"n_samples": 8, "context": "last"},
-            "train": {"alg_name": algorithm, "lr": 6e-4},
+            "train": {"alg_name": algorithm, "lr": task["rl_lr"]},
         },
     )
     run(rl)
     found["rl"] = judged(place, task, "rl")
     found["blind"] = judged(place, task, "rl", blind=True)
+    found["gained"] = round(found["rl"] - found["sft"], 3)
     found["cpu_s"] = round(cpu_seconds() - used)
     found["wall_s"] = round(time.monotonic() - began)
     say(f"seed {seed}: {json.dumps(found)}")
@@ -202,13 +249,11 @@ def main() -> None:
     parser.add_argument("task", choices=sorted(TASKS))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--sft-steps", type=int)
     parser.add_argument("--rl-steps", type=int)
     parser.add_argument("--algorithm", default="sgrpo")
     parser.add_argument("--out", type=Path, default=Path("runs/simulators"))
     chosen = parser.parse_args()
     task = dict(TASKS[chosen.task])
-    task["sft_steps"] = chosen.sft_steps or task["sft_steps"]
     task["rl_steps"] = chosen.rl_steps or task["rl_steps"]
     results: list[dict[str, Any]] = []
     for seed in range(chosen.first, chosen.first + chosen.seeds):
@@ -216,7 +261,7 @@ def main() -> None:
         results.append(one_seed(place, task, seed, chosen.algorithm))
         text = ",\n".join(json.dumps(result) for result in results)
         (chosen.out / f"{chosen.task}.json").write_text(f"[\n{text}\n]\n")
-    for name in ("random", "blind", "sft", "rl", "cpu_s"):
+    for name in ("random", "blind", "sft", "rl", "gained", "cpu_s"):
         values = [result[name] for result in results]
         say(f"{name:8} mean {statistics.fmean(values):.3f}, least {min(values):.3f}")
 
