@@ -24,7 +24,14 @@ ROOT = Path(__file__).resolve().parent.parent
 API = "docs/api"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 NAV = {
-    "Start": ["README.md", "docs/tutorial.md", "docs/python.md", "docs/coming_from.md"],
+    "Start": [
+        "README.md",
+        "docs/tutorial.md",
+        "docs/howto.md",
+        "docs/python.md",
+        "docs/coming_from.md",
+        "docs/peers.md",
+    ],
     "Guides": [
         "docs/data.md",
         "docs/rewards.md",

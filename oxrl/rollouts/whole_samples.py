@@ -7,16 +7,17 @@ not in its samples; every other one is a prompt with the responses to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import get_args
 
 from oxrl.errors import RunDirectoryError
 from oxrl.processes.messages import Json, completion_of, decode, encode, prompt_of
 from oxrl.rollouts.sync import RolloutParts, RolloutSource, RolloutStep, SyncRollouts
 from oxrl.runs.files import make_folder, write_atomically
 from oxrl.runs.patience import StopAsked
-from oxrl.types import Rollout, Score
+from oxrl.types import EpisodeEnd, Metrics, Rollout, Score
 
 
 def whole_samples(folder: Path, step: int) -> Path:
@@ -84,6 +85,7 @@ class StoredRollouts(SyncRollouts):
         with self.parts.clock.phase("time/rollout_s"):
             found = read_step(path)
         found.dispatched = len(found.rollouts) + len(found.baselines)
+        found.sampler = episode_counts([*found.rollouts, *found.baselines])
         found.compared_parts = self.parts.compared_parts
         requests = self.parts.requests
         if requests.per_prompt > requests.samples and not found.baselines:
@@ -96,6 +98,20 @@ class StoredRollouts(SyncRollouts):
         whole = len(found.groups) == wanted
         found.next_draw = found.groups[-1] + 1 if whole else found.end
         return found
+
+
+def episode_counts(rollouts: Sequence[Rollout]) -> Metrics:
+    """What is counted of episodes when they are played, from their ends; empty without any."""
+    episodes = [rollout.completion for rollout in rollouts if rollout.completion.end is not None]
+    if not episodes:
+        return {}
+    from oxrl.rollouts.episodes import counter  # samples of single turns do without
+
+    found = dict.fromkeys(map(counter, get_args(EpisodeEnd)), 0.0)
+    for episode in episodes:
+        found[counter(str(episode.end))] += 1
+    found["episode/turns"] = float(sum(len(episode.turns) for episode in episodes))
+    return found
 
 
 def written(step: RolloutStep) -> Iterator[Json]:

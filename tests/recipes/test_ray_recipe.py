@@ -308,3 +308,25 @@ def test_vllm_in_two_actors_samples_for_the_local_trainer(tmp_path: Path) -> Non
         assert line["sync/probe_max"] < 1e-4
         assert line["rollout/replaced_actors"] == 0
     assert list(other.run.directory.glob("vllm_*.log"))
+
+
+def test_each_half_of_a_run_is_had_with_actors_too(tmp_path: Path) -> None:
+    """Training on what actors sampled, in this process and over ranks; sampling alone by actors."""
+    whole = config(tmp_path, "whole", "local", actors=2)
+    run(whole)
+    first = whole.run.directory
+    source = {"from_samples": str(first)}
+    stored = config(tmp_path, "stored", "local", actors=2, rollout=source)
+    run(stored)
+    delivered = "delivery/probe.json"  # nothing is delivered where nothing is sampled
+    files = {name: held for name, held in final_files(first).items() if name != delivered}
+    assert files == final_files(stored.run.directory)
+    ranks = config(tmp_path, "ranks", "fsdp", actors=2, rollout=source)
+    run(ranks)
+    lines = [metric_lines(found.run.directory) for found in (whole, ranks)]
+    for name in ("reward/mean", "data/tokens", "update/grad_norm"):
+        assert [line[name] for line in lines[0]] == pytest.approx([line[name] for line in lines[1]])
+    only = config(tmp_path, "only", "local", actors=2, run={"only": "rollouts"})
+    run(only)
+    name = "rollouts/step_00000000.samples.jsonl"
+    assert (first / name).read_bytes() == (only.run.directory / name).read_bytes()

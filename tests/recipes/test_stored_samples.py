@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import final_files, metric_lines, rl_config
+from small_runs import final_files, metric_lines, model_that_stops, rl_config
+from test_vision import rl as rl_of_images
+from test_vision import write_rows
 from typer.testing import CliRunner
 
 from oxrl.cli import app
@@ -71,6 +73,73 @@ def test_training_on_stored_samples_is_the_run_that_drew_them(
     assert kept == sorted(path.name for path in (first / "rollouts").iterdir())
     for name in kept:
         assert (first / "rollouts" / name).read_bytes() == (second / "rollouts" / name).read_bytes()
+
+
+TALK = """
+import random
+from oxrl.environments import Step
+
+class Talk:
+    def reset(self, prompt, seed):
+        self.chance = random.Random(seed)
+        return f"{prompt.messages[0]['content']} {self.chance.randint(0, 9)}"
+    def step(self, text):
+        done = self.chance.random() < 0.3
+        return Step(f"go on {self.chance.randint(0, 9)}", reward=len(set(text)) / 10, terminated=done)
+"""
+
+
+def whole_and_stored(first: Config, second: Config) -> None:
+    """Run both: the second trains on what the first drew, and every file says the same."""
+    one = first.run.directory
+    two = second.run.directory
+    run(second)
+    assert final_files(one) == final_files(two)
+    assert trained(metric_lines(one)) == trained(metric_lines(two))
+    assert (one / "samples.jsonl").read_bytes() == (two / "samples.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("reads", ["whole", pytest.param("last", marks=pytest.mark.full)])
+def test_training_on_stored_episodes_is_the_run_that_played_them(
+    reads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "talk.py").write_text(TALK)
+    sections: dict[str, dict[str, Any]] = {
+        "environment": {"name": f"{tmp_path / 'talk.py'}:Talk", "max_turns": 3},
+        "reward": {"name": ""},
+        "rollout": {"max_tokens": 12, "n_samples": 4, "context": reads},
+        "model": {"name": str(model_that_stops(tmp_path / "model"))},
+        "run": {"record": "tokens", "steps": 4},
+        "train": TRAIN,
+    }
+    played = rl_config(tmp_path, "played", **sections)
+    run(played)
+    lines = (played.run.directory / "samples.jsonl").read_text().splitlines()
+    turns = [len(json.loads(line)["turns"]) for line in lines]
+    assert {*turns} >= {1, 2}
+    stored = f"rollout.from_samples={played.run.directory}"
+    no_sampler(monkeypatch)
+    whole_and_stored(played, rl_config(tmp_path, "stored", [stored], **sections))
+    monkeypatch.undo()
+    halves = rl_config(tmp_path, "halves", ["run.only=rollouts"], **sections)
+    run(halves)
+    found = [finding.equal for finding in replay(halves.run.directory, 4, tolerance=0.0)]
+    assert found == [True]
+    again = f"rollout.from_samples={halves.run.directory}"
+    run(rl_config(tmp_path, "again", [again, "run.steps=2"], **sections))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_training_on_stored_samples_with_images_is_the_run_that_drew_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(tmp_path)
+    sections: dict[str, Any] = {"run": {"record": "tokens"}, "train": {"minibatches": 2}}
+    drawn = rl_of_images(tmp_path, "drawn", **sections)
+    run(drawn)
+    no_sampler(monkeypatch)
+    source = {"from_samples": str(drawn.run.directory)}
+    whole_and_stored(drawn, rl_of_images(tmp_path, "stored", rollout=source, **sections))
 
 
 def test_another_algorithm_trains_on_the_same_samples_and_is_replayed(recorded: Config) -> None:
