@@ -338,6 +338,10 @@ class TokenBatch(RowBatch):
         """What a model says of these rows. Episodes of several rows have them put together."""
         return forward(self, want)
 
+    def read_by_models(self, of_rows: Tensor) -> tuple[TokenBatch, Tensor]:
+        """What models read of this, and what `of_rows` [B] says of that: itself."""
+        return self, of_rows
+
     def as_read(self, batch: Batch) -> Batch:
         """`batch`, whose `inputs` these are, by the rows that a model reads: itself."""
         return batch

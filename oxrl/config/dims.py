@@ -19,6 +19,9 @@ from oxrl.tables.vision import VISION_FAMILIES
 COUNTED = ("llama", "mistral", "qwen2", "qwen3")
 
 
+# How configurations call the number of experts.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
 # What reads a text in both directions has no probability of a token given those before it.
 ENCODERS = frozenset(
     {
@@ -47,7 +50,8 @@ ENCODERS = frozenset(
 class ModelDims:
     """A decoder-only transformer. `parameters` counts tied embeddings once.
 
-    vocabulary: tokens that it can tell apart.
+    vocabulary: tokens that it can tell apart. heads: of queries, per layer. tied: the output head
+    is the embeddings. routed: a token is read by some of the parameters only (experts).
     """
 
     parameters: int
@@ -58,6 +62,9 @@ class ModelDims:
     head_dim: int
     context: int | None
     vocabulary: int
+    heads: int
+    tied: bool
+    routed: bool
 
 
 # Families without an implementation, as transformers' classes say; a test compares.
@@ -157,7 +164,19 @@ def _from_config(values: Mapping[str, Any], stored: int | None) -> ModelDims | N
         layer = attention + 3 * hidden * intermediate + 2 * hidden
         embeddings = vocabulary * hidden * (1 if values.get("tie_word_embeddings") else 2)
         stored = int(layers * layer + hidden + embeddings)
-    return ModelDims(stored, layers, hidden, intermediate, kv_heads, head_dim, context, vocabulary)
+    return ModelDims(
+        parameters=stored,
+        layers=layers,
+        hidden=hidden,
+        intermediate=intermediate,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        context=context,
+        vocabulary=vocabulary,
+        heads=heads,
+        tied=bool(values.get("tie_word_embeddings", True)),
+        routed=any(values.get(name) for name in EXPERTS),
+    )
 
 
 def stored_parameters(folder: Path) -> int | None:

@@ -97,6 +97,10 @@ class EpisodeInputs(TokenBatch):
         first = torch.zeros(len(self.tokens), dtype=torch.int64)
         return first.scatter_reduce(0, self.episode_ids, numbers, "amax")
 
+    def read_by_models(self, of_rows: Tensor) -> tuple[TokenBatch, Tensor]:
+        """See TokenBatch: the rows behind the lines."""
+        return self.rows, of_rows[self.episode_ids]
+
     def as_read(self, batch: Batch) -> Batch:
         """A batch of episodes as one of rows, without those on which nothing is trained.
 

@@ -133,4 +133,8 @@ def _run(
         actions = build_actions(pinned)
         if actions is not None and ranks.first:
             actions.write(pinned.run.directory)
+        if ranks.first and cfg.train.row.recipe == "rl":
+            from oxrl.recipes.ledger import note_machine
+
+            note_machine(pinned)
         loop(pinned, session)

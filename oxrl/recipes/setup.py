@@ -40,6 +40,7 @@ from oxrl.recipes.build import (
 )
 from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import Feature, FeatureInputs
+from oxrl.recipes.ledger import CountedSource, Ledger, ledger_of
 from oxrl.recipes.objective import Models, Objective
 from oxrl.recipes.preflight import REHEARSED, try_reward
 from oxrl.rewards.base import GroupScorer
@@ -100,8 +101,8 @@ class RLSetup:
             scale = reward_scale(cfg)
             of_row = build_features(feature_inputs(cfg, engines))
             self.features: list[Feature] = [*scale, *of_row]
-            if cfg.run.record == "tokens":
-                self.features.append(token_record(cfg))
+            ledger = ledger_of(cfg, self.features, clock, shared=engines.shared)
+            self.features += [*token_records(cfg), ledger]
             # Those of episodes come last: what they hand on is cut into rows.
             self.features += episode_features(cfg)
             self.objective = Objective(cfg.train, self.features, max_tokens=cfg.longest_response)
@@ -131,8 +132,7 @@ class RLSetup:
             self.source = build_source(cfg, parts, self.delivery)
             stack.callback(self.source.close)
             self.saved = what_is_saved(engines, self.features, self.source)
-            if cfg.run.record == "tokens":
-                self.source = keeping_samples(cfg, self.source)
+            self.source = watched_source(cfg, self.source, ledger)
             if not engines.shared:
                 self.saved["delivery"] = self.delivery
             for feature in scale:
@@ -335,19 +335,26 @@ def build_row_rules(
     )
 
 
-def keeping_samples(cfg: Config, source: RolloutSource) -> RolloutSource:
-    """A source that keeps every sample whole."""
-    from oxrl.rollouts.whole_samples import KeepingSource  # records of text do without
+def watched_source(cfg: Config, source: RolloutSource, ledger: Ledger) -> RolloutSource:
+    """A source whose samples are counted, and kept whole where that is asked for."""
+    watched = source
+    if cfg.run.record == "tokens":
+        from oxrl.rollouts.whole_samples import KeepingSource  # records of text do without
 
-    return KeepingSource(source, cfg.run.directory / ROLLOUTS)
+        watched = KeepingSource(watched, cfg.run.directory / ROLLOUTS)
+    if cfg.rollout.from_samples is None:
+        watched = CountedSource(watched, ledger)
+    return watched
 
 
-def token_record(cfg: Config) -> Feature:
-    """What keeps the numbers of every token in the update."""
+def token_records(cfg: Config) -> list[Feature]:
+    """What keeps the numbers of every token in the update, where that is asked for."""
+    if cfg.run.record != "tokens":
+        return []
     # Imported here: records of text do without.
     from oxrl.recipes.features.token_record import TokenRecord
 
-    return TokenRecord(cfg.run.directory / ROLLOUTS)
+    return [TokenRecord(cfg.run.directory / ROLLOUTS)]
 
 
 def group_choice(features: list[Feature]) -> GroupChoice:

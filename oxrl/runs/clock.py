@@ -11,6 +11,13 @@ from pathlib import Path
 
 from oxrl.types import Metrics
 
+# What a loop does between two phases belongs to the one before: every second of a step has a name.
+SETUP = "time/setup_s"  # models, workers, the first checkpoint
+ROWS = "time/rows_s"  # samples become rows, rows of data become a batch
+SAMPLES = "time/samples_s"  # samples are written, the batch is cut into minibatches
+RECORD = "time/record_s"  # the line is made and written, its step shown
+AFTER = {"time/rollout_s": ROWS, "time/reward_s": ROWS, "time/logprobs_s": SAMPLES}
+
 
 def _nobody(key: str) -> None:
     """Does not want to know."""
@@ -22,7 +29,12 @@ class Clock:
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._step_started = time.monotonic()
+        # When the newest phase ended, what the time since belongs to, and how many phases are open.
+        self._last = self._step_started
+        self._between = SETUP
+        self._open = 0
         self._counters: list[Callable[[], Metrics]] = []
+        self._derived: list[Callable[[Metrics], Metrics]] = []
         # Is told of every phase that begins, by its key.
         self.tell: Callable[[str], None] = _nobody
 
@@ -34,25 +46,49 @@ class Clock:
         """
         self._counters.append(counters)
 
+    def derive(self, derived: Callable[[Metrics], Metrics]) -> None:
+        """Have something else computed for the line of each step.
+
+        Args:
+            derived: is given the seconds of the step by phase.
+        """
+        self._derived.append(derived)
+
     @contextmanager
     def phase(self, key: str) -> Iterator[None]:
         """Add the seconds spent inside to metric `key` of the next step's line."""
         start = time.monotonic()
+        if not self._open:
+            given = self._between == RECORD and key == "time/update_s"  # a loop over rows of data
+            self._seconds[ROWS if given else self._between] += start - self._last
+        self._open += 1
         self.tell(key)
         try:
             yield
         finally:
-            self._seconds[key] += time.monotonic() - start
+            end = time.monotonic()
+            self._seconds[key] += end - start
+            self._open -= 1
+            self._last = end
+            self._between = AFTER.get(key, RECORD)
 
     def restart(self) -> None:
         """The step begins now: what a resume took does not count."""
+        self._seconds.clear()
         self._step_started = time.monotonic()
+        self._last = self._step_started
+        self._between = RECORD
 
     def take(self) -> Metrics:
         """The seconds of every phase and of the whole step; a new step begins."""
         now = time.monotonic()
+        self._seconds[self._between] += now - self._last
+        self._last = now
+        self._between = RECORD
         seconds = dict(self._seconds)
         seconds["time/step_s"] = now - self._step_started
+        for derived in self._derived:
+            seconds |= derived(seconds)
         for counters in self._counters:
             seconds |= counters()
         self._seconds.clear()

@@ -22,7 +22,7 @@ from rich.console import Console as RichConsole
 
 from oxrl.errors import OxrlError, RunDirectoryError
 from oxrl.runs.files import open_own
-from oxrl.runs.live import LiveView, phase_shares, sample_text
+from oxrl.runs.live import LiveView, efficiency, phase_shares, sample_text
 from oxrl.shown import shown
 from oxrl.types import Metrics
 
@@ -110,7 +110,7 @@ class Console(AbstractContextManager["Console"]):
             return
         text = "  ".join(filter(None, (numbers, eta)))
         if self._verbose:
-            text = "  ".join([text, *phase_shares(metrics)])
+            text = "  ".join([text, *phase_shares(metrics), *efficiency(metrics)])
         self._line(f"step {step}/{self._total}  {text}")
         if self._sample:
             self._line(f"  {self._sample}")

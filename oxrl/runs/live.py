@@ -162,6 +162,15 @@ def phase_shares(metrics: Metrics) -> list[str]:
     return found
 
 
+def efficiency(metrics: Metrics) -> list[str]:
+    """How much of the machine a step used, and how much of that was wasted, where it is known."""
+    found: list[str] = []
+    for name, key in (("MFU", "throughput/mfu"), ("wasted", "waste/total")):
+        if key in metrics:
+            found.append(f"{name} {metrics[key]:.0%}")
+    return found
+
+
 def sparkline(values: Iterable[float]) -> str:
     """Numbers as a row of bars, from their smallest to their largest."""
     known = [value for value in values if math.isfinite(value)]

@@ -22,8 +22,8 @@ from oxrl.recipes.replay import replay
 from oxrl.rollouts.whole_samples import read_step, written
 
 TRAIN = {"alg_name": "sgrpo", "lr": 1e-3, "minibatches": 2, "kl_coeff": 0.1}
-# What a run that samples nothing does not count.
-OF_SAMPLERS = ("rollout/", "sync/")
+# What a run that samples nothing does not count; its waste is a share of less.
+OF_SAMPLERS = ("rollout/", "sync/", "waste/", "work/")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,328 @@
+"""What the operations of a step went into: learning, or padding, repeats and vain rows.
+
+Counted from what is handed over (samples, rows, micro-batches), never measured, so that two runs
+have the same numbers. Nothing is counted twice: padding first, then tokens of prompts that were
+read before, then rows without an advantage, then whole passes that could be saved.
+
+    waste/padding         positions of padding that models read
+    waste/prompts_again   prompts read by a model again: per response of a group, not per group
+    waste/no_signal       rows whose advantages are all 0, in the update, where nothing else of the
+                          loss trains them
+    waste/old_pass        log-probabilities before the update, where the sampler has the same
+                          weights and `train.old_logprobs: bypass` takes those that it recorded
+    waste/reference_pass  the reference's, while it still is the policy
+    waste/dropped         samples that are not trained on, each taken for the mean of its group
+    waste/total           all of that; each as a share of the operations of the step
+    work/tflop            the operations of the step, in units of 10^12
+
+The same counts, over what the machine can do at best, are the least time that a phase can take:
+`throughput/rollout_over_floor` and its like, and `throughput/mfu` of the whole step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from oxrl.config import Config
+from oxrl.config.dims import ModelDims, model_dims
+from oxrl.engines.train.micro_batches import micro_batches
+from oxrl.models.work import FORWARD_AND_BACKWARD, ModelWork
+from oxrl.recipes.build import DTYPES, choose_device
+from oxrl.recipes.features.base import Feature, Prepared
+from oxrl.rollouts.sync import RolloutSource, RolloutStep
+from oxrl.runs.clock import Clock
+from oxrl.runs.machine import MachineSpeed, machine_speed, note_speed
+from oxrl.runs.patience import StopAsked
+from oxrl.tables.numbers import KL_COEFF
+from oxrl.types import Metrics, PolicyBatch, TokenBatch
+
+CAUSES = ("padding", "prompts_again", "no_signal", "old_pass", "reference_pass", "dropped")
+SIZES = {"float32": 4, "bfloat16": 2}
+# Of AdamW per parameter: gradient read, weight and two moments read and written, 4 bytes each.
+OPTIMIZER_BYTES = 28.0
+
+
+@dataclass
+class Work:
+    """Operations of all that was computed, and of those wasted by cause."""
+
+    total: float = 0.0
+    wasted: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, other: Work) -> None:
+        """Count something else as well."""
+        self.total += other.total
+        self.wasted.update(other.wasted)
+
+    def metrics(self) -> Metrics:
+        """Shares of the total."""
+        found = {f"waste/{cause}": self.wasted[cause] / self.total for cause in CAUSES}
+        found["waste/total"] = sum(found.values())
+        return found
+
+
+def model_work(dims: ModelDims | None, *, dtype: str) -> ModelWork | None:
+    """Operations and bytes of a model; None where its files do not tell.
+
+    Nor of experts: how many of them read a token is for the router to say.
+    """
+    if dims is None or dims.routed:
+        return None
+    size = SIZES[dtype]
+    head = dims.vocabulary * dims.hidden
+    body = dims.parameters - head * (1 if dims.tied else 2)
+    return ModelWork(
+        body=2.0 * body,
+        head=2.0 * head,
+        attention=4.0 * dims.layers * dims.heads * dims.head_dim,
+        weight_bytes=float(size * (body + head)),
+        kv_bytes=2.0 * size * dims.layers * dims.kv_heads * dims.head_dim,
+        parameters=float(dims.parameters),
+    )
+
+
+class Rows:
+    """The rows that a model reads in one pass.
+
+    Args:
+        inputs: [B, T] of them.
+        group_ids: [B], rows of one prompt.
+        work: of the model.
+        budget: tokens of a micro-batch. ranks: how many share the rows.
+    """
+
+    def __init__(
+        self, inputs: TokenBatch, group_ids: Tensor, work: ModelWork, *, budget: int, ranks: int
+    ) -> None:
+        mask = inputs.response_mask
+        lengths = inputs.attention_mask.sum(1)
+        prompts = torch.where(mask.any(1), mask.int().argmax(1), lengths)
+        padded = lengths.clone()
+        for cut in micro_batches(inputs, budget=budget, ranks=ranks):
+            for share in cut:
+                padded[share.units] = share.length
+        self.own = work.forward(lengths, mask.sum(1))
+        self.padding = work.forward(padded) - work.forward(lengths)
+        first: dict[int, int] = {}
+        places = [first.setdefault(group, row) for row, group in enumerate(group_ids.tolist())]
+        again = torch.tensor(places) != torch.arange(len(places))
+        self.again = work.forward(prompts) * again
+
+    def spent(self, cause: str, without: Tensor, *, times: float = 1.0) -> Work:
+        """The operations of a pass.
+
+        Args:
+            cause: why it was of no use to some rows.
+            without: [B] bool, these rows.
+            times: how often a forward pass it takes.
+        """
+        lost = (self.own - self.again)[without].sum()
+        wasted = {
+            "padding": float(self.padding.sum()) * times,
+            "prompts_again": float(self.again.sum()) * times,
+            cause: float(lost) * times,
+        }
+        return Work(float((self.own + self.padding).sum()) * times, Counter(wasted))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerInputs:
+    """What a ledger is built from.
+
+    work: of the policy; None: unknown. speed: of the machine; None: of several, or unknown.
+    budget: tokens of a micro-batch. ranks: how many share a batch.
+    old_known: what the policy says before the update is known from the sampler.
+    all_learn: a KL or an entropy trains rows without an advantage as well.
+    """
+
+    work: ModelWork | None
+    speed: MachineSpeed | None
+    budget: int
+    ranks: int
+    old_known: bool
+    all_learn: bool
+
+
+class Ledger(Feature):
+    """Looks at every batch; changes nothing.
+
+    Args:
+        asked: what is counted, and how.
+    """
+
+    def __init__(self, asked: LedgerInputs) -> None:
+        self._given = asked
+        self._work = asked.work or ModelWork(body=1.0)  # else tokens, and only shares are told
+        # Of the rollout step, until its first minibatch.
+        self._step = Work()
+        # Operations of the samples by group, and how many they are.
+        self._sampled: dict[int, float] = {}
+        self._samples: Counter[int] = Counter()
+        # Of the line: operations that are no padding, and the least seconds of every phase.
+        self._useful = 0.0
+        self._floors: Counter[str] = Counter()
+
+    def sampled(self, step: RolloutStep) -> None:
+        """Count what sampling took."""
+        everyone = (*step.rollouts, *step.baselines)
+        groups = [rollout.group_id for rollout in everyone]
+        prompts = torch.tensor([len(rollout.prompt.token_ids) for rollout in everyone])
+        responses = torch.tensor([len(rollout.completion.token_ids) for rollout in everyone])
+        once = torch.tensor([*dict(zip(groups, prompts.tolist(), strict=True)).values()])
+        whole = self._work.forward(prompts + responses, responses)
+        decoded = whole - self._work.forward(prompts)
+        read_again = step.sampler.get("rollout/prefill_tokens", 0.0) - float(once.sum())
+        again = self._work.body * max(0.0, read_again)
+        prefilled = float(self._work.forward(once).sum())
+        total = prefilled + again + float(decoded.sum())
+        self._step = Work(total, Counter({"prompts_again": again}))
+        kept = len(step.rollouts)
+        self._samples = Counter(groups[:kept])
+        self._sampled = dict.fromkeys(self._samples, 0.0)
+        for group, operations in zip(groups[:kept], decoded.tolist(), strict=False):
+            self._sampled[group] += operations
+        self._useful += total - again
+        speed = self._given.speed
+        if speed is not None:
+            floor = self._work.decode_floor(
+                prompts, responses, flops=speed.flops, bandwidth=speed.bandwidth
+            )
+            self._floors["time/rollout_s"] += prefilled / speed.flops + floor
+
+    def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
+        """Count the passes before the update, and what was sampled in vain."""
+        rollouts = prepared.rollouts
+        trained = Counter(rollouts.group_ids.tolist())
+        for group, operations in self._sampled.items():
+            lost = 1 - trained[group] / self._samples[group]
+            self._step.wasted["dropped"] += operations * lost
+        inputs, group_ids = rollouts.inputs.read_by_models(rollouts.group_ids)
+        rows = self._rows(inputs, group_ids)
+        if prepared.said is not None:
+            self._pass_before(rows, "old_pass", self._given.old_known)
+        if batch.ref_logprobs is not None:
+            self._pass_before(rows, "reference_pass", prepared.version == 0)
+        return batch
+
+    def _pass_before(self, rows: Rows, cause: str, in_vain: bool) -> None:
+        """Count a forward pass over all rows."""
+        without = torch.full((len(rows.own),), in_vain)
+        self._step.add(rows.spent(cause, without))
+        self._count_floor("time/logprobs_s", float(rows.own.sum()))
+
+    def add_gradients(self, rows: Tensor, batch: PolicyBatch) -> Metrics:
+        """Count the update on a minibatch; the first one's line has what came before as well."""
+        found = self._rows(batch.inputs, batch.group_ids)
+        mask = batch.inputs.response_mask
+        learns = (batch.advantages.masked_fill(~mask, 0.0) != 0).any(1) | self._given.all_learn
+        everything = self._step
+        self._step = Work()
+        everything.add(found.spent("no_signal", ~learns, times=FORWARD_AND_BACKWARD))
+        self._count_floor("time/update_s", float(found.own.sum()) * FORWARD_AND_BACKWARD)
+        if self._given.speed is not None:
+            moved = self._work.parameters * OPTIMIZER_BYTES
+            self._floors["time/update_s"] += moved / self._given.speed.bandwidth
+        metrics = everything.metrics()
+        if self._given.work is not None:
+            metrics["work/tflop"] = everything.total / 1e12
+        return metrics
+
+    def _rows(self, inputs: TokenBatch, group_ids: Tensor) -> Rows:
+        given = self._given
+        return Rows(inputs, group_ids, self._work, budget=given.budget, ranks=given.ranks)
+
+    def _count_floor(self, phase: str, operations: float) -> None:
+        self._useful += operations
+        if self._given.speed is not None:
+            self._floors[phase] += operations / self._given.speed.flops
+
+    def against_floor(self, seconds: Metrics) -> Metrics:
+        """How far the step is from what the machine could do at best; of `Clock.derive`.
+
+        Args:
+            seconds: of the step, by phase.
+        """
+        speed = self._given.speed
+        found: Metrics = {}
+        if speed is not None and self._given.work is not None and self._useful:
+            for phase, floor in self._floors.items():
+                if floor and phase in seconds:
+                    name = phase.removeprefix("time/").removesuffix("_s")
+                    found[f"throughput/{name}_over_floor"] = seconds[phase] / floor
+            found["throughput/mfu"] = self._useful / (speed.flops * seconds["time/step_s"])
+        self._useful = 0.0
+        self._floors.clear()
+        return found
+
+
+class CountedSource:
+    """A RolloutSource that has another one's samples counted."""
+
+    def __init__(self, source: RolloutSource, ledger: Ledger) -> None:
+        self._source = source
+        self._ledger = ledger
+
+    @property
+    def idle(self) -> bool:
+        return self._source.idle
+
+    @property
+    def in_flight(self) -> int:
+        return self._source.in_flight
+
+    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep:
+        """See RolloutSource."""
+        found = self._source.next(draw, step=step, stop=stop)
+        self._ledger.sampled(found)
+        return found
+
+    def settle(self, stop: StopAsked) -> None:
+        self._source.settle(stop)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def ledger_of(cfg: Config, features: Sequence[Feature], clock: Clock, *, shared: bool) -> Ledger:
+    """The ledger of a run.
+
+    Args:
+        features: of the row.
+        clock: tells what a step took.
+        shared: sampler and trainer use one copy of the weights.
+    """
+    train = cfg.train
+    kl = train.row.kl.startswith("loss_") and train.value(KL_COEFF) > 0
+    same = shared and cfg.model.dtype == "float32" and not cfg.sampling_block
+    asks_more = any(feature.want_before for feature in features)
+    ledger = Ledger(
+        LedgerInputs(
+            work=model_work(model_dims(cfg.model.name), dtype=cfg.model.dtype),
+            speed=speed_of(cfg),
+            budget=train.micro_batch_tokens,
+            ranks=1 if train.backend == "local" else cfg.run.training_gpus,
+            old_known=same and not asks_more,
+            all_learn=kl or train.entropy_coeff != 0,
+        )
+    )
+    clock.derive(ledger.against_floor)
+    return ledger
+
+
+def speed_of(cfg: Config) -> MachineSpeed | None:
+    """Of the device that a run of one process computes on; None where it has several."""
+    if cfg.train.backend != "local" or cfg.inference_engine.actors:
+        return None
+    return machine_speed(choose_device(cfg), DTYPES[cfg.model.dtype])
+
+
+def note_machine(cfg: Config) -> None:
+    """Write into environment.json how fast the machine is, for a run that has a ledger."""
+    speed = speed_of(cfg) if cfg.train.row.recipe == "rl" else None
+    if speed is not None:
+        note_speed(cfg.run.directory, speed)

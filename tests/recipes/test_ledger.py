@@ -1,0 +1,261 @@
+"""The ledger of waste and the floors of phases, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from oxrl.config.dims import model_dims
+from oxrl.models.builtin import builtin_policy
+from oxrl.models.work import ModelWork
+from oxrl.recipes.features.base import Prepared
+from oxrl.recipes.ledger import Ledger, LedgerInputs, model_work
+from oxrl.rollouts.sync import RolloutStep
+from oxrl.runs.clock import Clock
+from oxrl.runs.machine import MachineSpeed, machine_speed
+from oxrl.types import (
+    Completion,
+    PolicyBatch,
+    Prompt,
+    Rollout,
+    RolloutBatch,
+    Score,
+    Segment,
+    TokenBatch,
+)
+
+# A row of n tokens, r of them predicted, takes 10 n + 4 r + n (n + 1) operations.
+WORK = ModelWork(body=10.0, head=4.0, attention=2.0, weight_bytes=100.0, parameters=5.0)
+# Prompt and response of every row: two of either group.
+ROWS = [(2, 2), (2, 1), (1, 1), (1, 3)]
+GROUPS = [7, 7, 9, 9]
+ADVANTAGES = [1.0, -1.0, 0.0, 0.0]
+# own: 68, 46, 30, 72; prompts 26, 26, 12, 12. Micro-batches of 8 tokens: rows 0 and 3 of 4 tokens,
+# rows 1 and 2 of 3 tokens, so row 2 has one token of padding: 42 - 26 = 16.
+OWN, PADDING, AGAIN, NO_SIGNAL = 216, 16, 26 + 12, 30 + 60
+
+
+def ledger(**changes: object) -> Ledger:
+    given = {
+        "work": WORK,
+        "speed": None,
+        "budget": 8,
+        "ranks": 1,
+        "old_known": True,
+        "all_learn": False,
+    }
+    return Ledger(LedgerInputs(**{**given, **changes}))  # pyright: ignore[reportArgumentType]
+
+
+def inputs() -> TokenBatch:
+    places = torch.arange(4).expand(4, 4)
+    prompts = torch.tensor([[prompt] for prompt, _ in ROWS])
+    lengths = torch.tensor([[sum(row)] for row in ROWS])
+    real = places < lengths
+    return TokenBatch(
+        tokens=torch.ones(4, 4, dtype=torch.int64),
+        attention_mask=real,
+        response_mask=real & (places >= prompts),
+    )
+
+
+def batches(*, reference: bool) -> tuple[PolicyBatch, RolloutBatch]:
+    zeros = torch.zeros(4, 4)
+    groups = torch.tensor(GROUPS)
+    versions = torch.zeros(4, 4, dtype=torch.int64)
+    rollouts = RolloutBatch(
+        inputs=inputs(),
+        rollout_logprobs=zeros,
+        rewards=torch.zeros(4),
+        token_rewards=zeros,
+        group_ids=groups,
+        versions=versions,
+        terminated=torch.ones(4, dtype=torch.bool),
+        truncated=torch.zeros(4, dtype=torch.bool),
+        valid=torch.ones(4, dtype=torch.bool),
+    )
+    policy = PolicyBatch(
+        inputs=inputs(),
+        old_logprobs=None,
+        rollout_logprobs=zeros,
+        ref_logprobs=zeros if reference else None,
+        advantages=torch.tensor(ADVANTAGES)[:, None].expand(4, 4),
+        loss_weights=zeros,
+        versions=versions,
+        group_ids=groups,
+    )
+    return policy, rollouts
+
+
+def sampled(rows: Sequence[tuple[int, int]], groups: Sequence[int], read: float) -> RolloutStep:
+    rollouts: list[Rollout] = []
+    for (prompt, response), group in zip(rows, groups, strict=True):
+        numbers = (0,) * response
+        segment = Segment(token_ids=numbers, logprobs=(0.0,) * response, versions=numbers)
+        rollouts.append(
+            Rollout(
+                prompt=Prompt(uid=str(group), messages=(), token_ids=(1,) * prompt),
+                completion=Completion(segments=(segment,), text="", finish_reason="stop"),
+                score=Score(value=1.0),
+                group_id=group,
+                sample=0,
+                seed=0,
+            )
+        )
+    counters = {"rollout/prefill_tokens": read}
+    return RolloutStep(step=0, start=0, end=2, rollouts=rollouts, sampler=counters)
+
+
+def prepared(rollouts: RolloutBatch, *, said: object, version: int) -> Prepared:
+    return Prepared(rollouts=rollouts, said=said, returns=None, seed=0, version=version)  # pyright: ignore
+
+
+def test_every_cause_of_waste_is_what_it_is_by_hand() -> None:
+    watched = ledger()
+    policy, rollouts = batches(reference=True)
+    # A third sample of group 9 has no score; prompts of 3 tokens were read as 6.
+    watched.sampled(sampled([*ROWS, (1, 1)], [*GROUPS, 9], read=6.0))
+    watched.on_prepared(policy, prepared(rollouts, said=object(), version=0))
+    metrics = watched.add_gradients(torch.arange(4), policy)
+
+    decoded = (68 - 26) + (46 - 26) + (30 - 12) + (72 - 12) + (30 - 12)
+    prefilled = 26 + 12 + 3 * 10
+    total = prefilled + decoded + (2 + 3) * (OWN + PADDING)
+    dropped = (18 + 60 + 18) / 3  # one of three, at the mean of its group
+    passes = OWN - AGAIN
+    expected = {
+        "waste/padding": (2 + 3) * PADDING,
+        "waste/prompts_again": 3 * 10 + (2 + 3) * AGAIN,
+        "waste/no_signal": 3 * NO_SIGNAL,
+        "waste/old_pass": passes,
+        "waste/reference_pass": passes,
+        "waste/dropped": dropped,
+    }
+    expected["waste/total"] = sum(expected.values())
+    shares = {name: value / total for name, value in expected.items()}
+    assert metrics == pytest.approx({**shares, "work/tflop": total / 1e12})
+    # What came before the first minibatch is told once.
+    later = watched.add_gradients(torch.arange(4), policy)
+    assert later["work/tflop"] * 1e12 == pytest.approx(3 * (OWN + PADDING))
+
+
+def test_what_is_needed_is_no_waste() -> None:
+    watched = ledger(old_known=False, all_learn=True, budget=1)
+    policy, rollouts = batches(reference=True)
+    watched.sampled(sampled(ROWS, GROUPS, read=3.0))
+    watched.on_prepared(policy, prepared(rollouts, said=object(), version=1))
+    metrics = watched.add_gradients(torch.arange(4), policy)
+    again = metrics.pop("waste/prompts_again")
+    assert metrics.pop("waste/total") == again > 0
+    assert metrics.pop("work/tflop") > 0
+    assert set(metrics.values()) == {0.0}
+
+
+def test_without_sizes_of_the_model_shares_are_of_tokens() -> None:
+    watched = ledger(work=None)
+    policy, _ = batches(reference=False)
+    metrics = watched.add_gradients(torch.arange(4), policy)
+    tokens, padding, prompts, no_signal = 13, 1, 3, 2 + 3
+    assert metrics["waste/padding"] == pytest.approx(padding / (tokens + padding))
+    assert metrics["waste/prompts_again"] == pytest.approx(prompts / (tokens + padding))
+    assert metrics["waste/no_signal"] == pytest.approx(no_signal / (tokens + padding))
+    assert "work/tflop" not in metrics
+
+
+def test_floors_are_what_the_machine_needs_at_best() -> None:
+    watched = ledger(speed=MachineSpeed(flops=1000.0, bandwidth=50.0))
+    policy, rollouts = batches(reference=False)
+    watched.sampled(sampled(ROWS, GROUPS, read=3.0))
+    watched.on_prepared(policy, prepared(rollouts, said=object(), version=1))
+    watched.add_gradients(torch.arange(4), policy)
+    # Three decode steps, each of which reads 100 bytes of weights.
+    rollout = (26 + 12) / 1000 + 3 * 100 / 50
+    logprobs = OWN / 1000
+    update = 3 * OWN / 1000 + 5 * 28 / 50
+    seconds = {
+        "time/rollout_s": 2 * rollout,
+        "time/logprobs_s": logprobs,
+        "time/update_s": 4 * update,
+        "time/step_s": 100.0,
+    }
+    useful = 26 + 12 + 42 + 20 + 18 + 60 + OWN + 3 * OWN
+    assert watched.against_floor(seconds) == pytest.approx(
+        {
+            "throughput/rollout_over_floor": 2.0,
+            "throughput/logprobs_over_floor": 1.0,
+            "throughput/update_over_floor": 4.0,
+            "throughput/mfu": useful / (1000.0 * 100.0),
+        }
+    )
+    assert watched.against_floor(seconds) == {}  # of the next line nothing is known yet
+
+
+def test_decoding_is_bound_by_operations_or_by_bytes_whichever_is_slower() -> None:
+    work = ModelWork(body=10.0, attention=1.0, weight_bytes=100.0, kv_bytes=2.0)
+    prompts, responses = torch.tensor([3, 1]), torch.tensor([1, 2])
+    # Step 0: two rows over 3 + 1 tokens; step 1: one row over 1 + 1.
+    moved = (100 + 2 * 4) + (100 + 2 * 2)
+    computed = (2 * 10 + 4) + (10 + 2)
+    slow = work.decode_floor(prompts, responses, flops=1e9, bandwidth=1.0)
+    fast = work.decode_floor(prompts, responses, flops=1.0, bandwidth=1e9)
+    assert slow == pytest.approx(moved)
+    assert fast == pytest.approx(computed)
+
+
+def test_the_operations_of_a_model_are_those_that_torch_counts() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    work = model_work(model_dims("builtin:tiny"), dtype="float32")
+    assert work is not None
+    model = builtin_policy("builtin:tiny", seed=0)
+    model.set_attn_implementation("eager")  # whole squares of scores, not their lower half
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        model(input_ids=torch.ones(1, 32, dtype=torch.int64), use_cache=False)
+    whole_squares = work.body * 32 + work.head * 32 + work.attention * 32 * 32
+    assert counter.get_total_flops() == pytest.approx(whole_squares, rel=0.01)
+
+
+def test_experts_are_not_counted_as_if_all_of_them_read_every_token() -> None:
+    dims = model_dims("builtin:tiny")
+    assert dims is not None
+    import dataclasses
+
+    assert model_work(dataclasses.replace(dims, routed=True), dtype="float32") is None
+
+
+def test_every_second_of_a_step_has_a_name() -> None:
+    clock = Clock()
+    time.sleep(0.02)
+    with clock.phase("time/rollout_s"):
+        time.sleep(0.005)
+    time.sleep(0.01)
+    with clock.phase("time/logprobs_s"), clock.phase("time/inner_s"):
+        time.sleep(0.005)
+    time.sleep(0.01)
+    with clock.phase("time/update_s"):
+        pass
+    first = clock.take()
+    whole = first.pop("time/step_s")
+    assert first.pop("time/inner_s") <= first["time/logprobs_s"]
+    assert sum(first.values()) == pytest.approx(whole, abs=1e-3)
+    assert first["time/setup_s"] >= 0.02
+    assert first["time/rows_s"] >= 0.01
+    assert first["time/samples_s"] >= 0.01
+
+    time.sleep(0.01)  # rows of data are read
+    with clock.phase("time/update_s"):
+        pass
+    second = clock.take()
+    assert second["time/rows_s"] >= 0.01
+    assert "time/setup_s" not in second
+
+
+def test_the_machine_is_tried_in_a_moment() -> None:
+    speed = machine_speed(torch.device("cpu"), torch.float32)
+    assert speed.flops > 1e8
+    assert speed.bandwidth > 1e8
+    assert machine_speed(torch.device("cpu"), torch.float32) is speed
