@@ -25,7 +25,7 @@ from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.engines.determinism import use_deterministic_kernels
 from oxrl.engines.sample.base import RolloutEngine
-from oxrl.engines.sample.choice import module_sampler
+from oxrl.engines.sample.choice import attends_to_everything, module_sampler
 from oxrl.engines.sample.module_sampler import ModuleSampler
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks, joined_ranks, launched_world
@@ -292,6 +292,7 @@ def build_trainer(
         rates=_rates(cfg, model) if lr is None else {},
         max_grad_norm=train.max_grad_norm,
         micro_batch_tokens=train.micro_batch_tokens,
+        share_prefix=train.share_prefix,
         temperature=temperature,
         gradient_checkpointing=cfg.model.gradient_checkpointing,
         offload_activations=cfg.model.offload_activations,
@@ -304,7 +305,26 @@ def build_trainer(
     engine = TRAINING_ENGINES[train.backend]
     section = engine.settings if trained else engine.reference_settings
     settings: dict[str, Any] = getattr(cfg, section).model_dump() if section else {}
-    return engine.load()(model, options, ranks=ranks, **settings)
+    trainer: Trainer = engine.load()(model, options, ranks=ranks, **settings)
+    if train.share_prefix and isinstance(model, PreTrainedModel):
+        _check_sharing(cfg, model, trainer)
+    return trainer
+
+
+def _check_sharing(cfg: Config, model: PreTrainedModel, trainer: Trainer) -> None:
+    """Make sure that the model may read the prompt of a group once; collective.
+
+    Raises:
+        ConfigError: it may not; says why.
+    """
+    from oxrl.models.shared_prefix import check_sharing
+
+    if not attends_to_everything(model.config, cfg.model.max_length):
+        raise ConfigError(
+            f"train.share_prefix: not every layer of {type(model).__name__} is known to attend to "
+            "all tokens before; set it to false"
+        )
+    trainer.checked(partial(check_sharing, model))
 
 
 def _rates(cfg: Config, model: torch.nn.Module) -> dict[str, float]:

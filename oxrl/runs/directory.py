@@ -103,6 +103,7 @@ REORDER_SUMS = {
     "run.threads",
     "run.training_gpus",
     "train.micro_batch_tokens",
+    "train.share_prefix",
     "train.backend",
     "model.gradient_checkpointing",
     "run.deterministic",

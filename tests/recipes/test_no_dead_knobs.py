@@ -210,6 +210,7 @@ ELSEWHERE = {
     "model.freeze": "what stays as it is: tests/recipes/test_vision.py",
     "train.tower_lr": "tests/recipes/test_vision.py",
     "run.ray_working_dir": "a node without the package: tests/engines/test_ray_cluster.py",
+    "train.share_prefix": "what is computed twice: tests/engines/test_share_prefix.py",
     "run.deterministic": "kernels of a GPU: tests/engines/test_determinism.py",
     "model.offload_activations": "where they wait: tests/engines/test_local_trainer.py",
     "run.first_checkpoint": "what a folder holds: tests/recipes/test_first_checkpoint.py",

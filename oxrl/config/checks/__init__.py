@@ -24,6 +24,7 @@ from oxrl.config.checks.own_gate import check_own_gate
 from oxrl.config.checks.preference import check_preference
 from oxrl.config.checks.reward import check_generated, check_reward
 from oxrl.config.checks.sampling import check_rejection, check_sampling, check_staleness
+from oxrl.config.checks.share_prefix import check_share_prefix
 from oxrl.config.checks.stored_samples import check_stored_samples
 from oxrl.config.checks.vision import check_images
 from oxrl.config.schema import Config
@@ -49,6 +50,7 @@ OF_RECIPE: Mapping[str, tuple[Check, ...]] = {
         check_environment,
         check_action,
         check_batch,
+        check_share_prefix,
         check_sampling,
         check_staleness,
         check_stored_samples,

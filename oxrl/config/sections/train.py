@@ -100,6 +100,12 @@ class TrainConfig(Section):
     micro_batch_tokens: int = setting(
         16384, "Padded tokens per pass: memory, never the gradient.", ge=1
     )
+    share_prefix: bool = setting(
+        False,
+        "The prompt of a group goes through the model once for all of its responses, in the update "
+        "and wherever log-probabilities are computed: the same gradient but for rounding.",
+        of=RL,
+    )
     old_logprobs: Literal["auto", "recompute", "current", "bypass"] = setting(
         "auto",
         "Anchor of the ratio: the trainer's before the update (recompute), the current ones "

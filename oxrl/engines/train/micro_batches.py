@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -104,8 +104,21 @@ class Share(NamedTuple):
     read: TokenBatch
 
 
+class Cut(Protocol):
+    """What cuts a batch: `micro_batches`, or a function like it."""
+
+    def __call__(
+        self, batch: TrainBatch, *, budget: int, ranks: int = 1
+    ) -> list[list[MicroBatch]]: ...
+
+
 def own_share(
-    batch: TrainBatch, *, budget: int, ranks: Ranks, device: torch.device
+    batch: TrainBatch,
+    *,
+    budget: int,
+    ranks: Ranks,
+    device: torch.device,
+    cut: Cut = micro_batches,
 ) -> Iterator[Share]:
     """What this rank reads.
 
@@ -121,8 +134,9 @@ def own_share(
         budget: tokens of a micro-batch, padding included.
         ranks: this process's place.
         device: where the parts go.
+        cut: what cuts the batch.
     """
-    shares = micro_batches(batch, budget=budget, ranks=ranks.world)
+    shares = cut(batch, budget=budget, ranks=ranks.world)
     rows_per_unit = len(batch.inputs) // max(1, len(batch))
     mine = shares[ranks.rank]
     apart = rounds_apart(batch, [[units for units, _ in share] for share in shares])

@@ -31,6 +31,7 @@ class TrainerOptions:
         max_grad_norm: global norm the gradient is clipped to; `math.inf` turns clipping off.
         micro_batch_tokens: largest number of tokens, padding included, that go through the model
             at once; a unit (row, or all rows of a pair) longer than that goes alone.
+        share_prefix: what rows have in common at their beginning goes through the model once.
         temperature: logprobs, entropy and the rest are those of logits / temperature.
         gradient_checkpointing: recompute each layer in backward instead of storing its
             activations.
@@ -56,6 +57,7 @@ class TrainerOptions:
     adam_eps: float = 1e-8
     max_grad_norm: float = 1.0
     micro_batch_tokens: int = 16384
+    share_prefix: bool = False
     temperature: float = 1.0
     gradient_checkpointing: bool = False
     offload_activations: bool = False

@@ -26,7 +26,7 @@ from oxrl.engines.train.checkpoint import (
 )
 from oxrl.engines.train.company import without_company
 from oxrl.engines.train.forward import Check, checkpoint_activations
-from oxrl.engines.train.micro_batches import Merged, Share, own_share
+from oxrl.engines.train.micro_batches import Cut, Merged, Share, micro_batches, own_share
 from oxrl.engines.train.offload import offloaded
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
@@ -77,6 +77,13 @@ class Trainer(ABC):
         self._awaited = awaited(model)
         if self._awaited and isinstance(self.network, CausalNetwork):
             check_small(self.network.model)
+        self._cut: Cut = micro_batches
+        if options.share_prefix and isinstance(self.network, CausalNetwork):
+            from oxrl.engines.train.group_micro_batches import group_micro_batches
+            from oxrl.models.shared_prefix import SharedPrefixNetwork
+
+            self.network = SharedPrefixNetwork(self.network)
+            self._cut = group_micro_batches
         self.step = 0
         self.last_loss = 0.0
         self._decays = weight_decays(model, options)
@@ -216,8 +223,13 @@ class Trainer(ABC):
 
     def _share(self, batch: TrainBatch) -> Iterator[Share]:
         check_tokens(batch.inputs.tokens, self._vocabulary)
-        budget = self.options.micro_batch_tokens
-        return own_share(batch, budget=budget, ranks=self.ranks, device=self.device)
+        return own_share(
+            batch,
+            budget=self.options.micro_batch_tokens,
+            ranks=self.ranks,
+            device=self.device,
+            cut=self._cut,
+        )
 
     def optim_step(self) -> Metrics:
         """See TrainEngine. Without any gradient (nothing was masked in) the step is skipped too."""
