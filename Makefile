@@ -57,6 +57,7 @@ docs: env  ## Rewrite the generated pages of docs/
 	$(BIN)/python docs/make_comparison.py
 	$(BIN)/python docs/make_health.py
 	$(BIN)/python docs/make_architectures.py
+	$(BIN)/python docs/make_benchmarks.py
 
 $(VENV)/.docs: $(VENV)/.installed
 	@$(INSTALL) -e ".[docs]"

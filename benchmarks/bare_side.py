@@ -93,18 +93,20 @@ def main() -> None:
     turn = 0
     while True:
         channel.wait()
-        seconds = {}
+        spent: dict[str, dict[str, float]] = {}
         both = [("bare", lambda: bare_update(theirs, adam, pieces)), ("oxrl", run_ours)]
         for name, update in both if turn % 2 else reversed(both):
             start = time.perf_counter()
+            cpu = time.process_time()
             update()
-            seconds[name] = time.perf_counter() - start
+            cpu = time.process_time() - cpu
+            spent[name] = {"seconds": time.perf_counter() - start, "cpu": cpu}
         turn += 1
         worst = max(
             float((a - b).abs().max())
             for a, b in zip(theirs.parameters(), ours.parameters(), strict=True)
         )
-        channel.send(seconds=seconds, difference=worst)
+        channel.send(**spent, difference=worst)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ Needs the `bench` extra.
 
 equal: 16 prompts x 8 samples x 64 tokens. heavy: lengths drawn once (lognormal, median 32, sigma 1,
 cap 256); on both sides the stop token is impossible before a response's length and certain at it.
-overhead: the update phase against a bare PyTorch loop over the same micro-batches. The interval is
-a 95 % bootstrap over pairs of the ratio of total times.
+overhead: the update phase against a bare PyTorch loop over the same micro-batches. Intervals are
+95 % bootstraps of medians; a ratio is the median over pairs. Lines that are JSON objects are
+figures, which `record.py` keeps.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
+import intervals
 import numpy as np
 import problem
 import torch
@@ -39,17 +41,20 @@ TRL_MICRO_BATCH_ROWS = (128, 64, 32, 16)
 
 
 class Side:
-    """A child process that does one step per `step()`."""
+    """A child process that does one step per `step()`.
 
-    def __init__(self, script: str, folder: Path, threads: int) -> None:
+    words: for the script, before the folder.
+    """
+
+    def __init__(self, script: str, folder: Path, threads: int, *words: str) -> None:
         threading = {
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
             "TOKENIZERS_PARALLELISM": "false",
         }
-        self._log = (folder / f"{script}.log").open("w")
+        self._log = (folder / f"{'-'.join((script, *words))}.log").open("w")
         self._child = subprocess.Popen(
-            [sys.executable, str(HERE / script), str(folder)],
+            [sys.executable, str(HERE / script), *words, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -107,13 +112,24 @@ def best_micro_batch(folder: Path, chosen: problem.Setting, threads: int) -> int
     return min(seconds, key=lambda rows: seconds[rows])
 
 
-def interval(numerator: list[float], denominator: list[float]) -> tuple[float, float, float]:
-    """(ratio of the sums, 2.5 % and 97.5 % bootstrap quantiles over pairs)."""
-    pairs = np.array([numerator, denominator])
-    picks = np.random.default_rng(0).integers(0, pairs.shape[1], (20_000, pairs.shape[1]))
-    sums = pairs[:, picks].sum(-1)
-    low, high = np.quantile(sums[0] / sums[1], [0.025, 0.975])
-    return float(pairs[0].sum() / pairs[1].sum()), float(low), float(high)
+def figures(
+    case: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]], other: str
+) -> dict[str, Any]:
+    """What was measured in turns, as `record.py` keeps it.
+
+    Args:
+        case: which measurement. ours, theirs: "seconds" and "cpu" of every turn. other: what
+            theirs is called.
+    """
+    found: dict[str, Any] = {"case": case}
+    for key, suffix in (("cpu", "cpu_s"), ("seconds", "s")):
+        for side, steps in (("oxrl", ours), (other, theirs)):
+            found[f"{side}_{suffix}"] = intervals.median([step[key] for step in steps])
+    return found
+
+
+def times(steps: list[dict[str, Any]], key: str) -> list[float]:
+    return [step[key] for step in steps]
 
 
 def describe(name: str, steps: list[dict[str, Any]], tokens: int) -> None:
@@ -169,9 +185,13 @@ def compare(name: str, args: argparse.Namespace, folder: Path) -> None:
         raise RuntimeError(f"TRL trained on {theirs[0]['tokens']} tokens instead of {tokens}")
     describe("TRL", theirs, tokens)
     describe("oxRL", ours, tokens)
-    ratio, low, high = interval([s["seconds"] for s in theirs], [s["seconds"] for s in ours])
+    ratio = intervals.ratio(times(theirs, "seconds"), times(ours, "seconds"))
+    of_cpu = intervals.ratio(times(theirs, "cpu"), times(ours, "cpu"))
+    middle, low, high = ratio
     between = f"95 % interval [{low:.2f}, {high:.2f}]"
-    print(f"  ratio TRL / oxRL {ratio:.2f}, {between} over {args.pairs} pairs\n")
+    print(f"  ratio TRL / oxRL {middle:.2f}, {between} over {args.pairs} pairs\n")
+    found = figures(name, ours, theirs, "trl") | {"ratio": ratio, "cpu_ratio": of_cpu}
+    print(json.dumps(found), flush=True)
 
 
 def overhead(name: str, args: argparse.Namespace, folder: Path) -> None:
@@ -186,14 +206,19 @@ def overhead(name: str, args: argparse.Namespace, folder: Path) -> None:
         for _ in range(args.warmup):
             side.step()
         steps = [side.step() for _ in range(args.pairs)]
-    ours, bare = ([step["seconds"][key] for step in steps] for key in ("oxrl", "bare"))
-    ratio, low, high = interval(ours, bare)
+    ours: list[dict[str, Any]] = [step["oxrl"] for step in steps]
+    bare: list[dict[str, Any]] = [step["bare"] for step in steps]
+    ratio = intervals.ratio(times(ours, "seconds"), times(bare, "seconds"))
+    of_cpu = intervals.ratio(times(ours, "cpu"), times(bare, "cpu"))
+    middle, low, high = (100 * (end - 1) for end in ratio)
     print(
-        f"overhead, {name} lengths: update {np.mean(ours):.3f} s against "
-        f"{np.mean(bare):.3f} s of a bare loop: {100 * (ratio - 1):+.1f} %, "
-        f"95 % interval [{100 * (low - 1):+.1f}, {100 * (high - 1):+.1f}] %; "
+        f"overhead, {name} lengths: update {np.mean(times(ours, 'seconds')):.3f} s against "
+        f"{np.mean(times(bare, 'seconds')):.3f} s of a bare loop: {middle:+.1f} %, "
+        f"95 % interval [{low:+.1f}, {high:+.1f}] %; "
         f"largest difference of a weight afterwards {steps[-1]['difference']:.1e}"
     )
+    found = figures(f"overhead {name}", ours, bare, "bare") | {"ratio": ratio, "cpu_ratio": of_cpu}
+    print(json.dumps(found), flush=True)
 
 
 def main() -> None:

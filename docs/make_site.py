@@ -45,6 +45,7 @@ NAV = {
         "experiments/cluster/README.md",
     ],
     "Algorithms": ["docs/algorithms.md", "docs/comparison.md"],
+    "Results": ["docs/benchmarks.md"],
     "Reference": [
         "docs/config.md",
         "docs/run_directory.md",

@@ -1,4 +1,6 @@
-"""Experiments whose figures are published come from scripts that go through every stage."""
+"""What is published is generated: benchmarks from their JSON, experiments by scripts that go through
+every stage.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+BENCHMARKS: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "make_benchmarks.py"))
 GPU: dict[str, Any] = runpy.run_path(str(ROOT / "experiments" / "gpu" / "run.py"))
 
 
@@ -30,6 +33,79 @@ def script(*words: str, code: int = 0) -> str:
     )
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
+
+
+def test_the_page_of_benchmarks_is_what_its_json_says() -> None:
+    written = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert written == BENCHMARKS["page"](), "run `make docs`"
+
+
+def test_every_figure_has_a_cell_and_every_result_a_benchmark() -> None:
+    suite = BENCHMARKS["suite"]()
+    for benchmark in suite.values():
+        assert (ROOT / benchmark.command.split()[1]).is_file(), benchmark.command
+    for path in BENCHMARKS["RESULTS"].glob("*.json"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        benchmark = suite[path.stem]
+        assert found["command"] == benchmark.command, path
+        assert {figure["case"] for figure in found["figures"]} <= {*benchmark.cases}
+        assert len(found["commit"]) == 40 and found["machine"]["cores"] > 0
+
+
+def test_a_cell_has_a_figure_or_a_reason(tmp_path: Path) -> None:
+    empty = BENCHMARKS["page"](tmp_path)
+    assert "not measured: needs vLLM" in empty and "not measured: it is the first row" in empty
+    overhead = {
+        "date": "2030-01-02",
+        "commit": "0123456789abcdef",
+        "changed_files": 0,
+        "machine": {
+            "processor": "a processor",
+            "cores": 2,
+            "memory_gb": 8.0,
+            "python": "3.11.7",
+            "packages": {"torch": "2.13.0"},
+        },
+        "load_before": 0.1,
+        "load_after": 9.5,
+        "command": "python benchmarks/rl_step.py",
+        "seconds": 12.5,
+        "figures": [{"case": "overhead equal", "oxrl_cpu_s": 0.5, "ratio": [1234.5, 1000, 2000]}],
+    }
+    (tmp_path / "overhead.json").write_text(json.dumps(overhead))
+    lines = BENCHMARKS["page"](tmp_path).splitlines()
+    reason = "not measured: not run yet"
+    row = f"| 64 tokens each | 0.5 |{f' {reason} |' * 4} 1,234 [1,000, 2,000] |"
+    assert row in lines
+    assert f"| lengths lognormal, median 32, at most 256 |{f' {reason} |' * 6}" in lines
+    told = "2030-01-02, commit `0123456789ab`; a processor, 2 cores, 8.0 GB, load 0.1 before"
+    assert any(line.startswith(told) for line in lines)
+
+
+def test_figures_are_medians_with_intervals() -> None:
+    found = runpy.run_path(str(ROOT / "benchmarks" / "intervals.py"))
+    assert found["median"]([3.0, 1.0, 2.0, 100.0, 2.5])[0] == 2.5
+    middle, low, high = found["median"]([1.0] * 9 + [50.0])
+    assert (middle, low, high) == (1.0, 1.0, 1.0)
+    assert found["ratio"]([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])[0] == 2.0
+    with pytest.raises(ValueError, match="shorter"):
+        found["ratio"]([1.0, 2.0], [1.0])
+
+
+def test_a_benchmark_that_fails_leaves_the_figures_that_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    record = runpy.run_path(str(ROOT / "benchmarks" / "record.py"))
+    program = tmp_path / "program.py"
+    figure = '{"case": "equal", "rate": 2}'
+    program.write_text(f"print('a remark')\nprint('{figure}')\nraise SystemExit(3)\n")
+    path = tmp_path / "results" / "speed.json"
+    with pytest.raises(subprocess.CalledProcessError):
+        record["measure"]("speed", f"python {program}", path)
+    found = json.loads(path.read_text())
+    assert found["figures"] == [json.loads(figure)] and found["output"] == ["a remark"]
+    assert found["seconds"] >= 0 and found["load_after"] >= 0
 
 
 def found_on_a_gpu() -> dict[str, Any]:

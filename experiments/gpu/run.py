@@ -202,7 +202,10 @@ def identity(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def train_once(config: Path, resume: bool) -> None:
-    """A stage: train, with kernels that add in a fixed order where PyTorch has them."""
+    """A stage: train, with kernels that add in a fixed order where PyTorch has them.
+
+    `run.deterministic` would end the run at the first operation that has none.
+    """
     import torch
 
     import oxrl

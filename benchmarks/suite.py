@@ -1,0 +1,122 @@
+"""What docs/benchmarks.md tells of: `record.py` measures it, docs/make_benchmarks.py shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One table of the page.
+
+    Args:
+        title: of its part of the page.
+        question: what it answers, and how.
+        command: in the root of the repository; `python` is the one that runs `record.py`.
+        cases: of its rows, as the figures name them -> as the page does.
+        columns: of the figures -> as the page heads them.
+        reasons: case, column or "case/column" -> why there may be no figure.
+    """
+
+    title: str
+    question: str
+    command: str
+    cases: Mapping[str, str]
+    columns: Mapping[str, str]
+    reasons: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+SIDES = {
+    "oxrl_cpu_s": "oxRL, processor s",
+    "trl_cpu_s": "TRL, processor s",
+    "cpu_ratio": "TRL / oxRL",
+    "oxrl_s": "oxRL, wall s",
+    "trl_s": "TRL, wall s",
+    "ratio": "TRL / oxRL",
+}
+NEEDS_TRL = dict.fromkeys(("equal", "heavy", "sft", "dpo"), "needs the `bench` extra")
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "rl_step": Benchmark(
+        "Whole RL steps against TRL",
+        "Rollout and update of 16 prompts x 8 samples with the 3.3M-parameter built-in model in "
+        "float32, of oxRL's local engine and of TRL's GRPOTrainer in turns, a process and a thread "
+        "each. TRL has micro-batches of 64 rows (without --trl-rows, the fastest of a trial).",
+        "python benchmarks/rl_step.py --pairs 5 --warmup 1 --threads 1 --trl-rows 64 "
+        "--settings equal heavy",
+        {
+            "equal": "64 tokens each",
+            "heavy": "lengths lognormal, median 32, at most 256",
+        },
+        SIDES,
+        NEEDS_TRL,
+    ),
+    "offline_step": Benchmark(
+        "SFT and DPO steps against TRL",
+        "The same rows and model (3.3M parameters, float32) in oxRL and in TRL's SFTTrainer and "
+        "DPOTrainer in turns, a process and a thread each. Answers have 8 to 128 characters; both "
+        "asked the reference of DPO beforehand. TRL has a step's rows in one micro-batch, padded.",
+        "python benchmarks/offline_step.py --pairs 5 --warmup 1",
+        {"sft": "SFT, 64 rows", "dpo": "DPO, 32 pairs"},
+        SIDES,
+        NEEDS_TRL,
+    ),
+    "overhead": Benchmark(
+        "Overhead over a bare loop",
+        "The update of 128 rows by oxRL's local engine against a PyTorch loop written by hand over "
+        "the same micro-batches, in turns in one process.",
+        "python benchmarks/rl_step.py --pairs 6 --warmup 1 --threads 1 --settings overhead",
+        {
+            "overhead equal": "64 tokens each",
+            "overhead heavy": "lengths lognormal, median 32, at most 256",
+        },
+        {
+            "oxrl_cpu_s": "oxRL, processor s",
+            "bare_cpu_s": "bare, processor s",
+            "cpu_ratio": "oxRL / bare",
+            "oxrl_s": "oxRL, wall s",
+            "bare_s": "bare, wall s",
+            "ratio": "oxRL / bare",
+        },
+    ),
+    "sampler": Benchmark(
+        "Sampling against `generate` and vLLM",
+        "Tokens that the sampler of oxRL's own process, transformers' `generate` and vLLM's CPU "
+        "build (not compiled, as oxRL runs it on a CPU) sample per second of processor time: the "
+        "same 32 prompts, weights (3.3M parameters, float32) and lengths, in turns in one process "
+        "of one thread.",
+        "python benchmarks/sampler.py --rows 32 --pairs 3 --vllm",
+        {
+            "equal": "64 tokens each",
+            "heavy": "lengths lognormal, median 32, at most 256",
+        },
+        {
+            "oxrl_rate": "oxRL",
+            "transformers_rate": "`generate`",
+            "vllm_rate": "vLLM",
+            "over_transformers": "oxRL / `generate`",
+            "over_vllm": "oxRL / vLLM",
+        },
+        {"vllm_rate": "needs vLLM: `make env-scale`", "over_vllm": "needs vLLM"},
+    ),
+    "memory": Benchmark(
+        "Memory against model size",
+        "Most resident memory of a process that takes two RL steps (4 prompts x 4 samples x 32 "
+        "tokens, float32, AdamW). Of it, what grows with the model: weights, gradients and the two "
+        "moments are 16 bytes per parameter.",
+        "python benchmarks/memory.py --widths 64 256 512 1024",
+        {
+            "width 64": "width 64",
+            "width 256": "width 256",
+            "width 512": "width 512",
+            "width 1024": "width 1024",
+        },
+        {
+            "parameters": "parameters",
+            "peak_mb": "most memory, MB",
+            "bytes_per_parameter": "bytes per parameter above the first row",
+        },
+        {"width 64/bytes_per_parameter": "it is the first row"},
+    ),
+}
