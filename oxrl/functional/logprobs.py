@@ -302,8 +302,9 @@ class _ChunkedHead(torch.autograd.Function):
                 dz.scatter_add_(1, top_ids[rows], grad_top[rows])
                 pull += grad_top[rows].sum(1)
             if grad_entropy is not None:
-                surprise = (log_p + entropy[rows, None]) * grad_entropy[rows, None]
-                dz.addcmul_(p, surprise, value=-1)
+                log_p += entropy[rows, None]
+                log_p *= grad_entropy[rows, None]
+                dz.addcmul_(p, log_p, value=-1)
             dz.addcmul_(p, pull[:, None], value=-1)
             dz = _untempered_gradient(dz, tanh, options)
             low = dz.to(hidden.dtype)
@@ -312,6 +313,8 @@ class _ChunkedHead(torch.autograd.Function):
                 _add_product(grad_weight, low, hidden[rows])
             if grad_bias is not None:
                 grad_bias += dz.sum(0)
+            # Each is as large as the logits of a chunk: none lives on beside those of the next.
+            del z, tanh, log_p, p, dz, low
         grad_weight = _cast(grad_weight, weight.dtype)
         grad_bias = _cast(grad_bias, weight.dtype)
         return grad_hidden, grad_weight, grad_bias, None, None, None

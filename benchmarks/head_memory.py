@@ -1,0 +1,103 @@
+"""Memory that log-probabilities, entropy and their gradient take, against the logits as a whole.
+
+    python benchmarks/head_memory.py [VOCABULARY] [WIDTH]
+
+Peak bytes of tensors that are alive at a time beside the inputs and the gradients that are asked
+for, forward and backward, of 1k, 2k, 4k and 8k tokens: `oxrl.functional.logprobs.chunked_head`
+against float32 logits [tokens, vocabulary], which a plain loss holds several times.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from oxrl.functional.logprobs import Head, chunked_head
+
+FLOAT32 = 4
+
+
+class PeakBytes(TorchDispatchMode):
+    """Counts the bytes of the storages that operations made and that are still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.peak = 0
+        self._tensors: Counter[int] = Counter()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        known = {tensor.untyped_storage()._cdata for tensor in given}
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key in known and not self._tensors[key]:
+                continue  # a view of what was there before
+            if not self._tensors[key]:
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+            self._tensors[key] += 1
+            weakref.finalize(tensor, self._gone, key, storage.nbytes())
+        return made
+
+    def _gone(self, key: int, size: int) -> None:
+        self._tensors[key] -= 1
+        if not self._tensors[key]:
+            self.now -= size
+
+
+def head_peak(tokens: int, vocabulary: int, width: int = 8) -> tuple[int, int]:
+    """Peak bytes of `chunked_head`, forward and backward.
+
+    Args:
+        tokens: positions that are asked about. vocabulary: of the head. width: of hidden states.
+
+    Returns:
+        Everything, and without the gradients of hidden states and of the weight, which any way of
+        computing them has to hold.
+    """
+    noise = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, width, generator=noise).requires_grad_()
+    weight = torch.randn(vocabulary, width, generator=noise).requires_grad_()
+    targets = torch.randint(vocabulary, (tokens,), generator=noise)
+    with PeakBytes() as measured:
+        said = chunked_head(hidden, Head(weight, None), targets, entropy=True)
+        assert said.entropy is not None
+        (said.logprobs.sum() - 0.01 * said.entropy.sum()).backward()
+    gradients = FLOAT32 * (hidden.numel() + weight.numel())
+    return measured.peak, measured.peak - gradients
+
+
+def main() -> None:
+    """Print a row per number of tokens."""
+    vocabulary = int(sys.argv[1]) if len(sys.argv) > 1 else 151_936
+    width = int(sys.argv[2]) if len(sys.argv) > 2 else 64
+    torch.set_num_threads(1)
+    print(f"vocabulary {vocabulary:,}, width {width}; MB")
+    for tokens in (1024, 2048, 4096, 8192):
+        peak, beside = head_peak(tokens, vocabulary, width)
+        logits = FLOAT32 * tokens * vocabulary
+        shares = f"{logits / peak:5.1f}x less, {logits / beside:5.1f}x without gradients"
+        print(f"{tokens:5} tokens  logits {logits / 1e6:7.1f}  here {peak / 1e6:6.1f}  {shares}")
+
+
+if __name__ == "__main__":
+    main()
