@@ -17,7 +17,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env quickstart quickstart-seeds test test-full env-scale test-scale check docs docs-site bench mutants clean
+.PHONY: help env quickstart quickstart-seeds test test-full env-scale test-scale env-libero test-libero check docs docs-site bench mutants clean
 
 help:  ## Say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -95,5 +95,19 @@ $(VENV)/.mutants: $(VENV)/.installed
 mutants: $(VENV)/.mutants  ## Break the formulas one change at a time: do the tests notice?
 	$(BIN)/python tests/mutants
 
+# LIBERO needs MuJoCo below 4, so it and the core live in a place of their own.
+LIBERO ?= .venv-libero
+
+$(LIBERO)/.installed: pyproject.toml constraints.txt requirements-libero.txt
+	@test -x $(LIBERO)/bin/python || $(PYTHON) -m venv $(LIBERO)
+	@$(LIBERO)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@$(LIBERO)/bin/python -m pip install --disable-pip-version-check --no-deps -r requirements-libero.txt
+	@touch $@
+
+env-libero: $(LIBERO)/.installed  ## Create .venv-libero: the core, and LIBERO with its 3D models (3 GB)
+
+test-libero: env-libero  ## Demonstrations and runs in LIBERO, in .venv-libero (several minutes)
+	$(LIBERO)/bin/python -m pytest tests/recipes/test_libero.py
+
 clean:  ## Remove the environment and caches; never runs/
-	rm -rf $(VENV) $(SCALE) .pytest_cache .ruff_cache build dist *.egg-info
+	rm -rf $(VENV) $(SCALE) $(LIBERO) .pytest_cache .ruff_cache build dist *.egg-info

@@ -1,7 +1,7 @@
 """Episodes of robots in LeRobot's layout: a Parquet file per episode, frames in it, facts beside.
 
     meta/info.json            what there is: features with type and shape, frames per second, places
-    meta/episodes.jsonl       {"episode_index", "tasks": [text], "length"}
+    meta/episodes.jsonl       {"episode_index", "tasks": [text], "length"}, of a simulator "seed"
     meta/tasks.jsonl          {"task_index", "task": text}
     meta/stats.json           of every feature of numbers: min, max, mean, std, count, q01, q99
     data/chunk-000/episode_000000.parquet
@@ -20,7 +20,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from oxrl.data.actions import object_in
 from oxrl.data.rows import Json
@@ -64,11 +64,16 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class RobotEpisode:
-    """What was asked for, step by step what was seen and done, and whether it succeeded."""
+    """What was asked for, step by step what was seen and done, and whether it succeeded.
+
+    seed: that a simulator began with; None where nobody told. It is a field of ours, in
+        meta/episodes.jsonl, which LeRobot passes over.
+    """
 
     task: str
     frames: Sequence[Frame]
     success: bool = False
+    seed: int | None = None
 
 
 def write_episodes(
@@ -94,9 +99,9 @@ def write_episodes(
     first = 0
     for number, episode in enumerate(episodes):
         _write_episode(directory, number, first, episode, tasks.index(episode.task), fps)
-        told.append(
-            {"episode_index": number, "tasks": [episode.task], "length": len(episode.frames)}
-        )
+        begun = {} if episode.seed is None else {"seed": episode.seed}
+        length = len(episode.frames)
+        told.append({"episode_index": number, "tasks": [episode.task], "length": length, **begun})
         first += len(episode.frames)
     meta = directory / "meta"
     meta.mkdir(parents=True, exist_ok=True)
@@ -145,12 +150,12 @@ def read_episodes(directory: Path) -> Iterator[RobotEpisode]:
             f"{directory}: {', '.join(videos)} are videos, which are not decoded here; write the "
             "dataset with images (LeRobot: use_videos=False)"
         )
-    tasks = _tasks(directory)
+    known = _Known(features, _tasks(directory), _seeds(directory))
     paths = sorted((directory / "data").glob("chunk-*/*.parquet"))
     if not paths:
         raise DataError(f"{directory} has no data/chunk-*/*.parquet")
     for path in paths:
-        yield from _episodes_of(path, features, tasks)
+        yield from _episodes_of(path, known)
 
 
 def statistics(rows: Sequence[Sequence[float]]) -> dict[str, Json]:
@@ -227,9 +232,15 @@ def _feature(kind: str, shape: Sequence[int]) -> dict[str, Json]:
     return {"dtype": kind, "shape": list(shape), "names": None}
 
 
-def _episodes_of(
-    path: Path, features: Mapping[str, Json], tasks: Mapping[int, str]
-) -> Iterator[RobotEpisode]:
+class _Known(NamedTuple):
+    """What meta/ says: of features, the text of tasks, and the seeds of episodes that have one."""
+
+    features: Mapping[str, Json]
+    tasks: Mapping[int, str]
+    seeds: Mapping[int, int]
+
+
+def _episodes_of(path: Path, known: _Known) -> Iterator[RobotEpisode]:
     """The episodes of one file, of which version 3 puts several into one."""
     import pyarrow.lib
     import pyarrow.parquet as pq
@@ -238,17 +249,18 @@ def _episodes_of(
         rows: list[dict[str, Json]] = pq.read_table(path).to_pylist()
     except (pyarrow.lib.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    cameras = [name for name in features if name.startswith((IMAGES, OF_ALL))]
+    cameras = [name for name in known.features if name.startswith((IMAGES, OF_ALL))]
     by_episode: dict[int, list[dict[str, Json]]] = {}
     for number, row in enumerate(rows):
         if "action" not in row or "episode_index" not in row:
             raise DataError(f"{path} row {number}: no action, or no episode_index")
         by_episode.setdefault(int(row["episode_index"]), []).append(row)
-    for found in by_episode.values():
+    for number, found in by_episode.items():
         frames = [_frame(row, cameras, path) for row in found]
-        task = tasks.get(int(found[0].get("task_index", 0)), "")
+        task = known.tasks.get(int(found[0].get("task_index", 0)), "")
         success = bool(found[-1].get("next.success", False))
-        yield RobotEpisode(task=task, frames=frames, success=success)
+        seed = known.seeds.get(number)
+        yield RobotEpisode(task=task, frames=frames, success=success, seed=seed)
 
 
 def _frame(row: Mapping[str, Json], cameras: Sequence[str], path: Path) -> Frame:
@@ -313,6 +325,27 @@ def _tasks(directory: Path) -> dict[int, str]:
         # Version 3 keeps the text in the index of a pandas frame.
         text = row.get("task", row.get("__index_level_0__", ""))
         found[int(row["task_index"])] = str(text)
+    return found
+
+
+def _seeds(directory: Path) -> dict[int, int]:
+    """The seed of every episode that has one.
+
+    Raises:
+        DataError: the file of episodes is damaged; names it and the line.
+    """
+    path = directory / "meta" / "episodes.jsonl"
+    found: dict[int, int] = {}
+    if not path.is_file():
+        return found
+    for number, line in enumerate(path.read_text().splitlines()):
+        try:
+            episode = json.loads(line) if line.strip() else {}
+            if "seed" in episode:
+                found[int(episode["episode_index"])] = int(episode["seed"])
+        except (ValueError, KeyError, TypeError) as error:
+            problem = f"{path} line {number + 1} is no episode, but {line!r:.60}"
+            raise DataError(problem) from error
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from oxrl.errors import DataError
 from oxrl.models.builtin import builtin_tokenizer
 from oxrl.types import Prompt
 
+ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = ActionHead(
     token_ids=tuple(range(100, 164)), chunk=2, low=(-1.0, 0.0, 3.0), high=(1.0, 10.0, 3.0)
 )
@@ -231,6 +233,79 @@ def test_episodes_of_robots_are_written_and_read_again(tmp_path: Path) -> None:
     assert rows_of[0] == rows_of[1]
     quantiles = [read_quantiles(tmp_path / n / "statistics.json") for n in ("played", "rows")]
     assert quantiles[0] == quantiles[1] == read_quantiles(place / "meta" / "stats.json")
+
+
+PUSH = """
+from oxrl.environments import Step
+
+
+class Push:
+    '''Push a number above 1; 0.1 is not the same in 32 bits.'''
+
+    reusable = True
+
+    def __init__(self, step=0.1):
+        self.step = step
+
+    def said(self):
+        import numpy as np
+        frame = np.full((8, 8, 3), int(self.at * 100), np.uint8)
+        return [{"role": "user", "content": [{"type": "image", "image": frame}]}]
+
+    def reset(self, prompt, seed):
+        self.at = seed % 7 / 10 + prompt.metadata.get("more", 0)
+        return self.said()
+
+    def act(self, actions):
+        self.at += actions[0][0]
+        return Step(self.said(), reward=float(self.at > 1), terminated=self.at > 1)
+
+    def robot_state(self):
+        return [self.at]
+
+    def expert(self):
+        import numpy as np
+        return [float(np.float32(self.step))]
+"""
+
+
+def test_demonstrations_are_done_again_from_what_was_recorded(tmp_path: Path) -> None:
+    """By seed and actions alone: frames, states and the end; other options are seen."""
+    (tmp_path / "push.py").write_text(PUSH)
+    world = f"{tmp_path / 'push.py'}:Push"
+    told: dict[str, Any] = {"environment": world, "columns": '{"more": 0.05}', "lerobot": True}
+    PREPARERS["demonstrations"](None, tmp_path / "data", episodes=3, eval_rows=1, **told)
+    place = tmp_path / "data" / "lerobot"
+    episodes = list(read_episodes(place))
+    assert len({episode.seed for episode in episodes}) == 3
+    assert [episode.frames[-1].reward for episode in episodes] == [1.0] * 3
+    assert all(frame.state is not None for episode in episodes for frame in episode.frames)
+    script = ROOT / "experiments" / "simulators" / "replay.py"
+    replayed = runpy.run_path(str(script))["replayed"]
+    for episode in episodes:
+        found = replayed(episode, world, {}, {"more": 0.05})
+        steps = len(episode.frames)
+        assert tuple(found) == (steps, steps, steps, True) and found.same
+        # Begun elsewhere.
+        other = replayed(episode, world, {}, {})
+        assert other.frames < steps and other.states == 0 and not other.same
+    (place / "meta" / "episodes.jsonl").write_text('{"seed": 3}\n')
+    with pytest.raises(DataError, match="episodes.jsonl line 1 is no episode"):
+        list(read_episodes(place))
+
+
+def test_an_environment_that_can_be_used_again_is_made_once_for_all_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A simulator takes seconds to be made; one that may not be used again is closed first."""
+    closing = "    def close(self):\n        print('closed')\n\n    def said(self):"
+    text = PUSH.replace("self.step = step", "self.step = step; print('made')")
+    text = text.replace("    def said(self):", closing)
+    for times, reusable in ((1, True), (3, False)):
+        (tmp_path / "push.py").write_text(text.replace("= True", f"= {reusable}"))
+        world = f"{tmp_path / 'push.py'}:Push"
+        PREPARERS["demonstrations"](None, tmp_path / "data", environment=world, limit=3)
+        assert capsys.readouterr().out.split() == ["made", "closed"] * times
 
 
 def test_datasets_that_cannot_be_read_are_refused_with_the_reason(tmp_path: Path) -> None:

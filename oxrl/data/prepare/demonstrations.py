@@ -1,7 +1,8 @@
 """Demonstrations of an environment's own expert, as rows to imitate: `oxrl prepare demonstrations`.
 
 An environment that can show how it is done has a method `expert()`, which gives the action to take
-now. Episodes that do not succeed are counted and left out.
+now. One of a robot may have a method `robot_state()`, numbers that LeRobot keeps beside the images.
+Episodes that do not succeed are counted and left out.
 """
 
 from __future__ import annotations
@@ -26,10 +27,15 @@ ROWS = ("turns", "episodes")
 
 
 class Seen(NamedTuple):
-    """One step of an expert: what it read, in messages, and what it did."""
+    """One step of an expert: what it read, in messages, what it did, and what came of it.
+
+    state: numbers of the robot before the action, where the environment tells them.
+    """
 
     messages: Sequence[Message]
     action: Json
+    reward: float = 0.0
+    state: Sequence[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -101,10 +107,13 @@ class Demonstrations:
         count = self.episodes if limit is None else min(limit, self.episodes)
         held_out = self.eval_rows if limit is None else min(limit, self.eval_rows)
         kept: list[Demonstration] = []
+        made: Json = None
         for number in range(count):
-            done = self.play(stable_seed("demonstration", seed, number) % 2**31)
+            made = self._ready(made)
+            done = self.play(made, stable_seed("demonstration", seed, number) % 2**31)
             if succeeded(done.last):
                 kept.append(done)
+        _close(made)
         if not kept:
             raise DataError(f"{self.environment}: none of {count} episodes of its expert succeeded")
         rows = [row for done in kept for row in self._rows(done)]
@@ -124,16 +133,13 @@ class Demonstrations:
         code = pieces_of(rows, told, pieces=self.fast, scale=self.fast_scale)
         return Made(files, facts, told, kept, code)
 
-    def play(self, seed: int) -> Demonstration:
+    def play(self, made: Json, seed: int) -> Demonstration:
         """One episode of the expert.
 
-        Raises:
-            DataError: the environment has none, or fails.
+        Args:
+            made: an instance of the environment.
+            seed: of the episode.
         """
-        make = find_environment(self.environment)
-        if not hasattr(make, "expert"):
-            raise DataError(f"{self.environment} has no method expert() that says what to do")
-        made = make(**self._json("options"))
         messages = ({"role": "user", "content": self.prompt},)
         prompt = Prompt(
             uid="demonstration", messages=messages, token_ids=(), metadata=self._json("columns")
@@ -144,15 +150,29 @@ class Demonstrations:
         over = False
         step = Step()
         while not over:
+            state = made.robot_state() if hasattr(made, "robot_state") else None
             action = plain_action(made.expert())
             step = as_step(made.act([action]))
-            steps.append(Seen(read, action))
+            steps.append(Seen(read, action, step.reward, state))
             over = step.terminated or step.truncated or len(steps) >= self.most_steps
             answer = cast(Sequence[Message], step.messages)
             read = [*system_part(opening), *answer] if self.rows == "turns" else answer
-        if hasattr(made, "close"):
-            made.close()
         return Demonstration(seed, steps, step)
+
+    def _ready(self, used: Json) -> Json:
+        """An instance for the next episode: the one of the last, if it may be used again.
+
+        Raises:
+            DataError: the environment has no expert.
+        """
+        if getattr(used, "reusable", False):
+            return used
+        # Two simulators of one process may be in each other's way.
+        _close(used)
+        make = find_environment(self.environment)
+        if not hasattr(make, "expert"):
+            raise DataError(f"{self.environment} has no method expert() that says what to do")
+        return make(**self._json("options"))
 
     def _rows(self, done: Demonstration) -> list[Fields]:
         actions = [seen.action for seen in done.steps]
@@ -177,6 +197,11 @@ class Demonstrations:
         if not isinstance(found, Mapping):
             raise DataError(f"option {name}={text!r} must be a JSON object")
         return dict(found)
+
+
+def _close(made: Json) -> None:
+    if hasattr(made, "close"):
+        made.close()
 
 
 def plain_action(action: Json) -> Json:

@@ -97,11 +97,20 @@ def as_robot_episode(done: Demonstration) -> RobotEpisode:
             raise DataError("LeRobot's actions are numbers, and these are names: leave out lerobot")
         last = seen.messages[-1]
         task = text_of(last)
-        frames.append(Frame(images={CAMERA: _shown(last)}, action=seen.action))
-    return RobotEpisode(task=task, frames=frames, success=succeeded(done.last))
+        images = {CAMERA: shown_image(last)}
+        frames.append(
+            Frame(images=images, action=seen.action, state=seen.state, reward=seen.reward)
+        )
+    success = succeeded(done.last)
+    return RobotEpisode(task=task, frames=frames, success=success, seed=done.seed)
 
 
-def _shown(message: Message) -> bytes:
+def shown_image(message: Message) -> bytes:
+    """The one image of a message, as the bytes of a file.
+
+    Raises:
+        DataError: it has none, or several.
+    """
     content: Json = message["content"]
     images = [] if isinstance(content, str) else [p for p in content if p["type"] == "image"]
     if len(images) != 1:
