@@ -9,7 +9,8 @@ Between two deliveries the policy takes a real step of AdamW at the learning rat
 a stale tensor is off by. Places: in `policy.weights()`; on the wire, after what was sent was
 fingerprinted; at the sampler while it loads, after what arrived was fingerprinted; at the sampler
 later, after the delivery was proved. `local` is the local sampler with weights of its own, `vllm`
-needs vLLM.
+needs vLLM. `ray` and `ray-vllm` are the same behind training ranks and rollout actors: two ranks of
+FSDP2 send to two actors, no weight passes through this process, and the faults are made in those.
 
 Letters: m the optimizer's own weights, w what arrived, h what the sampler holds, p the probe, l the
 sampler's loader, all before anything was sampled; n before the next delivery; = the delivered bytes
@@ -20,11 +21,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +39,11 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.fsdp import FsdpTrainer
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
+from oxrl.engines.train.ranks import joined_ranks
+from oxrl.engines.transport.base import WeightTransport
 from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.errors import WeightSyncError
 from oxrl.functional.supervised_losses import supervised_loss
@@ -150,6 +157,9 @@ class Policy(LocalTrainer):
 class Faulty:
     """A sampler with a fault on the way to it, or in it."""
 
+    # Whether its workers take what ranks send by themselves.
+    receives = False
+
     def __init__(self, sampler: Any) -> None:
         self.inner = sampler
         self.place = ""
@@ -173,6 +183,19 @@ class Faulty:
         return received
 
 
+class FaultyReceiver(Faulty):
+    """One whose own workers receive what ranks send."""
+
+    def receive(self, version: int) -> Mapping[str, str]:
+        """As `update_weights`, where vLLM's own workers receive: the fault comes right after."""
+        received = self.inner.receive(version)
+        if self.place == WIRE and self.faulty:
+            return self.inner.update_weights([list(self.faulty.items())], version)
+        if self.place == LOAD:
+            self.inner.update_weights([list(self.faulty.items())], version)
+        return received
+
+
 def new_model(seed: int, dtype: torch.dtype) -> PreTrainedModel:
     """The quickstart's model with heads that vLLM's CPU attention has, and lively logits."""
     dims: dict[str, Any] = {**BUILTIN_DIMS["builtin:tiny"], "head_dim": 32}
@@ -188,15 +211,16 @@ def new_model(seed: int, dtype: torch.dtype) -> PreTrainedModel:
 
 def new_sampler(engine: str, dtype: torch.dtype, folder: Path) -> Faulty:
     model = new_model(0, dtype)
-    if engine == "local":
+    if engine in ("local", "ray"):
         return Faulty(LocalSampler(model, TOKENIZER, max_rows=8, version=-2))
     from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 
+    folder = folder / str(os.getpid())  # actors do not write the same files
     save_model(model, folder)
     TOKENIZER.save_pretrained(folder)
     name = str(dtype).removeprefix("torch.")
     options = VllmOptions(dtype=name, max_model_len=128, log_file=str(folder / "vllm.log"))
-    return Faulty(VllmEngine(str(folder), options))
+    return FaultyReceiver(VllmEngine(str(folder), options))
 
 
 def train(policy: Policy, step: int) -> None:
@@ -236,16 +260,27 @@ def delivered(sync: WeightSync, version: int) -> str:
     return ""
 
 
+def new_sync(
+    policy: Any, sampler: Any, dtype: torch.dtype, transport: WeightTransport | None = None
+) -> WeightSync:
+    settings = SyncOptions(
+        dtype=dtype, vocabulary=VOCABULARY, temperature=1.0, probe_every=0, probe_tokens=64
+    )
+    new = partial(new_model, 9, dtype)
+    return WeightSync(policy, sampler, settings, new, transport=transport)
+
+
 class Trials:
     """Faults one after the other on one policy, one sampler and one WeightSync."""
 
-    def __init__(self, sampler: Faulty, dtype: torch.dtype, rate: float) -> None:
-        self.policy = Policy(new_model(1, dtype), TrainerOptions(lr=rate))
+    def __init__(
+        self, sampler: Any, dtype: torch.dtype, rate: float, sync: WeightSync | None = None
+    ) -> None:
+        self.policy: Any = Policy(new_model(1, dtype), TrainerOptions(lr=rate))
+        if sync is not None:
+            self.policy = sync.policy
         self.sampler = sampler
-        settings = SyncOptions(
-            dtype=dtype, vocabulary=VOCABULARY, temperature=1.0, probe_every=0, probe_tokens=64
-        )
-        self.sync = WeightSync(self.policy, sampler, settings, lambda: new_model(9, dtype))
+        self.sync = sync or new_sync(self.policy, sampler, dtype)
         self.version = 0
         self.sync.deliver(0)
         self._step()
@@ -262,7 +297,8 @@ class Trials:
         now = snapshot(self.policy)
         faulty = FAULTS[fault](now, before)
         holds = before | faulty  # what is not sent stays
-        if place in (LOAD, LATER):
+        # A worker that receives by itself can only be made to hold the old weights, not to skip.
+        if place in (LOAD, LATER) or (place == WIRE and self.sampler.receives and not faulty):
             faulty = holds
         found = self._deliver(faulty, place)
         harmless = equal(holds, now)
@@ -280,8 +316,8 @@ class Trials:
         if place == WEIGHTS:
             self.policy.lie = faulty
         if place in (WIRE, LOAD):
-            self.sampler.place = place
             self.sampler.faulty = faulty
+            self.sampler.place = place
         found = delivered(self.sync, self.version)
         if place == LATER:
             self.sampler.inner.update_weights([list(faulty.items())], self.version)
@@ -298,19 +334,142 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+class RankPolicy(FsdpTrainer):
+    """As Policy, cut up over ranks."""
+
+    lie: Weights | None = None
+
+    def weights(self) -> Iterator[Bucket]:
+        if self.lie is None:
+            yield from super().weights()
+        else:
+            yield list(self.lie.items())
+
+
+@contextmanager
+def policy_of_rank(dtype: torch.dtype, rate: float) -> Iterator[dict[str, RankPolicy]]:
+    """What each rank builds."""
+    with joined_ranks(torch.device("cpu"), deadline_s=120) as own:
+        yield {"policy": RankPolicy(new_model(1, dtype), TrainerOptions(lr=rate), ranks=own)}
+
+
+def set_lie(policy: RankPolicy, lie: Weights | None) -> None:
+    policy.lie = lie
+
+
+def set_fault(sampler: Faulty, place: str, faulty: Weights) -> None:
+    sampler.place = place
+    sampler.faulty = faulty
+
+
+def change(sampler: Faulty, faulty: Weights, version: int) -> None:
+    """Have a sampler compute with other weights, without a word."""
+    sampler.inner.update_weights([list(faulty.items())], version)
+
+
+class LyingRanks:
+    """A RayTrainer whose ranks lie where `lie` is set."""
+
+    def __init__(self, group: Any) -> None:
+        from oxrl.engines.ray.trainer import RayTrainer
+
+        self._group = group
+        self._trainer = RayTrainer(group, "policy")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+    @property
+    def lie(self) -> None:
+        """Is only set."""
+
+    @lie.setter
+    def lie(self, lie: Weights | None) -> None:
+        self._group.call("policy", set_lie, lie)
+
+
+class FaultyActors:
+    """RayRollouts whose actors have the fault; `inner` is what loads into them unproved."""
+
+    def __init__(self, rollouts: Any, *, receives: bool) -> None:
+        self._rollouts = rollouts
+        self.receives = receives
+        self.inner = self
+        self.faulty: Weights = {}
+
+    @property
+    def place(self) -> None:
+        """Is only set."""
+
+    @place.setter
+    def place(self, place: str) -> None:
+        for worker in self._rollouts.workers:
+            worker.call(set_fault, place, self.faulty)
+
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> None:
+        faulty = dict(named for bucket in buckets for named in bucket)
+        for worker in self._rollouts.workers:
+            worker.call(change, faulty, version)
+
+
+@contextmanager
+def ray_trials(engine: str, dtype: torch.dtype, rate: float, folder: Path) -> Iterator[Trials]:
+    """Two training ranks that send to two rollout actors."""
+    # Imported here: Ray is an extra.
+    from oxrl.engines.ray.cluster import Cluster, layout
+    from oxrl.engines.ray.rollouts import RayRollouts
+    from oxrl.engines.ray.trainer import RankGroup
+    from oxrl.engines.ray.transport import RayTransport
+
+    cluster = Cluster(4)
+    places = layout(2, 2, trainer_gpus=0, sampler_gpus=0, colocated=False)
+    cluster.reserve(places.bundles)
+    try:
+        build_rank = partial(policy_of_rank, dtype, rate)
+        group = RankGroup(cluster, places.trainers, build_rank, deadline_s=120)
+        build = partial(new_sampler, engine, dtype, folder)
+        rollouts = RayRollouts(cluster, places.samplers, build, deadline_s=120)
+        transport = RayTransport(group, "policy", rollouts, partial(new_model, 9, dtype))
+        sync = new_sync(LyingRanks(group), rollouts, dtype, transport)
+        sampler = FaultyActors(rollouts, receives=engine == "vllm")
+        yield Trials(sampler, dtype, rate, sync)
+    finally:
+        cluster.close()
+
+
+def ray_table(engine: str, dtype: torch.dtype, rates: Iterable[float]) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    for rate in rates:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            ray_trials(engine.removeprefix("ray-"), dtype, rate, Path(folder)) as trials,
+        ):
+            lines += outcomes(trials, dtype, rate)
+    return lines
+
+
+def outcomes(trials: Trials, dtype: torch.dtype, rate: float) -> list[dict[str, Any]]:
+    """Every fault in every place."""
+    where = {"dtype": str(dtype).removeprefix("torch."), "lr": rate}
+    return [
+        {"fault": fault, "place": place, **where, "found": trials.outcome(fault, place)}
+        for fault in FAULTS
+        for place in PLACES
+    ]
+
+
 def table(engine: str, dtypes: Iterable[torch.dtype], rates: Iterable[float], out: Path) -> Counter:
     """Every fault, everywhere; written to `out` and printed; how often each letter came."""
     lines: list[dict[str, Any]] = []
     for dtype in dtypes:
+        if engine.startswith("ray"):
+            lines += ray_table(engine, dtype, rates)
+            show(engine, lines, dtype)
+            continue
         with tempfile.TemporaryDirectory() as folder:
             sampler = new_sampler(engine, dtype, Path(folder))
             for rate in rates:
-                trials = Trials(sampler, dtype, rate)
-                for fault in FAULTS:
-                    for place in PLACES:
-                        where = {"dtype": str(dtype).removeprefix("torch."), "lr": rate}
-                        found = trials.outcome(fault, place)
-                        lines.append({"fault": fault, "place": place, **where, "found": found})
+                lines += outcomes(Trials(sampler, dtype, rate), dtype, rate)
             sampler.close()
         show(engine, lines, dtype)
     out.mkdir(parents=True, exist_ok=True)
@@ -403,7 +562,9 @@ def false_alarms(engine: str, dtype: torch.dtype, syncs: int, rate: float) -> di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Which faults of a weight delivery are found.")
-    parser.add_argument("--engine", nargs="+", choices=("local", "vllm"), default=["local"])
+    parser.add_argument(
+        "--engine", nargs="+", choices=("local", "vllm", "ray", "ray-vllm"), default=["local"]
+    )
     parser.add_argument(
         "--dtypes", nargs="+", default=[str(d).removeprefix("torch.") for d in DTYPES]
     )

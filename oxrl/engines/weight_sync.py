@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -35,16 +35,14 @@ from oxrl.engines.probe import (
     distance,
     fixed_rows,
     limits,
-    perturb,
     sampled_rows,
-    two_forwards,
 )
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.sample.prefill import pad_rows
-from oxrl.engines.train.base import Bucket, TrainEngine
+from oxrl.engines.train.base import TrainEngine
+from oxrl.engines.transport.base import Copy, Fingerprints, Probe, WeightTransport
+from oxrl.engines.transport.direct import Direct
 from oxrl.errors import WeightSyncError
-from oxrl.models.fingerprints import fingerprint
-from oxrl.models.weights import buckets
 from oxrl.types import Images, Metrics, Rollout, TokenBatch
 
 # Weight version of the perturbed copy: no sample of it can pass for one of the policy.
@@ -57,8 +55,6 @@ CLEARLY = 2.0
 REFRESH = 50
 # Where a checkpoint keeps the probe.
 FILE = "probe.json"
-
-Fingerprints = Mapping[str, str]
 
 
 class Stage(NamedTuple):
@@ -121,6 +117,7 @@ class WeightSync:
         new_model: a model of the policy's architecture whose weights do not matter; built to score
             the perturbed copy, and to measure rounding.
         images: those of the samples; None: they have none.
+        transport: moves and scores copies of the weights; None: they pass through this process.
     """
 
     def __init__(
@@ -130,6 +127,7 @@ class WeightSync:
         options: SyncOptions,
         new_model: Callable[[], nn.Module],
         images: Images = None,
+        transport: WeightTransport | None = None,
     ) -> None:
         self.policy = policy
         self.sampler = sampler
@@ -138,7 +136,7 @@ class WeightSync:
         # The images of each row, where some row shows any.
         self.shown: Shown = []
         self._images = images
-        self._new_model = new_model
+        self._transport = transport or Direct(policy, sampler, new_model, images)
         # Of the newest samples: what the probe is made of when it is made next.
         self._newest = SampledRows([], [])
         self._on_samples = False
@@ -279,7 +277,7 @@ class WeightSync:
         masters = self.policy.fingerprints(self.options.dtype)
         if self._perturbed_copy_is_due():
             self._prove_perturbed(expected)
-        held = self._load(self.policy.weights(), version, masters)
+        held = self._load(version, 0.0, masters)
         allowed = self._limits or self._calibrate()
         distances = self._distances(version, expected)
         if self._calibrated < self._deliveries and _beyond(distances, allowed):
@@ -290,11 +288,11 @@ class WeightSync:
         return Proved(worst, allowed)
 
     def _load(
-        self, weights: Iterator[Bucket], version: int, masters: Fingerprints | None = None
+        self, version: int, strength: float, masters: Fingerprints | None = None
     ) -> dict[str, Fingerprints]:
-        """Load the weights; prove what was sent, what arrived, and what each member holds."""
-        sent: dict[str, str] = {}
-        received = self.sampler.update_weights(self._fingerprinted(weights, sent), version)
+        """Load a copy; prove what was sent, what arrived, and what each member holds."""
+        copy = Copy(self.options.dtype, strength)
+        sent, received = self._transport.deliver(version, copy)
         if masters is not None:
             check_same(masters, sent, YIELDED)
         check_same(sent, received, ARRIVED)
@@ -318,33 +316,22 @@ class WeightSync:
                 ) from error
         return held
 
-    def _fingerprinted(self, weights: Iterator[Bucket], sent: dict[str, str]) -> Iterator[Bucket]:
-        """The weights as the sampler computes with them; notes in `sent` what they look like."""
-        for bucket in weights:
-            dtype = self.options.dtype
-            cast_bucket = [(name, tensor.detach().to(dtype)) for name, tensor in bucket]
-            for name, tensor in cast_bucket:
-                sent[name] = fingerprint(tensor)
-            yield cast_bucket
-
     def _prove_perturbed(self, expected: Scores) -> None:
         """The sampler must follow a copy that differs from the policy by far more than rounding."""
-        model = self._new_model()
-        forwards = self._perturb(model, expected)
-        self._load(buckets(model.named_parameters()), PERTURBED)
+        strength, forwards = self._perturb(expected)
+        self._load(PERTURBED, strength)
         distances = self._distances(PERTURBED, forwards.low)
         _check_distances(distances, self._allowed(forwards))
 
-    def _perturb(self, model: nn.Module, expected: Scores) -> Forwards:
-        """Give `model` perturbed weights that it can be told by; what it says of the probe then."""
+    def _perturb(self, expected: Scores) -> tuple[float, Forwards]:
+        """The strength of a copy that can be told from the policy; what it says of the probe."""
         tried: list[str] = []
         for strength in STRENGTHS:
-            weights = _perturbed(self.policy.weights(), self.options.dtype, strength)
-            forwards = self._two_forwards(model, weights)
+            forwards = self._two_forwards(strength)
             allowed = self._allowed(forwards)
             moved = distance(forwards.low, expected)
             if moved.mean >= CLEARLY * allowed.mean:
-                return forwards
+                return strength, forwards
             tried.append(f"by {moved.mean:.3g} nats, where rounding may by {allowed.mean:.3g}")
         raise WeightSyncError(
             f"the perturbed copy moves the probe on average only {tried[-1]}: it would prove "
@@ -353,23 +340,15 @@ class WeightSync:
 
     def _calibrate(self) -> Distance:
         """Limits for the real weights as they are now."""
-        forwards = self._two_forwards(self._new_model(), self.policy.weights())
-        found = self._allowed(forwards)
+        found = self._allowed(self._two_forwards(0.0))
         self._limits = found
         self._calibrated = self._deliveries
         return found
 
-    def _two_forwards(self, model: nn.Module, weights: Iterable[Bucket]) -> Forwards:
+    def _two_forwards(self, strength: float) -> Forwards:
         options = self.options
-        found = two_forwards(
-            model,
-            weights,
-            self.rows,
-            dtype=options.dtype,
-            temperature=options.temperature,
-            images=self._images,
-            shown=self.shown,
-        )
+        probe = Probe(self.rows, options.temperature, self.shown)
+        found = self._transport.score(probe, Copy(options.dtype, strength))
         return Forwards(self._compared(found.low), self._compared(found.high))
 
     def _compared(self, scores: Scores) -> Scores:
@@ -407,7 +386,7 @@ class WeightSync:
         kept = self._metrics
         found = proved.found
         share = max(found.shares_of(proved.limits).values())
-        self._metrics = {
+        self._metrics = self._transport.metrics() | {
             "sync/probe_max": max(kept.get("sync/probe_max", 0.0), found.largest),
             "sync/probe_mean": max(kept.get("sync/probe_mean", 0.0), found.mean),
             "sync/probe_limit_share": max(kept.get("sync/probe_limit_share", 0.0), share),
@@ -415,11 +394,6 @@ class WeightSync:
             "sync/retries": kept.get("sync/retries", 0.0) + retries,
             "time/sync_s": kept.get("time/sync_s", 0.0) + seconds,
         }
-
-
-def _perturbed(weights: Iterator[Bucket], dtype: torch.dtype, strength: float) -> Iterator[Bucket]:
-    for bucket in weights:
-        yield [(name, perturb(tensor.detach().to(dtype), strength)) for name, tensor in bucket]
 
 
 def _beyond(distances: Mapping[str, Distance], allowed: Distance) -> bool:

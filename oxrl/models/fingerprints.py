@@ -76,6 +76,32 @@ def piece_of(tensor: Tensor, *, row: int = 0, column: int = 0) -> Piece:
     return Piece(row, column, rows, columns, int(total))
 
 
+def pieces_of(values: Tensor, whole: torch.Size, start: int) -> list[Piece]:
+    """The parts of consecutive values of a weight, which may begin and end inside a row.
+
+    Args:
+        values: the values, in a row.
+        whole: shape of the weight.
+        start: how many values of it come before.
+    """
+    columns = whole[-1] if whole else 1
+    rows = whole.numel() // max(1, columns)
+    if rows <= 1:
+        return [piece_of(values, column=start)]
+    found: list[Piece] = []
+    at = 0
+    while at < len(values):
+        row, column = divmod(start + at, columns)
+        # To the end of the row; from the beginning of one, all whole rows at once.
+        here = min(columns - column, len(values) - at)
+        if column == 0 and here == columns:
+            here = (len(values) - at) // columns * columns
+        part = values[at : at + here].reshape(-1, min(here, columns))
+        found.append(piece_of(part, row=row, column=column))
+        at += here
+    return found
+
+
 def joined(pieces: Iterable[Piece]) -> str:
     """The fingerprint of the weight that pieces make up; a piece held twice counts once.
 

@@ -25,6 +25,11 @@ from oxrl.models.network import ValueModel
 from oxrl.models.stored import GivenTensor, Source, stored_in_folder
 
 BUCKET_BYTES = 512 * 2**20
+# Of weights on their way to a sampler, from a GPU: one bucket is gathered while another is on its
+# way. On a CPU memory of more than 32 MB is new to the process every time, which takes longer than
+# to send it.
+SENT_BYTES = 64 * 2**20
+SENT_FROM_CPU = 24 * 2**20
 # Prefix of a ValueModel's other parameters, which are in a file of their own.
 VALUE_HEAD = "value_head."
 
@@ -37,6 +42,11 @@ class WeightType(NamedTuple):
 
     shape: torch.Size
     dtype: torch.dtype
+
+
+def sent_bytes(device: torch.device) -> int:
+    """How large buckets are that leave a device for a sampler."""
+    return SENT_FROM_CPU if device.type == "cpu" else SENT_BYTES
 
 
 def buckets(

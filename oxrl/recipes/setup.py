@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,9 @@ from oxrl.engines.probe import Compared
 from oxrl.engines.sample.base import Heard, RolloutEngine, unheard
 from oxrl.engines.train.base import Saved, Scorer, TrainEngine
 from oxrl.engines.train.trainer import AdapterOff, Trainer
+from oxrl.engines.transport.base import WeightTransport
 from oxrl.engines.weight_sync import SyncOptions, WeightSync
+from oxrl.errors import required
 from oxrl.recipes.answers import answering, episode_features, placed_steps, reward_scale
 from oxrl.recipes.build import (
     DTYPES,
@@ -56,6 +58,7 @@ from oxrl.tables.cells import GROUPS, REWARD_PARTS
 from oxrl.types import ENVIRONMENT
 
 if TYPE_CHECKING:
+    from oxrl.data.image_store import ImageStore
     from oxrl.rollouts.meanwhile import MeanwhileScorer
 
 # Old log-probabilities come from the same weights by the same code; only padding widths differ
@@ -65,12 +68,15 @@ FIRST_RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 
 @dataclass(frozen=True, kw_only=True)
 class Engines:
-    """Who trains and who samples. `shared`: both use one copy of the policy's weights."""
+    """Who trains and who samples. `shared`: both use one copy of the policy's weights; `transport`
+    moves them where this process is neither.
+    """
 
     trainers: Mapping[str, TrainEngine]
     sampler: RolloutEngine
     limits: Limits
     shared: bool
+    transport: WeightTransport | None = None
 
 
 class RLSetup:
@@ -219,6 +225,7 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
     from oxrl.engines.ray.cluster import layout
     from oxrl.engines.ray.rollouts import RayRollouts
     from oxrl.engines.ray.trainer import RankGroup, RayTrainer
+    from oxrl.engines.ray.transport import RayTransport
 
     sampling = cfg.inference_engine
     deadline_s = cfg.run.deadline_s
@@ -238,6 +245,7 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
     cluster.reserve(bundles)
     trainers: Mapping[str, TrainEngine]
     limits: Limits
+    group: RankGroup | None = None
     if training:
         build_rank = partial(trainers_of_rank, cfg)
         group = RankGroup(cluster, trainer_places, build_rank, deadline_s=deadline_s)
@@ -246,20 +254,36 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
     else:
         trainers = build_trainers(cfg)
         limits = limits_of(trainers["policy"], cfg)
-    sampler: RolloutEngine
-    if sampling.actors:
-        build = partial(build_sampler, cfg)
-        sampler = RayRollouts(
-            cluster,
-            sampler_places,
-            build,
-            deadline_s=deadline_s,
-            sleeping=colocated,
-            images=build_images(cfg),
-        )
-    else:
+    if not sampling.actors:
         sampler = build_sampler(cfg)
-    return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=False)
+        return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=False)
+    build = partial(build_sampler, cfg)
+    images = build_images(cfg)
+    rollouts = RayRollouts(
+        cluster,
+        sampler_places,
+        build,
+        deadline_s=deadline_s,
+        sleeping=colocated,
+        images=images,
+    )
+    transport = None
+    if group is not None:
+        new_images = None if images is None else partial(required_images, cfg)
+        transport = RayTransport(group, "policy", rollouts, new_model_of(cfg), new_images)
+    return Engines(
+        trainers=trainers, sampler=rollouts, limits=limits, shared=False, transport=transport
+    )
+
+
+def new_model_of(cfg: Config) -> Callable[[], PreTrainedModel]:
+    """What makes a model like the policy, on the CPU, wherever it is called."""
+    return partial(load_model, cfg, torch.device("cpu"))
+
+
+def required_images(cfg: Config) -> ImageStore:
+    """A store of the images of a run that shows some."""
+    return required(build_images(cfg), "images")
 
 
 def reference_of(cfg: Config, engines: Engines) -> Scorer | None:
@@ -283,9 +307,11 @@ def build_delivery(cfg: Config, engines: Engines, vocabulary: int) -> WeightSync
         shared=engines.shared,
         compared=Compared(engines.limits.never, only=sampled_alone(cfg)),
     )
-    new_model = partial(load_model, cfg, torch.device("cpu"))
     policy = engines.trainers["policy"]
-    return WeightSync(policy, engines.sampler, options, new_model, build_images(cfg))
+    images = build_images(cfg)
+    return WeightSync(
+        policy, engines.sampler, options, new_model_of(cfg), images, engines.transport
+    )
 
 
 def feature_inputs(cfg: Config, engines: Engines) -> FeatureInputs:

@@ -41,6 +41,26 @@ def test_every_fault_whose_bytes_differ_is_found_wherever_it_happens(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("engine", ["ray", "ray-vllm"])
+def test_every_fault_is_found_between_ranks_and_actors(
+    faults: ModuleType, engine: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray", reason="needs Ray: make env-scale")
+    if engine == "ray-vllm":
+        pytest.importorskip("vllm", reason="needs vLLM: make env-scale")
+    found = {
+        (line["fault"], line["place"]): line["found"]
+        for line in faults.ray_table(engine, torch.float32, [1e-4])
+    }
+    assert len(found) == len(faults.FAULTS) * len(faults.PLACES)
+    assert set(found.values()) <= {"m", "w", "h", "l", "n", "="}
+    differing = {key: letter for key, letter in found.items() if letter != "="}
+    assert len(differing) >= 54
+    assert {letter for (_, at), letter in differing.items() if at == faults.LATER} == {"n"}
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_hundred_deliveries_of_real_training_raise_no_alarm(
     faults: ModuleType, dtype: str

@@ -243,10 +243,37 @@ def test_a_weight_that_changes_in_vllm_after_it_was_proved_is_found_at_the_next_
         sync.deliver(3)
 
 
+def test_on_a_cpu_what_vllm_computes_with_is_read_without_a_product(
+    engine: Any, model: PreTrainedModel
+) -> None:
+    def packed(worker: Any) -> list[str]:
+        layers = worker.model_runner.get_model().named_modules()
+        multiplying = [(name, layer) for name, layer in layers if hasattr(layer, "cpu_linear")]
+        plain = torch.nn.functional.linear
+        assert multiplying
+        return [
+            name
+            for name, layer in multiplying
+            if layer.cpu_linear is not plain or not layer.weight.numel()
+        ]
+
+    assert engine._engine.collective_rpc(packed) == [[]]
+    sync = _sync(engine, model)
+    sync.deliver(1)
+    assert sync.metrics()["sync/unread"] == 0
+    assert engine._engine.collective_rpc(packed) == [[]]
+
+
 def test_a_tied_output_head_that_vllm_leaves_stale_is_caught(
     engine: Any, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oxrl.engines.sample.vllm_worker._repack", lambda model: None)
+    def leave_stale(vllm_model: Any) -> None:
+        """As vLLM's own packed copy of a head is, which its reload does not renew."""
+        head = vllm_model.lm_head
+        stale = head.weight.detach().roll(1, 0)
+        head.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, stale, bias)
+
+    monkeypatch.setattr("oxrl.engines.sample.vllm_worker._repack", leave_stale)
     with pytest.raises(WeightSyncError, match=r"holds something else: model\.embed_tokens\.weight"):
         _sync(engine, model).deliver(1)
 

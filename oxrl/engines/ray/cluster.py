@@ -46,6 +46,12 @@ Bundle = dict[str, float]
 Packed = list[tuple[str, torch.dtype, torch.Size, "numpy.ndarray[Any, Any]"]]
 
 
+class Passed:
+    """Bytes of weights and gradients that this process has handed to the object store, or taken."""
+
+    bytes = 0
+
+
 class Place(NamedTuple):
     """Where an actor lives: a bundle of the placement group, and how many of its GPUs it takes.
 
@@ -277,6 +283,7 @@ def pack(bucket: Bucket) -> Packed:
     packed: Packed = []
     for name, tensor in bucket:
         flat = tensor.detach().cpu().contiguous().view(-1)
+        Passed.bytes += flat.nbytes
         packed.append((name, tensor.dtype, tensor.shape, flat.view(torch.uint8).numpy()))
     return packed
 
@@ -291,6 +298,7 @@ def unpack(packed: Packed) -> Bucket:
         # PyTorch has no read-only tensors, and says so.
         warnings.simplefilter("ignore", UserWarning)
         for name, dtype, shape, data in packed:
+            Passed.bytes += data.nbytes
             bucket.append((name, torch.from_numpy(data).view(dtype).view(shape)))
     return bucket
 

@@ -27,6 +27,9 @@ from oxrl.engines.ray.cluster import (
 )
 from oxrl.engines.sample.base import Finished, RolloutEngine
 from oxrl.engines.train.base import Bucket
+from oxrl.engines.transport.base import LineError
+from oxrl.engines.transport.ends import End, InProcess, Receives
+from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.errors import DeadlineError, EngineError, WeightSyncError
 from oxrl.types import Metrics, Request
 
@@ -40,6 +43,8 @@ R = TypeVar("R")
 BuildEngine = Callable[[], RolloutEngine]
 # How a worker is called: itself, or so that a lost actor is replaced first.
 Calling = Callable[..., Any]
+# References to weights in the object store, which are put there when somebody asks.
+Weights = Callable[[], list[Any]]
 # What `RolloutEngine.logprobs` is asked.
 Scored = tuple[Sequence[Sequence[int]], float, Sequence[Sequence[str]]]
 
@@ -58,6 +63,7 @@ class RolloutActor:
         """Make the engine, where the driver's relative paths mean the same; its weight version."""
         enter(directory)
         self._engine = build()
+        self._end = end_of(self._engine)
         return self._engine.version
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
@@ -68,6 +74,21 @@ class RolloutActor:
             return self._engine.poll(seconds)
         except DeadlineError:
             return []  # still sampling; how long is too long is for the caller to say
+
+    def where(self) -> End:
+        """Where weights arrive."""
+        import ray  # pyright: ignore[reportMissingImports]  (an extra)
+
+        address = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
+        return End(address, self._end.devices)
+
+    def join(self, meeting: Meeting, seats: Sequence[Sequence[Seat]], address: str) -> None:
+        """Meet the training ranks."""
+        self._end.join(meeting, seats, address)
+
+    def receive(self, version: int) -> Mapping[str, str]:
+        """Load what the training ranks send."""
+        return self._end.receive(version)
 
     def update_weights(self, references: Sequence[Any], version: int) -> Mapping[str, str]:
         import ray  # pyright: ignore[reportMissingImports]  (an extra)
@@ -190,8 +211,8 @@ class RayRollouts:
         self._retried: set[str] = set()
         self._asleep = False
         self._replaced = 0
-        # The last weights stay in the object store, for replacements.
-        self._weights: list[Any] = []
+        # Where replacements find the last weights in the object store.
+        self._weights: Weights = list
         self._fingerprints: Mapping[str, str] = {}
         self._held: Mapping[str, str] = {}
         self._probe: Probe | None = None
@@ -295,18 +316,72 @@ class RayRollouts:
         Raises:
             WeightSyncError: actors do not hold the same tensors, or not this version.
         """
+        self.begin_update(version)
+        references = [self.cluster.put(pack(bucket)) for bucket in buckets]
+        return self.load(lambda: references, version)
+
+    def begin_update(self, version: int) -> None:
+        """Forget what is known of the weights so far, which other ones are to replace."""
         self._set_asleep(False)
         # The old ones go first: the object store never holds two copies.
-        self._weights = []
+        self._weights = list
         self._fingerprints = {}
         self._held = {}
         self._probe = None
-        self._weights += [self.cluster.put(pack(bucket)) for bucket in buckets]
         self._version = version
-        updates = [w.actor.update_weights.remote(self._weights, version) for w in self._workers]
+
+    def load(self, weights: Weights, version: int) -> Mapping[str, str]:
+        """Have every actor load weights that are in the object store."""
+        self.begin_update(version)
+        self._weights = weights
+        references = weights()
+        updates = [w.actor.update_weights.remote(references, version) for w in self._workers]
         for worker, update in zip(self._workers, updates, strict=True):
             try:
                 self._prove(worker, worker.result(update, "update_weights"))
+            except LostActorError as lost:
+                self._replace(worker, lost)
+        return self._fingerprints
+
+    @property
+    def workers(self) -> Sequence[RolloutWorker]:
+        """Every worker, in order."""
+        return self._workers
+
+    def contents(self, names: Iterable[str]) -> Mapping[str, bytes]:
+        """Of images of the prompts, by name."""
+        return {} if self._images is None else self._images.contents([*names])
+
+    def finish_each(self, begun: Sequence[Any], what: str) -> tuple[list[Any], str]:
+        """What each worker answers to what it was asked to do with the others.
+
+        Returns:
+            (the answers, what broke the connection between them; empty: nothing did). A worker that
+            is lost over it is replaced.
+        """
+        answers: list[Any] = []
+        broken = ""
+        for worker, reference in zip(self._workers, begun, strict=True):
+            try:
+                answers.append(worker.result(reference, what))
+            except LostActorError as lost:
+                broken = broken or str(lost)
+                self._replace(worker, lost)
+            except LineError as error:
+                broken = broken or f"{worker.name}: {error}"
+        return answers, broken
+
+    def received(self, answers: Sequence[Mapping[str, str]], weights: Weights) -> Mapping[str, str]:
+        """Every worker has loaded what was sent to all.
+
+        Args:
+            answers: the fingerprints of each.
+            weights: where replacements find what was sent.
+        """
+        self._weights = weights
+        for worker, fingerprints in zip(self._workers, answers, strict=True):
+            try:
+                self._prove(worker, fingerprints)
             except LostActorError as lost:
                 self._replace(worker, lost)
         return self._fingerprints
@@ -457,8 +532,9 @@ class RayRollouts:
         self.cluster.ray.kill(worker.actor)
         worker.start()
         worker.wait_loaded()
-        if self._weights:
-            update = worker.actor.update_weights.remote(self._weights, self._version)
+        references = self._weights()
+        if references:
+            update = worker.actor.update_weights.remote(references, self._version)
             self._prove(worker, worker.result(update, "update_weights"))
         if worker.in_flight:
             self._submit_to(worker, list(worker.in_flight.values()), RolloutWorker.call)
@@ -509,6 +585,13 @@ def score_with_images(
 def _images_of(engine: RolloutEngine) -> ImageStore:
     """Where an engine that samples from a model that reads images has those."""
     return cast("SeesImages", engine).images
+
+
+def end_of(engine: RolloutEngine) -> Receives:
+    """An engine as the end of lines: itself, where processes of its own receive."""
+    if hasattr(engine, "receive"):
+        return cast("Receives", engine)
+    return InProcess(engine)
 
 
 def weight_version(engine: RolloutEngine) -> int:

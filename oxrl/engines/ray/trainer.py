@@ -14,11 +14,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    ParamSpec,
+    TypeVar,
+)
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from oxrl.engines.probe import Forwards
 from oxrl.engines.ray.cluster import (
     LOAD_S,
     Cluster,
@@ -34,9 +44,15 @@ from oxrl.engines.ray.cluster import (
 from oxrl.engines.train.base import Bucket, Want
 from oxrl.engines.train.ranks import CUT_OFF, WAITED
 from oxrl.engines.train.trainer import Trainer
+from oxrl.engines.transport.base import Copy, LineError, Probe, score_copy
+from oxrl.engines.transport.ends import End, Sender, Sent, name_of
+from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.errors import LostRankError
 from oxrl.models.weights import buckets
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
+
+if TYPE_CHECKING:
+    from oxrl.data.image_store import ImageStore
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,6 +69,15 @@ BuildRank = Callable[[], AbstractContextManager[Mapping[str, Trainer]]]
 
 
 Stream = Literal["weights", "gradients"]
+NewModel = Callable[[], nn.Module]
+NewImages = Callable[[], "ImageStore"]
+
+
+class Brought(NamedTuple):
+    """Images that rows show: how to make a store for them, and what is in it."""
+
+    new: NewImages
+    contents: Mapping[str, bytes]
 
 
 class RankActor:
@@ -73,12 +98,62 @@ class RankActor:
         self._first = place["RANK"] == "0"
         self._stack = ExitStack()  # held, because the process group is left when it goes
         self._engines = self._stack.enter_context(build())
+        self._device = next(iter(self._engines.values())).device
+        self._sender = Sender(int(place["RANK"]), int(place["WORLD_SIZE"]))
         return list(self._engines)
 
     def call(self, engine: str, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
         """Every rank calls; rank 0 returns what it got."""
         found = call_on(self._engines[engine], function, inputs)
         return found if self._first else None
+
+    def where(self) -> End:
+        """Where weights leave from."""
+        import ray  # pyright: ignore[reportMissingImports]  (an extra)
+
+        host = ray.util.get_node_ip_address()  # pyright: ignore[reportAttributeAccessIssue]
+        return End(host, (name_of(self._device),))
+
+    def join(self, meeting: Meeting, seat: Seat, address: str) -> str:
+        """Meet the samplers; why that failed, or nothing."""
+        try:
+            self._sender.join(meeting, seat, address=address, device=self._device)
+        except LineError as error:
+            return str(error)
+        return ""
+
+    def send(self, engine: str, copy: Copy, by_line: bool) -> Sent:
+        """Send this rank's share of a copy of the weights, or only keep it; on every rank."""
+        return self._sender.send(self._engines[engine].weights(), copy, by_line=by_line)
+
+    def kept(self) -> list[tuple[int, Any]]:
+        """(index, reference) of what this rank sent last: through the object store, from here."""
+        import ray  # pyright: ignore[reportMissingImports]  (an extra)
+
+        kept = self._sender.kept.items()
+        return [(index, ray.put(pack(bucket))) for index, bucket in kept]  # pyright: ignore
+
+    def make_model(self, new_model: NewModel) -> None:
+        """Rank 0 makes a model for `score_copy`, before anybody waits for it in a collective."""
+        if self._first:
+            self._model = new_model()
+
+    def score_copy(
+        self, engine: str, probe: Probe, copy: Copy, brought: Brought | None
+    ) -> Forwards | None:
+        """What a copy of the weights says of the probe; rank 0 makes it, of what all gather."""
+        weights = self._engines[engine].weights()
+        if not self._first:
+            for _ in weights:
+                pass
+            return None
+        images = None
+        if brought is not None:
+            images = brought.new()
+            images.hold_only(brought.contents, list(brought.contents))
+        model = self._model
+        del self._model
+        return score_copy(model, weights, probe, copy, images)
 
     def next_bucket(self, name: str, stream: Stream, start: bool) -> Packed | None:
         """The next bucket of what all ranks gather together, or the first; None at the end."""
@@ -103,7 +178,9 @@ class RankGroup:
         self._cluster = cluster
         self._deadline_s = deadline_s
         self._ranks = [cluster.start(RankActor, place) for place in places]
-        host, port = self._wait([self._ranks[0].address.remote()], "start", LOAD_S)
+        host, port = self._wait([self._ranks[0].address.remote()], "start", LOAD_S)[0]
+        # Of the store where the ranks meet; others may meet there too.
+        self.store = (host, port)
         shared = {
             "WORLD_SIZE": str(len(places)),
             "MASTER_ADDR": host,
@@ -114,7 +191,28 @@ class RankGroup:
         for rank, actor in enumerate(self._ranks):
             place = {"RANK": str(rank), **shared}
             building.append(actor.build.remote(os.getcwd(), place, build))
-        self.names: list[str] = self._wait(building, "build its engines", max(LOAD_S, deadline_s))
+        built = self._wait(building, "build its engines", max(LOAD_S, deadline_s))
+        self.names: list[str] = built[0]
+
+    @property
+    def deadline_s(self) -> float:
+        """Longest wait for the ranks' answers, and in their collectives."""
+        return self._deadline_s
+
+    def begin(self, method: str, *inputs: Any) -> list[Any]:
+        """Have every rank work on a method of its actor; what `finish` waits for."""
+        return [getattr(actor, method).remote(*inputs) for actor in self._ranks]
+
+    def begin_each(self, method: str, inputs: Sequence[Sequence[Any]]) -> list[Any]:
+        """The same with inputs of its own for each rank."""
+        pairs = zip(self._ranks, inputs, strict=True)
+        return [getattr(actor, method).remote(*own) for actor, own in pairs]
+
+    def finish(
+        self, begun: Sequence[Any], asked: str, deadline_s: float | None = None
+    ) -> list[Any]:
+        """What each rank answers."""
+        return self._wait(begun, asked, deadline_s)
 
     def call(
         self,
@@ -137,15 +235,17 @@ class RankGroup:
     ) -> R:
         shared = self._cluster.put(inputs)  # they enter the object store once
         calls = [actor.call.remote(engine, function, shared) for actor in self._ranks]
-        return self._wait(calls, f"{function.__name__} of {engine}", deadline_s)
+        return self._wait(calls, f"{function.__name__} of {engine}", deadline_s)[0]
 
     def next_bucket(self, engine: str, stream: Stream, start: bool) -> Packed | None:
         """Rank 0's next bucket; None at the end of the stream."""
         calls = [actor.next_bucket.remote(engine, stream, start) for actor in self._ranks]
-        return self._wait(calls, f"gather {stream} of {engine}")
+        return self._wait(calls, f"gather {stream} of {engine}")[0]
 
-    def _wait(self, references: Sequence[Any], asked: str, deadline_s: float | None = None) -> Any:
-        """Rank 0's answer once every rank has answered."""
+    def _wait(
+        self, references: Sequence[Any], asked: str, deadline_s: float | None = None
+    ) -> list[Any]:
+        """Every rank's answer, once all have answered."""
         # Collectives inside the ranks end after deadline_s, with a better message.
         end = time.monotonic() + (deadline_s or self._deadline_s) + GRACE_S
         pending = list(references)
@@ -164,7 +264,7 @@ class RankGroup:
         if failures or pending:
             silent = [references.index(reference) for reference in pending]
             self._fail(failures, silent, asked)
-        return found[0]
+        return [found[rank] for rank in range(len(references))]
 
     def _fail(self, failures: list[Exception], silent: list[int], asked: str) -> NoReturn:
         """Raise what went wrong; end the group unless every rank has answered it."""

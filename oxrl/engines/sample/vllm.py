@@ -12,9 +12,10 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -27,6 +28,8 @@ from oxrl.engines.sample.base import Finished
 from oxrl.engines.sample.sampler import Sampler
 from oxrl.engines.sample.vllm_worker import payload, sampled_logprobs, vllm_module
 from oxrl.engines.train.base import Bucket
+from oxrl.engines.transport.base import LINE_BROKE, LineError
+from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyncError
 from oxrl.models.builtin import is_builtin
 from oxrl.models.fingerprints import Piece, joined
@@ -66,6 +69,15 @@ IMAGE_SETTINGS: Mapping[str, object] = {
 }
 # How names of the requests that only score begin, and the longest wait for them.
 SCORING = "oxrl-score-"
+# What vLLM raises over a weight that it cannot load; of workers in other processes it raises one.
+LOADING_ERRORS = (
+    RuntimeError,
+    ValueError,
+    KeyError,
+    AssertionError,
+    AttributeError,
+    LineError,
+)
 SCORING_S = 120.0
 
 
@@ -267,15 +279,41 @@ class VllmEngine(Sampler):
             WeightSyncError: vLLM cannot load a tensor, some of its weights got none, or its workers
                 disagree.
         """
+        return self._update(partial(self._load, buckets), version)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """See Receives: those of vLLM's workers, each of which receives."""
+        return tuple(self._rpc("oxrl_device"))
+
+    def join(self, meeting: Meeting, seats: Sequence[Sequence[Seat]], address: str) -> None:
+        """See Receives."""
+        self._rpc("oxrl_join", meeting, [list(own) for own in seats], address)
+
+    def receive(self, version: int) -> Mapping[str, str]:
+        """See Receives: as `update_weights`, of what the ranks send to the workers."""
+        return self._update(self._receive, version)
+
+    def _receive(self) -> Exception | None:
+        try:
+            self._rpc("oxrl_receive")
+        except LOADING_ERRORS as error:
+            return error
+        return None
+
+    def _update(self, load: Callable[[], Exception | None], version: int) -> Mapping[str, str]:
+        """Have the workers load; what they received."""
         self._rpc("oxrl_begin_load")
         try:
-            failure = self._load(buckets)
+            failure = load()
         finally:
             # Also after a failure, of vLLM or of whoever sends: it puts vLLM's model back together.
             reports = self._rpc("oxrl_finish_load")
             self._engine.reset_prefix_cache(reset_running_requests=True)
             self._engine.engine_core.reset_encoder_cache()
         received, unloaded = reports[0]
+        if failure is not None and LINE_BROKE in str(failure):
+            raise LineError(str(failure)) from failure
         if failure is not None:
             raise WeightSyncError(
                 f"vLLM cannot load the weights: {type(failure).__name__}: {failure}"
@@ -302,7 +340,7 @@ class VllmEngine(Sampler):
         for bucket in buckets:
             try:
                 self._rpc("oxrl_load", payload(bucket, other_processes=self._several))
-            except (RuntimeError, ValueError, KeyError, AssertionError, AttributeError) as error:
+            except LOADING_ERRORS as error:
                 return error
         return None
 
@@ -417,7 +455,7 @@ def _settings(options: VllmOptions, *, on_cpu: bool) -> dict[str, Any]:
         "async_scheduling": False,
         "enforce_eager": on_cpu,
         "use_tqdm_on_load": False,
-        "worker_extension_cls": "oxrl.engines.sample.vllm_worker.WorkerExtension",
+        "worker_extension_cls": "oxrl.engines.sample.vllm_plain.WorkerExtension",
     }
 
 

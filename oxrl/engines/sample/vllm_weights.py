@@ -1,8 +1,8 @@
 """What vLLM's model computes with, read back under the names of the weights that were delivered.
 
-vLLM fuses weights (q, k and v into one), cuts them up over workers, and on a CPU repacks them for
-its kernels and drops the originals. A fused weight is cut where its parts meet; a packed one is
-read through its layer: the rows of a unit matrix, multiplied by it, are its columns, exactly.
+vLLM fuses weights (q, k and v into one) and cuts them up over workers. A fused weight is cut where
+its parts meet. Where a layer on a CPU computes with a packed copy (`vllm_plain` keeps it from that)
+it is read through the layer: the rows of a unit matrix, multiplied by it, are its columns, exactly.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ called on all workers at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -17,6 +18,9 @@ from torch import Tensor
 from oxrl.engines.sample.gumbel import noise_keys, restrict, sample_tokens
 from oxrl.engines.sample.vllm_weights import held_pieces
 from oxrl.engines.train.base import Bucket
+from oxrl.engines.transport.base import LINE_BROKE, LineError
+from oxrl.engines.transport.ends import Receiver, name_of, receiver
+from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.functional.logprobs import NO_CHANCE
 from oxrl.models.fingerprints import Piece, fingerprint
 
@@ -36,6 +40,8 @@ class WorkerExtension:
 
     model_runner: Any
     device: torch.device
+    rank: int
+    oxrl_receiver: Receiver | None = None
 
     def oxrl_install(self) -> None:
         """Sample as the local sampler does, and let prompt log-probabilities have a temperature."""
@@ -82,11 +88,33 @@ class WorkerExtension:
         vllm_module(RELOAD).initialize_layerwise_reload(model)
 
     def oxrl_load(self, payload: Payload) -> None:
-        """Load a bucket; fingerprints are of what is loaded, cast and on this worker's device."""
+        """Load a bucket that whoever calls has."""
+        self._oxrl_take([(name, make(*handle)) for name, make, handle in payload])
+
+    def oxrl_device(self) -> str:
+        """The GPU of this worker; empty on a CPU."""
+        return name_of(self.device)
+
+    def oxrl_join(self, meeting: Meeting, seats: list[list[Seat]], address: str) -> None:
+        """Meet the ranks that train."""
+        self.oxrl_receiver = None
+        own = seats[self.rank]
+        self.oxrl_receiver = receiver(meeting, own, address=address, device=self.device)
+
+    def oxrl_receive(self) -> None:
+        """Load everything that they send."""
+        if self.oxrl_receiver is None:
+            raise LineError(f"{LINE_BROKE} is not laid")
+        with closing(self.oxrl_receiver.buckets()) as buckets:
+            for bucket in buckets:
+                self._oxrl_take(bucket)
+
+    def _oxrl_take(self, bucket: Bucket) -> None:
+        """Load tensors; fingerprints are of what is loaded, cast and on this worker's device."""
         dtype = self.model_runner.model_config.dtype
         tensors: Bucket = []
-        for name, make, handle in payload:
-            tensor = make(*handle).to(self.device, dtype)
+        for name, given in bucket:
+            tensor = given.to(self.device, dtype)
             self.oxrl_received[name] = fingerprint(tensor)
             self.oxrl_shapes[name] = tensor.shape
             tensors.append((name, tensor))

@@ -117,7 +117,7 @@ class TrainEngine(Scorer, Saved, Protocol):
         """The weights as the model computes with them; collective across ranks.
 
         Returns:
-            Buckets of at most 512 MB of (HF name, whole tensor).
+            Buckets of at most 64 MB (24 MB from a CPU) or of one weight: (HF name, whole tensor).
         """
         ...
 

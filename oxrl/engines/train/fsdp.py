@@ -25,6 +25,7 @@ from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import Share
 from oxrl.engines.train.share import PieceOfWeight
+from oxrl.models.fingerprints import Piece, pieces_of
 from oxrl.models.later import materialised
 from oxrl.models.lora import has_adapter
 from oxrl.types import Output, TokenBatch, TrainBatch
@@ -99,6 +100,13 @@ class FsdpTrainer(LocalTrainer):
 
     def _piece(self, tensor: Tensor) -> Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+    def _master_pieces(self, dtype: torch.dtype) -> Iterator[tuple[str, list[Piece]]]:
+        for name, parameter in self.model.named_parameters():
+            master = self._masters.get(name, parameter)
+            held = self._place(name, master)
+            part = self._delivered(name, held.values, dtype)
+            yield name, pieces_of(part, master.shape, held.start)
 
 
 def _computing_dtype(model: nn.Module) -> torch.dtype | None:

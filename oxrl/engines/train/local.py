@@ -19,7 +19,7 @@ from oxrl.engines.train.share import PieceOfWeight
 from oxrl.engines.train.trainer import Trainer
 from oxrl.models.layout import WEIGHT
 from oxrl.models.stored import Source
-from oxrl.models.weights import NamedTensor, buckets
+from oxrl.models.weights import NamedTensor, buckets, sent_bytes
 from oxrl.types import Output, TokenBatch
 
 
@@ -118,10 +118,11 @@ class LocalTrainer(Trainer):
 
     def weights(self) -> Iterator[Bucket]:
         """See TrainEngine. On one rank the tensors are the model's own, not copies."""
-        return buckets(
+        whole = (
             (name, self._whole(p.detach()).to(self._stored[name].dtype))
             for name, p in self.model.named_parameters()
         )
+        return buckets(whole, limit=sent_bytes(self.device))
 
     def masters(self) -> Iterator[NamedTensor]:
         """See Trainer."""

@@ -32,7 +32,8 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.engines.train.share import Key, PieceOfWeight, ShareWriter, on_cpu
 from oxrl.errors import CheckpointError, DataError
-from oxrl.models.fingerprints import fingerprint
+from oxrl.models.fingerprints import Piece as WeightPiece
+from oxrl.models.fingerprints import joined, piece_of
 from oxrl.models.later import arrived, awaited, home_of
 from oxrl.models.layout import FileLayout, optimizer_files, weight_files, write_description
 from oxrl.models.load import not_finite
@@ -413,12 +414,26 @@ class Trainer(ABC):
 
     @torch.no_grad()
     def fingerprints(self, dtype: torch.dtype) -> dict[str, str]:
-        """See TrainEngine."""
-        found: dict[str, str] = {}
-        for name, master in self.masters():
-            stored = master.to(self._stored[name].dtype)
-            found[name] = fingerprint(stored.to(dtype))
-        return found
+        """See TrainEngine. Ranks read what they hold, and join what they found."""
+        own = {name: list(pieces) for name, pieces in self._master_pieces(dtype)}
+        every: dict[str, list[WeightPiece]] = {}
+        for found in self.ranks.gather(own):
+            for name, pieces in found.items():
+                every.setdefault(name, []).extend(pieces)
+        return {name: joined(pieces) for name, pieces in every.items()}
+
+    def _master_pieces(self, dtype: torch.dtype) -> Iterator[tuple[str, list[WeightPiece]]]:
+        """This rank's pieces of what `weights` has to yield; together the ranks have all.
+
+        Where every rank can read whole masters, they take turns.
+        """
+        for index, (name, master) in enumerate(self.masters()):
+            own = index % self.ranks.world == self.ranks.rank
+            yield name, [piece_of(self._delivered(name, master, dtype))] if own else []
+
+    def _delivered(self, name: str, master: Tensor, dtype: torch.dtype) -> Tensor:
+        """What is delivered of a master, or of a part of it: rounded as it is stored, then cast."""
+        return master.to(self._stored[name].dtype).to(dtype)
 
     @torch.no_grad()
     def set_weights(self, named: Iterable[NamedTensor]) -> None:

@@ -30,7 +30,7 @@ from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.later import materialised
 from oxrl.models.layout import WEIGHT
-from oxrl.models.weights import NamedTensor, buckets
+from oxrl.models.weights import NamedTensor, buckets, sent_bytes
 from oxrl.types import Output, TokenBatch
 
 
@@ -203,7 +203,9 @@ class DeepSpeedTrainer(Trainer):
         return list(self._named.values())
 
     def _adam_states(self) -> list[dict[str, Any]]:
-        """AdamW's state of each piece."""
+        """AdamW's state of each piece; none of a model that is only read."""
+        if not self._flat:
+            return []
         adam = self._zero if self._stage == 0 else self._zero.optimizer
         return [adam.state[piece] for piece in self._flat]
 
@@ -297,7 +299,7 @@ class DeepSpeedTrainer(Trainer):
 
     def weights(self) -> Iterator[Bucket]:
         """See TrainEngine. At stage 3 each weight is gathered in turn and copied."""
-        return buckets(self._whole_weights())
+        return buckets(self._whole_weights(), limit=sent_bytes(self.device))
 
     def _whole_weights(self) -> Iterator[NamedTensor]:
         for name, p in self.model.named_parameters():

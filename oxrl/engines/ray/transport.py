@@ -1,0 +1,218 @@
+"""RayTransport: from training ranks to rollout actors without the driver, which sees digests only.
+
+The ranks gather a bucket at a time. They take turns at sending one, to every process that samples,
+over lines that they and the samplers meet on; while one is on its way the next is gathered. Where
+no line can be, or none holds, each rank puts its share into the object store and the actors fetch
+it from there: so does an actor that is replaced later, of what was sent last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from oxrl.engines.probe import Forwards
+from oxrl.engines.ray.cluster import LOAD_S, Passed
+from oxrl.engines.ray.rollouts import RayRollouts
+from oxrl.engines.ray.trainer import Brought, NewImages, NewModel, RankGroup
+from oxrl.engines.transport.base import Copy, Delivered, Probe
+from oxrl.engines.transport.ends import End, Sent
+from oxrl.engines.transport.line import Call, Meeting, Seat
+from oxrl.errors import required
+from oxrl.types import Metrics
+
+log = logging.getLogger(__name__)
+
+# How often lines are laid again before the object store has to do.
+ATTEMPTS = 3
+
+
+class RayTransport:
+    """See WeightTransport.
+
+    Args:
+        group: the training ranks.
+        name: of the policy among their engines.
+        rollouts: the actors that sample.
+        new_model: a model of the policy's architecture, made on rank 0; picklable.
+        new_images: an image store there, of a model that reads images; None: it reads none.
+    """
+
+    def __init__(
+        self,
+        group: RankGroup,
+        name: str,
+        rollouts: RayRollouts,
+        new_model: NewModel,
+        new_images: NewImages | None = None,
+    ) -> None:
+        self._group = group
+        self._name = name
+        self._rollouts = rollouts
+        self._new_model = new_model
+        self._new_images = new_images
+        self._meetings = itertools.count()
+        # The actors that have met the ranks; None: whoever is there has to meet them first.
+        self._met: list[Any] | None = None
+        self._no_line = False
+        # Of the last delivery, by rank.
+        self._sent: Sequence[Sent] = ()
+        self._passed = Passed.bytes
+
+    def deliver(self, version: int, copy: Copy) -> Delivered:
+        why = ""
+        for _ in range(ATTEMPTS):
+            if self._no_line:
+                break
+            why = self._meet()
+            if not why:
+                found, why = self._by_line(version, copy)
+                if found is not None:
+                    return found
+            self._met = None
+        if not self._no_line:
+            log.warning(
+                "weights go through Ray's object store from now on, which takes longer: after %d "
+                "attempts ranks and samplers are not connected (%s)",
+                ATTEMPTS,
+                why,
+            )
+        self._no_line = True
+        return self._by_store(version, copy)
+
+    def score(self, probe: Probe, copy: Copy) -> Forwards:
+        group = self._group
+        # Rank 0 reads a model's files, then computes alone, on its CPU.
+        patience_s = LOAD_S + group.deadline_s
+        group.finish(group.begin("make_model", self._new_model), "make a model", patience_s)
+        images = self._brought(probe)
+        begun = group.begin("score_copy", self._name, probe, copy, images)
+        asked = "score a copy of its weights"
+        scored: Forwards | None = group.finish(begun, asked, patience_s)[0]
+        return required(scored, "scores of rank 0")
+
+    def metrics(self) -> Metrics:
+        passed = Passed.bytes - self._passed
+        self._passed = Passed.bytes
+        sizes = [part.bytes for part in self._sent]
+        return {
+            "sync/sent_bytes": float(sum(sizes)),
+            "sync/sent_bytes_rank_max": float(max(sizes, default=0)),
+            "sync/buckets_in_flight": float(max((p.in_flight for p in self._sent), default=0)),
+            # Of everything since the last delivery, perturbed copies and limits included.
+            "sync/driver_bytes": float(passed),
+        }
+
+    def _brought(self, probe: Probe) -> Brought | None:
+        """The images that the probe shows, for rank 0."""
+        if self._new_images is None:
+            return None
+        names = dict.fromkeys(name for images in probe.shown for name in images)
+        return Brought(self._new_images, self._rollouts.contents(names))
+
+    def _meet(self) -> str:
+        """Lay lines between the ranks and the actors there are; why that failed, or nothing."""
+        rollouts = self._rollouts
+        here = [worker.actor for worker in rollouts.workers]
+        if self._met is not None and self._met == here:
+            return ""
+        receivers, broken = rollouts.finish_each(
+            [actor.where.remote() for actor in here], "say where it is"
+        )
+        if broken:
+            return broken
+        senders = self._group.finish(self._group.begin("where"), "say where they are")
+        call = call_between(senders, receivers)
+        if call is None:
+            self._no_line = True
+            return "they are on devices of different kinds"
+        name = f"weights/{next(self._meetings)}"
+        host, port = self._group.store
+        counts, seats = seating(senders, receivers, call)
+        turns = 1 if call == "ipc" else len(senders)
+        meeting = Meeting(host, port, name, counts, turns, call, self._group.deadline_s)
+        own = [(meeting, Seat(rank, 0), end.address) for rank, end in enumerate(senders)]
+        joining = self._group.begin_each("join", own)
+        ends = zip(here, seats, receivers, strict=True)
+        coming = [actor.join.remote(meeting, places, end.address) for actor, places, end in ends]
+        refused = [why for why in self._group.finish(joining, "meet the samplers") if why]
+        _, broken = rollouts.finish_each(coming, "meet the training ranks")
+        if not (refused or broken):
+            self._met = here
+            log.info("weights go from %d ranks to %d actors by %s", len(own), len(here), call)
+        return broken or "; ".join(refused)
+
+    def _by_line(self, version: int, copy: Copy) -> tuple[Delivered | None, str]:
+        """What was delivered, or why the lines broke."""
+        rollouts = self._rollouts
+        rollouts.begin_update(version)
+        sending = self._group.begin("send", self._name, copy, True)
+        receiving = [worker.actor.receive.remote(version) for worker in rollouts.workers]
+        sent: list[Sent] = self._group.finish(sending, "send weights")
+        answers, broken = rollouts.finish_each(receiving, "receive weights")
+        refused = "; ".join(part.broken for part in sent if part.broken)
+        if broken or refused:
+            return None, broken or refused
+        received = rollouts.received(answers, self._kept)
+        return self._delivered(sent, received), ""
+
+    def _by_store(self, version: int, copy: Copy) -> Delivered:
+        self._rollouts.begin_update(version)
+        sending = self._group.begin("send", self._name, copy, False)
+        sent: list[Sent] = self._group.finish(sending, "lay out weights")
+        received = self._rollouts.load(self._kept, version)
+        return self._delivered(sent, received)
+
+    def _kept(self) -> list[Any]:
+        """References to what the ranks sent last, in its order."""
+        # A rank answers between two calls of training, however long these take.
+        longest = 2 * self._group.deadline_s
+        found = self._group.finish(self._group.begin("kept"), "give what they sent", longest)
+        indexed: dict[int, Any] = dict(itertools.chain.from_iterable(found))
+        return [indexed[index] for index in sorted(indexed)]
+
+    def _delivered(self, sent: Sequence[Sent], received: Mapping[str, str]) -> Delivered:
+        fingerprints: dict[str, str] = {}
+        for part in sent:
+            fingerprints |= part.fingerprints
+        self._sent = sent
+        return Delivered(fingerprints, received)
+
+
+def call_between(senders: Sequence[End], receivers: Sequence[End]) -> Call | None:
+    """How tensors get from these ranks to these samplers; None: by no line."""
+    leave = [device for end in senders for device in end.devices]
+    arrive = [device for end in receivers for device in end.devices]
+    if not any(leave) and not any(arrive):
+        return "gloo"
+    if not (all(leave) and all(arrive)):
+        return None
+    if set(arrive) <= set(leave):
+        return "ipc"
+    # NCCL has no two places on one GPU.
+    apart = len({*leave, *arrive}) == len(leave) + len(arrive)
+    return "nccl" if apart else None
+
+
+def seating(
+    senders: Sequence[End], receivers: Sequence[End], call: Call
+) -> tuple[list[int], list[list[list[Seat]]]]:
+    """Who sits where: a line for each rank.
+
+    Returns:
+        (how many receive on each line, the seats of each process of each receiver).
+    """
+    lines = range(len(senders))
+    counts = [0] * len(senders)
+    seats: list[list[list[Seat]]] = []
+    for end in receivers:
+        own: list[list[Seat]] = []
+        for device in end.devices:
+            on = [line for line in lines if call != "ipc" or device in senders[line].devices]
+            for line in on:
+                counts[line] += 1
+            own.append([Seat(line, counts[line]) for line in on])
+        seats.append(own)
+    return counts, seats

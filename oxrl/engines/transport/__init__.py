@@ -1,0 +1,1 @@
+"""Ways of weights from those who train to those who sample."""

@@ -1,0 +1,58 @@
+"""Policy and sampler are called from here: weights go from hand to hand, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import nn
+
+from oxrl.engines.probe import Forwards
+from oxrl.engines.sample.base import RolloutEngine
+from oxrl.engines.train.base import Bucket, TrainEngine
+from oxrl.engines.transport.base import Copy, Delivered, Probe, copied, score_copy
+from oxrl.models.fingerprints import fingerprint
+from oxrl.types import Images, Metrics
+
+
+class Direct:
+    """See WeightTransport. What `policy.weights()` yields is what the sampler is given.
+
+    Args:
+        new_model: a model of the policy's architecture whose weights do not matter.
+        images: those of the probe's rows; None: they have none.
+    """
+
+    def __init__(
+        self,
+        policy: TrainEngine,
+        sampler: RolloutEngine,
+        new_model: Callable[[], nn.Module],
+        images: Images = None,
+    ) -> None:
+        self._policy = policy
+        self._sampler = sampler
+        self._new_model = new_model
+        self._images = images
+        self._passed = 0
+
+    def deliver(self, version: int, copy: Copy) -> Delivered:
+        self._passed = 0
+        sent: dict[str, str] = {}
+        received = self._sampler.update_weights(self._noted(copy, sent), version)
+        return Delivered(sent, received)
+
+    def score(self, probe: Probe, copy: Copy) -> Forwards:
+        weights = self._policy.weights()
+        return score_copy(self._new_model(), weights, probe, copy, self._images)
+
+    def metrics(self) -> Metrics:
+        passed = float(self._passed)
+        return {"sync/sent_bytes": passed, "sync/driver_bytes": passed}
+
+    def _noted(self, copy: Copy, sent: dict[str, str]) -> Iterator[Bucket]:
+        """The copy; notes in `sent` what it looks like as it leaves."""
+        for bucket in copied(self._policy.weights(), copy):
+            for name, tensor in bucket:
+                sent[name] = fingerprint(tensor)
+                self._passed += tensor.nbytes
+            yield bucket
