@@ -100,21 +100,34 @@ class CollectiveWriter:
         return self._refused
 
 
-def write_state(directory: Path, step: int, adam_steps: Mapping[str, int]) -> None:
-    """Write trainer_state.json.
+class TrainerState(NamedTuple):
+    """What trainer_state.json says.
 
-    Args:
-        directory: of the checkpoint.
-        step: optimizer steps begun.
-        adam_steps: steps that AdamW took, by weight.
+    step: optimizer steps begun. adam_steps: steps that AdamW took, by weight.
+    fits: largest micro-batch, in tokens, where the one that was asked for did not fit into memory;
+        None: it did.
     """
-    content = {"format": STATE_FORMAT, "step": step, "adam_steps": adam_steps}
+
+    step: int
+    adam_steps: Mapping[str, int]
+    fits: int | None = None
+
+
+def write_state(directory: Path, state: TrainerState) -> None:
+    """Write trainer_state.json into the directory of a checkpoint."""
+    content: dict[str, object] = {
+        "format": STATE_FORMAT,
+        "step": state.step,
+        "adam_steps": state.adam_steps,
+    }
+    if state.fits is not None:
+        content["micro_batch_tokens"] = state.fits
     text = json.dumps(content, indent=1) + "\n"
     (directory / STATE_FILE).write_text(text, encoding="utf-8")
 
 
-def read_state(directory: Path) -> tuple[int, Mapping[str, int]]:
-    """Read trainer_state.json: (step, adam_steps) as `write_state` takes them.
+def read_state(directory: Path) -> TrainerState:
+    """Read trainer_state.json.
 
     Raises:
         CheckpointError: there is none, or one of another format.
@@ -127,7 +140,7 @@ def read_state(directory: Path) -> tuple[int, Mapping[str, int]]:
         raise CheckpointError(
             f"{path} has format {content.get('format')!r}; this version reads {STATE_FORMAT}"
         )
-    return content["step"], content["adam_steps"]
+    return TrainerState(content["step"], content["adam_steps"], content.get("micro_batch_tokens"))
 
 
 def read_weights_and_moments(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,9 @@ from oxrl.engines.train.trainer import Trainer
 from oxrl.models.layout import WEIGHT
 from oxrl.models.stored import Source
 from oxrl.models.weights import NamedTensor, buckets, sent_bytes
-from oxrl.types import Output, TokenBatch
+from oxrl.types import LossFn, Output, TokenBatch, TrainBatch
+
+log = logging.getLogger(__name__)
 
 
 class LocalTrainer(Trainer):
@@ -56,6 +60,54 @@ class LocalTrainer(Trainer):
     def checked(self, check: Check) -> None:
         """See Trainer."""
         check()
+
+    def forward(self, inputs: TokenBatch, want: Want) -> Output:
+        """See TrainEngine. In smaller micro-batches where they did not fit into memory."""
+        return self._as_it_fits(partial(super().forward, inputs, want), inputs)
+
+    def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
+        """See TrainEngine. In smaller micro-batches where they did not fit into memory.
+
+        The gradient then begins anew, so it is that of the smaller ones from the start. Where a
+        call before has added to it already, running out of memory is an error.
+        """
+        compute = partial(super().forward_backward, batch, loss_fn, want)
+        if self._has_gradient:
+            return compute()
+        return self._as_it_fits(compute, batch.inputs, self._forget_gradients)
+
+    def _as_it_fits(
+        self,
+        compute: Callable[[], Output],
+        inputs: TokenBatch,
+        forget: Callable[[], None] = lambda: None,
+    ) -> Output:
+        """Compute with half as many tokens at once, until they fit.
+
+        Of several ranks one alone cannot begin anew: the others wait for it in a collective.
+
+        Args:
+            compute: the whole computation.
+            inputs: what it reads.
+            forget: what a pass that failed has left.
+        """
+        while True:
+            try:
+                return compute()
+            except torch.OutOfMemoryError as error:
+                longest = max(inputs.lengths(), default=0)
+                if self.ranks.world > 1 or self.micro_batch_tokens <= longest:
+                    raise
+                halved = max(self.micro_batch_tokens // 2, longest)
+                said = str(error).partition("\n")[0]
+                text = "micro-batches of %d tokens do not fit into memory, going on with %d: %s"
+                log.warning(text, self.micro_batch_tokens, halved, said)
+            # Outside of the handler, where the failed pass is no longer alive.
+            self.micro_batch_tokens = halved
+            self.model.eval()
+            forget()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def _read(self, inputs: TokenBatch, want: Want) -> Output:
         return read_tokens(self.network, inputs, want, temperature=self.options.temperature)

@@ -20,6 +20,7 @@ from oxrl.engines.train.base import Bucket, Want
 from oxrl.engines.train.checkpoint import (
     CollectiveWriter,
     StoredWeight,
+    TrainerState,
     read_state,
     read_weights_and_moments,
     write_state,
@@ -78,6 +79,8 @@ class Trainer(ABC):
         self._awaited = awaited(model)
         if self._awaited and isinstance(self.network, CausalNetwork):
             check_small(self.network.model)
+        # Less than was asked for where that did not fit into memory.
+        self.micro_batch_tokens = options.micro_batch_tokens
         self._cut: Cut = micro_batches
         if options.share_prefix and isinstance(self.network, CausalNetwork):
             from oxrl.engines.train.group_micro_batches import group_micro_batches
@@ -226,7 +229,7 @@ class Trainer(ABC):
         check_tokens(batch.inputs.tokens, self._vocabulary)
         return own_share(
             batch,
-            budget=self.options.micro_batch_tokens,
+            budget=self.micro_batch_tokens,
             ranks=self.ranks,
             device=self.device,
             cut=self._cut,
@@ -386,7 +389,9 @@ class Trainer(ABC):
             self.options.image_processor.save_pretrained(directory)
         if self.options.actions is not None:
             self.options.actions.write(directory)
-        write_state(directory, self.step, adam_steps)
+        lowered = self.micro_batch_tokens < self.options.micro_batch_tokens
+        fits = self.micro_batch_tokens if lowered else None
+        write_state(directory, TrainerState(self.step, adam_steps, fits))
 
     def _save_gathered(self, directory: Path) -> OSError | SafetensorError | None:
         """Write weights on rank 0: those of an adapter, or in a form of their own.
@@ -402,15 +407,17 @@ class Trainer(ABC):
 
     def load(self, directory: Path) -> None:
         """See TrainEngine."""
-        step, adam_steps = read_state(directory)
-        weights = read_weights_and_moments(directory, self.model, self._stored, adam_steps)
+        state = read_state(directory)
+        weights = read_weights_and_moments(directory, self.model, self._stored, state.adam_steps)
         try:
             with torch.no_grad():
                 self._restore(weights)
         except DataError as error:
             raise CheckpointError(str(error)) from error
         self._forget_gradients()
-        self.step = step
+        self.step = state.step
+        if state.fits is not None:
+            self.micro_batch_tokens = min(self.micro_batch_tokens, state.fits)
 
     @torch.no_grad()
     def fingerprints(self, dtype: torch.dtype) -> dict[str, str]:
