@@ -92,26 +92,54 @@ class Rows:
     Args:
         inputs: [B, T] of them.
         group_ids: [B], rows of one prompt.
-        work: of the model.
-        budget: tokens of a micro-batch. ranks: how many share the rows.
+        given: how they are cut, and the operations of the model.
     """
 
-    def __init__(
-        self, inputs: TokenBatch, group_ids: Tensor, work: ModelWork, *, budget: int, ranks: int
-    ) -> None:
+    def __init__(self, inputs: TokenBatch, group_ids: Tensor, given: LedgerInputs) -> None:
         mask = inputs.response_mask
         lengths = inputs.attention_mask.sum(1)
         prompts = torch.where(mask.any(1), mask.int().argmax(1), lengths)
+        self._of_prompts = given.counted.forward(prompts)
+        # [B] operations of every row, those of a prompt that another row of its group has read
+        # among them; and of its padding.
+        self.own = given.counted.forward(lengths, mask.sum(1))
+        self.again = torch.zeros_like(self.own)
         padded = lengths.clone()
-        for cut in micro_batches(inputs, budget=budget, ranks=ranks):
+        if given.share_prefix:
+            self._read_prompts_once(inputs, group_ids, given, padded)
+        else:
+            self._read_row_by_row(inputs, group_ids, given, padded)
+        self.padding = given.counted.forward(padded) - given.counted.forward(lengths)
+
+    def _read_row_by_row(
+        self, inputs: TokenBatch, group_ids: Tensor, given: LedgerInputs, padded: Tensor
+    ) -> None:
+        for cut in micro_batches(inputs, budget=given.budget, ranks=given.ranks):
             for share in cut:
                 padded[share.units] = share.length
-        self.own = work.forward(lengths, mask.sum(1))
-        self.padding = work.forward(padded) - work.forward(lengths)
         first: dict[int, int] = {}
         places = [first.setdefault(group, row) for row, group in enumerate(group_ids.tolist())]
-        again = torch.tensor(places) != torch.arange(len(places))
-        self.again = work.forward(prompts) * again
+        self.again = self._of_prompts * (torch.tensor(places) != torch.arange(len(places)))
+
+    def _read_prompts_once(
+        self, inputs: TokenBatch, group_ids: Tensor, given: LedgerInputs, padded: Tensor
+    ) -> None:
+        """As `train.share_prefix` reads them: a prompt once in each micro-batch that it is in."""
+        # Other runs do without.
+        from oxrl.engines.train.group_micro_batches import group_micro_batches
+        from oxrl.models.prefix_layout import groups_of
+
+        known: set[int] = set()
+        for cut in group_micro_batches(inputs, budget=given.budget, ranks=given.ranks):
+            for share in cut:
+                for group in groups_of(inputs.select(share.units)):
+                    rows = share.units[group.rows]
+                    padded[rows] = group.prompt + group.longest
+                    self.own[rows[1:]] -= self._of_prompts[rows[1:]]
+                    leader = int(rows[0])
+                    if int(group_ids[leader]) in known:
+                        self.again[leader] = self._of_prompts[leader]
+                    known.add(int(group_ids[leader]))
 
     def spent(self, cause: str, without: Tensor, *, times: float = 1.0) -> Work:
         """The operations of a pass.
@@ -135,7 +163,7 @@ class LedgerInputs:
     """What a ledger is built from.
 
     work: of the policy; None: unknown. speed: of the machine; None: of several, or unknown.
-    budget: tokens of a micro-batch. ranks: how many share a batch.
+    budget: tokens of a micro-batch. ranks: how many share a batch. share_prefix: as in the config.
     old_known: what the policy says before the update is known from the sampler.
     all_learn: a KL or an entropy trains rows without an advantage as well.
     """
@@ -144,8 +172,14 @@ class LedgerInputs:
     speed: MachineSpeed | None
     budget: int
     ranks: int
+    share_prefix: bool
     old_known: bool
     all_learn: bool
+
+    @property
+    def counted(self) -> ModelWork:
+        """Where the model's sizes are unknown, tokens: then only shares are told."""
+        return self.work or ModelWork(body=1.0)
 
 
 class Ledger(Feature):
@@ -157,7 +191,7 @@ class Ledger(Feature):
 
     def __init__(self, asked: LedgerInputs) -> None:
         self._given = asked
-        self._work = asked.work or ModelWork(body=1.0)  # else tokens, and only shares are told
+        self._work = asked.counted
         # Of the rollout step, until its first minibatch.
         self._step = Work()
         # Operations of the samples by group, and how many they are.
@@ -202,7 +236,7 @@ class Ledger(Feature):
             lost = 1 - trained[group] / self._samples[group]
             self._step.wasted["dropped"] += operations * lost
         inputs, group_ids = rollouts.inputs.read_by_models(rollouts.group_ids)
-        rows = self._rows(inputs, group_ids)
+        rows = Rows(inputs, group_ids, self._given)
         if prepared.said is not None:
             self._pass_before(rows, "old_pass", self._given.old_known)
         if batch.ref_logprobs is not None:
@@ -217,7 +251,7 @@ class Ledger(Feature):
 
     def add_gradients(self, rows: Tensor, batch: PolicyBatch) -> Metrics:
         """Count the update on a minibatch; the first one's line has what came before as well."""
-        found = self._rows(batch.inputs, batch.group_ids)
+        found = Rows(batch.inputs, batch.group_ids, self._given)
         mask = batch.inputs.response_mask
         learns = (batch.advantages.masked_fill(~mask, 0.0) != 0).any(1) | self._given.all_learn
         everything = self._step
@@ -231,10 +265,6 @@ class Ledger(Feature):
         if self._given.work is not None:
             metrics["work/tflop"] = everything.total / 1e12
         return metrics
-
-    def _rows(self, inputs: TokenBatch, group_ids: Tensor) -> Rows:
-        given = self._given
-        return Rows(inputs, group_ids, self._work, budget=given.budget, ranks=given.ranks)
 
     def _count_floor(self, phase: str, operations: float) -> None:
         self._useful += operations
@@ -306,6 +336,7 @@ def ledger_of(cfg: Config, features: Sequence[Feature], clock: Clock, *, shared:
             speed=speed_of(cfg),
             budget=train.micro_batch_tokens,
             ranks=1 if train.backend == "local" else cfg.run.training_gpus,
+            share_prefix=train.share_prefix,
             old_known=same and not asks_more,
             all_learn=kl or train.entropy_coeff != 0,
         )

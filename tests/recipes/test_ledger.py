@@ -44,6 +44,7 @@ def ledger(**changes: object) -> Ledger:
         "speed": None,
         "budget": 8,
         "ranks": 1,
+        "share_prefix": False,
         "old_known": True,
         "all_learn": False,
     }
@@ -152,6 +153,22 @@ def test_what_is_needed_is_no_waste() -> None:
     assert metrics.pop("waste/total") == again > 0
     assert metrics.pop("work/tflop") > 0
     assert set(metrics.values()) == {0.0}
+
+
+def test_prompts_that_are_read_once_are_counted_once() -> None:
+    watched = ledger(share_prefix=True)
+    policy, _ = batches(reference=False)
+    metrics = watched.add_gradients(torch.arange(4), policy)
+    # The longer row of a group has its prompt; the other one is its response, padded like it.
+    own = 68 + (46 - 26) + 72 + (30 - 12)
+    padding = (60 - 42) + (60 - 26)
+    assert metrics["work/tflop"] * 1e12 == pytest.approx(3 * (own + padding))
+    assert metrics["waste/padding"] == pytest.approx(padding / (own + padding))
+    assert metrics["waste/no_signal"] == pytest.approx((72 + 18) / (own + padding))
+    assert metrics["waste/prompts_again"] == 0.0
+    # A budget that parts the groups has prompts read again: those of 26 and 12.
+    parted = ledger(share_prefix=True, budget=4).add_gradients(torch.arange(4), policy)
+    assert parted["waste/prompts_again"] == pytest.approx((26 + 12) / OWN)
 
 
 def test_without_sizes_of_the_model_shares_are_of_tokens() -> None:
