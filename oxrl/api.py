@@ -31,8 +31,8 @@ from oxrl.data.memory import lines_of
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.processes.given import KEPT_HERE, giving, is_given, name_of, packed
 from oxrl.runs.chain import FIELD as CHAIN_FIELD
-from oxrl.runs.directory import GIVEN, flatten_config, is_run, refuse_what_is_there
-from oxrl.runs.files import Json, clear, read_records, write_atomically
+from oxrl.runs.directory import GIVEN, is_run, recorded_config, refuse_what_is_there
+from oxrl.runs.files import Json, clear, read_numbers, read_records, write_atomically
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -149,7 +149,7 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """Every field that the run reads, by its dotted name."""
-        return flatten_config((self.path / "config.yaml").read_text(encoding="utf-8"))
+        return recorded_config(self.path)
 
     @property
     def metrics(self) -> DataFrame:
@@ -157,7 +157,7 @@ class Run:
         from pandas import DataFrame
 
         rows: list[Json] = []
-        for record in read_records(self.path / "metrics.jsonl"):
+        for record in read_numbers(self.path / "metrics.jsonl"):
             record.pop(CHAIN_FIELD, None)  # of the file, not of the training
             step = record.pop("step")
             rows.append({"step": step, **{key: float(value) for key, value in record.items()}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import re
 import resource
 import shutil
@@ -174,6 +175,47 @@ def test_what_is_no_run_or_no_place_is_refused(recorded: Path, tmp_path: Path) -
         with pytest.raises(RunDirectoryError, match="no run directory"):
             write_report(runs, tmp_path / "x.html")
     assert not list(tmp_path.iterdir())
+
+
+DAMAGE = {
+    "no number": ("metrics.jsonl", '{"step": 1, "reward/mean": "much"}', "line 7: reward/mean"),
+    "no step": ("metrics.jsonl", '{"reward/mean": 1}', "line 7: step = None"),
+    "no object": ("metrics.jsonl", "[1, 2]", "not a JSON object"),
+    "a reward": ("samples.jsonl", '{"reward": "much"}', "line 97: no sample"),
+    "versions": ("samples.jsonl", '{"versions": "x"}', "line 97: no sample"),
+    "a config": ("config.yaml", ": : [", "is no configuration of a run"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_record_is_named_and_ends_in_no_traceback(
+    what: str, recorded: Path, tmp_path: Path
+) -> None:
+    name, line, told = DAMAGE[what]
+    damaged = tmp_path / "run"
+    shutil.copytree(recorded, damaged, ignore=shutil.ignore_patterns("checkpoints", "report.html"))
+    with (damaged / name).open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(RunDirectoryError, match=re.escape(told)):
+        write_report([damaged])
+    assert not (damaged / "report.html").exists()
+
+
+def test_numbers_that_are_not_finite_and_texts_that_are_no_utf8_have_a_page(
+    recorded: Path, tmp_path: Path
+) -> None:
+    odd = tmp_path / "run"
+    shutil.copytree(recorded, odd, ignore=shutil.ignore_patterns("checkpoints"))
+    line = json.loads((recorded / "samples.jsonl").read_text().splitlines()[0])
+    with (odd / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "reward/mean": "nan", "update/loss": "-inf"}\n')
+    with (odd / "samples.jsonl").open("a") as file:
+        file.write(json.dumps(line | {"response": "\x00\x1b[31m\u2028\ud800", "step": 7}) + "\n")
+    data = pieces(write_report([odd]).read_text())
+    assert data["metrics-0"]["reward/mean"][-1] is None
+    assert data["samples-0-0"][-1]["response"] == "\x00\x1b[31m\u2028\ud800"
+    found = oxrl.load_run(odd).metrics
+    assert found["update/loss"].iloc[-1] == -math.inf
 
 
 def test_the_live_page_answers_this_machine_alone(recorded: Path) -> None:

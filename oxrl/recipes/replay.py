@@ -33,7 +33,7 @@ from oxrl.recipes.inputs import review_inputs, with_pinned_inputs
 from oxrl.recipes.session import P, Progress, Session
 from oxrl.runs.checkpoint import Checkpoint, latest_checkpoint
 from oxrl.runs.directory import RunDirectory, is_run
-from oxrl.runs.files import Json, encode_line, read_records
+from oxrl.runs.files import Json, encode_line, read_numbers, read_records
 from oxrl.runs.recorder import Recorder
 from oxrl.runs.stop import StopRequest
 from oxrl.runs.tensors import load_tensors
@@ -244,7 +244,7 @@ def replay(
             raise RunDirectoryError(_no_sample(directory, step, sample, len(recorded)))
         seen = go_through(directory, last_samples=step)
         return [*compare_samples(directory, seen, step, only=sample, tolerance=tolerance)]
-    steps = {int(record["step"]) for record in read_records(directory / "metrics.jsonl")}
+    steps = {int(record["step"]) for record in read_numbers(directory / "metrics.jsonl")}
     if step not in steps:
         known = f"it has 1 to {max(steps)}" if steps else "it has none yet"
         raise RunDirectoryError(
@@ -416,7 +416,7 @@ def compare_update(
             what = f"{len(found)} samples of step {drawn} ({told})"
             yield Finding(what, "as recorded", "as recorded", True)
         yield from wrong
-    lines = read_records(directory / "metrics.jsonl")
+    lines = read_numbers(directory / "metrics.jsonl")
     record = next(line for line in lines if line["step"] == step)
     now = seen.lines.get(step, {})
     names = [name for name in record if name != "step" and not name.startswith(NOT_COMPARED)]

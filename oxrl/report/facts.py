@@ -15,8 +15,8 @@ from oxrl.config.schema import SECTIONS
 from oxrl.errors import RunDirectoryError
 from oxrl.runs.chain import FIELD as CHAIN_FIELD
 from oxrl.runs.checkpoint import list_checkpoints
-from oxrl.runs.directory import flatten_config, is_run
-from oxrl.runs.files import Json, json_safe, read_json, read_records
+from oxrl.runs.directory import is_run, recorded_config
+from oxrl.runs.files import Json, json_safe, read_json, read_numbers, read_records
 from oxrl.runs.health import verdicts
 from oxrl.shown import masked
 from oxrl.tables.policy import ROWS
@@ -34,8 +34,8 @@ def run_facts(directory: Path) -> Json:
     """
     if not is_run(directory):
         raise RunDirectoryError(f"{directory} is no run directory: it has no config.yaml of a run")
-    config = flatten_config((directory / "config.yaml").read_text(encoding="utf-8"))
-    lines = list(read_records(directory / "metrics.jsonl"))
+    config = recorded_config(directory)
+    lines = list(read_numbers(directory / "metrics.jsonl"))
     vocabulary = vocabulary_of(str(config.get("model.name", "")))
     wanted = config.get("run.health")
     wanted = wanted if isinstance(wanted, dict) else {}

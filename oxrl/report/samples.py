@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from oxrl.errors import RunDirectoryError
 from oxrl.report.images import images_in
 from oxrl.runs.directory import ROLLOUTS
 from oxrl.runs.files import Json, read_records
@@ -49,10 +50,20 @@ class Samples:
         return len(self.columns["step"])
 
     def pieces(self) -> Iterator[list[Json]]:
-        """Every sample, PIECE at a time, in the order of the file."""
+        """Every sample, PIECE at a time, in the order of the file.
+
+        Raises:
+            RunDirectoryError: a line is no sample; says which and why.
+        """
         piece: list[Json] = []
         for line in read_records(self._directory / "samples.jsonl"):
-            self._note(line)
+            try:
+                self._note(line)
+            except (AttributeError, IndexError, TypeError, ValueError) as error:
+                raise RunDirectoryError(
+                    f"{self._directory / 'samples.jsonl'}, line {self.count + 1}: no sample as a "
+                    f"run writes them ({error}). Restore it from a copy"
+                ) from error
             piece.append(line)
             if len(piece) == PIECE:
                 yield piece
@@ -76,9 +87,10 @@ class Samples:
             if word not in known:
                 known.append(word)
             values[name] = known.index(word)
+        shown = dict.fromkeys(images_in(line))
         for name, column in self.columns.items():
             column.append(values[name])
-        for image in images_in(line):
+        for image in shown:
             self.images.pop(image, None)
             self.images[image] = None
 

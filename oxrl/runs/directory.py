@@ -502,6 +502,23 @@ def written_config(content: bytes) -> Json:
         raise ValueError(f"it does not hold sections of fields ({error})") from error
 
 
+def recorded_config(directory: Path) -> Json:
+    """Dotted path -> value of the config.yaml of a run directory.
+
+    Raises:
+        RunDirectoryError: it is not there, or not what a run writes; says why.
+    """
+    path = directory / "config.yaml"
+    try:
+        return written_config(path.read_bytes())
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RunDirectoryError(
+            f"{path} is no configuration of a run: {error}. Restore it from a copy"
+        ) from error
+
+
 @dataclass(frozen=True, kw_only=True)
 class Start:
     """One start of a run, and how it differs from the first.

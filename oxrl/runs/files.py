@@ -24,6 +24,8 @@ from oxrl.errors import RunDirectoryError
 
 # A JSON object, as it is read or about to be written.
 Json = dict[str, Any]
+# How a number that is not finite stands in a record.
+NOT_FINITE = ("nan", "inf", "-inf")
 
 
 def fsync(path: Path) -> None:
@@ -214,6 +216,29 @@ def read_records_from(path: Path, offset: int) -> Iterator[tuple[Json, int]]:
                 )
             offset += len(line)
             yield record, offset
+
+
+def read_numbers(path: Path) -> Iterator[Json]:
+    """Every complete line of a file of metrics; NaN and infinities stand there as words.
+
+    Raises:
+        RunDirectoryError: as `read_records`, or a value is no number, or a line has no step.
+    """
+    for number, record in enumerate(read_records(path), start=1):
+        wrong = [name for name, value in record.items() if not _is_number(value)]
+        if wrong or "step" not in record:
+            name = wrong[0] if wrong else "step"
+            raise RunDirectoryError(
+                f"{path}, line {number}: {name} = {record.get(name)!r} is no number: it is not "
+                "what was written there. Restore it from a copy"
+            )
+        yield record
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, str):
+        return value in NOT_FINITE
+    return isinstance(value, int | float)
 
 
 def json_object(line: bytes) -> Json | None:
