@@ -52,7 +52,9 @@ def reacher(made: Any) -> list[float]:
     target = data.qpos[2:4]
     angles = data.qpos[:2]
     distance = min(float(np.hypot(*target)), UPPER + LOWER - 1e-6)
-    bend = np.arccos((distance**2 - UPPER**2 - LOWER**2) / (2 * UPPER * LOWER))
+    # A target too close to the middle is approached as far as the links allow.
+    cosine = (distance**2 - UPPER**2 - LOWER**2) / (2 * UPPER * LOWER)
+    bend = np.arccos(np.clip(cosine, -1.0, 1.0))
     towards = np.arctan2(target[1], target[0])
     # Of the two ways to bend, the one that the arm is closer to.
     wanted: list[np.ndarray[Any, Any]] = []

@@ -209,6 +209,55 @@ def test_demonstrations_have_rows_to_imitate_and_statistics_of_numbers(tmp_path:
         make(None, tmp_path / "none", options="{")
 
 
+COUNTED = """
+from pathlib import Path
+
+from oxrl.environments import Step
+
+
+class Once:
+    reusable = True
+
+    def __init__(self, log):
+        self.log = Path(log)
+        self._note("made")
+
+    def reset(self, prompt, seed):
+        return "Begin."
+
+    def act(self, actions):
+        return Step(reward=1.0, terminated=True)
+
+    def expert(self):
+        return "go"
+
+    def close(self):
+        self._note("closed")
+
+    def _note(self, what):
+        with self.log.open("a") as file:
+            file.write(what + " ")
+
+
+class Anew(Once):
+    reusable = False
+"""
+
+
+@pytest.mark.parametrize(("name", "count"), [("Once", 1), ("Anew", 3)])
+def test_a_reusable_environment_is_made_once_for_all_demonstrations(
+    tmp_path: Path, name: str, count: int
+) -> None:
+    file = tmp_path / "counted.py"
+    file.write_text(COUNTED)
+    log = tmp_path / "log"
+    options = json.dumps({"log": str(log)})
+    make = PREPARERS["demonstrations"]
+    report = make(None, tmp_path / "out", environment=f"{file}:{name}", options=options, limit=3)
+    assert report["written"]["sft.jsonl"] == 3
+    assert log.read_text() == "made closed " * count
+
+
 def test_episodes_of_robots_are_written_and_read_again(tmp_path: Path) -> None:
     make = PREPARERS["demonstrations"]
     told = {"options": '{"control": "velocity"}', "lerobot": True, "limit": 4}
