@@ -52,7 +52,7 @@ class SharedPrefixNetwork:
             return self._network.backbone(batch)
         layout = laid_out(batch, groups)
         decoder = self._network.decoder
-        with shared_attention(decoder.config):
+        with shared_attention(self._network.model.config):
             output = decoder(
                 input_ids=layout.tokens,
                 attention_mask=None,
