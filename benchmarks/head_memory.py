@@ -25,6 +25,11 @@ from oxrl.functional.logprobs import Head, chunked_head
 FLOAT32 = 4
 
 
+def _key(tensor: Tensor) -> int:
+    """Of the memory behind a tensor, which its views share."""
+    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
 class PeakBytes(TorchDispatchMode):
     """Counts the bytes of the storages that operations made and that are still alive."""
 
@@ -42,13 +47,13 @@ class PeakBytes(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        known = {tensor.untyped_storage()._cdata for tensor in given}
+        known = {_key(tensor) for tensor in given}
         made = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
             if not isinstance(tensor, Tensor):
                 continue
             storage = tensor.untyped_storage()
-            key = storage._cdata
+            key = _key(tensor)
             if key in known and not self._tensors[key]:
                 continue  # a view of what was there before
             if not self._tensors[key]:

@@ -52,18 +52,25 @@ class Work:
     """Operations of all that was computed, and of those wasted by cause."""
 
     total: float = 0.0
-    wasted: Counter[str] = field(default_factory=Counter[str])
+    wasted: dict[str, float] = field(default_factory=dict[str, float])
 
     def add(self, other: Work) -> None:
         """Count something else as well."""
         self.total += other.total
-        self.wasted.update(other.wasted)
+        for cause, operations in other.wasted.items():
+            raise_by(self.wasted, cause, operations)
 
     def metrics(self) -> Metrics:
         """Shares of the total."""
-        found = {f"waste/{cause}": self.wasted[cause] / self.total for cause in CAUSES}
+        wasted = self.wasted
+        found = {f"waste/{cause}": wasted.get(cause, 0.0) / self.total for cause in CAUSES}
         found["waste/total"] = sum(found.values())
         return found
+
+
+def raise_by(sums: dict[str, float], name: str, amount: float) -> None:
+    """Add to one of several sums."""
+    sums[name] = sums.get(name, 0.0) + amount
 
 
 def model_work(dims: ModelDims | None, *, dtype: str) -> ModelWork | None:
@@ -155,7 +162,7 @@ class Rows:
             "prompts_again": float(self.again.sum()) * times,
             cause: float(lost) * times,
         }
-        return Work(float((self.own + self.padding).sum()) * times, Counter(wasted))
+        return Work(float((self.own + self.padding).sum()) * times, wasted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +206,7 @@ class Ledger(Feature):
         self._samples: Counter[int] = Counter()
         # Of the line: operations that are no padding, and the least seconds of every phase.
         self._useful = 0.0
-        self._floors: Counter[str] = Counter()
+        self._floors: dict[str, float] = {}
 
     def sampled(self, step: RolloutStep) -> None:
         """Count what sampling took."""
@@ -214,7 +221,7 @@ class Ledger(Feature):
         again = self._work.body * max(0.0, read_again)
         prefilled = float(self._work.forward(once).sum())
         total = prefilled + again + float(decoded.sum())
-        self._step = Work(total, Counter({"prompts_again": again}))
+        self._step = Work(total, {"prompts_again": again})
         kept = len(step.rollouts)
         self._samples = Counter(groups[:kept])
         self._sampled = dict.fromkeys(self._samples, 0.0)
@@ -226,7 +233,7 @@ class Ledger(Feature):
             floor = self._work.decode_floor(
                 prompts, responses, flops=speed.flops, bandwidth=speed.bandwidth
             )
-            self._floors["time/rollout_s"] += prefilled / speed.flops + floor
+            raise_by(self._floors, "time/rollout_s", prefilled / speed.flops + floor)
 
     def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
         """Count the passes before the update, and what was sampled in vain."""
@@ -234,7 +241,7 @@ class Ledger(Feature):
         trained = Counter(rollouts.group_ids.tolist())
         for group, operations in self._sampled.items():
             lost = 1 - trained[group] / self._samples[group]
-            self._step.wasted["dropped"] += operations * lost
+            raise_by(self._step.wasted, "dropped", operations * lost)
         inputs, group_ids = rollouts.inputs.read_by_models(rollouts.group_ids)
         rows = Rows(inputs, group_ids, self._given)
         if prepared.said is not None:
@@ -260,7 +267,7 @@ class Ledger(Feature):
         self._count_floor("time/update_s", float(found.own.sum()) * FORWARD_AND_BACKWARD)
         if self._given.speed is not None:
             moved = self._work.parameters * OPTIMIZER_BYTES
-            self._floors["time/update_s"] += moved / self._given.speed.bandwidth
+            raise_by(self._floors, "time/update_s", moved / self._given.speed.bandwidth)
         metrics = everything.metrics()
         if self._given.work is not None:
             metrics["work/tflop"] = everything.total / 1e12
@@ -269,7 +276,7 @@ class Ledger(Feature):
     def _count_floor(self, phase: str, operations: float) -> None:
         self._useful += operations
         if self._given.speed is not None:
-            self._floors[phase] += operations / self._given.speed.flops
+            raise_by(self._floors, phase, operations / self._given.speed.flops)
 
     def against_floor(self, seconds: Metrics) -> Metrics:
         """How far the step is from what the machine could do at best; of `Clock.derive`.
