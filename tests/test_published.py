@@ -111,7 +111,7 @@ def test_a_benchmark_that_fails_leaves_the_figures_that_it_found(
 def found_on_a_gpu() -> dict[str, Any]:
     """Results as of a real run."""
     line = {"rollout/tokens": 40_000, "time/step_s": 20.0, "time/update_s": 5.0}
-    line |= {"throughput/tokens_per_s": 2500.0}
+    line |= {"throughput/tokens_per_s": 2500.0, "throughput/mfu": 0.0123}
     speed = GPU["speed"]([line] * 5, 500_000_000, GPU["peak_of"]("NVIDIA H100 80GB HBM3"))
     learning = {
         "accuracy_before": 0.25,
@@ -142,6 +142,7 @@ def test_the_gpu_experiments_page_says_what_was_found() -> None:
     assert "Run on 2030-01-02 on one NVIDIA H100 80GB HBM3, commit `0123456789ab`" in page
     # 8 x 5e8 parameters x 40,000 tokens in 20 s of 989e12; 6 x of it in the 5 s of the update.
     assert "0.8% of the step, 2.4% of the update" in page
+    assert "| MFU by what the machine does at best | 1.2% of the step |" in page
     assert "| 2,500, 2,000 |" in page and "every byte equal (12 files)" in page
     assert "0.250, 0.500, each of 256 answers" in page
 
