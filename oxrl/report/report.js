@@ -116,6 +116,7 @@ function curves(data) {
     const first = FIRST.filter((name) => names.includes(name));
     const wanted = part ? names.filter((name) => name.toLowerCase().includes(part)) : all.firstElementChild.checked || !first.length ? names : first;
     grid.dataset.wanted = wanted.length;
+    if (!wanted.length) grid.append("no metric is called like that");
     for (const name of wanted) {
       const box = make("figure", { "data-name": name, tabindex: 0 });
       box.style.minHeight = "260px";
@@ -134,11 +135,13 @@ const VERDICTS = { ok: () => "ok", warning: (check) => `warning since step ${che
 function health(data) {
   const names = data.runs.length > 1 ? data.runs.map((run) => run.name) : ["verdict"];
   const table = make("table", { class: "checks" }, cells(["check", ...names, "threshold", "what it means and what to do"], true));
-  data.runs[0].health.forEach((first, place) => {
-    const found = data.runs.map((run) => run.health[place]);
+  const rows = data.runs[0].health.map((_, place) => data.runs.map((run) => run.health[place]));
+  const calm = (found) => Number(!found.some((check) => check.state === "warning"));
+  rows.sort((one, other) => calm(one) - calm(other)).forEach((found) => {
+    const first = found[0];
     const told = (check) => VERDICTS[check.state](check) + (check.does === "off" ? " (silenced)" : "");
     const verdicts = found.map((check) => make("td", { class: check.state, "data-state": check.state }, told(check)));
-    const advice = found.some((check) => check.state === "warning") ? [first.advice, make("span", { class: "quiet" }, ` ${first.page}`)] : [];
+    const advice = !calm(found) ? [first.advice, make("span", { class: "quiet" }, ` ${first.page}`)] : [];
     table.append(make("tr", { "data-check": first.name }, make("td", {}, first.name), verdicts, make("td", { class: "wrap" }, first.threshold), make("td", { class: "wrap" }, advice)));
   });
   return make("section", {}, make("h2", { id: "health" }, "Health"), make("div", { class: "scroll" }, table));
