@@ -104,7 +104,7 @@ $(LIBERO)/.installed: pyproject.toml constraints.txt requirements-libero.txt
 	@$(LIBERO)/bin/python -m pip install --disable-pip-version-check --no-deps -r requirements-libero.txt
 	@touch $@
 
-env-libero: $(LIBERO)/.installed  ## Create .venv-libero: the core, and LIBERO with its 3D models (3 GB)
+env-libero: $(LIBERO)/.installed  ## Create .venv-libero: the core, and LIBERO with its 3D models (4 GB)
 
 test-libero: env-libero  ## Demonstrations and runs in LIBERO, in .venv-libero (several minutes)
 	$(LIBERO)/bin/python -m pytest tests/recipes/test_libero.py
