@@ -53,7 +53,8 @@ FAMILIES = [
                 reason="vLLM's files of this family import torchvision, which is not installed",
             ),
         )
-        for family in ("qwen2_5_vl", "qwen3_vl", "gemma3")
+        # Of Gemma 3 vLLM wants more of the tokenizer than a made-up one has.
+        for family in ("qwen2_5_vl", "qwen3_vl")
     ),
 ]
 WANT = frozenset({"logprobs"})

@@ -61,10 +61,12 @@ ENVIRONMENT = {
 CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 CPU_KV_CACHE_GB = 0.25
 # Of models that read images. vLLM's own processor wants a tokenizer, though it is asked for
-# nothing; pixels are computed before they come here, and are not kept a second time.
+# nothing; pixels are computed before they come here, are not normalised by the model a second time
+# (as vLLM has the Qwen families do), and are not kept twice.
 IMAGE_SETTINGS: Mapping[str, object] = {
     "skip_tokenizer_init": False,
     "mm_processor_cache_gb": 0,
+    "mm_device_do_normalize": False,
     "skip_mm_profiling": True,
 }
 # How names of the requests that only score begin, and the longest wait for them.
