@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from oxrl.engines.train.base import Bucket
 from oxrl.functional.logprobs import head_logits
 from oxrl.functional.masks import at_least_float32
+from oxrl.models.lora import has_adapter
 from oxrl.models.network import CausalNetwork
 from oxrl.models.support import is_restricted
 from oxrl.models.vision_network import family_of
@@ -245,17 +246,19 @@ def two_forwards(
 
     Args:
         model: a Hugging Face causal LM; left with the weights, rounded to `dtype`.
-        weights: of every parameter.
+        weights: of every parameter; of a model with an adapter the adapter's, as they are.
         rows: token ids.
         dtype: the sampler's.
         temperature: logits are divided by it.
         images: where those that rows show are.
         shown: the images of each row; None: there are none.
     """
+    adapted = has_adapter(model)
     for bucket in weights:
         for name, tensor in bucket:
             parameter = model.get_parameter(name)
-            parameter.data = tensor.detach().to(parameter.device, dtype)
+            own = parameter.dtype if adapted else dtype
+            parameter.data = tensor.detach().to(parameter.device, own)
     low = model_logprobs(model, rows, temperature, images, shown)
     # Parameters only: rotary frequencies are not weights, and have a dtype of their own.
     for parameter in model.parameters():
@@ -329,7 +332,10 @@ def _of_what_may_be(
 def perturb(tensor: Tensor, strength: float = 1.0) -> Tensor:
     """Another tensor of the same scale, changed everywhere.
 
-    The rows of a matrix move on by one, a vector grows; of both, `strength` is the new share.
+    The rows of a matrix move on by one; a vector grows, and a matrix of equal rows, such as one of
+    zeros. Of all, `strength` is the new share.
     """
-    other = tensor.roll(1, 0) if tensor.ndim > 1 else tensor * 2 + 0.05
+    other = tensor.roll(1, 0)
+    if tensor.ndim < 2 or torch.equal(other, tensor):
+        other = tensor * 2 + 0.05
     return other if strength == 1 else tensor.lerp(other, strength)

@@ -40,9 +40,10 @@ from oxrl.engines.probe import (
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.sample.prefill import pad_rows
 from oxrl.engines.train.base import TrainEngine
-from oxrl.engines.transport.base import Copy, Fingerprints, Probe, WeightTransport
+from oxrl.engines.transport.base import Arrived, Copy, Fingerprints, Probe, WeightTransport
 from oxrl.engines.transport.direct import Direct
 from oxrl.errors import WeightSyncError
+from oxrl.models.lora import plain_name
 from oxrl.types import Images, Metrics, Rollout, TokenBatch
 
 # Weight version of the perturbed copy: no sample of it can pass for one of the policy.
@@ -67,6 +68,7 @@ class Stage(NamedTuple):
     came: str
 
 
+UNDER = Stage("kept under the adapter", "the policy's", "is under the adapter")
 YIELDED = Stage(
     "yielded by policy.weights()", "trained", "is not what the optimizer holds: weights() yields it"
 )
@@ -87,6 +89,8 @@ class SyncOptions:
     shared: the sampler reads the policy's own memory, so that there is nothing to send and nothing
         to prove.
     compared: tokens that are compared; in the fixed probe there are no others.
+    adapter: only the policy's adapter is delivered; the model under it is proved once to be the
+        one that the sampler has already.
     """
 
     dtype: torch.dtype
@@ -97,6 +101,11 @@ class SyncOptions:
     probe_limit: float = 4.0
     shared: bool = False
     compared: Compared = EVERYTHING
+    adapter: bool = False
+
+    def copy(self, strength: float = 0.0) -> Copy:
+        """What is delivered, or a perturbed copy of it."""
+        return Copy(self.dtype, strength, "adapter" if self.adapter else "all")
 
 
 class Proved(NamedTuple):
@@ -149,6 +158,8 @@ class WeightSync:
         self._unread = 0
         # What each member computed with after the last delivery.
         self._held: dict[str, Fingerprints] = {}
+        # Of the weights under an adapter, by their names in the policy; empty: not asked yet.
+        self._base: Fingerprints = {}
         self._metrics: Metrics = {}
 
     def remember(self, rollouts: Sequence[Rollout]) -> None:
@@ -274,7 +285,7 @@ class WeightSync:
         return every > 0 and self._deliveries % every == 0
 
     def _attempt(self, version: int, expected: Scores) -> Proved:
-        masters = self.policy.fingerprints(self.options.dtype)
+        masters = self._masters()
         if self._perturbed_copy_is_due():
             self._prove_perturbed(expected)
         held = self._load(version, 0.0, masters)
@@ -287,15 +298,27 @@ class WeightSync:
         self._held = held
         return Proved(worst, allowed)
 
+    def _masters(self) -> Fingerprints:
+        """What the optimizer holds, as it has to be delivered."""
+        if not self.options.adapter:
+            return self.policy.fingerprints(self.options.dtype)
+        adapter = self.policy.fingerprints(self.options.copy().sent_as, "adapter")
+        if not self._base:
+            whole = self.policy.fingerprints(self.options.dtype)
+            self._base = {name: own for name, own in whole.items() if name not in adapter}
+        return adapter
+
     def _load(
         self, version: int, strength: float, masters: Fingerprints | None = None
     ) -> dict[str, Fingerprints]:
         """Load a copy; prove what was sent, what arrived, and what each member holds."""
-        copy = Copy(self.options.dtype, strength)
-        sent, received = self._transport.deliver(version, copy)
+        sent, answered = self._transport.deliver(version, self.options.copy(strength))
+        arrived = Arrived.of(answered)
         if masters is not None:
             check_same(masters, sent, YIELDED)
-        check_same(sent, received, ARRIVED)
+        check_same(sent, arrived.tensors, ARRIVED)
+        if self.options.adapter:
+            sent = self._with_base(sent, arrived)
         held: dict[str, Fingerprints] = {}
         self._unread = 0
         for name, member in self._members().items():
@@ -315,6 +338,18 @@ class WeightSync:
                     f"{name} was sent weight version {version} and holds something else: {error}"
                 ) from error
         return held
+
+    def _with_base(self, sent: Fingerprints, arrived: Arrived) -> Fingerprints:
+        """What a sampler has to hold that was sent an adapter, under the names that it may use.
+
+        One that computes with adapters holds them as they are, beside the weights under them; one
+        that adds them to its weights holds what it says that it made of the two.
+        """
+        if not arrived.made:
+            return {**self._base, **sent}
+        base = {plain_name(name): own for name, own in self._base.items()}
+        check_same(base, arrived.base, UNDER)
+        return {**base, **arrived.made}
 
     def _prove_perturbed(self, expected: Scores) -> None:
         """The sampler must follow a copy that differs from the policy by far more than rounding."""
@@ -348,7 +383,7 @@ class WeightSync:
     def _two_forwards(self, strength: float) -> Forwards:
         options = self.options
         probe = Probe(self.rows, options.temperature, self.shown)
-        found = self._transport.score(probe, Copy(options.dtype, strength))
+        found = self._transport.score(probe, options.copy(strength))
         return Forwards(self._compared(found.low), self._compared(found.high))
 
     def _compared(self, scores: Scores) -> Scores:

@@ -6,7 +6,7 @@ peft is imported only when one is asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +28,8 @@ ADAPTER_FILE = "adapter_model.safetensors"
 # `base_model.model.x.lora_A.weight`.
 IN_MODEL = ".default.weight"
 IN_FILE = ".weight"
+# How the weight that an adapter lies beside is called.
+UNDER_ADAPTER = ".base_layer."
 FILE_PREFIX = "base_model.model."
 ALL_LINEAR = "all-linear"
 
@@ -158,6 +160,35 @@ def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
     """`model` with W + alpha / rank * B A as its weights, A and B of the adapter in `folder`."""
     adapted = _peft().PeftModel.from_pretrained(model, folder)
     return adapted.merge_and_unload().requires_grad_(True)
+
+
+def merged_weights(
+    base: Iterable[tuple[str, Tensor]], adapter: Mapping[str, Tensor], scale: float
+) -> Iterator[tuple[str, Tensor]]:
+    """Every weight of a model with an adapter as one without has it: W + scale * B A.
+
+    Args:
+        base: (name, weight) of the model without adapter.
+        adapter: name in the model with adapter -> A or B.
+        scale: alpha / rank.
+
+    Returns:
+        (name, weight in its own dtype), summed in float32.
+    """
+    for name, weight in base:
+        layer = name.removesuffix(".weight")
+        lower = adapter.get(f"{layer}.lora_A{IN_MODEL}")
+        if lower is None:
+            yield name, weight
+            continue
+        raised = adapter[f"{layer}.lora_B{IN_MODEL}"]
+        change = raised.float() @ lower.float()
+        yield name, weight.float().add(change, alpha=scale).to(weight.dtype)
+
+
+def plain_name(name: str) -> str:
+    """What a frozen weight is called in the model without adapter."""
+    return name.replace(UNDER_ADAPTER, ".")
 
 
 def _peft() -> Any:

@@ -196,13 +196,16 @@ def cuts_weights(cfg: Config, *, trained: bool = True) -> bool:
     return stage == 3
 
 
-def load_policy_to_train(cfg: Config, *, later: bool = False) -> PreTrainedModel:
+def load_policy_to_train(
+    cfg: Config, device: torch.device | None = None, *, later: bool = False
+) -> PreTrainedModel:
     """The policy, with the adapter that `lora` asks for, and without what `model.freeze` names.
 
     Args:
+        device: None: the run's.
         later: leave its weights to the engine that it is for.
     """
-    model = load_model(cfg, later=later)
+    model = load_model(cfg, device, later=later)
     if cfg.model.freeze != "none":
         from oxrl.models.vision_parts import freeze
 
@@ -391,6 +394,7 @@ def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutE
             trust_remote_code=cfg.model.trust_remote_code,
             revision=cfg.model.revision,
             batch_invariant=cfg.run.deterministic,
+            adapter_scale=cfg.lora.alpha / cfg.lora.rank if cfg.lora.rank else None,
         )
         return VllmEngine(
             cfg.model.name, options, images=build_images(cfg), only=sampled_alone(cfg)

@@ -17,7 +17,7 @@ from oxrl.data.order import open_rows
 from oxrl.engines.probe import Compared
 from oxrl.engines.sample.base import Heard, RolloutEngine, unheard
 from oxrl.engines.train.base import Saved, Scorer, TrainEngine
-from oxrl.engines.train.trainer import AdapterOff, Trainer
+from oxrl.engines.train.trainer import Adapted, AdapterOff, Trainer
 from oxrl.engines.transport.base import WeightTransport
 from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.errors import required
@@ -32,6 +32,7 @@ from oxrl.recipes.build import (
     gpus_per_actor,
     limits_of,
     load_model,
+    load_policy_to_train,
     load_prompts,
     needs_reference,
     open_cluster,
@@ -278,7 +279,8 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
 
 def new_model_of(cfg: Config) -> Callable[[], PreTrainedModel]:
     """What makes a model like the policy, on the CPU, wherever it is called."""
-    return partial(load_model, cfg, torch.device("cpu"))
+    load = load_policy_to_train if cfg.lora.rank else load_model
+    return partial(load, cfg, torch.device("cpu"))
 
 
 def required_images(cfg: Config) -> ImageStore:
@@ -289,8 +291,7 @@ def required_images(cfg: Config) -> ImageStore:
 def reference_of(cfg: Config, engines: Engines) -> Scorer | None:
     """The frozen policy: a model of its own, or the policy with its adapter switched off."""
     if needs_reference(cfg) and cfg.lora.rank:
-        # The checks keep adapters in this process.
-        return AdapterOff(cast(Trainer, engines.trainers["policy"]))
+        return AdapterOff(cast("Trainer | Adapted", engines.trainers["policy"]))
     return engines.trainers.get("reference")
 
 
@@ -306,6 +307,7 @@ def build_delivery(cfg: Config, engines: Engines, vocabulary: int) -> WeightSync
         probe_limit=sampling.probe_limit,
         shared=engines.shared,
         compared=Compared(engines.limits.never, only=sampled_alone(cfg)),
+        adapter=cfg.lora.rank > 0,
     )
     policy = engines.trainers["policy"]
     images = build_images(cfg)

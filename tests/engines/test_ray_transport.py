@@ -30,7 +30,7 @@ from oxrl.engines.ray.trainer import RankGroup, RayTrainer
 from oxrl.engines.ray.transport import RayTransport
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.base import Bucket, Part
 from oxrl.engines.train.fsdp import FsdpTrainer
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
@@ -68,8 +68,8 @@ class Lying(LocalTrainer):
 
     lie: Attack | None = None
 
-    def weights(self) -> Iterator[Bucket]:
-        whole = [named for bucket in super().weights() for named in bucket]
+    def weights(self, part: Part = "all") -> Iterator[Bucket]:
+        whole = [named for bucket in super().weights(part) for named in bucket]
         if self.lie is not None:
             whole = self.lie(whole)
         return buckets(whole, limit=100_000)

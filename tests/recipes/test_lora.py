@@ -256,10 +256,6 @@ def test_adapters_learn_at_ten_times_the_default_rate(base: Path) -> None:
     ("overrides", "message"),
     [
         (["model.name=builtin:tiny"], "stored without the model under it"),
-        (
-            ["train.alg_name=sgrpo", "train.backend=fsdp", "~data.rows_per_step"],
-            "reinforcement learning train with",
-        ),
         (["train.backend=deepspeed", "model.dtype=bfloat16"], "DeepSpeed rounds adapters"),
         (["train.alg_name=tr_dpo"], "moves its reference by all weights"),
         (["lora.rank=0", "lora.alpha=16"], "is read with lora.rank above 0"),

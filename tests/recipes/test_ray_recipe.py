@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, rl_config
 
 from oxrl.errors import LostRankError, NonFiniteError
+from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
+from oxrl.models.weights import save_model
 from oxrl.recipes import run
 from oxrl.recipes.session import Session
 from oxrl.recipes.setup import RLSetup
@@ -216,6 +218,37 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cfg = config(tmp_path_factory.mktemp("uninterrupted"), "run", "fsdp")
     run(cfg)
     return cfg.run.directory
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "deepspeed"])
+def test_an_adapter_on_two_ranks_and_a_rollout_actor_trains_like_in_one_process(
+    tmp_path: Path, backend: str
+) -> None:
+    pytest.importorskip("peft", reason='needs peft: pip install -e ".[lora]"')
+    if backend == "deepspeed":
+        pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make env-scale")
+    base = tmp_path / "base"
+    save_model(load_policy("builtin:tiny", LoadOptions(seed=7)), base)
+    load_tokenizer("builtin:tiny").save_pretrained(base)
+    sections: dict[str, Any] = {
+        "model": {"name": str(base)},
+        "lora": {"rank": 4},
+        "train": {"kl_coeff": 0.05, "lr": 1e-2},
+    }
+    local = config(tmp_path, "local", "local", **copy.deepcopy(sections))
+    scaled = config(tmp_path, "scaled", backend, actors=1, **copy.deepcopy(sections))
+    run(local)
+    run(scaled)
+    one, other = local.run.directory, scaled.run.directory
+    assert samples(one, 0) == samples(other, 0)
+    for ours, theirs in zip(metric_lines(one), metric_lines(other), strict=True):
+        for key in ("reward/mean", "update/loss", "update/grad_norm", "kl/ref_k3"):
+            assert theirs[key] == pytest.approx(ours[key], rel=1e-4, abs=1e-6), key
+    adapter = load_file(max(other.glob("checkpoints/step_*")) / "adapter_model.safetensors")
+    sent = sum(tensor.nbytes for tensor in adapter.values())
+    synced = metric_lines(other)[-1]
+    assert synced["sync/sent_bytes"] == sent
+    assert synced["sync/driver_bytes"] == 0
 
 
 def test_a_killed_training_rank_ends_the_run_with_the_reason_and_a_checkpoint_to_resume_from(

@@ -18,17 +18,6 @@ def check_adapter(cfg: Config) -> Iterator[Problem]:
     if not cfg.lora.rank:
         return
     engine = TRAINING_ENGINES[cfg.train.backend]
-    if engine.several_ranks and cfg.train.row.recipe == "rl":
-        yield at(
-            cfg,
-            "lora.rank",
-            (
-                "adapters of reinforcement learning train with train.backend: local; "
-                "set one of the two"
-            ),
-            "train.backend",
-            "train.alg_name",
-        )
     if cfg.model.dtype == "bfloat16" and not engine.bfloat16_adapters:
         yield at(
             cfg,
@@ -39,13 +28,6 @@ def check_adapter(cfg: Config) -> Iterator[Problem]:
             ),
             "train.backend",
             "model.dtype",
-        )
-    if cfg.inference_engine.actors:
-        yield at(
-            cfg,
-            "inference_engine.actors",
-            "adapters are sampled in the process that trains them; set it to 0",
-            "lora.rank",
         )
     if cfg.train.row.moves_reference:
         yield at(

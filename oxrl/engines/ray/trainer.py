@@ -41,10 +41,10 @@ from oxrl.engines.ray.cluster import (
     result_of,
     unpack,
 )
-from oxrl.engines.train.base import Bucket, Want
+from oxrl.engines.train.base import Bucket, Part, Want
 from oxrl.engines.train.ranks import CUT_OFF, WAITED
-from oxrl.engines.train.trainer import Trainer
-from oxrl.engines.transport.base import Copy, LineError, Probe, score_copy
+from oxrl.engines.train.trainer import Trainer, forward_without_adapter
+from oxrl.engines.transport.base import Copy, LineError, Probe, score_copy, weights_of
 from oxrl.engines.transport.ends import End, Sender, Sent, name_of
 from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.errors import LostRankError
@@ -68,7 +68,7 @@ GRACE_S = 10.0
 BuildRank = Callable[[], AbstractContextManager[Mapping[str, Trainer]]]
 
 
-Stream = Literal["weights", "gradients"]
+Stream = Literal["all", "adapter", "gradients"]
 NewModel = Callable[[], nn.Module]
 NewImages = Callable[[], "ImageStore"]
 
@@ -124,7 +124,8 @@ class RankActor:
 
     def send(self, engine: str, copy: Copy, by_line: bool) -> Sent:
         """Send this rank's share of a copy of the weights, or only keep it; on every rank."""
-        return self._sender.send(self._engines[engine].weights(), copy, by_line=by_line)
+        weights = weights_of(self._engines[engine], copy)
+        return self._sender.send(weights, copy, by_line=by_line)
 
     def kept(self) -> list[tuple[int, Any]]:
         """(index, reference) of what this rank sent last: through the object store, from here."""
@@ -142,7 +143,7 @@ class RankActor:
         self, engine: str, probe: Probe, copy: Copy, brought: Brought | None
     ) -> Forwards | None:
         """What a copy of the weights says of the probe; rank 0 makes it, of what all gather."""
-        weights = self._engines[engine].weights()
+        weights = weights_of(self._engines[engine], copy)
         if not self._first:
             for _ in weights:
                 pass
@@ -159,7 +160,9 @@ class RankActor:
         """The next bucket of what all ranks gather together, or the first; None at the end."""
         if start:
             engine = self._engines[name]
-            self._stream = engine.weights() if stream == "weights" else buckets(engine.gradients())
+            self._stream = (
+                buckets(engine.gradients()) if stream == "gradients" else engine.weights(stream)
+            )
         bucket = next(self._stream, None)
         return pack(bucket) if self._first and bucket is not None else None
 
@@ -317,11 +320,15 @@ class RayTrainer:
     def set_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
         self._group.call(self._name, Trainer.set_weights, list(named))
 
-    def weights(self) -> Iterator[Bucket]:
-        return self._stream("weights")
+    def weights(self, part: Part = "all") -> Iterator[Bucket]:
+        return self._stream(part)
 
-    def fingerprints(self, dtype: torch.dtype) -> Mapping[str, str]:
-        return self._group.call(self._name, Trainer.fingerprints, dtype)
+    def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> Mapping[str, str]:
+        return self._group.call(self._name, Trainer.fingerprints, dtype, part)
+
+    def forward_without_adapter(self, inputs: TokenBatch, want: Want) -> Output:
+        """What the model under the adapter says: the reference."""
+        return self._group.call(self._name, forward_without_adapter, inputs, want)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         return (named for bucket in self._stream("gradients") for named in bucket)

@@ -20,6 +20,7 @@ from oxrl.engines.train.base import Bucket
 from oxrl.engines.train.forward import read_tokens
 from oxrl.errors import EngineError, WeightSyncError
 from oxrl.models.fingerprints import fingerprint
+from oxrl.models.lora import has_adapter
 from oxrl.models.network import CausalNetwork, check_tokens, vocabulary_of
 from oxrl.types import FinishReason, Prefix, Request, TokenBatch
 
@@ -120,6 +121,9 @@ class ModuleSampler(Sampler):
             if parameter.data_ptr() != tensor.data_ptr():
                 parameter.copy_(tensor)
                 fingerprints[name] = fingerprint(parameter)
+        if has_adapter(self.model):
+            # What is under the adapter stays as it is.
+            missing = {name: own for name, own in missing.items() if own.requires_grad}
         if missing:
             raise WeightSyncError(f"{len(missing)} tensors were not sent, such as {min(missing)!r}")
         self._version = version

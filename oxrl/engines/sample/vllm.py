@@ -33,7 +33,7 @@ from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyncError
 from oxrl.models.builtin import is_builtin
 from oxrl.models.fingerprints import Piece, joined
-from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.vision import vision_family
 from oxrl.models.vision_network import banned_tokens
 from oxrl.models.weights import save_model
@@ -97,6 +97,9 @@ class VllmOptions:
     max_model_len: longest prompt plus response, in tokens; None: the model's context.
     revision: of the model on the hub; None: its main branch.
     batch_invariant: on a GPU, compute a row alike whatever is beside it; on CPU it means nothing.
+    adapter_scale: alpha / rank of the policy's adapter, which is all that is delivered; its term
+        is added to the model's weights here, and a copy of these is kept on the CPU. None: every
+        weight is delivered.
     """
 
     log_file: str
@@ -109,6 +112,7 @@ class VllmOptions:
     trust_remote_code: bool = False
     revision: str | None = None
     batch_invariant: bool = False
+    adapter_scale: float | None = None
 
 
 @dataclass
@@ -182,6 +186,13 @@ class VllmEngine(Sampler):
                 self._check_heads()
         self._context = int(self._engine.model_config.max_model_len)
         self._rpc("oxrl_install")
+        if options.adapter_scale is not None:
+            under = LoadOptions(
+                dtype=getattr(torch, options.dtype),
+                trust_remote_code=options.trust_remote_code,
+                revision=options.revision,
+            )
+            self._rpc("oxrl_keep_base", model, under, options.adapter_scale)
         self._rpc("oxrl_ban", banned_tokens(self._engine.model_config.hf_config), sorted(only))
 
     def _start(self, settings: Mapping[str, Any], log_file: str) -> Any:

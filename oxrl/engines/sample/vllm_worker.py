@@ -6,7 +6,7 @@ called on all workers at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from importlib import import_module
@@ -18,11 +18,14 @@ from torch import Tensor
 from oxrl.engines.sample.gumbel import noise_keys, restrict, sample_tokens
 from oxrl.engines.sample.vllm_weights import held_pieces
 from oxrl.engines.train.base import Bucket
-from oxrl.engines.transport.base import LINE_BROKE, LineError
+from oxrl.engines.transport.base import BASE, LINE_BROKE, MADE, LineError
 from oxrl.engines.transport.ends import Receiver, name_of, receiver
 from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.functional.logprobs import NO_CHANCE
 from oxrl.models.fingerprints import Piece, fingerprint
+from oxrl.models.load import LoadOptions, load_policy
+from oxrl.models.lora import merged_weights
+from oxrl.models.weights import buckets, sent_bytes
 
 # (name, how to get the tensor): its arguments are handles when the tensor lies in another process's
 # GPU memory.
@@ -42,6 +45,10 @@ class WorkerExtension:
     device: torch.device
     rank: int
     oxrl_receiver: Receiver | None = None
+    # Of a policy with an adapter: the weights under it, and alpha / rank.
+    oxrl_base: Mapping[str, Tensor] | None = None
+    oxrl_base_prints: Mapping[str, str]
+    oxrl_scale: float
 
     def oxrl_install(self) -> None:
         """Sample as the local sampler does, and let prompt log-probabilities have a temperature."""
@@ -64,6 +71,14 @@ class WorkerExtension:
         elif tokens:
             model.compute_logits = partial(_without, model.compute_logits, tokens)
 
+    def oxrl_keep_base(self, model: str, options: LoadOptions, scale: float) -> None:
+        """From now on adapters are loaded, which are added to these weights, kept on the CPU."""
+        base = load_policy(model, options).named_parameters()
+        self.oxrl_base = {name: weight.detach() for name, weight in base}
+        prints = {name: fingerprint(weight) for name, weight in self.oxrl_base.items()}
+        self.oxrl_base_prints = {BASE + name: found for name, found in prints.items()}
+        self.oxrl_scale = scale
+
     def oxrl_set_score_temperature(self, temperature: float) -> None:
         self.oxrl_temperature = temperature
 
@@ -84,6 +99,7 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         self.oxrl_unloaded = {name for name, _ in model.named_parameters()}
         self.oxrl_received: dict[str, str] = {}
+        self.oxrl_adapter: dict[str, Tensor] = {}
         self.oxrl_shapes: dict[str, torch.Size] = {}
         vllm_module(RELOAD).initialize_layerwise_reload(model)
 
@@ -110,12 +126,30 @@ class WorkerExtension:
                 self._oxrl_take(bucket)
 
     def _oxrl_take(self, bucket: Bucket) -> None:
+        """Load what arrived; of an adapter, put it aside until all of it is here."""
+        if self.oxrl_base is None:
+            self._oxrl_load(bucket, "")
+            return
+        for name, given in bucket:
+            self.oxrl_adapter[name] = given.to(self.device)
+            self.oxrl_received[name] = fingerprint(self.oxrl_adapter[name])
+
+    def _oxrl_merge(self, base: Mapping[str, Tensor]) -> None:
+        """Load the weights that come of the adapter."""
+        self.oxrl_received.update(self.oxrl_base_prints)
+        here = ((name, weight.to(self.device)) for name, weight in base.items())
+        merged = merged_weights(here, self.oxrl_adapter, self.oxrl_scale)
+        for bucket in buckets(merged, limit=sent_bytes(self.device)):
+            self._oxrl_load(bucket, MADE)
+        self.oxrl_adapter = {}
+
+    def _oxrl_load(self, bucket: Bucket, kind: str) -> None:
         """Load tensors; fingerprints are of what is loaded, cast and on this worker's device."""
         dtype = self.model_runner.model_config.dtype
         tensors: Bucket = []
         for name, given in bucket:
             tensor = given.to(self.device, dtype)
-            self.oxrl_received[name] = fingerprint(tensor)
+            self.oxrl_received[kind + name] = fingerprint(tensor)
             self.oxrl_shapes[name] = tensor.shape
             tensors.append((name, tensor))
         self.oxrl_unloaded -= self.model_runner.get_model().load_weights(tensors) or set()
@@ -123,6 +157,8 @@ class WorkerExtension:
     def oxrl_finish_load(self) -> tuple[dict[str, str], list[str]]:
         """(fingerprint of every tensor received, vLLM's own parameters that none reached)."""
         runner = self.model_runner
+        if self.oxrl_base is not None and self.oxrl_adapter:
+            self._oxrl_merge(self.oxrl_base)
         vllm_module(RELOAD).finalize_layerwise_reload(runner.get_model(), runner.model_config)
         if self.device.type == "cpu":
             _repack(runner.get_model())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -17,6 +17,8 @@ from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
 
 # "logprobs", "entropy", "values", "sum_p_squared", "top_k=<K>".
 Want = frozenset[str]
+# Of a policy with an adapter: all of its weights, or the adapter's alone.
+Part = Literal["all", "adapter"]
 Bucket = list[NamedTensor]
 
 
@@ -113,19 +115,24 @@ class TrainEngine(Scorer, Saved, Protocol):
         """
         ...
 
-    def weights(self) -> Iterator[Bucket]:
+    def weights(self, part: Part = "all") -> Iterator[Bucket]:
         """The weights as the model computes with them; collective across ranks.
+
+        Args:
+            part: which of them.
 
         Returns:
             Buckets of at most 64 MB (24 MB from a CPU) or of one weight: (HF name, whole tensor).
         """
         ...
 
-    def fingerprints(self, dtype: torch.dtype) -> Mapping[str, str]:
+    def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> Mapping[str, str]:
         """What `weights()` has to yield, told without it; collective across ranks.
 
         Args:
-            dtype: what the weights are cast to after they were rounded as they are stored.
+            dtype: what the weights are cast to after they were rounded as they are stored; None:
+                they are not.
+            part: which of them.
 
         Returns:
             HF name -> fingerprint of the weight as the optimizer holds it: its float32 master,

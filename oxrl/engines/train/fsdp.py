@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from oxrl.engines.train.adamw import LOW_PRECISION
-from oxrl.engines.train.base import Want
+from oxrl.engines.train.base import Part, Want
 from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import Share
@@ -101,12 +101,14 @@ class FsdpTrainer(LocalTrainer):
     def _piece(self, tensor: Tensor) -> Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
-    def _master_pieces(self, dtype: torch.dtype) -> Iterator[tuple[str, list[Piece]]]:
-        for name, parameter in self.model.named_parameters():
+    def _master_pieces(
+        self, dtype: torch.dtype | None, part: Part
+    ) -> Iterator[tuple[str, list[Piece]]]:
+        for name, parameter in self._of(part):
             master = self._masters.get(name, parameter)
             held = self._place(name, master)
-            part = self._delivered(name, held.values, dtype)
-            yield name, pieces_of(part, master.shape, held.start)
+            own = self._delivered(name, held.values, dtype)
+            yield name, pieces_of(own, master.shape, held.start)
 
 
 def _computing_dtype(model: nn.Module) -> torch.dtype | None:

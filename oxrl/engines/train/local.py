@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from oxrl.engines.train.adamw import LOW_PRECISION, MOMENTS, Piece, adamw
-from oxrl.engines.train.base import Bucket, Want
+from oxrl.engines.train.base import Bucket, Part, Want
 from oxrl.engines.train.checkpoint import StoredWeight
 from oxrl.engines.train.forward import Check, read_tokens
 from oxrl.engines.train.options import TrainerOptions
@@ -168,17 +168,17 @@ class LocalTrainer(Trainer):
             rate = self.options.rates.get(name, 1.0)
             yield Piece(self._piece(master.detach()), state or None, self._decays[name], rate)
 
-    def weights(self) -> Iterator[Bucket]:
+    def weights(self, part: Part = "all") -> Iterator[Bucket]:
         """See TrainEngine. On one rank the tensors are the model's own, not copies."""
         whole = (
             (name, self._whole(p.detach()).to(self._stored[name].dtype))
-            for name, p in self.model.named_parameters()
+            for name, p in self._of(part)
         )
         return buckets(whole, limit=sent_bytes(self.device))
 
-    def masters(self) -> Iterator[NamedTensor]:
+    def masters(self, part: Part = "all") -> Iterator[NamedTensor]:
         """See Trainer."""
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self._of(part):
             yield name, self._whole(self._masters.get(name, parameter).detach())
 
     def _trained(self) -> Iterable[str]:

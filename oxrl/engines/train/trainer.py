@@ -10,13 +10,14 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from oxrl.engines.train.adamw import LOW_PRECISION, MOMENTS, Piece, last_change, weight_decays
-from oxrl.engines.train.base import Bucket, Want
+from oxrl.engines.train.base import Bucket, Part, Want
 from oxrl.engines.train.checkpoint import (
     CollectiveWriter,
     StoredWeight,
@@ -124,10 +125,10 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def weights(self) -> Iterator[Bucket]: ...
+    def weights(self, part: Part = "all") -> Iterator[Bucket]: ...
 
     @abstractmethod
-    def masters(self) -> Iterator[NamedTensor]:
+    def masters(self, part: Part = "all") -> Iterator[NamedTensor]:
         """(name, whole weight as the optimizer holds it) on every rank; collective.
 
         Not what `weights` reads, wherever there are two copies.
@@ -420,27 +421,36 @@ class Trainer(ABC):
             self.micro_batch_tokens = min(self.micro_batch_tokens, state.fits)
 
     @torch.no_grad()
-    def fingerprints(self, dtype: torch.dtype) -> dict[str, str]:
+    def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> dict[str, str]:
         """See TrainEngine. Ranks read what they hold, and join what they found."""
-        own = {name: list(pieces) for name, pieces in self._master_pieces(dtype)}
+        own = {name: list(pieces) for name, pieces in self._master_pieces(dtype, part)}
         every: dict[str, list[WeightPiece]] = {}
         for found in self.ranks.gather(own):
             for name, pieces in found.items():
                 every.setdefault(name, []).extend(pieces)
         return {name: joined(pieces) for name, pieces in every.items()}
 
-    def _master_pieces(self, dtype: torch.dtype) -> Iterator[tuple[str, list[WeightPiece]]]:
+    def _master_pieces(
+        self, dtype: torch.dtype | None, part: Part
+    ) -> Iterator[tuple[str, list[WeightPiece]]]:
         """This rank's pieces of what `weights` has to yield; together the ranks have all.
 
         Where every rank can read whole masters, they take turns.
         """
-        for index, (name, master) in enumerate(self.masters()):
+        for index, (name, master) in enumerate(self.masters(part)):
             own = index % self.ranks.world == self.ranks.rank
             yield name, [piece_of(self._delivered(name, master, dtype))] if own else []
 
-    def _delivered(self, name: str, master: Tensor, dtype: torch.dtype) -> Tensor:
+    def _of(self, part: Part) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of the model, whole or cut up."""
+        for name, parameter in self.model.named_parameters():
+            if part == "all" or parameter.requires_grad:
+                yield name, parameter
+
+    def _delivered(self, name: str, master: Tensor, dtype: torch.dtype | None) -> Tensor:
         """What is delivered of a master, or of a part of it: rounded as it is stored, then cast."""
-        return master.to(self._stored[name].dtype).to(dtype)
+        stored = master.to(self._stored[name].dtype)
+        return stored if dtype is None else stored.to(dtype)
 
     @torch.no_grad()
     def set_weights(self, named: Iterable[NamedTensor]) -> None:
@@ -448,16 +458,31 @@ class Trainer(ABC):
         self._restore(StoredWeight(name, GivenTensor(weight)) for name, weight in named)
 
 
+def forward_without_adapter(trainer: Trainer, inputs: TokenBatch, want: Want) -> Output:
+    """See Scorer: of the model under the adapter."""
+    with adapter_off(trainer.model):
+        return trainer.forward(inputs, want)
+
+
+class Adapted(Protocol):
+    """A policy that also answers without its adapter, wherever it is."""
+
+    def forward_without_adapter(self, inputs: TokenBatch, want: Want) -> Output:
+        """See Scorer."""
+        ...
+
+
 class AdapterOff:
     """The policy without its adapter, as the reference: no second model in memory."""
 
-    def __init__(self, policy: Trainer) -> None:
+    def __init__(self, policy: Trainer | Adapted) -> None:
         self._policy = policy
 
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
         """See Scorer."""
-        with adapter_off(self._policy.model):
-            return self._policy.forward(inputs, want)
+        if isinstance(self._policy, Trainer):
+            return forward_without_adapter(self._policy, inputs, want)
+        return self._policy.forward_without_adapter(inputs, want)
 
 
 def _has_trained_token(batch: TrainBatch) -> bool:

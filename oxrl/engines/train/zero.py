@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from oxrl.engines.train.adamw import LOW_PRECISION, MOMENTS, Piece, adamw
-from oxrl.engines.train.base import Bucket, Want
+from oxrl.engines.train.base import Bucket, Part, Want
 from oxrl.engines.train.checkpoint import StoredWeight
 from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.options import TrainerOptions
@@ -297,12 +297,12 @@ class DeepSpeedTrainer(Trainer):
         group_of_piece = getattr(self._zero, "sub_group_to_group_id", {})
         return [decays[group] for group in group_of_piece.values()] or decays
 
-    def weights(self) -> Iterator[Bucket]:
+    def weights(self, part: Part = "all") -> Iterator[Bucket]:
         """See TrainEngine. At stage 3 each weight is gathered in turn and copied."""
-        return buckets(self._whole_weights(), limit=sent_bytes(self.device))
+        return buckets(self._whole_weights(part), limit=sent_bytes(self.device))
 
-    def _whole_weights(self) -> Iterator[NamedTensor]:
-        for name, p in self.model.named_parameters():
+    def _whole_weights(self, part: Part = "all") -> Iterator[NamedTensor]:
+        for name, p in self._of(part):
             yield name, self._whole_weight(p)
 
     def _whole_weight(self, p: nn.Parameter) -> Tensor:
@@ -311,10 +311,10 @@ class DeepSpeedTrainer(Trainer):
         with self._deepspeed.zero.GatheredParameters([p]):
             return p.detach().clone()
 
-    def masters(self) -> Iterator[NamedTensor]:
+    def masters(self, part: Part = "all") -> Iterator[NamedTensor]:
         """See Trainer. At stage 0, and of what is not trained, there is one copy only."""
         has_copies = self._stage > 0 and bool(self._flat)
-        for name, p in self.model.named_parameters():
+        for name, p in self._of(part):
             if has_copies and name in self._named:
                 yield name, self._deepspeed.utils.safe_get_full_fp32_param(p)
             else:

@@ -13,11 +13,14 @@ import torch
 from torch import nn
 
 from oxrl.engines.probe import Forwards, Rows, Shown, perturb, two_forwards
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.base import Bucket, Part, TrainEngine
 from oxrl.errors import EngineError
 from oxrl.types import Images, Metrics
 
 Fingerprints = Mapping[str, str]
+# How names in a sampler's answer begin: of weights that it made, and of what it made them from.
+MADE = "made/"
+BASE = "base/"
 # How every LineError begins, also where another process hands on no more than its text.
 LINE_BROKE = "the line between ranks and samplers"
 
@@ -29,11 +32,18 @@ class LineError(EngineError):
 class Copy(NamedTuple):
     """Which copy of the policy's weights.
 
-    dtype: what they are cast to. strength: how much of it is new; 0: they are the policy's.
+    dtype: what the sampler computes in; all weights are cast to it, but an adapter's are not.
+    strength: how much of it is new; 0: they are the policy's. part: which of them.
     """
 
     dtype: torch.dtype
     strength: float = 0.0
+    part: Part = "all"
+
+    @property
+    def sent_as(self) -> torch.dtype | None:
+        """What tensors are cast to before they are sent; None: they are sent as they are."""
+        return None if self.part == "adapter" else self.dtype
 
 
 class Delivered(NamedTuple):
@@ -41,6 +51,27 @@ class Delivered(NamedTuple):
 
     sent: Fingerprints
     received: Fingerprints
+
+
+class Arrived(NamedTuple):
+    """Fingerprints that a sampler answers with.
+
+    tensors: of what arrived. made: of weights that it made of an adapter and what is under it;
+    base: of what is. Of samplers that make nothing both are empty.
+    """
+
+    tensors: Fingerprints
+    made: Fingerprints
+    base: Fingerprints
+
+    @classmethod
+    def of(cls, answered: Fingerprints) -> Arrived:
+        """An answer taken apart by how names begin."""
+        parts: dict[str, dict[str, str]] = {"": {}, MADE: {}, BASE: {}}
+        for name, found in answered.items():
+            kind = next((kind for kind in (MADE, BASE) if name.startswith(kind)), "")
+            parts[kind][name.removeprefix(kind)] = found
+        return cls(parts[""], parts[MADE], parts[BASE])
 
 
 class Probe(NamedTuple):
@@ -71,10 +102,15 @@ class WeightTransport(Protocol):
         ...
 
 
+def weights_of(policy: TrainEngine, copy: Copy) -> Iterator[Bucket]:
+    """What a copy is made of; collective across ranks."""
+    return policy.weights() if copy.part == "all" else policy.weights(copy.part)
+
+
 def copied(weights: Iterator[Bucket], copy: Copy) -> Iterator[Bucket]:
     """The weights as the sampler computes with them."""
     for bucket in weights:
-        cast = [(name, tensor.detach().to(copy.dtype)) for name, tensor in bucket]
+        cast = [(name, tensor.detach().to(copy.sent_as or tensor.dtype)) for name, tensor in bucket]
         if copy.strength:
             cast = [(name, perturb(tensor, copy.strength)) for name, tensor in cast]
         yield cast

@@ -9,7 +9,7 @@ from torch import nn
 from oxrl.engines.probe import Forwards
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.train.base import Bucket, TrainEngine
-from oxrl.engines.transport.base import Copy, Delivered, Probe, copied, score_copy
+from oxrl.engines.transport.base import Copy, Delivered, Probe, copied, score_copy, weights_of
 from oxrl.models.fingerprints import fingerprint
 from oxrl.types import Images, Metrics
 
@@ -42,7 +42,7 @@ class Direct:
         return Delivered(sent, received)
 
     def score(self, probe: Probe, copy: Copy) -> Forwards:
-        weights = self._policy.weights()
+        weights = weights_of(self._policy, copy)
         return score_copy(self._new_model(), weights, probe, copy, self._images)
 
     def metrics(self) -> Metrics:
@@ -51,7 +51,7 @@ class Direct:
 
     def _noted(self, copy: Copy, sent: dict[str, str]) -> Iterator[Bucket]:
         """The copy; notes in `sent` what it looks like as it leaves."""
-        for bucket in copied(self._policy.weights(), copy):
+        for bucket in copied(weights_of(self._policy, copy), copy):
             for name, tensor in bucket:
                 sent[name] = fingerprint(tensor)
                 self._passed += tensor.nbytes
