@@ -239,8 +239,7 @@ def plain(action: Sequence[float]) -> list[float]:
 
 def found_suite(name: str, task: int) -> Any:
     """A suite of LIBERO's tasks that has a certain one."""
-    from libero.libero import benchmark
-
+    benchmark = importlib.import_module("libero.libero.benchmark")
     suites = benchmark.get_benchmark_dict()
     if name not in suites:
         raise ValueError(f"environment.options.suite={name}, there are {', '.join(suites)}")
@@ -252,8 +251,7 @@ def found_suite(name: str, task: int) -> Any:
 
 def simulator(about: Any, *, renders: bool) -> Any:
     """A task of LIBERO in robosuite, whose images are drawn only where they are asked for."""
-    from libero.libero import get_libero_path
-
+    get_libero_path = importlib.import_module("libero.libero").get_libero_path
     wrapper = importlib.import_module(WRAPPER)
     file = os.path.join(get_libero_path("bddl_files"), about.problem_folder, about.bddl_file)
     return wrapper.ControlEnv(

@@ -97,7 +97,7 @@ def strip(episode: RobotEpisode, count: int = 8) -> Image.Image:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("dataset", type=Path)
     parser.add_argument("environment")
     parser.add_argument("options", nargs="?", default="{}", type=json.loads)
