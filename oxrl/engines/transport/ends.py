@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import cycle
@@ -147,7 +147,7 @@ class Receiver:
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines
 
-    def buckets(self) -> Iterator[Bucket]:
+    def buckets(self) -> Generator[Bucket]:
         """Every bucket; while one is used the next one arrives, and no more.
 
         To be closed: what has not been taken then still arrives, and is thrown away, because who

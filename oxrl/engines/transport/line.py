@@ -97,7 +97,7 @@ class Line:
             self._tensors = self._headers
             if meeting.call == "nccl":
                 beside = dist.PrefixStore("nccl", own)
-                self._tensors = dist.ProcessGroupNCCL(beside, seat.place, size, wait)
+                self._tensors = dist.ProcessGroupNCCL(beside, seat.place, size, wait)  # pyright: ignore
 
         self._careful(meet)
 
@@ -190,7 +190,7 @@ class Line:
 def _handle(payload: Tensor) -> bytes:
     """How another process on the same GPU opens this memory, which begins its storage."""
     torch.cuda.current_stream().synchronize()
-    _, *parts = payload.untyped_storage()._share_cuda_()
+    _, *parts = payload.untyped_storage()._share_cuda_()  # pyright: ignore
     # Bytes as text, numbers as they are.
     said = [part.hex() if isinstance(part, bytes) else part for part in parts]
     return json.dumps(said).encode()
@@ -200,5 +200,6 @@ def _opened(handle: bytes, device: torch.device, size: int) -> Tensor:
     """The memory that a handle is of, as a number of bytes on this process's device."""
     said = json.loads(handle)
     parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in said]
-    storage = torch.UntypedStorage._new_shared_cuda(device.index or 0, *parts)
-    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (size,))
+    storage = torch.UntypedStorage._new_shared_cuda(device.index or 0, *parts)  # pyright: ignore
+    whole = torch.empty(0, dtype=torch.uint8, device=device)
+    return whole.set_(storage, 0, (size,))  # pyright: ignore
