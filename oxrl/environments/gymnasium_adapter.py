@@ -189,7 +189,9 @@ def _render_modes(gymnasium: Any, name: str) -> Sequence[str]:
     entry = gymnasium.spec(name).entry_point
     if isinstance(entry, str):
         entry = gymnasium.envs.registration.load_env_creator(entry)
-    return getattr(entry, "metadata", {}).get("render_modes", ())
+    known = getattr(entry, "metadata", None)
+    # Of a wrapper's class it is a property, which only an instance answers.
+    return known.get("render_modes", ()) if isinstance(known, Mapping) else ()
 
 
 def uncolored(text: str) -> str:

@@ -136,3 +136,18 @@ def test_episodes_live_in_processes_of_their_own() -> None:
     assert "[S]FFF" in second.step("left", Patience()).messages[0]["content"]
     first.finish()
     pool.close()
+
+
+def test_a_registered_wrapper_is_played_like_what_it_wraps() -> None:
+    import gymnasium
+
+    class Shorter(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(gymnasium.make("FrozenLake-v1", is_slippery=False, **settings))
+
+    gymnasium.register("ShorterLake-v0", entry_point=Shorter)
+    try:
+        lake, _ = opened(id="ShorterLake-v0", settings={"render_mode": "ansi"})
+        assert lake.step("2").messages == "  (Right)\nS[F]FF\nFHFH\nFFFH\nHFFG"
+    finally:
+        del gymnasium.registry["ShorterLake-v0"]
