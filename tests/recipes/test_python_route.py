@@ -46,7 +46,11 @@ MISTAKES: dict[str, Values] = {
     "model.name": changed(model={"name": "builtin:tinny"}),
     "reward.name": changed(reward={"name": "exakt"}),
     "run.training_gpus": changed(run={"training_gpus": 2}),
-    "lora.rank": changed(lora={"rank": 4}, model={"name": "."}, train={"backend": "fsdp"}),
+    "lora.rank": changed(
+        lora={"rank": 4},
+        model={"name": ".", "dtype": "bfloat16"},
+        train={"backend": "deepspeed"},
+    ),
     "train.clip_dual": changed(train={"clip_dual": 1.05}),
     # Written, and read by nothing in this run.
     "run.eval_every": changed(run={"eval_every": 1}),
