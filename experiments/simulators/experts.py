@@ -1,4 +1,4 @@
-"""What to do now, in MiniGrid and in MuJoCo's Reacher, by those who see the state."""
+"""What to do now, in MiniGrid, MuJoCo's Reacher and Meta-World, by those who see the state."""
 
 from __future__ import annotations
 
@@ -65,3 +65,21 @@ def reacher(made: Any) -> list[float]:
     error = min(errors, key=lambda found: float(np.abs(found).sum()))
     torque = STIFF * error - DAMP * data.qvel[:2]
     return [float(part) for part in np.clip(torque, -1.0, 1.0)]
+
+
+def pointing_reacher(made: Any) -> list[float]:
+    """The point where the target is, of `pointing_reacher.py`."""
+    return [float(part) for part in made.unwrapped.data.qpos[2:4]]
+
+
+def metaworld(made: Any) -> list[float]:
+    """What Meta-World's own scripted policy of the task does: a move of the hand, and the grip."""
+    from metaworld import policies
+
+    inner = made.unwrapped
+    # SawyerReachEnvV3 has SawyerReachV3Policy.
+    name = type(inner).__name__.replace("EnvV3", "V3Policy")
+    now = inner._get_curr_obs_combined_no_goal()
+    # It is shown the observation before as well, which it does not look at.
+    action = getattr(policies, name)().get_action(np.hstack([now, now, inner._target_pos]))
+    return [float(part) for part in np.clip(action, -1.0, 1.0)]

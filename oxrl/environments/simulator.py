@@ -19,7 +19,7 @@ import copy
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from oxrl.data.rows import Json
 from oxrl.environments.adapting import need, seed_of, shown_with
@@ -30,6 +30,8 @@ from oxrl.types import Prompt
 
 # How MuJoCo renders without a display, where nothing else is asked for.
 RENDERER = "egl"
+# Of `outcome_at`: what the environment's info says.
+SUCCESS = "success"
 # What Gymnasium makes, and what it is made of, have no types here.
 Made = Any
 
@@ -43,8 +45,9 @@ class SimulatorEnvironment:
         size: side of the square that images are made, in pixels; None: as they are rendered.
         instruction: beside every image; `{mission}` is what the environment itself asks for.
         outcome_at: a step whose own reward is at least this has done the task, which ends the
-            episode with reward 1; all other rewards are 0. None: rewards as they are, and success
-            where the environment's info says `success` or `is_success`.
+            episode with reward 1; all other rewards are 0. "success": a step of which the
+            environment's info says `success` or `is_success`. None: rewards as they are, and
+            success where the info says so.
         blind: show the first image at every time.
         expert: path.py:function, from the environment to the action to take now.
 
@@ -60,7 +63,7 @@ class SimulatorEnvironment:
         settings: Mapping[str, Json] | None = None,
         size: int | None = None,
         instruction: str = "{mission}",
-        outcome_at: float | None = None,
+        outcome_at: float | Literal["success"] | None = None,
         blind: bool = False,
         expert: str = "",
     ) -> None:
@@ -74,6 +77,10 @@ class SimulatorEnvironment:
         self._instruction = instruction
         if _is_mujoco(self._made.unwrapped):
             _fix_camera(self._made.unwrapped)
+        if isinstance(outcome_at, str) and outcome_at != SUCCESS:
+            raise ValueError(
+                f"environment.options.outcome_at is {outcome_at!r}; a number, or success"
+            )
         self._outcome_at = outcome_at
         self._blind = blind
         self._expert = _expert(expert) if expert else None
@@ -94,8 +101,13 @@ class SimulatorEnvironment:
 
     def reset(self, prompt: Prompt, seed: int) -> list[Message]:
         """The first image, and the instruction."""
-        self._made.reset(seed=seed_of(prompt, seed))
-        self._made.action_space.seed(seed_of(prompt, seed))
+        number = seed_of(prompt, seed)
+        # A layer may choose its task before the seed reaches what is beneath it: Meta-World does.
+        self._made.unwrapped.np_random, _ = need("gymnasium", "simulators").utils.seeding.np_random(
+            number
+        )
+        self._made.reset(seed=number)
+        self._made.action_space.seed(number)
         self._frame = None
         return [self._said()]
 
@@ -110,7 +122,7 @@ class SimulatorEnvironment:
                 total += float(reward)
             else:
                 total += float(bool(success))
-                terminated = terminated or success
+                terminated = terminated or bool(success)
             if terminated or truncated:
                 return Step(
                     [self._said()],
@@ -185,7 +197,7 @@ class SimulatorEnvironment:
         return np.clip(np.asarray(action, space.dtype), space.low, space.high)
 
     def _succeeded(self, reward: float, info: Mapping[str, Json]) -> bool | None:
-        if self._outcome_at is not None:
+        if isinstance(self._outcome_at, (int, float)):
             return reward >= self._outcome_at
         said = info.get("is_success", info.get("success"))
         return None if said is None else bool(said)

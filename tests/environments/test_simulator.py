@@ -155,3 +155,68 @@ def test_wrong_options_and_actions_say_what_to_write() -> None:
 
 def test_the_experts_are_functions_of_the_environment() -> None:
     assert {"minigrid", "reacher"} <= set(runpy.run_path(str(EXPERTS)))
+
+
+@pytest.fixture
+def chooser() -> Any:
+    """An environment whose outer layer chooses its task before the seed gets beneath it."""
+    gymnasium = pytest.importorskip("gymnasium", reason="gymnasium is no part here")
+
+    class Room(gymnasium.Env[Any, Any]):
+        metadata = {"render_modes": ["rgb_array"]}
+
+        def __init__(self, render_mode: str = "rgb_array") -> None:
+            self.render_mode = render_mode
+            self.action_space = gymnasium.spaces.Discrete(2)
+            self.observation_space = gymnasium.spaces.Discrete(1)
+            self.task = 0
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            return 0, {}
+
+        def step(self, action: int) -> Any:
+            return 0, 0.25, False, False, {"success": action == 1}
+
+        def render(self) -> Any:
+            return np.full((8, 8, 3), self.task, np.uint8)
+
+    class Tasks(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(Room(**settings))
+
+        def reset(self, **given: Any) -> Any:
+            self.unwrapped.task = int(self.np_random.integers(200))
+            return self.env.reset(**given)
+
+    gymnasium.register("Tasks-v0", entry_point=Tasks)
+    yield "Tasks-v0"
+    del gymnasium.registry["Tasks-v0"]
+
+
+@pytest.mark.filterwarnings("ignore:.*render fps")
+def test_a_task_that_a_layer_chooses_follows_from_the_seed_alone(chooser: str) -> None:
+    def shown(made: SimulatorEnvironment, seed: int) -> int:
+        [message] = made.reset(PROMPT, seed)
+        return int(np.asarray(message["content"][0]["image"])[0, 0, 0])
+
+    one = SimulatorEnvironment(id=chooser)
+    tasks = [shown(one, seed) for seed in range(6)]
+    assert len(set(tasks)) > 3
+    other = SimulatorEnvironment(id=chooser)
+    assert [shown(other, seed) for seed in reversed(range(6))] == tasks[::-1]
+
+
+@pytest.mark.filterwarnings("ignore:.*render fps")
+def test_an_outcome_is_what_the_environment_says_where_that_is_asked_for(chooser: str) -> None:
+    made = SimulatorEnvironment(id=chooser, outcome_at="success")
+    made.reset(PROMPT, 0)
+    step = made.act(["0"])
+    assert (step.reward, step.terminated, step.success) == (0.0, False, None)
+    step = made.act(["0", "1", "0"])
+    assert (step.reward, step.terminated, step.success, step.executed) == (1.0, True, True, 2)
+    as_it_is = SimulatorEnvironment(id=chooser)
+    as_it_is.reset(PROMPT, 0)
+    assert as_it_is.act(["1"]).reward == 0.25
+    with pytest.raises(ValueError, match="outcome_at is 'succes'; a number, or success"):
+        SimulatorEnvironment(id=chooser, outcome_at="succes")
