@@ -198,8 +198,8 @@ def on_policy(algorithm: str, **more: float) -> Family:
 
     def learn(trial: Trial, dataset: str, warm: Path) -> Path:
         sections = {
-            "data": {"train": str(trial.file(f"{dataset}.asked")), "prompts_per_step": 8},
-            "train": {"alg_name": algorithm, "lr": 5e-4, **more},
+            "data": {"train": str(trial.file(f"{dataset}.asked")), "prompts_per_step": 32},
+            "train": {"alg_name": algorithm, "lr": 2e-4, **more},
             **ON_POLICY,
         }
         return trial.train(f"{dataset}.{algorithm}", warm, trial.sizes.steps, sections)
