@@ -1,6 +1,6 @@
 """A first checkpoint that names the models a run began with, instead of holding a copy of them.
 
-reference.json   {"format", "model", "revision", "dtype", "seed", "pins": {field: its pin}}
+reference.json   {"format", "model", "dtype", "seed", "pins": {field: its commit and hashes}}
 
 Every start of a run builds the same models anyway: from the same files, which are pinned, or from
 the same seed. So before the first step there is nothing else to store of them, and nothing to load.
@@ -34,7 +34,6 @@ def origin(cfg: Config) -> Json:
     return {
         "format": FORMAT,
         "model": cfg.model.name,
-        "revision": cfg.model.revision,
         "dtype": cfg.model.dtype,
         "seed": cfg.run.seed,
         "pins": pins,
