@@ -113,8 +113,13 @@ class LoadedReward:
     def call(self, prompt: Prompt, given: str | Sequence[Completion]) -> object:
         """Call the user's function as it is written, with one text or with the group.
 
+        Args:
+            prompt: what was asked, with the ground truth.
+            given: the text of one completion where `per_sample`, else the completions of the group.
+
         Returns:
-            What it returns, awaited if it is async.
+            What it returns, awaited if it is async; nothing is checked, and what it raises passes
+            through.
         """
         value = self.function(prompt, given)
         if not inspect.isawaitable(value):
@@ -127,6 +132,10 @@ class LoadedReward:
 
     def problem(self, value: object, count: int) -> str:
         """Say why `value` is not what the function must return for `count` completions.
+
+        Args:
+            value: what the function returned.
+            count: completions it was called with; 1 where `per_sample`.
 
         Returns:
             A reason that goes on after "the function ..."; empty if the value is fine.
@@ -254,7 +263,15 @@ def find_reward(name: str, options: Mapping[str, object] | None = None) -> Loade
 
 
 def option_problem(name: str, options: Mapping[str, object]) -> str:
-    """Say why a reward cannot be called with some options; empty if it can."""
+    """Say why a reward cannot be called with some options; empty if it can.
+
+    Args:
+        name: as of `find_reward`.
+        options: of the config, `reward.options`; empty: none are given.
+
+    Returns:
+        A sentence that names the option and what would be right.
+    """
     if name not in BUILTINS:
         if is_model(name):
             return model_option_problem(name, options)

@@ -74,12 +74,29 @@ def reasoning_gym_reward(prompt: Prompt, completion: str) -> float:
 
 
 def score_math(prompt: Prompt, text: str) -> Score:
-    """`math`: see `oxrl.rewards.math`."""
+    """`math`: 1 if the final answer is the ground truth as mathematics, else 0; see
+    `oxrl.rewards.math`.
+
+    Args:
+        prompt: whose `answer` is a number or a text.
+        text: the response.
+
+    Returns:
+        As of `math_reward`.
+    """
     return math_reward(text, prompt.answer)
 
 
 def score_exact(prompt: Prompt, text: str) -> Score:
-    """`exact`: see `exact_reward`."""
+    """`exact`: 1 if the response is the ground truth, letter by letter, else 0; see `exact_reward`.
+
+    Args:
+        prompt: whose `answer` is a text or an integer.
+        text: the response; white space at its ends is nothing.
+
+    Returns:
+        As of `exact_reward`.
+    """
     return exact_reward(text, prompt.answer)
 
 
@@ -93,7 +110,16 @@ def score_code(
     program_mb: int = PROGRAM_MB,
     url: str = "",
 ) -> Score:
-    """`code`: see `oxrl.rewards.code`."""
+    """`code`: whether the program in a response passes its tests; see `oxrl.rewards.code`.
+
+    Args:
+        prompt: whose `answer` holds the tests.
+        text: the response.
+        sandbox, partial, program_s, program_mb, url: as of `code_reward`; a level must be named.
+
+    Returns:
+        As of `code_reward`.
+    """
     return code_reward(
         text,
         prompt.answer,
@@ -106,27 +132,76 @@ def score_code(
 
 
 def score_format(_prompt: Prompt, text: str, *, pattern: str = THINK_ANSWER) -> Score:
-    """`format`: see `format_reward`."""
+    """`format`: 1 if the whole response matches a pattern, else 0; see `format_reward`.
+
+    Args:
+        text: the response.
+        pattern: a regular expression whose `.` matches line ends too; by default `<think>` and
+            `<answer>`.
+
+    Returns:
+        As of `format_reward`.
+
+    Raises:
+        ValueError: the pattern is no regular expression.
+    """
     return format_reward(text, pattern=pattern)
 
 
 def score_repetition(_prompt: Prompt, text: str, *, words: int = 3, worst: float = -1.0) -> Score:
-    """`repetition`: see `repetition_reward`."""
+    """`repetition`: a penalty for runs of words that return; see `repetition_reward`.
+
+    Args:
+        text: the response.
+        words: length of a run, at least 1.
+        worst: of a text that is one run again and again, at most 0.
+
+    Returns:
+        A value from `worst` to 0.
+
+    Raises:
+        ValueError: `words` or `worst` is out of its range.
+    """
     return repetition_reward(text, words=words, worst=worst)
 
 
 def score_ifeval(prompt: Prompt, text: str, *, share: bool = False) -> Score:
-    """`ifeval`: see `oxrl.rewards.instructions`."""
+    """`ifeval`: whether checkable instructions are followed; see `oxrl.rewards.instructions`.
+
+    Args:
+        prompt: whose `answer` names them, as `oxrl prepare ifeval` writes it.
+        text: the response.
+        share: the share of those that are followed, instead of all or nothing.
+
+    Returns:
+        As of `instructions_reward`.
+    """
     return instructions_reward(text, prompt.answer, share=share)
 
 
 def score_tool_call(prompt: Prompt, text: str) -> Score:
-    """`toolcall`: see `oxrl.rewards.tool_calls`."""
+    """`toolcall`: 1 if a response calls the right tools, else 0; see `oxrl.rewards.tool_calls`.
+
+    Args:
+        prompt: whose `answer` holds the right calls.
+        text: the response.
+
+    Returns:
+        As of `tool_call_reward`.
+    """
     return tool_call_reward(text, prompt.answer)
 
 
 def score_choice(prompt: Prompt, text: str) -> Score:
-    """`choice`: see `oxrl.rewards.choices`."""
+    """`choice`: 1 if a response names the right option, else 0; see `oxrl.rewards.choices`.
+
+    Args:
+        prompt: whose `answer` is a letter or a word.
+        text: the response.
+
+    Returns:
+        As of `choice_reward`.
+    """
     return choice_reward(text, prompt.answer)
 
 
@@ -148,8 +223,23 @@ def score_cosine(
     max_tokens: int = 1024,
     **values: float,
 ) -> list[Score]:
-    """`cosine`: see `cosine_length_value`, which takes `values`. `judge`, a key of JUDGES, says
-    which completions are right.
+    """`cosine`: short right responses and long wrong ones are worth more; see
+    `cosine_length_value`.
+
+    Args:
+        prompt: as the judging reward reads it.
+        completions: the group; each is scored by itself, by its number of tokens.
+        judge: a key of JUDGES, the reward that says which are right: those it gives more than 0.5.
+        max_tokens: the length at which a long response's value is reached, tokens.
+        values: `right_short`, `right_long`, `wrong_short` and `wrong_long` of
+            `cosine_length_value`.
+
+    Returns:
+        One score for each completion, in order, with the judging reward's value as its part; where
+        that has none, its failure.
+
+    Raises:
+        ValueError: `max_tokens` is below 1.
     """
     scores: list[Score] = []
     for completion in completions:
@@ -164,7 +254,19 @@ def score_cosine(
 
 
 def score_judge(prompt: Prompt, completions: Sequence[Completion], **options: Any) -> list[Score]:
-    """`judge`: see `oxrl.rewards.judge`. In a run its own pool asks, and keeps what was said."""
+    """`judge`: see `oxrl.rewards.judge`. In a run its own pool asks, and keeps what was said.
+
+    Args:
+        prompt: what was asked.
+        completions: the group, which a judge may be asked to compare.
+        options: fields of `JudgeOptions`.
+
+    Returns:
+        One score for each completion, in order.
+
+    Raises:
+        RewardDefinitionError: an option that cannot work.
+    """
     from oxrl.rewards.judge.pool import JudgePool  # that asks over the network
 
     return JudgePool(options).score([(prompt, completions)])[0]
@@ -213,6 +315,14 @@ def with_options(
     name: str, options: Mapping[str, object]
 ) -> Callable[..., Score | float | list[Score]]:
     """A built-in reward with its options.
+
+    Args:
+        name: a key of BUILTINS.
+        options: keyword arguments of its own, as `reward.options` has them.
+
+    Returns:
+        The function, which takes a prompt and a completion, or the group's completions, by
+        position.
 
     Raises:
         ValueError: it has no such option, or not with such a value; says which it has.

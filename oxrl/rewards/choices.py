@@ -55,7 +55,15 @@ def choice_reward(response: str, answer: object) -> Score:
 
 
 def final_words(response: str) -> str:
-    """What a response says last: behind its last marker, or in its last line."""
+    """What a response says last: behind its last marker ("answer:" and the like), or in its last
+    line.
+
+    Args:
+        response: the text that the model wrote; what it thinks before `</think>` is not read.
+
+    Returns:
+        The words without the marker, up to the end of their line or tag; empty if there are none.
+    """
     text = response.rpartition("</think>")[2]
     markers = list(_MARKER.finditer(text))
     for marker in reversed(markers):

@@ -88,7 +88,18 @@ def judged(
     partial: bool,
     total_s: float = TOTAL_S,
 ) -> Score:
-    """As `code_reward`, in a sandbox that is given."""
+    """Score the program in a response, as `code_reward` does, in a sandbox that is given.
+
+    Args:
+        used: started at the first program if it is not yet.
+        response: the text that the model wrote.
+        answer: the tests; see the top of this file.
+        partial: the share of asserts or cases that hold, instead of all or nothing.
+        total_s: seconds for all cases together; looked at before each.
+
+    Returns:
+        As of `code_reward`.
+    """
     try:
         jobs = jobs_of(code_of(response), answer, partial=partial)
     except ValueError as error:
@@ -118,6 +129,12 @@ def require_sandbox(
     **_others: object,
 ) -> None:
     """Start the sandbox that `code_reward` with the same arguments uses.
+
+    Args:
+        sandbox: "strict", "basic" or "off".
+        program_s: seconds of processor time for a program.
+        program_mb: megabytes of memory for a program.
+        url: of a service to use instead of this machine; empty: none.
 
     Raises:
         RewardDefinitionError: it cannot be had; says why, and what to install or write.
@@ -162,7 +179,15 @@ def score_of(findings: Sequence[Finding], count: int, *, partial: bool) -> Score
 
 
 def code_of(response: str) -> str:
-    """The last fenced block of a response that holds anything, closed or not; else all of it."""
+    """The program in a response: its last fenced block that holds anything, closed or not; else all
+    of it.
+
+    Args:
+        response: the text that the model wrote.
+
+    Returns:
+        Source without the fences.
+    """
     blocks: list[str] = []
     opened: re.Match[str] | None = None
     for fence in _FENCE.finditer(response):
@@ -180,7 +205,15 @@ def code_of(response: str) -> str:
 
 
 def jobs_of(code: str, answer: object, *, partial: bool) -> list[Job]:
-    """What a sandbox is to do to judge `code`.
+    """What a sandbox is to do to judge a program.
+
+    Args:
+        code: source of the program.
+        answer: the tests, in one of the forms at the top of this file, or JSON of one.
+        partial: go on after the first that fails.
+
+    Returns:
+        One job for all calls and asserts together, or one for each case of input and output.
 
     Raises:
         ValueError: `answer` holds no tests that are known; says what it needs.

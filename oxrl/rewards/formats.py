@@ -33,6 +33,12 @@ def format_reward(response: str, *, pattern: str = THINK_ANSWER) -> Score:
 def compiled(pattern: str) -> re.Pattern[str]:
     """A regular expression whose `.` matches line ends too.
 
+    Args:
+        pattern: as `re` has them.
+
+    Returns:
+        The pattern, compiled with `re.DOTALL`.
+
     Raises:
         ValueError: it is none; says where.
     """

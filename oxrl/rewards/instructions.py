@@ -31,6 +31,11 @@ _CONTRACTED = re.compile(r"(?<=\w)(?=n't$|'(?:s|m|d|ll|re|ve)$)", re.IGNORECASE)
 def compared(found: int, relation: str, wanted: int) -> bool:
     """Whether a count is in the relation that an instruction names.
 
+    Args:
+        found: how many there are.
+        relation: "less than" or "at least".
+        wanted: how many the instruction names; exactly so many are "at least", and not "less than".
+
     Raises:
         ValueError: the relation is neither "less than" nor "at least".
     """
@@ -45,6 +50,12 @@ def sentences_in(text: str) -> int:
     """How many sentences a text has, as NLTK's Punkt counts them.
 
     A point, exclamation or question mark before white space ends one, the end of a line does not.
+
+    Args:
+        text: the response.
+
+    Returns:
+        At least 0; a last sentence without a mark counts.
     """
     count = 0
     start = 0
@@ -71,44 +82,131 @@ def capital_words_in(text: str) -> int:
     """How many words are in capital letters, words as NLTK's word tokenizer has them.
 
     Words with a hyphen are one, "I'M" and "CAN'T" are two.
+
+    Args:
+        text: the response.
+
+    Returns:
+        At least 0.
     """
     words = [part for word in _APART.split(text) for part in _CONTRACTED.split(word)]
     return sum(word.isupper() for word in words)
 
 
 def existence(text: str, *, keywords: list[str]) -> bool:
+    """Whether every keyword stands in a text, in capital letters or not, also inside of a word.
+
+    Args:
+        text: the response.
+        keywords: regular expressions.
+
+    Raises:
+        re.error: a keyword is no regular expression.
+    """
     return all(re.search(word, text, re.IGNORECASE) for word in keywords)
 
 
 def forbidden_words(text: str, *, forbidden_words: list[str]) -> bool:
+    """Whether none of some words stands in a text as a whole word, in capital letters or not.
+
+    Args:
+        text: the response.
+        forbidden_words: regular expressions, of a word each.
+
+    Raises:
+        re.error: a word is no regular expression.
+    """
     return not any(re.search(rf"\b{word}\b", text, re.IGNORECASE) for word in forbidden_words)
 
 
 def keyword_frequency(text: str, *, keyword: str, frequency: int, relation: str) -> bool:
+    """Whether a keyword stands in a text often, or seldom, enough.
+
+    Args:
+        text: the response.
+        keyword: a regular expression, whatever the case of its letters; it may match inside of a
+            word.
+        frequency: how often, by `relation`.
+        relation: as of `compared`.
+
+    Raises:
+        ValueError: the relation is unknown.
+        re.error: the keyword is no regular expression.
+    """
     found = re.findall(keyword.strip(), text, re.IGNORECASE)
     return compared(len(found), relation, frequency)
 
 
 def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation: str) -> bool:
+    """Whether a letter stands in a text often, or seldom, enough; small and capital ones are the
+    same.
+
+    Args:
+        text: the response.
+        letter: one character.
+        let_frequency: how often, by `let_relation`.
+        let_relation: as of `compared`.
+
+    Raises:
+        ValueError: the relation is unknown.
+    """
     return compared(text.lower().count(letter.lower()), let_relation, let_frequency)
 
 
 def response_language(text: str, *, language: str) -> bool:
+    """Whether a text is in a language.
+
+    Args:
+        text: the response.
+        language: two letters of ISO 639-1, such as "de".
+
+    Returns:
+        True of English also where nothing tells the language of a text in Latin letters.
+
+    Raises:
+        ValueError: the language is none of those that `languages` knows.
+    """
     if language not in KNOWN:
         raise ValueError(f"the language {language!r} is not known")
     return is_language(text, language)
 
 
 def number_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
+    """Whether a text has enough, or few enough, sentences, as `sentences_in` counts them.
+
+    Args:
+        text: the response.
+        num_sentences: how many, by `relation`.
+        relation: as of `compared`.
+
+    Raises:
+        ValueError: the relation is unknown.
+    """
     return compared(sentences_in(text), relation, num_sentences)
 
 
 def number_words(text: str, *, num_words: int, relation: str) -> bool:
+    """Whether a text has enough, or few enough, words: runs of letters, digits and underscores.
+
+    Args:
+        text: the response.
+        num_words: how many, by `relation`.
+        relation: as of `compared`.
+
+    Raises:
+        ValueError: the relation is unknown.
+    """
     return compared(len(re.findall(r"\w+", text)), relation, num_words)
 
 
 def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
-    """Paragraphs are parted by ***; only the first and the last may be empty."""
+    """Whether a text has so many paragraphs, which are parted by `***`; only the first and the last
+    may be empty.
+
+    Args:
+        text: the response.
+        num_paragraphs: how many, exactly.
+    """
     parts = re.split(r"\s?\*\*\*\s?", text)
     return _filled(parts) == num_paragraphs
 
@@ -116,7 +214,14 @@ def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
 def nth_paragraph_first_word(
     text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str
 ) -> bool:
-    """Paragraphs are parted by an empty line."""
+    """Whether a text has so many paragraphs, parted by an empty line, and one begins with a word.
+
+    Args:
+        text: the response.
+        num_paragraphs: how many, exactly; empty ones do not count.
+        nth_paragraph: which of them begins so, from 1; here an empty one has its place.
+        first_word: the word, in small or capital letters, without the punctuation that follows it.
+    """
     parts = text.split("\n\n")
     filled = [part for part in parts if part.strip()]
     if len(filled) != num_paragraphs or nth_paragraph > num_paragraphs:
@@ -129,10 +234,23 @@ def nth_paragraph_first_word(
 
 
 def number_placeholders(text: str, *, num_placeholders: int) -> bool:
+    """Whether a text has enough placeholders, such as `[name]`.
+
+    Args:
+        text: the response.
+        num_placeholders: how many, at least.
+    """
     return len(re.findall(r"\[.*?\]", text)) >= num_placeholders
 
 
 def postscript(text: str, *, postscript_marker: str) -> bool:
+    """Whether a text has a postscript.
+
+    Args:
+        text: the response.
+        postscript_marker: how a postscript begins; "P.S." and "P.P.S" may have spaces in them, and
+            the case of letters says nothing.
+    """
     known = {"P.P.S": r"\s*p\.\s?p\.\s?s.*$", "P.S.": r"\s*p\.\s?s\..*$"}
     marker = postscript_marker.strip()
     pattern = known.get(marker, rf"\s*{re.escape(marker.lower())}.*$")
@@ -140,16 +258,33 @@ def postscript(text: str, *, postscript_marker: str) -> bool:
 
 
 def number_bullet_lists(text: str, *, num_bullets: int) -> bool:
+    """Whether a text has so many bullet points: lines that begin with `*` or `-`.
+
+    Args:
+        text: the response.
+        num_bullets: how many, exactly.
+    """
     stars = re.findall(r"^\s*\*[^\*].*$", text, re.MULTILINE)
     dashes = re.findall(r"^\s*-.*$", text, re.MULTILINE)
     return len(stars) + len(dashes) == num_bullets
 
 
 def constrained_response(text: str) -> bool:
+    """Whether a text holds one of the three sentences of CONSTRAINED, to the letter.
+
+    Args:
+        text: the response.
+    """
     return any(option in text for option in CONSTRAINED)
 
 
 def number_highlighted_sections(text: str, *, num_highlights: int) -> bool:
+    """Whether a text has enough highlighted parts, `*so*` or `**so**`, with something in them.
+
+    Args:
+        text: the response.
+        num_highlights: how many, at least.
+    """
     single = re.findall(r"\*[^\n\*]*\*", text)
     double = re.findall(r"\*\*[^\n\*]*\*\*", text)
     count = sum(bool(part.strip("*").strip()) for part in single)
@@ -158,11 +293,26 @@ def number_highlighted_sections(text: str, *, num_highlights: int) -> bool:
 
 
 def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> bool:
+    """Whether a text has enough sections that begin with a word and a number, such as "Section 1".
+
+    Args:
+        text: the response.
+        section_spliter: the word, to the letter; the data's own spelling of this name.
+        num_sections: how many, at least.
+    """
     parts = re.split(rf"\s?{re.escape(section_spliter.strip())}\s?\d+\s?", text)
     return len(parts) - 1 >= num_sections
 
 
 def json_format(text: str) -> bool:
+    """Whether a text is JSON and nothing else but one fence around it.
+
+    Args:
+        text: the response.
+
+    Returns:
+        False too where JSON is nested too deeply to be read.
+    """
     text = text.strip()
     for fence in ("```json", "```Json", "```JSON", "```"):
         text = text.removeprefix(fence)
@@ -174,41 +324,101 @@ def json_format(text: str) -> bool:
 
 
 def title(text: str) -> bool:
+    """Whether a text has a title: `<<so>>`, with something in it, on one line.
+
+    Args:
+        text: the response.
+    """
     found = re.findall(r"<<[^\n]+>>", text)
     return any(part.lstrip("<").rstrip(">").strip() for part in found)
 
 
 def two_responses(text: str) -> bool:
+    """Whether a text is two different answers, parted by six stars.
+
+    Args:
+        text: the response.
+    """
     parts = text.split("******")
     filled = [part.strip() for part in parts if part.strip()]
     return _filled(parts) == 2 and filled[0] != filled[1]
 
 
 def repeat_prompt(text: str, *, prompt_to_repeat: str) -> bool:
+    """Whether a text begins with the request itself; the case of letters says nothing.
+
+    Args:
+        text: the response.
+        prompt_to_repeat: the request.
+    """
     return text.strip().lower().startswith(prompt_to_repeat.strip().lower())
 
 
 def end_checker(text: str, *, end_phrase: str) -> bool:
+    """Whether a text ends with a phrase, perhaps in quotation marks; the case of letters says
+    nothing.
+
+    Args:
+        text: the response.
+        end_phrase: the phrase.
+    """
     return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
 
 
 def capital_word_frequency(text: str, *, capital_frequency: int, capital_relation: str) -> bool:
+    """Whether a text has enough, or few enough, words in capital letters, as `capital_words_in`
+    counts.
+
+    Args:
+        text: the response.
+        capital_frequency: how many, by `capital_relation`.
+        capital_relation: as of `compared`.
+
+    Raises:
+        ValueError: the relation is unknown.
+    """
     return compared(capital_words_in(text), capital_relation, capital_frequency)
 
 
 def english_capital(text: str) -> bool:
+    """Whether a text is in English, and every letter of it a capital one.
+
+    Args:
+        text: the response.
+
+    Returns:
+        False of a text without a letter.
+    """
     return text.isupper() and is_language(text, "en")
 
 
 def english_lowercase(text: str) -> bool:
+    """Whether a text is in English, and no letter of it a capital one.
+
+    Args:
+        text: the response.
+
+    Returns:
+        False of a text without a letter.
+    """
     return text.islower() and is_language(text, "en")
 
 
 def no_comma(text: str) -> bool:
+    """Whether a text has no comma.
+
+    Args:
+        text: the response.
+    """
     return "," not in text
 
 
 def quotation(text: str) -> bool:
+    """Whether a text stands as a whole in double quotation marks.
+
+    Args:
+        text: the response.
+    """
     text = text.strip()
     return len(text) > 1 and text[0] == text[-1] == '"'
 

@@ -95,6 +95,11 @@ def _evidence(name: str, words: Counter[str], letters: Counter[str]) -> int:
 
 
 def is_language(text: str, name: str) -> bool:
-    """Whether a text is in a language; one that nothing tells, in Latin letters, may be English."""
+    """Whether a text is in a language; one that nothing tells, in Latin letters, may be English.
+
+    Args:
+        text: any; a sentence or more can be told.
+        name: two letters of ISO 639-1, one of KNOWN; of any other the answer is no.
+    """
     found = language_of(text)
     return found == name or (name == "en" and not found)

@@ -16,12 +16,28 @@ STEPS = "steps"
 
 
 def is_model(name: str) -> bool:
-    """Whether a reward's name is the folder of a reward model."""
+    """Whether a reward's name is the folder of a reward model.
+
+    Args:
+        name: `reward.name` of a config.
+
+    Returns:
+        True where there is a folder of that name with a reward model's head in it; nothing is
+        loaded.
+    """
     return (Path(name) / HEAD).is_file()
 
 
 def model_option_problem(name: str, options: Mapping[str, object]) -> str:
-    """Say why the reward model in folder `name` cannot take these options; empty if it can."""
+    """Say why a reward model cannot take some options; empty if it can.
+
+    Args:
+        name: its folder.
+        options: of the config, `reward.options`.
+
+    Returns:
+        What is wrong, and what is right.
+    """
     unknown = sorted(set(options) - {STEPS})
     if unknown:
         return f"a reward model takes only {STEPS}, and no {unknown[0]}"
@@ -38,8 +54,14 @@ def model_option_problem(name: str, options: Mapping[str, object]) -> str:
 
 
 def kind_of(folder: Path) -> str:
-    """What the head of a reward model judges: "process" if the steps; empty where it cannot be
-    read, which loading it will say.
+    """What the head of a reward model judges.
+
+    Args:
+        folder: of the reward model.
+
+    Returns:
+        "process" if it judges steps, else what its file says; empty where that cannot be read,
+        which loading the model will say.
     """
     # Only of a model with options: it imports numpy.
     from safetensors import SafetensorError, safe_open

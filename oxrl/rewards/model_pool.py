@@ -132,6 +132,11 @@ class ModelPool:
 def rehearse(pool: SinglePool, prompts: Sequence[Prompt], patience: Patience | None) -> None:
     """Have a reward model score a made-up answer to each prompt.
 
+    Args:
+        pool: of the reward model, started.
+        prompts: of the data; empty: nothing is tried.
+        patience: how long to wait, and whom to ask whether to stop; None: for ever.
+
     Raises:
         RewardDefinitionError: it failed on every one.
     """
@@ -165,7 +170,17 @@ def failed_score(
 
 
 def named_failures(name: str, group: Group, scores: Sequence[Score]) -> list[Score]:
-    """The scores, the failed ones among them saying whose they are."""
+    """The scores, the failed ones among them saying whose they are.
+
+    Args:
+        name: of the reward.
+        group: the prompt and its completions.
+        scores: one for each completion, in order.
+
+    Returns:
+        As many, in that order; reasons of failures begin with the reward, the sample and the
+        prompt.
+    """
     found: list[Score] = []
     for place, score in enumerate(scores):
         if score.value is None:

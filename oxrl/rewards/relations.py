@@ -254,6 +254,10 @@ def _is_interval(text: str) -> bool:
 def bracketed(text: str, opening: str, closing: str) -> str | None:
     """Find what one pair of brackets around the whole text holds.
 
+    Args:
+        text: LaTeX, without white space at its ends.
+        opening, closing: one character each, such as "(" and "]", which part an interval's ends.
+
     Returns:
         That; None where the text is not one pair of such brackets.
     """
@@ -268,7 +272,14 @@ def bracketed(text: str, opening: str, closing: str) -> str | None:
 
 
 def split_parts(text: str) -> list[str]:
-    """The parts between the commas and semicolons outside of brackets."""
+    """The parts between the commas and semicolons outside of brackets.
+
+    Args:
+        text: LaTeX.
+
+    Returns:
+        At least one, with their white space; commas inside of any bracket part nothing.
+    """
     parts: list[str] = []
     depth = start = 0
     for position, character in enumerate(text):
@@ -465,6 +476,9 @@ def _piece(text: str) -> Any:
 
 def alternatives(text: str) -> Iterator[str]:
     """Go through the elements of "1, 3", and both values of every "plus or minus".
+
+    Args:
+        text: LaTeX of a list; a comma inside of brackets parts nothing.
 
     Yields:
         LaTeX of one value.

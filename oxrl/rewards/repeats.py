@@ -75,5 +75,10 @@ class Repeats:
 
 
 def differs(before: float, now: float) -> bool:
-    """Whether two scores are apart by more than rounding."""
+    """Whether two scores are apart by more than rounding: TOLERANCE, of the first where that is
+    above 1.
+
+    Args:
+        before, now: finite scores.
+    """
     return abs(before - now) > TOLERANCE * max(1.0, abs(before))

@@ -162,5 +162,17 @@ def _finite(value: float) -> Score:
 def scorer(
     folder: Path, steps: StepsRule = DEFAULT_STEPS
 ) -> Callable[[Prompt, Sequence[Completion]], list[Score]]:
-    """Make a function that scores completions by a reward model, on the CPU of a worker."""
+    """Make a function that scores completions by a reward model, on the CPU of a worker.
+
+    Args:
+        folder: of the reward model's checkpoint.
+        steps: how a process reward model's judgements become one score.
+
+    Returns:
+        A function of a prompt and the completions of its group; it returns a score for each, in
+        order.
+
+    Raises:
+        DataError: the folder holds no model that can be loaded.
+    """
     return RewardModel(folder, steps=steps)

@@ -28,7 +28,20 @@ from oxrl.rewards.watch import Watch
 
 
 def score(reward: LoadedReward, watch: Watch, request: Json) -> Json:
-    """The scores of one request, and whether scoring changed this process."""
+    """The scores of one request, and whether scoring changed this process.
+
+    Seconds that it may take stand in the request; an alarm ends the process at twice that and 5
+    more.
+
+    Args:
+        reward: loaded.
+        watch: what this process was like before.
+        request: `prompt`, `completions`, `first` (index of the first of them in its group),
+            `limit_s`.
+
+    Returns:
+        `scores`, one for each completion in order; `changed`, empty or what was changed.
+    """
     prompt = prompt_of(request["prompt"])
     completions = [completion_of(fields) for fields in request["completions"]]
     # The parent kills a late worker. Should the parent be dead, the kernel's alarm ends even a hang
@@ -41,6 +54,9 @@ def score(reward: LoadedReward, watch: Watch, request: Json) -> Json:
 
 def take_given(request: Json) -> None:
     """Take a function that the parent was given itself, if the request brings one.
+
+    Args:
+        request: the first one: its `name`, and the function in bytes where there is one.
 
     Raises:
         RewardDefinitionError: it cannot be made again here.
@@ -58,8 +74,14 @@ def take_given(request: Json) -> None:
 def prepare(replies: Replies) -> LoadedReward:
     """Load the reward that the first request names, and call it once when the second one asks.
 
+    Args:
+        replies: where requests come from and replies go.
+
+    Returns:
+        The reward, ready to score. The parent has its two replies, or the reason for failing.
+
     Raises:
-        RewardError: neither works.
+        RewardError: neither works; the parent was told.
     """
     request = decode(replies.requests.readline())
     try:
@@ -76,7 +98,11 @@ def prepare(replies: Replies) -> LoadedReward:
 
 
 def serve(fd: int) -> None:
-    """Load a reward, call it once, then score until nobody asks any more."""
+    """Load a reward, call it once, then score until nobody asks any more: a worker's whole life.
+
+    Args:
+        fd: descriptor of the socket to the parent.
+    """
     replies = Replies(fd)
     cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)  # a kill then loses no line
     try:

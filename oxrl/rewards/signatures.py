@@ -60,7 +60,15 @@ class Form:
 
 
 def scores_of_verl(value: object) -> object:
-    """A number, or a mapping with the number under "score" and others that are only recorded."""
+    """What a function written for verl returned, as oxRL has it.
+
+    Args:
+        value: a number, a mapping with the number under "score" and others that are only recorded,
+            or a list of either.
+
+    Returns:
+        A `Score` in place of every such mapping; anything else as it is, to be judged by who asked.
+    """
     if isinstance(value, Mapping) and "score" in value:
         numbers = {
             str(name): float(part)
@@ -122,16 +130,35 @@ class Taken:
         )
 
     def has(self, name: str) -> bool:
-        """Whether a parameter is called that."""
+        """Whether a parameter is called that.
+
+        Args:
+            name: without an underscore in front.
+        """
         return name in self._named
 
     def not_among(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Parameters that have to be passed and are none of `names`."""
+        """Parameters without a default that are none of some names: what a caller would have to
+        pass.
+
+        Args:
+            names: that a caller can pass.
+
+        Returns:
+            Their names, in the order of the function.
+        """
         required = [n for n, p in self._named.items() if p.default is Parameter.empty]
         return tuple(name for name in required if name not in names)
 
     def given(self, values: Mapping[str, object]) -> dict[str, object]:
-        """Of some values those that the function takes, by the names it has for them."""
+        """Of some values those that the function takes, by the names it has for them.
+
+        Args:
+            values: by name, without an underscore in front.
+
+        Returns:
+            Keyword arguments; all of `values` where the function takes `**kwargs`.
+        """
         accepted: dict[str, object] = {}
         for name, value in values.items():
             if name in self._named:
@@ -222,7 +249,15 @@ def _trl(function: RewardFunction, taken: Taken) -> Form:
 
 
 def columns_of(prompt: Prompt) -> dict[str, object]:
-    """The fields of a row but its prompt, as columns of a dataset."""
+    """The fields of a row but its prompt, as columns of a dataset.
+
+    Args:
+        prompt: the row, whose `metadata` are the fields of the data that oxRL does not know.
+
+    Returns:
+        Name -> value, `answer`, `source` and `uid` among them; a field of the data goes before
+        those, and one named as what completions are passed by is left out.
+    """
     own = {"answer": prompt.answer, "source": prompt.source, "uid": prompt.uid}
     fields = own | dict(prompt.metadata)
     reserved = ("prompt", "completion", *TRL)
@@ -246,6 +281,13 @@ def _then(call: RewardFunction, convert: Callable[[object], object]) -> RewardFu
 
 
 def place_of(function: object) -> str:
-    """Where a function is written, as " (file:line)"; empty where that is not known."""
+    """Where a function is written, as " (file:line)"; empty where that is not known.
+
+    Args:
+        function: anything; what decorators wrapped is looked for.
+
+    Returns:
+        Ready to stand behind a name in a message.
+    """
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     return f" ({code.co_filename}:{code.co_firstlineno})" if code else ""

@@ -69,7 +69,11 @@ def same_solutions(gold: str, answer: str) -> bool | None:
 
 
 def names_solutions(text: str) -> bool:
-    """Whether an answer names several solutions, all of which can be read."""
+    """Whether an answer names several solutions, all of which can be read.
+
+    Args:
+        text: LaTeX, such as a ground truth.
+    """
     return _read(cleaned(text)) is not None
 
 

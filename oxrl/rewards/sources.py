@@ -24,6 +24,9 @@ def python_sources(path: Path) -> dict[str, Path]:
 
     Read without running anything: a module whose name is computed is not seen, nor are data files.
 
+    Args:
+        path: a Python file; one that is no Python imports nothing.
+
     Returns:
         Name in the folder of `path` -> file, sorted.
     """
@@ -42,7 +45,18 @@ def python_sources(path: Path) -> dict[str, Path]:
 
 
 def code_digest(path: Path) -> str:
-    """A hash of what `python_sources` finds; of a model's folder, of the sizes and times in it."""
+    """A hash by which a change of a user's code, or of a reward model, is noticed.
+
+    Args:
+        path: a file: it and what `python_sources` finds are hashed; a folder: names, sizes and
+            times in it; neither: the hash of nothing.
+
+    Returns:
+        SHA-256, 64 hexadecimal digits.
+
+    Raises:
+        OSError: something there cannot be read.
+    """
     digest = hashlib.sha256()
     if path.is_dir():
         for file in sorted(path.iterdir()):
@@ -98,6 +112,12 @@ def sources_of(value: object) -> dict[str, str]:
     Of a module's function these are the module's file and those that it imports from its folder. Of
     one from a script or a notebook, whose text may say `resume=True` the next time, it is the text
     of the function and of the functions and classes of the same place that it uses.
+
+    Args:
+        value: a function, a class, a `functools.partial`, or an object, of which its class counts.
+
+    Returns:
+        Name for messages -> text.
     """
     inner = inspect.unwrap(getattr(value, "func", value))  # pyright: ignore
     if not (inspect.isroutine(inner) or inspect.isclass(inner)):
@@ -134,7 +154,14 @@ def _add_source(value: Any, texts: dict[str, str]) -> None:
 
 
 def names_in(code: CodeType) -> Iterator[str]:
-    """Global names and attributes that a function uses, also inside of functions in it."""
+    """Global names and attributes that a function uses, also inside of functions in it.
+
+    Args:
+        code: of a function.
+
+    Returns:
+        Names, some perhaps more than once.
+    """
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -76,6 +76,13 @@ def last_turn(completion: Completion) -> tuple[int, list[int]]:
     """How many tokens the policy sampled before its last turn, and those of that turn.
 
     A response that is no episode is one turn.
+
+    Args:
+        completion: a response, or an episode of several turns.
+
+    Returns:
+        The number of tokens that the policy sampled before; the token ids of its last turn, in
+        order. What an environment said is in neither.
     """
     sampled = [segment for segment in completion.segments if segment.origin == "policy"]
     turn = sampled[-1].turn if sampled else 0

@@ -50,7 +50,13 @@ def tool_call_reward(response: str, answer: object) -> Score:
 
 
 def calls_in(response: str) -> list[Call]:
-    """The calls that a response makes.
+    """The calls that a response makes: in tags, else in fenced blocks, else as the whole text.
+
+    Args:
+        response: the text that the model wrote; what it thinks before `</think>` is not read.
+
+    Returns:
+        Name and arguments of each, in order.
 
     Raises:
         ValueError: it makes none, or what looks like one is none.
@@ -68,6 +74,13 @@ def calls_in(response: str) -> list[Call]:
 
 def calls_of(data: object) -> list[Call]:
     """Calls out of JSON values.
+
+    Args:
+        data: a call, `{"name", "arguments"}` or `{"function": {...}}`, arguments a mapping or JSON
+            of one; or a list of calls.
+
+    Returns:
+        Name and arguments of each, in order, at least one.
 
     Raises:
         ValueError: they are none.
@@ -90,7 +103,12 @@ def calls_of(data: object) -> list[Call]:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two JSON values are equal."""
+    """Whether two JSON values are equal: lists in order, mappings in any; True is not 1, and 1 is
+    1.0.
+
+    Args:
+        one, other: as `json.loads` returns them.
+    """
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, Mapping) and isinstance(other, Mapping):

@@ -56,6 +56,9 @@ def dry_call(reward: LoadedReward) -> None:
     attribute of `Prompt`); other exceptions may be due to the made-up answer "2" and are left to
     the data.
 
+    Args:
+        reward: loaded, and not yet trusted.
+
     Raises:
         RewardDefinitionError: it can never work; says where and what to change.
     """
@@ -75,13 +78,28 @@ def dry_call(reward: LoadedReward) -> None:
 
 
 def described(*, per_sample: bool) -> str:
-    """The dry call, in words."""
+    """What the dry call passes, in words for a message.
+
+    Args:
+        per_sample: the reward scores one text, and not a group.
+
+    Returns:
+        A phrase, such as "a dry call with ...".
+    """
     many = "" if per_sample else f"{DRY_GROUP} times "
     return f"a dry call with prompt.answer='2' and {many}completion {DRY_TEXT!r}"
 
 
 def given_of(reward: LoadedReward, text: str) -> str | Sequence[Completion]:
-    """What a reward scores: one text, or a small group of it."""
+    """What a reward is called with to score a text: the text, or a small group of nothing else.
+
+    Args:
+        reward: which says by `per_sample` what it takes.
+        text: of every completion.
+
+    Returns:
+        The text, or DRY_GROUP completions of it with one made-up token.
+    """
     if reward.per_sample:
         return text
     segment = Segment(token_ids=(3,), logprobs=(0.0,), versions=(0,))
@@ -89,7 +107,15 @@ def given_of(reward: LoadedReward, text: str) -> str | Sequence[Completion]:
 
 
 def not_finite(value: object, reward: LoadedReward) -> str:
-    """Say which of the values returned for the dry call is NaN or infinite; empty if none is."""
+    """Say which of the values returned for the dry call is NaN or infinite; empty if none is.
+
+    Args:
+        value: what the function returned; `LoadedReward.problem` found it fine.
+        reward: which says by `per_sample` whether that is one value or a list.
+
+    Returns:
+        A reason that goes on after "the function ...".
+    """
     values = [value] if reward.per_sample else list(value)  # pyright: ignore
     for item in values:
         number = item.value if isinstance(item, Score) else item
@@ -103,7 +129,17 @@ def not_finite(value: object, reward: LoadedReward) -> str:
 
 
 def is_sure(error: Exception, reward: LoadedReward, given: object) -> bool:
-    """Whether a function that raised `error` in the dry call would raise it on every sample."""
+    """Whether a function that raised `error` in the dry call would raise it on every sample.
+
+    Args:
+        error: what it raised.
+        reward: of the function.
+        given: what it was called with, beside the prompt.
+
+    Returns:
+        True of unknown names, missing modules, and attributes that oxRL's own objects do not have;
+        False where only a made-up answer may be to blame.
+    """
     # A missing attribute counts only if it is missing from what oxRL always passes: the real
     # answers may be mappings, so `prompt.answer.get` may be right.
     if isinstance(error, AttributeError):
@@ -113,6 +149,10 @@ def is_sure(error: Exception, reward: LoadedReward, given: object) -> bool:
 
 def rehearse(reward: LoadedReward, prompt: Prompt) -> tuple[str, str]:
     """Call a reward on a prompt of the data with completions that usual rewards can read.
+
+    Args:
+        reward: loaded.
+        prompt: whose answer is made a completion, in the forms that usual rewards read.
 
     Returns:
         What the last call raised, or why its value is none, if not one call worked, else nothing;
@@ -136,7 +176,18 @@ def rehearse(reward: LoadedReward, prompt: Prompt) -> tuple[str, str]:
 
 
 def difference(reward: LoadedReward, prompt: Prompt, text: str, value: object) -> str:
-    """What a second call with the same completion says otherwise; empty where it does not."""
+    """What a second call with the same completion says otherwise; empty where it does not.
+
+    Args:
+        reward: loaded; it is called once more.
+        prompt: of the data.
+        text: of the completion.
+        value: what the first call returned, without a problem.
+
+    Returns:
+        The two numbers, the completion and the prompt in words; empty too where a number cannot be
+        had.
+    """
     try:
         again = numbers_of(reward.call(prompt, given_of(reward, text)), reward)
         first = numbers_of(value, reward)
@@ -151,7 +202,18 @@ def difference(reward: LoadedReward, prompt: Prompt, text: str, value: object) -
 
 
 def numbers_of(value: object, reward: LoadedReward) -> list[float]:
-    """The scores in what a reward returned; of a failed one 0."""
+    """The scores in what a reward returned; of a failed one 0.
+
+    Args:
+        value: what the function returned, without a problem.
+        reward: which says by `per_sample` whether that is one value or a list.
+
+    Returns:
+        One number for each completion, in order.
+
+    Raises:
+        Exception: whatever a value's own `__float__` raises.
+    """
     values = [value] if reward.per_sample else list(value)  # pyright: ignore
     scores = [item.value if isinstance(item, Score) else item for item in values]
     return [0.0 if score is None else float(cast(SupportsFloat, score)) for score in scores]

@@ -100,7 +100,16 @@ class Namespace:
 
 
 def namespace(owner: str, held: Mapping[str, Any]) -> Namespace | None:
-    """What is to be watched of a module's or class's names; None where there is too little."""
+    """What is to be watched of a module's or class's names; None where there is too little.
+
+    Args:
+        owner: name of the module or class, for messages.
+        held: its names and what they stand for, as `vars` gives them; looked up again at every
+            check.
+
+    Returns:
+        What every callable in it is now.
+    """
     names = tuple(name for name, value in list(held.items()) if callable(value))
     if len(names) < 2:  # itemgetter of one name returns no tuple
         return None

@@ -498,6 +498,13 @@ class RewardPool:
 def scores_of(reply: Json, count: int) -> list[Score]:
     """The scores in a reply.
 
+    Args:
+        reply: what a worker sent.
+        count: completions that it was asked about.
+
+    Returns:
+        As many scores, in order.
+
     Raises:
         SuspectWorker: they are not `count` scores as a worker of ours sends them.
     """
@@ -512,6 +519,12 @@ def scores_of(reply: Json, count: int) -> list[Score]:
 
 def score_of(fields: Json) -> Score:
     """One score from its fields.
+
+    Args:
+        fields: `value`, `status`, `reason`, `parts` and `steps`, as JSON has them.
+
+    Returns:
+        The score; a long reason is cut.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError: it is none.

@@ -51,7 +51,14 @@ class Judge:
             self._endpoint = Endpoint(self.options.url, key=key, retries=self.options.retries)
 
     def unreachable(self, timeout_s: float) -> str:
-        """Why nobody answers at the endpoint; empty if somebody does."""
+        """Why nobody answers at the endpoint; empty if somebody does.
+
+        Args:
+            timeout_s: seconds to wait for an answer.
+
+        Returns:
+            The reason, in words; nothing is paid for asking.
+        """
         self.start()
         assert self._endpoint is not None
         return self._endpoint.look(timeout_s)

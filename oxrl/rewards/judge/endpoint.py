@@ -117,6 +117,9 @@ class Endpoint:
     def look(self, timeout_s: float) -> str:
         """Ask for the list of models, which costs nothing.
 
+        Args:
+            timeout_s: seconds for the answer, with every attempt.
+
         Returns:
             Why nobody answers there; empty if somebody does.
         """
@@ -237,7 +240,14 @@ class Endpoint:
 
 
 def target_name(target: str) -> str:
-    """The last part of what was asked for, for messages."""
+    """The last part of what was asked for, for messages.
+
+    Args:
+        target: path of a request at the endpoint, with whatever the user's URL has before it.
+
+    Returns:
+        "/chat/completions" or "/models"; the URL itself is in no message.
+    """
     return "/chat/completions" if target.endswith("/chat/completions") else "/models"
 
 

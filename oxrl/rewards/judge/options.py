@@ -137,6 +137,9 @@ class JudgeOptions:
 def check_url(url: str) -> None:
     """Refuse what is no endpoint.
 
+    Args:
+        url: of the config: a place alone, such as http://localhost:8000/v1.
+
     Raises:
         ValueError: it is none, or holds a key. Then the URL is not shown.
     """

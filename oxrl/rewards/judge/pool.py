@@ -105,7 +105,14 @@ class JudgePool:
         """Nothing is tried: a verdict costs money, and says nothing of the next one."""
 
     def unreachable(self, timeout_s: float = 5.0) -> str:
-        """Why nobody answers at the endpoint; empty if somebody does."""
+        """Why nobody answers at the endpoint; empty if somebody does.
+
+        Args:
+            timeout_s: seconds to wait for an answer.
+
+        Returns:
+            The reason, in words; nothing is paid for asking.
+        """
         return self._judge.unreachable(timeout_s)
 
     def counters(self) -> Metrics:

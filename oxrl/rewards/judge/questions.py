@@ -77,7 +77,14 @@ def _pair_task(options: JudgeOptions) -> str:
 
 
 def schema(options: JudgeOptions) -> Json:
-    """The JSON schema of a verdict, for servers that decode nothing else."""
+    """The JSON schema of a verdict, for servers that decode nothing else.
+
+    Args:
+        options: whether the judge compares two responses, or gives one a number, and in what range.
+
+    Returns:
+        A JSON schema: `reason`, and `winner` ("A", "B" or "tie") or `score` (an integer).
+    """
     verdict: Json = {"type": "string", "enum": ["A", "B", "tie"]}
     if not options.pairwise:
         verdict = {"type": "integer", "minimum": options.low, "maximum": options.high}

@@ -37,7 +37,14 @@ class Reply:
 
 
 def content_key(question: dict[str, Any]) -> str:
-    """The hash of a question: who is asked what, and how; neither where nor with which key."""
+    """The hash of a question: who is asked what, and how; neither where nor with which key.
+
+    Args:
+        question: what is sent, without the address and the key; JSON.
+
+    Returns:
+        SHA-256, 64 hexadecimal digits; the order of fields says nothing.
+    """
     text = json.dumps(question, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -60,6 +67,9 @@ class Judgements:
     def find(self, key: str) -> Reply | None:
         """The reply that is recorded; None if there is none.
 
+        Args:
+            key: of `content_key`.
+
         Raises:
             RunDirectoryError: the file is not what was written there.
         """
@@ -67,7 +77,19 @@ class Judgements:
             return self._all().get(key)
 
     def add(self, key: str, reply: Reply) -> Reply:
-        """Record a reply, and return what counts: the first one that was recorded."""
+        """Record a reply, and return what counts: the first one that was recorded.
+
+        Args:
+            key: of `content_key`.
+            reply: what the judge said just now.
+
+        Returns:
+            The reply to go on with, so that two who asked at once go on alike.
+
+        Raises:
+            RunDirectoryError: the file is not what was written there.
+            OSError: the disk refused.
+        """
         with self._lock:
             known = self._all()
             if key not in known:

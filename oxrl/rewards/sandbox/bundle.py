@@ -46,5 +46,12 @@ def sources() -> bytes:
 
 
 def command(python: str) -> list[str]:
-    """How a Python is started that lives as a unit."""
+    """How a Python is started that lives as a unit.
+
+    Args:
+        python: path of an interpreter; it needs nothing installed.
+
+    Returns:
+        A command line; the started process reads its own sources first.
+    """
     return [python, *OPTIONS, "-c", BOOT]

@@ -43,7 +43,14 @@ class Way:
 
 
 def ways(level: Level) -> list[Way]:
-    """How a level can be had here, best first."""
+    """How a level can be had here, best first.
+
+    Args:
+        level: "strict", "basic" or "off".
+
+    Returns:
+        At least one; whether it works is known when it is tried.
+    """
     if level != "strict":
         return [Way(level)]
     found = [Way("namespaces", room=True)]
@@ -54,7 +61,14 @@ def ways(level: Level) -> list[Way]:
 
 
 def bubblewrap_command(program: str) -> tuple[str, ...]:
-    """How bubblewrap makes the namespaces, which it may be allowed to where others are not."""
+    """How bubblewrap makes the namespaces, which it may be allowed to where others are not.
+
+    Args:
+        program: path of `bwrap`.
+
+    Returns:
+        The command line, to which the program to be run is appended.
+    """
     command = [program, "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"]
     command += ["--cap-drop", "ALL", "--dev", "/dev", "--tmpfs", FOLDER_OF_BUBBLEWRAP]
     for path in (*confine.readable_paths(), interpreter()):
@@ -99,10 +113,17 @@ class Sandbox:
             self._start()
 
     def judge(self, job: Job) -> Finding:
-        """Have a program judged.
+        """Have a program judged; starts the unit if it is not running.
+
+        Args:
+            job: the program, its tests and how they are run.
+
+        Returns:
+            What the tests found, or why the program failed them.
 
         Raises:
-            SandboxError: nothing is known of the program.
+            SandboxError: nothing is known of the program; the unit is ended, and the next job
+                starts another.
         """
         with self._lock:
             self._start()
@@ -254,7 +275,18 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def opened(level: Level, limits: Limits) -> Iterator[Sandbox]:
-    """A sandbox for a while."""
+    """A sandbox for a while: started before, closed after.
+
+    Args:
+        level: what is promised; never less.
+        limits: of each program.
+
+    Returns:
+        A context manager of the sandbox.
+
+    Raises:
+        SandboxError: the level cannot be had here.
+    """
     sandbox = Sandbox(level, limits)
     try:
         sandbox.start()

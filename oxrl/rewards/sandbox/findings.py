@@ -49,7 +49,11 @@ class Finding:
 
 
 def framed(message: Json) -> bytes:
-    """A message as it is sent to a unit."""
+    """A message as it is sent to a unit: four bytes with its length, big-endian, then JSON.
+
+    Args:
+        message: a mapping.
+    """
     text = json.dumps(message).encode()
     return len(text).to_bytes(4, "big") + text
 
@@ -90,7 +94,16 @@ def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Find
 
 
 def reason_of(ended: Json, limits: Limits) -> str:
-    """What is wrong with how a process ended; empty if nothing is, or it was not asked to go on."""
+    """What is wrong with how a process ended; empty if nothing is, or it was not asked to go on.
+
+    Args:
+        ended: how the unit saw it end: `status` (below 0 the number of a signal; None while it
+            ran), `late` and `full`.
+        limits: it had to keep.
+
+    Returns:
+        A reason that goes on after "the program ...".
+    """
     status = ended["status"]
     if ended["full"]:
         return f"wrote more than {limits.disk_mb} MB into its folder"

@@ -60,7 +60,11 @@ def _namespaces() -> str:
 
 
 def why_not(level: Level) -> str:
-    """Why a level cannot be had here; empty if it can, which is tried."""
+    """Why a level cannot be had here; empty if it can, which is tried.
+
+    Args:
+        level: "strict", "basic" or "off".
+    """
     sandbox = Sandbox(level, TRIAL)
     try:
         sandbox.start()

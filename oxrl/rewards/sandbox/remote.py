@@ -71,10 +71,16 @@ class RemoteSandbox:
         """Nothing stays open."""
 
     def judge(self, job: Job) -> Finding:
-        """Have a program judged.
+        """Have a program judged by the service.
+
+        Args:
+            job: the program, its tests and how they are run.
+
+        Returns:
+            What the tests found, or why the program failed them.
 
         Raises:
-            SandboxError: nothing is known of the program.
+            SandboxError: nothing is known of the program: nobody answered, or something else.
         """
         config = {
             "level": "basic",

@@ -72,7 +72,14 @@ def readable_paths() -> list[str]:
 
 
 def reachable_by_others(path: str) -> bool:
-    """Whether an ordinary user could open a folder: every folder on the way lets others pass."""
+    """Whether an ordinary user could open a folder: every folder on the way lets others pass.
+
+    Args:
+        path: of the folder; links are followed.
+
+    Raises:
+        OSError: a folder on the way cannot be looked at.
+    """
     path = os.path.realpath(path)
     while True:
         if not os.stat(path).st_mode & 0o001:
@@ -84,7 +91,11 @@ def reachable_by_others(path: str) -> bool:
 
 
 def close_others(kept: Sequence[int]) -> None:
-    """Close every descriptor but the standard ones and some."""
+    """Close every descriptor but the standard ones and some.
+
+    Args:
+        kept: descriptors from 3 on, in any order.
+    """
     start = 3
     for fd in sorted(kept):
         os.closerange(start, fd)
@@ -132,7 +143,16 @@ def confine(around: Confinement, kept: Sequence[int], base_bytes: int) -> None:
 
 
 def set_limits(limits: Limits, threads: int, base_bytes: int) -> None:
-    """Apply what the kernel counts by process."""
+    """Apply what the kernel counts by process; limits are never raised above those there are.
+
+    Args:
+        limits: seconds are rounded up to whole ones, megabytes are 2**20 bytes.
+        threads: that the process's user may have at a time.
+        base_bytes: address space that the process has already, on top of which its memory counts.
+
+    Raises:
+        OSError, ValueError: the kernel refuses one.
+    """
     seconds = max(1, int(limits.cpu_s + 0.999))
     wanted = [
         (resource.RLIMIT_CPU, seconds),

@@ -13,6 +13,12 @@ def size(folder: str) -> float:
     """Bytes that are written below a folder, infinite where it is too deep.
 
     Folders that cannot be read count nothing.
+
+    Args:
+        folder: path; what is in it may change meanwhile.
+
+    Returns:
+        Whole blocks, at least 4096 for every entry, so that many empty files count too.
     """
     total = 0
     waiting = [(folder, 0)]
@@ -36,6 +42,12 @@ def empty(folder: str) -> None:
     """Remove everything below a folder, however deep it is.
 
     What lies deeper is moved up first, so that no path gets long.
+
+    Args:
+        folder: path; it stays itself.
+
+    Raises:
+        OSError: something cannot be removed.
     """
     number = 0
     while entries := list(os.scandir(folder)):
@@ -53,7 +65,14 @@ def empty(folder: str) -> None:
 
 
 def held_text(text: str) -> int:
-    """A descriptor that a text can be read from, once and by whoever has it."""
+    """A descriptor that a text can be read from, once and by whoever has it.
+
+    Args:
+        text: any length; nothing of it is on a disk where the kernel holds files in memory.
+
+    Returns:
+        The descriptor, at the beginning of the text; to be closed by the caller.
+    """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("input")
     else:

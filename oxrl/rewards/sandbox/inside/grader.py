@@ -65,7 +65,24 @@ class Judged:
     def ask(
         self, do: str, reference: Reference | None, *arguments: object, **named: object
     ) -> Wire:
-        """Have something done there, and return its result."""
+        """Have something done there, and return its result; arguments that it changed are changed
+        here.
+
+        Args:
+            do: the name of the action, such as "call".
+            reference: what it is done to; None: the program as a whole.
+            arguments: plain data or references, by position; a list, dict or set among them is
+                changed in place.
+            named: the same, by name; these are not changed.
+
+        Returns:
+            Plain data, or a reference.
+
+        Raises:
+            Lost: there is no reply, or none that can be read.
+            BadTests: an argument cannot be sent.
+            Exception: what the judged code raised, as `exception_of` has it.
+        """
         request: Json = {"do": do, "of": _number(reference)}
         request["arguments"] = [self._encode(value) for value in arguments]
         request["named"] = {name: self._encode(value) for name, value in named.items()}
@@ -76,7 +93,17 @@ class Judged:
         return value
 
     def names(self, names: Sequence[str]) -> dict[str, Wire]:
-        """Those of some names that the program defines, with their values."""
+        """Those of some names that the program defines, with their values.
+
+        Args:
+            names: to look for.
+
+        Returns:
+            Name -> plain data, or a reference; in the order of `names`.
+
+        Raises:
+            Lost: there is no reply, or none that can be read.
+        """
         reply = self._exchange({"do": "names", "names": list(names)})
         found = reply.get("names")
         if not isinstance(found, dict):
@@ -182,7 +209,15 @@ def _number(reference: Reference | None) -> list[int]:
 
 
 def replace_contents(argument: Wire, now: Wire) -> None:
-    """Give a list, dict, set or the like the contents of another."""
+    """Give a list, dict, set or the like the contents of another.
+
+    Args:
+        argument: changed in place; of a tuple, nothing is.
+        now: of the same type.
+
+    Raises:
+        TypeError: it is of another type.
+    """
     if type(argument) is not type(now):
         raise TypeError("an argument changed its type")
     match argument:
@@ -199,7 +234,17 @@ def replace_contents(argument: Wire, now: Wire) -> None:
 
 
 def exception_of(told: Wire) -> Exception:
-    """The closest exception of Python's own to what judged code raised."""
+    """The closest exception of Python's own to what judged code raised.
+
+    Args:
+        told: names of the exception's classes, the nearest first, and what it says.
+
+    Returns:
+        One of a built-in class, or `Raised`; never one that ends a loop in silence.
+
+    Raises:
+        Lost: `told` is no exception.
+    """
     try:
         names, text = told
         kinds = [getattr(builtins, str(name), None) for name in names]
@@ -217,7 +262,14 @@ def exception_of(told: Wire) -> Exception:
 
 
 def shown(value: object) -> str:
-    """A value, shortened; never long to compute."""
+    """A value, shortened; never long to compute.
+
+    Args:
+        value: anything that is plain data or a reference.
+
+    Returns:
+        At most some MOST_SHOWN characters, for reasons.
+    """
     if isinstance(value, list | tuple | dict | set | frozenset | str | bytes) and len(value) > 1000:
         return f"{type(value).__name__} of {len(value)} items"
     try:
@@ -261,7 +313,11 @@ class Counted:
         return self.partial
 
     def failed(self, error: Exception) -> None:
-        """Count what a test raised outside of its asserts; one that an assert raised is counted."""
+        """Count what a test raised outside of its asserts; one that an assert raised is counted.
+
+        Args:
+            error: what ended the tests, or one of them.
+        """
         if error is not self._counted:
             self.run += 1
             self._note(error, "the tests")
@@ -292,6 +348,13 @@ class _CountAsserts(ast.NodeTransformer):
 def compiled(source: str, what: str) -> Wire:
     """Tests, ready to run and with their asserts counted.
 
+    Args:
+        source: of the tests.
+        what: it is called in messages, such as "test".
+
+    Returns:
+        A code object for `exec`, in a namespace with `__counted__`.
+
     Raises:
         BadTests: they are no Python.
     """
@@ -307,6 +370,15 @@ def wanted_names(sources: Sequence[str]) -> list[str]:
     Built-in names and modules of the standard library are the grader's own: a program that defines
     `set` or `math` does not get to define what the tests mean by them. Only where tests use no
     other name is a built-in one that they call taken from the program.
+
+    Args:
+        sources: of the tests and what sets them up.
+
+    Returns:
+        Names, in the order in which they are first used.
+
+    Raises:
+        BadTests: a source is no Python.
     """
     loaded: list[str] = []
     bound: set[str] = set()
@@ -333,6 +405,9 @@ def wanted_names(sources: Sequence[str]) -> list[str]:
 def parts_of(source: str) -> list[ast.stmt]:
     """The statements of a source.
 
+    Args:
+        source: of tests.
+
     Raises:
         BadTests: it is no Python.
     """
@@ -355,6 +430,15 @@ def run_check(judged: Judged, tests: Json, counted: Counted) -> None:
     """Tests of a function by its name: `test` defines `check(candidate)`.
 
     What the prompt defines beside the function is the grader's own copy.
+
+    Args:
+        judged: the process with the program.
+        tests: `test`, `entry` (the function's name), and perhaps `prompt`.
+        counted: is told of every assert.
+
+    Raises:
+        BadTests: the prompt cannot be run, or the test defines no check.
+        Exception: what the tests raise, an assert that failed included.
     """
     names = _Names(__name__="tests", __counted__=counted)
     entry = tests["entry"]
@@ -376,7 +460,17 @@ def run_check(judged: Judged, tests: Json, counted: Counted) -> None:
 
 
 def run_asserts(judged: Judged, tests: Json, counted: Counted) -> None:
-    """Tests that are statements, after some that set up what they use."""
+    """Tests that are statements, after some that set up what they use.
+
+    Args:
+        judged: the process with the program.
+        tests: `tests`, sources that are run one after the other, and `setup`.
+        counted: is told of every assert; says by `partial` whether to go on after one that failed.
+
+    Raises:
+        BadTests: a source is no Python, or passes what cannot be sent.
+        Exception: what `setup` raises.
+    """
     names = _Names(__name__="tests", __counted__=counted)
     code = [compiled(source, "test") for source in tests["tests"]]
     setup = compiled(tests["setup"], "setup")
@@ -397,6 +491,14 @@ def compare_output(fd: int, expected: str) -> Json:
     """Read what a program prints, and say whether it is what is expected.
 
     White space at the ends of lines, and empty lines at the end, are nothing.
+
+    Args:
+        fd: descriptor of the output, which is read to its end, or up to MOST_OUTPUT bytes.
+        expected: the whole output that is right.
+
+    Returns:
+        `held` and `run`, 1 of 1 if it is right, else 0 of 1 and a `reason` with the first line that
+        differs.
     """
     output = bytearray()
     while chunk := os.read(fd, 1 << 16):
@@ -414,7 +516,14 @@ def compare_output(fd: int, expected: str) -> Json:
 
 
 def read_output(fd: int) -> Json:
-    """Read what a program prints, for somebody to see; the middle of much is left out."""
+    """Read what a program prints, for somebody to see; the middle of much is left out.
+
+    Args:
+        fd: descriptor of the output, which is read to its end.
+
+    Returns:
+        `output`, the text; `held` and `run` are 1, for nothing is compared.
+    """
     head = bytearray()
     tail = bytearray()
     cut = 0
@@ -434,7 +543,15 @@ def _printed(what: str) -> Json:
 
 
 def asserts_in(tests: Json) -> int:
-    """How many asserts are written in some tests."""
+    """How many asserts are written in some tests; one of a constant, such as `assert True`, is
+    none.
+
+    Args:
+        tests: with `test`, or with `tests`.
+
+    Raises:
+        SyntaxError, ValueError: they are no Python.
+    """
     sources = [tests["test"]] if "test" in tests else tests["tests"]
     nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
     asserts = [node for node in nodes if isinstance(node, ast.Assert)]

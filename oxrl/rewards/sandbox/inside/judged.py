@@ -28,25 +28,54 @@ class Objects:
         self._kept: list[object] = []
 
     def keep(self, value: object) -> list[Wire]:
-        """A reference to `value`."""
+        """Keep a value here, and make a reference to it.
+
+        Args:
+            value: anything; it lives as long as this.
+
+        Returns:
+            "object", its number and the name of its class.
+        """
         self._kept.append(value)
         return ["object", len(self._kept) - 1, type(value).__name__]
 
     def find(self, reference: list[Wire]) -> object:
-        """What a reference stands for."""
+        """What a reference stands for.
+
+        Args:
+            reference: what `keep` made, without the word "object".
+
+        Raises:
+            IndexError: there is no such object.
+        """
         return self._kept[reference[0]]
 
     def encode(self, value: object) -> Wire:
-        """A value, as the grader gets it."""
+        """A value, as the grader gets it.
+
+        Args:
+            value: plain data, or anything else, which is kept here and sent as a reference.
+        """
         return plain.encode(value, self.keep)
 
     def decode(self, data: Wire) -> Wire:
-        """A value that the grader sent."""
+        """A value that the grader sent.
+
+        Args:
+            data: as `plain.encode` made it there.
+        """
         return plain.decode(data, self.find)
 
 
 def items_of(value: Wire) -> list[object]:
-    """What iterating over an object gives, up to MOST_ITEMS."""
+    """What iterating over an object gives, up to MOST_ITEMS.
+
+    Args:
+        value: anything; what iterating raises passes through.
+
+    Raises:
+        ValueError: there are more than MOST_ITEMS.
+    """
     items: list[object] = []
     for item in value:
         items.append(item)
@@ -100,9 +129,19 @@ def serve(fd: int, program: Json) -> None:
 
 
 def load(program: Json) -> dict[str, Wire]:
-    """The names that a program defines.
+    """Run a program, and return the names that it defines.
 
     A program that completes a given text may be whole or only go on where the text ends.
+
+    Args:
+        program: `code`; and where it completes something, `prompt` and `entry`, the function's
+            name.
+
+    Returns:
+        Its namespace.
+
+    Raises:
+        Exception: what the program raises.
     """
     module = ModuleType("solution")
     sys.modules["solution"] = module  # dataclasses look themselves up there
@@ -125,7 +164,11 @@ def load(program: Json) -> dict[str, Wire]:
 
 
 def parsed(source: str) -> ast.Module | None:
-    """The syntax tree of a source; None where it is no Python."""
+    """The syntax tree of a source; None where it is no Python.
+
+    Args:
+        source: any text.
+    """
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError):
@@ -133,7 +176,12 @@ def parsed(source: str) -> ast.Module | None:
 
 
 def defines(tree: ast.Module, name: str) -> bool:
-    """Whether a source binds `name` anywhere: a definition, an assignment or an import."""
+    """Whether a source binds `name` anywhere: a definition, an assignment or an import.
+
+    Args:
+        tree: of the source.
+        name: looked for also inside of functions; `import *` counts as it.
+    """
     for node in ast.walk(tree):
         if getattr(node, "name", None) == name:
             return True
@@ -145,7 +193,19 @@ def defines(tree: ast.Module, name: str) -> bool:
 
 
 def answer(namespace: dict[str, Wire], objects: Objects, request: Json) -> Json:
-    """Do what the grader asks for."""
+    """Do what the grader asks for.
+
+    Args:
+        namespace: of the program.
+        objects: what the grader has references to.
+        request: `do`, and what that needs.
+
+    Returns:
+        The reply: `names`, or `value` and perhaps `changed`.
+
+    Raises:
+        Exception: what the program raises.
+    """
     if request["do"] == "names":
         found = {name: namespace[name] for name in request["names"] if name in namespace}
         return {"names": {name: objects.encode(value) for name, value in found.items()}}
@@ -157,7 +217,19 @@ def answer(namespace: dict[str, Wire], objects: Objects, request: Json) -> Json:
 
 
 def call(target: Wire, objects: Objects, request: Json) -> Json:
-    """Call an object, and tell which of its arguments it changed."""
+    """Call an object, and tell which of its arguments it changed.
+
+    Args:
+        target: the object.
+        objects: what the grader has references to.
+        request: `arguments` by position and `named`, as plain data.
+
+    Returns:
+        `value`; and `changed`, place and new contents of arguments by position that it changed.
+
+    Raises:
+        Exception: what the call raises.
+    """
     arguments = [objects.decode(data) for data in request["arguments"]]
     named = {name: objects.decode(data) for name, data in request["named"].items()}
     value = target(*arguments, **named)
@@ -171,7 +243,15 @@ def call(target: Wire, objects: Objects, request: Json) -> Json:
 
 
 def told(error: BaseException) -> list[Wire]:
-    """An exception as plain data: the names of its classes, and what it says."""
+    """An exception as plain data: the names of its classes, and what it says.
+
+    Args:
+        error: what judged code raised.
+
+    Returns:
+        The names, nearest first, and at most MOST_TEXT characters; none where its own text cannot
+        be had.
+    """
     names = [kind.__name__ for kind in type(error).__mro__]
     try:
         text = str(error)[:MOST_TEXT]
@@ -182,6 +262,9 @@ def told(error: BaseException) -> list[Wire]:
 
 def run_as_main(source: str) -> int:
     """Run a program as Python runs a script.
+
+    Args:
+        source: of the program, whose `__name__` is "__main__".
 
     Returns:
         Its exit status.

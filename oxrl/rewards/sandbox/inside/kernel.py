@@ -116,14 +116,28 @@ def become(user: int, *, may_read_all: bool) -> None:
 
 
 def set_capabilities(kept: int) -> None:
-    """Give up every privilege of root but some, for good."""
+    """Give up every privilege of root but some, for good.
+
+    Args:
+        kept: bits of the capabilities to keep; 0: none.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
     header = ctypes.create_string_buffer(struct.pack("Ii", 0x20080522, 0))
     sets = ctypes.create_string_buffer(struct.pack("6I", kept, kept, 0, 0, 0, 0), 24)
     _call(CAPSET[machine()], "drop capabilities", header, sets)
 
 
 def install_filter(program: bytes) -> None:
-    """Apply a seccomp filter to this process; `forbid_new_privileges` comes first."""
+    """Apply a seccomp filter to this process, for good; `forbid_new_privileges` comes first.
+
+    Args:
+        program: BPF instructions of 8 bytes each.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
     code = ctypes.create_string_buffer(program, len(program))
     description = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     held = ctypes.create_string_buffer(description, len(description))
@@ -180,17 +194,41 @@ def landlock_rules(readable: Sequence[str], writable: Sequence[str]) -> int:
 
 
 def landlock_restrict(rules: int) -> None:
-    """Apply a set of rules to this process; `forbid_new_privileges` comes first."""
+    """Apply a set of rules to this process, for good; `forbid_new_privileges` comes first.
+
+    Args:
+        rules: descriptor, as `landlock_rules` returns it.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
     _call(LANDLOCK_RESTRICT, "landlock", rules, 0)
 
 
 def unshare(flags: int) -> None:
-    """Move this process into new namespaces."""
+    """Move this process into new namespaces.
+
+    Args:
+        flags: NEW_... of this file, joined by `|`. With NEW_PIDS only children begun later are in
+            the new one.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
     _checked(LIBC.unshare(flags), "new namespaces")
 
 
 def mount_memory(target: str, *, megabytes: int, mode: str) -> None:
-    """Mount an empty file system in memory that holds so much."""
+    """Mount an empty file system in memory that holds so much.
+
+    Args:
+        target: path of a folder.
+        megabytes: it holds, of 2**20 bytes; 4096 files at most.
+        mode: of the new root, octal digits such as "777".
+
+    Raises:
+        OSError: the kernel refuses.
+    """
     options = f"size={megabytes}m,nr_inodes=4096,mode={mode}".encode()
     flags = ctypes.c_ulong(_NO_SET_UID | _NO_DEVICES)
     result = LIBC.mount(b"tmpfs", target.encode(), b"tmpfs", flags, options)
@@ -204,7 +242,16 @@ def mount_private() -> None:
 
 
 def mount_read_only(source: str, target: str, *, device: bool = False) -> None:
-    """Show a file or folder at another place, for reading; a device stays one."""
+    """Show a file or folder at another place, for reading; a device stays one.
+
+    Args:
+        source: path of the file or folder.
+        target: path of another of its kind, which it hides.
+        device: it is a device, which may be written to as before.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
     flags = ctypes.c_ulong(_BIND | _RECURSIVE)
     result = LIBC.mount(source.encode(), target.encode(), None, flags, None)
     _checked(result, f"bind {target}")
@@ -225,12 +272,26 @@ def mount_read_only(source: str, target: str, *, device: bool = False) -> None:
 
 
 def unmount(target: str) -> None:
-    """Take a file system away, even while it is used."""
+    """Take a file system away, even while it is used.
+
+    Args:
+        target: path where it is mounted.
+
+    Raises:
+        OSError: nothing is mounted there.
+    """
     _checked(LIBC.umount2(target.encode(), _DETACH), f"unmount {target}")
 
 
 def enter_root(root: str) -> None:
-    """Make `root` the whole file system, and forget the old one."""
+    """Make `root` the whole file system, and forget the old one.
+
+    Args:
+        root: path of a folder on which a file system is mounted; this process is in it afterwards.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
     os.chdir(root)
     _call(PIVOT_ROOT[machine()], "pivot_root", b".", b".")
     unmount(".")

@@ -44,7 +44,14 @@ class Closed(Exception):
 
 
 def refuse(value: object) -> list[Wire]:
-    """The `keep` of a side that has no references to give out."""
+    """The `keep` of a side that has no references to give out.
+
+    Args:
+        value: what would have needed one.
+
+    Raises:
+        NotPlain: always.
+    """
     raise NotPlain(f"{type(value).__name__} is no plain data")
 
 
@@ -181,6 +188,10 @@ _FROM_ITEMS: dict[str, Callable[[list[Wire]], Wire]] = {
 def send(fd: int, message: object) -> None:
     """Write one message to a descriptor.
 
+    Args:
+        fd: a socket or pipe; blocks while its buffer is full.
+        message: what `json.dumps` takes.
+
     Raises:
         TooLong: it is longer than MOST_BYTES.
         Closed: nobody reads there any more.
@@ -198,6 +209,9 @@ def send(fd: int, message: object) -> None:
 
 def receive(fd: int) -> Wire:
     """Read one message from a descriptor.
+
+    Args:
+        fd: a socket or pipe; blocks until a whole message is there.
 
     Raises:
         Closed: there is none.

@@ -151,6 +151,13 @@ def _furnish(mount_point: str, disk_mb: int) -> None:
 
 
 def fresh_folder(disk_mb: int) -> None:
-    """Replace the folder that judged code wrote to by an empty one."""
+    """Replace the folder that judged code wrote to, FOLDER, by an empty one.
+
+    Args:
+        disk_mb: it holds, of 2**20 bytes.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
     kernel.unmount(FOLDER)
     kernel.mount_memory(FOLDER, megabytes=disk_mb, mode="777")

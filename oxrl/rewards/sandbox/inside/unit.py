@@ -410,7 +410,14 @@ def _is_running(child: int) -> bool:
 
 
 def escapes(around: Confinement) -> str:
-    """What this process can do and should not be able to, in words."""
+    """What this process can do and should not be able to, in words; every attempt is made.
+
+    Args:
+        around: what is supposed to confine it.
+
+    Returns:
+        Joined by commas; empty if nothing succeeded.
+    """
     outside = os.path.dirname(os.path.realpath(around.folder))
     attempts: dict[str, Callable[[], object]] = {
         "open a socket": socket.socket,
@@ -439,12 +446,31 @@ def _start_process() -> None:
 
 
 def rules_for(folder: str) -> int:
-    """The Landlock rules of judged code."""
+    """The Landlock rules of judged code.
+
+    Args:
+        folder: path that it may write to, beside /dev/null.
+
+    Returns:
+        A descriptor, for `landlock_restrict`.
+
+    Raises:
+        OSError: the kernel has no Landlock.
+    """
     return kernel.landlock_rules(confine.readable_paths(), [folder, "/dev/null"])
 
 
 def confinement(config: Json, folder: str, user: int | None, *, in_room: bool) -> Confinement:
     """What is put around judged code, by the level; and this process's own part in it.
+
+    Args:
+        config: see `main`.
+        folder: that judged code writes to.
+        user: that judged code becomes; None: it stays who it is.
+        in_room: these namespaces are its own, so that their threads can be counted by themselves.
+
+    Returns:
+        What `confine` applies to every judged process.
 
     Raises:
         OSError: a layer cannot be had.
@@ -476,7 +502,8 @@ def live(config: Json, control: int, results: int, user: int | None, *, in_room:
 
     Args:
         config: see `main`.
-        control: descriptor of jobs. results: descriptor of what comes of them.
+        control: descriptor of jobs.
+        results: descriptor of what comes of them.
         user: that judged code becomes.
         in_room: these namespaces are its own.
 
@@ -513,8 +540,12 @@ def live(config: Json, control: int, results: int, user: int | None, *, in_room:
 def ordinary_user(config: Json) -> int | None:
     """The user that judged code becomes where this is root, whose folder is then that user's.
 
+    Args:
+        config: see `main`; its `folder` changes its owner.
+
     Returns:
-        None: it stays who it is, for these namespaces have no other user.
+        A user's number. None: it stays who it is, for this is not root, or these namespaces have no
+        other user.
     """
     if os.getuid() != 0:
         return None
@@ -531,6 +562,13 @@ def main(control: int, results: int) -> int:
     The first message holds `level`; `limits`; `landlock`: whether to use it; `room`: whether to
     make namespaces; `folder`: what judged code writes to, outside of a room; `mount_point`;
     `watch`: see `Unit`.
+
+    Args:
+        control: descriptor that the configuration comes on, and then jobs.
+        results: descriptor of what comes of them; first, whether this is ready.
+
+    Returns:
+        An exit status: 0 once nobody sends jobs any more, 1 where it could not begin.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = plain.receive(control)

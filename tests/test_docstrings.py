@@ -1,0 +1,174 @@
+"""Public functions say what they take: docstrings, whose `Args:` are exactly the arguments.
+
+Read from the source: nothing is imported, so that what needs an optional package is held to it too.
+A method that a base class or a protocol of the package explains need not be explained again.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "oxrl"
+FOLDERS = {
+    "rewards": sorted((PACKAGE / "rewards").rglob("*.py")),
+}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+SECTION = re.compile(r"(Args|Shapes|Returns|Raises|Yields|Source|Example|Examples):")
+# "    name, *other: what they are", at the indentation of a section and no deeper.
+ENTRY = re.compile(r"    (\*{0,2}\w+(?:, \*{0,2}\w+)*): \S")
+
+
+@dataclass
+class Class:
+    """A class of the package: its methods, and what it is made from."""
+
+    node: ast.ClassDef
+    bases: list[str]
+    methods: dict[str, Function] = field(default_factory=dict)
+
+    @property
+    def is_protocol(self) -> bool:
+        return "Protocol" in self.bases
+
+
+def name_of(node: ast.expr) -> str:
+    """The last part of a dotted name, without what stands in brackets."""
+    if isinstance(node, ast.Subscript):
+        return name_of(node.value)
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def decorators(function: Function) -> set[str]:
+    named = [node.func if isinstance(node, ast.Call) else node for node in function.decorator_list]
+    return {name_of(node) for node in named}
+
+
+def read_class(node: ast.ClassDef) -> Class:
+    found = Class(node, [name_of(base) for base in node.bases])
+    for inside in node.body:
+        if isinstance(inside, Function) and not decorators(inside) & {"setter", "overload"}:
+            found.methods[inside.name] = inside
+    return found
+
+
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+# By name; two classes of one name are both asked.
+CLASSES: dict[str, list[Class]] = {}
+for tree in TREES.values():
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            CLASSES.setdefault(node.name, []).append(read_class(node))
+PROTOCOLS = [found for same in CLASSES.values() for found in same if found.is_protocol]
+
+
+def ancestors(found: Class) -> Iterator[Class]:
+    """The classes of the package that a class is made from, near and far."""
+    for name in found.bases:
+        for base in CLASSES.get(name, []):
+            if base is not found:
+                yield base
+                yield from ancestors(base)
+
+
+def all_methods(found: Class) -> set[str]:
+    return {name for each in (found, *ancestors(found)) for name in each.methods}
+
+
+def explained_elsewhere(found: Class, name: str) -> bool:
+    """Whether a method is one that a base class, or a protocol that the class fulfils, explains."""
+    own = all_methods(found)
+    fulfilled = [each for each in PROTOCOLS if each is not found and all_methods(each) <= own]
+    for each in (*ancestors(found), *fulfilled):
+        method = each.methods.get(name)
+        if method is not None and ast.get_docstring(method):
+            return True
+    return False
+
+
+def arguments(function: Function, *, is_method: bool) -> list[str]:
+    """The names that a caller gives, in order; those with an underscore in front need no words."""
+    given = function.args
+    named = [*given.posonlyargs, *given.args]
+    if is_method and "staticmethod" not in decorators(function):
+        named = named[1:]
+    names = [each.arg for each in (*named, *given.kwonlyargs)]
+    names += [each.arg for each in (given.vararg, given.kwarg) if each is not None]
+    return [name for name in names if not name.startswith("_")]
+
+
+def told_arguments(docstring: str) -> list[str] | None:
+    """The names that a docstring's `Args:` explain; None where it has no such section."""
+    inside = False
+    found: list[str] | None = None
+    for line in docstring.splitlines():
+        section = SECTION.match(line)
+        if section:
+            inside = section[1] == "Args"
+            if inside:
+                found = []
+        elif line.strip() and not line.startswith("    "):
+            inside = False
+        elif inside and found is not None:
+            entry = ENTRY.match(line)
+            if entry:
+                found += [name.lstrip("*") for name in entry[1].split(", ")]
+    return found
+
+
+def public_functions(path: Path) -> Iterator[tuple[str, Function, Class | None]]:
+    for node in TREES[path].body:
+        if isinstance(node, Function) and not node.name.startswith("_"):
+            if "overload" not in decorators(node):
+                yield node.name, node, None
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            found = read_class(node)
+            for name, method in found.methods.items():
+                if not name.startswith("_"):
+                    yield f"{node.name}.{name}", method, found
+
+
+def problem(function: Function, owner: Class | None) -> str:
+    """What a docstring lacks; empty if nothing."""
+    docstring = ast.get_docstring(function)
+    if not docstring:
+        return "has no docstring"
+    told = told_arguments(docstring)
+    taken = arguments(function, is_method=owner is not None)
+    if told is None:
+        if not taken or (owner is not None and explained_elsewhere(owner, function.name)):
+            return ""
+        return f"has no Args: for {', '.join(taken)}"
+    missing = [name for name in taken if name not in told]
+    if missing:
+        return f"does not explain {', '.join(missing)}"
+    stale = [name for name in told if name not in taken]
+    if stale:
+        return f"explains {', '.join(stale)}, which it does not take"
+    if len(set(told)) < len(told):
+        return "explains an argument twice"
+    return ""
+
+
+def untold(paths: list[Path]) -> list[str]:
+    """What is wrong in files, one line for each function."""
+    found: list[str] = []
+    for path in paths:
+        for name, function, owner in public_functions(path):
+            wrong = problem(function, owner)
+            if wrong:
+                found.append(f"{path.relative_to(ROOT)}:{function.lineno} {name} {wrong}")
+    return found
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_public_functions_explain_exactly_their_arguments(folder: str) -> None:
+    assert untold(FOLDERS[folder]) == []
