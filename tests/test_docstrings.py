@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "oxrl"
 FOLDERS = {
     "rewards": sorted((PACKAGE / "rewards").rglob("*.py")),
+    "data": sorted((PACKAGE / "data").rglob("*.py")),
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 SECTION = re.compile(r"(Args|Shapes|Returns|Raises|Yields|Source|Example|Examples):")

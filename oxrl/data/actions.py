@@ -75,11 +75,24 @@ class ActionHead:
         return None
 
     def decodes(self, token_ids: Sequence[int]) -> bool:
-        """Whether tokens of a turn stand for as many actions as it has; here they always do."""
+        """Whether tokens of a turn stand for as many actions as it has; here they always do.
+
+        Args:
+            token_ids: of a turn, without one that ends it.
+        """
         return len(token_ids) == self.tokens
 
     def kept(self, token_ids: Sequence[int], executed: int) -> int:
-        """How many tokens of a turn stand for its first actions."""
+        """How many tokens of a turn stand for its first actions: what was executed, where an
+        episode ended.
+
+        Args:
+            token_ids: of the turn, all of them.
+            executed: how many actions, from the first on; at most `chunk`.
+
+        Returns:
+            A number of tokens, from the first on.
+        """
         return len(token_ids) - (self.chunk - executed) * self.width
 
     def encode(self, actions: Sequence[Json]) -> tuple[int, ...]:
@@ -101,6 +114,12 @@ class ActionHead:
     def decode(self, token_ids: Sequence[int]) -> list[Action]:
         """The actions that tokens stand for.
 
+        Args:
+            token_ids: a multiple of `width`, each of `token_ids` of this head.
+
+        Returns:
+            Names, or lists of numbers in the data's own units: the middles of their bins.
+
         Raises:
             ValueError: a token that stands for none, or a part of an action.
         """
@@ -117,7 +136,14 @@ class ActionHead:
         return actions
 
     def text(self, actions: Sequence[Action]) -> str:
-        """Actions as the record of a run shows them."""
+        """Actions as the record of a run shows them.
+
+        Args:
+            actions: names, or lists of numbers.
+
+        Returns:
+            Names with spaces between; or JSON, numbers rounded to six significant digits.
+        """
         if self.choices:
             return " ".join(cast(Sequence[str], actions))
         rounded = [[float(f"{number:.6g}") for number in action] for action in actions]  # pyright: ignore
@@ -135,6 +161,13 @@ class ActionHead:
 
     def shares(self, action: Json) -> list[float]:
         """Where the numbers of an action lie between their quantiles, from 0 to 1.
+
+        Args:
+            action: as many finite numbers as the space has, in the data's own units; one alone may
+                stand for itself.
+
+        Returns:
+            0.0 at q01 and below, 1.0 at q99 and above; 0.5 where both are one.
 
         Raises:
             ValueError: it has too many or too few, or they are no numbers.
@@ -154,13 +187,26 @@ class ActionHead:
         return low + (self.high[number] - low) * (place + 0.5) / len(self.token_ids)
 
     def write(self, directory: Path) -> None:
-        """Keep it beside the weights."""
+        """Keep it beside the weights, in HEAD_FILE.
+
+        Args:
+            directory: of the model; there is one.
+
+        Raises:
+            OSError: the disk refused.
+        """
         content = dataclasses.asdict(self)
         (directory / HEAD_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 def read_quantiles(path: Path) -> Quantiles:
     """Quantiles of actions: `{"q01": [...], "q99": [...]}`, or that under `action`.
+
+    Args:
+        path: a JSON file, such as `statistics.json` of a prepared dataset.
+
+    Returns:
+        q01 and q99 of every number of an action, in the data's own units.
 
     Raises:
         DataError: the file has none.
@@ -180,7 +226,14 @@ def read_quantiles(path: Path) -> Quantiles:
 
 
 def quantiles_of(actions: Sequence[Sequence[float]]) -> Quantiles:
-    """The quantiles of recorded actions, [n][size], interpolated as numpy does."""
+    """The quantiles of recorded actions, 1 % and 99 %, interpolated as numpy does.
+
+    Args:
+        actions: [n][size], in the data's own units, n at least 1.
+
+    Returns:
+        One of each for every number of an action.
+    """
     import numpy as np  # who only reads tokens does without
 
     table = np.asarray(actions, dtype=np.float64)
@@ -190,6 +243,9 @@ def quantiles_of(actions: Sequence[Sequence[float]]) -> Quantiles:
 
 def object_in(path: Path) -> Mapping[str, Json]:
     """The JSON object in a file.
+
+    Args:
+        path: of a JSON file.
 
     Raises:
         DataError: the file cannot be read, or holds something else.

@@ -78,7 +78,15 @@ def _part_rewards(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
 
 
 def how_it_ended(completion: Completion) -> Literal["terminated", "truncated", "neither"]:
-    """Whether the task was over, or a limit cut it, or it broke off."""
+    """Whether the task was over, or a limit cut it, or it broke off.
+
+    Args:
+        completion: a response, or an episode, which says itself how it ended.
+
+    Returns:
+        "terminated": nothing follows the last token, which is worth 0; "truncated": something would
+        have followed, so its worth is bootstrapped; "neither": a fragment, not to be learned from.
+    """
     match completion.end or completion.finish_reason:
         case "stop" | "completed" | "parse_error":
             return "terminated"
@@ -98,6 +106,7 @@ def check_rollout_batch(
     """Refuse a structurally broken batch before anything is learned from it.
 
     Args:
+        batch: to be learned from; not changed.
         stop_token_ids: tokens that end a response.
         max_tokens: the longest response that is sampled; None of episodes, whose turns have been
             checked one by one.

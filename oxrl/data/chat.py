@@ -58,6 +58,10 @@ class ChatEncoder:
     def hide(self, messages: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
         """Put placeholders where messages hold the text of a special token.
 
+        Args:
+            messages: in one form, as `read_messages` makes them; not changed. What is hidden is
+                added to `hidden`.
+
         Returns:
             The messages as they can be rendered, and what each placeholder stands for.
         """
@@ -88,8 +92,12 @@ class ChatEncoder:
         """Write messages as text, as the template does.
 
         Args:
+            messages: with special tokens hidden, where there may be any.
             generation_prompt: end where the assistant starts to write.
             tools: definitions of the functions that the assistant may call.
+
+        Returns:
+            The text, with the template's special tokens in it.
 
         Raises:
             TemplateError: the template refuses the messages, or leaves out what one says.
@@ -109,7 +117,12 @@ class ChatEncoder:
         return text
 
     def encode(self, text: str, hidden: Mapping[str, str]) -> list[int]:
-        """Token ids of rendered text; what stands behind a placeholder is encoded as plain text."""
+        """Token ids of rendered text; what stands behind a placeholder is encoded as plain text.
+
+        Args:
+            text: rendered; special tokens in it are encoded as such.
+            hidden: placeholder -> what it stands for, of `hide`; empty: nothing is hidden.
+        """
         pieces = [text]
         if hidden:
             placeholders = "|".join(map(re.escape, hidden))
@@ -124,7 +137,15 @@ class ChatEncoder:
         return ids
 
     def encode_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Token ids of the conversation so far, ending where the assistant starts to write."""
+        """Token ids of the conversation so far, ending where the assistant starts to write.
+
+        Args:
+            messages: in one form; special tokens in them are text.
+            tools: definitions of the functions that the assistant may call.
+
+        Raises:
+            TemplateError: the template refuses the messages, or leaves out what one says.
+        """
         shown, hidden = self.hide(messages)
         return self.encode(self.render(shown, generation_prompt=True, tools=tools), hidden)
 
@@ -138,6 +159,10 @@ def require_content(messages: Sequence[Message], text: str) -> None:
 
     White space may differ. Templates that rewrite earlier replies have an error of their own where
     that matters, and reasoning may be left out. What a tool returned may be written otherwise.
+
+    Args:
+        messages: as they were given to the template.
+        text: what it made of them.
 
     Raises:
         TemplateError: a message says what the model would not see.

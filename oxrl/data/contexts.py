@@ -64,7 +64,14 @@ class Contexts(Protocol):
 
 
 def contexts_of(encoder: TurnEncoder, context: str, *, splits: bool) -> Contexts:
-    """The contexts that `rollout.context` and `rollout.rewritten_history` name."""
+    """The contexts that `rollout.context` and `rollout.rewritten_history` name.
+
+    Args:
+        encoder: of turns, for the policy's tokenizer.
+        context: "whole", "last", or such as "window: 3"; see `shown_turns`.
+        splits: a turn that reads a rewritten text begins a row of its own, instead of being
+            refused.
+    """
     shown = shown_turns(context)
     if shown == 1:
         return LastAnswer(encoder)
@@ -72,14 +79,28 @@ def contexts_of(encoder: TurnEncoder, context: str, *, splits: bool) -> Contexts
 
 
 def shown_turns(context: str) -> int | None:
-    """How many answers a turn reads, of a value of `rollout.context`; None: all."""
+    """How many answers a turn reads, of a value of `rollout.context`; None: all.
+
+    Args:
+        context: "whole", "last", or such as "window: 3".
+
+    Returns:
+        At least 1. "last" is one answer, which is all that the next turn reads of what was before.
+    """
     if context == "whole":
         return None
     return 1 if context == "last" else int(context.rpartition(" ")[2])
 
 
 def system_part(messages: Sequence[Message]) -> list[Message]:
-    """The messages of the system at the beginning, which every context keeps."""
+    """The messages of the system at the beginning, which every context keeps.
+
+    Args:
+        messages: of a conversation, from its beginning.
+
+    Returns:
+        Those before the first of another role, in order; perhaps none.
+    """
     kept: list[Message] = []
     for message in messages:
         if message["role"] not in ("system", "developer"):

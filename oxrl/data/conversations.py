@@ -53,6 +53,7 @@ class ConversationDataset(Dataset[Example]):
 
     @classmethod
     def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Example]:
+        """One conversation of a row; of a model of actions, the actions that it shows."""
         if options.actions is not None:
             from oxrl.data.demonstrations import encode_demonstration  # most replies are text
 
@@ -65,17 +66,29 @@ class ConversationDataset(Dataset[Example]):
 
     @classmethod
     def measure(cls, units: Sequence[Example]) -> tuple[int, Mapping[str, int]]:
+        """The length of the conversation, and how many of its tokens are learned."""
         (example,) = units
         return len(example.token_ids), {"trained_tokens": sum(example.trained)}
 
 
 def assistant_texts(messages: Sequence[Message]) -> list[str]:
-    """What the assistant says in a conversation, turn by turn."""
+    """What the assistant says in a conversation, turn by turn.
+
+    Args:
+        messages: of a conversation, with text alone.
+
+    Returns:
+        One text for each message of the assistant, in order.
+    """
     return [message["content"] for message in messages if message["role"] == "assistant"]
 
 
 def has_blank_reply(messages: Sequence[Message]) -> bool:
-    """Whether a turn of the assistant holds nothing but white space, and no call."""
+    """Whether a turn of the assistant holds nothing but white space, and no call.
+
+    Args:
+        messages: of a conversation, with text alone.
+    """
     replies = [message for message in messages if message["role"] == "assistant"]
     return not all(reply["content"].strip() or reply.get("tool_calls") for reply in replies)
 
@@ -89,8 +102,14 @@ def encode_conversation(
     then reply tokens.
 
     Args:
+        messages: in one form; what follows the last one of the assistant is left out.
+        encoder: of the tokenizer that the model reads.
         context: how many messages, from the first on, are given and not learned.
         tools: definitions of the functions that the assistant may call.
+
+    Returns:
+        Tokens and whether each is trained: those of replies are, up to the token that ends them;
+        the uid follows from the content.
 
     Raises:
         TemplateError: the template rewrites earlier turns, leaves out a part of a reply, or ends it

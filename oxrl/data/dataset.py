@@ -70,7 +70,17 @@ class ReadOptions:
     actions: ActionHead | None = None
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
-        """What turns messages into tokens."""
+        """What turns messages into tokens.
+
+        Args:
+            tokenizer: with a chat template.
+
+        Returns:
+            One that encodes the places of images too, where rows may have them.
+
+        Raises:
+            DataError: the tokenizer has no chat template, or one that does not end.
+        """
         return ChatEncoder(tokenizer) if self.images is None else self.images.encoder(tokenizer)
 
 
@@ -81,7 +91,9 @@ class Identified(Protocol):
     """What a dataset is made of."""
 
     @property
-    def uid(self) -> str: ...
+    def uid(self) -> str:
+        """What the unit is called in records, the same in every run."""
+        ...
 
 
 Unit = TypeVar("Unit", bound=Identified)
@@ -118,7 +130,12 @@ class StreamedUnits(Generic[Unit]):
         self._parts = array("q")  # and which of the row's units it is
 
     def add(self, record: Record, count: int) -> None:
-        """Note the place of a record that makes `count` units."""
+        """Note the place of a record that makes `count` units.
+
+        Args:
+            record: of the file, in its order; only its place is kept.
+            count: how many, as `encode` will make again.
+        """
         for part in range(count):
             self._starts.append(record.start)
             self._parts.append(part)
@@ -160,7 +177,15 @@ class Dataset(ABC, Generic[Unit]):
         return len(self._units)
 
     def at(self, draw: int, *, seed: int) -> Unit:
-        """The unit at global position `draw` of the shuffled, endless order of `seed`."""
+        """The unit at global position `draw` of the shuffled, endless order of `seed`.
+
+        Args:
+            draw: from 0, without an end; every epoch has each unit once.
+            seed: of the order.
+
+        Raises:
+            DataError: the file of streamed rows is no longer the one it was.
+        """
         return self._units[index_at(draw, len(self), seed)]
 
     def in_order(self) -> list[Unit]:
@@ -168,7 +193,14 @@ class Dataset(ABC, Generic[Unit]):
         return [self._units[index] for index in range(len(self))]
 
     def batches(self, size: int) -> Iterator[list[Unit]]:
-        """Every unit once, in file order, at most `size` at a time."""
+        """Every unit once, in file order, at most `size` at a time.
+
+        Args:
+            size: at least 1; the last one may be shorter.
+
+        Returns:
+            Lists of units.
+        """
         everything = range(len(self))
         for start in range(0, len(self), size):
             yield [self._units[index] for index in everything[start : start + size]]
@@ -178,6 +210,14 @@ class Dataset(ABC, Generic[Unit]):
     def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Unit]:
         """Make the units of one record, at least one.
 
+        Args:
+            record: one row of the file, under the names that datasets read.
+            encoder: makes tokens of messages.
+            options: how rows are read.
+
+        Returns:
+            Units in an order that is always the same.
+
         Raises:
             Dropped: nothing can be learned from it.
             DataError: it is malformed, or the chat template cannot be used for it.
@@ -186,11 +226,26 @@ class Dataset(ABC, Generic[Unit]):
     @classmethod
     @abstractmethod
     def measure(cls, units: Sequence[Unit]) -> tuple[int, Mapping[str, int]]:
-        """Tokens of the longest of a record's units, and what they add to `counts`."""
+        """The length of a record's longest unit in tokens, and what the record adds to the report.
+
+        Args:
+            units: of one record, at least one.
+
+        Returns:
+            Tokens; and a number for some of `counts`, which is added to what it was.
+        """
 
     @classmethod
     def check(cls, record: Record, first: Record) -> None:
-        """Refuse a record that is unlike the first one of its file."""
+        """Refuse a record that is unlike the first one of its file; here all are fine.
+
+        Args:
+            record: one row.
+            first: the first row of the same file.
+
+        Raises:
+            DataError: it is another kind of row; names it.
+        """
 
     @classmethod
     def load(
@@ -204,6 +259,7 @@ class Dataset(ABC, Generic[Unit]):
         Args:
             path: a .jsonl or .parquet file.
             tokenizer: encodes the rows through its chat template.
+            options: how rows are read, and which of them.
 
         Returns:
             The usable rows, in file order.
@@ -240,7 +296,17 @@ class Dataset(ABC, Generic[Unit]):
         options: ReadOptions,
         count: int,
     ) -> list[list[Unit]]:
-        """The units of each of the first `count` usable rows, as `load` makes them.
+        """The units of the first usable rows, as `load` makes them; the rest of the file is not
+        read.
+
+        Args:
+            path: a .jsonl or .parquet file.
+            tokenizer: encodes the rows through its chat template.
+            options: how rows are read; a smaller `limit` goes before `count`.
+            count: of rows, at most; at least 1.
+
+        Returns:
+            The units of each row, at least of one.
 
         Raises:
             DataError: as `load` does.

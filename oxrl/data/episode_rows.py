@@ -40,7 +40,14 @@ class EpisodeInputs(TokenBatch):
     columns: Tensor
 
     def join(self, values: Tensor) -> Tensor:
-        """[R, T, ...] of rows to [E, L, ...] of lines; 0 where nothing was sampled."""
+        """Put what was computed of rows where it belongs in the lines of their episodes.
+
+        Args:
+            values: [R, T, ...], any dtype, of every token of the rows.
+
+        Returns:
+            [E, L, ...], of the same dtype; 0 where nothing was sampled.
+        """
         lines = values.new_zeros((*self.tokens.shape, *values.shape[2:]))
         row, place = (self.columns >= 0).nonzero(as_tuple=True)
         episode = self.episode_ids[row]
@@ -48,7 +55,14 @@ class EpisodeInputs(TokenBatch):
         return lines
 
     def split(self, lines: Tensor) -> Tensor:
-        """[E, L, ...] of lines to [R, T, ...] of rows; 0 where nothing was sampled."""
+        """Put what was computed of lines where it belongs in the rows of the episodes.
+
+        Args:
+            lines: [E, L, ...], any dtype, of every token of the lines.
+
+        Returns:
+            [R, T, ...], of the same dtype; 0 where nothing was sampled.
+        """
         values = lines.new_zeros((*self.columns.shape, *lines.shape[2:]))
         row, place = (self.columns >= 0).nonzero(as_tuple=True)
         episode = self.episode_ids[row]

@@ -89,8 +89,12 @@ class FastCode:
     def decode(self, places: Sequence[int]) -> Table | None:
         """The chunk that pieces stand for, [chunk, size].
 
+        Args:
+            places: numbers of pieces, each from 0 to below their count.
+
         Returns:
-            None: they have more or fewer coefficients than a chunk.
+            Numbers between about -1 and 1, to be put between quantiles. None: they have more or
+            fewer coefficients than a chunk.
         """
         import numpy as np
 
@@ -101,7 +105,14 @@ class FastCode:
         return cosines(self.chunk).T @ (coefficients / self.scale)
 
     def joined(self, places: list[int]) -> list[int]:
-        """Single pieces, joined by the merges in their order."""
+        """Single pieces, joined by the merges in their order.
+
+        Args:
+            places: numbers of pieces, in the order of the coefficients; not changed.
+
+        Returns:
+            At most as many, which stand for the same coefficients.
+        """
         ranks = self._ranks
         while len(places) > 1:
             pairs = zip(places, places[1:], strict=False)
@@ -119,12 +130,22 @@ class FastCode:
         return {merge: rank for rank, merge in enumerate(self.merges)}
 
     def write(self, path: Path) -> None:
-        """Keep it in a file."""
+        """Keep it in a file, which `read_code` reads.
+
+        Args:
+            path: of the file; what was there is overwritten.
+
+        Raises:
+            OSError: the disk refused.
+        """
         path.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
 
 def read_code(path: Path) -> FastCode:
     """What `FastCode.write` wrote.
+
+    Args:
+        path: of the file.
 
     Raises:
         DataError: the file holds no code.
@@ -195,7 +216,14 @@ def fit(chunks: Sequence[Table], *, pieces: int = PIECES, scale: float = SCALE) 
 
 
 def cosines(length: int) -> Table:
-    """The orthonormal DCT-II, [length, length]: its product with a column are the coefficients."""
+    """The orthonormal DCT-II, [length, length]: its product with a column are the coefficients.
+
+    Args:
+        length: of a column, at least 1.
+
+    Returns:
+        float64; its transpose is its inverse.
+    """
     import numpy as np
 
     places = np.arange(length)

@@ -87,6 +87,10 @@ class FastHead(ActionHead):
 def fast_head(fields: Json, path: Path) -> FastHead:
     """A head as its file has it.
 
+    Args:
+        fields: of HEAD_FILE, as JSON has them.
+        path: of the file, for messages.
+
     Raises:
         DataError: the file is damaged.
     """

@@ -69,8 +69,15 @@ def locate(name: str, commit: str | None = None, *, fetch: bool = True) -> Path:
 def identity(name: str, path: Path) -> str:
     """What the bytes of a located file are known by.
 
+    Args:
+        name: as the user gave it: of the hub, or a path.
+        path: where the file lies here.
+
     Returns:
         The commit of a file on the hub (`path` is .../snapshots/<it>/...), otherwise its SHA-256.
+
+    Raises:
+        OSError: the file cannot be read.
     """
     if not name.startswith(SCHEME):
         return file_hash(path)

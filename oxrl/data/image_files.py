@@ -78,6 +78,12 @@ def image_bytes(record: Record, reference: Json, rules: ImageRules) -> bytes:
 def open_image(record: Record, reference: Json, content: bytes, rules: ImageRules) -> Image.Image:
     """An image in RGB, turned as its camera says.
 
+    Args:
+        record: the row, for the message.
+        reference: to the image as the row has it, for the message.
+        content: the bytes of its file.
+        rules: which sizes are read.
+
     Raises:
         DataError: it cannot be read whole, or is of a size or kind that is not learned from; names
             the row.
@@ -90,6 +96,10 @@ def open_image(record: Record, reference: Json, content: bytes, rules: ImageRule
 
 def decoded(content: bytes, rules: ImageRules) -> Image.Image:
     """An image in RGB, turned as its camera says.
+
+    Args:
+        content: the bytes of a file.
+        rules: which sizes are read.
 
     Raises:
         ValueError: why it cannot be used, as the end of a sentence.
@@ -114,6 +124,11 @@ def decoded(content: bytes, rules: ImageRules) -> Image.Image:
 def refuse(record: Record, reference: Json, problem: str) -> NoReturn:
     """Refuse a row for one of its images.
 
+    Args:
+        record: the row.
+        reference: to the image as the row has it.
+        problem: what is wrong, as the end of a sentence about the image.
+
     Raises:
         DataError: always.
     """
@@ -121,7 +136,14 @@ def refuse(record: Record, reference: Json, problem: str) -> NoReturn:
 
 
 def described(reference: Json) -> str:
-    """A reference to an image, short enough for a message."""
+    """A reference to an image, short enough for a message.
+
+    Args:
+        reference: as a row has it: text, bytes, or an object.
+
+    Returns:
+        To stand behind "the image"; long text is cut.
+    """
     if isinstance(reference, bytes):
         return f"of {len(reference):,} bytes"
     if isinstance(reference, Mapping):
@@ -133,12 +155,27 @@ def described(reference: Json) -> str:
 
 
 def content_name(content: bytes) -> str:
-    """What an image is called everywhere: the SHA-256 of its bytes."""
+    """What an image is called everywhere: the SHA-256 of its bytes.
+
+    Args:
+        content: the bytes of its file, as they are.
+
+    Returns:
+        64 hexadecimal digits.
+    """
     return hashlib.sha256(content).hexdigest()
 
 
 def local_path(reference: Json, folder: Path) -> Path | None:
-    """The file that a reference stands for; None where it stands for none."""
+    """The file that a reference stands for; None where it stands for none.
+
+    Args:
+        reference: as a row has it: text, bytes, or an object.
+        folder: of the data file, where relative paths begin.
+
+    Returns:
+        A path, which need not be there; None too of bytes, base64, data: and http(s): URLs.
+    """
     if isinstance(reference, Mapping):
         if reference.get("bytes") is not None or reference.get("base64") is not None:
             return None

@@ -64,7 +64,15 @@ def with_images(record: Record, take: Take) -> Record:
 
 
 def references(record: Record) -> list[Json]:
-    """Every image that a row names, wherever; nothing is read."""
+    """Every image that a row names, wherever; nothing is read.
+
+    Args:
+        record: one row, as the file has it.
+
+    Returns:
+        As the row has them: those of the columns first, then those in messages, in order; one may
+        come twice.
+    """
     found: list[Json] = []
     for name in COLUMNS:
         found += _listed(record.fields.get(name))

@@ -51,27 +51,59 @@ class Read(Protocol):
     """What the model makes of an image; see `oxrl.models.image_features.Features`."""
 
     @property
-    def tensors(self) -> Mapping[str, Tensor]: ...
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The model's inputs of the image by name, such as pixels."""
+        ...
+
     @property
-    def patches(self) -> int: ...
+    def patches(self) -> int:
+        """How many patches the vision tower reads."""
+        ...
+
     @property
-    def text(self) -> str: ...
+    def text(self) -> str:
+        """What stands in the rendered conversation in the place of the image."""
+        ...
+
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """How many of its tokens stand for what the vision tower makes of it."""
+        ...
 
 
 class Reader(Protocol):
     """Turns images into inputs of a model; see `oxrl.models.image_features.ImageReader`."""
 
     @property
-    def family(self) -> VisionFamily: ...
+    def family(self) -> VisionFamily:
+        """Which kind of model it is for."""
+        ...
+
     @property
-    def image_id(self) -> int: ...
+    def image_id(self) -> int:
+        """The token id that stands where the model puts the image."""
+        ...
+
     @property
-    def processor(self) -> Any: ...
+    def processor(self) -> Any:
+        """The processor of transformers that does the work."""
+        ...
+
     @property
-    def placeholder(self) -> str: ...
-    def features(self, image: Image) -> Read: ...
+    def placeholder(self) -> str:
+        """What the chat template writes for an image."""
+        ...
+
+    def features(self, image: Image) -> Read:
+        """Turn an image into inputs of the model.
+
+        Args:
+            image: in RGB, of any size.
+
+        Returns:
+            What the model reads; the size of it follows from the size of the image.
+        """
+        ...
 
 
 class _Told(NamedTuple):
@@ -196,6 +228,12 @@ class ImageStore:
     def features(self, name: str) -> Read:
         """An image as the model reads it; kept from now on.
 
+        Args:
+            name: of an image that a row has named.
+
+        Returns:
+            Its inputs of the model; the last used ones are held in memory.
+
         Raises:
             DataError: its file changed since its row was read.
         """
@@ -209,6 +247,12 @@ class ImageStore:
 
     def contents(self, names: Collection[str]) -> dict[str, bytes]:
         """The bytes of images by name, for another process; they are kept from now on.
+
+        Args:
+            names: of images that rows have named.
+
+        Returns:
+            Name -> the bytes of its file.
 
         Raises:
             DataError: the file of one changed since its row was read.

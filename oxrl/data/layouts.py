@@ -37,7 +37,11 @@ def in_our_words(record: Record, columns: Columns = NO_COLUMNS) -> Record:
     """A row under the names that datasets here read.
 
     Args:
+        record: one row, as the file has it; not changed.
         columns: our name -> theirs; "a.b" is the field b inside of a. Theirs is kept beside.
+
+    Returns:
+        The record itself where it has our names already, else one like it.
 
     Raises:
         DataError: a column that `columns` names is not there, nor ours.
@@ -57,7 +61,15 @@ def in_our_words(record: Record, columns: Columns = NO_COLUMNS) -> Record:
 
 
 def field_at(fields: Fields, path: str) -> tuple[bool, Json]:
-    """Whether there is a field of that name or path, and what it holds."""
+    """Whether there is a field of that name or path, and what it holds.
+
+    Args:
+        fields: of a row.
+        path: a name, or names joined by dots; a name with dots in it goes first.
+
+    Returns:
+        Whether it is there; its value, which may be None.
+    """
     if path in fields:
         return True, fields[path]
     here: Json = fields

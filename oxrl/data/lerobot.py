@@ -134,6 +134,12 @@ def write_episodes(
 def read_episodes(directory: Path) -> Iterator[RobotEpisode]:
     """The episodes of a dataset, in their order.
 
+    Args:
+        directory: of the dataset, which holds meta/info.json.
+
+    Returns:
+        One episode after the other; a file is read when its first episode is asked for.
+
     Raises:
         DataError: it is none, of another version, or its frames are videos; says where.
     """
@@ -159,7 +165,14 @@ def read_episodes(directory: Path) -> Iterator[RobotEpisode]:
 
 
 def statistics(rows: Sequence[Sequence[float]]) -> dict[str, Json]:
-    """What a dataset says of a feature of numbers, [n][size]."""
+    """What a dataset says of a feature of numbers: min, max, mean, std, count, q01 and q99.
+
+    Args:
+        rows: [n][size], n at least 1.
+
+    Returns:
+        By name a list of `size` numbers; `count` has one. std divides by n.
+    """
     import numpy as np
 
     table = np.asarray(rows, dtype=np.float64)

@@ -41,8 +41,10 @@ def read_messages(record: Record, value: Json, *, what: str, role: str = "user")
     """Check messages as a data file holds them, and bring them into one form.
 
     Args:
+        record: the row that they are in, for messages of errors.
         value: a list of messages, one message, or a text: one message of `role`.
         what: its name in errors.
+        role: of a message that is given as text alone.
 
     Returns:
         Messages whose content is text, with the further keys that they have; of a record with
@@ -68,7 +70,17 @@ def read_messages(record: Record, value: Json, *, what: str, role: str = "user")
 
 
 def read_tools(record: Record) -> Tools:
-    """The definitions of functions in a row's field `tools`: a list, or JSON text of one."""
+    """The definitions of functions in a row's field `tools`: a list, or JSON text of one.
+
+    Args:
+        record: the row.
+
+    Returns:
+        Each as {"type": "function", "function": {...}}; empty: it has none.
+
+    Raises:
+        DataError: it is neither; names the row.
+    """
     value = record.fields.get("tools")
     if isinstance(value, str) and value.strip():
         value = _parsed(record, value, "tools", EXPECTED_TOOLS)
@@ -84,7 +96,14 @@ def read_tools(record: Record) -> Tools:
 
 
 def texts_of(message: Json) -> Iterator[str]:
-    """Every text inside a message but its role."""
+    """Every text inside a message but its role.
+
+    Args:
+        message: a message, or any part of one.
+
+    Returns:
+        Texts in the order in which they stand there; the keys of mappings are none.
+    """
     if isinstance(message, str):
         yield message
     elif isinstance(message, Mapping):
@@ -97,7 +116,15 @@ def texts_of(message: Json) -> Iterator[str]:
 
 
 def with_texts(message: Json, change: Callable[[str], str]) -> Json:
-    """The message with every text inside it but its role changed."""
+    """The message with every text inside it but its role changed.
+
+    Args:
+        message: a message, or any part of one; not changed.
+        change: makes a text of a text.
+
+    Returns:
+        A copy of the same form; tuples become lists.
+    """
     if isinstance(message, str):
         return change(message)
     if isinstance(message, Mapping):
@@ -112,7 +139,14 @@ def with_texts(message: Json, change: Callable[[str], str]) -> Json:
 
 
 def reasoning_of(message: Message) -> str:
-    """What a reply thinks before it speaks, where that is apart from its content."""
+    """What a reply thinks before it speaks, where that is apart from its content.
+
+    Args:
+        message: of the assistant.
+
+    Returns:
+        The first of the fields REASONING that holds anything; empty: none does.
+    """
     return next((message[key] for key in REASONING if message.get(key)), "")
 
 
@@ -161,12 +195,26 @@ def _content(record: Record, content: Json, name: str, role: str | None) -> Json
 
 
 def text_of(message: Message) -> str:
-    """What a message says, without its images."""
+    """What a message says, without its images.
+
+    Args:
+        message: in one form.
+
+    Returns:
+        Its texts, joined as they stand.
+    """
     return "".join(message_texts(message))
 
 
 def message_texts(message: Message) -> list[str]:
-    """The texts of a message's content: one, or those between its images."""
+    """The texts of a message's content: one, or those between its images.
+
+    Args:
+        message: in one form.
+
+    Returns:
+        At least one text where the content is one; perhaps none where there are images alone.
+    """
     content = message["content"]
     if isinstance(content, str):
         return [content]
@@ -174,7 +222,11 @@ def message_texts(message: Message) -> list[str]:
 
 
 def images_of(messages: Iterable[Message]) -> tuple[str, ...]:
-    """Names of the images in messages, in their order; empty for those that have none yet."""
+    """Names of the images in messages, in their order; empty for those that have none yet.
+
+    Args:
+        messages: in one form, any number.
+    """
     names: list[str] = []
     for message in messages:
         if not isinstance(message["content"], str):
@@ -184,7 +236,16 @@ def images_of(messages: Iterable[Message]) -> tuple[str, ...]:
 
 
 def image_content(record: Record, content: Json, name: str) -> list[Json] | None:
-    """Parts of text and images, neighbouring texts joined; None of what holds no image."""
+    """Parts of text and images, neighbouring texts joined; None of what holds no image.
+
+    Args:
+        record: the row, for messages of errors.
+        content: of a message, as the file has it.
+        name: of the message, in errors.
+
+    Raises:
+        DataError: a part is neither text nor an image; names the row.
+    """
     parts = content if isinstance(content, list) else []
     if not any(isinstance(part, dict) and part.get("type") == "image" for part in parts):
         return None

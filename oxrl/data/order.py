@@ -21,7 +21,17 @@ class RowSource(Protocol[Unit]):
     """Rows in a seeded, shuffled, endless order; `draw` is the global position in it, from 0."""
 
     def __len__(self) -> int: ...
-    def at(self, draw: int, *, seed: int) -> Unit: ...
+    def at(self, draw: int, *, seed: int) -> Unit:
+        """The unit at a position of the order that a seed decides.
+
+        Args:
+            draw: from 0, without an end.
+            seed: of the order.
+
+        Returns:
+            The same unit for the same draw and seed, whatever was drawn before.
+        """
+        ...
 
 
 def index_at(draw: int, size: int, seed: int) -> int:
@@ -32,6 +42,7 @@ def index_at(draw: int, size: int, seed: int) -> int:
     Args:
         draw: global position, from 0, over all epochs.
         size: rows of the file.
+        seed: of the order.
 
     Returns:
         The index of the row, from 0.
@@ -83,8 +94,11 @@ def first_draws(
     """Which rows of a file of `data.train` are new in which step; nothing of later ones is known.
 
     Args:
+        train: `data.train`: one file, or file -> share of the draws.
         file: of `train`, of `size` rows.
+        size: rows of the file.
         steps: of the run, each of which draws `per_step` rows.
+        per_step: rows that a step draws, of all files together.
         seed: of the order.
 
     Returns:
@@ -126,6 +140,9 @@ class Shares:
     def locate(self, draw: int) -> tuple[int, int]:
         """Find the source of a global position; positions before it are computed once and kept.
 
+        Args:
+            draw: the position, from 0.
+
         Returns:
             The index of the source, and the position in the source's own order.
         """
@@ -165,11 +182,23 @@ class Mixture(Generic[Unit]):
         return sum(map(len, self._sources))
 
     def locate(self, draw: int) -> tuple[int, int]:
-        """The source of a global position, and the position in the source's own order."""
+        """The source of a global position, and the position in the source's own order.
+
+        Args:
+            draw: the position, from 0.
+
+        Returns:
+            The index of the source, and the position, from 0.
+        """
         return self._shares.locate(draw)
 
     def at(self, draw: int, *, seed: int) -> Unit:
-        """The unit at `draw` of the mixed order of `seed`; each source has an order of its own."""
+        """The unit at `draw` of the mixed order of `seed`; each source has an order of its own.
+
+        Args:
+            draw: the position, from 0, without an end.
+            seed: of the order.
+        """
         source, own = self.locate(draw)
         return self._sources[source].at(own, seed=_source_seed(seed, source))
 

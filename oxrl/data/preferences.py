@@ -76,6 +76,7 @@ class PreferenceDataset(Dataset[Judged]):
 
     @classmethod
     def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Judged]:
+        """One pair of a row, or its judged completions one by one."""
         paired = "chosen" in record.fields and "rejected" in record.fields
         if not paired:
             _check_label(record, unpaired=options.unpaired)
@@ -100,12 +101,22 @@ class PreferenceDataset(Dataset[Judged]):
 
     @classmethod
     def measure(cls, units: Sequence[Judged]) -> tuple[int, Mapping[str, int]]:
+        """The longest completion with its prompt, and whether the better one is longer than the
+        worse.
+        """
         lengths = [len(row.token_ids) for unit in units for row in unit.rows]
         desirable = sum(unit.desirable for unit in units)
         return max(lengths), {"chosen_longer": lengths[0] > lengths[-1], "desirable": desirable}
 
     def chosen(self, indices: Sequence[int]) -> list[Judged]:
-        """The units at `indices`."""
+        """The units at `indices`.
+
+        Args:
+            indices: in file order, from 0; one may come twice.
+
+        Returns:
+            As many units, in the order of `indices`.
+        """
         return [self._units[index] for index in indices]
 
     def with_reference(self, sums: Tensor, indices: Sequence[int]) -> PreferenceDataset:
@@ -169,7 +180,14 @@ class PreferenceDataset(Dataset[Judged]):
 
 
 def prompt_tokens(row: Example) -> tuple[int, ...]:
-    """The tokens before the first one that is trained."""
+    """The tokens before the first one that is trained.
+
+    Args:
+        row: with at least one trained token.
+
+    Raises:
+        ValueError: no token of it is trained.
+    """
     return row.token_ids[: row.trained.index(True)]
 
 

@@ -12,6 +12,12 @@ def prompt_fields(prompt: Prompt) -> dict[str, object]:
     """What a line says of a prompt: its last message, and the rest where there is more.
 
     `messages` are left out where the row gave a text, which is the one message (`plain`).
+
+    Args:
+        prompt: of a rollout.
+
+    Returns:
+        JSON values; token ids, answer, uid and images are not among them.
     """
     fields: dict[str, object] = {
         "prompt": prompt.question,
@@ -28,6 +34,9 @@ def prompt_fields(prompt: Prompt) -> dict[str, object]:
 
 def recorded_prompt(line: Mapping[str, Any]) -> Prompt:
     """The prompt of a line of samples.jsonl, without its token ids.
+
+    Args:
+        line: with `uid` and `prompt`; all else may be missing.
 
     Raises:
         KeyError, TypeError: the line holds none.

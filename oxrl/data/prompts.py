@@ -49,6 +49,7 @@ class PromptDataset(Dataset[Prompt]):
 
     @classmethod
     def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Prompt]:
+        """The prompt of a row; fields that are not oxRL's own become metadata."""
         if "prompt" not in record.fields:
             record.fail("no 'prompt'", EXPECTED)
         messages = read_messages(record, record.fields["prompt"], what="prompt")
@@ -87,6 +88,7 @@ class PromptDataset(Dataset[Prompt]):
 
     @classmethod
     def measure(cls, units: Sequence[Prompt]) -> tuple[int, Mapping[str, int]]:
+        """The length of the prompt with its template."""
         return len(units[0].token_ids), {}
 
 
@@ -102,6 +104,7 @@ class AnsweredPrompts(PromptDataset):
 
     @classmethod
     def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Prompt]:
+        """The prompt of a row to imitate: what stands before its last reply."""
         fields = dict(record.fields)
         if "messages" in fields:
             name = "messages"

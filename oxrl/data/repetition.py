@@ -40,7 +40,11 @@ def repetition_metrics(rollouts: Sequence[Rollout]) -> Metrics:
 
 
 def is_loop(text: str) -> bool:
-    """Whether a text is mostly one passage, repeated."""
+    """Whether a text is mostly one passage, repeated.
+
+    Args:
+        text: of a response; one below SHORTEST_LOOP bytes is none.
+    """
     data = text.encode("utf-8", "surrogatepass")
     if len(data) < SHORTEST_LOOP:
         return False

@@ -82,10 +82,14 @@ def row_at(path: Path, start: int) -> Record:
     """Read one record of a JSONL file again.
 
     Args:
+        path: of the file.
         start: the byte at which `read_rows` found it.
 
     Returns:
         A record whose place names the byte instead of the line.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or no JSON begins there.
     """
     with path.open("rb") as file:
         file.seek(start)
@@ -96,8 +100,14 @@ def row_at(path: Path, start: int) -> Record:
 def file_hash(path: str | Path) -> str:
     """Hash a file's bytes, which tells whether a dataset changed since a checkpoint.
 
+    Args:
+        path: of the file; it is read piece by piece.
+
     Returns:
         SHA-256 in hexadecimal.
+
+    Raises:
+        OSError: the file cannot be read.
     """
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -105,6 +115,9 @@ def file_hash(path: str | Path) -> str:
 
 def content_uid(*parts: Json) -> str:
     """Name a row by what it holds: the same content, the same uid.
+
+    Args:
+        parts: JSON values; their order counts, that of keys in a mapping does not.
 
     Returns:
         The first 16 hexadecimal digits of the SHA-256 of `parts` as canonical JSON.

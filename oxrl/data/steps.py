@@ -44,6 +44,7 @@ class StepDataset(Dataset[Steps]):
 
     @classmethod
     def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Steps]:
+        """One judged solution of a row, its steps joined by line ends."""
         texts = record.fields.get("completions")
         labels = record.fields.get("labels")
         if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
@@ -67,6 +68,9 @@ class StepDataset(Dataset[Steps]):
 
     @classmethod
     def measure(cls, units: Sequence[Steps]) -> tuple[int, Mapping[str, int]]:
+        """The length of the solution with its prompt, how many steps it has, and how many are
+        right.
+        """
         (unit,) = units
         right = sum(label > 0.5 for label in unit.labels)
         return len(unit.token_ids), {"steps": len(unit.ends), "right": right}
@@ -81,8 +85,13 @@ def encode_steps(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Encode a prompt and a reply of several steps, each step apart from the others.
 
+    Args:
+        prompt: messages, in one form.
+        steps: texts, at least one; between two of them stands SEPARATOR.
+        encoder: of the tokenizer that the model reads.
+
     Returns:
-        The token ids, and the position after each step.
+        The token ids; and for each step the position right after its last token.
 
     Raises:
         TemplateError: the template does not keep the reply as it is, or ends it with no token.

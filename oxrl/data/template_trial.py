@@ -35,8 +35,11 @@ CONVERSATION = (
 def require_end(template: str) -> None:
     """Refuse a chat template that does not render a short conversation in bounded time and memory.
 
+    Args:
+        template: Jinja. One in which nothing can repeat long is taken as it is, without a trial.
+
     Raises:
-        DataError: it does not.
+        DataError: it does not end, or takes more than DEADLINE_S seconds or MOST_BYTES.
     """
     if CAN_REPEAT.search(template) is None:
         return
@@ -68,7 +71,14 @@ def conversations() -> list[list[dict[str, str]]]:
 
 
 def try_here(template: str) -> int:
-    """Render in this process, as transformers would; the exit code of the trial."""
+    """Render in this process, as transformers would; the exit code of the trial.
+
+    Args:
+        template: Jinja; whatever else is wrong with it is no matter here.
+
+    Returns:
+        0: it ended; REFUSED: it took all memory there is.
+    """
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

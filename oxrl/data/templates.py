@@ -74,7 +74,14 @@ TRAINING_TEMPLATES = {
 
 
 def template_file(name: str) -> Path:
-    """The file that `model.chat_template` stands for: a training template's, or its own."""
+    """The file that `model.chat_template` stands for: a training template's, or its own.
+
+    Args:
+        name: the name of a training template, or a path.
+
+    Returns:
+        A path, which need not be there.
+    """
     known = TRAINING_TEMPLATES.get(name)
     return Path(name) if known is None else known.path
 
@@ -108,7 +115,14 @@ def template_text(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def suggestion(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What to set `model.chat_template` to where the tokenizer's own cannot be used, in words."""
+    """What to set `model.chat_template` to where the tokenizer's own cannot be used, in words.
+
+    Args:
+        tokenizer: with a template that cannot be used.
+
+    Returns:
+        A phrase that follows "set model.chat_template".
+    """
     found = fitting_template(tokenizer)
     if found is None:
         return "to a Jinja file that keeps it (docs/data.md says what one has to hold)"
@@ -116,7 +130,14 @@ def suggestion(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def fitting_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The training template that asks a first question exactly as the tokenizer's own does."""
+    """The training template that asks a first question exactly as the tokenizer's own does.
+
+    Args:
+        tokenizer: with a chat template, which may be broken.
+
+    Returns:
+        Its name; None: there is none, or the tokenizer has it already.
+    """
     known = added_tokens(tokenizer)
     own = _question(tokenizer, str(tokenizer.chat_template))
     for name, template in TRAINING_TEMPLATES.items():
@@ -129,7 +150,14 @@ def fitting_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def added_tokens(tokenizer: PreTrainedTokenizerBase) -> set[str]:
-    """Texts that are one token wherever they stand."""
+    """Texts that are one token wherever they stand.
+
+    Args:
+        tokenizer: of the model.
+
+    Returns:
+        The texts, special or not.
+    """
     return {token.content for token in tokenizer.added_tokens_decoder.values()}
 
 

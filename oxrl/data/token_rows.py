@@ -14,6 +14,11 @@ from oxrl.types import Images, Rollout, Segment, TokenBatch
 def pad_rows(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
     """Stack rows of uneven length, filled on the right.
 
+    Args:
+        rows: numbers, B rows of any length.
+        fill: what stands behind a shorter row.
+        dtype: of the result.
+
     Returns:
         [B, T], B = len(rows), T the longest of them and at least 1.
     """
@@ -57,7 +62,11 @@ class Laid:
     shown: tuple[str, Sequence[str]] = ("", ())
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Add tokens that the policy reads."""
+        """Add tokens that the policy reads, and did not write: not trained, with version -1.
+
+        Args:
+            token_ids: in order, behind those that it has.
+        """
         count = len(token_ids)
         self.tokens.extend(token_ids)
         self.trained.extend([False] * count)
@@ -67,7 +76,11 @@ class Laid:
         self.turns.extend([-1] * count)
 
     def write(self, segment: Segment) -> None:
-        """Add tokens that the policy sampled."""
+        """Add tokens that the policy sampled: trained, with their log-probabilities and versions.
+
+        Args:
+            segment: of the policy; its reward is not added here.
+        """
         count = len(segment.token_ids)
         self.tokens.extend(segment.token_ids)
         self.trained.extend([True] * count)
@@ -77,12 +90,22 @@ class Laid:
         self.turns.extend([segment.turn] * count)
 
     def show(self, images: Sequence[str]) -> None:
-        """Add images behind those that it shows."""
+        """Add images behind those that it shows.
+
+        Args:
+            images: names, in the order in which the tokens show them.
+        """
         uid, before = self.shown
         self.shown = (uid, (*before, *images))
 
     def extend(self, other: Laid, places: Sequence[int]) -> None:
-        """Add some tokens of another row."""
+        """Add some tokens of another row, with all that is known of each; images stay where they
+        are.
+
+        Args:
+            other: the row, which is not changed.
+            places: of tokens in it, in the order in which they are added.
+        """
         for name, values in vars(self).items():
             if name != "shown":
                 source = getattr(other, name)
@@ -90,7 +113,16 @@ class Laid:
 
 
 def to_inputs(rows: Sequence[Laid], pad_id: int, images: Images) -> TokenBatch:
-    """Rows as a model reads them, with the images that they show."""
+    """Rows as a model reads them, with the images that they show.
+
+    Args:
+        rows: B rows.
+        pad_id: the token behind a shorter row.
+        images: attaches those that rows show; None: no row shows any.
+
+    Returns:
+        [B, T], on the CPU; T is the longest of the rows.
+    """
     tokens = [row.tokens for row in rows]
     inputs = to_token_batch(tokens, [row.trained for row in rows], pad_id)
     return inputs if images is None else images.attach(inputs, [row.shown for row in rows])
@@ -104,6 +136,13 @@ def lay_out(rollout: Rollout) -> list[Laid]:
     policy token, or on the policy token before it when an environment produced the segment; the
     reward of a step on the token where it ends. What segments and steps carry is part of the
     outcome, and is not counted twice.
+
+    Args:
+        rollout: a prompt, what was sampled, and its score; where that has no value, its reward is
+            0.
+
+    Returns:
+        The rows, at least one.
     """
     segments = rollout.completion.segments
     uid = rollout.prompt.uid

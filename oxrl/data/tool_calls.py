@@ -35,7 +35,14 @@ class BrokenCall:
 
 
 def find_calls(text: str) -> list[ToolCall | BrokenCall]:
-    """The calls in a text, in order; empty where it calls nothing."""
+    """The calls in a text, in order; empty where it calls nothing.
+
+    Args:
+        text: what the model wrote in a turn.
+
+    Returns:
+        A `BrokenCall` where something looks like a call and is none.
+    """
     tagged = TAGGED.findall(text)
     if tagged:
         return [read_call(part) for part in tagged]
@@ -48,7 +55,14 @@ def find_calls(text: str) -> list[ToolCall | BrokenCall]:
 
 
 def read_call(text: str) -> ToolCall | BrokenCall:
-    """One call from its JSON."""
+    """One call from its JSON.
+
+    Args:
+        text: JSON of an object with `name`, and `arguments` or `parameters`.
+
+    Returns:
+        The call; or what is wrong with it, in words for the model.
+    """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -77,6 +77,13 @@ class TurnEncoder:
     def suffix(self, messages: Sequence[Message]) -> Suffix:
         """What the template puts after a turn that `messages` answer.
 
+        Args:
+            messages: of the environment, after a turn of the policy.
+
+        Returns:
+            The token that has to end the turn, and what is read behind it, up to where the
+            assistant writes.
+
         Raises:
             TemplateError: the template refuses the messages, or drops one of them.
             RewrittenHistory: it drops the turn before them, or ends it with another token than
@@ -142,6 +149,12 @@ class TurnEncoder:
 
     def rewritten(self, *, tools_answer: bool = False) -> list[str]:
         """What `check` would refuse the template for, without refusing it.
+
+        Args:
+            tools_answer: tools are among what answers.
+
+        Returns:
+            What is changed, in words; empty: the template keeps everything.
 
         Raises:
             TemplateError: it drops an answer.

@@ -49,7 +49,20 @@ HUB = {"gsm8k": Hub("openai/gsm8k", "main", ("train", "test"))}
 class Generator(Protocol):
     """Makes rows from a seed; its fields are the options that a user may set."""
 
-    def make(self, seed: int, limit: int | None) -> Made: ...
+    def make(self, seed: int, limit: int | None) -> Made:
+        """Make the rows; the same seed makes the same.
+
+        Args:
+            seed: of every random choice.
+            limit: at most so many rows in each file; None: as many as the options say.
+
+        Returns:
+            Rows by the name of their file without `.jsonl`; and what the report says of them.
+
+        Raises:
+            DataError: an option that cannot work.
+        """
+        ...
 
 
 GENERATORS: dict[str, Callable[..., Generator]] = {
@@ -72,6 +85,7 @@ def prepare(
     """Write the data files of one dataset, and report.json, into a folder.
 
     Args:
+        name: of the dataset, a key of GENERATORS or CONVERTERS.
         source: a raw file, here or on the hub (hf://datasets/OWNER/NAME/FILE), or a folder of them;
             None for what is generated, or has a place on the hub of its own.
         out: the folder.
@@ -133,6 +147,14 @@ def prepare_judged(
 
     Args:
         source: a file of samples, or the directory of a run, whose samples.jsonl is meant.
+        out: the folder, which keeps the verdicts too.
+        seed: of the split and of which rows a limit keeps.
+        limit: at most so many pairs in each file.
+        test: put so many pairs, or below 1 such a share of them, aside in test.jsonl.
+        options: fields of `Judged`, which may be text.
+
+    Returns:
+        The report.
 
     Raises:
         DataError: see `prepare`; or no response is preferred to another.
@@ -176,6 +198,17 @@ def prepare_demonstrations(
 ) -> Report:
     """Write what an environment's own expert does. See `prepare` and `Demonstrations`.
 
+    Args:
+        source: None; episodes are played.
+        out: the folder.
+        seed: of where episodes begin.
+        limit: at most so many episodes, and rows of eval.
+        test: None; rows of eval are made apart.
+        options: fields of `Demonstrations`, which may be text.
+
+    Returns:
+        The report.
+
     Raises:
         DataError: see `prepare`; or the environment has no expert, or none that succeeds.
     """
@@ -209,6 +242,14 @@ def prepare_lerobot(
 
     Args:
         source: the folder of the dataset, which holds meta/info.json.
+        out: the folder.
+        seed: recorded in the report; nothing is drawn.
+        limit: at most so many episodes.
+        test: None.
+        options: fields of `LeRobotRows`, which may be text.
+
+    Returns:
+        The report.
 
     Raises:
         DataError: see `prepare`; or it is no dataset of a version that is read.

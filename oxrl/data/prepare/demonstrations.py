@@ -97,6 +97,14 @@ class Demonstrations:
     def make(self, seed: int, limit: int | None) -> Made:
         """Play the episodes.
 
+        Args:
+            seed: of where every episode begins.
+            limit: at most so many episodes, and rows of eval; None: as the fields say.
+
+        Returns:
+            Rows of sft, rl and eval, the episodes, and statistics of their actions where these are
+            numbers.
+
         Raises:
             DataError: a wrong option, an environment without an expert, or one that never succeeds.
         """
@@ -205,7 +213,11 @@ def _close(made: Json) -> None:
 
 
 def plain_action(action: Json) -> Json:
-    """An action as JSON has it: a name, or a list of numbers."""
+    """An action as JSON has it: a name, or a list of numbers.
+
+    Args:
+        action: a name, an array, or a sequence of numbers.
+    """
     if isinstance(action, str):
         return action
     numbers = action.tolist() if hasattr(action, "tolist") else action
@@ -213,12 +225,23 @@ def plain_action(action: Json) -> Json:
 
 
 def succeeded(last: Step) -> bool:
-    """Whether an episode reached what it was for."""
+    """Whether an episode reached what it was for.
+
+    Args:
+        last: step of the episode; where it does not say `success`, a reward above 0 says it.
+    """
     return last.reward > 0 if last.success is None else last.success
 
 
 def statistics_of(done: Sequence[Demonstration]) -> dict[str, Json] | None:
-    """What `action.statistics` reads; None of actions that are names."""
+    """What `action.statistics` reads; None of actions that are names.
+
+    Args:
+        done: episodes, with at least one step.
+
+    Returns:
+        Of every number of the actions; see `statistics`.
+    """
     actions = [seen.action for one in done for seen in one.steps]
     if isinstance(actions[0], str):
         return None

@@ -48,6 +48,13 @@ class Arithmetic:
     def make(self, seed: int, limit: int | None) -> Made:
         """Make the rows of the three files, at most `limit` of each.
 
+        Args:
+            seed: of every random choice.
+            limit: at most so many rows in each file; None: as the fields say.
+
+        Returns:
+            The rows of eval, rl and sft; and how many tuples there are, and are held out.
+
         Raises:
             DataError: an option out of range, or more held-out tuples asked for than exist.
         """
@@ -116,7 +123,11 @@ class Arithmetic:
 
 
 def sum_without_carries(numbers: list[int]) -> int:
-    """Add each column on its own, the carry forgotten: 27+48 is 65."""
+    """Add each column on its own, the carry forgotten: 27+48 is 65.
+
+    Args:
+        numbers: at least one, none below 0.
+    """
     total = 0
     for column in range(len(str(max(numbers)))):
         power = 10**column
@@ -144,6 +155,13 @@ class ReasoningGym:
 
     def make(self, seed: int, limit: int | None) -> Made:
         """Make the rows of both files, at most `limit` of each.
+
+        Args:
+            seed: of the tasks; both files have different ones.
+            limit: at most so many rows in each file; None: as the fields say.
+
+        Returns:
+            The rows of train and eval; and the task's settings and what was rejected.
 
         Raises:
             MissingExtraError: reasoning-gym is not installed.

@@ -33,8 +33,12 @@ def gsm8k(
     """A word problem, its bare number and its solution.
 
     Args:
+        fields: `question` and `answer`, which ends in "#### N".
         instruction: stands below the problem.
         calculator: keep the solution's <<48/2=24>>.
+
+    Raises:
+        ValueError: the answer does not end so, or the question is empty.
     """
     solution, marker, last = fields["answer"].rpartition("####")
     gold = last.strip().replace(",", "")
@@ -51,7 +55,14 @@ def gsm8k(
 
 
 def math(fields: Fields) -> Converted:
-    """MATH and its like: `problem`, and a `solution` whose last box is the answer."""
+    """MATH and its like: `problem`, and a `solution` whose last box is the answer.
+
+    Args:
+        fields: `problem`, `solution`, and perhaps `level` and `type`, which are kept.
+
+    Raises:
+        ValueError: the solution has no whole box.
+    """
     solution = fields["solution"]
     _, marker, rest = solution.rpartition("\\boxed{")
     end = closing_brace(rest, 0)
@@ -62,7 +73,11 @@ def math(fields: Fields) -> Converted:
 
 
 def svamp(fields: Fields) -> Converted:
-    """The story and its question in one prompt; the answer as a plain number."""
+    """The story and its question in one prompt; the answer as a plain number.
+
+    Args:
+        fields: `Body`, `Question`, `Answer` and `ID`.
+    """
     body = fields["Body"].strip()
     stop = "" if body[-1] in ".?!," else "."
     prompt = f"{body}{stop} {fields['Question'].strip()}"
@@ -70,7 +85,14 @@ def svamp(fields: Fields) -> Converted:
 
 
 def aqua(fields: Fields) -> Converted:
-    """Multiple choice: the letter is the answer."""
+    """Multiple choice: the letter is the answer.
+
+    Args:
+        fields: `question`, `options` ("A)21"), `correct` and `rationale`.
+
+    Raises:
+        ValueError: the right letter is no option.
+    """
     letters = [option[0] for option in fields["options"]]
     right = fields["correct"]
     if right not in letters:
@@ -82,7 +104,11 @@ def aqua(fields: Fields) -> Converted:
 
 
 def humaneval(fields: Fields) -> Converted:
-    """A function to complete; the answer is its tests."""
+    """A function to complete; the answer is its tests.
+
+    Args:
+        fields: `prompt`, `test`, `entry_point`, `canonical_solution` and `task_id`.
+    """
     answer = {name: fields[name] for name in ("prompt", "test", "entry_point")}
     row = {
         "prompt": f"{_WHOLE_FUNCTION}\n\n{fields['prompt']}",
@@ -94,7 +120,11 @@ def humaneval(fields: Fields) -> Converted:
 
 
 def mbpp(fields: Fields) -> Converted:
-    """A function to write from one sentence and its first test; the answer is all tests."""
+    """A function to write from one sentence and its first test; the answer is all tests.
+
+    Args:
+        fields: `text`, `code`, `test_list`, `challenge_test_list`, `test_setup_code` and `task_id`.
+    """
     tests = fields["test_list"]
     setup = fields["test_setup_code"].replace("\r\n", "\n")
     row = {
@@ -107,7 +137,11 @@ def mbpp(fields: Fields) -> Converted:
 
 
 def bbh(fields: Fields) -> Converted:
-    """The authors' canary stays in every row."""
+    """A task of BIG-Bench Hard; the authors' canary stays in every row.
+
+    Args:
+        fields: `input`, `target`, `task` and `canary`.
+    """
     row = {
         "prompt": fields["input"],
         "answer": fields["target"],
@@ -118,13 +152,25 @@ def bbh(fields: Fields) -> Converted:
 
 
 def ifeval(fields: Fields) -> Converted:
-    """The answer is what a checker reads: instruction ids and their arguments."""
+    """The answer is what a checker reads: instruction ids and their arguments.
+
+    Args:
+        fields: `prompt`, `instruction_id_list`, `kwargs` (one mapping for each id) and `key`.
+    """
     answer = {"instructions": fields["instruction_id_list"], "kwargs": fields["kwargs"]}
     return [{"prompt": fields["prompt"], "answer": answer, "uid": f"ifeval/{fields['key']}"}]
 
 
 def pandalm(fields: Fields) -> Converted:
-    """The reply that more annotators preferred; `margin` is by how many votes, of three."""
+    """The reply that more annotators preferred; `margin` is by how many votes, of three.
+
+    Args:
+        fields: an instruction, `response1`, `response2`, and `annotator1` to `annotator3`, each 0
+            (neither), 1 or 2.
+
+    Raises:
+        ValueError: neither has more votes.
+    """
     votes = Counter(fields[f"annotator{number}"] for number in (1, 2, 3))
     if votes[1] == votes[2]:
         raise ValueError("no reply has more votes")
@@ -136,14 +182,25 @@ def pandalm(fields: Fields) -> Converted:
 
 
 def ranked(fields: Fields) -> Converted:
-    """`output` lists replies, best first: every pair of them; `history` holds the turns before."""
+    """`output` lists replies, best first: every pair of them; `history` holds the turns before.
+
+    Args:
+        fields: an instruction, `output`, and perhaps `history`.
+    """
     prompt = _messages([*_history(fields), [_instruction(fields)]])
     pairs = combinations(fields["output"], 2)
     return [{"prompt": prompt, "chosen": better, "rejected": worse} for better, worse in pairs]
 
 
 def instructions(fields: Fields) -> Converted:
-    """instruction, input, output, history: one conversation to learn."""
+    """instruction, input, output, history: one conversation to learn.
+
+    Args:
+        fields: `instruction`, `output`, and perhaps `input` and `history`.
+
+    Raises:
+        ValueError: the output is empty.
+    """
     if not fields["output"].strip():
         raise ValueError("the output is empty")
     turn = [_instruction(fields), fields["output"]]
@@ -151,7 +208,14 @@ def instructions(fields: Fields) -> Converted:
 
 
 def oasst_pairs(fields: Fields) -> Converted:
-    """Every two ranked replies to the same message, after everything said before; 0 is best."""
+    """Every two ranked replies to the same message, after everything said before; 0 is best.
+
+    Args:
+        fields: `prompt`, a tree of messages with `replies`.
+
+    Raises:
+        ValueError: no two replies to one message are ranked.
+    """
     rows: Converted = []
     for path, node in _walk(fields["prompt"], []):
         replies = [reply for reply in _replies(node) if reply.get("rank") is not None]
@@ -164,7 +228,14 @@ def oasst_pairs(fields: Fields) -> Converted:
 
 
 def oasst_chats(fields: Fields) -> Converted:
-    """Every way to a last reply of the assistant, along replies that are ranked best."""
+    """Every way to a last reply of the assistant, along replies that are ranked best.
+
+    Args:
+        fields: `prompt`, a tree of messages with `replies`.
+
+    Raises:
+        ValueError: the assistant says nothing in it.
+    """
     walk = _walk(fields["prompt"], [], best_only=True)
     paths = [path for path, node in walk if node["role"] == "assistant"]
     if not paths:
@@ -177,7 +248,12 @@ def oasst_chats(fields: Fields) -> Converted:
 def prompt_response(
     fields: Fields, *, prompt: str = "prompt", response: str = "completion"
 ) -> Converted:
-    """Any prompt and response columns, by their names."""
+    """Any prompt and response columns, by their names.
+
+    Args:
+        fields: of any row.
+        prompt, response: names of the columns.
+    """
     return [{"prompt": fields[prompt], "completion": fields[response]}]
 
 
@@ -187,7 +263,12 @@ def prompt_answer(
     """Any prompt and answer columns, by their names ("a.b": field b inside of a), for rewards.
 
     Args:
+        fields: of any row.
+        prompt, answer: names of the columns.
         completion: column of a whole solution, for supervised fine-tuning and its evaluation.
+
+    Raises:
+        ValueError: the prompt or the answer is empty.
     """
     row = {"prompt": _column(fields, prompt), "answer": _column(fields, answer)}
     if completion:
@@ -202,7 +283,12 @@ def prompt_answer(
 def preference(
     fields: Fields, *, prompt: str = "prompt", chosen: str = "chosen", rejected: str = "rejected"
 ) -> Converted:
-    """Any preference columns, by their names."""
+    """Any preference columns, by their names.
+
+    Args:
+        fields: of any row.
+        prompt, chosen, rejected: names of the columns.
+    """
     return [{"prompt": fields[prompt], **_pair(fields[chosen], fields[rejected])}]
 
 
@@ -210,6 +296,12 @@ def nlvr(fields: Fields) -> Converted:
     """NLVR: is the sentence true of the drawing? Drawings are put on white where they let through.
 
     A row holds its drawing, or stands beside a folder `images` with `dev-<identifier>-0.png`.
+
+    Args:
+        fields: `sentence`, `label`, and `image` or `identifier`.
+
+    Raises:
+        ValueError: the label is neither true nor false.
     """
     picture = fields.get("image")
     content = picture.get("bytes") if isinstance(picture, Mapping) else None
@@ -263,6 +355,9 @@ CONVERTERS: dict[str, Callable[..., Converted]] = {
 
 def checked(row: Fields) -> Fields:
     """Return a converted row if it can be written and read.
+
+    Args:
+        row: of a converter.
 
     Raises:
         ValueError, TypeError: what should be text is not, or a line of JSON cannot hold it.

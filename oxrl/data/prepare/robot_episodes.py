@@ -41,6 +41,13 @@ class LeRobotRows:
     def make(self, source: Path, limit: int | None) -> Made:
         """Read the episodes, at most `limit` of them.
 
+        Args:
+            source: folder of the dataset.
+            limit: at most so many episodes; None: all.
+
+        Returns:
+            Rows of sft, and statistics of the actions.
+
         Raises:
             DataError: no dataset, no such camera, or no episode that may be learned from.
         """
@@ -87,6 +94,9 @@ class LeRobotRows:
 def as_robot_episode(done: Demonstration) -> RobotEpisode:
     """A demonstration as LeRobot keeps it.
 
+    Args:
+        done: with one image in every step, and actions that are numbers.
+
     Raises:
         DataError: it has no images, or its actions are names.
     """
@@ -107,6 +117,9 @@ def as_robot_episode(done: Demonstration) -> RobotEpisode:
 
 def shown_image(message: Message) -> bytes:
     """The one image of a message, as the bytes of a file.
+
+    Args:
+        message: with parts; its image is base64 text.
 
     Raises:
         DataError: it has none, or several.

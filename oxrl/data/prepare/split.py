@@ -24,9 +24,13 @@ def split_rows(rows: Sequence[Fields], share: float, seed: int) -> Parts:
     """Put some rows aside; rows with the same prompt stay together, so that no test is trained on.
 
     Args:
+        rows: of one file; their order stays.
         share: below 1 the share of the rows that is put aside, else how many rows; as close as
             rows that stay together allow.
         seed: of the choice.
+
+    Returns:
+        Both parts, and what the report says of them.
 
     Raises:
         DataError: nothing would be left on one side.

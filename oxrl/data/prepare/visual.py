@@ -72,6 +72,13 @@ class VisualQuestions:
     def make(self, seed: int, limit: int | None) -> Made:
         """Make the rows of all files, at most `limit` of each.
 
+        Args:
+            seed: of every random choice.
+            limit: at most so many rows in each file; None: as the fields say.
+
+        Returns:
+            The rows of eval, rl, sft and both controls; and how often guessing is right.
+
         Raises:
             DataError: an option out of range.
         """
@@ -110,7 +117,14 @@ class VisualQuestions:
 
 
 def draw(scene: Sequence[Shape]) -> bytes:
-    """A drawing as a PNG file."""
+    """A drawing as a PNG file.
+
+    Args:
+        scene: a shape for every cell, from the left.
+
+    Returns:
+        CELL pixels high, CELL times the cells wide, in RGB.
+    """
     # Imported where it draws: other datasets do without.
     from PIL import Image, ImageDraw
 
