@@ -17,6 +17,13 @@ MOST_OBSERVATION = 8000
 def need(module: str, extra: str) -> Any:
     """A library that is no part of oxRL's own installation.
 
+    Args:
+        module: its name for Python; what it stands in is imported too.
+        extra: of oxRL's, that installs it.
+
+    Returns:
+        The module.
+
     Raises:
         MissingExtraError: it is not installed; says what installs it.
     """
@@ -29,7 +36,16 @@ def need(module: str, extra: str) -> Any:
 
 
 def with_text(messages: Sequence[Message], text: str, *, between: str = "") -> list[Message]:
-    """A conversation, with a text behind its last message."""
+    """A conversation, with a text behind its last message.
+
+    Args:
+        messages: at least one; not changed.
+        text: to be said there.
+        between: stands before it, where the last message has a text, a line end for example.
+
+    Returns:
+        A list with the same messages and another last one; of parts, where that has parts.
+    """
     last = messages[-1]
     content = last["content"]
     if isinstance(content, str):
@@ -39,13 +55,25 @@ def with_text(messages: Sequence[Message], text: str, *, between: str = "") -> l
 
 
 def shown_with(image: object, content: str | Sequence[object]) -> list[object]:
-    """An image and what is said with it, as parts of a message."""
+    """An image and what is said with it, as parts of a message.
+
+    Args:
+        image: in any form that rows of data may have, or an array; see `observed`.
+        content: a text, or parts of one.
+
+    Returns:
+        The image first.
+    """
     texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return [{"type": "image", "image": image}, *texts]
 
 
 def seed_of(prompt: Prompt, seed: int) -> int:
     """The seed of an episode: a row's own column `seed`, or the one of the draw.
+
+    Args:
+        prompt: the row of data.
+        seed: of the draw, used where the row names none.
 
     Returns:
         A number below 2**32, which every library takes.

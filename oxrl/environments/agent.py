@@ -40,6 +40,9 @@ class AgentEnvironment(Environment):
     def prepare(cls, **options: Any) -> None:
         """See Environment.
 
+        Args:
+            options: of the class; `command` is looked at.
+
         Raises:
             ValueError: the program is not there.
         """
@@ -191,7 +194,14 @@ class AgentEnvironment(Environment):
 
 
 def words_of(command: str | Sequence[str]) -> list[str]:
-    """A command as the list of its words."""
+    """A command as the list of its words.
+
+    Args:
+        command: as a shell takes it, or its words.
+
+    Raises:
+        ValueError: a quotation mark of the text is never closed.
+    """
     return shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
 
 

@@ -100,23 +100,50 @@ class Environment:
         Where turns are actions (section `action` of a config), a method `act` is called instead, if
         there is one, with the actions of the turn: names, or lists of numbers. Without it, `text`
         is the names, or JSON.
+
+        Args:
+            text: of the turn, without the token that ended it.
+
+        Returns:
+            What the policy reads next, the reward of this turn, and whether that was the end.
+
+        Raises:
+            Exception: anything; the episode then has no score, and the run says so.
         """
         raise NotImplementedError
 
 
 def tool(function: Function) -> Function:
-    """Mark a method of a `ToolEnvironment` as a tool that the policy may call."""
+    """Mark a method of a `ToolEnvironment` as a tool that the policy may call.
+
+    Args:
+        function: with types at its parameters; its docstring is what the policy reads of it.
+
+    Returns:
+        The same function.
+    """
     setattr(function, MARK, True)
     return function
 
 
 def is_tool(function: object) -> bool:
-    """Whether `tool` marked it."""
+    """Whether `tool` marked it.
+
+    Args:
+        function: a method, or anything else.
+    """
     return bool(getattr(function, MARK, False))
 
 
 def tool_names(made: type) -> list[str]:
-    """Public methods that could be tools of an object without `step`."""
+    """Public methods that could be tools of an object without `step`.
+
+    Args:
+        made: the class.
+
+    Returns:
+        Names in alphabetical order; static methods are none.
+    """
     names = [name for name, _ in inspect.getmembers(made, inspect.isroutine)]
     public = [name for name in names if not name.startswith("_") and name not in NO_TOOLS]
     return [name for name in public if not _is_static(made, name)]

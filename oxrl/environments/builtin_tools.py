@@ -30,7 +30,9 @@ class BuiltinTool(Protocol):
     """
 
     @property
-    def function(self) -> Callable[..., object]: ...
+    def function(self) -> Callable[..., object]:
+        """What the policy calls: its parameters have types, its docstring is read by the policy."""
+        ...
 
     def check(self) -> None:
         """Make sure that it can work, and load what all episodes share.
@@ -73,6 +75,12 @@ class FunctionTool:
 
 def find_tool(spec: ToolSpec) -> BuiltinTool:
     """A tool by its name and options.
+
+    Args:
+        spec: a name, or a mapping with `name` and options.
+
+    Returns:
+        The tool; whether it can work here, its `check` says.
 
     Raises:
         ValueError: there is none, or it does not take these options; says what to write.

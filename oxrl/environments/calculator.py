@@ -25,7 +25,14 @@ MOST_NUMBER = 10**100
 
 
 def calculator(expression: str) -> str:
-    """Work out an arithmetic expression such as (3 + 4) * 2 / 7."""
+    """Work out an arithmetic expression such as (3 + 4) * 2 / 7.
+
+    Returns:
+        The value; a whole one without a point.
+
+    Raises:
+        ValueError: what the expression is not allowed to be, in words for the model.
+    """
     if len(expression) > MOST_EXPRESSION:
         raise ValueError(f"an expression has at most {MOST_EXPRESSION} characters")
     try:

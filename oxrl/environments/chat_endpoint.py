@@ -45,6 +45,9 @@ class Asked:
 def read_request(body: bytes) -> tuple[Asked, Json]:
     """The conversation of a request, and the request as it came.
 
+    Args:
+        body: of the HTTP request, JSON.
+
     Raises:
         BadRequest: it is none, or asks for what a run does not give.
     """
@@ -71,6 +74,9 @@ def read_request(body: bytes) -> tuple[Asked, Json]:
 
 def plain_message(message: object) -> Json:
     """A message in one form: text content, and what else a template may read.
+
+    Args:
+        message: as a client sent it.
 
     Raises:
         BadRequest: it is no message of text.
@@ -121,7 +127,17 @@ def _plain_call(call: object) -> Json:
 
 
 def answer_message(text: str, tools: Sequence[Json], turn: int) -> Json:
-    """What the policy wrote as a message; calls of tools are taken out where tools were given."""
+    """What the policy wrote as a message; calls of tools are taken out where tools were given.
+
+    Args:
+        text: as the policy wrote it.
+        tools: that the request brought; empty: calls are not looked for.
+        turn: number of the turn, from 0, which names of calls begin with.
+
+    Returns:
+        A message of the assistant, as clients of chat endpoints know it; `content` is None where
+        there are calls alone.
+    """
     message: Json = {"role": "assistant", "content": text}
     calls = find_calls(text) if tools else []
     made = [call for call in calls if isinstance(call, ToolCall)]

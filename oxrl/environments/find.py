@@ -68,6 +68,12 @@ def locate(name: str) -> tuple[Path | None, str]:
 def find_environment(name: str) -> Callable[..., Any]:
     """Find an environment's class and run the file that defines it, but not the class itself.
 
+    Args:
+        name: a key of BUILTINS, "path.py:Class", or the name of a class that Python gives.
+
+    Returns:
+        What is called with the options of the config to make an instance.
+
     Raises:
         EnvironmentDefinitionError: nothing loadable under that name, or it has no `reset` and
             `step`; says what to change.
@@ -129,6 +135,13 @@ def _steps(made: object) -> bool:
 def as_messages(value: object, what: str) -> list[Message]:
     """What `reset` or a step answered, as a list of messages.
 
+    Args:
+        value: a text, which the user says; a message; a list of messages; or None: nothing.
+        what: gave it, "reset" or "step".
+
+    Returns:
+        Messages with a known role; contents are texts or lists of parts.
+
     Raises:
         ValueError: it is none; says what `what` has to give.
     """
@@ -170,6 +183,12 @@ def _as_message(item: object, what: str) -> Message:
 
 def as_step(value: object) -> Step:
     """What `step` answered, its messages a list and its numbers plain.
+
+    Args:
+        value: a Step, a mapping with its fields, or any object that has them.
+
+    Returns:
+        A Step of its own.
 
     Raises:
         ValueError: it is no Step.

@@ -86,12 +86,25 @@ class GymnasiumEnvironment:
 
     @classmethod
     def prepare(cls, **options: Any) -> None:
-        """Import the library and make the environment once."""
+        """Import the library and make the environment once.
+
+        Args:
+            options: of the class.
+
+        Raises:
+            MissingExtraError: gymnasium is not installed.
+            ValueError: a wrong option.
+        """
         made = cls(**options)
         made.close()
 
     def reset(self, prompt: Prompt, seed: int) -> list[Message]:
-        """The row's messages, and behind them what the environment shows."""
+        """The row's messages, and behind them what the environment shows.
+
+        Args:
+            prompt: the row; its column `seed` goes before `seed`.
+            seed: of the episode.
+        """
         observation, _ = self._made.reset(seed=seed_of(prompt, seed))
         text = self._shown(observation)
         if self._show_actions:
@@ -99,7 +112,15 @@ class GymnasiumEnvironment:
         return with_text(prompt.messages, text, between="\n")
 
     def step(self, text: str) -> Step:
-        """Do what the turn says, and show what came of it."""
+        """Do what the turn says, and show what came of it.
+
+        Args:
+            text: of the turn; the last name or number of an action in it counts.
+
+        Returns:
+            What the environment shows, and its reward; where there is no action in the turn, a word
+            about that, and the game is as it was.
+        """
         action = text.strip() if self._free else self._chosen(text)
         if action is None or not self._made.action_space.contains(action):
             problem = f"There is no action in that. Answer with one of: {self._listed()}"
@@ -157,7 +178,14 @@ class GymnasiumEnvironment:
 
 
 def action_names(made: Any) -> tuple[str, ...]:
-    """Names of an environment's own actions; empty where they have none."""
+    """Names of an environment's own actions; empty where they have none.
+
+    Args:
+        made: the environment, made.
+
+    Returns:
+        In the order of their numbers.
+    """
     own = getattr(made.unwrapped, "actions", None)
     if isinstance(own, EnumMeta):
         return tuple(own.__members__)
@@ -167,6 +195,14 @@ def action_names(made: Any) -> tuple[str, ...]:
 
 def make(id: str, settings: dict[str, Any]) -> Any:
     """An environment that renders text where it can.
+
+    Args:
+        id: as `gymnasium.make` takes it; "module:id" imports the module first.
+        settings: further arguments of `gymnasium.make`; its `render_mode` is "ansi" where nothing
+            else is said.
+
+    Returns:
+        The environment, wrapped as Gymnasium does.
 
     Raises:
         MissingExtraError: gymnasium is not installed.
@@ -195,12 +231,23 @@ def _render_modes(gymnasium: Any, name: str) -> Sequence[str]:
 
 
 def uncolored(text: str) -> str:
-    """Text without a terminal's colors: a background becomes [x], another color (x)."""
+    """Text without a terminal's colors: a background becomes [x], another color (x).
+
+    Args:
+        text: as a terminal would be sent it.
+    """
     return _COLORED.sub(r"(\1)", _MARKED.sub(r"[\1]", text))
 
 
 def plain(value: Any) -> Any:
-    """An observation as JSON can hold it."""
+    """An observation as JSON can hold it.
+
+    Args:
+        value: an array, a mapping, a sequence, or a single value.
+
+    Returns:
+        Lists, mappings with text as keys, numbers and texts; anything else as its text.
+    """
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):

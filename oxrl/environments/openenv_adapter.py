@@ -65,7 +65,15 @@ class OpenEnvEnvironment:
 
     @classmethod
     def prepare(cls, **options: Any) -> None:
-        """Ask the server what actions it takes."""
+        """Ask the server what actions it takes.
+
+        Args:
+            options: of the class.
+
+        Raises:
+            MissingExtraError: websockets is not installed.
+            ValueError: no server there, or an action that it does not have.
+        """
         cls(**options).fields()
 
     def fields(self) -> list[str]:
@@ -89,7 +97,12 @@ class OpenEnvEnvironment:
         return list(schema.get("required", []))
 
     def reset(self, prompt: Prompt, seed: int) -> list[Message]:
-        """The row's messages, and behind them what the environment shows."""
+        """The row's messages, and behind them what the environment shows.
+
+        Args:
+            prompt: the row; its columns go before the arguments of the same names.
+            seed: of the episode.
+        """
         if not self._field:
             required = self.fields()
             self._field = required[0] if len(required) == 1 else ""
@@ -101,7 +114,15 @@ class OpenEnvEnvironment:
         return with_text(prompt.messages, text, between="\n" if text else "")
 
     def step(self, text: str) -> Step:
-        """Send a turn as an action."""
+        """Send a turn as an action.
+
+        Args:
+            text: of the turn: the one field of the action, or the action as JSON.
+
+        Returns:
+            The server's observation and reward; where it refuses the action, why, and the episode
+            goes on.
+        """
         try:
             action = {self._field: text} if self._field else json.loads(text)
             found = self._ask("step", action)

@@ -43,7 +43,14 @@ MOST_ANSWER = 1 << 24
 
 @contextlib.contextmanager
 def closed_unless_done(end: socket.socket) -> Iterator[None]:
-    """Close a socket where what is done inside fails, also by a signal to stop."""
+    """Close a socket where what is done inside fails, also by a signal to stop.
+
+    Args:
+        end: of a pair of sockets; it stays open where all is well.
+
+    Returns:
+        A context manager.
+    """
     try:
         yield
     except BaseException:
@@ -84,8 +91,16 @@ class EpisodeProcess:
     def reset(self, prompt: Prompt, seed: int, patience: Patience) -> Opening:
         """Begin the episode.
 
+        Args:
+            prompt: the row of data.
+            seed: of everything random.
+            patience: how long to wait, and whom to ask whether to stop.
+
+        Returns:
+            What the policy reads first, and which tools it has.
+
         Raises:
-            LostEpisode: it failed; its process is of no use any more.
+            Stopped: a signal asked to stop.
         """
         reply = self._ask({"reset": prompt, "seed": seed}, "reset", patience)
         try:
@@ -106,11 +121,16 @@ class EpisodeProcess:
         """Answer a turn.
 
         Args:
-            actions: of the turn, where it is not text.
+            text: of the turn.
+            patience: how long to wait, and whom to ask whether to stop.
             last: a limit of the run ends the episode here, whatever the answer.
+            actions: of the turn, where it is not text.
+
+        Returns:
+            What the environment answered, made sure of.
 
         Raises:
-            LostEpisode: it failed; its process is of no use any more.
+            Stopped: a signal asked to stop.
         """
         asked: Json = {"step": text, "last": last}
         if actions is not None:
@@ -229,6 +249,10 @@ class EnvironmentPool:
     def start(self, prompt: Prompt, patience: Patience) -> Opening:
         """Load the environment and begin one episode, so that a broken one fails now.
 
+        Args:
+            prompt: the row of data to begin with, with seed 0.
+            patience: how long to wait, and whom to ask whether to stop.
+
         Returns:
             What the environment said to that, as EpisodeProcess.reset.
 
@@ -248,11 +272,16 @@ class EnvironmentPool:
             ) from error
 
     def open(self, patience: Patience) -> EpisodeProcess:
-        """Start the process of an episode.
+        """Start the process of an episode, or take one that is over and can be used again.
+
+        Args:
+            patience: how long to wait, and whom to ask whether to stop.
+
+        Returns:
+            The process, in which nothing has begun.
 
         Raises:
-            EnvironmentDefinitionError: the environment cannot be loaded.
-            LostEpisode: it could, and cannot any more.
+            Stopped: a signal asked to stop.
         """
         if self._kept_here:
             return EpisodeHere(self, self._options)
@@ -279,7 +308,11 @@ class EnvironmentPool:
             return EpisodeProcess(pid, channel, self)
 
     def keep(self, process: EpisodeProcess) -> None:
-        """Keep the process of an episode that is over for another one; see `release`."""
+        """Keep the process of an episode that is over for another one; see `release`.
+
+        Args:
+            process: whose environment promises to be `reusable`; not used any more by the caller.
+        """
         with self._lock:
             worker, _ = self._alive.get(process.pid, (None, None))
             if worker is not None and worker is self._worker:
@@ -292,7 +325,14 @@ class EnvironmentPool:
         return first
 
     def end(self, pid: int) -> int:
-        """End the process of an episode; see EpisodeProcess.end."""
+        """End the process of an episode; see EpisodeProcess.end.
+
+        Args:
+            pid: of the process.
+
+        Returns:
+            How it had ended; 0 where nothing is known of that any more.
+        """
         with self._lock:
             worker, _ = self._alive.pop(pid, (None, None))
             if worker is None or worker is not self._worker:

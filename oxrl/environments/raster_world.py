@@ -80,6 +80,9 @@ class RasterWorld:
     def move(self, down: float, right: float) -> int | None:
         """Go somewhere, as far as the cross reaches; one tile each way at most.
 
+        Args:
+            down, right: how far, in tiles; below 0 up and left. Cut to -1 to 1 each.
+
         Returns:
             The number of the end that was reached; None: none.
         """
@@ -147,7 +150,15 @@ class RasterEnvironment:
         self._steps = 0
 
     def reset(self, prompt: Prompt, seed: int) -> list[Message]:
-        """The first image, and the colour."""
+        """The first image, and the colour.
+
+        Args:
+            prompt: the row; its columns `split` ("train" or "held_out") and `seed` count.
+            seed: of the episode, where the row names none.
+
+        Raises:
+            ValueError: the column `split` holds something else.
+        """
         split = str(prompt.metadata.get("split", "train"))
         if split not in SPLITS:
             raise ValueError(f"the column split is {split!r}, need {' or '.join(SPLITS)}")
@@ -158,7 +169,14 @@ class RasterEnvironment:
         return [self._said()]
 
     def act(self, actions: Sequence[Json]) -> Step:
-        """Do the actions of a turn, until one of them reaches an end."""
+        """Do the actions of a turn, until one of them reaches an end.
+
+        Args:
+            actions: names of MOVES, or pairs of numbers, down and right, from -1 to 1.
+
+        Returns:
+            The image after the last one that was done; reward 1.0 where the right end was reached.
+        """
         layout = self.world.layout
         for count, action in enumerate(actions, start=1):
             down, right = MOVES[action] if self._control == "steps" else action
@@ -189,7 +207,11 @@ class RasterEnvironment:
         return {"layout": self.world.layout, "place": self.world.place, "steps": self._steps}
 
     def restore(self, state: dict[str, Json]) -> None:
-        """Go on from where `state` was taken."""
+        """Go on from where `state` was taken.
+
+        Args:
+            state: of `state`, also of another instance.
+        """
         self.world = RasterWorld(state["layout"])
         self.world.place = state["place"]
         self._shown = RasterWorld(LAYOUTS["train"][0]) if self._blind else self.world

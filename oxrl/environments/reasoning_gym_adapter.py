@@ -51,11 +51,22 @@ class ReasoningGymEnvironment:
 
     @classmethod
     def prepare(cls, **options: Any) -> None:
-        """Import the library and make one task."""
+        """Import the library and make one task.
+
+        Args:
+            options: of the class.
+
+        Raises:
+            MissingExtraError: reasoning-gym is not installed.
+            ValueError: no such task or setting.
+        """
         cls(**options).make(0)
 
     def make(self, seed: int) -> None:
         """Make the task of a seed.
+
+        Args:
+            seed: of the task.
 
         Raises:
             ValueError: the task refuses its settings.
@@ -70,12 +81,27 @@ class ReasoningGymEnvironment:
             ) from error
 
     def reset(self, prompt: Prompt, seed: int) -> list[Message]:
-        """The row's messages, and behind them the question."""
+        """The row's messages, and behind them the question.
+
+        Args:
+            prompt: the row; its column `seed` goes before `seed`.
+            seed: of the task.
+
+        Raises:
+            ValueError: the task refuses its settings.
+        """
         self.make(seed_of(prompt, seed))
         return with_text(prompt.messages, self._entry["question"], between="\n")
 
     def step(self, text: str) -> Step:
-        """Judge an attempt."""
+        """Judge an attempt.
+
+        Args:
+            text: of the turn.
+
+        Returns:
+            What it adds to the best score so far; the end, where it is right or the last one.
+        """
         answer = text.rpartition("<answer>")[2].partition("</answer>")[0].strip()
         score = float(self._made.score_answer(answer=answer, entry=self._entry))
         gained = max(0.0, score - self._best)

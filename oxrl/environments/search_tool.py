@@ -22,7 +22,14 @@ EXPECTED = '{"text": "a passage", "title": "its title, which may be left out"}'
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, in small letters."""
+    """The words of a text, in small letters.
+
+    Args:
+        text: of a passage or of a query.
+
+    Returns:
+        Runs of letters, digits and underscores, in order.
+    """
     return _WORD.findall(text.lower())
 
 
@@ -65,6 +72,10 @@ class Bm25:
         """The numbers of the best texts and their scores, best first; of equal ones the first.
 
         Texts without any word of the query are left out.
+
+        Args:
+            query: words that count as often as they stand in it.
+            top: at most so many.
         """
         scores = np.zeros(self._count)
         for word, times in Counter(words(query)).items():
@@ -89,6 +100,12 @@ class Passages:
 @functools.cache
 def read_passages(file: str) -> Passages:
     """The passages of a JSONL or Parquet file.
+
+    Args:
+        file: with fields `text` and perhaps `title`.
+
+    Returns:
+        Texts and titles, in file order; a missing title is empty.
 
     Raises:
         DataError: it cannot be read, or a row has no text; names the row.

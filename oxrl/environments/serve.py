@@ -52,7 +52,15 @@ class Episode:
         self._instance: Any = None
 
     def answer(self, request: Json) -> Json:
-        """The reply to `reset` or `step`; what the environment raises is a reply too."""
+        """The reply to `reset`, to a step or to `close`; what the environment raises is a reply
+        too.
+
+        Args:
+            request: JSON, with the key of what is asked.
+
+        Returns:
+            JSON, without the id; `failed`, in words, where the environment raised.
+        """
         try:
             if "reset" in request:
                 return self._reset(prompt_of(request["reset"]), request["seed"])
@@ -95,7 +103,12 @@ class Episode:
 
 
 def live(episode: Episode, fd: int) -> None:
-    """Serve one episode until its socket is closed."""
+    """Serve one episode until its socket is closed.
+
+    Args:
+        episode: not begun.
+        fd: descriptor of its socket.
+    """
     replies = Replies(fd)
     for line in replies.requests:
         request = decode(line)
@@ -107,7 +120,13 @@ def live(episode: Episode, fd: int) -> None:
 
 
 def begin(episode: Episode, fd: int, memory_mb: int) -> None:
-    """In the child: become a session of its own that dies with its parent, and serve; no return."""
+    """In the child: become a session of its own that dies with its parent, and serve; no return.
+
+    Args:
+        episode: not begun.
+        fd: descriptor of its socket.
+        memory_mb: address space beyond what is used now, of 2**20 bytes; 0: no limit.
+    """
     code = 1
     try:
         os.setsid()
@@ -132,6 +151,9 @@ def mapped() -> int:
 def end(pid: int) -> int:
     """Kill an episode's process and all it started.
 
+    Args:
+        pid: of the process, a child of this one that has not been waited for.
+
     Returns:
         As `subprocess.Popen.returncode`: how it had ended, -9 where it had not.
     """
@@ -144,7 +166,17 @@ def end(pid: int) -> int:
 
 
 def load(request: Json) -> tuple[Episode, Json]:
-    """The environment that a request names, and the reply."""
+    """The environment that a request names, and the reply.
+
+    Args:
+        request: `name`, `options`, and a class in bytes where Python gave one.
+
+    Returns:
+        The episode that is forked, and the reply without anything but the request's id.
+
+    Raises:
+        EnvironmentDefinitionError: it cannot be loaded, or says that it cannot work.
+    """
     name = request["name"]
     if FIELD in request:
         try:
@@ -163,6 +195,12 @@ def prepare(
 ) -> None:
     """Have the class get ready what all episodes share, if it has a class method for that.
 
+    Args:
+        make: the class, or a function that makes an instance, which has nothing of the kind.
+        name: of the environment, for messages.
+        options: that it will be called with.
+        path: of its file; None: it is built in, and its own words are enough.
+
     Raises:
         EnvironmentDefinitionError: it says that it cannot work.
     """
@@ -178,7 +216,14 @@ def prepare(
 
 
 def first_line(parent: socket.socket) -> bytes:
-    """The request that names the environment, which may bring a class with all that it holds."""
+    """The request that names the environment, which may bring a class with all that it holds.
+
+    Args:
+        parent: the socket to the parent.
+
+    Returns:
+        Bytes up to the line end; empty, or less, where the parent is gone.
+    """
     received = bytearray()
     while not received.endswith(b"\n"):
         part = parent.recv(MOST_REQUEST)
@@ -189,7 +234,11 @@ def first_line(parent: socket.socket) -> bytes:
 
 
 def serve(fd: int) -> None:
-    """Load an environment, then start and end episodes until nobody asks any more."""
+    """Load an environment, then start and end episodes until nobody asks any more.
+
+    Args:
+        fd: descriptor of the socket to the parent.
+    """
     parent = socket.socket(fileno=fd)
     parent.set_inheritable(False)
     cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)  # a kill then loses no line

@@ -94,13 +94,26 @@ class SimulatorEnvironment:
 
     @classmethod
     def prepare(cls, **options: Json) -> None:
-        """Import the libraries, and say what renders; no image is drawn before the fork."""
+        """Import the libraries, and say what renders; no image is drawn before the fork.
+
+        Args:
+            options: of the class.
+
+        Raises:
+            MissingExtraError: a library is not installed.
+            ValueError: a wrong option.
+        """
         cls(**options).close()
         if "mujoco" in sys.modules:
             sys.stdout.write(f"MuJoCo renders by {os.environ['MUJOCO_GL']}\n")
 
     def reset(self, prompt: Prompt, seed: int) -> list[Message]:
-        """The first image, and the instruction."""
+        """The first image, and the instruction.
+
+        Args:
+            prompt: the row; its column `seed` goes before `seed`.
+            seed: of the episode.
+        """
         number = seed_of(prompt, seed)
         # A layer may choose its task before the seed reaches what is beneath it: Meta-World does.
         self._made.unwrapped.np_random, _ = need("gymnasium", "simulators").utils.seeding.np_random(
@@ -112,7 +125,14 @@ class SimulatorEnvironment:
         return [self._said()]
 
     def act(self, actions: Sequence[Json]) -> Step:
-        """Do the actions of a turn, until one of them ends the episode."""
+        """Do the actions of a turn, until one of them ends the episode.
+
+        Args:
+            actions: names of a discrete space, or lists of numbers.
+
+        Returns:
+            The image after the last one that was done, and the sum of the rewards.
+        """
         total = 0.0
         success: bool | None = None
         for count, action in enumerate(actions, start=1):
@@ -158,7 +178,12 @@ class SimulatorEnvironment:
         return found
 
     def restore(self, state: Mapping[str, Json]) -> None:
-        """Go on from where `state` was taken, with the same images, rewards and ends."""
+        """Go on from where `state` was taken, with the same images, rewards and ends.
+
+        Args:
+            state: of `state`, also of another instance that was made and reset in the same way; not
+                changed.
+        """
         inner = self._made.unwrapped
         if _is_mujoco(inner):
             _set_mujoco_state(inner, state["inner"])

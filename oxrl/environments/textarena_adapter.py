@@ -65,18 +65,41 @@ class TextArenaEnvironment:
 
     @classmethod
     def prepare(cls, **options: Any) -> None:
-        """Import the library and make the game once."""
+        """Import the library and make the game once.
+
+        Args:
+            options: of the class.
+
+        Raises:
+            MissingExtraError: textarena is not installed.
+            ValueError: no such game, or players without an opponent.
+        """
         cls(**options)
 
     def reset(self, prompt: Prompt, seed: int) -> list[Message]:
-        """The row's messages, and behind them how the game begins."""
+        """The row's messages, and behind them how the game begins.
+
+        Args:
+            prompt: the row; its column `seed` goes before `seed`.
+            seed: of the game.
+
+        Raises:
+            ValueError: the game is over before the policy moves.
+        """
         self._game.reset(num_players=self._players, seed=seed_of(prompt, seed))
         if self._others_move():
             raise ValueError("the game is over before the policy moves")
         return with_text(prompt.messages, self._heard(), between="\n")
 
     def step(self, text: str) -> Step:
-        """Make a move; the others answer."""
+        """Make a move; the others answer.
+
+        Args:
+            text: the policy's move, as it is.
+
+        Returns:
+            What the game said since; at its end the policy's reward, and why it ended.
+        """
         over, told = self._game.step(text)
         over = over or self._others_move()
         if not over:

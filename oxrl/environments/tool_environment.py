@@ -61,6 +61,9 @@ class ToolEnvironment(Environment):
     def prepare(cls, **options: Any) -> None:
         """See `Environment.prepare`: make sure of the tools, and load what episodes share.
 
+        Args:
+            options: of the class; `tools` is looked at.
+
         Raises:
             ValueError: a tool cannot work; says what to do.
         """
@@ -87,7 +90,17 @@ class ToolEnvironment(Environment):
         return Step(messages, reason=f"{self.calls} calls{failed}")
 
     def result(self, call: ToolCall | BrokenCall) -> str:
-        """What one call comes to; a mistake is told as text, and counted."""
+        """What one call comes to; a mistake is told as text, and counted.
+
+        Args:
+            call: of a tool, or what is wrong with one.
+
+        Returns:
+            A text, which begins with "error: " where it failed.
+
+        Raises:
+            ToolUnavailable: what the tool needs is not there: the episode has no score.
+        """
         try:
             if isinstance(call, BrokenCall):
                 raise ToolFailure(call.problem)
@@ -104,6 +117,12 @@ class ToolEnvironment(Environment):
 
 def find_tools(specs: Sequence[ToolSpec]) -> list[BuiltinTool]:
     """The tools of a list.
+
+    Args:
+        specs: `environment.options.tools`.
+
+    Returns:
+        As many, in their order.
 
     Raises:
         ValueError: it is no list, or one of them cannot be had; says what to write.

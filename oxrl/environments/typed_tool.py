@@ -50,6 +50,12 @@ class Tool:
     def call(self, arguments: Mapping[str, Any]) -> str:
         """The result as text.
 
+        Args:
+            arguments: by name, as JSON has them; they are checked, and made what the types say.
+
+        Returns:
+            Its own text, or JSON of what it returned, at most MOST_RESULT characters.
+
         Raises:
             ToolFailure: the arguments do not fit, or the function raised.
             ToolUnavailable: the function said so.
@@ -75,6 +81,12 @@ class Tool:
 def as_tool(function: Callable[..., object]) -> Tool:
     """A typed function as a tool; what its docstring says of arguments goes into the schema.
 
+    Args:
+        function: whose parameters have types; its docstring's first paragraph is the description.
+
+    Returns:
+        The tool, under the function's name.
+
     Raises:
         TypeError: a parameter has no type, or takes any number of values.
     """
@@ -98,7 +110,14 @@ def as_tool(function: Callable[..., object]) -> Tool:
 
 
 def argument_texts(docstring: str) -> dict[str, str]:
-    """What a docstring says of each argument, in Google's style; empty where it says nothing."""
+    """What a docstring says of each argument, in Google's style; empty where it says nothing.
+
+    Args:
+        docstring: with its indentation cleaned.
+
+    Returns:
+        Name -> description, on one line.
+    """
     lines = docstring.splitlines()
     begins = [number for number, line in enumerate(lines) if _ARGUMENTS.match(line)]
     found: dict[str, str] = {}
@@ -122,7 +141,14 @@ def argument_texts(docstring: str) -> dict[str, str]:
 
 
 def awaited(result: object) -> object:
-    """What a function returned, waited for where it is `async`."""
+    """What a function returned, waited for where it is `async`.
+
+    Args:
+        result: anything.
+
+    Returns:
+        The value; in an event loop of its own, where it had to be waited for.
+    """
     if not inspect.isawaitable(result):
         return result
     return asyncio.run(_result_of(result))
