@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "oxrl"
 FOLDERS = {
+    "functional": sorted((PACKAGE / "functional").rglob("*.py")),
     "rewards": sorted((PACKAGE / "rewards").rglob("*.py")),
     "data": sorted((PACKAGE / "data").rglob("*.py")),
     "environments": sorted((PACKAGE / "environments").rglob("*.py")),

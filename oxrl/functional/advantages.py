@@ -146,12 +146,29 @@ class TurnDecays:
     trace: float | None = None
 
     def discounts(self, ends: Tensor, within: float) -> Tensor:
-        """[B, T] float64: the discount after each token."""
+        """The discount after each token: `gamma` of this where a turn ends, else the one within a
+        turn.
+
+        Args:
+            ends: [B, T] bool, of `ends`.
+            within: the discount between two tokens of a turn, in [0, 1].
+
+        Returns:
+            [B, T] float64.
+        """
         along = torch.full(ends.shape, within, dtype=torch.float64, device=ends.device)
         return _instead(ends, self.gamma, along)
 
     def traces(self, ends: Tensor, within: Tensor) -> Tensor:
-        """[B, T]: lambda after each token, from what it is within a turn, [B] or [1]."""
+        """Lambda after each token: `trace` of this where a turn ends, else the one within a turn.
+
+        Args:
+            ends: [B, T] bool, of `ends`.
+            within: [B], or [1] for all rows, lambda between two tokens of a turn, in [0, 1].
+
+        Returns:
+            [B, T], in the dtype of `within`.
+        """
         along = within[:, None].expand(ends.shape)
         return _instead(ends, self.trace, along)
 
@@ -342,7 +359,17 @@ class AdvantageInputs:
     next_turn: OptionalTensor = None  # [B] bool, the episode was cut where a turn would begin
 
     def need(self, name: str) -> Tensor:
-        """The field `name`, which the chosen advantage cannot do without."""
+        """The field `name`, which the chosen advantage cannot do without.
+
+        Args:
+            name: of a field that may be None.
+
+        Returns:
+            The field, as it is described above.
+
+        Raises:
+            ValueError: it is None.
+        """
         tensor = getattr(self, name)
         if tensor is None:
             raise ValueError(f"this advantage needs {name}, which nothing in this run computes")

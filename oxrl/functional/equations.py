@@ -62,14 +62,31 @@ LOSSES: Mapping[str, Callable[..., Any]] = {
 
 
 def told_of(function: Callable[..., Any]) -> str:
-    """What a function's docstring says, without its arguments."""
+    """What a function's docstring says, without its arguments.
+
+    Args:
+        function: of a cell.
+
+    Returns:
+        Its equation, text and source; empty: it has no docstring.
+    """
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     listed = ("Args:", "Returns:", "Raises:")
     return "\n\n".join(text for text in paragraphs if not text.startswith(listed))
 
 
 def preference_loss(name: str) -> Callable[..., Any]:
-    """The loss of a preference method by the name that the table gives it."""
+    """The loss of a preference method.
+
+    Args:
+        name: that the table gives it.
+
+    Returns:
+        A loss of pairs or of single completions.
+
+    Raises:
+        KeyError: there is no such loss.
+    """
     if name in preference_losses.SINGLE_LOSSES:
         return preference_losses.SINGLE_LOSSES[name]
     return preference_losses.PAIR_LOSSES[name]

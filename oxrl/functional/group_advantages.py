@@ -35,15 +35,37 @@ class Groups:
         return cls(index=index, count=count.double())
 
     def sum(self, x: Tensor) -> Tensor:
-        """Group sum of `x` [B], per row. [B]."""
+        """The sum of each group, given to every row of it.
+
+        Args:
+            x: [B], any dtype; not changed.
+
+        Returns:
+            [B] float64.
+        """
         return torch.zeros_like(self.count).index_add_(0, self.index, x.double())[self.index]
 
     def mean(self, x: Tensor) -> Tensor:
-        """Group mean of `x` [B], per row. [B]."""
+        """The mean of each group, given to every row of it.
+
+        Args:
+            x: [B], any dtype.
+
+        Returns:
+            [B] float64.
+        """
         return self.sum(x) / self.size
 
     def extreme(self, x: Tensor, kind: Literal["amax", "amin"]) -> Tensor:
-        """Largest or smallest `x` [B] of the group, per row. [B]."""
+        """The largest or smallest value of each group, given to every row of it.
+
+        Args:
+            x: [B], any dtype.
+            kind: "amax" or "amin".
+
+        Returns:
+            [B] float64.
+        """
         start = torch.zeros_like(self.count)
         found = start.scatter_reduce_(0, self.index, x.double(), kind, include_self=False)
         return found[self.index]
@@ -54,16 +76,29 @@ class Groups:
         return self.count[self.index]
 
     def std(self, x: Tensor) -> Tensor:
-        """Unbiased standard deviation of `x` [B], per row; 0 for a group of one. [B]."""
+        """The unbiased standard deviation of each group, given to every row of it.
+
+        Args:
+            x: [B], any dtype.
+
+        Returns:
+            [B] float64; 0 for a group of one.
+        """
         squares = self.sum((x.double() - self.mean(x)).square())
         return (squares / (self.size - 1).clamp(min=1)).sqrt()
 
     def flat(self, x: Tensor) -> Tensor:
-        """Whether the group's values are equal up to rounding, or there is only one. [B] bool.
+        """Whether a group's values are equal up to rounding, or there is only one.
 
         Up to 1e-6 of the mean: equal rewards such as 0.1 have a float mean that differs in the last
         bit, which a division by a standard deviation of 1e-9 turns into advantages of 0.4; such a
         group must teach nothing.
+
+        Args:
+            x: [B], any dtype.
+
+        Returns:
+            [B] bool, the same for all rows of a group.
         """
         spread = self.extreme(x, "amax") - self.extreme(x, "amin")
         return (self.size < 2) | (spread <= 1e-6 * self.mean(x).abs().clamp(min=1.0))

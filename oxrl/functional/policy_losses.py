@@ -55,10 +55,18 @@ def policy_gradient(
 
     S = A * logprobs;  w = 1
 
-    Args: as in gates.py; no numbers.
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: Williams 1992, REINFORCE.
     """
@@ -83,10 +91,18 @@ def importance_sampling(
 
     What keeps the ratio near 1 has to come from elsewhere, as M2PO's mask does (corrections.py).
 
-    Args: as in gates.py; no numbers.
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: M2PO, arXiv:2510.01161; conservative policy iteration, PPO's Eq. 6, arXiv:1707.06347.
     """
@@ -136,12 +152,20 @@ def ppo_clip(
     The gradient is zero past the bound in the favored direction only: a token that moved the wrong
     way is pulled back. At a bound itself the token is not clipped.
 
-    Args: as in gates.py, and
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
         clip_low, clip_high: how far r may move from 1, offsets.
         clip_dual: the largest r of a token with A < 0, typically 3; None for no such bound.
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: arXiv:1707.06347, Eq. 7; separate bounds: DAPO, arXiv:2503.14476; dual clip:
     arXiv:1912.09729.
@@ -170,11 +194,19 @@ def gspo(
     advantage per row and `sequence_mean` weights this is GSPO's gradient. The row `gspo` of the
     table is the same: ratio "geometric" and gate "ppo_clip".
 
-    Args: as in gates.py, and
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
         clip_low, clip_high: offsets of s from 1, two orders of magnitude smaller than PPO's.
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: arXiv:2507.18071, Eq. 5 and 14.
     """
@@ -205,12 +237,20 @@ def cispo(
 
     w = clip(r, weight_min, weight_max), detached;  S = w * A * logprobs
 
-    Args: as in gates.py, and
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
         weight_min, weight_max: absolute bounds of w, not offsets from 1; the paper's lower bound is
             inactive, hence 0.
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: CISPO, MiniMax-M1, arXiv:2506.13585, Eq. 4.
     """
@@ -250,12 +290,20 @@ def sapo(
 
     The value at r = 1 is 2 * A / tau: not comparable with PPO's.
 
-    Args: as in gates.py, and
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
         sapo_positive: tau where A > 0.
         sapo_negative: tau elsewhere; larger, so that negative tokens fade sooner.
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: SAPO, arXiv:2511.20347.
     """
@@ -278,11 +326,19 @@ def rgpo_like(
 
     S = 4 / k * sigmoid(k * (r - 1)) * A
 
-    Args: as in gates.py, and
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
         gate_sharpness: k.
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: after RGPO, arXiv:2604.14895. The paper's exact gate and its second gate on the
     reference ratio could not be verified, hence the name; no guarantee of the paper is claimed.
@@ -326,12 +382,20 @@ def dppo_tv(
     0.03, where PPO would clip it; 0.5 to 0.75 is stopped. `old_logprobs` are the sampler's
     (denominator "rollout"), so the mismatch is inside the ratio and takes no further correction.
 
-    Args: as in gates.py, and
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
         dppo_low, dppo_high: largest fall and rise of the probability in the favored direction.
         weight_max: largest weight of a token.
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: DPPO, arXiv:2602.04879. The bounds are its authors', in verl.
     """
@@ -360,12 +424,20 @@ def dppo_kl(
     K above the bound takes the place of the change of probability; the two disagree near
     probability 1.
 
-    Args: as in gates.py, and
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
         dppo_low, dppo_high: largest K, in nats, of a token that fell or rose as favored.
         weight_max: largest weight of a token.
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: DPPO, arXiv:2602.04879.
     """
@@ -407,7 +479,12 @@ def dppo_topk_tv(
 
     D = 1/2 * sum over these buckets of |p - mu|
 
-    Args: as in gates.py, and
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
         top_logprobs, old_top_logprobs: [B, T, K] nats of the sampler's K most likely tokens, now
             and when sampled; detached here.
         sampled_in_top: [B, T] bool, the sampled token is among them.
@@ -416,6 +493,9 @@ def dppo_topk_tv(
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: DPPO, arXiv:2602.04879, whose authors report no gain over the two-bucket form.
     """
@@ -446,13 +526,21 @@ def dppo_topk_kl(
 
     D = KL(sampler || current) = sum over these buckets of mu log(mu / p)
 
-    Args: as in gates.py, and
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
         top_logprobs, old_top_logprobs, sampled_in_top: as in `dppo_topk_tv`.
         dppo_low, dppo_high: largest D, in nats, of a token that fell or rose as favored.
         weight_max: largest weight of a token.
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: DPPO, arXiv:2602.04879.
     """
@@ -482,10 +570,18 @@ def vespo(
     is the ratio this gate is given: the product over the row against the sampler (ratio "sequence",
     denominator "rollout"), its logarithm kept in [log 1e-8, 20].
 
-    Args: as in gates.py; no numbers.
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: VESPO, arXiv:2602.10693. W is a true product: on long rows a small drift drives phi to
     0.
@@ -518,11 +614,19 @@ def proximal(
     X is the log-ratio of the response, not of a token: with `sequence_sum` weights this is the
     source's gradient. It is not clamped, since nothing here takes its exponential.
 
-    Args: as in gates.py, and
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
         proximal_coeff: strength of the pull, tau.
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: Kimi k1.5, arXiv:2501.12599, Eq. 3; DRO, arXiv:2405.19107.
     """
@@ -568,11 +672,19 @@ def gmpo(
 
     With `sequence_mean` weights this is the gradient of -M * A.
 
-    Args: as in gates.py, and
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
         clip_low, clip_high: bounds of log r, nats.
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: GMPO, arXiv:2507.20673.
     """
@@ -599,12 +711,20 @@ def rspo(
 
     gamma is `selections.router_shift`, detached: with gradient, training collapses (paper).
 
-    Args: as in gates.py, and
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
         router_shift: [B, T], gamma.
         clip_low, clip_high: bounds of log r~, nats.
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: RSPO, arXiv:2510.23027.
     """
@@ -635,15 +755,17 @@ def simko(
 ) -> LossAndMetrics:
     """Simple pass@k optimization: right answers lift the other top candidates too.
 
-    On `explore` tokens, then PPO's clip:
-      A > 0:
-          r~ = (1 - alpha) * r + alpha / K * sum_k sg(r / r_k) * r_k: the value of r, its gradient
-              shared with the top K candidates (a sampled token among them gets both parts)
+    On `explore` tokens, then PPO's clip; it is not an entropy bonus:
+      A > 0:  r~ = (1 - alpha) * r + alpha / K * sum_k sg(r / r_k) * r_k: the value of r, its
+              gradient shared with the top K candidates (a sampled token among them gets both parts)
       A < 0 and the sampled token was the most likely one:  A * simko_boost
 
-    It is not an entropy bonus.
-
-    Args: as in gates.py, and
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
         top_logprobs: [B, T, K] nats of the sampler's K most likely tokens now; carries a gradient.
         old_top_logprobs: [B, T, K], when sampled; they cancel, only their shape is checked.
         explore: [B, T] bool, tokens of high entropy (`selections.above_row_quantile`).
@@ -654,6 +776,9 @@ def simko(
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: SimKO, arXiv:2510.14807, and the authors' code.
     """
@@ -689,12 +814,20 @@ def clip_cov(
 
     S as in `ppo_clip`, and 0 on `selected` tokens;  w = 0 there
 
-    Args: as in gates.py, and
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
         selected: [B, T] bool, chosen over the whole step (`selections.select_clip_cov`).
         clip_low, clip_high: offsets of r from 1.
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: Clip-Cov, arXiv:2505.22617, and PRIME-RL/Entropy-Mechanism-of-RL
     (verl/trainer/ppo/core_algos.py, compute_policy_loss_clip_cov).
@@ -724,12 +857,20 @@ def kl_cov(
     S = r * A, minus kl_cov_coeff * |log r| on `selected` tokens
     w = r, but for the pull
 
-    Args: as in gates.py, and
+    Args:
+        logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare with.
+        advantages: [B, T], detached here.
+        mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+        loss_weights: [B, T], normalized over the global batch (weights.py).
+        correction: [B, T] factor of the policy term, detached here; None: 1 (corrections.py).
         selected: [B, T] bool, chosen over the whole step (`selections.select_kl_cov`).
         kl_cov_coeff: strength of the pull; 1 in the paper, 0.1 in verl.
 
     Returns:
         Scalar loss, and its metrics.
+
+    Raises:
+        ValueError: shapes differ.
 
     Source: KL-Cov, arXiv:2505.22617, and PRIME-RL/Entropy-Mechanism-of-RL
     (verl/trainer/ppo/core_algos.py, compute_policy_loss_kl_cov): no clip.

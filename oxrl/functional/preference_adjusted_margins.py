@@ -40,12 +40,18 @@ def odpo(
         loss = -log sigmoid(beta * margin - offset)
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         offsets: [N], from the gap between the scores of the two completions; a data column.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2402.10571.
     """
@@ -83,12 +89,18 @@ def r_dpo(
     smaller margin to explain its victory, and a shorter one a larger.
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens of each.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
         length_coeff: price of a token in the reward.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2403.19159, section 3.
     """
@@ -123,12 +135,18 @@ def dpop(
         loss = -log sigmoid(beta * (margin - penalty_coeff * max(0, -u)))
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
         penalty_coeff: weight of each nat below the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2402.13228.
     """
@@ -163,12 +181,18 @@ def dpo_shift(
         loss = -log sigmoid(beta * (u - rejected_scale * v))
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
         rejected_scale: in (0, 1], fixed or scheduled by the caller; 1 is DPO.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2502.07599.
     """
@@ -202,12 +226,18 @@ def bpo(
         loss = -log sigmoid(beta * min(u, -balance * v))
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
         balance: weight of the rejected completion's fall.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2506.03557.
     """
@@ -240,11 +270,17 @@ def minor_dpo(
         loss = -log sigmoid(beta * (u - max(0, v)))
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2408.09834.
     """
@@ -278,12 +314,18 @@ def c2_dpo(
         loss = -log sigmoid(beta * margin) + mass_coeff * (u + v)**2
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
         mass_coeff: weight of the mass that leaves the pair.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2502.17507; the default of mass_coeff is ours.
     """
@@ -318,12 +360,18 @@ def rpo(
         loss = -log sigmoid(beta * margin) - nll_coeff * log p(chosen) / n_w
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens of each.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
         nll_coeff: weight of the likelihood.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: RPO, arXiv:2405.16436 (0.005); IRPO, arXiv:2404.19733 (1).
     """

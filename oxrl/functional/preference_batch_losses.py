@@ -42,12 +42,18 @@ def aot(
     weights per pair.
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, or None: only metrics read them.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         matched_ref_margins: [N], the reference's gap of equal rank (`rank_match`).
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2406.05882.
     """
@@ -86,13 +92,19 @@ def aot_unpaired(
     Keep the nonzero `loss_weights` equal, as for `aot`.
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         matched_rejected: [N], for each u the v of equal rank (`rank_match`).
         matched_chosen: [N], for each v the u of equal rank.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2406.05882.
     """
@@ -131,11 +143,17 @@ def beta_dpo(
     Pairs that `beta_dpo_selection` drops have weight 0.
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         batch_beta: scalar, from `beta_dpo_beta`.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2407.08639.
     """
@@ -171,13 +189,19 @@ def dr_dpo(
         loss = -b log mean exp(-l / b) of the global batch's DPO losses l, b = robustness
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         log_mean: scalar, log mean exp(-l / b), from `dr_dpo_log_mean`.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
         robustness: b; infinity is DPO.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2407.07880.
     """
@@ -216,12 +240,18 @@ def wpo(
         loss = -weight * log sigmoid(beta * margin)
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         pair_weights: [N], the product of the two `wpo_weights` of a pair.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2406.11827, Eq. 2.
     """
@@ -258,7 +288,10 @@ def alpha_dpo(
         loss = -log sigmoid(beta * (mean log p(chosen) - mean log p(rejected) - gamma - alpha * z))
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, or None: only metrics read them.
+        chosen_lengths, rejected_lengths: [N] trained tokens of each.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         standardized_gaps: [N], z, the standardized margin per token (`standardize`).
         beta: scale of the log ratios, per nat; large keeps close to the reference.
         gamma: target margin, nats per token.
@@ -266,6 +299,9 @@ def alpha_dpo(
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2410.10148.
     """

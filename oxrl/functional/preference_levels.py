@@ -44,11 +44,17 @@ def nca(
         loss = -log sigmoid(beta u) - log sigmoid(-beta u) / 2 - log sigmoid(-beta v) / 2
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2402.05369, pair form.
     """
@@ -84,12 +90,18 @@ def bco(
         loss = -log sigmoid(beta u - d) - log sigmoid(-(beta v - d)), d = reward_shift
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         reward_shift: scalar, from `bco_reward_shift` (TRL: 0).
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2404.04656.
     """
@@ -131,11 +143,17 @@ def sppo(
         loss = (u - 1 / (2 beta))**2 + (v + 1 / (2 beta))**2
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: half the inverse of the targets, per nat.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2405.00675, Eq. 4.7, with win probabilities 1 and 0.
     """
@@ -167,11 +185,17 @@ def apo_zero(
         loss = 1 - sigmoid(beta u) + sigmoid(beta v)
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2408.06266, Eq. 7.
     """
@@ -205,11 +229,17 @@ def apo_down(
         loss = sigmoid(beta u) + 1 - sigmoid(beta * margin)
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2408.06266, Eq. 8.
     """
@@ -244,12 +274,18 @@ def cal_dpo(
         loss = -log sigmoid(margin) + c ((u - 1 / (2 beta))**2 + (v + 1 / (2 beta))**2)
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: half the inverse of the targets, per nat.
         calibration_coeff: c, weight of the targets.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2412.14516.
     """
@@ -283,11 +319,17 @@ def f_dpo_forward_kl(
         loss = -log sigmoid(beta * (exp(-v) - exp(-u)))
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: f-DPO, arXiv:2309.16240; its reverse KL is `dpo`.
     """
@@ -322,11 +364,17 @@ def f_dpo_jensen_shannon(
         loss = -log sigmoid(beta * (log sigmoid(u) - log sigmoid(v)))
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: f-DPO, arXiv:2309.16240.
     """
@@ -362,7 +410,10 @@ def f_dpo_alpha(
         loss = -log sigmoid(beta * (exp((alpha - 1) u) - exp((alpha - 1) v)) / (alpha - 1))
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
         alpha: order of the divergence, not 1; the paper counts 1 - alpha.
 
@@ -370,6 +421,7 @@ def f_dpo_alpha(
         The scalar to minimize, and the metrics of a pair loss.
 
     Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
         ValueError: alpha is 1, where the divergence has no such form.
 
     Source: f-DPO, arXiv:2309.16240.
@@ -410,11 +462,17 @@ def chi_po(
         loss = -log sigmoid(beta * (u + exp(u) - v - exp(v))), exponents at most 20
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2407.13399.
     """
@@ -450,12 +508,18 @@ def h_dpo(
         loss = -log sigmoid(beta * (margin + (alpha - 1) (log p(chosen) - log p(rejected))))
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
         alpha: weight of the policy's own gap; 1 is DPO.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2411.07595.
     """

@@ -39,11 +39,17 @@ def dpo(
         loss = -log sigmoid(beta * margin)
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2305.18290, Eq. 7.
     """
@@ -76,12 +82,18 @@ def cdpo(
         loss = -(1 - label_noise) log sigmoid(x) - label_noise log sigmoid(-x)
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
         label_noise: share of labels taken to be flipped.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: Mitchell's note on conservative DPO; DPO is arXiv:2305.18290.
     """
@@ -118,7 +130,10 @@ def robust_dpo(
     It has no lower bound.
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
         label_noise: share of labels taken to be flipped.
 
@@ -126,6 +141,7 @@ def robust_dpo(
         The scalar to minimize, and the metrics of a pair loss.
 
     Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
         ValueError: label_noise is not in [0, 0.5).
 
     Source: arXiv:2403.00409.
@@ -170,11 +186,17 @@ def ipo(
     length (`ipo_sum`).
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens of each.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: half the inverse of the target margin.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2310.12036, Eq. 17.
     """
@@ -207,11 +229,17 @@ def ipo_sum(
         loss = (margin - 1 / (2 beta))**2
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: half the inverse of the target margin.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2310.12036, Eq. 17.
     """
@@ -244,11 +272,17 @@ def hinge(
         loss = max(0, 1 - x)
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: SLiC, arXiv:2305.10425, which has no reference; RSO, arXiv:2309.06657, draws its
     pairs by rejection sampling.
@@ -282,11 +316,17 @@ def sigmoid_norm(
         loss = -log sigmoid(beta * (u / n_w - v / n_l)), n the trained tokens
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens of each.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: Tulu 3, arXiv:2411.15124.
     """
@@ -319,7 +359,10 @@ def exo(
         loss = q log(q / (1 - label_noise)) + (1 - q) log((1 - q) / label_noise), q = sigmoid(x)
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
         label_noise: share of labels taken to be flipped.
 
@@ -327,6 +370,7 @@ def exo(
         The scalar to minimize, and the metrics of a pair loss.
 
     Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
         ValueError: label_noise is not in (0, 1).
 
     Source: arXiv:2402.00856, Eq. 16.
@@ -369,12 +413,18 @@ def discopop(
     It is not convex.
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
         tau: width of the blend between the two, in units of x.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2406.08414, Eq. 5.
     """
@@ -410,11 +460,17 @@ def gpo_exponential(
         loss = exp(-x)
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: GPO, arXiv:2402.05749; its logistic member is `dpo`, its hinge `hinge`.
     """
@@ -447,11 +503,17 @@ def gpo_squared_hinge(
         loss = max(0, 1 - x)**2
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: GPO, arXiv:2402.05749.
     """
@@ -484,11 +546,17 @@ def gpo_savage(
         loss = sigmoid(-x)**2
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: GPO, arXiv:2402.05749.
     """
@@ -522,12 +590,18 @@ def focal_po(
         loss = -stop_gradient(sigmoid(x)**gamma) log sigmoid(x)
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, the same of the frozen reference.
+        chosen_lengths, rejected_lengths: [N] trained tokens, or None: only metrics read them.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the log ratios, per nat; large keeps close to the reference.
         gamma: exponent of the weight; 0 is DPO.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2501.06645.
     """

@@ -164,7 +164,10 @@ def read_pairs(
     """Check the tensors of a pair loss and make them ready for its formula.
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, of the reference, or None.
+        chosen_lengths, rejected_lengths: [N] trained tokens of each, or None.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
 
     Raises:
         ValueError: a tensor has another shape than `loss_weights`.
@@ -223,12 +226,25 @@ def weighted_loss(losses: Tensor, loss_weights: Tensor) -> Tensor:
 
 
 def bounded_exp(x: Tensor) -> Tensor:
-    """exp(min(x, `MAX_EXPONENT`)), which stays finite."""
+    """exp(min(x, `MAX_EXPONENT`)), which stays finite.
+
+    Args:
+        x: any shape; there is no gradient where it is cut.
+
+    Returns:
+        Of the same shape.
+    """
     return x.clamp(max=MAX_EXPONENT).exp()
 
 
 def log1mexp(x: Tensor) -> Tensor:
     """log(1 - exp(x)) for x < 0, by whichever form does not cancel.
+
+    Args:
+        x: any shape, below 0: log-probabilities, in nats.
+
+    Returns:
+        Of the same shape, below 0; -inf at 0 and NaN above.
 
     Source: Maechler 2012.
     """

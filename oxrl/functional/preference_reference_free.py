@@ -47,12 +47,18 @@ def simpo(
         loss = -log sigmoid(beta * (m_w - m_l) - gamma)
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, or None: only metrics read them.
+        chosen_lengths, rejected_lengths: [N] trained tokens of each.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the margin.
         gamma: target of the scaled margin.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2405.14734; gamma / beta is 0.3 to 0.55 there.
     """
@@ -87,7 +93,10 @@ def alpha_po(
         loss = -log sigmoid(beta * (r_w - r_l) - gamma), r = (1 - exp(m)**-alpha) / alpha
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, or None: only metrics read them.
+        chosen_lengths, rejected_lengths: [N] trained tokens of each.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the margin.
         gamma: target of the scaled margin.
         alpha: shape of the reward, not 0.
@@ -96,6 +105,7 @@ def alpha_po(
         The scalar to minimize, and the metrics of a pair loss.
 
     Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
         ValueError: alpha is 0, where the reward has no such form.
 
     Source: arXiv:2501.03884; alpha to 0 is SimPO.
@@ -134,12 +144,18 @@ def cpo(
         loss = -log sigmoid(beta * (log p(chosen) - log p(rejected))) - nll_coeff * m_w
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, or None: only metrics read them.
+        chosen_lengths, rejected_lengths: [N] trained tokens of each.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the margin, per nat.
         nll_coeff: weight of the likelihood.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2401.08417.
     """
@@ -175,11 +191,17 @@ def orpo(
     The likelihood leaves the prompt out (TRL's does not).
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, or None: only metrics read them.
+        chosen_lengths, rejected_lengths: [N] trained tokens of each.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         odds_coeff: weight of the odds ratio.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2403.07691.
     """
@@ -219,12 +241,18 @@ def power(
     L is the summed log-probability.
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, or None: only metrics read them.
+        chosen_lengths, rejected_lengths: [N] trained tokens of each.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
         beta: scale of the margin.
         nll_coeff: weight of the likelihood, times beta.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: arXiv:2412.09544, without its dynamic labels.
     """
@@ -257,10 +285,16 @@ def nll(
         loss = -m_w
 
     Args:
-        chosen_logprobs to loss_weights: [N] each, a pair as `preference_losses` describes it.
+        chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+        ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, or None: only metrics read them.
+        chosen_lengths, rejected_lengths: [N] trained tokens of each.
+        loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
 
     Returns:
         The scalar to minimize, and the metrics of a pair loss.
+
+    Raises:
+        ValueError: a tensor has another shape than `loss_weights`, or one that is read is None.
 
     Source: the maximum-likelihood objective; a mean over pairs, not over tokens.
     """
