@@ -21,6 +21,11 @@ FOLDERS = {
     "rewards": sorted((PACKAGE / "rewards").rglob("*.py")),
     "data": sorted((PACKAGE / "data").rglob("*.py")),
     "environments": sorted((PACKAGE / "environments").rglob("*.py")),
+    "engines": [
+        *sorted((PACKAGE / "engines").glob("*.py")),
+        *sorted((PACKAGE / "engines").glob("*/base.py")),
+    ],
+    "api": [PACKAGE / "api.py"],
 }
 # What a policy reads of its built-in tool is this docstring, and `Args:` would change its prompts.
 READ_BY_POLICIES = ("calculator",)

@@ -42,6 +42,12 @@ def cumulative_sum(values: Tensor) -> Tensor:
     """Sums up to every element of each row, [n, V].
 
     CUDA has no deterministic sum of that kind, so the CPU takes it where one is asked for.
+
+    Args:
+        values: [n, V], on any device; a gradient passes through.
+
+    Returns:
+        Of the same shape, dtype and device.
     """
     if values.is_cuda and torch.are_deterministic_algorithms_enabled():
         return values.cpu().cumsum(1).to(values.device)

@@ -61,7 +61,14 @@ class Distance(NamedTuple):
     bias: float
 
     def shares_of(self, limits: Distance) -> dict[str, float]:
-        """Each statistic over its limit: 1 and less is within; NaN is not."""
+        """Each statistic over its limit: 1 and less is within; NaN is not.
+
+        Args:
+            limits: of the same statistics, in nats, each above 0.
+
+        Returns:
+            mean, high, largest and bias -> share.
+        """
         pairs = zip(self._fields, self, limits, strict=True)
         return {name: value / limit for name, value, limit in pairs}
 
@@ -77,7 +84,14 @@ class Compared(NamedTuple):
     only: Collection[int] = ()
 
     def ids(self, vocabulary: int) -> Sequence[int]:
-        """What fixed rows are made of."""
+        """The token ids that fixed rows are made of.
+
+        Args:
+            vocabulary: how many ids there are.
+
+        Returns:
+            Ids in ascending order, at least one.
+        """
         if self.only:
             return sorted(self.only)
         if self.never:
@@ -85,14 +99,28 @@ class Compared(NamedTuple):
         return range(vocabulary)
 
     def text_of(self, row: Sequence[int]) -> int:
-        """Where the text after the last token of an image begins; 0 where there is none."""
+        """Where the text after the last token of an image begins; 0 where there is none.
+
+        Args:
+            row: token ids.
+
+        Returns:
+            A position in the row; its length where an image comes last.
+        """
         if not self.never:
             return 0
         places = [at for at, token in enumerate(row) if token in self.never]
         return places[-1] + 1 if places else 0
 
     def places(self, row: Sequence[int]) -> list[int]:
-        """Of the tokens of a row that are compared; the first of a row never is."""
+        """Which tokens of a row are compared; the first of a row never is.
+
+        Args:
+            row: token ids.
+
+        Returns:
+            Positions in ascending order, perhaps none.
+        """
         first = max(1, self.text_of(row))
         places = range(first, len(row))
         if not self.only:
@@ -139,6 +167,14 @@ def sampled_rows(
     """The ends of samples, from all over them, until `tokens` are scored or there are no more.
 
     Those with images are taken whole.
+
+    Args:
+        rollouts: the newest, in any number.
+        tokens: how many compared ones are enough.
+        compared: which tokens count.
+
+    Returns:
+        Rows of token ids, and names of the images of each.
     """
     rows: Rows = []
     shown: Shown = []
@@ -176,6 +212,10 @@ def compared_scores(scores: Scores, rows: Rows, compared: Compared) -> Scores:
     Args:
         scores: token-aligned, of each row.
         rows: what was scored.
+        compared: which tokens are.
+
+    Returns:
+        Of each row 0.0, for its first token, and the scores of those that are compared, in order.
     """
     if compared == EVERYTHING:
         return scores
@@ -186,19 +226,39 @@ def compared_scores(scores: Scores, rows: Rows, compared: Compared) -> Scores:
 
 
 def count_scored(rows: Rows, compared: Compared = EVERYTHING) -> int:
-    """Tokens of rows that are compared."""
+    """Tokens of rows that are compared.
+
+    Args:
+        rows: token ids.
+        compared: which tokens are.
+    """
     return sum(len(compared.places(row)) for row in rows)
 
 
 def differences(found: Scores, expected: Scores) -> Tensor:
-    """Differences over the scored tokens of all rows, float64; NaN where one of them is."""
+    """Found less expected, over the scored tokens of all rows; the first entry of a row is not one.
+
+    Args:
+        found, expected: log-probabilities in nats, of the same rows.
+
+    Returns:
+        [n] float64, in nats; NaN where one of the two is.
+    """
     ours = [value for row in found for value in row[1:]]
     theirs = [value for row in expected for value in row[1:]]
     return torch.tensor(ours, dtype=torch.float64) - torch.tensor(theirs, dtype=torch.float64)
 
 
 def distance(found: Scores, expected: Scores) -> Distance:
-    """How far two scores of the same rows are apart."""
+    """How far two scores of the same rows are apart.
+
+    Args:
+        found, expected: log-probabilities in nats, of the same rows, with at least one scored
+            token.
+
+    Returns:
+        In nats; NaN where one of the scores is.
+    """
     signed = differences(found, expected)
     absolute = signed.abs()
     return Distance(
@@ -334,6 +394,13 @@ def perturb(tensor: Tensor, strength: float = 1.0) -> Tensor:
 
     The rows of a matrix move on by one; a vector grows, and a matrix of equal rows, such as one of
     zeros. Of all, `strength` is the new share.
+
+    Args:
+        tensor: a weight; not changed.
+        strength: above 0; 1: all of it is new.
+
+    Returns:
+        Of the same shape, dtype and device.
     """
     other = tensor.roll(1, 0)
     if tensor.ndim < 2 or torch.equal(other, tensor):

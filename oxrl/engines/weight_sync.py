@@ -104,7 +104,15 @@ class SyncOptions:
     adapter: bool = False
 
     def copy(self, strength: float = 0.0) -> Copy:
-        """What is delivered, or a perturbed copy of it."""
+        """What is delivered, or a perturbed copy of it.
+
+        Args:
+            strength: how much of it is perturbed, from 0 (nothing) to 1.
+
+        Returns:
+            What to ask the transport for: in the sampler's dtype, of the whole policy or its
+            adapter.
+        """
         return Copy(self.dtype, strength, "adapter" if self.adapter else "all")
 
 
@@ -163,7 +171,11 @@ class WeightSync:
         self._metrics: Metrics = {}
 
     def remember(self, rollouts: Sequence[Rollout]) -> None:
-        """Take the newest samples for the next probe."""
+        """Take the newest samples for the next probe.
+
+        Args:
+            rollouts: of the step that is over. Nothing is done where samplers share the weights.
+        """
         if not self.options.shared:
             options = self.options
             self._newest = sampled_rows(rollouts, options.probe_tokens, options.compared)

@@ -130,7 +130,11 @@ Heard = Callable[[Finished], object]
 
 
 def unheard(finished: Finished) -> None:
-    """Nobody waits for single responses."""
+    """Nobody waits for single responses.
+
+    Args:
+        finished: is dropped.
+    """
 
 
 def generate(
@@ -144,6 +148,8 @@ def generate(
     """Submit requests and poll until all are done.
 
     Args:
+        engine: idle; what else is in flight would be taken out of it too.
+        requests: with ids that differ.
         deadline_s: seconds to wait for each next finished request.
         stop: whether the run was asked to stop.
         heard: is told of every response as soon as it is finished.
@@ -177,7 +183,12 @@ def next_finished(
     """Poll until something finishes, and look for signals in between.
 
     Args:
+        engine: that they are in.
+        patience: how long to wait in all, and whom to ask whether to stop.
         missing: ids of what is in flight.
+
+    Returns:
+        At least one finished request, of whichever.
 
     Raises:
         DeadlineError: nothing finished within the deadline, or the engine is idle.

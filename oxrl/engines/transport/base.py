@@ -66,7 +66,15 @@ class Arrived(NamedTuple):
 
     @classmethod
     def of(cls, answered: Fingerprints) -> Arrived:
-        """An answer taken apart by how names begin."""
+        """An answer of a sampler taken apart by how its names begin.
+
+        Args:
+            answered: name -> fingerprint; names of made weights begin with MADE, of those under
+                them with BASE.
+
+        Returns:
+            The three parts, without these beginnings.
+        """
         parts: dict[str, dict[str, str]] = {"": {}, MADE: {}, BASE: {}}
         for name, found in answered.items():
             kind = next((kind for kind in (MADE, BASE) if name.startswith(kind)), "")
@@ -88,13 +96,28 @@ class WeightTransport(Protocol):
     def deliver(self, version: int, copy: Copy) -> Delivered:
         """Load a copy into the sampler, whose next tokens are of `version`.
 
+        Args:
+            version: that the next tokens of the sampler carry.
+            copy: which of them: dtype, how much of it is new, all or the adapter alone.
+
+        Returns:
+            Fingerprints by name, of what left here and of what the sampler says has arrived.
+
         Raises:
             WeightSyncError: the sampler cannot load it.
         """
         ...
 
     def score(self, probe: Probe, copy: Copy) -> Forwards:
-        """What a model with these weights says of the probe, where the policy is."""
+        """What a model with these weights says of the probe, where the policy is.
+
+        Args:
+            probe: rows of token ids, with the temperature to score them at.
+            copy: which copy of the weights.
+
+        Returns:
+            Log-probabilities in nats of the rows, in the sampler's dtype and in a higher one.
+        """
         ...
 
     def metrics(self) -> Metrics:
@@ -103,12 +126,28 @@ class WeightTransport(Protocol):
 
 
 def weights_of(policy: TrainEngine, copy: Copy) -> Iterator[Bucket]:
-    """What a copy is made of; collective across ranks."""
+    """What a copy is made of; collective across ranks.
+
+    Args:
+        policy: the trainer.
+        copy: says by `part` whether that is all or the adapter.
+
+    Returns:
+        Buckets of (Hugging Face name, whole tensor), as the policy computes with them.
+    """
     return policy.weights() if copy.part == "all" else policy.weights(copy.part)
 
 
 def copied(weights: Iterator[Bucket], copy: Copy) -> Iterator[Bucket]:
-    """The weights as the sampler computes with them."""
+    """The weights as the sampler computes with them.
+
+    Args:
+        weights: buckets of the policy's, which are not changed.
+        copy: their dtype, and how much of them is new.
+
+    Returns:
+        Buckets with the same names.
+    """
     for bucket in weights:
         cast = [(name, tensor.detach().to(copy.sent_as or tensor.dtype)) for name, tensor in bucket]
         if copy.strength:
@@ -128,7 +167,12 @@ def score_copy(
     Args:
         model: of the policy's architecture; its weights do not matter.
         weights: every one, as the policy has it.
+        probe: the rows that it reads.
+        copy: which copy: dtype and how much of it is new.
         images: those that rows of the probe show; None: there are none.
+
+    Returns:
+        What the model says in the sampler's dtype and in a higher one.
     """
     return two_forwards(
         model,
