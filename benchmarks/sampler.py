@@ -29,7 +29,7 @@ from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.choice import module_sampler
 from oxrl.engines.sample.vllm import CPU_ENVIRONMENT, ENVIRONMENT
 from oxrl.models.load import load_policy, load_tokenizer
-from oxrl.rollouts.requests import make_requests
+from oxrl.rollouts.sync import make_requests
 from oxrl.types import Prompt, Request, Sampling
 
 Work = Callable[[list[Request]], int]

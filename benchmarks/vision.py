@@ -35,7 +35,7 @@ from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.vision_parts import freeze
 from oxrl.recipes.build import build_images, local_sampler, row_options
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch
-from oxrl.rollouts.requests import make_requests
+from oxrl.rollouts.sync import make_requests
 from oxrl.types import Sampling
 
 NAME = "builtin:tiny-vl"

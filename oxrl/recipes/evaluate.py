@@ -40,8 +40,8 @@ from oxrl.recipes.session import Session
 from oxrl.recipes.setup import RLSetup
 from oxrl.recipes.supervised import evaluate_loss
 from oxrl.recipes.targets import find_target
-from oxrl.rollouts.record import sample_line
-from oxrl.rollouts.requests import make_requests
+from oxrl.rollouts.batch import sample_line
+from oxrl.rollouts.sync import make_requests
 from oxrl.runs.bars import Count, Tell, bars
 from oxrl.runs.files import encode_line
 from oxrl.runs.patience import Patience, StopAsked, never

@@ -22,7 +22,6 @@ The same counts, over what the machine can do at best, are the least time that a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -33,13 +32,12 @@ from oxrl.config.dims import ModelDims, model_dims
 from oxrl.engines.train.micro_batches import micro_batches
 from oxrl.models.work import FORWARD_AND_BACKWARD, ModelWork
 from oxrl.recipes.build import DTYPES, choose_device
-from oxrl.recipes.features.base import Feature, Prepared
-from oxrl.rollouts.sync import RolloutSource, RolloutStep
+from oxrl.recipes.objective import Objective
+from oxrl.rollouts.sync import RolloutStep
 from oxrl.runs.clock import Clock
 from oxrl.runs.machine import MachineSpeed, machine_speed, note_speed
-from oxrl.runs.patience import StopAsked
 from oxrl.tables.numbers import KL_COEFF
-from oxrl.types import Metrics, PolicyBatch, TokenBatch
+from oxrl.types import Metrics, PolicyBatch, RolloutBatch, TokenBatch
 
 CAUSES = ("padding", "prompts_again", "no_signal", "old_pass", "reference_pass", "dropped")
 SIZES = {"float32": 4, "bfloat16": 2}
@@ -171,8 +169,10 @@ class LedgerInputs:
 
     work: of the policy; None: unknown. speed: of the machine; None: of several, or unknown.
     budget: tokens of a micro-batch. ranks: how many share a batch. share_prefix: as in the config.
-    old_known: what the policy says before the update is known from the sampler.
+    asked_before: the policy is asked about the rows before the update.
+    old_known: what it says then is known from the sampler.
     all_learn: a KL or an entropy trains rows without an advantage as well.
+    samples: the run samples, it is not given stored samples.
     """
 
     work: ModelWork | None
@@ -180,8 +180,10 @@ class LedgerInputs:
     budget: int
     ranks: int
     share_prefix: bool
+    asked_before: bool
     old_known: bool
     all_learn: bool
+    samples: bool = True
 
     @property
     def counted(self) -> ModelWork:
@@ -189,8 +191,8 @@ class LedgerInputs:
         return self.work or ModelWork(body=1.0)
 
 
-class Ledger(Feature):
-    """Looks at every batch; changes nothing.
+class Ledger:
+    """Is shown every batch; changes nothing.
 
     Args:
         asked: what is counted, and how.
@@ -208,7 +210,30 @@ class Ledger(Feature):
         self._useful = 0.0
         self._floors: dict[str, float] = {}
 
-    def sampled(self, step: RolloutStep) -> None:
+    def count_before_update(
+        self, step: RolloutStep, rollouts: RolloutBatch, batch: PolicyBatch
+    ) -> None:
+        """Count sampling, the passes before the update, and what was sampled in vain.
+
+        Args:
+            step: what was sampled.
+            rollouts: its rows that are trained on.
+            batch: what the update will read.
+        """
+        if self._given.samples:
+            self.count_sampling(step)
+        trained = Counter(rollouts.group_ids.tolist())
+        for group, operations in self._sampled.items():
+            lost = 1 - trained[group] / self._samples[group]
+            raise_by(self._step.wasted, "dropped", operations * lost)
+        inputs, group_ids = rollouts.inputs.read_by_models(rollouts.group_ids)
+        rows = Rows(inputs, group_ids, self._given)
+        if self._given.asked_before:
+            self._pass_before(rows, "old_pass", self._given.old_known)
+        if batch.ref_logprobs is not None:
+            self._pass_before(rows, "reference_pass", step.step == 0)
+
+    def count_sampling(self, step: RolloutStep) -> None:
         """Count what sampling took."""
         everyone = (*step.rollouts, *step.baselines)
         groups = [rollout.group_id for rollout in everyone]
@@ -235,28 +260,13 @@ class Ledger(Feature):
             )
             raise_by(self._floors, "time/rollout_s", prefilled / speed.flops + floor)
 
-    def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
-        """Count the passes before the update, and what was sampled in vain."""
-        rollouts = prepared.rollouts
-        trained = Counter(rollouts.group_ids.tolist())
-        for group, operations in self._sampled.items():
-            lost = 1 - trained[group] / self._samples[group]
-            raise_by(self._step.wasted, "dropped", operations * lost)
-        inputs, group_ids = rollouts.inputs.read_by_models(rollouts.group_ids)
-        rows = Rows(inputs, group_ids, self._given)
-        if prepared.said is not None:
-            self._pass_before(rows, "old_pass", self._given.old_known)
-        if batch.ref_logprobs is not None:
-            self._pass_before(rows, "reference_pass", prepared.version == 0)
-        return batch
-
     def _pass_before(self, rows: Rows, cause: str, in_vain: bool) -> None:
         """Count a forward pass over all rows."""
         without = torch.full((len(rows.own),), in_vain)
         self._step.add(rows.spent(cause, without))
         self._count_floor("time/logprobs_s", float(rows.own.sum()))
 
-    def add_gradients(self, rows: Tensor, batch: PolicyBatch) -> Metrics:
+    def count_update(self, batch: PolicyBatch) -> Metrics:
         """Count the update on a minibatch; the first one's line has what came before as well."""
         found = Rows(batch.inputs, batch.group_ids, self._given)
         mask = batch.inputs.response_mask
@@ -297,46 +307,18 @@ class Ledger(Feature):
         return found
 
 
-class CountedSource:
-    """A RolloutSource that has another one's samples counted."""
-
-    def __init__(self, source: RolloutSource, ledger: Ledger) -> None:
-        self._source = source
-        self._ledger = ledger
-
-    @property
-    def idle(self) -> bool:
-        return self._source.idle
-
-    @property
-    def in_flight(self) -> int:
-        return self._source.in_flight
-
-    def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep:
-        """See RolloutSource."""
-        found = self._source.next(draw, step=step, stop=stop)
-        self._ledger.sampled(found)
-        return found
-
-    def settle(self, stop: StopAsked) -> None:
-        self._source.settle(stop)
-
-    def close(self) -> None:
-        self._source.close()
-
-
-def ledger_of(cfg: Config, features: Sequence[Feature], clock: Clock, *, shared: bool) -> Ledger:
+def ledger_of(cfg: Config, objective: Objective, clock: Clock, *, shared: bool) -> Ledger:
     """The ledger of a run.
 
     Args:
-        features: of the row.
+        objective: what is asked before the update.
         clock: tells what a step took.
         shared: sampler and trainer use one copy of the weights.
     """
     train = cfg.train
     kl = train.row.kl.startswith("loss_") and train.value(KL_COEFF) > 0
     same = shared and cfg.model.dtype == "float32" and not cfg.sampling_block
-    asks_more = any(feature.want_before for feature in features)
+    asks_more = bool(objective.want_before)
     ledger = Ledger(
         LedgerInputs(
             work=model_work(model_dims(cfg.model.name), dtype=cfg.model.dtype),
@@ -344,8 +326,10 @@ def ledger_of(cfg: Config, features: Sequence[Feature], clock: Clock, *, shared:
             budget=train.micro_batch_tokens,
             ranks=1 if train.backend == "local" else cfg.run.training_gpus,
             share_prefix=train.share_prefix,
+            asked_before=objective.old_logprobs == "recompute" or asks_more,
             old_known=same and not asks_more,
             all_learn=kl or train.entropy_coeff != 0,
+            samples=cfg.rollout.from_samples is None,
         )
     )
     clock.derive(ledger.against_floor)

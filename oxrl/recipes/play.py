@@ -23,7 +23,7 @@ from oxrl.models.load import LoadOptions, load_policy
 from oxrl.recipes import build
 from oxrl.recipes.answers import answering
 from oxrl.recipes.targets import find_target
-from oxrl.rollouts.requests import make_requests
+from oxrl.rollouts.sync import make_requests
 from oxrl.runs.files import encode_line
 from oxrl.runs.patience import never
 from oxrl.types import Completion, Prompt, Request, Sampling, Score

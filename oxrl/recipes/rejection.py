@@ -14,7 +14,7 @@ from oxrl.errors import DataError, Interrupted, Stopped
 from oxrl.recipes import supervised
 from oxrl.recipes.evaluate import in_groups, sampling_from
 from oxrl.recipes.session import Session
-from oxrl.rollouts.scoring import check_error_rate
+from oxrl.rollouts.sync import check_error_rate
 from oxrl.runs.files import clear, encode_line, open_own, write_all
 from oxrl.tables.numbers import KEEP_PER_PROMPT, KEEP_REWARD
 from oxrl.types import Rollout

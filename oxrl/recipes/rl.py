@@ -28,9 +28,14 @@ from oxrl.recipes.objective import minibatch, prepare_update, start_of_update
 from oxrl.recipes.session import RolloutProgress, Session
 from oxrl.recipes.setup import RLSetup
 from oxrl.recipes.step import gradients, named_tensors
-from oxrl.rollouts.batch import TrainableRows, sampling_metrics, trainable_rows
-from oxrl.rollouts.counts import count_samples
-from oxrl.rollouts.record import SampleLine, sample_line
+from oxrl.rollouts.batch import (
+    SampleLine,
+    TrainableRows,
+    count_samples,
+    sample_line,
+    sampling_metrics,
+    trainable_rows,
+)
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.seeds import stable_seed
 from oxrl.tables.numbers import KL_COEFF
@@ -72,6 +77,7 @@ def train(cfg: Config, session: Session) -> None:
                 seed=seed,
                 version=before,
             )
+        setup.ledger.count_before_update(sampled, rollouts, batch)
         record_samples(cfg, session, sampled, rows, batch)
 
         # One optimizer step per minibatch; loss weights are normalised over each minibatch.
@@ -174,6 +180,7 @@ def update(
     if metrics is None:
         session.dump(step, named_tensors(part))
         return refuse(setup) | {"data/empty_steps": 0.0}
+    metrics |= setup.ledger.count_update(part)
     if any(feature.holds_policy(step) for feature in setup.features):
         stepped = setup.policy.skip_step() | {"update/skipped": 0.0}
     else:

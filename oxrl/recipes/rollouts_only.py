@@ -11,8 +11,7 @@ from oxrl.functional.metrics import data_metrics
 from oxrl.recipes.rl import account, finish_step
 from oxrl.recipes.session import RolloutProgress, Session
 from oxrl.recipes.setup import RLSetup
-from oxrl.rollouts.batch import TrainableRows, sampling_metrics, trainable_rows
-from oxrl.rollouts.record import sample_line
+from oxrl.rollouts.batch import TrainableRows, sample_line, sampling_metrics, trainable_rows
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.types import Metrics
 
@@ -34,6 +33,7 @@ def train(cfg: Config, session: Session) -> None:
         with session.saved_if_stopped(setup.saved, progress):
             sampled = setup.source.next(progress.draw, step=before, stop=session.stopping)
         setup.delivery.remember(sampled.rollouts)
+        setup.ledger.count_sampling(sampled)
         rows = trainable_rows(sampled, setup.row_rules, version=before)
         record(cfg, session, sampled)
 

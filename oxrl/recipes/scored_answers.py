@@ -14,8 +14,7 @@ from oxrl.data.batching import how_it_ended
 from oxrl.engines.sample.base import Heard, RolloutEngine, generate, unheard
 from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.rewards.base import GroupScorer
-from oxrl.rollouts.requests import make_requests
-from oxrl.rollouts.scoring import score_groups
+from oxrl.rollouts.sync import make_requests, score_groups
 from oxrl.runs.patience import Patience, StopAsked, never
 from oxrl.seeds import stable_seed
 from oxrl.types import Metrics, Prompt, Rollout, Sampling

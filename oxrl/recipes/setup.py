@@ -43,15 +43,13 @@ from oxrl.recipes.build import (
 )
 from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import Feature, FeatureInputs
-from oxrl.recipes.ledger import CountedSource, Ledger, ledger_of
+from oxrl.recipes.ledger import ledger_of
 from oxrl.recipes.objective import Models, Objective
 from oxrl.recipes.preflight import REHEARSED, try_reward
 from oxrl.rewards.base import GroupScorer
 from oxrl.rewards.workers import ScoringPool
 from oxrl.rollouts.batch import RowRules
-from oxrl.rollouts.groups import EveryGroup, GroupChoice
-from oxrl.rollouts.requests import PromptRequests
-from oxrl.rollouts.sync import RolloutParts, RolloutSource, SyncRollouts
+from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutSource, SyncRollouts
 from oxrl.runs.clock import Clock
 from oxrl.runs.directory import ROLLOUTS
 from oxrl.runs.patience import Patience, StopAsked, never
@@ -108,11 +106,11 @@ class RLSetup:
             scale = reward_scale(cfg)
             of_row = build_features(feature_inputs(cfg, engines))
             self.features: list[Feature] = [*scale, *of_row]
-            ledger = ledger_of(cfg, self.features, clock, shared=engines.shared)
-            self.features += [*token_records(cfg), ledger]
+            self.features += token_records(cfg)
             # Those of episodes come last: what they hand on is cut into rows.
             self.features += episode_features(cfg)
             self.objective = Objective(cfg.train, self.features, max_tokens=cfg.longest_response)
+            self.ledger = ledger_of(cfg, self.objective, clock, shared=engines.shared)
             limits = engines.limits
             self.stop_token_ids = limits.stop_token_ids
             self.row_rules = build_row_rules(cfg, tokenizer, self.stop_token_ids)
@@ -139,7 +137,7 @@ class RLSetup:
             self.source = build_source(cfg, parts, self.delivery)
             stack.callback(self.source.close)
             self.saved = what_is_saved(engines, self.features, self.source)
-            self.source = watched_source(cfg, self.source, ledger)
+            self.source = kept_source(cfg, self.source)
             if not engines.shared:
                 self.saved["delivery"] = self.delivery
             for feature in scale:
@@ -166,7 +164,7 @@ class RLSetup:
     def _rollout_parts(
         self, cfg: Config, requests: PromptRequests, clock: Clock, heard: Heard
     ) -> RolloutParts:
-        return RolloutParts(
+        parts = RolloutParts(
             sampler=self.sampler,
             scorer=self.scorer,
             requests=requests,
@@ -174,10 +172,10 @@ class RLSetup:
             prompts_per_step=cfg.data.prompts_per_step,
             deadline_s=cfg.run.deadline_s,
             max_error_rate=cfg.reward.max_error_rate,
-            choice=group_choice(self.features),
             compared_parts=compared_parts(cfg),
             heard=heard,
         )
+        return chosen_parts(parts, self.features)
 
 
 def scored_meanwhile(
@@ -363,16 +361,13 @@ def build_row_rules(
     )
 
 
-def watched_source(cfg: Config, source: RolloutSource, ledger: Ledger) -> RolloutSource:
-    """A source whose samples are counted, and kept whole where that is asked for."""
-    watched = source
-    if cfg.run.record == "tokens":
-        from oxrl.rollouts.whole_samples import KeepingSource  # records of text do without
+def kept_source(cfg: Config, source: RolloutSource) -> RolloutSource:
+    """A source whose samples are kept whole, where that is asked for."""
+    if cfg.run.record != "tokens":
+        return source
+    from oxrl.rollouts.whole_samples import KeepingSource  # records of text do without
 
-        watched = KeepingSource(watched, cfg.run.directory / ROLLOUTS)
-    if cfg.rollout.from_samples is None:
-        watched = CountedSource(watched, ledger)
-    return watched
+    return KeepingSource(source, cfg.run.directory / ROLLOUTS)
 
 
 def token_records(cfg: Config) -> list[Feature]:
@@ -385,12 +380,14 @@ def token_records(cfg: Config) -> list[Feature]:
     return [TokenRecord(cfg.run.directory / ROLLOUTS)]
 
 
-def group_choice(features: list[Feature]) -> GroupChoice:
-    """Which groups are trained on: all, unless a feature says otherwise."""
+def chosen_parts(parts: RolloutParts, features: list[Feature]) -> RolloutParts:
+    """With a choice of the groups that are trained on, where a feature makes one."""
     for feature in features:
         if feature.choice is not None:
-            return feature.choice
-    return EveryGroup()
+            from oxrl.rollouts.rounds import RoundParts  # where every group is, it is not needed
+
+            return RoundParts(**vars(parts), choice=feature.choice)
+    return parts
 
 
 def build_source(cfg: Config, parts: RolloutParts, delivery: WeightSync) -> RolloutSource:
@@ -400,10 +397,15 @@ def build_source(cfg: Config, parts: RolloutParts, delivery: WeightSync) -> Roll
 
         return StoredRollouts(Path(cfg.rollout.from_samples) / ROLLOUTS, parts)
     if not cfg.sampling_block:
-        return SyncRollouts(parts)
-    from oxrl.rollouts.ahead import AheadRollouts
+        if type(parts) is RolloutParts:  # every group is trained on
+            return SyncRollouts(parts)
+        from oxrl.rollouts.rounds import RoundRollouts
 
-    per_batch = parts.prompts_per_step * parts.requests.per_prompt * parts.choice.rounds
+        return RoundRollouts(parts)
+    from oxrl.rollouts.ahead import AheadRollouts
+    from oxrl.rollouts.rounds import most_rounds
+
+    per_batch = parts.prompts_per_step * parts.requests.per_prompt * most_rounds(parts)
     return AheadRollouts(
         parts,
         delivery,

@@ -21,7 +21,8 @@ from oxrl.engines.sample.base import next_finished
 from oxrl.engines.weight_sync import WeightSync
 from oxrl.errors import InvariantError, Stopped
 from oxrl.processes.messages import completion_of
-from oxrl.rollouts.sync import RolloutParts, RolloutStep, add_round
+from oxrl.rollouts.rounds import choose_groups, still_missing
+from oxrl.rollouts.sync import RolloutParts, RolloutStep, add_scored
 from oxrl.runs.patience import LOOK_S, Patience, StopAsked, never
 from oxrl.types import Completion, Metrics, Request
 
@@ -257,7 +258,8 @@ class AheadRollouts:
         while found.end < batch.end:
             sampled = self._wait_for(range(found.end, batch.end), stop)
             found.rounds = batch.rounds - 1
-            missing = add_round(found, self.parts, sampled, stop)
+            add_scored(found, self.parts, sampled, stop)
+            missing = still_missing(found, self.parts)
             if missing:
                 # An evaluation may have been in between, and must not matter.
                 if self.parts.sampler.version != step:
@@ -265,6 +267,7 @@ class AheadRollouts:
                 self._dispatch(range(batch.end, batch.end + missing))
                 batch.end += missing
                 batch.rounds += 1
+        choose_groups(found, self.parts)
         return found
 
     def _wait_for(self, draws: Sequence[int], stop: StopAsked) -> list[tuple[Request, Completion]]:

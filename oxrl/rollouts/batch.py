@@ -1,20 +1,23 @@
-"""Of the samples of a rollout step, the rows that can be learned from, as tensors."""
+"""Scored samples become rows that can be learned from; all of them are counted and recorded."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from oxrl.data.batching import check_rollout_batch, to_rollout_batch
+from oxrl.data.prompt_record import prompt_fields
 from oxrl.data.repetition import repetition_metrics
+from oxrl.errors import InvariantError
 from oxrl.functional.metrics import reward_metrics
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.types import Images, Metrics, Rollout, RolloutBatch
+
+SampleLine = dict[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,8 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
     drop("unscored", ~batch.valid)
     drop("stale", (age > rules.max_staleness).any(1))
     if step.baselines:
+        from oxrl.rollouts.baselines import rewards_of_groups  # most algorithms have none
+
         dropped["baseline"] = len(step.baselines)
         baseline_rewards = rewards_of_groups(step.baselines, batch.group_ids)
         batch = dataclasses.replace(batch, greedy_rewards=baseline_rewards)
@@ -86,13 +91,6 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
         drop("alone", (same_group & keep[None, :]).sum(1) < 2)
     rows = keep.nonzero()[:, 0]
     return TrainableRows(batch=batch.select(rows), places=rows.tolist(), dropped=dropped)
-
-
-def rewards_of_groups(baselines: Sequence[Rollout], group_ids: Tensor) -> Tensor:
-    """[B] float64: the reward of the baseline of each row's group, NaN where it has none."""
-    known = {b.group_id: b.score.value for b in baselines if b.score.value is not None}
-    rewards = [known.get(group, math.nan) for group in group_ids.tolist()]
-    return torch.tensor(rewards, dtype=torch.float64)
 
 
 def scored_rewards(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
@@ -110,12 +108,10 @@ def sampling_metrics(step: RolloutStep) -> Metrics:
     """What was sampled, whether or not it is trained on."""
     rollouts = step.rollouts
     metrics = reward_metrics(*scored_rewards(rollouts)) | repetition_metrics(rollouts)
-    sources = sorted({rollout.prompt.source for rollout in rollouts if rollout.prompt.source})
-    if len(sources) > 1:
-        for source in sources:
-            rewards, _ = scored_rewards([r for r in rollouts if r.prompt.source == source])
-            values = rewards.tolist()
-            metrics[f"reward/mean/{source}"] = sum(values) / len(values) if values else math.nan
+    if len({rollout.prompt.source for rollout in rollouts}) > 1:
+        from oxrl.rollouts.mixture import rewards_by_source  # most runs have one
+
+        metrics |= rewards_by_source(rollouts)
     statuses = [rollout.score.status for rollout in rollouts]
     for status in ("timeout", "error", "invalid"):
         metrics[f"reward/{status}"] = float(statuses.count(status))
@@ -127,3 +123,89 @@ def sampling_metrics(step: RolloutStep) -> Metrics:
     metrics["sampling/rounds"] = float(step.rounds)
     metrics["sampling/groups"] = float(len({rollout.group_id for rollout in rollouts}))
     return metrics
+
+
+def count_samples(
+    counts: dict[str, int],
+    *,
+    dispatched: int,
+    in_flight: int,
+    trained: int,
+    dropped: Mapping[str, int],
+) -> Metrics:
+    """Enter what became of one rollout step's samples into the counts of the whole run.
+
+    Args:
+        counts: of the run so far, changed in place: dispatched, trained, dropped_<reason>.
+        dispatched: samples sent to the sampler since the step before.
+        in_flight: samples that are not handed over yet.
+        trained: samples of this step that are trained on.
+        dropped: how many others of it, by reason.
+
+    Returns:
+        `samples/<name>` of every count, and of what is in flight.
+
+    Raises:
+        InvariantError: a sample was lost, or counted twice.
+    """
+    entries = {"dispatched": dispatched, "trained": trained}
+    entries |= {f"dropped_{reason}": number for reason, number in dropped.items()}
+    for name, number in entries.items():
+        counts[name] = counts.get(name, 0) + number
+    everything = counts | {"in_flight": in_flight}
+    accounted = sum(everything.values()) - counts["dispatched"]
+    if accounted != counts["dispatched"]:
+        raise InvariantError(
+            f"{counts['dispatched']} samples were dispatched but {accounted} are accounted for: "
+            f"{everything}"
+        )
+    return {f"samples/{name}": float(value) for name, value in everything.items()}
+
+
+def sample_line(rollout: Rollout, *, step: int, advantage: float | None) -> SampleLine:
+    """One line of samples.jsonl.
+
+    Args:
+        rollout: the scored sample.
+        step: optimizer steps done when it was trained on; -1 in an evaluation.
+        advantage: mean over its tokens; None for a sample that is not trained on.
+    """
+    prompt, completion, score = rollout.prompt, rollout.completion, rollout.score
+    versions = [version for segment in completion.segments for version in segment.versions]
+    line: SampleLine = {
+        "uid": prompt.uid,
+        "draw": rollout.group_id,
+        "sample": rollout.sample,
+        "step": step,
+        **prompt_fields(prompt),
+        "response": completion.text,
+        "reward": score.value,
+        "status": score.status,
+        "reason": score.reason,
+        "advantage": advantage,
+        "versions": version_spans(versions),
+        "seed": rollout.seed,
+        "finish_reason": completion.finish_reason,
+        "answer": prompt.answer,
+    }
+    line |= prompt.shown
+    if score.parts or score.statuses:
+        from oxrl.rollouts.parts import part_fields  # most rewards have none
+
+        line |= part_fields(score)
+    if completion.end is not None:
+        from oxrl.rollouts.episode_scores import episode_fields  # single turns do without
+
+        line |= episode_fields(rollout)
+    return line
+
+
+def version_spans(versions: Sequence[int]) -> list[list[int]]:
+    """Runs of equal weight versions as [version, first token, token after the last]."""
+    spans: list[list[int]] = []
+    for position, version in enumerate(versions):
+        if spans and spans[-1][0] == version:
+            spans[-1][2] = position + 1
+        else:
+            spans.append([version, position, position + 1])
+    return spans

@@ -1,23 +1,24 @@
-"""One rollout step after the other: sample, score, hand over. The default.
+"""One rollout step after the other: ask, sample, score, hand over. The default.
 
-`RolloutSource` is what the training loop asks; `ahead.py` answers the same calls while sampling
-ahead of training, and is imported only where that is asked for.
+`RolloutSource` is what the training loop asks. `rounds.py` samples until enough groups teach
+something, `ahead.py` while training goes on; either is imported only where that is asked for.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from oxrl.data.order import RowSource
 from oxrl.engines.sample.base import Heard, RolloutEngine, generate, unheard
-from oxrl.rewards.base import GroupScorer
-from oxrl.rollouts.groups import EveryGroup, GroupChoice
-from oxrl.rollouts.requests import PromptRequests
-from oxrl.rollouts.scoring import check_error_rate, score_groups
+from oxrl.errors import RewardError
+from oxrl.rewards.base import Group, GroupScorer
 from oxrl.runs.clock import Clock
 from oxrl.runs.patience import Patience, StopAsked
-from oxrl.types import Completion, Metrics, Request, Rollout
+from oxrl.seeds import sample_seed, stable_seed
+from oxrl.types import Completion, Metrics, Prompt, Request, Rollout, Sampling, Score
 
 
 @dataclass(kw_only=True)
@@ -52,7 +53,7 @@ class RolloutParts:
     """What every source of rollouts works with.
 
     requests: of positions in the data order. prompts_per_step: groups that a step trains on.
-    choice: which groups those are. deadline_s: longest wait for a sample or a score, in seconds.
+    deadline_s: longest wait for a sample or a score, in seconds.
     max_error_rate: share of failed rewards that stops the run.
     compared_parts: see RolloutStep. heard: is told of every response when it is finished.
     """
@@ -64,7 +65,6 @@ class RolloutParts:
     prompts_per_step: int
     deadline_s: float
     max_error_rate: float
-    choice: GroupChoice = EveryGroup()
     compared_parts: tuple[str, ...] = ()
     heard: Heard = unheard
 
@@ -116,36 +116,119 @@ class SyncRollouts:
         self.parts = parts
 
     def next(self, draw: int, *, step: int, stop: StopAsked) -> RolloutStep:
-        """See RolloutSource."""
+        """See RolloutSource. Every group that is sampled is trained on."""
         found = RolloutStep(step=step, start=draw, end=draw)
-        missing = self.parts.prompts_per_step
-        while missing:
-            requests = self.parts.requests.at(range(found.end, found.end + missing))
-            with self.parts.clock.phase("time/rollout_s"):
-                deadline_s = self.parts.deadline_s
-                sampler = self.parts.sampler
-                heard = self.parts.heard
-                completions = generate(
-                    sampler, requests, deadline_s=deadline_s, stop=stop, heard=heard
-                )
-            found.dispatched += len(requests)
-            sampled = list(zip(requests, completions, strict=True))
-            missing = add_round(found, self.parts, sampled, stop)
+        self._sample(found, self.parts.prompts_per_step, stop)
+        found.groups = tuple(range(draw, found.end))
+        found.next_draw = found.end
         found.sampler = self.parts.sampler.metrics()
         return found
+
+    def _sample(self, step: RolloutStep, prompts: int, stop: StopAsked) -> None:
+        """Sample and score the next prompts."""
+        parts = self.parts
+        requests = parts.requests.at(range(step.end, step.end + prompts))
+        with parts.clock.phase("time/rollout_s"):
+            completions = generate(
+                parts.sampler,
+                requests,
+                deadline_s=parts.deadline_s,
+                stop=stop,
+                heard=parts.heard,
+            )
+        step.dispatched += len(requests)
+        add_scored(step, parts, list(zip(requests, completions, strict=True)), stop)
 
     def settle(self, stop: StopAsked) -> None: ...
 
     def close(self) -> None: ...
 
 
-def add_round(
+class PromptRequests:
+    """The requests of positions in the data order, the same ones every time they are asked for.
+
+    Args:
+        prompts: where the prompt of a position comes from.
+        samples: responses per prompt that are trained on, the group.
+        sampling: how they are sampled.
+        run_seed: `run.seed`.
+        baseline: ask for one greedy response per prompt more, numbered `samples`.
+    """
+
+    def __init__(
+        self,
+        prompts: RowSource[Prompt],
+        *,
+        samples: int,
+        sampling: Sampling,
+        run_seed: int,
+        baseline: bool,
+    ) -> None:
+        self.samples = samples
+        self.per_prompt = samples + int(baseline)
+        self._prompts = prompts
+        self._sampling = sampling
+        self._run_seed = run_seed
+        self._greedy = dataclasses.replace(sampling, temperature=0.0) if baseline else None
+
+    def at(self, draws: Sequence[int]) -> list[Request]:
+        """Every group of `draws`, then the greedy request of each, where there are any."""
+        seed = self._run_seed
+        drawn = [(draw, self._prompts.at(draw, seed=seed)) for draw in draws]
+        requests = make_requests(
+            drawn, samples=self.samples, sampling=self._sampling, run_seed=seed
+        )
+        if self._greedy is None:
+            return requests
+        greedy = make_requests(
+            drawn, samples=1, first=self.samples, sampling=self._greedy, run_seed=seed
+        )
+        return requests + greedy
+
+
+def make_requests(
+    draws: Sequence[tuple[int, Prompt]],
+    *,
+    samples: int,
+    sampling: Sampling,
+    run_seed: int,
+    first: int = 0,
+) -> list[Request]:
+    """Ask `samples` times for every prompt, with seeds that depend on nothing else.
+
+    Args:
+        draws: (global position in the data order, prompt at that position).
+        samples: requests per prompt, numbered from `first`.
+        sampling: temperature and limits, the same for all.
+        run_seed: `run.seed`.
+        first: number of each prompt's first request.
+
+    Returns:
+        The requests of the first prompt, then those of the second, and so on.
+    """
+    requests: list[Request] = []
+    for draw, prompt in draws:
+        for sample in range(first, first + samples):
+            request = Request(
+                id=f"{draw}/{sample}",
+                prompt=prompt,
+                draw=draw,
+                sample=sample,
+                sampling=sampling,
+                seed=sample_seed(run_seed, draw, sample),
+                group_seed=stable_seed("environment", run_seed, draw),
+            )
+            requests.append(request)
+    return requests
+
+
+def add_scored(
     step: RolloutStep,
     parts: RolloutParts,
     sampled: Sequence[tuple[Request, Completion]],
     stop: StopAsked,
-) -> int:
-    """Score what one round sampled, and say how many prompts more the step needs.
+) -> None:
+    """Score what one round sampled, and add it to the step.
 
     Raises:
         RewardError: too many rewards failed.
@@ -166,10 +249,60 @@ def add_round(
     step.end += len(groups) // size
     step.rounds += 1
     step.compared_parts = parts.compared_parts
-    missing = parts.choice.missing(step.rollouts, wanted=parts.prompts_per_step, rounds=step.rounds)
-    if not missing:
-        chosen = parts.choice.groups(step.rollouts, wanted=parts.prompts_per_step)
-        step.groups = chosen
-        whole = len(chosen) == parts.prompts_per_step
-        step.next_draw = chosen[-1] + 1 if whole else step.end
-    return missing
+
+
+def score_groups(
+    pool: GroupScorer,
+    sampled: Sequence[tuple[Request, Completion]],
+    patience: Patience,
+    *,
+    samples: int,
+) -> list[Rollout]:
+    """Score the `samples` completions of each prompt together.
+
+    Args:
+        pool: scores them.
+        sampled: requests with their completions, `samples` in a row per prompt.
+        patience: how long to wait for each next score.
+        samples: completions per prompt.
+
+    Returns:
+        Scored rollouts, in the order given.
+
+    Raises:
+        DeadlineError: no reward answered for too long.
+        Stopped: a signal asked to stop.
+    """
+    groups: list[Group] = []
+    for start in range(0, len(sampled), samples):
+        group = sampled[start : start + samples]
+        prompt = group[0][0].prompt
+        groups.append((prompt, [completion for _, completion in group]))
+    scores = [score for group_scores in pool.score(groups, patience) for score in group_scores]
+    rollouts: list[Rollout] = []
+    for (request, completion), score in zip(sampled, scores, strict=True):
+        rollout = Rollout(
+            prompt=request.prompt,
+            completion=completion,
+            score=score,
+            group_id=request.draw,
+            sample=request.sample,
+            seed=request.seed,
+        )
+        rollouts.append(rollout)
+    return rollouts
+
+
+def check_error_rate(scores: Sequence[Score], max_error_rate: float) -> None:
+    """Stop the run when most rewards fail: what is left is not the data meant to be trained on.
+
+    Raises:
+        RewardError: more than `max_error_rate` of the scores are not ok; shows the first reason.
+    """
+    failed = [score for score in scores if score.status != "ok"]
+    if len(failed) > max_error_rate * len(scores):
+        raise RewardError(
+            f"the reward failed on {len(failed)} of {len(scores)} samples, more than "
+            f"reward.max_error_rate={max_error_rate}; the first says: "
+            f"{failed[0].status}: {failed[0].reason}"
+        )

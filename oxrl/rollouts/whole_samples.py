@@ -14,6 +14,7 @@ from typing import get_args
 
 from oxrl.errors import RunDirectoryError
 from oxrl.processes.messages import Json, completion_of, decode, encode, prompt_of
+from oxrl.rollouts.rounds import choose_groups
 from oxrl.rollouts.sync import RolloutParts, RolloutSource, RolloutStep, SyncRollouts
 from oxrl.runs.files import make_folder, write_atomically
 from oxrl.runs.patience import StopAsked
@@ -93,10 +94,7 @@ class StoredRollouts(SyncRollouts):
                 f"{path} has no greedy response to any prompt, and train.alg_name compares with "
                 "one: record samples with that algorithm (--rollout-only run.record=tokens)"
             )
-        wanted = self.parts.prompts_per_step
-        found.groups = self.parts.choice.groups(found.rollouts, wanted=wanted)
-        whole = len(found.groups) == wanted
-        found.next_draw = found.groups[-1] + 1 if whole else found.end
+        choose_groups(found, self.parts)
         return found
 
 

@@ -33,7 +33,7 @@ from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.vision_network import banned_tokens
 from oxrl.models.weights import buckets
 from oxrl.recipes.build import build_images, local_sampler, row_options
-from oxrl.rollouts.requests import make_requests
+from oxrl.rollouts.sync import make_requests
 from oxrl.types import Rollout, Sampling, Score
 
 pytestmark = [

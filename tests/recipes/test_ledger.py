@@ -11,7 +11,6 @@ import torch
 from oxrl.config.dims import model_dims
 from oxrl.models.builtin import builtin_policy
 from oxrl.models.work import ModelWork
-from oxrl.recipes.features.base import Prepared
 from oxrl.recipes.ledger import Ledger, LedgerInputs, model_work
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.runs.clock import Clock
@@ -45,6 +44,7 @@ def ledger(**changes: object) -> Ledger:
         "budget": 8,
         "ranks": 1,
         "share_prefix": False,
+        "asked_before": True,
         "old_known": True,
         "all_learn": False,
     }
@@ -91,7 +91,9 @@ def batches(*, reference: bool) -> tuple[PolicyBatch, RolloutBatch]:
     return policy, rollouts
 
 
-def sampled(rows: Sequence[tuple[int, int]], groups: Sequence[int], read: float) -> RolloutStep:
+def sampled(
+    rows: Sequence[tuple[int, int]], groups: Sequence[int], read: float, applied: int = 0
+) -> RolloutStep:
     rollouts: list[Rollout] = []
     for (prompt, response), group in zip(rows, groups, strict=True):
         numbers = (0,) * response
@@ -107,20 +109,16 @@ def sampled(rows: Sequence[tuple[int, int]], groups: Sequence[int], read: float)
             )
         )
     counters = {"rollout/prefill_tokens": read}
-    return RolloutStep(step=0, start=0, end=2, rollouts=rollouts, sampler=counters)
-
-
-def prepared(rollouts: RolloutBatch, *, said: object, version: int) -> Prepared:
-    return Prepared(rollouts=rollouts, said=said, returns=None, seed=0, version=version)  # pyright: ignore
+    return RolloutStep(step=applied, start=0, end=2, rollouts=rollouts, sampler=counters)
 
 
 def test_every_cause_of_waste_is_what_it_is_by_hand() -> None:
     watched = ledger()
     policy, rollouts = batches(reference=True)
     # A third sample of group 9 has no score; prompts of 3 tokens were read as 6.
-    watched.sampled(sampled([*ROWS, (1, 1)], [*GROUPS, 9], read=6.0))
-    watched.on_prepared(policy, prepared(rollouts, said=object(), version=0))
-    metrics = watched.add_gradients(torch.arange(4), policy)
+    step = sampled([*ROWS, (1, 1)], [*GROUPS, 9], read=6.0)
+    watched.count_before_update(step, rollouts, policy)
+    metrics = watched.count_update(policy)
 
     decoded = (68 - 26) + (46 - 26) + (30 - 12) + (72 - 12) + (30 - 12)
     prefilled = 26 + 12 + 3 * 10
@@ -139,16 +137,16 @@ def test_every_cause_of_waste_is_what_it_is_by_hand() -> None:
     shares = {name: value / total for name, value in expected.items()}
     assert metrics == pytest.approx({**shares, "work/tflop": total / 1e12})
     # What came before the first minibatch is told once.
-    later = watched.add_gradients(torch.arange(4), policy)
+    later = watched.count_update(policy)
     assert later["work/tflop"] * 1e12 == pytest.approx(3 * (OWN + PADDING))
 
 
 def test_what_is_needed_is_no_waste() -> None:
     watched = ledger(old_known=False, all_learn=True, budget=1)
     policy, rollouts = batches(reference=True)
-    watched.sampled(sampled(ROWS, GROUPS, read=3.0))
-    watched.on_prepared(policy, prepared(rollouts, said=object(), version=1))
-    metrics = watched.add_gradients(torch.arange(4), policy)
+    step = sampled(ROWS, GROUPS, read=3.0, applied=1)
+    watched.count_before_update(step, rollouts, policy)
+    metrics = watched.count_update(policy)
     again = metrics.pop("waste/prompts_again")
     assert metrics.pop("waste/total") == again > 0
     assert metrics.pop("work/tflop") > 0
@@ -158,7 +156,7 @@ def test_what_is_needed_is_no_waste() -> None:
 def test_prompts_that_are_read_once_are_counted_once() -> None:
     watched = ledger(share_prefix=True)
     policy, _ = batches(reference=False)
-    metrics = watched.add_gradients(torch.arange(4), policy)
+    metrics = watched.count_update(policy)
     # The longer row of a group has its prompt; the other one is its response, padded like it.
     own = 68 + (46 - 26) + 72 + (30 - 12)
     padding = (60 - 42) + (60 - 26)
@@ -167,14 +165,14 @@ def test_prompts_that_are_read_once_are_counted_once() -> None:
     assert metrics["waste/no_signal"] == pytest.approx((72 + 18) / (own + padding))
     assert metrics["waste/prompts_again"] == 0.0
     # A budget that parts the groups has prompts read again: those of 26 and 12.
-    parted = ledger(share_prefix=True, budget=4).add_gradients(torch.arange(4), policy)
+    parted = ledger(share_prefix=True, budget=4).count_update(policy)
     assert parted["waste/prompts_again"] == pytest.approx((26 + 12) / OWN)
 
 
 def test_without_sizes_of_the_model_shares_are_of_tokens() -> None:
     watched = ledger(work=None)
     policy, _ = batches(reference=False)
-    metrics = watched.add_gradients(torch.arange(4), policy)
+    metrics = watched.count_update(policy)
     tokens, padding, prompts, no_signal = 13, 1, 3, 2 + 3
     assert metrics["waste/padding"] == pytest.approx(padding / (tokens + padding))
     assert metrics["waste/prompts_again"] == pytest.approx(prompts / (tokens + padding))
@@ -185,9 +183,9 @@ def test_without_sizes_of_the_model_shares_are_of_tokens() -> None:
 def test_floors_are_what_the_machine_needs_at_best() -> None:
     watched = ledger(speed=MachineSpeed(flops=1000.0, bandwidth=50.0))
     policy, rollouts = batches(reference=False)
-    watched.sampled(sampled(ROWS, GROUPS, read=3.0))
-    watched.on_prepared(policy, prepared(rollouts, said=object(), version=1))
-    watched.add_gradients(torch.arange(4), policy)
+    step = sampled(ROWS, GROUPS, read=3.0, applied=1)
+    watched.count_before_update(step, rollouts, policy)
+    watched.count_update(policy)
     # Three decode steps, each of which reads 100 bytes of weights.
     rollout = (26 + 12) / 1000 + 3 * 100 / 50
     logprobs = OWN / 1000

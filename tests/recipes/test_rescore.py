@@ -16,7 +16,7 @@ from oxrl.data.prompt_record import prompt_fields, recorded_prompt
 from oxrl.errors import ConfigError, DataError, RunDirectoryError
 from oxrl.recipes import run
 from oxrl.recipes.rescore import ranks, report, run_score
-from oxrl.rollouts.record import sample_line
+from oxrl.rollouts.batch import sample_line
 from oxrl.rollouts.stored import recorded_completion
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment, Turn
 

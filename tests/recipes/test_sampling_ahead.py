@@ -21,9 +21,8 @@ from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.recipes import run
 from oxrl.rollouts import ahead
 from oxrl.rollouts.ahead import AheadRollouts
-from oxrl.rollouts.counts import count_samples
-from oxrl.rollouts.requests import PromptRequests
-from oxrl.rollouts.sync import RolloutParts
+from oxrl.rollouts.batch import count_samples
+from oxrl.rollouts.sync import PromptRequests, RolloutParts
 from oxrl.runs.clock import Clock
 from oxrl.types import Completion, Prompt, Sampling, Score
 

@@ -41,7 +41,7 @@ from oxrl.recipes.build import build_images, local_sampler, row_options
 from oxrl.recipes.export import run_export
 from oxrl.recipes.images import image_store
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch
-from oxrl.rollouts.requests import make_requests
+from oxrl.rollouts.sync import make_requests
 from oxrl.types import Sampling
 
 pytestmark = pytest.mark.filterwarnings("ignore")

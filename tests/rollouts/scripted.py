@@ -11,8 +11,7 @@ from oxrl.engines.sample.base import Finished
 from oxrl.models.builtin import builtin_tokenizer
 from oxrl.rollouts.episode_scores import EpisodeScorer
 from oxrl.rollouts.episodes import EpisodeEngine
-from oxrl.rollouts.requests import make_requests
-from oxrl.rollouts.scoring import score_groups
+from oxrl.rollouts.sync import make_requests, score_groups
 from oxrl.runs.patience import Patience
 from oxrl.types import Completion, Prompt, Request, Sampling, Segment
 

@@ -20,7 +20,7 @@ from oxrl.environments.find import as_messages
 from oxrl.environments.observed import image_content
 from oxrl.models.builtin_vision import vision_tokenizer
 from oxrl.models.image_features import ImageReader
-from oxrl.rollouts.record import sample_line
+from oxrl.rollouts.batch import sample_line
 from oxrl.types import Completion, Request, TokenBatch
 
 # Frame k of an episode is a picture of its own: one of a fixed size for all, or growing ones.

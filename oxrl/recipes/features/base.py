@@ -14,12 +14,12 @@ from torch import Tensor
 
 from oxrl.engines.train.base import TrainEngine, Want
 from oxrl.functional.advantages import AdvantageInputs
-from oxrl.rollouts.groups import GroupChoice
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch
 
 if TYPE_CHECKING:
     from oxrl.config.schema import TrainConfig
     from oxrl.recipes.session import RolloutProgress
+    from oxrl.rollouts.rounds import GroupChoice
     from oxrl.tables.policy import Row
 
 

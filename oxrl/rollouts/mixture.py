@@ -1,0 +1,21 @@
+"""What the samples of each dataset of a mixture say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from oxrl.types import Metrics, Rollout
+
+
+def rewards_by_source(rollouts: Sequence[Rollout]) -> Metrics:
+    """`reward/mean/<source>` of every source, NaN of one without a score; none of a single one."""
+    sources = sorted({rollout.prompt.source for rollout in rollouts if rollout.prompt.source})
+    metrics: Metrics = {}
+    if len(sources) < 2:
+        return metrics
+    for source in sources:
+        scores = [rollout.score.value for rollout in rollouts if rollout.prompt.source == source]
+        values = [value for value in scores if value is not None]
+        metrics[f"reward/mean/{source}"] = sum(values) / len(values) if values else math.nan
+    return metrics
