@@ -119,9 +119,12 @@ def load_run(directory: str | Path, *, reward: object = None, environment: objec
     """A run that was started before, finished or not.
 
     Args:
-        directory: of the run.
+        directory: of the run; nothing in it is changed.
         reward, environment: as of `train`, where the run was given one: only `Run.evaluate` needs
             them.
+
+    Returns:
+        The run; what it holds is read when it is asked for.
 
     Raises:
         RunDirectoryError: no run is there.
@@ -137,7 +140,12 @@ def load_run(directory: str | Path, *, reward: object = None, environment: objec
 
 
 class Run:
-    """A run directory. `path` is where it is; everything is read anew when it is asked for."""
+    """A run directory. `path` is where it is; everything is read anew when it is asked for.
+
+    Args:
+        path: its directory.
+        objects: what it was given that is no text, by the names in its configuration.
+    """
 
     def __init__(self, path: Path, objects: Mapping[str, object]) -> None:
         self.path = path
@@ -192,9 +200,18 @@ class Run:
         """What `oxrl eval RUN` says of the newest checkpoint.
 
         Args:
-            dataset: rows instead of `data.eval`.
-            samples, temperature: instead of `rollout.eval_samples` and `rollout.eval_temperature`.
+            dataset: rows instead of `data.eval`, as of `train`; None: those of the configuration.
+            samples, temperature: instead of `rollout.eval_samples` and `rollout.eval_temperature`;
+                None: these.
             overrides: of the run's configuration.
+
+        Returns:
+            `eval/...`: metrics by name, as in docs/metrics.md.
+
+        Raises:
+            ConfigError: the run cannot be evaluated, for one because it names no reward.
+            CheckpointError: the run has no usable checkpoint.
+            DataError: a row cannot be used; names it.
         """
         from oxrl.recipes.evaluate import run_eval
 
@@ -211,6 +228,12 @@ class Run:
 
         Args:
             out: the file; None: report.html in the run directory.
+
+        Returns:
+            The file.
+
+        Raises:
+            RunDirectoryError: the file cannot be written.
         """
         from oxrl.report.page import write_report
 
@@ -228,6 +251,9 @@ class Run:
 
         Returns:
             What was compared, each with `equal`.
+
+        Raises:
+            RunDirectoryError: no such step or sample, or an input of the run has changed.
         """
         from oxrl.recipes.replay import TOLERANCE, replay
 
@@ -259,6 +285,11 @@ class Run:
 
         Returns:
             One mapping per response: prompt, sample, response, finish_reason, tokens.
+
+        Raises:
+            CheckpointError: the run has no usable checkpoint.
+            ConfigError: the model reads no images, or they and a prompt do not fit its context.
+            DataError: an image cannot be used.
         """
         from oxrl.recipes.evaluate import run_generate
         from oxrl.types import Sampling

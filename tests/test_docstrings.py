@@ -1,4 +1,4 @@
-"""Public functions say what they take: docstrings, whose `Args:` are exactly the arguments.
+"""Public functions and classes say what they take: docstrings, whose `Args:` are the arguments.
 
 Read from the source: nothing is imported, so that what needs an optional package is held to it too.
 A method that a base class or a protocol of the package explains need not be explained again.
@@ -159,28 +159,106 @@ def problem(function: Function, owner: Class | None) -> str:
         if owner is not None and explained_elsewhere(owner, function.name):
             return ""
         return f"has no Args: for {', '.join(taken)}"
-    missing = [name for name in taken if name not in told]
+    return difference(told, taken, taken)
+
+
+def class_problem(owner: Class) -> str:
+    """What a class's docstring lacks: of its own `__init__` all arguments, of fields what it says.
+
+    A class of fields may explain them without `Args:`, or beside them.
+    """
+    docstring = ast.get_docstring(owner.node)
+    if not docstring:
+        return "has no docstring"
+    told = told_arguments(docstring)
+    made = owner.methods.get("__init__")
+    taken = arguments(made, is_method=True) if made is not None else fields_of(owner)
+    if told is None:
+        wordless = made is not None and taken
+        return f"has no Args: for {', '.join(taken)}" if wordless else ""
+    inherited = [] if made else [name for each in ancestors(owner) for name in fields_of(each)]
+    return difference(told, taken, [*taken, *inherited])
+
+
+def fields_of(owner: Class) -> list[str]:
+    """The fields of a data class or named tuple."""
+    fields = [node for node in owner.node.body if isinstance(node, ast.AnnAssign)]
+    return [name_of(field.target) for field in fields if name_of(field.annotation) != "ClassVar"]
+
+
+def difference(told: list[str], needed: list[str], known: list[str]) -> str:
+    """What is not told of what is needed, or told of what is not known; empty if nothing."""
+    missing = [name for name in needed if name not in told]
     if missing:
         return f"does not explain {', '.join(missing)}"
-    stale = [name for name in told if name not in taken]
+    stale = [name for name in told if name not in known]
     if stale:
         return f"explains {', '.join(stale)}, which it does not take"
-    if len(set(told)) < len(told):
-        return "explains an argument twice"
-    return ""
+    return "explains an argument twice" if len(set(told)) < len(told) else ""
 
 
 def untold(paths: list[Path]) -> list[str]:
     """What is wrong in files, one line for each function."""
     found: list[str] = []
     for path in paths:
-        for name, function, owner in public_functions(path):
-            wrong = problem(function, owner)
-            if wrong:
-                found.append(f"{path.relative_to(ROOT)}:{function.lineno} {name} {wrong}")
+        wrong = {name: problem(function, owner) for name, function, owner in public_functions(path)}
+        for node in TREES[path].body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                wrong[node.name] = class_problem(read_class(node))
+        place = path.relative_to(ROOT)
+        found += [f"{place} {name} {why}" for name, why in wrong.items() if why]
     return found
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_public_functions_explain_exactly_their_arguments(folder: str) -> None:
     assert untold(FOLDERS[folder]) == []
+
+
+SOURCE = '''
+class Base(Protocol):
+    def told(self, x):
+        """Words."""
+
+class Made:
+    """Words.
+
+    Args:
+        {named}: words.
+    """
+    def __init__(self, size): ...
+    def told(self, x): ...
+
+def function(first, *rest, _unused=0, **more):
+    """Words.
+
+    Args:
+        first: words
+            : that go on.
+        {named}: words.
+
+    Returns:
+        other: no argument.
+    """
+'''
+
+
+@pytest.mark.parametrize(
+    ("named", "of_class", "of_function"),
+    [
+        ("rest, more", "does not explain size", ""),
+        ("size", "", "does not explain rest, more"),
+        ("size, rest, more, old", "explains rest, more, old", "explains size, old, which it does"),
+        ("rest, more, rest, size", "explains rest, more, rest", "explains size"),
+    ],
+)
+def test_a_missing_and_a_stale_name_are_found(named: str, of_class: str, of_function: str) -> None:
+    base, made, function = ast.parse(SOURCE.format(named=named)).body
+    assert isinstance(base, ast.ClassDef)
+    assert isinstance(made, ast.ClassDef)
+    assert isinstance(function, ast.FunctionDef)
+    assert class_problem(read_class(made)).startswith(of_class)
+    assert problem(function, None).startswith(of_function)
+    assert bool(of_class) == bool(class_problem(read_class(made)))
+    assert bool(of_function) == bool(problem(function, None))
+    assert problem(read_class(made).methods["told"], read_class(made)) == "has no docstring"

@@ -101,6 +101,9 @@ class ActionHead:
         Args:
             actions: `chunk` of them, names or lists of numbers; one alone may stand for itself.
 
+        Returns:
+            `tokens` token ids.
+
         Raises:
             ValueError: too many or too few, a name that is none, or numbers that are no numbers.
         """

@@ -29,6 +29,9 @@ class ChatEncoder:
     apart. Messages without such text get exactly the ids of `tokenizer.apply_chat_template`.
     `hidden` counts the texts that were hidden so far.
 
+    Args:
+        tokenizer: of the model that reads the ids.
+
     Raises:
         DataError: the tokenizer has no chat template, or one that does not end.
     """

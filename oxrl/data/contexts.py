@@ -110,7 +110,11 @@ def system_part(messages: Sequence[Message]) -> list[Message]:
 
 
 class LastAnswer:
-    """`last`: the system's messages, and what the environment said last."""
+    """`last`: the system's messages, and what the environment said last.
+
+    Args:
+        encoder: of turns.
+    """
 
     def __init__(self, encoder: TurnEncoder) -> None:
         self._encoder = encoder

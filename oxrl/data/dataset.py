@@ -108,7 +108,11 @@ class Units(Protocol[Held]):
 
 
 class Dropped(Exception):
-    """A row that nothing can be learned from; `reason` is the count that it goes under."""
+    """A row that nothing can be learned from; `reason` is the count that it goes under.
+
+    Args:
+        reason: the count of the report that the row goes under.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -117,6 +121,10 @@ class Dropped(Exception):
 
 class StreamedUnits(Generic[Unit]):
     """Units of a .jsonl file of which only the places are held.
+
+    Args:
+        path: of the file.
+        encode: makes the units of a record, the same each time.
 
     Raises:
         DataError: the file is no longer the one it was, when a unit is asked for.
@@ -164,6 +172,10 @@ class Dataset(ABC, Generic[Unit]):
     """Units in file order, each ready to sample from or to train on.
 
     `report` has the COUNTS of the file, and those that the dataset adds.
+
+    Args:
+        units: in file order.
+        report: what became of the rows of the file.
     """
 
     noun: ClassVar[str]

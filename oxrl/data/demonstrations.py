@@ -40,6 +40,9 @@ def encode_demonstration(record: Record, encoder: ChatEncoder, head: ActionHead)
         encoder: of what is read.
         head: of what is done.
 
+    Returns:
+        Tokens, and which of them are trained: those of actions.
+
     Raises:
         DataError: no row of that form, or an action that is none; names the row.
     """

@@ -79,6 +79,9 @@ class FastCode:
 
         Args:
             numbers: [chunk, size], between -1 and 1.
+
+        Returns:
+            Numbers of pieces; coefficients that have no piece of their own become the nearest.
         """
         import numpy as np  # who only reads tokens of names does without
 
@@ -160,6 +163,9 @@ def code_of(fields: Json, path: Path) -> FastCode:
         fields: of the code.
         path: of its file, for the message.
 
+    Returns:
+        The code, made sure of.
+
     Raises:
         DataError: it is none.
     """
@@ -187,6 +193,10 @@ def fit(chunks: Sequence[Table], *, pieces: int = PIECES, scale: float = SCALE) 
         chunks: [chunk, size] each, numbers between -1 and 1.
         pieces: at most so many, of single coefficients and of joined ones.
         scale: larger is finer, and takes more tokens.
+
+    Returns:
+        A code for chunks of this size; the more often neighbours occur together, the earlier they
+        are joined.
 
     Raises:
         DataError: there are more different coefficients than pieces.

@@ -26,6 +26,9 @@ def locate(name: str, commit: str | None = None, *, fetch: bool = True) -> Path:
         commit: is read instead of what the name's revision is by now.
         fetch: whether to download; without it, only ask whether the file can be had.
 
+    Returns:
+        Where it lies here.
+
     Raises:
         DataError: not such a name, or no such file (lists those there are).
         UnreachableError: it is not in the cache, and the hub cannot be reached.

@@ -19,6 +19,7 @@ class ImageEncoder(ChatEncoder):
     """A ChatEncoder whose messages may hold images.
 
     Args:
+        tokenizer: of the model that reads the ids.
         placeholder: what the chat template writes for an image.
         text_for: name of an image -> what stands there instead.
 

@@ -36,6 +36,9 @@ def with_images(record: Record, take: Take) -> Record:
         record: a row, in our words.
         take: reads an image.
 
+    Returns:
+        Another record, or this one where there is no image.
+
     Raises:
         DataError: images and the places where they are shown do not match; names the row.
     """

@@ -171,6 +171,9 @@ class ImageStore:
         Args:
             messages: with parts as `oxrl.environments.observed.as_parts` gives them.
 
+        Returns:
+            Other messages; the images are known here from now on.
+
         Raises:
             ValueError: an image cannot be used, or is not known; says why.
         """

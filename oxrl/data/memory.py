@@ -18,6 +18,9 @@ def lines_of(rows: object, argument: str) -> str:
         rows: mappings, in a list or anything else that can be gone through; or a data frame.
         argument: of the caller's by which they were given, for errors.
 
+    Returns:
+        A line for each row, in their order.
+
     Raises:
         DataError: there are none, or one is no mapping of what JSON can hold; names it.
     """

@@ -129,6 +129,9 @@ class Shares:
     Draw by draw the source furthest behind its share is next, the first one on a tie. After n draws
     a source has been drawn within one draw of ratio * n times for two sources (within the number of
     sources for more), and exactly that often whenever ratio * n is whole for all.
+
+    Args:
+        ratios: one for each source.
     """
 
     def __init__(self, ratios: Sequence[float]) -> None:
@@ -165,6 +168,10 @@ class Shares:
 
 class Mixture(Generic[Unit]):
     """Sources drawn from in shares; each source keeps its own shuffled epochs.
+
+    Args:
+        sources: rows of one kind.
+        ratios: the share of draws of each, in any scale.
 
     Raises:
         ValueError: not one positive ratio per source.

@@ -50,7 +50,12 @@ class Judged:
 
 
 class ChangedUnits:
-    """Units of a dataset, each changed when it is asked for."""
+    """Units of a dataset, each changed when it is asked for.
+
+    Args:
+        units: as they are in the file.
+        change: makes another unit of the number of one and the unit.
+    """
 
     def __init__(self, units: Units[Judged], change: Callable[[int, Judged], Judged]) -> None:
         self._units = units
@@ -125,6 +130,9 @@ class PreferenceDataset(Dataset[Judged]):
         Args:
             sums: [drawn units, rows of a unit], in nats, summed over the trained tokens of a row.
             indices: which units these are; no other one may be asked for.
+
+        Returns:
+            Another dataset over the same file.
         """
         place = torch.full((len(self),), -1, dtype=torch.int64)
         place[torch.tensor(indices, dtype=torch.int64)] = torch.arange(len(indices))

@@ -25,6 +25,7 @@ class Record:
 
     Args:
         place: "file:line" or "file row N", counted from 1.
+        fields: of the row, by name.
         start: its byte offset in a JSONL file.
         raw: the fields as they are in the file, where `fields` are these in our words.
         folder: of the file: relative paths inside a row begin there.
@@ -62,6 +63,9 @@ def read_rows(path: str | Path) -> Iterator[Record]:
 
     Args:
         path: a file that ends in .jsonl or .parquet.
+
+    Returns:
+        Records, each with its place; the file is read as they are asked for.
 
     Raises:
         DataError: no such file, another suffix, or a line or file that cannot be read; names line

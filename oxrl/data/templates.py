@@ -93,6 +93,9 @@ def template_text(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
         name: of a training template, or a path.
         tokenizer: of the model that is to read what it writes.
 
+    Returns:
+        Jinja.
+
     Raises:
         DataError: no such file, or the tokenizer is that of another family of models.
     """

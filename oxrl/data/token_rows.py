@@ -38,6 +38,9 @@ def to_token_batch(
         rows: B rows of token ids.
         trained: per row and token, whether it goes into `response_mask`.
         pad_id: the token that fills rows on the right.
+
+    Returns:
+        [B, T], on the CPU; T is the longest of the rows.
     """
     lengths = torch.tensor([len(row) for row in rows])
     tokens = pad_rows(rows, pad_id, torch.int64)

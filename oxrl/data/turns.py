@@ -69,6 +69,9 @@ class TurnEncoder:
             messages: the conversation so far.
             tools: JSON schemas, for the template.
 
+        Returns:
+            Token ids of the whole conversation.
+
         Raises:
             TemplateError: the template refuses the messages.
         """

@@ -145,6 +145,9 @@ def fixed_rows(vocabulary: int, tokens: int, compared: Compared = EVERYTHING) ->
         vocabulary: the ids are below it.
         tokens: at least so many are scored; the first of each row is not.
         compared: what may stand in them.
+
+    Returns:
+        Rows of FIXED_TOKENS ids each.
     """
     count = math.ceil(tokens / (FIXED_TOKENS - 1))
     ids = compared.ids(vocabulary)
@@ -276,6 +279,9 @@ def limits(forwards: Forwards, *, multiple: float, temperature: float) -> Distan
         forwards: of the weights that both have.
         multiple: of the rounding that is seen there.
         temperature: of the log-probabilities; those of a sharper distribution differ by more.
+
+    Returns:
+        In nats, each above 0.
     """
     rounding = differences(forwards.low, forwards.high)
     about = distance(forwards.low, forwards.high)
@@ -312,6 +318,9 @@ def two_forwards(
         temperature: logits are divided by it.
         images: where those that rows show are.
         shown: the images of each row; None: there are none.
+
+    Returns:
+        The scores of the rows in `dtype`, and in a higher one.
     """
     adapted = has_adapter(model)
     for bucket in weights:

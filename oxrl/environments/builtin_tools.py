@@ -64,7 +64,11 @@ FORMS = f"{', '.join(BUILTIN_TOOLS)} or path.py:function"
 
 
 class FunctionTool:
-    """A function of a user's, which needs nothing but a call."""
+    """A function of a user's, which needs nothing but a call.
+
+    Args:
+        function: with types at its parameters.
+    """
 
     def __init__(self, function: Callable[..., object]) -> None:
         self.function = function

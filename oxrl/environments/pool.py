@@ -62,6 +62,10 @@ class LostEpisode(Exception):
     """The environment of an episode is of no use any more.
 
     end: `timeout` or `environment_error`.
+
+    Args:
+        end: what the episode's end is called.
+        reason: what happened, for samples.jsonl.
     """
 
     def __init__(self, end: Literal["timeout", "environment_error"], reason: str) -> None:
@@ -77,7 +81,13 @@ class Opening(NamedTuple):
 
 
 class EpisodeProcess:
-    """One episode's instance of the environment, used by one thread at a time."""
+    """One episode's instance of the environment, used by one thread at a time.
+
+    Args:
+        pid: of the process.
+        channel: to it.
+        pool: that started it, and is told of its end.
+    """
 
     def __init__(self, pid: int, channel: Channel, pool: EnvironmentPool) -> None:
         self.pid = pid
@@ -186,7 +196,12 @@ class EpisodeProcess:
 
 
 class EpisodeHere(EpisodeProcess):
-    """An episode in this process, of an environment that cannot leave it; it cannot be killed."""
+    """An episode in this process, of an environment that cannot leave it; it cannot be killed.
+
+    Args:
+        pool: that it belongs to.
+        options: keyword arguments of the class.
+    """
 
     def __init__(self, pool: EnvironmentPool, options: Mapping[str, Any]) -> None:
         # Imported here: only such an environment needs what its processes are made of.

@@ -87,7 +87,12 @@ class Bm25:
 
 
 class Passages:
-    """The passages of a file, and which of them fit."""
+    """The passages of a file, and which of them fit.
+
+    Args:
+        titles: of each text, perhaps empty.
+        texts: as many, at least one.
+    """
 
     def __init__(self, titles: Sequence[str], texts: Sequence[str]) -> None:
         self.titles = titles

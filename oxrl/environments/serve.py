@@ -40,7 +40,9 @@ class Episode:
     """One instance of an environment, and what its parent asks of it.
 
     Args:
-        make: the class. options: what it is called with. path: of its file, for error messages.
+        make: the class, or a function that makes an instance.
+        options: what it is called with.
+        path: of its file, for messages; None: it is built in.
     """
 
     def __init__(

@@ -173,11 +173,14 @@ class TurnDecays:
         return _instead(ends, self.trace, along)
 
     def ends(self, order: Tensor, filled: Tensor) -> Tensor:
-        """[B, T] bool: what follows a token belongs to another turn.
+        """Where what follows a token belongs to another turn.
 
         Args:
             order: [B, T], trained tokens first.
             filled: [B, T] bool, which of them there are.
+
+        Returns:
+            [B, T] bool.
         """
         turns = self.turns.gather(1, order)
         changes = turns[:, 1:] != turns[:, :-1]

@@ -30,6 +30,9 @@ class Groups:
 
         Args:
             group_ids: [B], any integers.
+
+        Returns:
+            P groups, numbered in the order of their ids.
         """
         _, index, count = torch.unique(group_ids, return_inverse=True, return_counts=True)
         return cls(index=index, count=count.double())

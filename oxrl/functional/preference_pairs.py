@@ -169,6 +169,10 @@ def read_pairs(
         chosen_lengths, rejected_lengths: [N] trained tokens of each, or None.
         loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
 
+    Returns:
+        The pairs, at least float32: zeros where a pair is left out, gradient through the policy's
+        two only.
+
     Raises:
         ValueError: a tensor has another shape than `loss_weights`.
     """

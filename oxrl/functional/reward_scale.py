@@ -38,6 +38,9 @@ class Moments:
         Args:
             values: [B].
 
+        Returns:
+            Other moments; these, where there are no values.
+
         Source: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for
         computing sample variances", Eq. 2.1.
         """

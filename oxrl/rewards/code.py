@@ -155,9 +155,13 @@ def score_of(findings: Sequence[Finding], count: int, *, partial: bool) -> Score
     """What a sandbox found, as a score.
 
     Args:
-        findings: of the jobs, up to the first that decides.
+        findings: of the jobs, up to the first that decides; at least one.
         count: of all jobs.
         partial: the share that held, instead of all or nothing.
+
+    Returns:
+        The score; status "invalid" where the tests are bad, "timeout" where the machine was too
+        busy.
     """
     last = findings[-1]
     if last.bad:

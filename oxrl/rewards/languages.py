@@ -63,7 +63,7 @@ def language_of(text: str) -> str:
     """The language of a text, as ISO 639-1 writes it; empty where nothing tells.
 
     Args:
-        text: any.
+        text: a sentence or more can be told.
     """
     letters = [letter for letter in text.lower() if letter.isalpha()]
     places = Counter(script for letter in letters for script in SCRIPTS if _within(letter, script))

@@ -196,6 +196,9 @@ def cleaned(text: str) -> str:
 
     Args:
         text: of one answer, without its marker.
+
+    Returns:
+        LaTeX that the functions of this file read.
     """
     for symbol, command in _SYMBOLS.items():
         text = text.replace(symbol, command)

@@ -118,7 +118,11 @@ def form_of(name: str, function: object) -> Form:
 
 
 class Taken:
-    """The parameters of a function, by name; one that starts with _ is the name after it."""
+    """The parameters of a function, by name; one that starts with _ is the name after it.
+
+    Args:
+        parameters: of the function, in its order.
+    """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.everything = any(p.kind is Parameter.VAR_KEYWORD for p in parameters)

@@ -118,7 +118,11 @@ def namespace(owner: str, held: Mapping[str, Any]) -> Namespace | None:
 
 
 class Watch:
-    """What scores are computed with in this process, as it is when this is made."""
+    """What scores are computed with in this process, as it is when this is made.
+
+    Args:
+        reward: the module of the user's file; None: the reward is built in.
+    """
 
     def __init__(self, reward: ModuleType | None) -> None:
         loaded = {name: sys.modules[name] for name in WATCHED if name in sys.modules}

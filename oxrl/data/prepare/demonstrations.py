@@ -259,6 +259,9 @@ def pieces_of(
         pieces: at most so many; 0: none are made.
         scale: of the coefficients.
 
+    Returns:
+        The code; None where none is asked for.
+
     Raises:
         DataError: actions are names, or there are too few pieces.
     """

@@ -26,12 +26,14 @@ class Arithmetic:
 
     Args:
         operands: numbers per problem, at least 2, from `low` (at least 0) to `high`.
+        low, high: smallest and largest number of a problem.
         operators: characters to choose from between operands, "+", "-" or "+-".
         question: the prompt; `{expression}` becomes the sum.
         reverse: write the digits of the answer back to front, which is easier for a model that
             writes left to right.
         slips: share of the sft answers that forget every carry (27+48=65), as careless
             demonstrations do.
+        sft_rows, rl_rows, eval_rows: how many of each.
     """
 
     operands: int = 2
@@ -146,6 +148,7 @@ class ReasoningGym:
     Args:
         task: a dataset name of reasoning-gym.
         parameters: JSON object of the task's own settings, such as {"max_terms": 3}.
+        train_rows, eval_rows: how many of each, those that are rejected included.
     """
 
     task: str = "chain_sum"

@@ -29,11 +29,12 @@ class Judged:
     """Asks a judge about the responses to each prompt, and makes pairs of better and worse.
 
     Args:
-        url, model, key_env, rubric, compare, verdict, pattern, constrained, swap, opponents, low,
-            high, max_tokens: of the judge, as the reward `judge` has them.
+        url, model, key_env, rubric, compare: of the judge, as the reward `judge` has them.
+        verdict, pattern, constrained, swap, opponents, low, high, max_tokens: likewise.
         pairs: best_worst: one of each prompt; all: every two that differ by enough.
         least_gap: pairs differ by more than this, on a scale from 0 to 1.
-        requests: at a time. timeout_s: for each verdict.
+        requests: at a time.
+        timeout_s: seconds for each verdict.
     """
 
     url: str = ""
@@ -59,6 +60,9 @@ class Judged:
 
         Args:
             out: folder that verdicts are kept in, so that nothing is asked twice.
+
+        Returns:
+            The pool, which has asked nothing yet.
 
         Raises:
             DataError, RewardDefinitionError: an option that cannot work.

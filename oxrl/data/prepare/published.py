@@ -37,6 +37,9 @@ def gsm8k(
         instruction: stands below the problem.
         calculator: keep the solution's <<48/2=24>>.
 
+    Returns:
+        One row: prompt, answer, completion.
+
     Raises:
         ValueError: the answer does not end so, or the question is empty.
     """
@@ -60,6 +63,9 @@ def math(fields: Fields) -> Converted:
     Args:
         fields: `problem`, `solution`, and perhaps `level` and `type`, which are kept.
 
+    Returns:
+        One row: prompt, answer, completion, and what is kept.
+
     Raises:
         ValueError: the solution has no whole box.
     """
@@ -77,6 +83,9 @@ def svamp(fields: Fields) -> Converted:
 
     Args:
         fields: `Body`, `Question`, `Answer` and `ID`.
+
+    Returns:
+        One row: prompt, answer, uid.
     """
     body = fields["Body"].strip()
     stop = "" if body[-1] in ".?!," else "."
@@ -89,6 +98,9 @@ def aqua(fields: Fields) -> Converted:
 
     Args:
         fields: `question`, `options` ("A)21"), `correct` and `rationale`.
+
+    Returns:
+        One row: prompt, answer, completion.
 
     Raises:
         ValueError: the right letter is no option.
@@ -108,6 +120,9 @@ def humaneval(fields: Fields) -> Converted:
 
     Args:
         fields: `prompt`, `test`, `entry_point`, `canonical_solution` and `task_id`.
+
+    Returns:
+        One row: prompt, answer, completion, uid; for the reward `code`.
     """
     answer = {name: fields[name] for name in ("prompt", "test", "entry_point")}
     row = {
@@ -124,6 +139,9 @@ def mbpp(fields: Fields) -> Converted:
 
     Args:
         fields: `text`, `code`, `test_list`, `challenge_test_list`, `test_setup_code` and `task_id`.
+
+    Returns:
+        One row: prompt, answer, completion, uid; for the reward `code`.
     """
     tests = fields["test_list"]
     setup = fields["test_setup_code"].replace("\r\n", "\n")
@@ -141,6 +159,9 @@ def bbh(fields: Fields) -> Converted:
 
     Args:
         fields: `input`, `target`, `task` and `canary`.
+
+    Returns:
+        One row: prompt, answer, source, canary.
     """
     row = {
         "prompt": fields["input"],
@@ -156,6 +177,9 @@ def ifeval(fields: Fields) -> Converted:
 
     Args:
         fields: `prompt`, `instruction_id_list`, `kwargs` (one mapping for each id) and `key`.
+
+    Returns:
+        One row: prompt, answer, uid; for the reward `ifeval`.
     """
     answer = {"instructions": fields["instruction_id_list"], "kwargs": fields["kwargs"]}
     return [{"prompt": fields["prompt"], "answer": answer, "uid": f"ifeval/{fields['key']}"}]
@@ -168,8 +192,11 @@ def pandalm(fields: Fields) -> Converted:
         fields: an instruction, `response1`, `response2`, and `annotator1` to `annotator3`, each 0
             (neither), 1 or 2.
 
+    Returns:
+        One row: prompt, chosen, rejected, margin.
+
     Raises:
-        ValueError: neither has more votes.
+        ValueError: neither has more votes, or both replies are the same.
     """
     votes = Counter(fields[f"annotator{number}"] for number in (1, 2, 3))
     if votes[1] == votes[2]:
@@ -186,6 +213,9 @@ def ranked(fields: Fields) -> Converted:
 
     Args:
         fields: an instruction, `output`, and perhaps `history`.
+
+    Returns:
+        A row for each pair: prompt (messages), chosen, rejected.
     """
     prompt = _messages([*_history(fields), [_instruction(fields)]])
     pairs = combinations(fields["output"], 2)
@@ -197,6 +227,9 @@ def instructions(fields: Fields) -> Converted:
 
     Args:
         fields: `instruction`, `output`, and perhaps `input` and `history`.
+
+    Returns:
+        One row: messages.
 
     Raises:
         ValueError: the output is empty.
@@ -212,6 +245,9 @@ def oasst_pairs(fields: Fields) -> Converted:
 
     Args:
         fields: `prompt`, a tree of messages with `replies`.
+
+    Returns:
+        A row for each pair: prompt (messages), chosen, rejected.
 
     Raises:
         ValueError: no two replies to one message are ranked.
@@ -233,6 +269,9 @@ def oasst_chats(fields: Fields) -> Converted:
     Args:
         fields: `prompt`, a tree of messages with `replies`.
 
+    Returns:
+        A row for each way: messages.
+
     Raises:
         ValueError: the assistant says nothing in it.
     """
@@ -253,6 +292,9 @@ def prompt_response(
     Args:
         fields: of any row.
         prompt, response: names of the columns.
+
+    Returns:
+        One row: prompt, completion.
     """
     return [{"prompt": fields[prompt], "completion": fields[response]}]
 
@@ -266,6 +308,9 @@ def prompt_answer(
         fields: of any row.
         prompt, answer: names of the columns.
         completion: column of a whole solution, for supervised fine-tuning and its evaluation.
+
+    Returns:
+        One row: prompt, answer, and completion where it is asked for.
 
     Raises:
         ValueError: the prompt or the answer is empty.
@@ -288,6 +333,12 @@ def preference(
     Args:
         fields: of any row.
         prompt, chosen, rejected: names of the columns.
+
+    Returns:
+        One row: prompt, chosen, rejected.
+
+    Raises:
+        ValueError: both replies are the same.
     """
     return [{"prompt": fields[prompt], **_pair(fields[chosen], fields[rejected])}]
 
@@ -299,6 +350,9 @@ def nlvr(fields: Fields) -> Converted:
 
     Args:
         fields: `sentence`, `label`, and `image` or `identifier`.
+
+    Returns:
+        One row: prompt, answer, images.
 
     Raises:
         ValueError: the label is neither true nor false.

@@ -62,6 +62,7 @@ class VisualQuestions:
 
     Args:
         cells: of a drawing, 2 to 8.
+        sft_rows, rl_rows, eval_rows: how many of each; the controls have as many as eval.
     """
 
     cells: int = 2

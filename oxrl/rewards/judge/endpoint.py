@@ -36,7 +36,12 @@ UNKNOWN_FIELD = frozenset({400, 404, 415, 422, 501})
 
 
 class JudgeError(Exception):
-    """No reply; the text says why. `late`: for want of time."""
+    """No reply; the text says why. `late`: for want of time.
+
+    Args:
+        problem: what is wrong, without the key.
+        late: it is for want of time.
+    """
 
     def __init__(self, problem: str, *, late: bool = False) -> None:
         super().__init__(problem)
@@ -81,6 +86,9 @@ class Endpoint:
             question: model, messages and sampling, as the API has them.
             form: JSON schema of the reply, for a server that decodes nothing else; or None.
             deadline: of `time.monotonic`.
+
+        Returns:
+            What the judge said, and how many tokens that took.
 
         Raises:
             JudgeError: no reply.

@@ -66,6 +66,9 @@ def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Find
         limits: of the program.
         graded: the grader's message, if it came to that.
         ended: the unit's message; see `Unit.judge`.
+
+    Returns:
+        How many asserts held, and why not all of them; or that nothing is known.
     """
     program = ended["program"]
     tests = ended["tests"]

@@ -153,6 +153,11 @@ class Reference:
     """Something of the judged process that is no plain data: it can be called and looked into.
 
     It equals nothing and differs from nothing: a test that compares it fails.
+
+    Args:
+        judged: the other end.
+        number: of the object there.
+        kind: name of its class there, which is not believed.
     """
 
     __slots__ = ("_oxrl_judged", "_oxrl_kind", "_oxrl_number")

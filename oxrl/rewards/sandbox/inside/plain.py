@@ -63,6 +63,9 @@ def encode(value: object, keep: Keep, depth: int = 0) -> Wire:
         keep: makes a reference to what is no plain data, or raises NotPlain.
         depth: how deep it is nested.
 
+    Returns:
+        What `decode` makes the value of again, and `json.dumps` takes.
+
     Raises:
         NotPlain: it is nested too deeply, or `keep` said so.
     """
@@ -137,6 +140,9 @@ def decode(data: Wire, find: Callable[[list[Wire]], object]) -> Wire:
     Args:
         data: JSON values.
         find: turns a reference into whatever stands for it here.
+
+    Returns:
+        A value of built-in types, with whatever `find` gave inside.
 
     Raises:
         ValueError, TypeError, KeyError, IndexError: it is no layout of a value.

@@ -112,7 +112,8 @@ class Unit:
 
     Args:
         around: put around every process.
-        control: descriptor that messages come by. results: descriptor of what comes of them.
+        control: descriptor that messages come by.
+        results: descriptor of what comes of them.
         base_bytes: address space of this process.
         in_room: this is the first process of a namespace of its own.
         watch: end when the control is closed; else when all that came by it is done.
