@@ -5,6 +5,9 @@
     python experiments/scale_quickstart/run.py --engines bf16_vllm bf16_permuted --steps 50 \
         --warm-steps 1000 --out runs/bf16
         the same in bfloat16, with vLLM; and the control, whose scores go to the wrong responses
+    python experiments/scale_quickstart/run.py --engines lora_local lora_zero3_vllm --steps 50 \
+        --warm-steps 1000 --out runs/lora
+        adapters, in one process and on two ranks with vLLM (control: lora_permuted)
 
 One configuration, ../quickstart/rl.yaml, and the engine lines below; 30 steps from the quickstart's
 warm start. Prints the mean reward of the last ten steps per seed, the share of held-out sums that
@@ -65,6 +68,14 @@ ENGINES = {
 }
 ENGINES["bf16_permuted"] = [
     *ENGINES["bf16_vllm"],
+    f"reward.name={HERE / 'permuted.py'}:permuted",
+]
+# Adapters at ten times the rate of full tuning, local and as most machines train: several ranks.
+ADAPTER = ["lora.rank=16", "lora.alpha=32", "train.lr=3e-3"]
+ENGINES["lora_local"] = [*ENGINES["local"], *ADAPTER]
+ENGINES["lora_zero3_vllm"] = [*ENGINES["zero3_vllm"], *ADAPTER]
+ENGINES["lora_permuted"] = [
+    *ENGINES["lora_local"],
     f"reward.name={HERE / 'permuted.py'}:permuted",
 ]
 # Those that have to learn the same, to rounding.

@@ -167,6 +167,8 @@ OTHER_NAMES: Mapping[str, Meant] = {
     "lora_r": RANK,
     "lora_rank": RANK,
     "lora_alpha": Meant(("lora.alpha",)),
+    "use_rslora": Meant(("lora.rslora",)),
+    "use_dora": Meant(("lora.dora",)),
     "lora_target": TARGETS,
     "lora_target_modules": TARGETS,
     "target_modules": TARGETS,

@@ -71,7 +71,7 @@ OF_IMAGES = (
     "model.freeze",
     "train.tower_lr",
 )
-OF_ADAPTERS = ("lora.alpha", "lora.targets")
+OF_ADAPTERS = ("lora.alpha", "lora.targets", "lora.rslora", "lora.dora")
 # Only samplers with weights of their own are sent any.
 PROBE = (
     "inference_engine.probe_every",
@@ -85,6 +85,10 @@ OF_VLLM = (
 )
 NO_EVALUATION = "has no effect without data.eval; remove it, or give held-out rows in data.eval"
 NO_ADAPTER = "is read with lora.rank above 0, the rank of the adapters; set that, or remove it"
+NO_DELIVERY = (
+    "is read by reinforcement learning with lora.rank whose samplers have weights of their own "
+    "(train.backend deepspeed or fsdp, or inference_engine.actors): remove it"
+)
 NO_IMAGES = "is read where the model reads images; this one reads text alone: remove it"
 NO_HISTORY = "is read where turns read what was said before; rollout.context=last: remove it"
 OF_EPISODES = (
@@ -175,6 +179,8 @@ def _switched_off(cfg: Config) -> Iterator[tuple[str, str]]:
     yield from ((path, NO_IMAGES) for path in _without_images(cfg))
     if not cfg.lora.rank:
         yield from ((path, NO_ADAPTER) for path in OF_ADAPTERS)
+    if not _sends_adapters(cfg):
+        yield "lora.delivery", NO_DELIVERY
     yield from ((path, NO_ANSWERS) for path in _without_answers(cfg))
     for name, engine in TRAINING_ENGINES.items():
         if name != backend:
@@ -275,6 +281,12 @@ def _without_answers(cfg: Config) -> list[str]:
     if cfg.train.row.recipe != "supervised" or generates_answers(cfg):
         return []
     return [path for path in FIELDS if path.partition(".")[0] in ("reward", "rollout")]
+
+
+def _sends_adapters(cfg: Config) -> bool:
+    """Whether what learns in adapters goes to samplers with weights of their own."""
+    apart = TRAINING_ENGINES[cfg.train.backend].several_ranks or cfg.inference_engine.actors > 0
+    return cfg.train.row.recipe == "rl" and apart and cfg.lora.rank > 0
 
 
 def _without_actors(cfg: Config) -> list[str]:

@@ -39,7 +39,7 @@ from oxrl.engines.probe import (
 )
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.sample.prefill import pad_rows
-from oxrl.engines.train.base import TrainEngine
+from oxrl.engines.train.base import Part, TrainEngine
 from oxrl.engines.transport.base import Arrived, Copy, Fingerprints, Probe, WeightTransport
 from oxrl.engines.transport.direct import Direct
 from oxrl.errors import WeightSyncError
@@ -89,8 +89,9 @@ class SyncOptions:
     shared: the sampler reads the policy's own memory, so that there is nothing to send and nothing
         to prove.
     compared: tokens that are compared; in the fixed probe there are no others.
-    adapter: only the policy's adapter is delivered; the model under it is proved once to be the
-        one that the sampler has already.
+    part: of a policy with an adapter, what is delivered: the adapter alone, and the model under it
+        is proved once to be the one that the sampler has already; or both, merged into the weights
+        of a model without adapter.
     """
 
     dtype: torch.dtype
@@ -101,7 +102,7 @@ class SyncOptions:
     probe_limit: float = 4.0
     shared: bool = False
     compared: Compared = EVERYTHING
-    adapter: bool = False
+    part: Part = "all"
 
     def copy(self, strength: float = 0.0) -> Copy:
         """What is delivered, or a perturbed copy of it.
@@ -110,10 +111,10 @@ class SyncOptions:
             strength: how much of it is perturbed, from 0 (nothing) to 1.
 
         Returns:
-            What to ask the transport for: in the sampler's dtype, of the whole policy or its
-            adapter.
+            What to ask the transport for: in the sampler's dtype, of the part of the policy that
+            is delivered.
         """
-        return Copy(self.dtype, strength, "adapter" if self.adapter else "all")
+        return Copy(self.dtype, strength, self.part)
 
 
 class Proved(NamedTuple):
@@ -312,8 +313,8 @@ class WeightSync:
 
     def _masters(self) -> Fingerprints:
         """What the optimizer holds, as it has to be delivered."""
-        if not self.options.adapter:
-            return self.policy.fingerprints(self.options.dtype)
+        if self.options.part != "adapter":
+            return self.policy.fingerprints(self.options.dtype, self.options.part)
         adapter = self.policy.fingerprints(self.options.copy().sent_as, "adapter")
         if not self._base:
             whole = self.policy.fingerprints(self.options.dtype)
@@ -329,7 +330,7 @@ class WeightSync:
         if masters is not None:
             check_same(masters, sent, YIELDED)
         check_same(sent, arrived.tensors, ARRIVED)
-        if self.options.adapter:
+        if self.options.part == "adapter":
             sent = self._with_base(sent, arrived)
         held: dict[str, Fingerprints] = {}
         self._unread = 0

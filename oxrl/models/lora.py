@@ -1,13 +1,18 @@
 """Low-rank adapters: put on, switched off, stored and merged.
 
+LoRA (arXiv:2106.09685) gives a frozen weight W a term s B A with s = alpha / rank; rsLoRA
+(arXiv:2312.03732) has s = alpha / sqrt(rank), with which terms of any rank are of one size; DoRA
+(arXiv:2402.09353) also trains how long the rows of W + s B A are, a magnitude for each output.
 peft is imported only when one is asked for.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +23,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oxrl.errors import EngineError, MissingExtraError
-from oxrl.models.later import home_of
+from oxrl.functional.masks import at_least_float32
+from oxrl.models.later import home_of, weights_later
 from oxrl.models.vision_network import family_of
 from oxrl.models.vision_parts import language_linears
 
@@ -31,28 +37,48 @@ IN_FILE = ".weight"
 # How the weight that an adapter lies beside is called.
 UNDER_ADAPTER = ".base_layer."
 FILE_PREFIX = "base_model.model."
+# Of a layer with DoRA. peft writes this name without IN_FILE and reads it either way; transformers,
+# which reads adapters too, would leave out magnitudes that are called as peft does.
+MAGNITUDE = ".lora_magnitude_vector"
 ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterOptions:
+    """Which adapter.
+
+    rank: rows of A and columns of B. alpha: of `scale`.
+    targets: "all-linear" (all but the output head), or layer names separated by commas.
+    rslora: see `scale`. dora: train the lengths of rows too.
+    """
+
+    rank: int
+    alpha: float
+    targets: str = ALL_LINEAR
+    rslora: bool = False
+    dora: bool = False
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
 def add_adapter(
     model: PreTrainedModel,
+    options: AdapterOptions,
     *,
     base: str,
-    rank: int,
-    alpha: float,
-    targets: str,
     seed: int,
     revision: str | None = None,
 ) -> None:
-    """Freeze `model` and give its linear layers W a trained term alpha / rank * B A.
+    """Freeze `model` and give its linear layers W a trained term, scale * B A.
 
     Args:
         model: changed in place.
+        options: which adapter.
         base: where the frozen weights can be loaded from again; kept in the adapter's files.
-        rank: rows of A and columns of B.
-        alpha: see above.
-        seed: of A; B starts at 0, and so does the term.
-        targets: "all-linear" (all but the output head), or layer names separated by commas.
+        seed: of A; B starts at 0, and so does the term; magnitudes start as the lengths of rows.
         revision: of the base, where that is on the hub; kept beside it.
 
     Raises:
@@ -62,7 +88,9 @@ def add_adapter(
     head = model.get_output_embeddings()
     linears = [name for name, _ in language_linears(model)]
     present = {name.rpartition(".")[2] for name in linears}
-    wanted = present if targets == ALL_LINEAR else {name.strip() for name in targets.split(",")}
+    wanted = present
+    if options.targets != ALL_LINEAR:
+        wanted = {name.strip() for name in options.targets.split(",")}
     unknown = sorted(wanted - present)
     if unknown:
         raise EngineError(
@@ -70,8 +98,10 @@ def add_adapter(
             f"it has {sorted(present)}"
         )
     config = _peft().LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
+        r=options.rank,
+        lora_alpha=options.alpha,
+        use_rslora=options.rslora,
+        use_dora=options.dora,
         target_modules=_target_modules(model, wanted),
         task_type=None if head is None else "CAUSAL_LM",
         base_model_name_or_path=str(Path(base).resolve()) if Path(base).is_dir() else base,
@@ -80,7 +110,43 @@ def add_adapter(
     with torch.random.fork_rng(devices=[]), _standing_in(model):
         torch.manual_seed(seed)
         _peft().inject_adapter_in_model(config, model)  # which also freezes everything else
+    if options.dora:
+        _measure_rows(model)
     model.eval()
+
+
+@torch.no_grad()
+def _measure_rows(model: PreTrainedModel) -> None:
+    """Begin with the magnitudes that W has: with these nothing changes.
+
+    All of the adapter is float32 then: lengths in bfloat16 would jump as W + s B A changes. peft
+    measures in the type of W, and knows nothing of weights that come later. One layer's weight is
+    in memory at a time.
+    """
+    later = weights_later(model)
+    for name, layer in adapted_layers(model):
+        weight: Tensor = layer.base_layer.weight
+        if weight.is_meta and later is not None:
+            flat = torch.empty(weight.numel(), dtype=weight.dtype)
+            later.stored[f"{name}.weight"].fill(flat)
+            weight = flat.view(weight.shape)
+        parts = [layer.lora_A, layer.lora_B, layer.lora_magnitude_vector]
+        for parameter in (part["default"].weight for part in parts):
+            parameter.data = at_least_float32(parameter.data)
+        magnitude: nn.Parameter = layer.lora_magnitude_vector["default"].weight
+        magnitude.copy_(row_lengths(at_least_float32(weight)))
+
+
+def row_lengths(weight: Tensor) -> Tensor:
+    """Length of each row of a weight [outputs, inputs]: what DoRA has a magnitude for."""
+    return torch.linalg.norm(weight, dim=1)
+
+
+def adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """(name, layer) of all that carry an adapter."""
+    for name, module in model.named_modules():
+        if hasattr(module, "lora_A"):
+            yield name, module
 
 
 @contextmanager
@@ -118,13 +184,13 @@ def _target_modules(model: PreTrainedModel, wanted: Collection[str]) -> list[str
 
 def has_adapter(model: nn.Module) -> bool:
     """Whether some layer of `model` carries an adapter."""
-    return any(hasattr(module, "lora_A") for module in model.modules())
+    return any(True for _ in adapted_layers(model))
 
 
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
     """Inside the block, the model as it was before `add_adapter`: a reference without a copy."""
-    layers: list[Any] = [module for module in model.modules() if hasattr(module, "lora_A")]
+    layers = [layer for _, layer in adapted_layers(model)]
     for layer in layers:
         layer.enable_adapters(False)
     try:
@@ -157,7 +223,7 @@ def model_name(key: str) -> str:
 
 
 def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
-    """`model` with W + alpha / rank * B A as its weights, A and B of the adapter in `folder`."""
+    """`model` with the adapter in `folder` merged into its weights, see `merged_weights`."""
     adapted = _peft().PeftModel.from_pretrained(model, folder)
     return adapted.merge_and_unload().requires_grad_(True)
 
@@ -165,12 +231,18 @@ def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
 def merged_weights(
     base: Iterable[tuple[str, Tensor]], adapter: Mapping[str, Tensor], scale: float
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of a model with an adapter as one without has it: W + scale * B A.
+    """Every weight of a model with an adapter as one without has it.
+
+        LoRA  W' = W + scale * B A
+        DoRA  W' = m * (W + scale * B A) / ||W + scale * B A||, row by row
+
+    Source: LoRA, arXiv:2106.09685, section 4.1; DoRA, arXiv:2402.09353, equation 5, whose columns
+    are rows here, as PyTorch and peft store W.
 
     Args:
         base: (name, weight) of the model without adapter.
-        adapter: name in the model with adapter -> A or B.
-        scale: alpha / rank.
+        adapter: name in the model with adapter -> A, B or m.
+        scale: see `AdapterOptions.scale`.
 
     Returns:
         (name, weight in its own dtype), summed in float32.
@@ -183,7 +255,30 @@ def merged_weights(
             continue
         raised = adapter[f"{layer}.lora_B{IN_MODEL}"]
         change = raised.float() @ lower.float()
-        yield name, weight.float().add(change, alpha=scale).to(weight.dtype)
+        merged = weight.float().add(change, alpha=scale)
+        magnitude = adapter.get(f"{layer}{MAGNITUDE}{IN_MODEL}")
+        if magnitude is not None:
+            stretch = magnitude.float() / row_lengths(merged)
+            merged *= stretch[:, None]
+        yield name, merged.to(weight.dtype)
+
+
+def merged_into(
+    model: nn.Module, weights: Iterable[tuple[str, Tensor]], adapter: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a model with an adapter, as one without has them.
+
+    Args:
+        model: says how its adapter is scaled.
+        weights: every one, by its name in `model`; those of the adapter are left out.
+        adapter: those of the adapter, in any type.
+
+    Returns:
+        As `merged_weights`.
+    """
+    _, first = next(adapted_layers(model))
+    base = ((plain_name(name), weight) for name, weight in weights if name not in adapter)
+    return merged_weights(base, adapter, first.scaling["default"])
 
 
 def plain_name(name: str) -> str:

@@ -27,12 +27,13 @@ from oxrl.engines.determinism import use_deterministic_kernels
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.sample.choice import attends_to_everything, module_sampler
 from oxrl.engines.sample.module_sampler import ModuleSampler
+from oxrl.engines.train.base import Part
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks, joined_ranks, launched_world
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
-from oxrl.models.lora import add_adapter
+from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.models.network import ValueModel
 from oxrl.models.vision import PROCESSOR, has_image_processor, vision_family
 from oxrl.models.vision_network import banned_tokens
@@ -224,12 +225,22 @@ def _adapted(cfg: Config, model: PreTrainedModel) -> PreTrainedModel:
     if cfg.lora.rank:
         add_adapter(
             model,
+            adapter_options(cfg),
             base=cfg.model.name,
             revision=cfg.model.revision,
             seed=stable_seed("adapter", cfg.run.seed),
-            **cfg.lora.model_dump(),
         )
     return model
+
+
+def adapter_options(cfg: Config) -> AdapterOptions:
+    """The adapter that `lora` asks for."""
+    return AdapterOptions(**cfg.lora.model_dump(exclude={"delivery"}))
+
+
+def part_sent(cfg: Config) -> Part:
+    """What samplers with weights of their own are sent."""
+    return cfg.lora.delivery if cfg.lora.rank else "all"
 
 
 def training_ranks(cfg: Config) -> AbstractContextManager[Ranks]:
@@ -394,13 +405,14 @@ def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutE
             trust_remote_code=cfg.model.trust_remote_code,
             revision=cfg.model.revision,
             batch_invariant=cfg.run.deterministic,
-            adapter_scale=cfg.lora.alpha / cfg.lora.rank if cfg.lora.rank else None,
+            adapter_scale=adapter_options(cfg).scale if part_sent(cfg) == "adapter" else None,
         )
         return VllmEngine(
             cfg.model.name, options, images=build_images(cfg), only=sampled_alone(cfg)
         )
-    own = load_policy_to_train(cfg) if model is None else model
-    return local_sampler(cfg, own, build_tokenizer(cfg))
+    if model is None:
+        model = load_model(cfg) if part_sent(cfg) == "merged" else load_policy_to_train(cfg)
+    return local_sampler(cfg, model, build_tokenizer(cfg))
 
 
 def local_sampler(

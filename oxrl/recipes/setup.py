@@ -36,6 +36,7 @@ from oxrl.recipes.build import (
     load_prompts,
     needs_reference,
     open_cluster,
+    part_sent,
     sampled_alone,
     start_rewards,
     trainers_of_rank,
@@ -277,7 +278,7 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
 
 def new_model_of(cfg: Config) -> Callable[[], PreTrainedModel]:
     """What makes a model like the policy, on the CPU, wherever it is called."""
-    load = load_policy_to_train if cfg.lora.rank else load_model
+    load = load_policy_to_train if part_sent(cfg) == "adapter" else load_model
     return partial(load, cfg, torch.device("cpu"))
 
 
@@ -305,7 +306,7 @@ def build_delivery(cfg: Config, engines: Engines, vocabulary: int) -> WeightSync
         probe_limit=sampling.probe_limit,
         shared=engines.shared,
         compared=Compared(engines.limits.never, only=sampled_alone(cfg)),
-        adapter=cfg.lora.rank > 0,
+        part=part_sent(cfg),
     )
     policy = engines.trainers["policy"]
     images = build_images(cfg)

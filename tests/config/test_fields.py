@@ -101,6 +101,9 @@ def reader(path: str) -> tuple[str, list[str]]:
         return "tr_dpo", [held_out, "train.backend=deepspeed"]
     if path == "model.revision":
         return "sgrpo", [held_out, "model.name=some/model"]
+    if path == "lora.delivery":
+        adapted = ["model.name=some/model", "lora.rank=4"]
+        return "sgrpo", [held_out, "inference_engine.actors=1", *adapted]
     if path.startswith("lora."):
         return "sft", [
             held_out,

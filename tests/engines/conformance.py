@@ -21,7 +21,7 @@ from oxrl.functional.preference_statistics import sequence_logprobs
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.load import LoadOptions, load_critic, load_policy
-from oxrl.models.lora import add_adapter
+from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.types import Output, PreferenceBatch, SupervisedBatch
 
@@ -322,23 +322,26 @@ def save_what_is_not_finite(engine: str, dtype: str, folder: Path) -> None:
 
 
 def adapter_gradients(engine: str, folder: Path, ranks: Ranks | None = None) -> None:
-    """On one rank: the gradient of an adapter in float64, into `folder`."""
+    """On one rank: the gradients of adapters in float64, into `folder`."""
     if ranks is None:
         with joined_ranks(torch.device("cpu"), deadline_s=120) as joined:
             return adapter_gradients(engine, folder, joined)
-    model = load_policy("builtin:tiny", LoadOptions(dtype=torch.float64, seed=0))
-    add_adapter(model, base="builtin:tiny", rank=2, alpha=4.0, targets="all-linear", seed=0)
-    generator = torch.Generator().manual_seed(5)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.data = (
-                torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.05
-            )
-    trainer = make_trainer(engine, model, ranks)
-    problem = batches(LENGTHS, dtype=torch.float64, vocabulary=261)
-    trainer.forward_backward(problem["supervised"], supervised, LOGPROBS)
-    gradients = {name: tensor.contiguous() for name, tensor in trainer.gradients()}
-    save_file(gradients, folder / f"{engine}_{ranks.world}_{ranks.rank}.safetensors")
+    found: dict[str, Tensor] = {}
+    for kind in ("lora", "dora"):
+        options = AdapterOptions(rank=2, alpha=4.0, dora=kind == "dora")
+        model = load_policy("builtin:tiny", LoadOptions(dtype=torch.float64, seed=0))
+        add_adapter(model, options, base="builtin:tiny", seed=0)
+        generator = torch.Generator().manual_seed(5)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                learned = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.data = learned * 0.05
+        trainer = make_trainer(engine, model, ranks)
+        problem = batches(LENGTHS, dtype=torch.float64, vocabulary=261)
+        trainer.forward_backward(problem["supervised"], supervised, LOGPROBS)
+        for name, tensor in trainer.gradients():
+            found[f"{kind} {name}"] = tensor.contiguous()
+    save_file(found, folder / f"{engine}_{ranks.world}_{ranks.rank}.safetensors")
 
 
 def measure_all(engine: str, folder: Path, dtypes: list[str], resumed: Path) -> None:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from oxrl.engines.train.ranks import Ranks, joined_ranks
 from oxrl.errors import OxrlError
 from oxrl.models.load import LoadOptions, load_critic, load_policy
-from oxrl.models.lora import add_adapter
+from oxrl.models.lora import AdapterOptions, add_adapter
 
 
 class Ledger(TorchDispatchMode):
@@ -52,8 +52,9 @@ def model_of(kind: str, folder: Path, dtype: str, *, later: bool) -> nn.Module:
     if kind == "critic":
         return load_critic(str(folder), options)
     model = load_policy(str(folder), options)
-    if kind == "adapter":
-        add_adapter(model, base=str(folder), rank=2, alpha=4.0, targets="all-linear", seed=3)
+    if kind in ("adapter", "dora"):
+        added = AdapterOptions(rank=2, alpha=4.0, dora=kind == "dora")
+        add_adapter(model, added, base=str(folder), seed=3)
     return model
 
 
@@ -63,7 +64,7 @@ def learned(engine: str, kind: str, model: nn.Module, ranks: Ranks) -> dict[str,
     trainer = conformance.make_trainer(engine, model, ranks, trained=trained)
     before = trainer.fingerprints(torch.float32)
     lines: list[Any] = []
-    if kind in ("policy", "adapter"):
+    if kind in ("policy", "adapter", "dora"):
         rows = batches(conformance.LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"]
         lines = conformance.steps(trainer, rows, 2)
     return {"before": before, "after": trainer.fingerprints(torch.float32), "steps": lines}

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from samplers import make_requests
 from test_weight_sync import ATTACKS, Attack
 from torch import Tensor
 
 from oxrl.engines.sample import vllm_worker
+from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.base import Bucket, Part
 from oxrl.engines.train.local import LocalTrainer
@@ -20,7 +22,7 @@ from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.errors import WeightSyncError
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.models.lora import add_adapter, merged_weights
+from oxrl.models.lora import AdapterOptions, add_adapter, merged_weights
 from oxrl.types import TokenBatch
 
 pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
@@ -29,10 +31,18 @@ ALPHA, RANK = 6.0, 4
 TINY = "builtin:tiny"
 
 
-def adapted(seed: int, dtype: torch.dtype = torch.float32) -> Any:
+LORA = AdapterOptions(rank=RANK, alpha=ALPHA)
+RSLORA = AdapterOptions(rank=RANK, alpha=ALPHA, rslora=True)
+DORA = AdapterOptions(rank=RANK, alpha=ALPHA, dora=True)
+KINDS = pytest.mark.parametrize("options", [LORA, RSLORA, DORA], ids=["lora", "rslora", "dora"])
+
+
+def adapted(
+    seed: int, dtype: torch.dtype = torch.float32, options: AdapterOptions | None = None
+) -> Any:
     """The same model everywhere, with an adapter of its own seed."""
     model = load_policy(TINY, LoadOptions(seed=0, dtype=dtype))
-    add_adapter(model, base=TINY, rank=RANK, alpha=ALPHA, targets="all-linear", seed=seed)
+    add_adapter(model, options or LORA, base=TINY, seed=seed)
     return model
 
 
@@ -48,9 +58,11 @@ class Remote(LocalSampler):
         return super().update_weights([self.attack(arrived) if self.attack else arrived], version)
 
 
-def policy_of(dtype: torch.dtype = torch.float32) -> LocalTrainer:
+def policy_of(
+    dtype: torch.dtype = torch.float32, options: AdapterOptions | None = None
+) -> LocalTrainer:
     """A policy whose adapter has learned something."""
-    policy = LocalTrainer(adapted(1, dtype), TrainerOptions(lr=1e-3))
+    policy = LocalTrainer(adapted(1, dtype, options), TrainerOptions(lr=1e-3))
     learn(policy, 2)
     return policy
 
@@ -59,16 +71,19 @@ def learn(policy: LocalTrainer, seed: int, size: float = 0.05) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, master in policy._masters.items():
-            if "lora_B" in name:
+            if "lora_B" in name or "magnitude" in name:
                 master.add_(torch.randn(master.shape, generator=generator) * size)
                 policy._parameters[name].copy_(master)
 
 
-def sync_of(policy: Any, sampler: Any, dtype: torch.dtype = torch.float32) -> WeightSync:
-    options = SyncOptions(
-        dtype=dtype, vocabulary=261, temperature=1.0, probe_tokens=64, adapter=True
-    )
-    return WeightSync(policy, sampler, options, lambda: adapted(9, dtype))
+def sync_of(
+    policy: Any,
+    sampler: Any,
+    dtype: torch.dtype = torch.float32,
+    options: AdapterOptions | None = None,
+) -> WeightSync:
+    how = SyncOptions(dtype=dtype, vocabulary=261, temperature=1.0, probe_tokens=64, part="adapter")
+    return WeightSync(policy, sampler, how, lambda: adapted(9, dtype, options))
 
 
 def new_sampler(dtype: torch.dtype = torch.float32) -> Remote:
@@ -150,12 +165,14 @@ def change_a_value(sampler: LocalSampler, name: str) -> None:
         values[7] = torch.nextafter(values[7], torch.tensor(9.0))
 
 
-def test_merged_weights_compute_what_the_adapter_does() -> None:
-    policy = policy_of()
+@KINDS
+def test_merged_weights_compute_what_the_adapter_does(options: AdapterOptions) -> None:
+    policy = policy_of(options=options)
     merged = load_policy(TINY, LoadOptions(seed=0))
     adapter = {n: t for b in policy.weights("adapter") for n, t in b}
+    assert len(adapter) == 14 * (3 if options.dora else 2)
     base = [(n, p.detach().clone()) for n, p in merged.named_parameters()]
-    whole = dict(merged_weights(base, adapter, ALPHA / RANK))
+    whole = dict(merged_weights(base, adapter, options.scale))
     assert list(whole) == [name for name, _ in base]
     with torch.no_grad():
         for name, weight in whole.items():
@@ -163,6 +180,64 @@ def test_merged_weights_compute_what_the_adapter_does() -> None:
     rows = [[5, 6, 7, 8, 9]]
     found = torch.tensor(LocalSampler(merged, TOKENIZER).logprobs(rows))
     torch.testing.assert_close(found, scores(policy, rows), rtol=0, atol=1e-5)
+
+
+def merging_sync(policy: LocalTrainer, sampler: Any, dtype: torch.dtype) -> WeightSync:
+    """Delivers whole weights to a sampler that knows nothing of adapters."""
+    how = SyncOptions(dtype=dtype, vocabulary=261, temperature=1.0, probe_tokens=64, part="merged")
+    return WeightSync(policy, sampler, how, lambda: load_policy(TINY, LoadOptions(dtype=dtype)))
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_merged_delivery_samples_as_the_adapter_itself_does(
+    options: AdapterOptions, dtype: torch.dtype
+) -> None:
+    policy = policy_of(dtype, options)
+    plain = Remote(load_policy(TINY, LoadOptions(seed=3, dtype=dtype)), TOKENIZER, version=-2)
+    with_adapter = Remote(adapted(5, dtype, options), TOKENIZER, version=-2)
+    sync = merging_sync(policy, plain, dtype)
+    other = sync_of(policy, with_adapter, dtype, options)
+    for version in range(2):
+        learn(policy, 7 + version)
+        sync.deliver(version)
+        other.deliver(version)
+    metrics = sync.metrics()
+    assert metrics["sync/retries"] == 0 and metrics["sync/probe_limit_share"] < 1
+    weights = list(plain.model.named_parameters())
+    assert plain.names == tuple(name for name, _ in weights)
+    assert metrics["sync/sent_bytes"] == sum(weight.nbytes for _, weight in weights)
+    rows = [[5, 6, 7, 8, 9], [20, 30, 40, 50, 60]]
+    close = 1e-5 if dtype == torch.float32 else 0.1
+    found = torch.tensor(plain.logprobs(rows))
+    torch.testing.assert_close(found, scores(policy, rows), rtol=0, atol=close)
+    if dtype == torch.float32:
+        requests = make_requests(8)
+        one, two = (generate(s, requests, deadline_s=60) for s in (plain, with_adapter))
+        assert [c.token_ids for c in one] == [c.token_ids for c in two]
+
+
+@pytest.mark.parametrize(
+    "attack", [attack for attack, _ in ATTACKS[:3]], ids=["dropped", "corrupted", "mis-cast"]
+)
+def test_merged_weights_that_arrive_otherwise_than_they_were_sent_are_refused(
+    attack: Attack,
+) -> None:
+    policy = policy_of()
+    sampler = Remote(load_policy(TINY, LoadOptions(seed=3)), TOKENIZER, version=-2)
+    sync = merging_sync(policy, sampler, torch.float32)
+    sync.deliver(0)
+    sampler.attack = attack
+    learn(policy, 4, 1e-6)
+    with pytest.raises(WeightSyncError, match="after two attempts"):
+        sync.deliver(1)
+
+
+def test_a_trainer_that_merges_otherwise_than_its_optimizer_holds_is_seen() -> None:
+    liar = Liar(adapted(1), TrainerOptions(lr=1e-3))
+    sampler = Remote(load_policy(TINY, LoadOptions(seed=3)), TOKENIZER, version=-2)
+    with pytest.raises(WeightSyncError, match="embed_tokens.*is not what the optimizer holds"):
+        merging_sync(liar, sampler, torch.float32).deliver(0)
 
 
 class Merging(vllm_worker.WorkerExtension):
@@ -197,12 +272,12 @@ class Merging(vllm_worker.WorkerExtension):
 
 
 class MergingSampler(LocalSampler):
-    """As VllmEngine with an adapter's scale: what arrives is added to the weights."""
+    """As VllmEngine with an adapter's scale: what arrives is merged into the weights."""
 
-    def __init__(self, worker: Merging) -> None:
+    def __init__(self, worker: Merging, scale: float) -> None:
         super().__init__(worker.model, TOKENIZER, max_rows=4, version=-2)
         self.worker = worker
-        worker.oxrl_keep_base(TINY, LoadOptions(seed=0, dtype=worker.dtype), ALPHA / RANK)
+        worker.oxrl_keep_base(TINY, LoadOptions(seed=0, dtype=worker.dtype), scale)
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
         self.worker.oxrl_begin_load()
@@ -227,10 +302,13 @@ def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_worker, "_repack", lambda model: None)
 
 
-def test_a_sampler_that_adds_adapters_to_its_weights_proves_what_it_made(no_vllm: None) -> None:
-    policy = policy_of()
-    sampler = MergingSampler(Merging(torch.float32))
-    sync = sync_of(policy, sampler)
+@KINDS
+def test_a_sampler_that_merges_adapters_into_its_weights_proves_what_it_made(
+    options: AdapterOptions, no_vllm: None
+) -> None:
+    policy = policy_of(options=options)
+    sampler = MergingSampler(Merging(torch.float32), options.scale)
+    sync = sync_of(policy, sampler, options=options)
     for version in range(2):
         sync.deliver(version)
         metrics = sync.metrics()

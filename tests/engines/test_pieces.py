@@ -23,7 +23,7 @@ from oxrl.models.weights import save_model
 from oxrl.runs.checkpoint import save_checkpoint, verify_checkpoint
 from oxrl.runs.parts import part_problems, read_parts
 
-KINDS = [("policy", "bfloat16"), ("critic", "float32"), ("adapter", "float32")]
+KINDS = [("policy", "bfloat16"), ("critic", "float32"), ("adapter", "float32"), ("dora", "float32")]
 ENGINES = [("fsdp", 2), pytest.param("zero3", 2, marks=needs_deepspeed)]
 FULL = [
     pytest.param(engine, 3, marks=[pytest.mark.full, needs_deepspeed])

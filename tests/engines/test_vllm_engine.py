@@ -24,7 +24,7 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.errors import EngineError, WeightSyncError
 from oxrl.models.load import LoadOptions, load_policy
-from oxrl.models.lora import add_adapter
+from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.models.weights import buckets, save_model
 from oxrl.types import Completion, Request
 
@@ -265,38 +265,64 @@ def test_on_a_cpu_what_vllm_computes_with_is_read_without_a_product(
     assert engine._engine.collective_rpc(packed) == [[]]
 
 
-def _adapted(folder: Path, seed: int) -> PreTrainedModel:
+LORA = AdapterOptions(rank=4, alpha=6.0)
+DORA = AdapterOptions(rank=4, alpha=6.0, dora=True, rslora=True)
+
+
+def _adapted(folder: Path, seed: int, options: AdapterOptions, dtype: str = "float32") -> Any:
     """The model that vLLM starts with, and an adapter that has learned something."""
-    policy = lively()
-    add_adapter(policy, base=str(folder), rank=4, alpha=6.0, targets="all-linear", seed=seed)
+    policy: Any = load_policy(str(folder), LoadOptions(dtype=getattr(torch, dtype)))
+    add_adapter(policy, options, base=str(folder), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
             if "lora_B" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)
+            if "magnitude" in name:
+                parameter.mul_(1 + 0.2 * torch.rand(parameter.shape, generator=generator))
     return policy
 
 
-def test_an_adapter_alone_travels_and_vllm_samples_with_its_term_added(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "dtype", "part"),
+    [
+        (LORA, "float32", "adapter"),
+        (DORA, "float32", "adapter"),
+        (DORA, "float32", "merged"),
+        (LORA, "bfloat16", "adapter"),
+    ],
+)
+def test_what_learned_in_an_adapter_is_what_vllm_samples_with(
+    options: AdapterOptions, dtype: str, part: Any, tmp_path: Path
+) -> None:
     pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
-    engine = _start(tmp_path, adapter_scale=1.5)
-    policy = LocalTrainer(_adapted(tmp_path, 1), TrainerOptions(lr=0.0))
-    options = SyncOptions(
-        dtype=torch.float32, vocabulary=261, temperature=1.0, probe_tokens=64, adapter=True
+    kept = options.scale if part == "adapter" else None
+    engine = _start(tmp_path, adapter_scale=kept, dtype=dtype)
+    policy = LocalTrainer(_adapted(tmp_path, 1, options, dtype), TrainerOptions(lr=0.0))
+    stored = LoadOptions(dtype=getattr(torch, dtype))
+
+    def new_model() -> Any:
+        if part == "merged":
+            return load_policy(str(tmp_path), stored)
+        return _adapted(tmp_path, 2, options, dtype)
+
+    how = SyncOptions(
+        dtype=stored.dtype, vocabulary=261, temperature=1.0, probe_tokens=64, part=part
     )
     try:
-        sync = WeightSync(policy, engine, options, lambda: _adapted(tmp_path, 2))
+        sync = WeightSync(policy, engine, how, new_model)
         for version in range(2):
             sync.deliver(version)
         metrics = sync.metrics()
-        adapter = [p for p in policy.model.parameters() if p.requires_grad]
-        assert metrics["sync/sent_bytes"] == sum(p.nbytes for p in adapter)
+        sent = [tensor.nbytes for bucket in policy.weights(part) for _, tensor in bucket]
+        assert metrics["sync/sent_bytes"] == sum(sent)
         assert metrics["sync/unread"] == metrics["sync/retries"] == 0
         requests = make_requests(8)
         found = generate(engine, requests, deadline_s=100)
-        local = LocalSampler(_adapted(tmp_path, 1), TOKENIZER, max_rows=8)
-        expected = generate(local, requests, deadline_s=100)
-        assert [c.token_ids for c in found] == [c.token_ids for c in expected]
+        if dtype == "float32":
+            local = LocalSampler(_adapted(tmp_path, 1, options), TOKENIZER, max_rows=8)
+            expected = generate(local, requests, deadline_s=100)
+            assert [c.token_ids for c in found] == [c.token_ids for c in expected]
     finally:
         engine.close()
 

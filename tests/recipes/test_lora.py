@@ -21,7 +21,7 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.trainer import AdapterOff
 from oxrl.errors import ConfigError, EngineError
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
-from oxrl.models.lora import adapter_off, add_adapter
+from oxrl.models.lora import AdapterOptions, adapter_off, add_adapter
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
 from oxrl.recipes.export import run_export
@@ -57,8 +57,8 @@ def config(
         base.parent,
         name,
         overrides,
-        model={"name": str(base)},
-        lora={"rank": 4},
+        model={"name": str(base)} | sections.pop("model", {}),
+        lora=sections.pop("lora", {"rank": 4}),
         train=train,
         **sections,
     )
@@ -79,9 +79,22 @@ def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
         return model(input_ids=tokens, use_cache=False).logits
 
 
-@pytest.mark.parametrize("algorithm", list(BUILD))
-def test_a_run_stores_the_adapter_alone_and_resumes_exactly(base: Path, algorithm: str) -> None:
-    whole = config(base, "whole", algorithm)
+DORA = {"rank": 4, "dora": True, "rslora": True}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "lora"),
+    [
+        *((name, {"rank": 4}) for name in BUILD),
+        ("sgrpo", DORA),
+        pytest.param("dpo", DORA, marks=pytest.mark.full),
+    ],
+    ids=[*BUILD, "sgrpo dora", "dpo dora"],
+)
+def test_a_run_stores_the_adapter_alone_and_resumes_exactly(
+    base: Path, algorithm: str, lora: dict[str, Any]
+) -> None:
+    whole = config(base, "whole", algorithm, lora=lora)
     run(whole)
     names = {path.name for path in newest(whole).iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json"} <= names
@@ -98,12 +111,13 @@ def test_a_run_stores_the_adapter_alone_and_resumes_exactly(base: Path, algorith
     )
     assert all(line["update/grad_norm"] > 0 for line in metric_lines(whole.run.directory))
 
-    part = config(base, "part", algorithm, ("run.steps=4", "run.dir=" + str(base.parent / "part")))
+    stopped = ("run.steps=4", "run.dir=" + str(base.parent / "part"))
+    part = config(base, "part", algorithm, stopped, lora=lora)
     run(part)
     (part.run.directory / "result.json").unlink()
     written = part.run.directory / "config.yaml"
     written.write_text(written.read_text().replace("steps: 4", "steps: 6"))
-    run(config(base, "part", algorithm), resume=True)
+    run(config(base, "part", algorithm, lora=lora), resume=True)
     left, right = final_files(whole.run.directory), final_files(part.run.directory)
     assert (
         left.keys() == right.keys() and [name for name in left if left[name] != right[name]] == []
@@ -112,7 +126,7 @@ def test_a_run_stores_the_adapter_alone_and_resumes_exactly(base: Path, algorith
 
 def test_only_the_adapter_is_trained_and_it_starts_as_nothing(base: Path) -> None:
     plain, adapted = load_policy(str(base)), load_policy(str(base))
-    add_adapter(adapted, base=str(base), rank=4, alpha=32.0, targets="all-linear", seed=0)
+    add_adapter(adapted, AdapterOptions(rank=4, alpha=32.0), base=str(base), seed=0)
     trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
     assert len(trained) == 2 * 7 * 2 and all(
         "lora_" in name for name in trained
@@ -123,15 +137,15 @@ def test_only_the_adapter_is_trained_and_it_starts_as_nothing(base: Path) -> Non
     tokens = some_tokens().tokens
     assert torch.equal(logits(plain, tokens), logits(adapted, tokens))
     some = load_policy(str(base))
-    add_adapter(some, base=str(base), rank=2, alpha=32.0, targets="q_proj, v_proj", seed=0)
+    two = AdapterOptions(rank=2, alpha=32.0, targets="q_proj, v_proj")
+    add_adapter(some, two, base=str(base), seed=0)
     assert (
         len([name for name, parameter in some.named_parameters() if parameter.requires_grad])
         == 2 * 2 * 2
     )
     with pytest.raises(EngineError, match="no linear layer 'qproj'"):
-        add_adapter(
-            load_policy(str(base)), base=str(base), rank=2, alpha=1.0, targets="qproj", seed=0
-        )
+        wrong = AdapterOptions(rank=2, alpha=1.0, targets="qproj")
+        add_adapter(load_policy(str(base)), wrong, base=str(base), seed=0)
 
 
 def test_the_adapter_switched_off_is_the_base_and_the_sampler_sees_it_switched_on(
@@ -223,6 +237,70 @@ def test_merging_adds_alpha_over_rank_times_b_a_to_the_weight(base: Path, tmp_pa
     torch.testing.assert_close(merged, weight + 6 / 4 * b @ a, rtol=0, atol=1e-6)
 
 
+def by_hand(base: Path, adapter: Path, scale: float) -> Any:
+    """The model that DoRA's equation 5 describes: rows of W + s B A, as long as their magnitudes."""
+    model: Any = load_policy(str(base))
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    with torch.no_grad():
+        for key, magnitude in tensors.items():
+            if key.endswith("lora_magnitude_vector.weight"):
+                place = key.removesuffix("lora_magnitude_vector.weight")
+                weight = model.get_parameter(f"{place.removeprefix('base_model.model.')}weight")
+                a, b = (tensors[f"{place}lora_{part}.weight"] for part in "AB")
+                direction = weight.double() + scale * (b.double() @ a.double())
+                unit = direction / direction.square().sum(1, keepdim=True).sqrt()
+                weight.copy_(magnitude[:, None] * unit)
+    return model
+
+
+def test_dora_with_rslora_loads_in_transformers_and_merges_as_its_equation_says(
+    base: Path, tmp_path: Path
+) -> None:
+    cfg = config(base, "run", "sft", ("lora.alpha=6",), lora=DORA)
+    run(cfg)
+    noted = json.loads((newest(cfg) / "adapter_config.json").read_text())
+    assert noted["use_dora"] and noted["use_rslora"]
+    expected = logits(by_hand(base, newest(cfg), 6 / 4**0.5), some_tokens().tokens)
+    run_export(cfg.run.directory, tmp_path / "merged")
+    theirs = AutoModelForCausalLM.from_pretrained(newest(cfg)).eval()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    for model in (theirs, merged, load_policy(str(newest(cfg)))):
+        found = logits(model, some_tokens().tokens)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    wrong_scale = logits(by_hand(base, newest(cfg), 6 / 4), some_tokens().tokens)
+    assert (wrong_scale - expected).abs().max() > 0.1
+    before = load_policy(str(base))
+    trained = load_file(newest(cfg) / "adapter_model.safetensors")
+    name = "model.layers.0.mlp.up_proj"
+    magnitude = trained[f"base_model.model.{name}.lora_magnitude_vector.weight"]
+    start = torch.linalg.norm(before.get_parameter(f"{name}.weight"), dim=1)
+    assert (magnitude - start).abs().max() > 1e-3  # they are trained
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dora_starts_as_nothing_and_switches_off(base: Path, dtype: str) -> None:
+    stored = LoadOptions(dtype=getattr(torch, dtype))
+    plain, adapted = load_policy(str(base), stored), load_policy(str(base), stored)
+    add_adapter(adapted, AdapterOptions(rank=4, alpha=8.0, dora=True), base=str(base), seed=0)
+    tokens = some_tokens().tokens
+    assert torch.equal(logits(plain, tokens), logits(adapted, tokens))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "magnitude" in name:
+                assert parameter.requires_grad and parameter.dtype == torch.float32
+                parameter.mul_(1.5)
+    assert (logits(plain, tokens) - logits(adapted, tokens)).abs().max() > 0.1
+    with adapter_off(adapted):
+        assert torch.equal(logits(plain, tokens), logits(adapted, tokens))
+
+
+def test_dora_in_bfloat16_samples_from_what_it_trains(base: Path) -> None:
+    bfloat16 = {"dtype": "bfloat16"}
+    cfg = config(base, "run", "sgrpo", ("run.steps=2",), lora=DORA, model=bfloat16)
+    run(cfg)
+    assert max(line["mismatch/abs_logdiff_max"] for line in metric_lines(cfg.run.directory)) < 0.2
+
+
 def test_a_reward_model_with_an_adapter_scores_as_merged(base: Path, tmp_path: Path) -> None:
     cfg = config(base, "run", "reward_model")
     run(cfg)
@@ -259,6 +337,8 @@ def test_adapters_learn_at_ten_times_the_default_rate(base: Path) -> None:
         (["train.backend=deepspeed", "model.dtype=bfloat16"], "DeepSpeed rounds adapters"),
         (["train.alg_name=tr_dpo"], "moves its reference by all weights"),
         (["lora.rank=0", "lora.alpha=16"], "is read with lora.rank above 0"),
+        (["lora.rank=0", "lora.dora=true"], "is read with lora.rank above 0"),
+        (["lora.delivery=merged"], "samplers have weights of their own"),
     ],
 )
 def test_what_adapters_cannot_do_is_an_error(

@@ -298,10 +298,25 @@ def base(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("algorithm", "world"), [("sft", 3), ("dpo", 2), ("reward_model", 2)])
+@pytest.mark.parametrize(
+    ("algorithm", "world", "lora"),
+    [
+        ("sft", 3, {}),
+        ("dpo", 2, {}),
+        ("reward_model", 2, {}),
+        pytest.param("sft", 2, {"dora": True}, marks=pytest.mark.full),
+        pytest.param("dpo", 2, {"dora": True, "rslora": True}, marks=pytest.mark.full),
+    ],
+)
 def test_adapters_train_on_ranks_as_on_one(
-    tmp_path: Path, base: dict[str, Any], algorithm: str, world: int, backend: str
+    tmp_path: Path,
+    base: dict[str, Any],
+    algorithm: str,
+    world: int,
+    lora: dict[str, Any],
+    backend: str,
 ) -> None:
+    base["lora"] |= lora
     one = configure(tmp_path, "one", algorithm, 1, "local", **base)
     run(one)
     stages = {"zero_stage": 2} if algorithm == "sft" else {"zero_stage": 3}
@@ -318,7 +333,7 @@ def test_adapters_train_on_ranks_as_on_one(
     ours, theirs = (
         load_file(folder / "adapter_model.safetensors") for folder in (newest, expected)
     )
-    assert ours.keys() == theirs.keys() and len(ours) == 28
+    assert ours.keys() == theirs.keys() and len(ours) == (42 if "dora" in lora else 28)
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-2, atol=1e-4)
     merged, also = (

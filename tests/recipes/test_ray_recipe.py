@@ -220,9 +220,21 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cfg.run.directory
 
 
-@pytest.mark.parametrize("backend", ["fsdp", "deepspeed"])
+DORA = {"rank": 4, "dora": True, "rslora": True}
+
+
+@pytest.mark.parametrize(
+    ("backend", "lora", "delivery"),
+    [
+        ("fsdp", {"rank": 4}, "adapter"),
+        ("deepspeed", {"rank": 4}, "adapter"),
+        pytest.param("fsdp", {"rank": 4}, "merged", marks=pytest.mark.full),
+        pytest.param("fsdp", DORA, "merged", marks=pytest.mark.full),
+        pytest.param("deepspeed", DORA, "adapter", marks=pytest.mark.full),
+    ],
+)
 def test_an_adapter_on_two_ranks_and_a_rollout_actor_trains_like_in_one_process(
-    tmp_path: Path, backend: str
+    tmp_path: Path, backend: str, lora: dict[str, Any], delivery: str
 ) -> None:
     pytest.importorskip("peft", reason='needs peft: pip install -e ".[lora]"')
     if backend == "deepspeed":
@@ -232,10 +244,11 @@ def test_an_adapter_on_two_ranks_and_a_rollout_actor_trains_like_in_one_process(
     load_tokenizer("builtin:tiny").save_pretrained(base)
     sections: dict[str, Any] = {
         "model": {"name": str(base)},
-        "lora": {"rank": 4},
+        "lora": lora,
         "train": {"kl_coeff": 0.05, "lr": 1e-2},
     }
     local = config(tmp_path, "local", "local", **copy.deepcopy(sections))
+    sections["lora"] = {**lora, "delivery": delivery}
     scaled = config(tmp_path, "scaled", backend, actors=1, **copy.deepcopy(sections))
     run(local)
     run(scaled)
@@ -244,8 +257,10 @@ def test_an_adapter_on_two_ranks_and_a_rollout_actor_trains_like_in_one_process(
     for ours, theirs in zip(metric_lines(one), metric_lines(other), strict=True):
         for key in ("reward/mean", "update/loss", "update/grad_norm", "kl/ref_k3"):
             assert theirs[key] == pytest.approx(ours[key], rel=1e-4, abs=1e-6), key
-    adapter = load_file(max(other.glob("checkpoints/step_*")) / "adapter_model.safetensors")
-    sent = sum(tensor.nbytes for tensor in adapter.values())
+    of_policy = max(other.glob("checkpoints/step_*")) / "adapter_model.safetensors"
+    whole = base / "model.safetensors"
+    tensors = load_file(whole if delivery == "merged" else of_policy)
+    sent = sum(tensor.nbytes for tensor in tensors.values())
     synced = metric_lines(other)[-1]
     assert synced["sync/sent_bytes"] == sent
     assert synced["sync/driver_bytes"] == 0

@@ -71,11 +71,24 @@ class LoraConfig(Section):
     )
     alpha: float = setting(
         32.0,
-        "Adapters are scaled by alpha / rank.",
+        "Adapters are scaled by alpha / rank; with rslora by alpha / sqrt(rank).",
         gt=0,
         le=10**6,
         why="adapters of such a scale leave nothing of the model",
     )
     targets: str = setting(
         "all-linear", "Layers that get one: all-linear, or names with commas: q_proj,v_proj."
+    )
+    rslora: bool = setting(
+        False,
+        "rsLoRA: scale by alpha / sqrt(rank); large ranks learn as fast as small ones.",
+    )
+    dora: bool = setting(
+        False, "DoRA: also train the length of each row of the adapted weights; takes more time."
+    )
+    delivery: Literal["adapter", "merged"] = setting(
+        "adapter",
+        "What is sent to samplers with weights of their own: the adapter alone, which each of them "
+        "merges or computes with; or whole weights, merged by those who train, for samplers "
+        "without a second copy of the model in CPU memory.",
     )

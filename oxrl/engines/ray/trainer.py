@@ -68,7 +68,7 @@ GRACE_S = 10.0
 BuildRank = Callable[[], AbstractContextManager[Mapping[str, Trainer]]]
 
 
-Stream = Literal["all", "adapter", "gradients"]
+Stream = Literal["all", "adapter", "merged", "gradients"]
 NewModel = Callable[[], nn.Module]
 NewImages = Callable[[], "ImageStore"]
 

@@ -97,9 +97,9 @@ class VllmOptions:
     max_model_len: longest prompt plus response, in tokens; None: the model's context.
     revision: of the model on the hub; None: its main branch.
     batch_invariant: on a GPU, compute a row alike whatever is beside it; on CPU it means nothing.
-    adapter_scale: alpha / rank of the policy's adapter, which is all that is delivered; its term
-        is added to the model's weights here, and a copy of these is kept on the CPU. None: every
-        weight is delivered.
+    adapter_scale: of the policy's adapter, which is all that is delivered; it is merged into the
+        model's weights here, and a copy of these is kept on the CPU. None: every weight is
+        delivered.
     """
 
     log_file: str

@@ -45,7 +45,7 @@ class WorkerExtension:
     device: torch.device
     rank: int
     oxrl_receiver: Receiver | None = None
-    # Of a policy with an adapter: the weights under it, and alpha / rank.
+    # Of a policy with an adapter: the weights under it, and what its term is multiplied by.
     oxrl_base: Mapping[str, Tensor] | None = None
     oxrl_base_prints: Mapping[str, str]
     oxrl_scale: float
@@ -72,7 +72,7 @@ class WorkerExtension:
             model.compute_logits = partial(_without, model.compute_logits, tokens)
 
     def oxrl_keep_base(self, model: str, options: LoadOptions, scale: float) -> None:
-        """From now on adapters are loaded, which are added to these weights, kept on the CPU."""
+        """From now on adapters are loaded, which are merged into these weights, kept on the CPU."""
         base = load_policy(model, options).named_parameters()
         self.oxrl_base = {name: weight.detach() for name, weight in base}
         prints = {name: fingerprint(weight) for name, weight in self.oxrl_base.items()}

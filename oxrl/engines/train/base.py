@@ -17,8 +17,9 @@ from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
 
 # "logprobs", "entropy", "values", "sum_p_squared", "top_k=<K>".
 Want = frozenset[str]
-# Of a policy with an adapter: all of its weights, or the adapter's alone.
-Part = Literal["all", "adapter"]
+# Of a policy with an adapter: all of its weights, the adapter's alone, or those of a model without
+# adapter that computes the same.
+Part = Literal["all", "adapter", "merged"]
 Bucket = list[NamedTensor]
 
 

@@ -104,6 +104,9 @@ class FsdpTrainer(LocalTrainer):
     def _master_pieces(
         self, dtype: torch.dtype | None, part: Part
     ) -> Iterator[tuple[str, list[Piece]]]:
+        if part == "merged":  # of whole layers
+            yield from super()._master_pieces(dtype, part)
+            return
         for name, parameter in self._of(part):
             master = self._masters.get(name, parameter)
             held = self._place(name, master)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from oxrl.engines.train.adamw import LOW_PRECISION, MOMENTS, Piece, adamw
-from oxrl.engines.train.base import Bucket, Part, Want
+from oxrl.engines.train.base import Part, Want
 from oxrl.engines.train.checkpoint import StoredWeight
 from oxrl.engines.train.forward import Check, read_tokens
 from oxrl.engines.train.options import TrainerOptions
@@ -21,7 +21,7 @@ from oxrl.engines.train.share import PieceOfWeight
 from oxrl.engines.train.trainer import Trainer
 from oxrl.models.layout import WEIGHT
 from oxrl.models.stored import Source
-from oxrl.models.weights import NamedTensor, buckets, sent_bytes
+from oxrl.models.weights import NamedTensor
 from oxrl.types import LossFn, Output, TokenBatch, TrainBatch
 
 log = logging.getLogger(__name__)
@@ -168,13 +168,9 @@ class LocalTrainer(Trainer):
             rate = self.options.rates.get(name, 1.0)
             yield Piece(self._piece(master.detach()), state or None, self._decays[name], rate)
 
-    def weights(self, part: Part = "all") -> Iterator[Bucket]:
-        """See TrainEngine. On one rank the tensors are the model's own, not copies."""
-        whole = (
-            (name, self._whole(p.detach()).to(self._stored[name].dtype))
-            for name, p in self._of(part)
-        )
-        return buckets(whole, limit=sent_bytes(self.device))
+    def _own_weights(self, part: Part) -> Iterator[NamedTensor]:
+        for name, p in self._of(part):
+            yield name, self._whole(p.detach()).to(self._stored[name].dtype)
 
     def masters(self, part: Part = "all") -> Iterator[NamedTensor]:
         """See Trainer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain
@@ -39,14 +39,16 @@ from oxrl.models.fingerprints import joined, piece_of
 from oxrl.models.later import arrived, awaited, home_of
 from oxrl.models.layout import FileLayout, optimizer_files, weight_files, write_description
 from oxrl.models.load import not_finite
-from oxrl.models.lora import adapter_off
+from oxrl.models.lora import adapter_off, merged_into
 from oxrl.models.network import CausalNetwork, check_tokens, token_model, vocabulary_of
 from oxrl.models.shrink import check_small
 from oxrl.models.stored import GivenTensor
 from oxrl.models.weights import (
     NamedTensor,
     WeightType,
+    buckets,
     save_model,
+    sent_bytes,
     stored_names,
 )
 from oxrl.runs.parts import part_problems
@@ -125,7 +127,8 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def weights(self, part: Part = "all") -> Iterator[Bucket]: ...
+    def _own_weights(self, part: Part) -> Iterator[NamedTensor]:
+        """(name, whole weight as the model computes with it) on every rank; collective."""
 
     @abstractmethod
     def masters(self, part: Part = "all") -> Iterator[NamedTensor]:
@@ -420,6 +423,21 @@ class Trainer(ABC):
         if state.fits is not None:
             self.micro_batch_tokens = min(self.micro_batch_tokens, state.fits)
 
+    def weights(self, part: Part = "all") -> Iterator[Bucket]:
+        """See TrainEngine. A copy of each, or on one rank the model's own."""
+        whole = self._merged(self._own_weights) if part == "merged" else self._own_weights(part)
+        return buckets(whole, limit=sent_bytes(self.device))
+
+    @torch.no_grad()
+    def _merged(self, read: Callable[[Part], Iterator[NamedTensor]]) -> Iterator[NamedTensor]:
+        """What a model without adapter has to hold, computed on every rank; collective.
+
+        Args:
+            read: gives whole weights: those that are computed with, or masters.
+        """
+        adapter = dict(read("adapter"))
+        yield from merged_into(self.model, read("all"), adapter)
+
     @torch.no_grad()
     def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> dict[str, str]:
         """See TrainEngine. Ranks read what they hold, and join what they found."""
@@ -437,9 +455,18 @@ class Trainer(ABC):
 
         Where every rank can read whole masters, they take turns.
         """
-        for index, (name, master) in enumerate(self.masters(part)):
+        if part == "merged":
+            whole = self._merged(self._stored_masters)
+        else:
+            whole = self._stored_masters(part)
+        for index, (name, weight) in enumerate(whole):
             own = index % self.ranks.world == self.ranks.rank
-            yield name, [piece_of(self._delivered(name, master, dtype))] if own else []
+            yield name, [piece_of(weight if dtype is None else weight.to(dtype))] if own else []
+
+    def _stored_masters(self, part: Part) -> Iterator[NamedTensor]:
+        """Masters, rounded as they are stored."""
+        for name, master in self.masters(part):
+            yield name, self._delivered(name, master, None)
 
     def _of(self, part: Part) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of the model, whole or cut up."""

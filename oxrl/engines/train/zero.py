@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from oxrl.engines.train.adamw import LOW_PRECISION, MOMENTS, Piece, adamw
-from oxrl.engines.train.base import Bucket, Part, Want
+from oxrl.engines.train.base import Part, Want
 from oxrl.engines.train.checkpoint import StoredWeight
 from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.options import TrainerOptions
@@ -30,7 +30,7 @@ from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.later import materialised
 from oxrl.models.layout import WEIGHT
-from oxrl.models.weights import NamedTensor, buckets, sent_bytes
+from oxrl.models.weights import NamedTensor
 from oxrl.types import Output, TokenBatch
 
 
@@ -297,11 +297,7 @@ class DeepSpeedTrainer(Trainer):
         group_of_piece = getattr(self._zero, "sub_group_to_group_id", {})
         return [decays[group] for group in group_of_piece.values()] or decays
 
-    def weights(self, part: Part = "all") -> Iterator[Bucket]:
-        """See TrainEngine. At stage 3 each weight is gathered in turn and copied."""
-        return buckets(self._whole_weights(part), limit=sent_bytes(self.device))
-
-    def _whole_weights(self, part: Part = "all") -> Iterator[NamedTensor]:
+    def _own_weights(self, part: Part) -> Iterator[NamedTensor]:
         for name, p in self._of(part):
             yield name, self._whole_weight(p)
 
