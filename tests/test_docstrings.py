@@ -142,7 +142,7 @@ def public_functions(path: Path) -> Iterator[tuple[str, Function, Class | None]]
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             found = read_class(node)
             for name, method in found.methods.items():
-                if not name.startswith("_"):
+                if not name.startswith("_") or name == "__call__":
                     yield f"{node.name}.{name}", method, found
 
 

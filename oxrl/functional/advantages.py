@@ -386,7 +386,22 @@ AdvantagesAndReturns = tuple[Tensor, OptionalTensor]
 class Estimator(Protocol):
     """A cell of `ADVANTAGES`; its numbers come by keyword."""
 
-    def __call__(self, x: AdvantageInputs, *args: Any, **numbers: Any) -> AdvantagesAndReturns: ...
+    def __call__(self, x: AdvantageInputs, *args: Any, **numbers: Any) -> AdvantagesAndReturns:
+        """Advantages of the whole batch of a step.
+
+        Args:
+            x: what there is to estimate them from.
+            args: none; they let type checkers accept what a cell takes besides.
+            numbers: of the cell.
+
+        Returns:
+            Advantages [B, T], and what a critic learns to predict [B, T], None where there is no
+            critic.
+
+        Raises:
+            ValueError: `x` lacks what the cell reads.
+        """
+        ...
 
 
 def _of_rows(x: AdvantageInputs, row_advantages: Tensor) -> AdvantagesAndReturns:

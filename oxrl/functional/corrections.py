@@ -49,7 +49,23 @@ class Correction(Protocol):
         /,
         *args: Any,
         **further: Any,
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """What the policy term of each token is multiplied by, for the sampler is not the trainer.
+
+        Args:
+            logprobs: [B, T] nats, of the trainer at the start of the step; for one cell, of now.
+            rollout_logprobs: [B, T] nats, as the sampler itself said.
+            mask: [B, T] bool, trained tokens.
+            args: none; they let type checkers accept what a cell takes besides.
+            further: numbers of the cell, and the advantages where it reads them.
+
+        Returns:
+            [B, T], detached; 0 where a token is rejected or masked.
+
+        Raises:
+            ValueError: shapes differ.
+        """
+        ...
 
 
 def importance_ratio(

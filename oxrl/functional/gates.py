@@ -53,7 +53,26 @@ class Gate(Protocol):
         *args: Any,
         correction: OptionalTensor = None,
         **further: Any,
-    ) -> LossAndMetrics: ...
+    ) -> LossAndMetrics:
+        """The loss of one micro-batch; see the top of this file.
+
+        Args:
+            logprobs, old_logprobs: [B, T] nats, now (with gradient) and of the policy to compare
+                with.
+            advantages: [B, T], detached inside.
+            mask: [B, T] bool, trained tokens; what stands elsewhere, NaN too, is not read.
+            loss_weights: [B, T], normalized over the global batch (weights.py).
+            args: none; they let type checkers accept what a cell takes besides.
+            correction: [B, T] factor of the policy term; None: 1 (corrections.py).
+            further: numbers of the gate, and tensors where it reads more.
+
+        Returns:
+            Scalar to minimise, and its metrics.
+
+        Raises:
+            ValueError: shapes differ.
+        """
+        ...
 
 
 class Tokens(NamedTuple):

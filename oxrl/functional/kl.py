@@ -27,7 +27,20 @@ class Estimator(Protocol):
 
     def __call__(
         self, logprobs: Tensor, ref_logprobs: Tensor, mask: OptionalTensor = None
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """An estimate of KL(policy || reference) for each token; see the top of this file.
+
+        Args:
+            logprobs, ref_logprobs: [B, T] nats, with gradient where they carry one.
+            mask: [B, T] bool, trained tokens; None: all are.
+
+        Returns:
+            [B, T] nats, 0 where masked.
+
+        Raises:
+            ValueError: shapes differ.
+        """
+        ...
 
 
 def kl_k1(logprobs: Tensor, ref_logprobs: Tensor, mask: OptionalTensor = None) -> Tensor:

@@ -106,7 +106,27 @@ class PairLoss(Protocol):
         loss_weights: Tensor,
         *extras: Any,
         **numbers: Any,
-    ) -> LossAndMetrics: ...
+    ) -> LossAndMetrics:
+        """The loss of N pairs; see the top of this file.
+
+        Args:
+            chosen_logprobs, rejected_logprobs: [N] nats, sums over trained tokens, with gradient.
+            ref_chosen_logprobs, ref_rejected_logprobs: [N] nats, of the frozen reference; None
+                without one.
+            chosen_lengths, rejected_lengths: [N] trained tokens of each; None where nobody reads
+                them.
+            loss_weights: [N], 1 / (pairs of the global batch); 0 leaves a pair out.
+            extras: columns of the data or statistics of the batch, [N] or scalar, where a loss
+                reads some.
+            numbers: of the loss.
+
+        Returns:
+            The scalar to minimize, and the metrics of a pair loss.
+
+        Raises:
+            ValueError: a tensor has another shape, or one that is read is None.
+        """
+        ...
 
 
 class SingleLoss(Protocol):
@@ -120,7 +140,24 @@ class SingleLoss(Protocol):
         loss_weights: Tensor,
         *extras: Any,
         **numbers: Any,
-    ) -> LossAndMetrics: ...
+    ) -> LossAndMetrics:
+        """The loss of B judged completions; see `preference_singles`.
+
+        Args:
+            logprobs, ref_logprobs: [B] nats, sums over trained tokens; the gradient flows to the
+                first.
+            desirable: [B] bool, the verdicts.
+            loss_weights: [B], 1 / (completions of the global batch); 0 leaves one out.
+            extras: the statistic of the batch that the loss reads, a scalar.
+            numbers: of the loss.
+
+        Returns:
+            The scalar to minimize, and its metrics.
+
+        Raises:
+            ValueError: a tensor has another shape.
+        """
+        ...
 
 
 PAIR_LOSSES: dict[str, PairLoss] = {

@@ -25,13 +25,33 @@ MAX_LOG_RATIO = 20.0
 class RatioLevel(Protocol):
     """A log-ratio [B, T] per token, brought to a level: [B, T], zero where masked."""
 
-    def __call__(self, log_ratio: Tensor, mask: Tensor, /) -> Tensor: ...
+    def __call__(self, log_ratio: Tensor, mask: Tensor, /) -> Tensor:
+        """Bring the log-ratios of tokens to a level, such as one for each row.
+
+        Args:
+            log_ratio: [B, T] nats.
+            mask: [B, T] bool, trained tokens.
+
+        Returns:
+            [B, T] nats; 0 where masked.
+        """
+        ...
 
 
 class Anchor(Protocol):
     """A cell of `RATIOS`."""
 
-    def __call__(self, logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor: ...
+    def __call__(self, logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+        """What stands in for `old_logprobs` in a gate, so that its ratio of tokens is this one.
+
+        Args:
+            logprobs, old_logprobs: [B, T] nats, now and of the policy to compare with.
+            mask: [B, T] bool, trained tokens.
+
+        Returns:
+            [B, T] nats, detached.
+        """
+        ...
 
 
 def sequence_level(log_ratio: Tensor, mask: Tensor) -> Tensor:

@@ -156,7 +156,18 @@ GateTensors = dict[str, Tensor]
 class Selection(Protocol):
     """A cell of `SELECTIONS`; its numbers come by keyword."""
 
-    def __call__(self, x: BatchTensors, *args: Any, **numbers: Any) -> GateTensors: ...
+    def __call__(self, x: BatchTensors, *args: Any, **numbers: Any) -> GateTensors:
+        """Choose tokens over the whole batch of a step, before it is cut.
+
+        Args:
+            x: tensors of the batch by name, [B, T].
+            args: none; they let type checkers accept what a cell takes besides.
+            numbers: of the cell.
+
+        Returns:
+            Tensors that the gate takes by these names.
+        """
+        ...
 
 
 def _clip_cov_cell(

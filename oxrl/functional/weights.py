@@ -26,7 +26,22 @@ class Weights(Protocol):
 
     def __call__(
         self, response_mask: Tensor, group_ids: Tensor, *args: Any, **numbers: Any
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """How much each token of the batch of a step counts; see the top of this file.
+
+        Args:
+            response_mask: [B, T] bool, trained tokens.
+            group_ids: [B] int64, shared by the rows of one prompt.
+            args: none; they let type checkers accept what a cell takes besides.
+            numbers: of the cell.
+
+        Returns:
+            [B, T] float32; 0 outside of the mask.
+
+        Raises:
+            ValueError: shapes or types are others.
+        """
+        ...
 
 
 def _counts(response_mask: Tensor) -> Tensor:

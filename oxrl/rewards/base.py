@@ -57,7 +57,17 @@ class Reward(Protocol):
 
     def __call__(
         self, prompt: Prompt, completions: Sequence[Completion]
-    ) -> Sequence[Score] | Awaitable[Sequence[Score]]: ...
+    ) -> Sequence[Score] | Awaitable[Sequence[Score]]:
+        """Score the completions of one prompt; may be async.
+
+        Args:
+            prompt: what was asked, with the ground truth.
+            completions: of that prompt, at least one.
+
+        Returns:
+            One score for each completion, in their order.
+        """
+        ...
 
 
 Group = tuple[Prompt, Sequence[Completion]]

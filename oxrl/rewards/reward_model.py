@@ -70,6 +70,10 @@ class RewardModel:
     def __call__(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """Score completions.
 
+        Args:
+            prompt: what was asked.
+            completions: of that prompt; each is read by itself.
+
         Returns:
             The head's number at the last token of each, "invalid" where it is not finite. Of a
             process reward model what its rule makes of the chances that the steps (lines that are

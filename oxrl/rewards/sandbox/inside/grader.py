@@ -169,6 +169,15 @@ class Reference:
         object.__setattr__(self, "_oxrl_kind", kind)
 
     def __call__(self, *arguments: object, **named: object) -> Wire:
+        """Call it there; see `Judged.ask`.
+
+        Args:
+            arguments: plain data or references; a list, dict or set among them is changed in place.
+            named: the same, by name; these are not changed.
+
+        Returns:
+            Plain data, or a reference.
+        """
         return self._oxrl_judged.ask("call", self, *arguments, **named)
 
     def __getattr__(self, name: str) -> Wire:
@@ -300,7 +309,14 @@ class Counted:
         self._counted: BaseException | None = None
 
     def __call__(self, text: str) -> Counted:
-        """Used as `with counted("text of the assert"): assert ...`."""
+        """Used as `with counted("text of the assert"): assert ...`.
+
+        Args:
+            text: of the assert, for the reason where it fails.
+
+        Returns:
+            Itself.
+        """
         self._text = text
         return self
 
