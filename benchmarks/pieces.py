@@ -1,11 +1,13 @@
 """What each training rank holds, reads and writes of a model: a ledger of memory and bytes.
 
-    python benchmarks/pieces.py [--engines fsdp zero3] [--ranks 2 4 8] [--whole]
+    python benchmarks/pieces.py [--engines fsdp zero3 zero2] [--ranks 2 4 8] [--whole]
 
-Per rank: peak of memory while a reference is loaded (resident, as the kernel counts it, over what
-the process had before), bytes read for that, bytes written of a checkpoint with moments, bytes read
-to resume from it, and CPU seconds of the resume. `--whole`: every rank loads the whole model first,
-as a comparison. The model is random, 235 MB in float32; gloo ranks here, one thread each.
+Most of any rank, a line each: peak of memory while a reference is loaded (resident, as the kernel
+counts it, over what the process had before), bytes read for that, bytes written of a checkpoint
+with moments, bytes read to resume from it, and CPU seconds of the resume; `of_ranks` are sums over
+the ranks. The bound of the peak is (1 / ranks + 0.1) of the model and one bucket; ZeRO-2 keeps the
+whole model on every rank, so that its bound is that. `--whole`: every rank loads the whole model
+first, as a comparison. The model is random, 235 MB in float32; gloo ranks here, one thread each.
 """
 
 from __future__ import annotations
@@ -62,14 +64,17 @@ def rank_body(engine: str, source: str, target: str, whole: bool, environment: A
     from oxrl.engines.train.options import TrainerOptions
     from oxrl.engines.train.ranks import joined_ranks
     from oxrl.models.load import LoadOptions, load_policy
+    from oxrl.models.weights import sent_bytes
+    from oxrl.runs.deadlines import Deadlines
     from oxrl.tables.engines import TRAINING_ENGINES
 
     torch.set_num_threads(1)
     settings = {} if engine == "fsdp" else {"zero_stage": int(engine[-1])}
     builder = TRAINING_ENGINES["fsdp" if engine == "fsdp" else "deepspeed"].load()
-    later = LoadOptions(later=not whole)
+    # ZeRO-2 keeps whole weights on every rank; only moments and gradients are cut up.
+    later = LoadOptions(later=not whole and engine != "zero2")
     found: dict[str, float] = {}
-    with joined_ranks(torch.device("cpu"), deadline_s=600) as ranks:
+    with joined_ranks(torch.device("cpu"), Deadlines.alike(600)) as ranks:
         if engine != "fsdp":
             import deepspeed  # noqa: F401  (what it takes is not the model's)
         ranks.agree("all are here")
@@ -92,9 +97,22 @@ def rank_body(engine: str, source: str, target: str, whole: bool, environment: A
         written = counters()["wchar"]
         trainer.save(Path(target).with_name(f"{engine}_{ranks.world}"))
         found["written MB"] = (counters()["wchar"] - written) / MB
-        for rank, line in enumerate(ranks.gather(found)):
-            if ranks.first:
-                print(json.dumps({"engine": engine, "ranks": ranks.world, "rank": rank, **line}))
+        lines = ranks.gather(found)
+        if ranks.first:
+            model = Path(source, "model.safetensors").stat().st_size / MB
+            share = 1.0 if whole or engine == "zero2" else 1 / ranks.world
+            case = {"case": f"{engine} {ranks.world}", "model_mb": model}
+            case["bound_mb"] = (share + 0.1) * model + sent_bytes(torch.device("cpu")) / MB
+            for name in found:
+                key = name.lower().replace(" ", "_")
+                case[key] = max(line[name] for line in lines)
+                if key != "load_peak_mb":
+                    case[f"{key}_of_ranks"] = sum(line[name] for line in lines)
+            print(json.dumps({name: _rounded(value) for name, value in case.items()}), flush=True)
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 2) if isinstance(value, float) else value
 
 
 def run_ranks(world: int, *arguments: Any) -> None:

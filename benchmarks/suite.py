@@ -38,6 +38,9 @@ SIDES = {
 WAITS = "the machine was too busy; needs the `bench` extra"
 NEEDS_TRL = dict.fromkeys(("equal", "heavy", "sft", "dpo"), WAITS)
 
+ENGINES = {"fsdp": "FSDP2", "zero3": "ZeRO-3", "zero2": "ZeRO-2"}
+OF_SCALE = "needs Ray, vLLM and DeepSpeed: `make env-scale`"
+
 BENCHMARKS: dict[str, Benchmark] = {
     "rl_step": Benchmark(
         "Whole RL steps against TRL",
@@ -136,5 +139,56 @@ BENCHMARKS: dict[str, Benchmark] = {
             "cpu_of_first": "over one process",
             "tokens_per_s": "tokens per s of wall time",
         },
+    ),
+    "pieces": Benchmark(
+        "What each training rank holds, reads and writes",
+        "A random model of 59 million parameters, float32, gloo ranks; most of any rank, in MB. "
+        "The peak is resident memory while a reference is built, over what the process had before; "
+        "its bound is (1 / ranks + 0.1) of the model and one bucket (ZeRO-2 has the whole model on "
+        "every rank, so 1.1 of it). A checkpoint has the weights and two moments. Nothing of it "
+        "goes through the process that runs the loop.",
+        "python benchmarks/pieces.py --engines fsdp zero3 zero2 --ranks 2 4 8",
+        {
+            f"{engine} {ranks}": f"{title} x {ranks}"
+            for engine, title in ENGINES.items()
+            for ranks in (2, 4, 8)
+        },
+        {
+            "model_mb": "model",
+            "load_peak_mb": "peak of loading",
+            "bound_mb": "its bound",
+            "load_read_mb": "read by it",
+            "written_mb": "written of a checkpoint",
+            "written_mb_of_ranks": "by all ranks",
+            "resume_read_mb": "read to resume",
+            "resume_read_mb_of_ranks": "by all ranks",
+        },
+        dict.fromkeys(("zero3", "zero2"), OF_SCALE),
+    ),
+    "weight_sync": Benchmark(
+        "Weight syncs from training ranks to rollout actors",
+        "Two FSDP2 ranks send a random model of 213 MB in float32 to an actor with vLLM's CPU "
+        "build over gloo, proved. Medians, in turns with a bare gloo broadcast of the same bytes "
+        "from rank 0 to the same process; seconds of the clock and of all processors.",
+        "python benchmarks/weight_sync_ranks.py",
+        {
+            "bare": "bare broadcast",
+            "moved": "gather, fingerprint, send, load",
+            "gathered": "of it, gather and cast alone",
+            "masters": "fingerprints of the masters",
+            "read": "read back, before and after",
+            "probe ranks": "probe, ranks",
+            "probe samplers": "probe, samplers",
+            "bytes": "all but the probe",
+            "whole": "whole proved sync",
+        },
+        {
+            "clock_s": "clock, s",
+            "over_bare": "x bare",
+            "processors_s": "processors, s",
+            "processors_over_bare": "x bare",
+            "driver_bytes": "bytes of weights through the driver",
+        },
+        {"driver_bytes": "of the whole sync alone"},
     ),
 }

@@ -6,20 +6,22 @@
 
 The model is a Qwen3 of random weights, 213 MB in float32 with 5 layers. Items are medians of
 REPEATS, in seconds of the clock and of all processors: those of this process, the ranks and the
-actors, without further workers of vLLM's. `x bare` are multiples of what a bare gloo broadcast of
-the same bytes from rank 0 to the same processes takes, measured in the same run. What the driver
+actors, without further workers of vLLM's. `over_bare` are multiples of what a bare gloo broadcast
+of the same bytes from rank 0 to the same processes takes, in turns with the items. What the driver
 puts into Ray or gets from it is counted as it is serialised.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,21 +39,18 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import joined_ranks
 from oxrl.engines.train.trainer import Trainer
 from oxrl.engines.transport.base import Copy
-from oxrl.engines.transport.ends import receiver
 from oxrl.engines.transport.line import SENDER, Line, Meeting, Seat
 from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.models.builtin import builtin_tokenizer
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import save_model
+from oxrl.runs.deadlines import Deadlines
 from oxrl.tables.engines import TRAINING_ENGINES
 
 REPEATS = 5
 VOCABULARY = 8192
 DEADLINE_S = 300.0
 CPU = torch.device("cpu")
-MOVED = "gather, fingerprint, send, load"
-MASTERS = "fingerprints of the masters"
-READ = "read back, before and after"
 
 
 def write_model(folder: Path, layers: int, dtype: torch.dtype) -> int:
@@ -82,7 +81,7 @@ def ranks(backend: str, folder: str, dtype: torch.dtype) -> Iterator[dict[str, T
     """What each rank builds."""
     engine = TRAINING_ENGINES[backend]
     settings = {"zero_stage": 3} if backend == "deepspeed" else {}
-    with joined_ranks(CPU, deadline_s=DEADLINE_S) as own:
+    with joined_ranks(CPU, Deadlines.alike(DEADLINE_S)) as own:
         model = load_policy(folder, LoadOptions(dtype=dtype))
         yield {"policy": engine.load()(model, TrainerOptions(lr=0.0), ranks=own, **settings)}
 
@@ -135,20 +134,21 @@ class Spent(NamedTuple):
     processors: float
 
 
-Measure = Callable[[Callable[[], object]], Spent]
+# Item -> what to do once.
+Works = Mapping[str, Callable[[], object]]
 
 
-def measured(work: Callable[[], object], processors: Callable[[], float]) -> Spent:
-    """What one repeat takes."""
-    clock: list[float] = []
-    used: list[float] = []
+def measured(works: Works, processors: Callable[[], float]) -> Mapping[str, list[Spent]]:
+    """What each item takes, REPEATS times, in turns."""
+    found: dict[str, list[Spent]] = {item: [] for item in works}
     for _ in range(REPEATS):
-        before = processors()
-        start = time.perf_counter()
-        work()
-        clock.append(time.perf_counter() - start)
-        used.append(processors() - before)
-    return Spent(statistics.median(clock), statistics.median(used))
+        for item, work in works.items():
+            before = processors()
+            start = time.perf_counter()
+            work()
+            seconds = time.perf_counter() - start
+            found[item].append(Spent(seconds, processors() - before))
+    return found
 
 
 def own_seconds(_: Any = None) -> float:
@@ -169,82 +169,82 @@ def gather(trainer: Trainer, dtype: torch.dtype) -> None:
             tensor.to(dtype)
 
 
-def bare_send(meeting: Meeting, sizes: list[int], _: Any) -> Spent:
+def bare_meet(meeting: Meeting, place: int, sizes: list[int], process: Any) -> None:
+    """In a rank or an actor: take a place on a bare line."""
+    line = Line(meeting, Seat(0, place), address="127.0.0.1", device=CPU)
+    process.bare = line, [torch.ones(size, dtype=torch.uint8) for size in sizes]
+
+
+def bare_once(process: Any) -> None:
     """Broadcast as many bytes as a delivery has."""
-    line = Line(meeting, Seat(0, SENDER), address="127.0.0.1", device=CPU)
-    return _bare(line, sizes)
+    line, payloads = process.bare
+    for payload in payloads:
+        line._tensors.broadcast(payload, SENDER).wait()
+    line._tensors.barrier().wait()
 
 
-def bare_receive(meeting: Meeting, place: int, sizes: list[int], _: Any) -> Spent:
-    end = receiver(meeting, [Seat(0, place)], address="127.0.0.1", device=CPU)
-    return _bare(end._lines[0], sizes)  # pyright: ignore[reportPrivateUsage]
-
-
-def _bare(line: Line, sizes: list[int]) -> Spent:
-    payloads = [torch.ones(size, dtype=torch.uint8) for size in sizes]
-    group = line._tensors  # pyright: ignore[reportPrivateUsage]
-
-    def broadcast() -> None:
-        for payload in payloads:
-            group.broadcast(payload, SENDER).wait()
-        group.barrier().wait()
-
-    broadcast()
-    return measured(broadcast, own_seconds)
-
-
-def bare_broadcast(group: RankGroup, rollouts: RayRollouts, size: int) -> Spent:
-    """What it takes bare gloo to bring so many bytes from rank 0 to every actor."""
+def bare_broadcast(group: RankGroup, rollouts: RayRollouts, size: int) -> Callable[[], object]:
+    """What has bare gloo bring so many bytes from rank 0 to every actor."""
     host, port = group.store
     actors = [worker.actor for worker in rollouts.workers]
     meeting = Meeting(host, port, "bare", [len(actors)], 1, "gloo", DEADLINE_S)
     chunk = 64 * 2**20
     sizes = [chunk] * (size // chunk) + [size % chunk]
     first = group._ranks[0]  # pyright: ignore[reportPrivateUsage]
-    begun = [first.__ray_call__.remote(partial(bare_send, meeting, sizes))]
-    for place, actor in enumerate(actors, 1):
-        begun.append(actor.__ray_call__.remote(partial(bare_receive, meeting, place, sizes)))
-    ends: list[Spent] = rollouts.cluster.ray.get(begun, timeout=DEADLINE_S)
-    return Spent(ends[0].clock, sum(end.processors for end in ends))
+    ends = [first, *actors]
+    ray = rollouts.cluster.ray
+    meets = [partial(bare_meet, meeting, place, sizes) for place in range(len(ends))]
+    begun = [end.__ray_call__.remote(meet) for end, meet in zip(ends, meets, strict=True)]
+    ray.get(begun, timeout=DEADLINE_S)
+    return lambda: ray.get([end.__ray_call__.remote(bare_once) for end in ends], timeout=DEADLINE_S)
 
 
 def items_of(
-    sync: WeightSync, transport: RayTransport, group: RankGroup, measure: Measure
-) -> Mapping[str, Spent]:
-    """What each part of a delivery takes."""
+    sync: WeightSync, transport: RayTransport, group: RankGroup
+) -> dict[str, Callable[[], object]]:
+    """The parts of a delivery."""
     dtype = sync.options.dtype
     policy = sync.policy
     members = sync.sampler.members  # pyright: ignore[reportAttributeAccessIssue]
     of_driver = sync._policy_logprobs  # pyright: ignore[reportPrivateUsage]
 
-    def held() -> None:
-        for member in members.values():
-            member.held()
-
     def held_twice() -> None:
-        held()
-        held()
+        for member in (*members.values(), *members.values()):
+            member.held()
 
     def probe() -> None:
         for member in members.values():
             member.logprobs(sync.rows)
 
     version = sync.sampler.version
-    works: dict[str, Callable[[], object]] = {
-        MOVED: lambda: transport.deliver(version, Copy(dtype)),
-        "  of it, gather and cast alone": lambda: group.call("policy", gather, dtype),
-        MASTERS: lambda: policy.fingerprints(dtype),
-        READ: held_twice,
-        "probe, ranks": of_driver,
-        "probe, samplers": probe,
+    return {
+        "moved": lambda: transport.deliver(version, Copy(dtype)),
+        "gathered": lambda: group.call("policy", gather, dtype),
+        "masters": lambda: policy.fingerprints(dtype),
+        "read": held_twice,
+        "probe ranks": of_driver,
+        "probe samplers": probe,
     }
-    return {item: measure(work) for item, work in works.items()}
 
 
-def bytes_alone(items: Mapping[str, Spent]) -> Spent:
-    """Everything that grows with bytes: all but the two forward passes of the probe."""
-    parts = [items[MOVED], items[MASTERS], items[READ]]
-    return Spent(sum(part.clock for part in parts), sum(part.processors for part in parts))
+def added(parts: Iterable[list[Spent]]) -> list[Spent]:
+    """Items of one turn together, turn by turn."""
+    turns = zip(*parts, strict=True)
+    return [Spent(*(sum(spent) for spent in zip(*turn, strict=True))) for turn in turns]
+
+
+def figures(case: str, spent: list[Spent], bare: list[Spent]) -> dict[str, Any]:
+    """Medians, and of each turn's multiple of the bare broadcast beside it."""
+    pairs = list(zip(spent, bare, strict=True))
+    return {
+        "case": case,
+        "clock_s": round(statistics.median(own.clock for own in spent), 3),
+        "over_bare": round(statistics.median(own.clock / other.clock for own, other in pairs), 2),
+        "processors_s": round(statistics.median(own.processors for own in spent), 3),
+        "processors_over_bare": round(
+            statistics.median(own.processors / other.processors for own, other in pairs), 2
+        ),
+    }
 
 
 def say(text: str) -> None:
@@ -268,32 +268,30 @@ def report(
     begun = measuring.bytes
     ledger = sync.metrics()
     rollouts: Any = sync.sampler
-    bare = bare_broadcast(group, rollouts, size)
-
-    def measure(work: Callable[[], object]) -> Spent:
-        return measured(work, lambda: processor_seconds(group, rollouts))
-
-    items = items_of(sync, transport, group, measure)
-    versions = iter(range(1, 1000))
+    works = {"bare": bare_broadcast(group, rollouts, size), **items_of(sync, transport, group)}
+    versions = itertools.count(1)
+    works["whole"] = lambda: sync.deliver(next(versions))
+    found = dict(measured(works, lambda: processor_seconds(group, rollouts)))
     measuring.bytes = 0
-    total = measure(lambda: sync.deliver(next(versions)))
-    per_sync = measuring.bytes / REPEATS
+    sync.deliver(next(versions))
+    later = measuring.bytes
+    # Everything that grows with bytes: all but the two forward passes of the probe.
+    found["bytes"] = added(found[item] for item in ("moved", "masters", "read"))
     sent = [part.bytes for part in transport._sent]  # pyright: ignore[reportPrivateUsage]
     say(f"{arguments.backend} x {arguments.ranks} -> {arguments.engine} x {arguments.actors}")
-    bandwidth = size / bare.clock / 1e9
+    bandwidth = size / statistics.median(spent.clock for spent in found["bare"]) / 1e9
     say(f"model: {size / 1e6:.1f} MB in {arguments.dtype}; bare gloo: {bandwidth:.2f} GB/s")
-    say(f"bytes of weights through the driver: {ledger['sync/driver_bytes']:.0f}")
-    say(f"everything the driver put or got: first sync {begun:.0f}, later {per_sync:.0f} bytes")
+    say(f"everything the driver put or got: first sync {begun:.0f}, later {later:.0f} bytes")
     say(
         f"bytes sent by each rank: {sent}; buckets in flight: "
         f"{ledger['sync/buckets_in_flight']:.0f}"
     )
-    say(f"{'':34} {'clock':>9} {'x bare':>7} {'processors':>11} {'x bare':>7}")
-    lines = {**items, "all but the probe": bytes_alone(items), "whole proved sync": total}
-    for item, spent in {"bare broadcast": bare, **lines}.items():
-        clock, used = spent.clock / bare.clock, spent.processors / bare.processors
-        say(f"{item:34} {spent.clock:7.3f} s {clock:7.2f} {spent.processors:9.3f} s {used:7.2f}")
-    say(f"{'first sync, with a perturbed copy':34} {first:7.3f} s {first / bare.clock:7.2f}")
+    say(f"first sync, with a perturbed copy: {first:.3f} s")
+    for case, spent in found.items():
+        line = figures(case, spent, found["bare"])
+        if case == "whole":
+            line["driver_bytes"] = int(ledger["sync/driver_bytes"])
+        say(json.dumps(line))
 
 
 def main() -> None:
@@ -319,9 +317,9 @@ def main() -> None:
         )
         cluster.reserve(bundles)
         build_rank = partial(ranks, arguments.backend, folder, dtype)
-        group = RankGroup(cluster, trainers, build_rank, deadline_s=DEADLINE_S)
+        group = RankGroup(cluster, trainers, build_rank, Deadlines.alike(DEADLINE_S))
         build = partial(sampler, arguments.engine, folder, dtype, arguments.tensor_parallel)
-        rollouts = RayRollouts(cluster, samplers, build, deadline_s=DEADLINE_S)
+        rollouts = RayRollouts(cluster, samplers, build, Deadlines.alike(DEADLINE_S))
         new_model = partial(load_policy, folder, LoadOptions(dtype=dtype))
         transport = RayTransport(group, "policy", rollouts, new_model)
         transport._no_line = arguments.store  # pyright: ignore[reportPrivateUsage]

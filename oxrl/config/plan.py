@@ -11,6 +11,7 @@ from oxrl.config.reads import generates_answers, has_reference_model
 from oxrl.config.schema import Config, EngineConfig
 from oxrl.data.hub import locate
 from oxrl.errors import DataError, UnreachableError
+from oxrl.runs.deadlines import PHASES, Phase
 from oxrl.tables.cells import CRITIC
 from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.tables.numbers import KL_COEFF
@@ -63,6 +64,7 @@ def plan_text(cfg: Config) -> str:
     if reference:
         lines["reference"] = reference
     lines |= _memory(cfg)
+    lines["deadlines"] = _waits(cfg)
     return "\n".join(f"{label:<11}{text}" for label, text in lines.items())
 
 
@@ -358,6 +360,26 @@ def activation_bytes(cfg: Config, dims: ModelDims, tokens: int) -> ActivationByt
     if cfg.model.offload_activations:
         return ActivationBytes(layer * of_number, inputs)
     return ActivationBytes(inputs + layer * of_number, 0)
+
+
+def model_bytes(cfg: Config) -> int:
+    """Bytes of the policy's weights; 0: unknown."""
+    dims = model_dims(cfg.model.name)
+    return 0 if dims is None else dims.parameters * SIZES[cfg.model.dtype].weights
+
+
+def models_trained(cfg: Config) -> int:
+    """How many models of the policy's size training builds: with a critic and a reference."""
+    return 1 + cfg.train.row.has(CRITIC) + has_reference_model(cfg)
+
+
+def _waits(cfg: Config) -> str:
+    """The longest wait of each phase, with the bytes of this model."""
+    weights = model_bytes(cfg)
+    sizes: dict[Phase, int] = {"load": models_trained(cfg) * weights, "sync": weights}
+    waits = [cfg.run.waits.of(phase, sizes.get(phase, 0)) for phase in PHASES]
+    shown = ", ".join(f"{wait.phase} {wait.seconds:.4g} s" for wait in waits)
+    return f"{shown}; of a checkpoint for each next byte, of rollouts for each next answer"
 
 
 def _count(number: int, unit: str, plural: str = "s") -> str:

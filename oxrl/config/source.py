@@ -22,6 +22,7 @@ UNSET: object = object()
 # Fields that hold a mapping; every other one holds a single value.
 MAPPINGS = (
     "run.health",
+    "run.deadlines",
     "environment.options",
     "rollout.context",
     "data.columns",

@@ -20,6 +20,7 @@ from typing import IO, Any, cast
 
 from oxrl.environments.base import Environment, Message, Step
 from oxrl.environments.chat_endpoint import Asked, ChatEndpoint, answer_message, plain_message
+from oxrl.runs.killed import end_of
 from oxrl.types import Prompt
 
 # How much of what a program printed is read for its reward, and shown where it failed.
@@ -117,7 +118,7 @@ class AgentEnvironment(Environment):
         """End the program and the endpoint."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            end_of(self._process, "an agent's program")
         self._endpoint.close()
 
     def _start(self, prompt: Prompt, seed: int) -> None:

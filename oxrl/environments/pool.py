@@ -175,7 +175,8 @@ class EpisodeProcess:
 
     def _ask(self, message: Json, call: str, patience: Patience) -> Json:
         limit_s = self._pool.timeout_s
-        what = f"{self._pool.name} to answer {call}. Raise run.deadline_s, or see what it waits for"
+        advice = "Raise run.deadlines.rollout, or see what it waits for"
+        what = f"{self._pool.name} to answer {call}. {advice}"
         message = message | {"limit_s": limit_s}
         try:
             reply = self._channel.ask(message, limit_s, patience, what, most=MOST_ANSWER)

@@ -30,6 +30,7 @@ from oxrl.errors import EnvironmentDefinitionError, OxrlError
 from oxrl.processes.given import FIELD, receive
 from oxrl.processes.messages import Json, Replies, decode, encode, prompt_of, set_alarm
 from oxrl.processes.user_code import raised_as
+from oxrl.runs.killed import end_of_pid
 from oxrl.types import Prompt
 
 MOST_REQUEST = 1 << 16
@@ -163,8 +164,7 @@ def end(pid: int) -> int:
         os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)  # before it has become a group
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status)
+    return end_of_pid(pid, "an episode")
 
 
 def load(request: Json) -> tuple[Episode, Json]:

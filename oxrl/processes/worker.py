@@ -12,6 +12,7 @@ import sys
 import threading
 
 from oxrl.processes.channel import CHUNK, Channel
+from oxrl.runs.killed import end_of
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class Worker:
         # It has its own session, and so its own group; members may outlive their leader.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        code = self.process.wait()
+        code = end_of(self.process, "a worker")
         self.read_output()
         self.channel.close()
         os.close(self._output)

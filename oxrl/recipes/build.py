@@ -270,7 +270,7 @@ def training_ranks(cfg: Config) -> AbstractContextManager[Ranks]:
         )
     if cfg.train.backend == "local":
         return nullcontext(ALONE)
-    return joined_ranks(choose_device(cfg), deadline_s=cfg.run.deadline_s)
+    return joined_ranks(choose_device(cfg), cfg.run.waits)
 
 
 def build_trainer(
@@ -319,7 +319,9 @@ def build_trainer(
     engine = TRAINING_ENGINES[train.backend]
     section = engine.settings if trained else engine.reference_settings
     settings: dict[str, Any] = getattr(cfg, section).model_dump() if section else {}
-    trainer: Trainer = engine.load()(model, options, ranks=ranks, **settings)
+    nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    with ranks.within(cfg.run.waits.of("load", nbytes), "models to be built"):
+        trainer: Trainer = engine.load()(model, options, ranks=ranks, **settings)
     if train.share_prefix and isinstance(model, PreTrainedModel):
         _check_sharing(cfg, model, trainer)
     return trainer
@@ -384,7 +386,7 @@ def build_trainers(cfg: Config, ranks: Ranks = ALONE) -> dict[str, Trainer]:
 @contextmanager
 def trainers_of_rank(cfg: Config) -> Iterator[dict[str, Trainer]]:
     """What a training actor builds, in an environment that says which rank it is."""
-    with joined_ranks(choose_device(cfg), deadline_s=cfg.run.deadline_s) as ranks:
+    with joined_ranks(choose_device(cfg), cfg.run.waits) as ranks:
         yield build_trainers(cfg, ranks)
 
 

@@ -106,7 +106,7 @@ def evaluate_held_out(
         sampling=build.training_sampling(cfg, setup.stop_token_ids, temperature),
         samples=cfg.rollout.eval_samples,
         seed=evaluation_seed(cfg),
-        deadline_s=cfg.run.deadline_s,
+        deadline_s=cfg.run.waits.seconds["rollout"],
         stop=stop,
         heard=heard,
     )
@@ -202,7 +202,7 @@ def sampling_from(
                 sampling=build.training_sampling(cfg, limits.stop_token_ids, temperature),
                 samples=samples,
                 seed=seed,
-                deadline_s=cfg.run.deadline_s,
+                deadline_s=cfg.run.waits.seconds["rollout"],
                 stop=stop,
             ),
         )

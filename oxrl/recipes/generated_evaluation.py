@@ -35,7 +35,7 @@ class GeneratedEvaluation:
         self._tokenizer = tokenizer
         self._pool = build.build_rewards(cfg)
         session.closing(self._pool.close)
-        patience = Patience(session.stopping, cfg.run.deadline_s)
+        patience = Patience(session.stopping, cfg.run.waits.seconds["rollout"])
         self._pool.start(patience)
         limits = build.prompt_limits(cfg, self._model, tokenizer)
         self._stops = limits.stop_token_ids
@@ -61,7 +61,7 @@ class GeneratedEvaluation:
                 sampling=sampling,
                 samples=rollout.eval_samples,
                 seed=evaluation_seed(self._cfg),
-                deadline_s=self._cfg.run.deadline_s,
+                deadline_s=self._cfg.run.waits.seconds["rollout"],
                 stop=self._session.stopping,
             )
             rollouts = scored.answer(list(enumerate(self._prompts.in_order())))

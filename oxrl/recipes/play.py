@@ -86,7 +86,7 @@ def run_play(
         wanted = build.training_sampling(cfg, stops, sampling.temperature)
         wanted = replace(wanted, top_p=sampling.top_p, top_k=sampling.top_k)
         requests = make_requests(asked, samples=samples, sampling=wanted, run_seed=seed)
-        completions = generate(engine, requests, deadline_s=cfg.run.deadline_s)
+        completions = generate(engine, requests, deadline_s=cfg.run.waits.seconds["rollout"])
         groups = grouped(requests, completions, samples)
         scores = [score for group in judge.score(groups) for score in group]
     played = zip(requests, completions, scores, strict=True)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from oxrl.config import Config
 from oxrl.engines.train.base import Saved
 from oxrl.engines.train.ranks import Ranks
+from oxrl.engines.train.share import FLUSH_BYTES
 from oxrl.errors import CheckpointWriteError, DeadlineError
 from oxrl.recipes.origin import restore_engine, write_reference
 from oxrl.runs.checkpoint import Checkpoint, CheckpointWriter, latest_checkpoint
+from oxrl.runs.files import size_of
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +44,7 @@ class Saver:
         self._ranks = ranks
         self._cfg = cfg
         self._background = cfg.run.async_checkpoints
-        self._deadline_s = cfg.run.deadline_s
+        self._waits = cfg.run.waits
         self._say = say
         self._engines: list[Any] = []
         self._writer: CheckpointWriter | None = None
@@ -68,6 +71,20 @@ class Saver:
             CheckpointWriteError: the disk refused, and it was to `wait`; on the first rank.
         """
         self.settle(wait=True)
+        with self._within():
+            self._save(engines, step, new_writer, wait)
+
+    def _within(self) -> AbstractContextManager[None]:
+        """Other ranks are waited for as long as the disk is."""
+        return self._ranks.within(self._waits.of("checkpoint"), "a checkpoint to be written")
+
+    def _save(
+        self,
+        engines: Mapping[str, Saved],
+        step: int,
+        new_writer: Callable[[], CheckpointWriter],
+        wait: bool,
+    ) -> None:
         background = self._background and not wait
         try:
             if step == 0 and self._cfg.run.first_checkpoint == "reference":
@@ -92,8 +109,9 @@ class Saver:
 
     def load(self, found: Checkpoint, engines: Mapping[str, Saved]) -> None:
         """Restore engines from a checkpoint; on every rank."""
-        for name, engine in engines.items():
-            restore_engine(engine, found.path / name, self._cfg)
+        with self._ranks.within(self._waits.of("load", size_of(found.path)), "a checkpoint"):
+            for name, engine in engines.items():
+                restore_engine(engine, found.path / name, self._cfg)
 
     def settle(self, *, wait: bool = False) -> None:
         """Give a checkpoint its name that was written meanwhile; collective.
@@ -106,7 +124,8 @@ class Saver:
         if not wait and not self._progress()[1]:
             return
         try:
-            self._complete()
+            with self._within():
+                self._complete()
         except CheckpointWriteError as error:
             self._warn(self.step, error)
             self.step = self._step_before
@@ -232,10 +251,14 @@ class Saver:
             if written != before:
                 before = written
                 moved = now
-            if self._ranks.agree(now - moved > self._deadline_s):
+            # A disk may take what a process hands it at once, and then be silent.
+            at_once = min(written, self._ranks.world * FLUSH_BYTES)
+            deadline = self._waits.of("checkpoint", at_once)
+            if self._ranks.agree(now - moved > deadline.seconds):
                 raise DeadlineError(
-                    f"no byte of the checkpoint was written for run.deadline_s={self._deadline_s:g}"
-                    f" s, after {written / 1e6:.1f} MB: the disk hangs. The one before is untouched"
+                    f"no byte of the checkpoint was written for {deadline}, after "
+                    f"{written / 1e6:.1f} MB: the disk hangs. The one before is untouched; raise "
+                    f"{deadline.field} if it is only slow"
                 )
             if now - said > SAY_S:
                 said = now

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
+from oxrl.config.plan import model_bytes, models_trained
 from oxrl.data.order import open_rows
 from oxrl.engines.probe import Compared
 from oxrl.engines.sample.base import Heard, RolloutEngine, unheard
@@ -171,7 +172,7 @@ class RLSetup:
             requests=requests,
             clock=clock,
             prompts_per_step=cfg.data.prompts_per_step,
-            deadline_s=cfg.run.deadline_s,
+            deadline_s=cfg.run.waits.seconds["rollout"],
             max_error_rate=cfg.reward.max_error_rate,
             compared_parts=compared_parts(cfg),
             heard=heard,
@@ -191,7 +192,7 @@ def scored_meanwhile(
         samples=cfg.rollout.n_samples,
         prompts=cfg.data.prompts_per_step,
         stop=stop,
-        deadline_s=cfg.run.deadline_s,
+        deadline_s=cfg.run.waits.seconds["rollout"],
     )
 
 
@@ -228,7 +229,8 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
     from oxrl.engines.ray.transport import RayTransport
 
     sampling = cfg.inference_engine
-    deadline_s = cfg.run.deadline_s
+    waits = cfg.run.waits
+    nbytes = model_bytes(cfg)
     colocated = sampling.placement == "colocated"
     training = cfg.train.backend != "local"
     ranks = cfg.run.training_gpus if training else 0
@@ -248,8 +250,10 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
     group: RankGroup | None = None
     if training:
         build_rank = partial(trainers_of_rank, cfg)
-        group = RankGroup(cluster, trainer_places, build_rank, deadline_s=deadline_s)
-        trainers = {name: RayTrainer(group, name) for name in group.names}
+        group = RankGroup(
+            cluster, trainer_places, build_rank, waits, nbytes=models_trained(cfg) * nbytes
+        )
+        trainers = {name: RayTrainer(group, name) for name in group.sizes}
         limits = group.call("policy", limits_of, cfg)
     else:
         trainers = build_trainers(cfg)
@@ -263,7 +267,8 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
         cluster,
         sampler_places,
         build,
-        deadline_s=deadline_s,
+        waits,
+        nbytes=nbytes,
         sleeping=colocated,
         images=images,
     )

@@ -94,7 +94,7 @@ class ModelPool:
         with self._lock:
             model = self._loaded()
             for group in groups:
-                patience.look(f"the reward model {self.name}. Raise run.deadline_s")
+                patience.look(f"the reward model {self.name}. Raise run.deadlines.rollout")
                 found.append(self._group(model, group))
                 patience.answered()
         return found

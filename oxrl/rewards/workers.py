@@ -48,7 +48,7 @@ START_TIMEOUT_S = 60.0
 MOST_PER_SCORE = 1 << 17
 # Fresh workers that a sample gets after suspect ones.
 RETRIES = 2
-ADVICE = "See what it waits for, or raise run.deadline_s"
+ADVICE = "See what it waits for, or raise run.deadlines.rollout"
 STATUSES = get_args(ScoreStatus)
 
 Json = dict[str, Any]

@@ -183,7 +183,7 @@ class EpisodeEngine:
                 raise DeadlineError(
                     f"waited {deadline_s:g} s for an episode: {len(self._working)} environments "
                     f"are at work, {len(self._alive)} episodes are alive, {len(self._waiting)} "
-                    "wait. Raise run.deadline_s or lower environment.max_turns"
+                    "wait. Raise run.deadlines.rollout or lower environment.max_turns"
                 )
         finished = self._finished
         self._finished = []

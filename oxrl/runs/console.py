@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 from rich.console import Console as RichConsole
 
 from oxrl.errors import OxrlError, RunDirectoryError
+from oxrl.runs.deadlines import WAITING
 from oxrl.runs.files import open_own
 from oxrl.runs.live import LiveView, efficiency, phase_shares, sample_text
 from oxrl.shown import shown
@@ -54,6 +55,8 @@ MOST_PARTS = 4  # on the line of a step
 Mode = Literal["auto", "plain", "verbose", "quiet"]
 # Libraries with log handlers of their own, which would write over the live view.
 NOISY = ("transformers", "huggingface_hub", "datasets", "mlflow", "ray", "deepspeed", "vllm")
+# The least log messages that a terminal shows, where these are not of WAITING.
+TERMINAL_LEVELS = {"verbose": logging.INFO, "quiet": logging.WARNING}
 PLAIN_EVERY_S = 5.0  # between two plain lines about the same work
 ETA_WINDOW = 20  # steps: long enough to be calm, short enough to follow lengths that grow
 
@@ -290,8 +293,9 @@ def _noise_to(handler: logging.Handler) -> Iterator[None]:
 
 @contextmanager
 def run_logging(file: Path, mode: Mode = "auto") -> Iterator[None]:
-    """While open, the `oxrl` loggers write to `file` from INFO up and to stderr from WARNING up,
-    from INFO where `mode` is verbose; what other libraries log goes to `file` alone.
+    """While open, the `oxrl` loggers write to `file` from INFO up and to stderr from WAITING up,
+    from INFO where `mode` is verbose and from WARNING where it is quiet; what other libraries log
+    goes to `file` alone.
 
     What ends the run goes to the file, with its traceback where it is no error of ours.
 
@@ -304,7 +308,7 @@ def run_logging(file: Path, mode: Mode = "auto") -> Iterator[None]:
     except OSError as error:
         raise RunDirectoryError(f"{file} cannot be written: {error}") from error
     to_file.setFormatter(_Shown("%(asctime)s %(levelname)s %(name)s: %(message)s", indent="  "))
-    to_terminal = _Terminal(logging.INFO if mode == "verbose" else logging.WARNING)
+    to_terminal = _Terminal(TERMINAL_LEVELS.get(mode, WAITING))
     to_terminal.setFormatter(_Shown("%(levelname)s: %(message)s"))
     logger.addHandler(to_file)
     logger.addHandler(to_terminal)

@@ -126,6 +126,8 @@ MAY_CHANGE = REORDER_SUMS | {
     "run.console",
     "run.health",
     "run.deadline_s",
+    "run.deadlines",
+    "run.seconds_per_gb",
     "run.ray_address",
     "run.ray_working_dir",
     "run.max_restarts",

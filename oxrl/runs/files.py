@@ -45,6 +45,11 @@ def clear(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def size_of(directory: Path) -> int:
+    """Bytes of all files under a directory."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
 def make_folder(path: Path) -> None:
     """Make a folder inside one that exists, unless it is there already.
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from oxrl.errors import DeadlineError, Stopped
+from oxrl.runs.deadlines import SAY_S, Deadline, say_waiting
 
 # How long a signal may go unseen while the run waits for something, in seconds.
 LOOK_S = 0.2
@@ -32,6 +33,7 @@ class Patience:
         self._stop = stop
         self._cancelled = False
         self._answered = time.monotonic()
+        self._said = self._answered
 
     @property
     def slice_s(self) -> float:
@@ -59,5 +61,10 @@ class Patience:
         """
         if self._cancelled or self._stop():
             raise Stopped
-        if time.monotonic() - self._answered > self.deadline_s:
-            raise DeadlineError(f"waited run.deadline_s={self.deadline_s:g} s for {what}")
+        now = time.monotonic()
+        deadline = Deadline("rollout", self.deadline_s)
+        if now - self._answered > self.deadline_s:
+            raise DeadlineError(f"waited {deadline} for {what}")
+        if now - max(self._answered, self._said) > SAY_S:
+            self._said = now
+            say_waiting(what.partition(". ")[0], deadline, now - self._answered)

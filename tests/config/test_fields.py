@@ -38,6 +38,7 @@ SECOND: dict[str, Any] = {
     "train.mix": {"nll": 0.5},
     "data.image_roots": ".",
     "run.health": {"flat-reward": "off"},
+    "run.deadlines": {"rollout": 60.0},
     "run.trackers": "wandb",
     "data.columns": {"prompt": "question"},
     "train.loss_numbers": {"reach": 0.5},

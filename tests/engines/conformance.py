@@ -22,6 +22,7 @@ from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
+from oxrl.runs.deadlines import Deadlines
 from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.types import Output, PreferenceBatch, SupervisedBatch
 
@@ -289,7 +290,7 @@ def resume(
 
 def take_over(engine: str, source: Path, target: Path) -> None:
     """On one rank: a step more from the checkpoint in `source`, saved to `target`."""
-    with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
+    with joined_ranks(torch.device("cpu"), Deadlines.alike(120)) as ranks:
         trainer = make_trainer(engine, load_policy("builtin:tiny", LoadOptions(seed=1)), ranks)
         trainer.load(source)
         steps(trainer, batches(LENGTHS, dtype=torch.float32, vocabulary=261)["supervised"], 1)
@@ -298,7 +299,7 @@ def take_over(engine: str, source: Path, target: Path) -> None:
 
 def refuse(engine: str, source: Path, target: Path) -> None:
     """On one rank: what loading the checkpoint in `source` ends with, into the file `target`."""
-    with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
+    with joined_ranks(torch.device("cpu"), Deadlines.alike(120)) as ranks:
         try:
             make_trainer(engine, load_policy("builtin:tiny", LoadOptions(seed=1)), ranks).load(
                 source
@@ -309,7 +310,7 @@ def refuse(engine: str, source: Path, target: Path) -> None:
 
 def save_what_is_not_finite(engine: str, dtype: str, folder: Path) -> None:
     """What saving a weight with an infinity ends with, on every rank, into `folder`."""
-    with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
+    with joined_ranks(torch.device("cpu"), Deadlines.alike(120)) as ranks:
         model = load_policy("builtin:tiny", LoadOptions(dtype=DTYPES[dtype], seed=0))
         with torch.no_grad():
             # At the end of a weight, so that only the last rank's piece holds it.
@@ -324,7 +325,7 @@ def save_what_is_not_finite(engine: str, dtype: str, folder: Path) -> None:
 def adapter_gradients(engine: str, folder: Path, ranks: Ranks | None = None) -> None:
     """On one rank: the gradients of adapters in float64, into `folder`."""
     if ranks is None:
-        with joined_ranks(torch.device("cpu"), deadline_s=120) as joined:
+        with joined_ranks(torch.device("cpu"), Deadlines.alike(120)) as joined:
             return adapter_gradients(engine, folder, joined)
     found: dict[str, Tensor] = {}
     for kind in ("lora", "dora"):
@@ -348,7 +349,7 @@ def measure_all(engine: str, folder: Path, dtypes: list[str], resumed: Path) -> 
     """On one rank: measure per dtype, resume what the local engine saved in `resumed`; results into
     `folder`.
     """
-    with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
+    with joined_ranks(torch.device("cpu"), Deadlines.alike(120)) as ranks:
         for dtype in dtypes:
             results = {"measured": measure(engine, dtype, folder / f"checkpoint_{dtype}", ranks)}
             if dtype == "float32":

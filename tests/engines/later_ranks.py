@@ -20,6 +20,7 @@ from oxrl.engines.train.ranks import Ranks, joined_ranks
 from oxrl.errors import OxrlError
 from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
+from oxrl.runs.deadlines import Deadlines
 
 
 class Ledger(TorchDispatchMode):
@@ -72,7 +73,7 @@ def learned(engine: str, kind: str, model: nn.Module, ranks: Ranks) -> dict[str,
 
 def compare(engine: str, source: Path, results: Path, kinds: list[tuple[str, str]]) -> None:
     """Both ways of loading, for each kind of model and type of weights."""
-    with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
+    with joined_ranks(torch.device("cpu"), Deadlines.alike(120)) as ranks:
         found: dict[str, Any] = {}
         for kind, dtype in kinds:
             for later in (False, True):
@@ -107,7 +108,7 @@ def refused(engine: str, source: Path, ranks: Ranks) -> str:
 
 def share(engine: str, source: Path, target: Path) -> None:
     """Load what the local engine saved, and save it."""
-    with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
+    with joined_ranks(torch.device("cpu"), Deadlines.alike(120)) as ranks:
         model = load_policy("builtin:tiny", LoadOptions(seed=1))
         trainer = conformance.make_trainer(engine, model, ranks)
         read = _read_bytes()

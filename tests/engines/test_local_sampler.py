@@ -239,6 +239,6 @@ def test_a_stop_is_seen_while_a_long_response_is_sampled_and_leaves_nothing_behi
     assert generate(sampler, short, deadline_s=60) == expected
     began = time.monotonic()
     with pytest.raises(
-        DeadlineError, match=r"waited run\.deadline_s=0\.5 s for a sampled response: "
+        DeadlineError, match=r"waited run\.deadlines\.rollout=0\.5 s for a sampled response: "
     ):
         generate(sampler, long, deadline_s=0.5)

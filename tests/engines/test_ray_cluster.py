@@ -39,6 +39,7 @@ JOINS = """
     from oxrl.engines.ray.cluster import Cluster, layout
     from oxrl.engines.ray.rollouts import RayRollouts
     from oxrl.errors import ConfigError
+    from oxrl.runs.deadlines import Deadlines
 
     if __name__ == "__main__":
         small = {"num_cpus": 1, "object_store_memory": 80 << 20}
@@ -47,7 +48,7 @@ JOINS = """
         bundles, _, places = layout(0, 2, trainer_gpus=0, sampler_gpus=0, colocated=False)
         cluster = Cluster(2, address=nodes.address)
         cluster.reserve(bundles)
-        engine = RayRollouts(cluster, places, sampler, deadline_s=60)
+        engine = RayRollouts(cluster, places, sampler, Deadlines.alike(60))
         engine.update_weights(iter(weights_of(1)), version=3)
         samples = said(generate(engine, requests(32), deadline_s=60))
         homes = {
@@ -156,6 +157,7 @@ SHIPS = """
     from oxrl.engines.ray.cluster import Cluster, layout
     from oxrl.engines.ray.rollouts import RayRollouts
     from oxrl.errors import EngineError
+    from oxrl.runs.deadlines import Deadlines
 
     def sampler():
         from oxrl.engines.sample.local import LocalSampler
@@ -175,7 +177,7 @@ SHIPS = """
         cluster = Cluster(1, address=nodes.address, ship=sys.argv[2] == "ship")
         cluster.reserve(bundles)
         try:
-            found = RayRollouts(cluster, places, sampler, deadline_s=60).version
+            found = RayRollouts(cluster, places, sampler, Deadlines.alike(60)).version
         except EngineError as error:
             found = str(error)
         cluster.close()

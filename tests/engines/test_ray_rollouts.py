@@ -6,18 +6,20 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from oxrl.engines.sample.base import Finished, generate
+from oxrl.engines.sample.base import Finished, RolloutEngine, generate
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.errors import ConfigError, DeadlineError, EngineError, WeightSyncError
+from oxrl.errors import ConfigError, DeadlineError, EngineError, LostRankError, WeightSyncError
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import buckets
+from oxrl.runs.deadlines import Deadlines
 from oxrl.types import Completion, Prompt, Request, Sampling
 
 ray = pytest.importorskip(
@@ -27,6 +29,7 @@ ray = pytest.importorskip(
 from oxrl.engines.ray import cluster as ray_cluster  # noqa: E402
 from oxrl.engines.ray.cluster import Cluster, layout  # noqa: E402
 from oxrl.engines.ray.rollouts import RayRollouts, RolloutActor  # noqa: E402
+from oxrl.engines.ray.trainer import RankGroup  # noqa: E402
 
 # Ray says of every actor that a test kills that it was killed.
 pytestmark = [
@@ -90,13 +93,19 @@ def rollouts(connected: None) -> Iterator[Any]:
     made: list[Any] = []
 
     def make(
-        count: int, *, deadline_s: float = 20, build: Any = sampler, **options: Any
+        count: int,
+        *,
+        deadline_s: float = 20,
+        waits: Deadlines | None = None,
+        build: Any = sampler,
+        **options: Any,
     ) -> RayRollouts:
         bundles, _, places = layout(0, count, trainer_gpus=0, sampler_gpus=0, colocated=False)
         cluster = Cluster(count)
         cluster.reserve(bundles)
         made.append(cluster)
-        return RayRollouts(cluster, places, build, deadline_s=deadline_s, **options)
+        waits = waits or Deadlines.alike(deadline_s)
+        return RayRollouts(cluster, places, build, waits, **options)
 
     yield make
     for cluster in made:
@@ -145,8 +154,15 @@ def test_actors_give_the_samples_of_one_process(
     assert metrics["rollout/prefill_tokens_saved"] == 3 * metrics["rollout/prefill_tokens"]
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("when", ["idle", "serving"])
+@pytest.mark.parametrize(
+    ("signal_number", "when"),
+    [
+        (signal.SIGKILL, "serving"),
+        (signal.SIGSTOP, "idle"),
+        pytest.param(signal.SIGKILL, "idle", marks=pytest.mark.full),
+        pytest.param(signal.SIGSTOP, "serving", marks=pytest.mark.full),
+    ],
+)
 def test_a_lost_actor_is_replaced_and_no_sample_is_lost_or_doubled(
     signal_number: signal.Signals, when: str, rollouts: Any, expected: list[tuple[int, ...]]
 ) -> None:
@@ -178,6 +194,37 @@ def test_a_lost_actor_is_replaced_and_no_sample_is_lost_or_doubled(
         f"{signal_number.name} of an actor {when}: all {len(asked)} samples after {seconds:.1f} s"
     )
     print(figure)  # noqa: T201
+
+
+def hanging() -> RolloutEngine:
+    """A model that is never there."""
+    time.sleep(600)
+    return sampler()
+
+
+@contextmanager
+def hanging_rank() -> Iterator[dict[str, Any]]:
+    yield {"policy": hanging()}
+
+
+def test_who_hangs_while_it_loads_ends_the_run_within_the_deadline_of_loading(
+    rollouts: Any,
+) -> None:
+    waits = Deadlines({**Deadlines.alike(60).seconds, "load": 4})
+    began = time.monotonic()
+    late = r"load its model, did not answer within run\.deadlines\.load=4 s"
+    with pytest.raises(EngineError, match=late):
+        rollouts(1, waits=waits, build=hanging)
+    bundles, places, _ = layout(1, 0, trainer_gpus=0, sampler_gpus=0, colocated=False)
+    cluster = Cluster(1)
+    cluster.reserve(bundles)
+    late = r"ranks \[0\] stopped answering; .* 4\.5 s \(run\.deadlines\.load=4 s, .* for 0\.01 GB\)"
+    try:
+        with pytest.raises(LostRankError, match=late):
+            RankGroup(cluster, places, hanging_rank, waits, nbytes=10**7)
+    finally:
+        cluster.close()
+    assert time.monotonic() - began < 60
 
 
 def test_an_actor_lost_during_a_weight_update_is_replaced_with_the_new_weights(

@@ -39,6 +39,7 @@ from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.errors import WeightSyncError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import buckets
+from oxrl.runs.deadlines import Deadlines
 from oxrl.types import Prompt, Request, Sampling
 
 needs_ray = pytest.mark.skipif(
@@ -81,7 +82,7 @@ class Policy(Lying, FsdpTrainer):
 
 @contextmanager
 def ranks() -> Iterator[dict[str, Policy]]:
-    with joined_ranks(torch.device("cpu"), deadline_s=30) as own:
+    with joined_ranks(torch.device("cpu"), Deadlines.alike(30)) as own:
         yield {"policy": Policy(model(0), TrainerOptions(lr=1e-3), ranks=own)}
 
 
@@ -180,8 +181,8 @@ def wired(request: pytest.FixtureRequest) -> Iterator[Wired]:
             cluster.reserve([{"CPU": 1}] * 4)
         passed: list[int] = []
         _measure(cluster, passed)
-        group = RankGroup(cluster, trainers, copies if by_threads else ranks, deadline_s=30)
-        rollouts = RayRollouts(cluster, samplers, sampler, deadline_s=20)
+        group = RankGroup(cluster, trainers, copies if by_threads else ranks, Deadlines.alike(30))
+        rollouts = RayRollouts(cluster, samplers, sampler, Deadlines.alike(20))
 
         def new_model() -> Any:
             return model(9)

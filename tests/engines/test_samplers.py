@@ -23,6 +23,7 @@ from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import DeadlineError, EngineError
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.weights import buckets, save_model
+from oxrl.runs.deadlines import Deadlines
 from oxrl.types import Completion, Prefix, Prompt, Request, Sampling
 
 pytestmark = [
@@ -65,7 +66,7 @@ def shared(
         cluster = Cluster(1)
         cluster.reserve(bundles)
         try:
-            yield RayRollouts(cluster, places, local, deadline_s=60)
+            yield RayRollouts(cluster, places, local, Deadlines.alike(60))
         finally:
             cluster.close()
     else:
@@ -351,7 +352,7 @@ def test_what_cannot_be_sampled_is_refused_with_the_fields_to_change_and_a_late_
     with pytest.raises(EngineError, match="already being sampled"):
         engine.submit([request])
     with pytest.raises(
-        DeadlineError, match=r"waited 0 s for a sampled response: .*1.* Raise run.deadline_s"
+        DeadlineError, match=r"waited 0 s for a sampled response: .*1.* Raise run.deadlines.rollout"
     ):
         engine.poll(0.0)
     engine.abort([request.id])

@@ -26,6 +26,7 @@ from oxrl.models.network import CausalNetwork
 from oxrl.models.prefix_layout import groups_of, laid_out
 from oxrl.models.shared_prefix import SharedPrefixNetwork, check_sharing
 from oxrl.recipes import run
+from oxrl.runs.deadlines import Deadlines
 from oxrl.types import Output, TokenBatch
 
 
@@ -94,7 +95,7 @@ def gradients_of_ranks() -> None:
     """On every rank: what FSDP2 computes with and without, compared where it is whole."""
     batch = rows_of(GROUPS)
     found: list[Tensor] = []
-    with joined_ranks(torch.device("cpu"), deadline_s=60) as ranks:
+    with joined_ranks(torch.device("cpu"), Deadlines.alike(60)) as ranks:
         for share in (False, True):
             model = load_policy("builtin:tiny", LoadOptions(seed=0))
             options = TrainerOptions(lr=1e-3, share_prefix=share, micro_batch_tokens=40)

@@ -63,10 +63,12 @@ def test_a_disk_that_hangs_is_told_from_a_slow_one_and_leaves_the_checkpoint_bef
 ) -> None:
     cfg = sft_config(tmp_path, "hangs", ["run.steps=2"])
     run(cfg)
-    more = sft_config(tmp_path, "hangs", ["run.steps=3", "run.deadline_s=0.5"])
+    more = sft_config(tmp_path, "hangs", ["run.steps=3", "run.deadlines={checkpoint: 0.5}"])
     with monkeypatch.context() as disk:
         disk.setattr(share, "put", slowly(3, [], more))
-        with pytest.raises(CheckpointWriteError, match="no byte of the checkpoint was written for"):
+        with pytest.raises(
+            CheckpointWriteError, match=r"was written for run\.deadlines\.checkpoint=0\.5 s"
+        ):
             run(more, resume=True)
     newest = latest_checkpoint(cfg.run.directory / "checkpoints")
     assert newest is not None and newest.step == 2

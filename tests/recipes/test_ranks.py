@@ -23,12 +23,14 @@ from small_runs import metric_lines, preference_config, sft_config, steps_config
 
 from oxrl.cli import script
 from oxrl.config import Config
+from oxrl.engines.train.ranks import joined_ranks
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
 from oxrl.recipes.export import run_export
 from oxrl.runs.checkpoint import latest_checkpoint
+from oxrl.runs.deadlines import Deadlines
 
 DOOR = Path(__file__).parents[2] / "main_sl.py"
 needs_deepspeed = pytest.mark.skipif(
@@ -215,9 +217,33 @@ def test_a_rank_that_hangs_is_named_when_the_deadline_is_over(tmp_path: Path) ->
     assert ranks[0].exitcode == 1
     assert 14 < time.monotonic() - began < 60
     exit_codes(ranks, timeout_s=0)
+    # It may have been about to write a checkpoint.
+    said = r"DeadlineError: rank 0 of 2 waited run\.deadlines\.(step|checkpoint)=15 s for rank 1"
+    assert re.search(said, (tmp_path / "log.0").read_text())
+
+
+WAITS = Deadlines({**Deadlines.alike(60.0).seconds, "sync": 1.5})
+
+
+def come_late(nbytes: int) -> None:
+    """On one of two ranks: the second needs 3 s for its part of the work."""
+    with joined_ranks(torch.device("cpu"), WAITS) as ranks:
+        for phase in ("step", "sync"):
+            ranks.agree("both are here")
+            with ranks.within(WAITS.of(phase, nbytes), "the second rank"):
+                if not ranks.first:
+                    time.sleep(3)
+                ranks.agree("done")
+
+
+def test_a_rank_is_waited_for_as_long_as_the_bytes_of_its_phase_take(tmp_path: Path) -> None:
+    slow = start_ranks(2, tmp_path / "slow", come_late, 10**8)
+    assert exit_codes(slow, timeout_s=60) == [0, 0]
+    late = start_ranks(2, tmp_path / "late", come_late, 0)
+    assert exit_codes(late, timeout_s=60)[0] == 1
     assert (
-        "DeadlineError: rank 0 of 2 waited run.deadline_s=15 s for rank 1"
-        in (tmp_path / "log.0").read_text()
+        "DeadlineError: rank 0 of 2 waited run.deadlines.sync=1.5 s for"
+        in (tmp_path / "late.0").read_text()
     )
 
 

@@ -142,7 +142,7 @@ def test_two_zero3_ranks_and_a_rollout_actor_train_like_one_process(tmp_path: Pa
     print(f"largest difference of a gradient, relative to the norm: {worst:.1e}")  # noqa: T201
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.full), True])
 def test_sampling_ahead_in_actors_trains_like_sampling_ahead_in_one_process(
     killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +282,9 @@ def test_a_killed_training_rank_ends_the_run_with_the_reason_and_a_checkpoint_to
     assert final_files(cfg.run.directory) == final_files(uninterrupted)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.full)]
+)
 def test_the_whole_group_starts_again_from_the_checkpoint(
     number: signal.Signals,
     uninterrupted: Path,
@@ -303,7 +305,7 @@ def test_the_whole_group_starts_again_from_the_checkpoint(
     print(figure)  # noqa: T201
 
 
-@pytest.mark.parametrize("backend", ["fsdp", "deepspeed"])
+@pytest.mark.parametrize("backend", ["fsdp", pytest.param("deepspeed", marks=pytest.mark.full)])
 def test_ranks_save_no_weights_that_are_not_finite(tmp_path: Path, backend: str) -> None:
     if backend == "deepspeed":
         pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make env-scale")

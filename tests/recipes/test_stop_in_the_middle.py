@@ -158,7 +158,7 @@ def test_the_deadline_reaches_rewards_and_evaluations(tmp_path: Path) -> None:
         (rewards / "slow.py").write_text(source.replace("    return", text))
         began = time.monotonic()
         with pytest.raises(
-            DeadlineError, match=r"waited run\.deadline_s=3 s for .*slow\.py:digits"
+            DeadlineError, match=r"waited run\.deadlines\.rollout=3 s for .*slow\.py:digits"
         ):
             run(cfg)
         assert time.monotonic() - began < 60

@@ -105,6 +105,7 @@ def test_memory_that_is_too_small_for_one_response_is_an_error_that_names_the_lo
         run(cfg)
 
 
+@pytest.mark.full
 def test_two_processes_that_share_a_model_sample_what_one_does(
     trained: Callable[..., Config],
 ) -> None:

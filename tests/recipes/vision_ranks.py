@@ -14,6 +14,7 @@ from torch import Tensor
 from oxrl.engines.train.ranks import Ranks, joined_ranks
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.recipes.supervised import loss_fn
+from oxrl.runs.deadlines import Deadlines
 
 WANT = frozenset({"logprobs"})
 # Longest first these rows are: two images, one, one, one, none. On two ranks with a row each at a
@@ -47,7 +48,7 @@ def measure(
 
 def measure_all(engine: str, models: list[str], folder: Path, dtypes: list[str]) -> None:
     """On one rank: every model, into `folder`."""
-    with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
+    with joined_ranks(torch.device("cpu"), Deadlines.alike(120)) as ranks:
         for model in models:
             for dtype in dtypes:
                 found = measure(engine, model, folder, ranks, getattr(torch, dtype))

@@ -243,7 +243,7 @@ def test_rewards_that_never_answer_end_with_the_deadline_not_with_the_last_timeo
     pool.start()
     began = time.monotonic()
     with pytest.raises(
-        DeadlineError, match=r"waited run\.deadline_s=3 s for mine\.py:score to ans"
+        DeadlineError, match=r"waited run\.deadlines\.rollout=3 s for mine\.py:score to ans"
     ):
         pool.score([group("a", *["long"] * 1000)], Patience(deadline_s=3.0))
     assert time.monotonic() - began < 20

@@ -16,6 +16,7 @@ from scripted import END, HOSTILE, Play, ScriptedSampler, requests
 from oxrl.engines.sample.base import Finished, generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
+from oxrl.runs.deadlines import Deadlines
 from oxrl.types import Completion, Request
 
 # Kills a process in the middle of a step of one episode, once.
@@ -128,7 +129,7 @@ def test_a_rollout_actor_killed_in_the_middle_of_episodes_changes_no_token(play:
     cluster = Cluster(2)
     cluster.reserve(bundles)
     try:
-        engine = RayRollouts(cluster, places, sampler, deadline_s=60)
+        engine = RayRollouts(cluster, places, sampler, Deadlines.alike(60))
         found = generate(play(HOSTILE, Killing(engine, after=26)), asked, deadline_s=120)
         assert engine.metrics()["rollout/replaced_actors"] == 1
     finally:

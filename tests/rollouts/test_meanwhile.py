@@ -191,7 +191,7 @@ def test_the_deadline_is_that_of_the_next_score(open_scorer: Open) -> None:
     scorer = open_scorer(Recorded(hang), deadline_s=0.3)
     scorer.offer(ITEMS[0])
     scorer.offer(ITEMS[1])
-    with pytest.raises(DeadlineError, match=r"run\.deadline_s=0\.3"):
+    with pytest.raises(DeadlineError, match=r"run\.deadlines\.rollout=0\.3"):
         scorer.score(groups_of(ITEMS[:2]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -9,8 +10,13 @@ from pydantic import field_validator
 
 from oxrl.config.fields import OFFLINE, RL, Section, printable, setting
 from oxrl.errors import known
+from oxrl.runs.deadlines import Deadlines, Phase
 from oxrl.runs.signs import NAMES
 from oxrl.tables.trackers import TRACKERS
+
+# Of any wait, in seconds.
+SHORTEST_S = 0.01
+LONGEST_S = 604800.0
 
 
 class RunConfig(Section):
@@ -110,10 +116,25 @@ class RunConfig(Section):
     )
     deadline_s: float = setting(
         600.0,
-        "Longest wait for any engine or reward, and for the next byte of a checkpoint, in seconds.",
-        ge=0.01,
-        le=604800,
+        "Longest wait in seconds, in each phase that run.deadlines does not name.",
+        ge=SHORTEST_S,
+        le=LONGEST_S,
         why="less is over before anything can answer, and more than a week is no deadline",
+    )
+    deadlines: dict[Phase, float] = setting(
+        {},
+        "Longest waits of single phases in seconds, such as {load: 1800, rollout: 9}. load: until "
+        "models are built, or read from a checkpoint (at least 600 where it is not given); sync: "
+        "until weights are at the samplers; checkpoint: for the next byte written; rollout: for "
+        "the next response or score; step: for a pass over a batch, or for other ranks.",
+    )
+    seconds_per_gb: float = setting(
+        50.0,
+        "What load, sync and checkpoint may take longer for each GB that they move, in seconds: 50 "
+        "is a disk or network of 20 MB/s.",
+        ge=0.0,
+        le=10000,
+        why="a device of 100 kB/s is of no use to anybody",
     )
     ray_address: str | None = setting(
         None, "Ray cluster to join, host:port or auto; null: its own.", min_length=1, of=RL
@@ -177,6 +198,23 @@ class RunConfig(Section):
         if Path(value).resolve() == Path(value).resolve().parent:
             raise ValueError("must be a directory of the run's own, not the root of all others")
         return printable(value)
+
+    @field_validator("deadlines")
+    @classmethod
+    def _long_enough(cls, value: dict[Phase, float]) -> dict[Phase, float]:
+        """Every one is as long as run.deadline_s may be."""
+        for phase, seconds in value.items():
+            if not SHORTEST_S <= seconds <= LONGEST_S:
+                raise ValueError(
+                    f"{phase} must be from {SHORTEST_S:g} to {LONGEST_S:g} seconds, got {seconds:g}"
+                )
+        return value
+
+    @property
+    def waits(self) -> Deadlines:
+        """How long each phase may keep others waiting."""
+        alike = Deadlines.alike(self.deadline_s, self.seconds_per_gb)
+        return replace(alike, seconds={**alike.seconds, **self.deadlines})
 
     @property
     def shown_in(self) -> tuple[str, ...]:

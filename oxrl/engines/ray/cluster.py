@@ -22,6 +22,7 @@ import torch
 
 from oxrl.engines.train.base import Bucket
 from oxrl.errors import ConfigError, EngineError, MissingExtraError
+from oxrl.runs.deadlines import Deadline
 
 if TYPE_CHECKING:
     import numpy
@@ -36,9 +37,6 @@ SETTINGS = b"\x04"  # the kind of an HTTP/2 frame
 MISSING_MODULE = re.compile(r"No module named '([^']+)'")
 # Of the lines in which Ray tells of a death, the most telling first.
 TELLING = ("out of memory", "killed due to", "oom", "dead because", "exit")
-# Importing libraries and reading a model's files may take this long, whatever the deadline of other
-# calls is.
-LOAD_S = 600.0
 # What a bundle or a node has: how many of "CPU" and "GPU".
 Bundle = dict[str, float]
 # (name, dtype, shape, bytes): numpy arrays travel through Ray's object store without a copy per
@@ -215,19 +213,19 @@ class LostActorError(EngineError):
     """An actor died, or did not answer in time. The message says which and what it was asked."""
 
 
-def result_of(ray: Any, reference: Any, what: str, *, deadline_s: float) -> Any:
+def result_of(ray: Any, reference: Any, what: str, deadline: Deadline) -> Any:
     """What an actor's call returned; an exception of its code is raised here as it was there.
 
     Args:
         what: the actor and what it was asked, for the error.
 
     Raises:
-        LostActorError: the actor died or did not answer within `deadline_s`.
+        LostActorError: the actor died or did not answer in time.
     """
     try:
-        return ray.get(reference, timeout=deadline_s)
+        return ray.get(reference, timeout=deadline.seconds)
     except ray.exceptions.GetTimeoutError as error:
-        raise LostActorError(f"{what} did not answer within {deadline_s:g} s") from error
+        raise LostActorError(f"{what} did not answer within {deadline}") from error
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ray.exceptions.RayError):
             raise _lost(what, error.cause) from error

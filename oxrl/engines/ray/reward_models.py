@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from oxrl.engines.ray.cluster import (
-    LOAD_S,
     Cluster,
     LostActorError,
     Place,
@@ -28,10 +27,14 @@ from oxrl.rewards.base import Group
 from oxrl.rewards.model_pool import failed_score, named_failures, rehearse
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.rewards.workers import SinglePool, in_threads
+from oxrl.runs.deadlines import LEAST_LOAD_S, Deadline
 from oxrl.runs.patience import Patience
 from oxrl.types import Metrics, Prompt, Score
 
 log = logging.getLogger(__name__)
+
+# Reading a reward model, and what is left of a call that is over.
+LOAD = Deadline("load", LEAST_LOAD_S)
 
 BuildModel = Callable[[], RewardModel]
 OpenCluster = Callable[[], Cluster]
@@ -176,7 +179,7 @@ class ModelActorPool:
     def _wait_loaded(self, cluster: Cluster, loading: Any) -> None:
         what = f"a reward model actor, asked to load {self.name},"
         try:
-            result_of(cluster.ray, loading, what, deadline_s=LOAD_S)
+            result_of(cluster.ray, loading, what, LOAD)
         except (OxrlError, OSError) as error:
             self._end_actors()
             problem = f"{self.field}.name={self.name}: {error}"
@@ -202,14 +205,14 @@ class ModelActorPool:
         end = time.monotonic() + limit_s
         reference = self._actors[actor].score.remote(group)
         while not ray.wait([reference], timeout=min(patience.slice_s, limit_s))[0]:
-            patience.look(f"the reward model {self.name}. Raise run.deadline_s")
+            patience.look(f"the reward model {self.name}. Raise run.deadlines.rollout")
             if time.monotonic() > end:
                 self._replace(cluster, actor)
                 field = f"{self.field}.timeout_s={self._timeout_s:g}"
                 problem = f"no score within {limit_s:g} s ({field})"
                 return [failed_score(self.name, group, "timeout", problem)] * count
         try:
-            scores = result_of(ray, reference, f"reward model actor {actor}", deadline_s=LOAD_S)
+            scores = result_of(ray, reference, f"reward model actor {actor}", LOAD)
         except LostActorError as lost:
             self._replace(cluster, actor)
             return str(lost)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 from oxrl.engines.ray.cluster import (
-    LOAD_S,
     Cluster,
     LostActorError,
     Place,
@@ -31,6 +30,7 @@ from oxrl.engines.transport.base import LineError
 from oxrl.engines.transport.ends import End, InProcess, Receives
 from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.errors import DeadlineError, EngineError, WeightSyncError
+from oxrl.runs.deadlines import Deadline, Deadlines, Phase, waiting_for
 from oxrl.types import Metrics, Request
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ Scored = tuple[Sequence[Sequence[int]], float, Sequence[Sequence[str]]]
 # An actor reports back at least this often while it samples, so that silence means something.
 POLL_S = 1.0
 CLOSE_S = 5.0
+# Names of what is called to deliver weights, or to prove that they arrived.
+OF_SYNC = frozenset({"held", "logprobs", "score_with_images", "weight_version", "sleep", "wake"})
 # Actors that hold the same weights may say this much (nats) differently of the same row: bfloat16
 # rounding.
 AGREEMENT = 0.1
@@ -120,18 +122,21 @@ class RolloutWorker:
 
     def wait_loaded(self) -> int:
         """The weight version that a new actor starts with."""
-        return self.result(self._loading, "load its model", LOAD_S)
+        return self.result(self._loading, "load its model", "load")
 
     def call(
         self, function: Callable[Concatenate[RolloutEngine, P], R], *inputs: P.args, **_: P.kwargs
     ) -> R:
         """Call a method of the actor's engine, or a function of it, with positional inputs."""
-        return self.result(self.actor.call.remote(function, *inputs), function.__name__)
+        phase = "sync" if function.__name__ in OF_SYNC else "rollout"
+        return self.result(self.actor.call.remote(function, *inputs), function.__name__, phase)
 
-    def result(self, reference: Any, what: str, at_least_s: float = 0.0) -> Any:
-        deadline_s = max(at_least_s, self._group.deadline_s)
+    def result(self, reference: Any, what: str, phase: Phase) -> Any:
+        """What the actor answers to what it was asked, within the deadline of a phase."""
+        deadline = self._group.deadline(phase)
         asked = f"{self.name}, asked to {what},"
-        return result_of(self._group.cluster.ray, reference, asked, deadline_s=deadline_s)
+        with waiting_for(asked.rstrip(","), deadline):
+            return result_of(self._group.cluster.ray, reference, asked, deadline)
 
     def start_poll(self, seconds: float) -> None:
         """Have the actor sample, unless it still does."""
@@ -185,8 +190,9 @@ class RayRollouts:
         build: makes the engine of an actor, there; picklable.
         sleeping: whether actors sleep while nothing is being sampled, because a training rank needs
             their memory.
-        deadline_s: longest wait for an actor's answer; one that is silent for half of it while it
-            samples is replaced.
+        waits: longest waits for an actor's answer; one that is silent for half of that of rollouts
+            while it samples is replaced.
+        nbytes: of the model that each reads and is sent, as far as that is known.
         images: those of the prompts, which go to the actors with the requests; None: there are
             none.
     """
@@ -196,15 +202,17 @@ class RayRollouts:
         cluster: Cluster,
         places: Sequence[Place],
         build: BuildEngine,
+        waits: Deadlines,
         *,
-        deadline_s: float,
+        nbytes: int = 0,
         sleeping: bool = False,
         images: ImageStore | None = None,
     ) -> None:
         self.cluster = cluster
         self._images = images
         self.build = build
-        self.deadline_s = deadline_s
+        self._waits = waits
+        self._nbytes = nbytes
         self._sleeping = sleeping
         self._workers = [RolloutWorker(self, number, place) for number, place in enumerate(places)]
         # Requests that have lost an actor already.
@@ -258,8 +266,9 @@ class RayRollouts:
                 silent_s = time.monotonic() - worker.polling_since
                 if worker.polling in ready:
                     finished += self._collect(worker)
-                elif silent_s > self.deadline_s / 2:
-                    silence = f"{worker.name} has not answered for {silent_s:.1f} s"
+                elif silent_s > self.deadline("rollout").seconds / 2:
+                    half = f"half of {self.deadline('rollout')}"
+                    silence = f"{worker.name} has not answered for {silent_s:.1f} s, {half}"
                     self._replace(worker, LostActorError(silence))
                     end = time.monotonic() + deadline_s
             # Somebody who is silent is waited for: either it answers or it is replaced.
@@ -269,7 +278,7 @@ class RayRollouts:
                 raise DeadlineError(
                     f"waited {deadline_s:g} s for a sampled response: rollout actors answer, and "
                     f"have {in_flight} requests in flight. "
-                    "Raise run.deadline_s or lower rollout.max_tokens"
+                    "Raise run.deadlines.rollout or lower rollout.max_tokens"
                 )
         self._sleep_if_idle()
         return finished
@@ -286,7 +295,7 @@ class RayRollouts:
         polled = worker.polling
         worker.polling = None
         try:
-            found: list[Finished] = worker.result(polled, "poll")
+            found: list[Finished] = worker.result(polled, "poll", "rollout")
         except LostActorError as lost:
             self._replace(worker, lost)
             return []
@@ -338,10 +347,14 @@ class RayRollouts:
         updates = [w.actor.update_weights.remote(references, version) for w in self._workers]
         for worker, update in zip(self._workers, updates, strict=True):
             try:
-                self._prove(worker, worker.result(update, "update_weights"))
+                self._prove(worker, worker.result(update, "update_weights", "sync"))
             except LostActorError as lost:
                 self._replace(worker, lost)
         return self._fingerprints
+
+    def deadline(self, phase: Phase) -> Deadline:
+        """The longest wait for an actor."""
+        return self._waits.of(phase, self._nbytes)
 
     @property
     def workers(self) -> Sequence[RolloutWorker]:
@@ -363,7 +376,7 @@ class RayRollouts:
         broken = ""
         for worker, reference in zip(self._workers, begun, strict=True):
             try:
-                answers.append(worker.result(reference, what))
+                answers.append(worker.result(reference, what, "sync"))
             except LostActorError as lost:
                 broken = broken or str(lost)
                 self._replace(worker, lost)
@@ -535,7 +548,7 @@ class RayRollouts:
         references = self._weights()
         if references:
             update = worker.actor.update_weights.remote(references, self._version)
-            self._prove(worker, worker.result(update, "update_weights"))
+            self._prove(worker, worker.result(update, "update_weights", "sync"))
         if worker.in_flight:
             self._submit_to(worker, list(worker.in_flight.values()), RolloutWorker.call)
             self._retried |= worker.in_flight.keys()

@@ -30,7 +30,6 @@ from torch import Tensor, nn
 
 from oxrl.engines.probe import Forwards
 from oxrl.engines.ray.cluster import (
-    LOAD_S,
     Cluster,
     LostActorError,
     Packed,
@@ -49,6 +48,8 @@ from oxrl.engines.transport.ends import End, Sender, Sent, name_of
 from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.errors import LostRankError
 from oxrl.models.weights import buckets
+from oxrl.runs.deadlines import Deadline, Deadlines, Phase, waiting_for
+from oxrl.runs.files import size_of
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
 
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Bytes per second of a disk that is slow and not dead, for all ranks together.
-SLOWEST_DISK = 20e6
 # How long the other ranks may take to end a call after one failed, or after their collectives ran
 # out of time.
 GRACE_S = 10.0
@@ -91,20 +90,27 @@ class RankActor:
         with socket.create_server((host, 0)) as server:
             return host, server.getsockname()[1]
 
-    def build(self, directory: str, place: Mapping[str, str], build: BuildRank) -> list[str]:
-        """Make the engines, where the driver's relative paths mean the same; their names."""
+    def build(self, directory: str, place: Mapping[str, str], build: BuildRank) -> dict[str, int]:
+        """Make the engines, where the driver's relative paths mean the same; name -> bytes of the
+        weights.
+        """
         enter(directory)
         os.environ.update(place)
         self._first = place["RANK"] == "0"
         self._stack = ExitStack()  # held, because the process group is left when it goes
         self._engines = self._stack.enter_context(build())
-        self._device = next(iter(self._engines.values())).device
+        first = next(iter(self._engines.values()))
+        self._device = first.device
+        self._ranks = first.ranks
         self._sender = Sender(int(place["RANK"]), int(place["WORLD_SIZE"]))
-        return list(self._engines)
+        return {name: engine.nbytes for name, engine in self._engines.items()}
 
-    def call(self, engine: str, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-        """Every rank calls; rank 0 returns what it got."""
-        found = call_on(self._engines[engine], function, inputs)
+    def call(
+        self, engine: str, function: Callable[..., Any], inputs: Sequence[Any], deadline: Deadline
+    ) -> Any:
+        """Every rank calls, and waits so long for the others; rank 0 returns what it got."""
+        with self._ranks.within(deadline, function.__name__):
+            found = call_on(self._engines[engine], function, inputs)
         return found if self._first else None
 
     def where(self) -> End:
@@ -122,10 +128,11 @@ class RankActor:
             return str(error)
         return ""
 
-    def send(self, engine: str, copy: Copy, by_line: bool) -> Sent:
+    def send(self, engine: str, copy: Copy, by_line: bool, deadline: Deadline) -> Sent:
         """Send this rank's share of a copy of the weights, or only keep it; on every rank."""
-        weights = weights_of(self._engines[engine], copy)
-        return self._sender.send(weights, copy, by_line=by_line)
+        with self._ranks.within(deadline, "weights to be gathered"):
+            weights = weights_of(self._engines[engine], copy)
+            return self._sender.send(weights, copy, by_line=by_line)
 
     def kept(self) -> list[tuple[int, Any]]:
         """(index, reference) of what this rank sent last: through the object store, from here."""
@@ -140,9 +147,15 @@ class RankActor:
             self._model = new_model()
 
     def score_copy(
-        self, engine: str, probe: Probe, copy: Copy, brought: Brought | None
+        self, engine: str, probe: Probe, copy: Copy, brought: Brought | None, deadline: Deadline
     ) -> Forwards | None:
         """What a copy of the weights says of the probe; rank 0 makes it, of what all gather."""
+        with self._ranks.within(deadline, "a copy of the weights to be scored"):
+            return self._score_copy(engine, probe, copy, brought)
+
+    def _score_copy(
+        self, engine: str, probe: Probe, copy: Copy, brought: Brought | None
+    ) -> Forwards | None:
         weights = weights_of(self._engines[engine], copy)
         if not self._first:
             for _ in weights:
@@ -171,17 +184,29 @@ class RankGroup:
     """One actor per place, joined as the ranks of one process group. `build` runs in each of them.
 
     Raises:
-        LostRankError: a rank died or did not answer within `deadline_s`; the whole group is ended
-            first.
+        LostRankError: a rank died or did not answer in time; the whole group is ended first.
     """
 
     def __init__(
-        self, cluster: Cluster, places: Sequence[Place], build: BuildRank, *, deadline_s: float
+        self,
+        cluster: Cluster,
+        places: Sequence[Place],
+        build: BuildRank,
+        waits: Deadlines,
+        *,
+        nbytes: int = 0,
     ) -> None:
+        """Build the ranks.
+
+        Args:
+            waits: how long their answers may take.
+            nbytes: of the files that they read first, as far as that is known.
+        """
         self._cluster = cluster
-        self._deadline_s = deadline_s
+        self.waits = waits
         self._ranks = [cluster.start(RankActor, place) for place in places]
-        host, port = self._wait([self._ranks[0].address.remote()], "start", LOAD_S)[0]
+        load = waits.of("load", nbytes)
+        host, port = self.finish([self._ranks[0].address.remote()], "start", load)[0]
         # Of the store where the ranks meet; others may meet there too.
         self.store = (host, port)
         shared = {
@@ -194,13 +219,8 @@ class RankGroup:
         for rank, actor in enumerate(self._ranks):
             place = {"RANK": str(rank), **shared}
             building.append(actor.build.remote(os.getcwd(), place, build))
-        built = self._wait(building, "build its engines", max(LOAD_S, deadline_s))
-        self.names: list[str] = built[0]
-
-    @property
-    def deadline_s(self) -> float:
-        """Longest wait for the ranks' answers, and in their collectives."""
-        return self._deadline_s
+        # Bytes of the weights of each engine, by its name.
+        self.sizes: Mapping[str, int] = self.finish(building, "build its engines", load)[0]
 
     def begin(self, method: str, *inputs: Any) -> list[Any]:
         """Have every rank work on a method of its actor; what `finish` waits for."""
@@ -211,12 +231,6 @@ class RankGroup:
         pairs = zip(self._ranks, inputs, strict=True)
         return [getattr(actor, method).remote(*own) for actor, own in pairs]
 
-    def finish(
-        self, begun: Sequence[Any], asked: str, deadline_s: float | None = None
-    ) -> list[Any]:
-        """What each rank answers."""
-        return self._wait(begun, asked, deadline_s)
-
     def call(
         self,
         engine: str,
@@ -225,32 +239,36 @@ class RankGroup:
         **_: P.kwargs,
     ) -> R:
         """Call a method of an engine, or a function of it, on every rank; inputs are positional."""
-        return self._call(engine, function, inputs, self._deadline_s)
+        return self.call_within(self.waits.of("step"), engine, function, *inputs)
 
-    def read(self, engine: str, function: Callable[[Trainer, Path], R], directory: Path) -> R:
-        """Call what reads a directory, with the time that a slow disk takes for its bytes."""
-        size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-        deadline_s = self._deadline_s + size / SLOWEST_DISK
-        return self._call(engine, function, (directory.resolve(),), deadline_s)
-
-    def _call(
-        self, engine: str, function: Callable[..., R], inputs: Sequence[Any], deadline_s: float
+    def call_within(
+        self, deadline: Deadline, engine: str, function: Callable[..., R], *inputs: Any
     ) -> R:
+        """The same, of what has another deadline than a step."""
         shared = self._cluster.put(inputs)  # they enter the object store once
-        calls = [actor.call.remote(engine, function, shared) for actor in self._ranks]
-        return self._wait(calls, f"{function.__name__} of {engine}", deadline_s)[0]
+        calls = [actor.call.remote(engine, function, shared, deadline) for actor in self._ranks]
+        return self.finish(calls, f"{function.__name__} of {engine}", deadline)[0]
 
     def next_bucket(self, engine: str, stream: Stream, start: bool) -> Packed | None:
         """Rank 0's next bucket; None at the end of the stream."""
         calls = [actor.next_bucket.remote(engine, stream, start) for actor in self._ranks]
-        return self._wait(calls, f"gather {stream} of {engine}")[0]
+        deadline = self.waits.of("sync", self.sizes[engine])
+        return self.finish(calls, f"gather {stream} of {engine}", deadline)[0]
 
-    def _wait(
-        self, references: Sequence[Any], asked: str, deadline_s: float | None = None
-    ) -> list[Any]:
-        """Every rank's answer, once all have answered."""
-        # Collectives inside the ranks end after deadline_s, with a better message.
-        end = time.monotonic() + (deadline_s or self._deadline_s) + GRACE_S
+    def finish(self, begun: Sequence[Any], asked: str, deadline: Deadline) -> list[Any]:
+        """Every rank's answer, once all have answered.
+
+        Args:
+            begun: what `begin` returned.
+            asked: what the ranks do, for errors and for what is said meanwhile.
+            deadline: of the work; collectives inside the ranks have the same.
+        """
+        with waiting_for(f"the training ranks, asked to {asked}", deadline):
+            return self._answers(begun, asked, deadline)
+
+    def _answers(self, references: Sequence[Any], asked: str, deadline: Deadline) -> list[Any]:
+        # Collectives inside the ranks end first, with a better message.
+        end = time.monotonic() + deadline.seconds + GRACE_S
         pending = list(references)
         found: dict[int, Any] = {}
         failures: list[Exception] = []
@@ -260,16 +278,18 @@ class RankGroup:
                 rank = references.index(reference)
                 what = f"training rank {rank} of {len(self._ranks)}"
                 try:
-                    found[rank] = result_of(self._cluster.ray, reference, what, deadline_s=GRACE_S)
+                    found[rank] = result_of(self._cluster.ray, reference, what, deadline)
                 except Exception as error:  # noqa: BLE001  (raised below, once every rank has had its say)
                     failures.append(error)
                     end = min(end, time.monotonic() + GRACE_S)
         if failures or pending:
             silent = [references.index(reference) for reference in pending]
-            self._fail(failures, silent, asked)
+            self._fail(failures, silent, asked, deadline)
         return [found[rank] for rank in range(len(references))]
 
-    def _fail(self, failures: list[Exception], silent: list[int], asked: str) -> NoReturn:
+    def _fail(
+        self, failures: list[Exception], silent: list[int], asked: str, deadline: Deadline
+    ) -> NoReturn:
         """Raise what went wrong; end the group unless every rank has answered it."""
         # The first failure is the reason, unless it only says that somebody else is gone.
         reason = next((error for error in failures if not _is_echo(error)), None)
@@ -278,7 +298,8 @@ class RankGroup:
             self.close()
         if own is not None:
             raise own
-        stopped = f"training ranks {silent} stopped answering" if silent else failures[0]
+        late = f"training ranks {silent} stopped answering; the longest wait for this is {deadline}"
+        stopped = late if silent else failures[0]
         raise LostRankError(
             f"{reason or stopped} (asked to {asked}); "
             f"the group of {len(self._ranks)} ranks is ended"
@@ -306,29 +327,29 @@ class RayTrainer:
         self._name = name
 
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
-        return self._group.call(self._name, Trainer.forward, inputs, want)
+        return self._call("step", Trainer.forward, inputs, want)
 
     def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
-        return self._group.call(self._name, Trainer.forward_backward, batch, loss_fn, want)
+        return self._call("step", Trainer.forward_backward, batch, loss_fn, want)
 
     def optim_step(self) -> Metrics:
-        return self._group.call(self._name, Trainer.optim_step)
+        return self._call("step", Trainer.optim_step)
 
     def skip_step(self) -> Metrics:
-        return self._group.call(self._name, Trainer.skip_step)
+        return self._call("step", Trainer.skip_step)
 
     def set_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        self._group.call(self._name, Trainer.set_weights, list(named))
+        self._call("sync", Trainer.set_weights, list(named))
 
     def weights(self, part: Part = "all") -> Iterator[Bucket]:
         return self._stream(part)
 
     def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> Mapping[str, str]:
-        return self._group.call(self._name, Trainer.fingerprints, dtype, part)
+        return self._call("sync", Trainer.fingerprints, dtype, part)
 
     def forward_without_adapter(self, inputs: TokenBatch, want: Want) -> Output:
         """What the model under the adapter says: the reference."""
-        return self._group.call(self._name, forward_without_adapter, inputs, want)
+        return self._call("step", forward_without_adapter, inputs, want)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         return (named for bucket in self._stream("gradients") for named in bucket)
@@ -340,22 +361,37 @@ class RayTrainer:
             packed = self._group.next_bucket(self._name, stream, start=False)
 
     def save(self, directory: Path) -> None:
-        self._group.call(self._name, Trainer.save, directory.resolve())
+        self._call("checkpoint", Trainer.save, directory.resolve())
 
     def begin_save(self, directory: Path, copied: bool) -> bool:
-        return self._group.call(self._name, Trainer.begin_save, directory.resolve(), copied)
+        return self._call("checkpoint", Trainer.begin_save, directory.resolve(), copied)
 
     def save_progress(self) -> tuple[int, bool]:
-        return self._group.call(self._name, Trainer.save_progress)
+        return self._call("checkpoint", Trainer.save_progress)
 
     def end_save(self) -> None:
-        self._group.call(self._name, Trainer.end_save)
+        self._call("checkpoint", Trainer.end_save)
 
     def drop_save(self) -> None:
         """Nothing to do: a rank's threads end with it."""
 
     def part_problems(self, directory: Path) -> list[str]:
-        return self._group.read(self._name, Trainer.part_problems, directory)
+        return self._read(Trainer.part_problems, directory)
 
     def load(self, directory: Path) -> None:
-        self._group.read(self._name, Trainer.load, directory)
+        self._read(Trainer.load, directory)
+
+    def _call(
+        self,
+        phase: Phase,
+        function: Callable[Concatenate[Trainer, P], R],
+        *inputs: P.args,
+        **_: P.kwargs,
+    ) -> R:
+        deadline = self._group.waits.of(phase, self._group.sizes[self._name])
+        return self._group.call_within(deadline, self._name, function, *inputs)
+
+    def _read(self, function: Callable[[Trainer, Path], R], directory: Path) -> R:
+        """Call what reads a directory."""
+        deadline = self._group.waits.of("load", size_of(directory))
+        return self._group.call_within(deadline, self._name, function, directory.resolve())

@@ -11,16 +11,18 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from oxrl.engines.probe import Forwards
-from oxrl.engines.ray.cluster import LOAD_S, Passed
+from oxrl.engines.ray.cluster import Passed
 from oxrl.engines.ray.rollouts import RayRollouts
 from oxrl.engines.ray.trainer import Brought, NewImages, NewModel, RankGroup
 from oxrl.engines.transport.base import Copy, Delivered, Probe
 from oxrl.engines.transport.ends import End, Sent
 from oxrl.engines.transport.line import Call, Meeting, Seat
 from oxrl.errors import required
+from oxrl.runs.deadlines import Deadline
 from oxrl.types import Metrics
 
 log = logging.getLogger(__name__)
@@ -84,14 +86,18 @@ class RayTransport:
 
     def score(self, probe: Probe, copy: Copy) -> Forwards:
         group = self._group
-        # Rank 0 reads a model's files, then computes alone, on its CPU.
-        patience_s = LOAD_S + group.deadline_s
-        group.finish(group.begin("make_model", self._new_model), "make a model", patience_s)
+        load = group.waits.of("load", group.sizes[self._name])
+        group.finish(group.begin("make_model", self._new_model), "make a model", load)
         images = self._brought(probe)
-        begun = group.begin("score_copy", self._name, probe, copy, images)
-        asked = "score a copy of its weights"
-        scored: Forwards | None = group.finish(begun, asked, patience_s)[0]
+        sync = self._deadline
+        begun = group.begin("score_copy", self._name, probe, copy, images, sync)
+        scored: Forwards | None = group.finish(begun, "score a copy of its weights", sync)[0]
         return required(scored, "scores of rank 0")
+
+    @property
+    def _deadline(self) -> Deadline:
+        """Of a delivery, or a part of one."""
+        return self._group.waits.of("sync", self._group.sizes[self._name])
 
     def metrics(self) -> Metrics:
         passed = Passed.bytes - self._passed
@@ -123,7 +129,9 @@ class RayTransport:
         )
         if broken:
             return broken
-        senders = self._group.finish(self._group.begin("where"), "say where they are")
+        senders = self._group.finish(
+            self._group.begin("where"), "say where they are", self._deadline
+        )
         call = call_between(senders, receivers)
         if call is None:
             self._no_line = True
@@ -132,12 +140,13 @@ class RayTransport:
         host, port = self._group.store
         counts, seats = seating(senders, receivers, call)
         turns = 1 if call == "ipc" else len(senders)
-        meeting = Meeting(host, port, name, counts, turns, call, self._group.deadline_s)
+        meeting = Meeting(host, port, name, counts, turns, call, self._deadline.seconds)
         own = [(meeting, Seat(rank, 0), end.address) for rank, end in enumerate(senders)]
         joining = self._group.begin_each("join", own)
         ends = zip(here, seats, receivers, strict=True)
         coming = [actor.join.remote(meeting, places, end.address) for actor, places, end in ends]
-        refused = [why for why in self._group.finish(joining, "meet the samplers") if why]
+        joined = self._group.finish(joining, "meet the samplers", self._deadline)
+        refused = [why for why in joined if why]
         _, broken = rollouts.finish_each(coming, "meet the training ranks")
         if not (refused or broken):
             self._met = here
@@ -148,9 +157,9 @@ class RayTransport:
         """What was delivered, or why the lines broke."""
         rollouts = self._rollouts
         rollouts.begin_update(version)
-        sending = self._group.begin("send", self._name, copy, True)
+        sending = self._group.begin("send", self._name, copy, True, self._deadline)
         receiving = [worker.actor.receive.remote(version) for worker in rollouts.workers]
-        sent: list[Sent] = self._group.finish(sending, "send weights")
+        sent: list[Sent] = self._group.finish(sending, "send weights", self._deadline)
         answers, broken = rollouts.finish_each(receiving, "receive weights")
         refused = "; ".join(part.broken for part in sent if part.broken)
         if broken or refused:
@@ -160,15 +169,16 @@ class RayTransport:
 
     def _by_store(self, version: int, copy: Copy) -> Delivered:
         self._rollouts.begin_update(version)
-        sending = self._group.begin("send", self._name, copy, False)
-        sent: list[Sent] = self._group.finish(sending, "lay out weights")
+        sending = self._group.begin("send", self._name, copy, False, self._deadline)
+        sent: list[Sent] = self._group.finish(sending, "lay out weights", self._deadline)
         received = self._rollouts.load(self._kept, version)
         return self._delivered(sent, received)
 
     def _kept(self) -> list[Any]:
         """References to what the ranks sent last, in its order."""
         # A rank answers between two calls of training, however long these take.
-        longest = 2 * self._group.deadline_s
+        step = self._group.waits.of("step")
+        longest = replace(self._deadline, base_s=self._deadline.base_s + step.seconds)
         found = self._group.finish(self._group.begin("kept"), "give what they sent", longest)
         indexed: dict[int, Any] = dict(itertools.chain.from_iterable(found))
         return [indexed[index] for index in sorted(indexed)]

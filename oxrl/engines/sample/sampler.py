@@ -96,7 +96,7 @@ class Sampler(ABC):
                 if not self._finished and time.monotonic() - start > deadline_s:
                     raise DeadlineError(
                         f"waited {deadline_s:g} s for a sampled response: {self._progress()}. "
-                        "Raise run.deadline_s or lower rollout.max_tokens"
+                        "Raise run.deadlines.rollout or lower rollout.max_tokens"
                     )
         finally:
             self._counted["seconds"] += time.monotonic() - start

@@ -7,16 +7,18 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from oxrl.errors import ConfigError, DeadlineError, EngineError, OxrlError
+from oxrl.runs.deadlines import Deadline, Deadlines, waiting_for
 
 T = TypeVar("T")
 # Seconds between signs of life of a rank, and without one until it counts as lost.
@@ -28,12 +30,60 @@ CUT_OFF = ("losed by peer", "reset by peer", "onnection refused")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
+class _Patience:
+    """How long this process waits in collectives."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self.deadline = deadline
+        self._failed: tuple[BaseException, Deadline] | None = None
+
+    def set(self, deadline: Deadline) -> None:
+        """From now on."""
+        self.deadline = deadline
+        wait = timedelta(seconds=deadline.seconds)
+        # Engines make groups of their own beside the one of all ranks.
+        for group in list(distributed_c10d._world.pg_map):  # pyright: ignore[reportPrivateUsage]
+            distributed_c10d._set_pg_timeout(wait, group)  # pyright: ignore[reportPrivateUsage]
+
+    def failed(self, error: BaseException) -> None:
+        """An error passes by; when it first does, it is about the deadline of now."""
+        if self._failed is None or self._failed[0] is not error:
+            self._failed = (error, self.deadline)
+
+    def of(self, error: BaseException) -> Deadline:
+        """The deadline that an error is about."""
+        self.failed(error)
+        return self._failed[1] if self._failed else self.deadline
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process's place among the training ranks; alone unless `joined_ranks` says otherwise."""
 
     rank: int = 0
     world: int = 1
+    _patience: _Patience | None = field(default=None, compare=False, repr=False)
+
+    @contextmanager
+    def within(self, deadline: Deadline, what: str) -> Iterator[None]:
+        """While open, this rank waits so long for others; every rank opens it.
+
+        Args:
+            what: is done, for what rank 0 says meanwhile.
+        """
+        if self._patience is None:  # alone nobody waits
+            yield
+            return
+        before = self._patience.deadline
+        self._patience.set(deadline)
+        try:
+            with waiting_for(what, deadline) if self.first else nullcontext():
+                yield
+        except BaseException as error:
+            self._patience.failed(error)
+            raise
+        finally:
+            self._patience.set(before)
 
     @property
     def first(self) -> bool:
@@ -78,13 +128,14 @@ def launched_world() -> int:
 
 
 @contextmanager
-def joined_ranks(device: torch.device, *, deadline_s: float) -> Iterator[Ranks]:
+def joined_ranks(device: torch.device, deadlines: Deadlines) -> Iterator[Ranks]:
     """Join the process group that the launcher's environment describes, and leave it at the end.
 
     Args:
         device: cuda ranks take the device of LOCAL_RANK and talk over NCCL; CPU tensors always
             travel over gloo.
-        deadline_s: longest wait for the others, when joining and in each collective.
+        deadlines: longest waits for the others: `load` when joining; in each collective `step`, but
+            inside of `Ranks.within`.
 
     Raises:
         DeadlineError: the others did not come, or one stopped answering.
@@ -101,19 +152,21 @@ def joined_ranks(device: torch.device, *, deadline_s: float) -> Iterator[Ranks]:
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cpu:gloo,cuda:nccl"
-    wait = timedelta(seconds=deadline_s)
+    patience = _Patience(deadlines.of("load"))
+    wait = timedelta(seconds=patience.deadline.seconds)
     heartbeat: _Heartbeat | None = None
     try:
         store, rank, world = next(dist.rendezvous("env://", timeout=wait))
         store.set_timeout(wait)
         heartbeat = _Heartbeat(store, rank, world)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=wait)
+        patience.set(deadlines.of("step"))
         try:
-            yield Ranks(rank, world)
+            yield Ranks(rank, world, patience)
         finally:
             dist.destroy_process_group()
     except RuntimeError as error:  # DistNetworkError and DistStoreError are RuntimeErrors too
-        explained = _explained(error, heartbeat, deadline_s)
+        explained = _explained(error, heartbeat, patience.of(error))
         if explained is None:
             raise
         raise explained from error
@@ -123,7 +176,7 @@ def joined_ranks(device: torch.device, *, deadline_s: float) -> Iterator[Ranks]:
 
 
 def _explained(
-    error: RuntimeError, heartbeat: _Heartbeat | None, deadline_s: float
+    error: RuntimeError, heartbeat: _Heartbeat | None, deadline: Deadline
 ) -> OxrlError | None:
     """What an error of torch.distributed means; None if it is not about the other ranks."""
     text = str(error)
@@ -136,8 +189,8 @@ def _explained(
     first_line = text.strip().splitlines()[0][:200]
     if waited:
         return DeadlineError(
-            f"{where} waited run.deadline_s={deadline_s:g} s for {lost}. Look at its output first; "
-            "raise run.deadline_s if it was only slow, or continue with --resume. "
+            f"{where} waited {deadline} for {lost}. Look at its output first; "
+            f"raise {deadline.field} if it was only slow, or continue with --resume. "
             f"({first_line})"
         )
     return EngineError(

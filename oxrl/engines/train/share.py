@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from oxrl.engines.train.ranks import Ranks
-from oxrl.errors import NonFiniteError
+from oxrl.errors import EngineError, NonFiniteError
 from oxrl.models.layout import WEIGHT, FileLayout
 from oxrl.models.stored import non_finite_values
 from oxrl.runs.parts import Part, joined, write_parts
@@ -123,18 +123,25 @@ class ShareWriter:
         """Join what all ranks wrote; collective.
 
         Raises:
-            OSError: the disk refused, some rank; on rank 0.
+            OSError, SafetensorError: the disk refused, some rank; on rank 0.
+            EngineError: some rank failed, and no disk had a part in it; on every rank.
             NonFiniteError: a value of some rank is NaN or infinite; on every rank.
         """
-        rank = self._ranks.rank
-        reason = None if self._refused is None else f"rank {rank}: {self._refused}"
-        reason = self._ranks.any_of(reason)
-        if reason is not None:
-            own = self._refused
-            # A disk is rank 0's to tell of; anything else is a fault of this rank.
-            if self._ranks.first or (own is not None and not isinstance(own, OSError)):
-                raise own or OSError(errno.EIO, reason)
-            return
+        own = self._refused
+        of_disk = isinstance(own, OSError | SafetensorError)
+        fault = None if own is None or of_disk else f"{type(own).__name__}: {own}"
+        found = self._ranks.gather((fault, str(own) if of_disk else None))
+        for rank, (fault, _) in enumerate(found):
+            if fault is not None:
+                raise EngineError(
+                    f"rank {rank} failed while it wrote its share of a checkpoint, which is no "
+                    f"fault of the disk: {fault}"
+                ) from own
+        for rank, (_, refused) in enumerate(found):
+            if refused is not None:
+                if self._ranks.first:  # a disk is rank 0's to tell of
+                    raise own or OSError(errno.EIO, f"rank {rank}: {refused}")
+                return
         self._require_finite()
         shares = self._ranks.gather(self._parts)
         if self._ranks.first:

@@ -229,6 +229,11 @@ class Trainer(ABC):
             return without_company(output, share.part.inputs)
         return output
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights, as they are stored."""
+        return sum(kind.shape.numel() * kind.dtype.itemsize for kind in self._stored.values())
+
     def _share(self, batch: TrainBatch) -> Iterator[Share]:
         check_tokens(batch.inputs.tokens, self._vocabulary)
         return own_share(

@@ -20,6 +20,7 @@ from oxrl.rewards.sandbox import bundle
 from oxrl.rewards.sandbox.findings import Finding, Job, Json, SandboxError, finding, framed
 from oxrl.rewards.sandbox.inside import confine, kernel
 from oxrl.rewards.sandbox.inside.confine import Limits
+from oxrl.runs.killed import end_of
 
 Level = Literal["strict", "basic", "off"]
 LEVELS: tuple[Level, ...] = ("strict", "basic", "off")
@@ -251,7 +252,7 @@ class Sandbox:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
             process.kill()
-            process.wait()
+            end_of(process, "a sandbox")
             process.stdout.close()
             said = _last_words(process)
         if self._folder is not None:

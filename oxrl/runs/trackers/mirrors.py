@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, suppress
 from oxrl.errors import Interrupted
 from oxrl.runs.directory import RunDirectory
 from oxrl.runs.files import open_own
+from oxrl.runs.killed import end_of
 from oxrl.tables.trackers import TRACKERS
 
 logger = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class Mirror:
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
+            end_of(process, self._title)
             late = "%s was not done after %.0f s; metrics.jsonl is complete"
             logger.warning(late, self._title, timeout_s)
             return
