@@ -25,7 +25,7 @@ from oxrl.models.later import DECODER
 from oxrl.models.load import VALUE_HEAD_FILE
 from oxrl.models.lora import has_adapter
 from oxrl.models.network import ValueModel
-from oxrl.models.stored import TYPES
+from oxrl.models.stored import KEPT_TYPES
 from oxrl.models.weights import WeightType, buckets, kept_buffers
 
 WEIGHT = "weight"
@@ -34,9 +34,9 @@ PATTERN = "model{suffix}.safetensors"
 INDEX = "model.safetensors.index.json"
 # As transformers cuts a model into files.
 MOST_BYTES = "50GB"
-NAMES = {dtype: name for name, dtype in TYPES.items()}
+NAMES = {dtype: name for name, dtype in KEPT_TYPES.items()}
 # In which order the library lays tensors out: larger types first, then by name.
-ORDER = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+ORDER = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 
 
 class Entry(NamedTuple):
@@ -162,13 +162,10 @@ def optimizer_files(kind: str, names: Iterable[tuple[str, WeightType]]) -> list[
     """The files of one kind of optimizer state, `optimizer_<kind>-00000.safetensors` and on.
 
     Args:
-        kind: of the state; at least float32, whatever the weights are.
-        names: the weights that have it, with their shapes and types as they are stored.
+        kind: of the state.
+        names: the weights that have it, with the shape and type of what is kept of each.
     """
-    held = [
-        (name, _without_memory(WeightType(shape, torch.promote_types(dtype, torch.float32))))
-        for name, (shape, dtype) in names
-    ]
+    held = [(name, _without_memory(kept)) for name, kept in names]
     files: list[FileLayout] = []
     for index, bucket in enumerate(buckets(held)):
         entries = [

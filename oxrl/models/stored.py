@@ -25,6 +25,8 @@ TYPES: Mapping[str, torch.dtype] = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+# What an optimizer keeps may be codes, too.
+KEPT_TYPES: Mapping[str, torch.dtype] = {**TYPES, "U8": torch.uint8}
 
 
 class StoredTensor(NamedTuple):
@@ -104,8 +106,8 @@ def non_finite_values(tensor: Tensor) -> int:
     return int((~tensor.isfinite()).sum())
 
 
-def stored_in(path: Path) -> dict[str, StoredTensor]:
-    """Every tensor of numbers in a safetensors file, by name.
+def stored_in(path: Path, types: Mapping[str, torch.dtype] = TYPES) -> dict[str, StoredTensor]:
+    """Every tensor of numbers in a safetensors file, by name; of `types`, as the format has them.
 
     The file begins with eight bytes of length and a header in JSON, with the place of each tensor
     in what follows. Source: the format in the README of huggingface/safetensors.
@@ -121,9 +123,9 @@ def stored_in(path: Path) -> dict[str, StoredTensor]:
             raise DataError(f"{path} is no safetensors file: {error}") from error
     found: dict[str, StoredTensor] = {}
     for name, entry in header.items():
-        if name == "__metadata__" or entry["dtype"] not in TYPES:
+        if name == "__metadata__" or entry["dtype"] not in types:
             continue
-        dtype = TYPES[entry["dtype"]]
+        dtype = types[entry["dtype"]]
         shape = torch.Size(entry["shape"])
         begin, end = entry["data_offsets"]
         if end - begin != math.prod(shape) * dtype.itemsize:
@@ -132,9 +134,11 @@ def stored_in(path: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def stored_in_folder(folder: Path, pattern: str) -> dict[str, StoredTensor]:
-    """Every tensor of numbers in the safetensors files of `pattern`, by name."""
+def stored_in_folder(
+    folder: Path, pattern: str, types: Mapping[str, torch.dtype] = TYPES
+) -> dict[str, StoredTensor]:
+    """Every tensor of `types` in the safetensors files of `pattern`, by name."""
     found: dict[str, StoredTensor] = {}
     for path in sorted(folder.glob(pattern)):
-        found |= stored_in(path)
+        found |= stored_in(path, types)
     return found

@@ -41,8 +41,11 @@ from oxrl.types import Metrics, PolicyBatch, RolloutBatch, TokenBatch
 
 CAUSES = ("padding", "prompts_again", "no_signal", "old_pass", "reference_pass", "dropped")
 SIZES = {"float32": 4, "bfloat16": 2}
-# Of AdamW per parameter: gradient read, weight and two moments read and written, 4 bytes each.
-OPTIMIZER_BYTES = 28.0
+# Of an optimizer per parameter at least: gradient read, weight and what is kept read and written; 4
+# bytes each, moments of 8 bits one.
+OPTIMIZER_BYTES = {"adamw": 28.0, "muon": 20.0, "adamw_8bit": 16.0}
+# Without masters the weight has two bytes.
+WITHOUT_MASTERS = -4.0
 
 
 @dataclass
@@ -173,6 +176,7 @@ class LedgerInputs:
     old_known: what it says then is known from the sampler.
     all_learn: a KL or an entropy trains rows without an advantage as well.
     samples: the run samples, it is not given stored samples.
+    optimizer_bytes: read and written by a step, per parameter, at least.
     """
 
     work: ModelWork | None
@@ -184,6 +188,7 @@ class LedgerInputs:
     old_known: bool
     all_learn: bool
     samples: bool = True
+    optimizer_bytes: float = OPTIMIZER_BYTES["adamw"]
 
     @property
     def counted(self) -> ModelWork:
@@ -276,7 +281,7 @@ class Ledger:
         everything.add(found.spent("no_signal", ~learns, times=FORWARD_AND_BACKWARD))
         self._count_floor("time/update_s", float(found.own.sum()) * FORWARD_AND_BACKWARD)
         if self._given.speed is not None:
-            moved = self._work.parameters * OPTIMIZER_BYTES
+            moved = self._work.parameters * self._given.optimizer_bytes
             raise_by(self._floors, "time/update_s", moved / self._given.speed.bandwidth)
         metrics = everything.metrics()
         if self._given.work is not None:
@@ -323,6 +328,8 @@ def ledger_of(cfg: Config, objective: Objective, clock: Clock, *, shared: bool) 
         LedgerInputs(
             work=model_work(model_dims(cfg.model.name), dtype=cfg.model.dtype),
             speed=speed_of(cfg),
+            optimizer_bytes=OPTIMIZER_BYTES[train.optimizer]
+            + WITHOUT_MASTERS * (train.master_weights == "none"),
             budget=train.micro_batch_tokens,
             ranks=1 if train.backend == "local" else cfg.run.training_gpus,
             share_prefix=train.share_prefix,

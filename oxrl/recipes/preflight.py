@@ -417,6 +417,21 @@ def check_trackers(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     return ", ".join(TRACKERS[name].title for name in cfg.run.shown_in)
 
 
+def check_optimizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """The library of the optimizer is installed.
+
+    Raises:
+        MissingExtraError: it is not; says what installs it.
+    """
+    name = cfg.train.optimizer
+    if name == "adamw_8bit" and find_spec("bitsandbytes") is None:
+        raise MissingExtraError(
+            "train.optimizer: adamw_8bit needs bitsandbytes, which is not installed: "
+            "pip install -e '.[8bit]', or use train.optimizer: adamw"
+        )
+    return name
+
+
 def check_disk(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """The disk has room for the checkpoints that will be on it at once."""
     dims = model_dims(cfg.model.name)
@@ -443,6 +458,7 @@ CHECKS: Mapping[str, Check] = {
     "reward": check_reward,
     "environment": check_environment,
     "trackers": check_trackers,
+    "optimizer": check_optimizer,
     "disk": check_disk,
 }
 

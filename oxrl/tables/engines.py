@@ -13,6 +13,10 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Literal
 
+Optimizer = Literal["adamw", "muon", "adamw_8bit"]
+# What the optimizer steps of weights in low precision: float32 copies, or the weights themselves.
+Masters = Literal["float32", "none"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
@@ -43,6 +47,7 @@ class TrainingEngine(Engine):
     settings: the config section with arguments of its own.
     reference_settings: as `settings`, of a reference model.
     bfloat16_adapters: adapters train beside frozen bfloat16 weights.
+    optimizers: those it can step with. without_masters: steps weights in bfloat16 themselves.
     """
 
     several_ranks: bool
@@ -50,6 +55,8 @@ class TrainingEngine(Engine):
     settings: str | None = None
     reference_settings: str | None = None
     bfloat16_adapters: bool = True
+    optimizers: tuple[Optimizer, ...] = ("adamw", "muon", "adamw_8bit")
+    without_masters: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +84,8 @@ TRAINING_ENGINES: Mapping[TrainingEngineName, TrainingEngine] = MappingProxyType
             settings="deepspeed",
             reference_settings="deepspeed_ref",
             bfloat16_adapters=False,
+            optimizers=("adamw",),
+            without_masters=False,
         ),
         "fsdp": TrainingEngine(
             builder="oxrl.engines.train.fsdp:FsdpTrainer", several_ranks=True, zero_stage=3

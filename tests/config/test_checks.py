@@ -191,6 +191,21 @@ def test_one_contradiction_is_one_problem_with_its_numbers(
             "deepspeed.offload_param",
             "zero_stage 3 or more, this is 2",
         ),
+        (
+            ["train.backend=deepspeed", "train.optimizer=muon"],
+            "train.optimizer",
+            "set it to adamw, or train.backend to local or fsdp",
+        ),
+        (
+            ["train.backend=deepspeed", "model.dtype=bfloat16", "train.master_weights=none"],
+            "train.master_weights",
+            "set it to float32, or train.backend to local or fsdp",
+        ),
+        (
+            ["train.master_weights=none"],
+            "train.master_weights",
+            "set it to float32, or model.dtype to bfloat16",
+        ),
     ],
 )
 def test_a_distributed_backend_is_checked_before_anything_starts(

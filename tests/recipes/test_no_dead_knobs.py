@@ -109,6 +109,8 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "rollout.top_p": ({}, 0.9),
     "rollout.top_k": ({}, 5),
     "train.alg_name": (MOVED, "cispo"),
+    "train.optimizer": ({}, "muon"),
+    "train.master_weights": ({"model": {"dtype": "bfloat16"}}, "none"),
     "train.lr": ({}, 2e-3),
     "train.lr_schedule": ({"run": {"steps": 2}}, "linear"),
     "train.warmup_steps": ({"run": {"steps": 3}}, 2),

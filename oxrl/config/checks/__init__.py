@@ -14,7 +14,12 @@ from oxrl.config.checks.base import Check, at
 from oxrl.config.checks.batch import check_batch
 from oxrl.config.checks.cells import check_cells, check_correction
 from oxrl.config.checks.data import check_columns, check_evaluation_file, check_training_files
-from oxrl.config.checks.engines import check_deepspeed, check_ranks, check_samplers
+from oxrl.config.checks.engines import (
+    check_deepspeed,
+    check_optimizer,
+    check_ranks,
+    check_samplers,
+)
 from oxrl.config.checks.environment import check_environment
 from oxrl.config.checks.features import check_features
 from oxrl.config.checks.model import MODEL, check_context
@@ -35,6 +40,7 @@ __all__ = ["evaluation_problems", "notices", "training_problems"]
 OF_ALL: tuple[Check, ...] = (
     check_ranks,
     check_deepspeed,
+    check_optimizer,
     check_samplers,
     check_adapter,
     check_adapter_model,

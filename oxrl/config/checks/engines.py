@@ -32,6 +32,51 @@ def check_ranks(cfg: Config) -> Iterator[Problem]:
         )
 
 
+def check_optimizer(cfg: Config) -> Iterator[Problem]:
+    """What steps the weights, where the engine can, and masters of weights that have some."""
+    engine = TRAINING_ENGINES[cfg.train.backend]
+    able = " or ".join(name for name, row in TRAINING_ENGINES.items() if row.without_masters)
+    if cfg.train.optimizer not in engine.optimizers:
+        yield at(
+            cfg,
+            "train.optimizer",
+            (
+                f"{cfg.train.backend} steps flat pieces of many weights with AdamW: "
+                f"set it to adamw, or train.backend to {able}"
+            ),
+            "train.backend",
+        )
+    if cfg.train.master_weights == "float32":
+        return
+    if cfg.model.dtype == "float32":
+        yield at(
+            cfg,
+            "train.master_weights",
+            (
+                "weights in float32 are stepped themselves, without copies: "
+                "set it to float32, or model.dtype to bfloat16"
+            ),
+            "model.dtype",
+        )
+    if cfg.lora.rank:
+        yield at(
+            cfg,
+            "train.master_weights",
+            "adapters are float32 beside weights that nothing steps: set it to float32",
+            "lora.rank",
+        )
+    if not engine.without_masters:
+        yield at(
+            cfg,
+            "train.master_weights",
+            (
+                f"{cfg.train.backend} steps float32 copies: "
+                f"set it to float32, or train.backend to {able}"
+            ),
+            "train.backend",
+        )
+
+
 def check_deepspeed(cfg: Config) -> Iterator[Problem]:
     """Sections `deepspeed` and `deepspeed_ref`: what DeepSpeed can do at their stages."""
     if cfg.train.backend != "deepspeed":

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from oxrl.config.fields import CELLS, PREFERENCE, RL, Section, cell_names, cell_setting, setting
 from oxrl.errors import known
 from oxrl.tables.cells import find_cell
-from oxrl.tables.engines import TrainingEngineName
+from oxrl.tables.engines import Masters, Optimizer, TrainingEngineName
 from oxrl.tables.numbers import Level, Number, T, Value
 from oxrl.tables.policy import ROWS, Row
 
@@ -36,9 +36,20 @@ class TrainConfig(Section):
         "What trains: this process, or ranks (Ray actors in RL, else torchrun's) with DeepSpeed "
         "or FSDP2.",
     )
+    optimizer: Optimizer = setting(
+        "adamw",
+        "What steps the weights: adamw; muon, which orthogonalises the step of each matrix between "
+        "hidden layers and leaves all else to AdamW; or adamw_8bit, whose moments take two bytes "
+        "per weight instead of eight.",
+    )
+    master_weights: Masters = setting(
+        "float32",
+        "What is stepped of weights in bfloat16: float32 copies, or none: the weights themselves, "
+        "rounded stochastically, four bytes per weight less.",
+    )
     lr: float = setting(
         1e-6,
-        "Peak learning rate of AdamW; with adapters 1e-5 by default.",
+        "Peak learning rate; with adapters 1e-5 by default.",
         ge=0,
         le=1,
         why=LEARNING_RATE,

@@ -12,21 +12,21 @@ from torch import Tensor, nn
 from oxrl.engines.train.options import TrainerOptions
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-# Weights of these types are stepped as float32 copies, their masters.
-LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 class Piece(NamedTuple):
     """What one rank holds of some float32 weights that AdamW steps.
 
     state: "step" and the two moments; None where the last step moved nothing.
-    decay: the weight decay. rate: the learning rate, as a multiple of the options'.
+    decay: the weight decay. rate: the learning rate, as a multiple of the options'. change: norm of
+    the last change, where it was measured.
     """
 
     weight: Tensor
     state: Mapping[str, Tensor] | None
     decay: float
     rate: float = 1.0
+    change: Tensor | None = None
 
 
 def undecayed(model: nn.Module) -> frozenset[str]:
@@ -81,6 +81,8 @@ def last_change(piece: Piece, options: TrainerOptions, lr: float) -> Tensor:
     state = piece.state
     if not state:
         return torch.zeros((), dtype=torch.float64)
+    if piece.change is not None:
+        return piece.change
     beta1, beta2 = options.adam_betas
     step = float(state["step"])
     lr = lr * piece.rate

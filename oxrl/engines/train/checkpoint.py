@@ -1,7 +1,7 @@
 """The one checkpoint format of all training engines: weights, masters, moments and step counts.
 
-Beside the weights, which Hugging Face reads, lie `optimizer_<kind>-*.safetensors` with whole
-float32 tensors under the names of the weights, and trainer_state.json.
+Beside the weights, which Hugging Face reads, lie `optimizer_<kind>-*.safetensors` with what is kept
+of each weight, whole and as it is held, under the names of the weights, and trainer_state.json.
 """
 
 from __future__ import annotations
@@ -16,20 +16,27 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from oxrl.engines.train.adamw import LOW_PRECISION, MOMENTS
 from oxrl.engines.train.ranks import Ranks
+from oxrl.engines.train.rules import KEPT, LOW_PRECISION
 from oxrl.errors import CheckpointError, NonFiniteError
-from oxrl.models.stored import Source, non_finite_values, stored_in_folder
+from oxrl.models.stored import (
+    KEPT_TYPES,
+    Source,
+    StoredTensor,
+    non_finite_values,
+    stored_in_folder,
+)
 from oxrl.models.weights import (
     NamedTensor,
     WeightType,
     stored_weights,
 )
+from oxrl.tables.engines import Masters, Optimizer
 
 STATE_FILE = "trainer_state.json"
 STATE_FORMAT = 1
-# "master": the float32 copy of a weight that is stored in lower precision.
-OPTIMIZER_KINDS = ("master", *MOMENTS)
+# The float32 copy of a weight that is stored in lower precision.
+MASTER = "master"
 
 
 class StoredWeight(NamedTuple):
@@ -106,11 +113,14 @@ class TrainerState(NamedTuple):
     step: optimizer steps begun. adam_steps: steps that AdamW took, by weight.
     fits: largest micro-batch, in tokens, where the one that was asked for did not fit into memory;
         None: it did.
+    optimizer, master_weights: as of `TrainerOptions`; not written where they are the default.
     """
 
     step: int
     adam_steps: Mapping[str, int]
     fits: int | None = None
+    optimizer: Optimizer = "adamw"
+    master_weights: Masters = "float32"
 
 
 def write_state(directory: Path, state: TrainerState) -> None:
@@ -122,6 +132,10 @@ def write_state(directory: Path, state: TrainerState) -> None:
     }
     if state.fits is not None:
         content["micro_batch_tokens"] = state.fits
+    if state.optimizer != "adamw":
+        content["optimizer"] = state.optimizer
+    if state.master_weights != "float32":
+        content["master_weights"] = state.master_weights
     text = json.dumps(content, indent=1) + "\n"
     (directory / STATE_FILE).write_text(text, encoding="utf-8")
 
@@ -140,14 +154,21 @@ def read_state(directory: Path) -> TrainerState:
         raise CheckpointError(
             f"{path} has format {content.get('format')!r}; this version reads {STATE_FORMAT}"
         )
-    return TrainerState(content["step"], content["adam_steps"], content.get("micro_batch_tokens"))
+    return TrainerState(
+        content["step"],
+        content["adam_steps"],
+        content.get("micro_batch_tokens"),
+        content.get("optimizer", "adamw"),
+        content.get("master_weights", "float32"),
+    )
 
 
 def read_weights_and_moments(
     directory: Path,
     model: nn.Module,
     expected: Mapping[str, WeightType],
-    adam_steps: Mapping[str, int],
+    state: TrainerState,
+    rules: Mapping[str, Optimizer],
 ) -> Iterator[StoredWeight]:
     """Every weight of `model` with its optimizer state, told one by one; nothing is read yet.
 
@@ -155,24 +176,68 @@ def read_weights_and_moments(
         directory: of the checkpoint.
         model: whose weights they are.
         expected: shape and dtype of each weight as it is stored.
-        adam_steps: steps that AdamW took, by weight.
+        state: what trainer_state.json says.
+        rules: what steps each weight.
 
     Raises:
         CheckpointError: something is missing, unknown, or of another shape or dtype.
     """
-    kinds = {
-        kind: stored_in_folder(directory, f"optimizer_{kind}-*.safetensors")
-        for kind in OPTIMIZER_KINDS
+    every = {kept.kind for rule in set(rules.values()) for kept in KEPT[rule]}
+    found = {
+        kind: stored_in_folder(directory, f"optimizer_{kind}-*.safetensors", KEPT_TYPES)
+        for kind in (MASTER, *every)
     }
-    for name in adam_steps:
-        needed = _needed_kinds(expected[name].dtype) if name in expected else None
-        if needed is None or any(name not in kinds[kind] for kind in needed):
+    for name in state.adam_steps:
+        if name not in expected or not _is_complete(name, expected[name], state, rules, found):
             raise CheckpointError(f"{directory} has an incomplete optimizer state for {name!r}")
     for name, weight in stored_weights(model, directory, expected):
-        moments = {moment: kinds[moment][name] for moment in MOMENTS if name in kinds[moment]}
-        master = kinds["master"].get(name)
-        yield StoredWeight(name, weight, master, moments, adam_steps.get(name, 0))
+        kinds = [kept.kind for kept in KEPT[rules[name]] if name in found[kept.kind]]
+        moments = {kind: found[kind][name] for kind in kinds}
+        master = found[MASTER].get(name)
+        yield StoredWeight(name, weight, master, moments, state.adam_steps.get(name, 0))
 
 
-def _needed_kinds(dtype: torch.dtype) -> tuple[str, ...]:
-    return OPTIMIZER_KINDS if dtype in LOW_PRECISION else MOMENTS
+def _is_complete(
+    name: str,
+    weight: WeightType,
+    state: TrainerState,
+    rules: Mapping[str, Optimizer],
+    found: Mapping[str, Mapping[str, StoredTensor]],
+) -> bool:
+    """Whether all that is kept of a weight is there, in its shape and type.
+
+    Args:
+        weight: as it is stored. found: kind -> weight -> where it is.
+    """
+    needed = {kept.kind: kept.stored_as(weight) for kept in KEPT[rules[name]]}
+    if has_master(weight.dtype, state.master_weights):
+        needed[MASTER] = WeightType(weight.shape, torch.float32)
+    for kind, kept in needed.items():
+        stored = found[kind].get(name)
+        if stored is None or WeightType(stored.shape, stored.dtype) != kept:
+            return False
+    return True
+
+
+def has_master(dtype: torch.dtype, masters: Masters) -> bool:
+    """Whether a weight that is stored as `dtype` is stepped as a float32 copy."""
+    return masters == "float32" and dtype in LOW_PRECISION
+
+
+def require_same_optimizer(
+    directory: Path, state: TrainerState, optimizer: Optimizer, masters: Masters
+) -> None:
+    """Refuse state that another optimizer kept.
+
+    Raises:
+        CheckpointError: it did; says how to go on.
+    """
+    stored = {"optimizer": state.optimizer, "master_weights": state.master_weights}
+    asked = {"optimizer": optimizer, "master_weights": masters}
+    for field, value in asked.items():
+        if stored[field] != value:
+            raise CheckpointError(
+                f"{directory} was written with train.{field}: {stored[field]}, and this run has "
+                f"{value}: what one keeps between steps is of no use to the other. Go on with "
+                f"train.{field}: {stored[field]}, or begin a new run with model.name: {directory}"
+            )

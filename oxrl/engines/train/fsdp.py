@@ -19,11 +19,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from oxrl.engines.train.adamw import LOW_PRECISION
 from oxrl.engines.train.base import Part, Want
 from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import Share
+from oxrl.engines.train.rules import LOW_PRECISION
 from oxrl.engines.train.share import PieceOfWeight
 from oxrl.models.fingerprints import Piece, pieces_of
 from oxrl.models.later import materialised
@@ -41,9 +41,9 @@ class FsdpTrainer(LocalTrainer):
         dtype = _computing_dtype(self.model)
         # The pieces are the float32 masters; the weights a layer computes with are cast when it
         # gathers them, and gradients are cast up before they are summed over ranks and
-        # micro-batches.
+        # micro-batches. Without masters the pieces stay as they are stored.
         for parameter in self.model.parameters():
-            if parameter.dtype == dtype:
+            if parameter.dtype == dtype and self.options.master_weights == "float32":
                 parameter.data = parameter.data.float()
         policy = MixedPrecisionPolicy(
             param_dtype=dtype,

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from oxrl.engines.train.adamw import LOW_PRECISION, MOMENTS, Piece, adamw
+from oxrl.engines.train.adamw import Piece, adamw
 from oxrl.engines.train.base import Part, Want
-from oxrl.engines.train.checkpoint import StoredWeight
+from oxrl.engines.train.checkpoint import MASTER, StoredWeight, has_master
 from oxrl.engines.train.forward import Check, read_tokens
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
+from oxrl.engines.train.rules import KINDS, LOW_PRECISION
 from oxrl.engines.train.share import PieceOfWeight
 from oxrl.engines.train.trainer import Trainer
 from oxrl.models.layout import WEIGHT
@@ -37,8 +38,33 @@ class LocalTrainer(Trainer):
         super().__init__(model, options, ranks=ranks)
         self._shard_model()
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._masters = {name: _master_of(p) for name, p in self._parameters.items()}
-        self._adam = adamw(self._masters, self._decays, options)
+        self._masters = {name: self._master_of(p) for name, p in self._parameters.items()}
+        self._adam = self._build_optimizer()
+
+    def _master_of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """What the optimizer steps: the parameter itself, or a float32 copy."""
+        if has_master(parameter.dtype, self.options.master_weights):
+            return nn.Parameter(parameter.detach().float())
+        if parameter.dtype in LOW_PRECISION:
+            parameter.grad_dtype = None  # sums of gradients are float32 all the same
+        return parameter
+
+    def _build_optimizer(self) -> torch.optim.Optimizer:
+        options = self.options
+        if options.optimizer == "adamw" and options.master_weights == "float32":
+            return adamw(self._masters, self._decays, options)
+        # Imported where it is chosen: most runs step all weights at once.
+        from oxrl.engines.train.one_by_one import OneByOne, require_whole_blocks
+
+        require_whole_blocks(self._masters, self._rules, self._place, self.ranks)
+        return OneByOne(
+            self._masters,
+            self._rules,
+            self._decays,
+            options,
+            place=self._place,
+            whole=self._whole,
+        )
 
     # FsdpTrainer replaces these four; here every tensor is whole.
 
@@ -118,14 +144,18 @@ class LocalTrainer(Trainer):
 
     @torch.no_grad()
     def _raise_gradients(self) -> None:
-        """Add low-precision gradients to their float32 masters.
+        """Add low-precision gradients to their float32 masters, or sum them up in float32 without.
 
         A running sum in bf16 would lose micro-batches.
         """
         for name, master in self._masters.items():
             parameter = self._parameters[name]
             gradient = parameter.grad
-            if master is parameter or gradient is None:
+            if gradient is None:
+                continue
+            if master is parameter:
+                if gradient.dtype in LOW_PRECISION:
+                    parameter.grad = gradient.float()
                 continue
             if master.grad is None:
                 master.grad = gradient.to(master.dtype)
@@ -149,6 +179,7 @@ class LocalTrainer(Trainer):
             clip_grads_with_norm_(self._masters.values(), self.options.max_grad_norm, total_norm)
         for group in self._adam.param_groups:
             group["lr"] = lr * group["rate"]
+            group["index"] = self.step
         self._adam.step()
         with torch.no_grad():
             for name, master in self._masters.items():
@@ -166,7 +197,9 @@ class LocalTrainer(Trainer):
                 held = self._adam.state[master]
                 state = {key: self._piece(value) for key, value in held.items()}
             rate = self.options.rates.get(name, 1.0)
-            yield Piece(self._piece(master.detach()), state or None, self._decays[name], rate)
+            change = getattr(self._adam, "changes", {}).get(master)
+            piece = self._piece(master.detach())
+            yield Piece(piece, state or None, self._decays[name], rate, change)
 
     def _own_weights(self, part: Part) -> Iterator[NamedTensor]:
         for name, p in self._of(part):
@@ -188,12 +221,11 @@ class LocalTrainer(Trainer):
         for name, parameter in self.model.named_parameters():
             yield WEIGHT, self._place(name, parameter)
         for name, master in self._masters.items():
-            if self._stored[name].dtype in LOW_PRECISION:
-                yield "master", self._place(name, master)
-            state = self._adam.state.get(master, {})
-            for moment in MOMENTS:
-                if moment in state:
-                    yield moment, self._place(name, state[moment])
+            if has_master(self._stored[name].dtype, self.options.master_weights):
+                yield MASTER, self._place(name, master)
+            for kind, held in self._adam.state.get(master, {}).items():
+                if kind in KINDS:
+                    yield kind, self._place_kept(name, kind, held)
 
     def _restore(self, weights: Iterable[StoredWeight]) -> None:
         for stored in weights:
@@ -212,20 +244,31 @@ class LocalTrainer(Trainer):
         if not stored.moments:
             return
         state: dict[str, Tensor] = {}
-        for moment, source in stored.moments.items():
-            state[moment] = torch.empty_like(master)
-            self._fill(stored.name, state[moment], source)
+        for kind, source in stored.moments.items():
+            state[kind] = self._empty_kept(stored.name, kind, master)
+            piece = self._place_kept(stored.name, kind, state[kind])
+            source.fill(piece.values, piece.start)
         state["step"] = torch.tensor(float(stored.steps), device=master.device)
         self._adam.state[master] = state
+
+    def _empty_kept(self, name: str, kind: str, master: nn.Parameter) -> Tensor:
+        """Room for what is kept of a weight."""
+        kept = KINDS[kind]
+        if kept.dtype is None:
+            dtype = torch.promote_types(master.dtype, torch.float32)
+            return torch.empty_like(master, dtype=dtype).detach()
+        count = -(-self._place(name, master).values.numel() // kept.per)
+        return torch.empty(count, dtype=kept.dtype, device=master.device)
+
+    def _place_kept(self, name: str, kind: str, held: Tensor) -> PieceOfWeight:
+        """What this rank holds of what is kept of a weight."""
+        kept = KINDS[kind]
+        if kept.like_weight:
+            return self._place(name, held)
+        start = self._place(name, self._masters[name]).start
+        return PieceOfWeight(name, start // kept.per, held)
 
     def _fill(self, name: str, tensor: Tensor, source: Source) -> None:
         """Read this rank's piece of a tensor that belongs to weight `name`."""
         piece = self._place(name, tensor)
         source.fill(piece.values, piece.start)
-
-
-def _master_of(parameter: nn.Parameter) -> nn.Parameter:
-    """The parameter itself, or the float32 copy that the optimizer steps instead."""
-    if parameter.dtype in LOW_PRECISION:
-        return nn.Parameter(parameter.detach().float())
-    return parameter

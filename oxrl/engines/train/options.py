@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from oxrl.data.actions import ActionHead
 from oxrl.errors import EngineError
+from oxrl.tables.engines import Masters, Optimizer
 
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 Decay = Literal["all", "matrices"]
@@ -23,8 +24,12 @@ class TrainerOptions:
     Args:
         lr, lr_schedule, warmup_steps, total_steps: see `learning_rate`; only a constant rate goes
             without `total_steps`.
-        weight_decay, adam_betas, adam_eps: of AdamW. Weights in bf16 and fp16 get float32 masters
-            and float32 gradient sums.
+        optimizer: what steps the weights; see `rules_of` for which of them.
+        master_weights: "float32": weights in bf16 and fp16 are stepped as float32 copies; "none":
+            they are stepped themselves and rounded stochastically. Sums of gradients are float32
+            in both.
+        seed: of that rounding.
+        weight_decay: of every optimizer. adam_betas, adam_eps: of AdamW.
         rates: weight -> its learning rate as a multiple of `lr`, where that is not 1.
         decay: which weights `weight_decay` shrinks: "all", or "matrices" (no norms, biases and
             embeddings).
@@ -50,6 +55,9 @@ class TrainerOptions:
     lr_schedule: Schedule = "constant"
     warmup_steps: int = 0
     total_steps: int | None = None
+    optimizer: Optimizer = "adamw"
+    master_weights: Masters = "float32"
+    seed: int = 0
     weight_decay: float = 0.0
     rates: Mapping[str, float] = field(default_factory=dict[str, float])
     decay: Decay = "all"

@@ -16,14 +16,17 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from oxrl.engines.train.adamw import LOW_PRECISION, MOMENTS, Piece, last_change, weight_decays
+from oxrl.engines.train.adamw import Piece, last_change, weight_decays
 from oxrl.engines.train.base import Bucket, Part, Want
 from oxrl.engines.train.checkpoint import (
+    MASTER,
     CollectiveWriter,
     StoredWeight,
     TrainerState,
+    has_master,
     read_state,
     read_weights_and_moments,
+    require_same_optimizer,
     write_state,
 )
 from oxrl.engines.train.company import without_company
@@ -32,6 +35,7 @@ from oxrl.engines.train.micro_batches import Cut, Merged, Share, micro_batches, 
 from oxrl.engines.train.offload import offloaded
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
+from oxrl.engines.train.rules import KEPT, rules_of
 from oxrl.engines.train.share import Key, PieceOfWeight, ShareWriter, on_cpu
 from oxrl.errors import CheckpointError, DataError
 from oxrl.models.fingerprints import Piece as WeightPiece
@@ -94,6 +98,7 @@ class Trainer(ABC):
         self.step = 0
         self.last_loss = 0.0
         self._decays = weight_decays(model, options)
+        self._rules = rules_of(model, self.network.head.weight, options.optimizer)
         self._has_gradient = False
         self._saving: tuple[ShareWriter, threading.Thread] | None = None
         self._losses_finite = True  # since the last step
@@ -158,7 +163,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def _held(self) -> Iterator[tuple[str, PieceOfWeight]]:
-        """(WEIGHT or one of OPTIMIZER_KINDS, piece) of everything that this rank is to write.
+        """(WEIGHT, MASTER or a kind of what is kept, piece) of all that this rank is to write.
 
         All ranks together hold every element once.
         """
@@ -367,13 +372,19 @@ class Trainer(ABC):
         return writer if writer.begin(describe) else None
 
     def _optimizer_files(self, adam_steps: Mapping[str, int]) -> Iterator[FileLayout]:
-        """The files of AdamW's state, and of the masters of weights in low precision."""
-        trained = [(name, self._stored[name]) for name in self._trained()]
-        low = [(name, kind) for name, kind in trained if kind.dtype in LOW_PRECISION]
-        yield from optimizer_files("master", low)
-        stepped = [(name, kind) for name, kind in trained if name in adam_steps]
-        for moment in MOMENTS:
-            yield from optimizer_files(moment, stepped)
+        """The files of the optimizer's state, and of the masters of weights in low precision."""
+        masters: list[tuple[str, WeightType]] = []
+        files: dict[str, list[tuple[str, WeightType]]] = {}
+        for name in self._trained():
+            stored = self._stored[name]
+            if has_master(stored.dtype, self.options.master_weights):
+                masters.append((name, WeightType(stored.shape, torch.float32)))
+            if name in adam_steps:
+                for kept in KEPT[self._rules[name]]:
+                    files.setdefault(kept.kind, []).append((name, kept.stored_as(stored)))
+        yield from optimizer_files(MASTER, masters)
+        for kind, names in files.items():
+            yield from optimizer_files(kind, names)
 
     def _describe(
         self,
@@ -400,7 +411,9 @@ class Trainer(ABC):
             self.options.actions.write(directory)
         lowered = self.micro_batch_tokens < self.options.micro_batch_tokens
         fits = self.micro_batch_tokens if lowered else None
-        write_state(directory, TrainerState(self.step, adam_steps, fits))
+        options = self.options
+        state = TrainerState(self.step, adam_steps, fits, options.optimizer, options.master_weights)
+        write_state(directory, state)
 
     def _save_gathered(self, directory: Path) -> OSError | SafetensorError | None:
         """Write weights on rank 0: those of an adapter, or in a form of their own.
@@ -417,7 +430,10 @@ class Trainer(ABC):
     def load(self, directory: Path) -> None:
         """See TrainEngine."""
         state = read_state(directory)
-        weights = read_weights_and_moments(directory, self.model, self._stored, state.adam_steps)
+        require_same_optimizer(
+            directory, state, self.options.optimizer, self.options.master_weights
+        )
+        weights = read_weights_and_moments(directory, self.model, self._stored, state, self._rules)
         try:
             with torch.no_grad():
                 self._restore(weights)

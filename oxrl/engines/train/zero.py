@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oxrl.engines.train.adamw import LOW_PRECISION, MOMENTS, Piece, adamw
+from oxrl.engines.train.adamw import MOMENTS, Piece, adamw
 from oxrl.engines.train.base import Part, Want
 from oxrl.engines.train.checkpoint import StoredWeight
 from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import Ranks
+from oxrl.engines.train.rules import LOW_PRECISION
 from oxrl.engines.train.share import PieceOfWeight
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
@@ -114,6 +115,12 @@ class DeepSpeedTrainer(Trainer):
         offload_param: bool = False,
     ) -> None:
         super().__init__(model, options, ranks=ranks)
+        if options.optimizer != "adamw" or options.master_weights != "float32":
+            raise EngineError(
+                f"train.optimizer: {options.optimizer} with train.master_weights: "
+                f"{options.master_weights}: DeepSpeed steps flat float32 pieces of many weights "
+                "with AdamW; use adamw and float32, or train.backend: local or fsdp"
+            )
         config = deepspeed_config(
             options,
             next(model.parameters()).dtype,
