@@ -22,14 +22,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from oxrl.config import Config, load_source
 from oxrl.config.reads import read_values
 from oxrl.config.source import Source, mapping_source, read_source
 from oxrl.data.memory import lines_of
 from oxrl.errors import ConfigError, RunDirectoryError
-from oxrl.processes.given import KEPT_HERE, giving, is_given, name_of, packed
+from oxrl.processes.given import KEPT_HERE, PREFIX, giving, is_given, name_of, packed
 from oxrl.runs.chain import FIELD as CHAIN_FIELD
 from oxrl.runs.directory import GIVEN, is_run, recorded_config, refuse_what_is_there
 from oxrl.runs.files import Json, clear, read_numbers, read_records, write_atomically
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 TRAIN_ROWS = "train.jsonl"
 EVAL_ROWS = "eval.jsonl"
 # Argument of `train` -> the field that holds its name.
-OBJECTS = {"reward": "reward.name", "environment": "environment.name"}
+OBJECTS = {"reward": "reward.name", "environment": "environment.name", "gate": "train.loss"}
+FEATURES = "features"  # of the section train, which holds names and their numbers
 ROWS = {"dataset": ("data.train", TRAIN_ROWS), "eval_dataset": ("data.eval", EVAL_ROWS)}
 
 
@@ -63,6 +64,8 @@ def train(
     *,
     reward: object = None,
     environment: object = None,
+    gate: object = None,
+    feature: object = None,
     dataset: object = None,
     eval_dataset: object = None,
     overrides: Sequence[str] = (),
@@ -77,6 +80,8 @@ def train(
         reward: a function as of `reward.name: path.py:function`. It runs in worker processes, as
             one from a file does; one that cannot be sent there is called in this process.
         environment: a class as of `environment.name: path.py:Class`, likewise.
+        gate: a policy loss as of `train.loss: path.py:function`, called where the policy learns.
+        feature: a class as of `train.features`, or several; likewise.
         dataset: rows as of `data.train`: a list of mappings, a data frame, or a file's name.
         eval_dataset: the same for `data.eval`.
         overrides: as on the command line: "train.lr=1e-5", "~data.eval".
@@ -97,9 +102,10 @@ def train(
 
     source = _read(config, overrides)
     found = Given()
-    for argument, value in (("reward", reward), ("environment", environment)):
-        if value is not None:
-            _name_object(source, found, argument, value)
+    _name_objects(source, found, {"reward": reward, "environment": environment})
+    for_workers = dict(found.objects)  # others are called where the policy learns
+    _name_objects(source, found, {"gate": gate})
+    _name_features(source, found, feature)
     directory = _directory(source)
     for argument, rows in (("dataset", dataset), ("eval_dataset", eval_dataset)):
         if rows is not None:
@@ -108,20 +114,27 @@ def train(
         refuse_what_is_there(directory, "oxrl.train(..., resume=True)")
     elif dataset is None:
         _find_rows_of_start(source, directory)
-    _say_what_stays_here(found)
+    _say_what_stays_here(for_workers)
     with giving(found.objects), _rows_in(directory, found.texts, resume=resume, accept=accept):
         cfg = load_source(source)
         run_recipe(cfg, resume=resume, accept=accept)
     return Run(directory, found.objects)
 
 
-def load_run(directory: str | Path, *, reward: object = None, environment: object = None) -> Run:
+def load_run(
+    directory: str | Path,
+    *,
+    reward: object = None,
+    environment: object = None,
+    gate: object = None,
+    feature: object = None,
+) -> Run:
     """A run that was started before, finished or not.
 
     Args:
         directory: of the run; nothing in it is changed.
-        reward, environment: as of `train`, where the run was given one: only `Run.evaluate` needs
-            them.
+        reward, environment, gate, feature: as of `train`, where the run was given one: only
+            `Run.evaluate` needs the first two, and only `Run.replay` all.
 
     Returns:
         The run; what it holds is read when it is asked for.
@@ -133,7 +146,7 @@ def load_run(directory: str | Path, *, reward: object = None, environment: objec
     if not is_run(path):
         raise RunDirectoryError(f"{path} is no run directory: it has no config.yaml of a run")
     objects: dict[str, object] = {}
-    for value in (reward, environment):
+    for value in (reward, environment, gate, *_several(feature)):
         if value is not None:
             objects[name_of(value)] = value
     return Run(path, objects)
@@ -319,13 +332,40 @@ def _read(config: object, overrides: Sequence[str]) -> Source:
     return mapping_source("the configuration", config, overrides)
 
 
-def _name_object(source: Source, found: Given, argument: str, value: object) -> None:
-    """Have the configuration name what was given, a string as it is."""
-    path = OBJECTS[argument]
-    name = value if isinstance(value, str) else name_of(value)
-    _set(source, path, name, argument)
-    if not isinstance(value, str):
-        found.objects[name] = value
+def _name_objects(source: Source, found: Given, given: Mapping[str, object]) -> None:
+    """Have the configuration name what was given, by its argument; a string as it is."""
+    for argument, value in given.items():
+        if value is None:
+            continue
+        name = value if isinstance(value, str) else name_of(value)
+        _set(source, OBJECTS[argument], name, argument)
+        if not isinstance(value, str):
+            found.objects[name] = value
+
+
+def _several(feature: object) -> list[object]:
+    """One feature, or a list of them, as a list."""
+    if feature is None:
+        return []
+    return list(cast(Sequence[object], feature)) if isinstance(feature, list | tuple) else [feature]
+
+
+def _name_features(source: Source, found: Given, feature: object) -> None:
+    """Have the configuration name features beside those that it names, with its numbers if any.
+
+    Raises:
+        ConfigError: two have one name.
+    """
+    for value in _several(feature):
+        name = value if isinstance(value, str) else name_of(value)
+        if name in found.objects:
+            short = name.removeprefix(PREFIX)
+            raise ConfigError(f"two things given are called {short}: rename one")
+        named = source.values.setdefault("train", {}).setdefault(FEATURES, {})
+        if isinstance(named, dict):  # what is none, the checks say
+            cast(dict[str, object], named).setdefault(name, {})
+        if not isinstance(value, str):
+            found.objects[name] = value
 
 
 def _name_rows(source: Source, found: Given, argument: str, rows: object, directory: Path) -> None:
@@ -370,8 +410,8 @@ def _find_rows_of_start(source: Source, directory: Path) -> None:
             _set(source, path, str(written), argument)
 
 
-def _say_what_stays_here(found: Given) -> None:
-    for name, value in found.objects.items():
+def _say_what_stays_here(objects: Mapping[str, object]) -> None:
+    for name, value in objects.items():
         if packed(value) is None:
             warnings.warn(KEPT_HERE.format(name), UserWarning, stacklevel=3)
 

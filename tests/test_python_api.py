@@ -63,7 +63,7 @@ def test_the_page_runs_as_it_stands_in_a_fresh_interpreter(tmp_path: Path) -> No
         "assert again.evaluate(dataset=rows[:3])['eval/responses'] == 3\n"
         "assert again.config['reward.name'] == 'python:digits'\n"
     )
-    (tmp_path / "page.py").write_text(light + BLOCKS[0] + after + BLOCKS[1])
+    (tmp_path / "page.py").write_text(light + BLOCKS[0] + after + BLOCKS[1] + BLOCKS[2])
     done = subprocess.run(
         [sys.executable, "page.py"],
         cwd=tmp_path,

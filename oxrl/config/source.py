@@ -30,6 +30,7 @@ MAPPINGS = (
     "reward.options",
     "train.mix",
     "train.loss_numbers",
+    "train.features",
 )
 # A mapping of mappings: part -> field -> value.
 PARTS = "reward.parts"

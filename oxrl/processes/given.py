@@ -107,10 +107,19 @@ def receive(name: str, message: Json) -> None:
     Raises:
         Exception: whatever importing the modules that it needs raises.
     """
+    _here[name] = unpacked(message)
+
+
+def unpacked(message: Json) -> Any:
+    """What `packed` made a message of.
+
+    Raises:
+        Exception: whatever importing the modules that it needs raises.
+    """
     import cloudpickle
 
     sys.path += [path for path in message["paths"] if path not in sys.path]
-    _here[name] = cloudpickle.loads(base64.b64decode(message["data"]))
+    return cloudpickle.loads(base64.b64decode(message["data"]))
 
 
 def _importable(module: ModuleType) -> bool:

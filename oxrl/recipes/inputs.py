@@ -4,7 +4,7 @@ data, reward, models, templates and losses of the user's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from oxrl.config import Config
@@ -129,9 +129,37 @@ def inputs_of(cfg: Config, known: Json) -> Iterator[Input]:
             yield from _reward_inputs(asked.name, f"{asked.field}.name")
     if cfg.environment.name:
         yield from _environment_inputs(cfg.environment.name, cfg.environment.options)
-    if row.recipe == "rl" and is_own(row.gate):
-        file = Path(row.gate.rpartition(":")[0]).resolve()
-        yield Input(name="train.loss", where=str(file), files=python_sources(file), code=True)
+    if row.recipe == "rl":
+        own_gate = [row.gate] if is_own(row.gate) else []
+        yield from _own_code("train.loss", own_gate, "gate")
+        yield from _own_code("train.features", list(cfg.train.features), "feature")
+
+
+def _own_code(field: str, names: Sequence[str], kind: str) -> Iterator[Input]:
+    """Code of the user's beside rewards and environments: of files, or given by a program.
+
+    Args:
+        field: of the config, which names it.
+        names: path.py:name, or what Python gives.
+        kind: argument of `oxrl.train` that gives it.
+    """
+    files: dict[str, Path] = {}
+    texts: dict[str, str] = {}
+    places: list[str] = []
+    for name in names:
+        if is_given(name):
+            places.append(name)
+            texts |= sources_of(given(name, kind))
+            continue
+        file = Path(name.rpartition(":")[0]).resolve()
+        found = python_sources(file)
+        places.append(str(file))
+        if len(names) > 1:
+            found = {str(file.parent / inner): path for inner, path in found.items()}
+        files |= found
+    if names:
+        where = ", ".join(places)
+        yield Input(name=field, where=where, files=files, texts=texts, code=True)
 
 
 def _stored_samples(run: Path) -> Input:

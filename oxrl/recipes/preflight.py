@@ -22,7 +22,7 @@ from oxrl.config import Config
 from oxrl.config.dims import context_length, model_dims
 from oxrl.config.plan import disk_needed
 from oxrl.config.reward_options import JUDGE, asked_rewards
-from oxrl.config.schema import SAMPLING
+from oxrl.config.schema import SAMPLING, is_own
 from oxrl.config.sections.action import ActionConfig
 from oxrl.data.dataset import Dataset, ReadOptions
 from oxrl.data.hub import locate
@@ -401,6 +401,29 @@ def check_environment(cfg: Config, prepared: Prepared, patience: Patience) -> st
     return f"{name}, began an episode with {len(opened.tools)} tools{told}"
 
 
+def check_loss(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """A policy loss of the user's own can be called, and is a loss."""
+    if not is_own_loss(cfg):
+        return f"{cfg.train.row.gate}, of the table"
+    from oxrl.recipes.own_gate import tried_gate  # torch, which losses of the table do without
+
+    return tried_gate(cfg)
+
+
+def is_own_loss(cfg: Config) -> bool:
+    """Whether the policy loss is the user's."""
+    return cfg.train.row.recipe == "rl" and is_own(cfg.train.row.gate)
+
+
+def check_features(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """Features of the user's own can be loaded."""
+    if not cfg.train.features:
+        return "none of your own"
+    from oxrl.recipes.own_feature import tried_features  # torch, as above
+
+    return tried_features(cfg)
+
+
 def check_trackers(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """The packages of all trackers are installed.
 
@@ -455,6 +478,8 @@ CHECKS: Mapping[str, Check] = {
     "model": check_model,
     "tokenizer": check_tokenizer,
     "data": check_data,
+    "loss": check_loss,
+    "features": check_features,
     "reward": check_reward,
     "environment": check_environment,
     "trackers": check_trackers,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from oxrl.config import Config
 from oxrl.config.reads import read_values
 from oxrl.config.reward_options import asked_rewards
+from oxrl.config.schema import is_own
 from oxrl.errors import OxrlError
 from oxrl.processes.channel import LateReply, LostWorker, SuspectWorker
 from oxrl.processes.messages import Json, Replies, decode
@@ -40,6 +41,10 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
     subjects = list(LATE)
     if not cfg.environment.name:
         subjects.remove("environment")
+    if cfg.train.row.recipe != "rl" or not is_own(cfg.train.row.gate):
+        subjects.remove("loss")
+    if not cfg.train.features:
+        subjects.remove("features")
     if not cfg.run.trackers:
         subjects.remove("trackers")
     values: dict[str, dict[str, object]] = {}
@@ -81,6 +86,8 @@ LATE = {
     "data": "the first rows were not rendered by the chat template",
     "reward": "it did not score prompts of the data",
     "environment": "it began no episode",
+    "loss": "it was not tried",
+    "features": "they were not loaded",
     "trackers": "their packages were not found",
     "disk": "it did not answer",
 }

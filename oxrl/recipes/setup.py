@@ -142,8 +142,8 @@ class RLSetup:
             self.source = kept_source(cfg, self.source)
             if not engines.shared:
                 self.saved["delivery"] = self.delivery
-            for feature in scale:
-                self.saved["rewards"] = feature
+            for feature in self.features:
+                self.saved |= feature.saved()
             self.ratio_tolerance = FIRST_RATIO_TOLERANCE[cfg.model.dtype]
             self._resources = stack.pop_all()
 

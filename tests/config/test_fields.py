@@ -42,6 +42,7 @@ SECOND: dict[str, Any] = {
     "run.trackers": "wandb",
     "data.columns": {"prompt": "question"},
     "train.loss_numbers": {"reach": 0.5},
+    "train.features": {"my_feature.py:Mine": {"coeff": 0.5}},
     "environment.name": "tools",
     "action.choices": "up,down",
     "action.size": 2,
@@ -162,6 +163,8 @@ def reader(path: str) -> tuple[str, list[str]]:
     if path == "train.loss_numbers":
         Path("my_gate.py").write_text("def my_gate(*tensors, correction=None, reach=1.0): ...")
         return "sgrpo", [held_out, "train.loss=my_gate.py:my_gate"]
+    if path == "train.features":
+        Path("my_feature.py").write_text("class Mine: ...")
     if path in ("train.turn_gamma", "train.turn_lambda"):
         return "ppo", [held_out, "environment.name=tools"]
     if path.startswith("environment.") or path in OF_EPISODES:

@@ -21,9 +21,10 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "extend.md"
 
 @pytest.fixture
 def user_file(tmp_path: Path) -> Path:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    assert len(code.splitlines()) <= 25
-    (tmp_path / "my_gate.py").write_text(code)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    for name, code in zip(("my_gate.py", "my_feature.py"), blocks, strict=True):
+        assert len(code.splitlines()) <= 28
+        (tmp_path / name).write_text(code)
     return tmp_path / "my_gate.py"
 
 
@@ -42,6 +43,21 @@ def test_a_gate_in_a_users_file_trains_without_touching_the_package(user_file: P
     metrics = metric_lines(Path(cfg.run.dir or ""))
     assert [line["step"] for line in metrics] == [1, 2]
     assert metrics[0]["update/weight_mean"] == 1.0 > metrics[1]["update/weight_mean"]
+
+
+def test_a_feature_in_a_users_file_changes_rewards_and_is_said_by_the_plan(user_file: Path) -> None:
+    cfg = rl_config(user_file.parent, "extension")
+    config = user_file.parent / "extension.yaml"
+    named = f"{user_file.parent}/my_feature.py:StopBonus"
+    overrides = ["run.steps=2", f"train.features={{{named}: {{bonus: 0.2}}}}"]
+    result = oxrl("train", config, *overrides, folder=user_file.parent)
+    assert result.returncode == 0, result.stderr
+    lines = metric_lines(Path(cfg.run.dir or ""))
+    assert [line["reward/stop_bonus"] for line in lines] == pytest.approx([0.18, 0.162])
+    assert all(0 <= line["reward/shaping"] <= 0.2 for line in lines)
+    planned = oxrl("plan", config, *overrides, f"run.dir={cfg.run.dir}2", folder=user_file.parent)
+    assert planned.returncode == 0, planned.stderr
+    assert "StopBonus: made when a run starts" in planned.stdout
 
 
 def test_its_gradient_is_that_of_its_formula(user_file: Path) -> None:

@@ -37,7 +37,8 @@ def slow(prompt, completion):
     return len(set(completion)) / 10
 
 def infinite(logprobs, old_logprobs, advantages, mask, loss_weights, *, correction=None):
-    return (logprobs * mask).sum() * float("inf"), {}
+    surprised = logprobs.min() < -4  # as no ordinary numbers are that it is tried on
+    return (logprobs * mask).sum() * (float("inf") if surprised else 1.0), {}
 """
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>Q {{ m['content'] }}<|end|>{% endfor %}"
@@ -260,6 +261,7 @@ ELSEWHERE = {
     "run.keep_best": "the folder best/: tests/recipes/test_preference.py",
     "train.mix": "the loss of a sum: tests/recipes/test_preference.py",
     "train.loss_numbers": "tests/recipes/test_extension.py",
+    "train.features": "the same file",
     "model.gradient_checkpointing": "memory, never a number: tests/engines/test_local_trainer.py",
     "model.revision": "which commit of the hub is loaded: tests/recipes/test_changed_inputs.py",
     "model.trust_remote_code": "what is handed to transformers: tests/models/test_load.py",

@@ -174,7 +174,8 @@ def test_a_non_finite_step_is_refused_dumped_counted_and_finally_ends_the_run(
 ) -> None:
     (tmp_path / "loss.py").write_text(
         "def infinite(logprobs, old_logprobs, advantages, mask, loss_weights, *, correction=None):\n"
-        "    return (logprobs * mask).sum() * float('inf'), {}\n"
+        "    surprised = logprobs.min() < -4\n"
+        "    return (logprobs * mask).sum() * (float('inf') if surprised else 1.0), {}\n"
     )
     loss = f"{tmp_path / 'loss.py'}:infinite"
     train = {"alg_name": "sgrpo", "lr": 1e-3, "loss": loss, "max_skipped_steps": 2}

@@ -25,6 +25,7 @@ from oxrl.config.checks.features import check_features
 from oxrl.config.checks.model import MODEL, check_context
 from oxrl.config.checks.notices import notices
 from oxrl.config.checks.numbers import check_numbers
+from oxrl.config.checks.own_features import check_own_features
 from oxrl.config.checks.own_gate import check_own_gate
 from oxrl.config.checks.preference import check_preference
 from oxrl.config.checks.reward import check_generated, check_reward
@@ -64,6 +65,7 @@ OF_RECIPE: Mapping[str, tuple[Check, ...]] = {
         check_correction,
         check_cells,
         check_own_gate,
+        check_own_features,
         check_numbers,
         check_context,
     ),

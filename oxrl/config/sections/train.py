@@ -165,6 +165,12 @@ class TrainConfig(Section):
     loss_numbers: dict[str, float | int | str | bool | None] = setting(
         {}, "Numbers of a policy loss of your own, train.loss: path.py:function.", of=RL
     )
+    features: dict[str, dict[str, float | int | str | bool | None]] = setting(
+        {},
+        "Features of your own, classes that change the loop at its hooks, each with its numbers: "
+        "{my_feature.py:MyFeature: {coeff: 0.1}}.",
+        of=RL,
+    )
 
     @field_validator(
         "alg_name", "advantage", "loss", "correction", "kl", "weights", check_fields=False

@@ -28,11 +28,15 @@ FEATURES = {
 
 
 def build_features(given: FeatureInputs) -> list[Feature]:
-    """The features that the row asks for, in the order of the table."""
+    """The features that the row asks for, in the order of the table; then those of the user."""
     features: list[Feature] = []
     for need in given.row.needs:
         if need in FEATURES:
             module, _, name = FEATURES[need].partition(":")
             kind = getattr(import_module(f"{__name__}.{module}"), name)
             features.append(kind(given))
+    if given.train.features:
+        from oxrl.recipes.own_feature import own_features  # most runs have none of their own
+
+        features += own_features(given)
     return features

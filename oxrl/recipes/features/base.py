@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from oxrl.engines.train.base import TrainEngine, Want
+from oxrl.engines.train.base import Saved, TrainEngine, Want
 from oxrl.functional.advantages import AdvantageInputs
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch
 
@@ -114,6 +114,10 @@ class Feature:
 
     def optim_step(self, *, skip: bool) -> Metrics:
         """Step a further model, or refuse its step."""
+        return {}
+
+    def saved(self) -> dict[str, Saved]:
+        """What a checkpoint holds of it: subdirectory -> what is stored there."""
         return {}
 
     def after_updates(self, before: int, step: int) -> None:

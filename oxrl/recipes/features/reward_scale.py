@@ -14,6 +14,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from oxrl.engines.train.base import Saved
 from oxrl.functional.reward_scale import Moments, move_to_scale, scale_rewards
 from oxrl.recipes.features.base import Feature
 from oxrl.recipes.session import RolloutProgress
@@ -59,6 +60,10 @@ class RewardScale(Feature):
     def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
         """Nothing is moved; it is told what the rewards were normalised by."""
         return self._metrics
+
+    def saved(self) -> dict[str, Saved]:
+        """See Feature."""
+        return {"rewards": self}
 
     def save(self, directory: Path) -> None:
         """Write what is known of the rewards so far."""

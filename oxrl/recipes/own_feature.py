@@ -1,0 +1,211 @@
+"""Features of the user's own, `train.features`: classes of a file, or given to `oxrl.train`.
+
+A feature changes the loop at the hooks of `oxrl.recipes.features.base.Feature`. What a hook of the
+user's raises or returns wrongly is told in words, with its file and line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from oxrl.config import Config
+from oxrl.engines.train.base import Saved
+from oxrl.errors import did_you_mean
+from oxrl.functional.advantages import AdvantageInputs
+from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
+from oxrl.recipes.own_code import OwnCode, load_own, made_again
+from oxrl.recipes.session import RolloutProgress
+from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch
+
+FIELD = "train.features"
+WANTED = (
+    "a feature is a class with oxrl.recipes.features.base.Feature as its base that overrides some "
+    "of its hooks; docs/extend.md has one"
+)
+# Hook -> what it has to return.
+RETURNS: Mapping[str, tuple[type, ...]] = {
+    "on_rollouts": (RolloutBatch,),
+    "on_advantage_inputs": (AdvantageInputs,),
+    "on_prepared": (PolicyBatch,),
+    "steer": (dict,),
+    "on_minibatch": (PolicyBatch,),
+    "loss": (tuple, type(None)),
+    "add_gradients": (dict, type(None)),
+    "holds_policy": (bool,),
+    "optim_step": (dict,),
+    "after_updates": (type(None),),
+}
+SETTINGS = tuple(name for name in Feature.__annotations__ if name not in RETURNS)
+
+
+def find_feature(name: str) -> OwnCode:
+    """Find a feature's class, or what makes one, without making it.
+
+    Raises:
+        ConfigError: there is none, or it can be no feature; says what to change.
+    """
+    code = load_own(FIELD, name, "feature")
+    made = code.value
+    if isinstance(made, Feature):
+        kind = type(made).__name__
+        raise code.problem(f"it is an object of {kind}: give the class, which the run makes one of")
+    if not callable(made):
+        raise code.problem(f"{type(made).__name__} is no class: {WANTED}")
+    if isinstance(made, type):
+        problem = _why_no_feature(made)
+        if problem:
+            raise code.problem(f"{problem}: {WANTED}")
+    return code
+
+
+def _why_no_feature(made: type) -> str:
+    """Why a class can be no feature; empty if it can."""
+    if not issubclass(made, Feature):
+        return f"{made.__name__} has not Feature as its base"
+    known = (*RETURNS, *SETTINGS)
+    own = [name for name in dir(made) if name not in dir(Feature) and name.startswith("on_")]
+    if own:
+        return f"{made.__name__} has {own[0]}, which is no hook{did_you_mean(own[0], known)}"
+    if not any(getattr(made, name) is not getattr(Feature, name) for name in known):
+        return f"{made.__name__} overrides none of {', '.join(known)}"
+    return ""
+
+
+def tried_features(cfg: Config) -> str:
+    """Find every feature of a run; what was done, in words.
+
+    Raises:
+        ConfigError: what is wrong with one.
+    """
+    for name in cfg.train.features:
+        find_feature(name)
+    return f"{', '.join(cfg.train.features)}: made when a run starts"
+
+
+def own_features(given: FeatureInputs) -> list[Feature]:
+    """The features that a configuration names beside those of its row, in its order."""
+    features: list[Feature] = []
+    for name in given.train.features:
+        feature = OwnFeature(name, given)
+        if given.train.backend != "local":
+            feature.message()
+        features.append(feature)
+    return features
+
+
+class OwnFeature(Feature):
+    """A feature of the user's, and what its hooks return looked at.
+
+    Args:
+        name: in `train.features`, whose numbers its class gets by their names.
+        given: what features are built from.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+
+    def __init__(self, name: str, given: FeatureInputs) -> None:
+        found = find_feature(name)
+        made = found.call(found.value, given, **given.train.features[name])
+        if not isinstance(made, Feature):
+            raise found.problem(f"it made {type(made).__name__}: {WANTED}")
+        self._name = name
+        self._code = found._replace(value=made)
+        self._take_settings()
+
+    def _take_settings(self) -> None:
+        made: Feature = self._code.value
+        self.choice = made.choice
+        self.greedy_baseline = made.greedy_baseline
+        self.moves_reference = made.moves_reference
+        self.want_before = made.want_before
+        self.want = made.want
+        self.old_logprobs = made.old_logprobs
+        self.corrects_whole_step = made.corrects_whole_step
+        self.corrects_current_policy = made.corrects_current_policy
+
+    def on_rollouts(self, batch: RolloutBatch) -> RolloutBatch:
+        """See Feature, here and below."""
+        return self._ask("on_rollouts", batch)
+
+    def on_advantage_inputs(
+        self, inputs: AdvantageInputs, rollouts: RolloutBatch
+    ) -> AdvantageInputs:
+        return self._ask("on_advantage_inputs", inputs, rollouts)
+
+    def on_prepared(self, batch: PolicyBatch, prepared: Prepared) -> PolicyBatch:
+        return self._ask("on_prepared", batch, prepared)
+
+    def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
+        return self._ask("steer", batch, progress)
+
+    def on_minibatch(self, batch: PolicyBatch) -> PolicyBatch:
+        return self._ask("on_minibatch", batch)
+
+    def loss(self, output: Output, batch: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]] | None:
+        found = self._ask("loss", output, batch)
+        if found is None:
+            return None
+        term, metrics = found if len(found) == 2 else (None, None)
+        if not isinstance(term, Tensor) or term.dim() or not isinstance(metrics, dict):
+            raise self._code.problem("loss has to give a scalar tensor and a dict of metrics")
+        return term, metrics
+
+    def add_gradients(self, rows: Tensor, batch: PolicyBatch) -> Metrics | None:
+        return self._ask("add_gradients", rows, batch)
+
+    def holds_policy(self, step: int) -> bool:
+        return self._ask("holds_policy", step)
+
+    def optim_step(self, *, skip: bool) -> Metrics:
+        return self._ask("optim_step", skip=skip)
+
+    def after_updates(self, before: int, step: int) -> None:
+        self._ask("after_updates", before, step)
+
+    def saved(self) -> dict[str, Saved]:
+        """What it keeps over a resume, if it has `save` and `load`."""
+        made = self._code.value
+        if not (hasattr(made, "save") and hasattr(made, "load")):
+            return {}
+        return {f"feature_{self._name.rpartition(':')[2]}": Kept(self._code)}
+
+    def _ask(self, hook: str, *args: Any, **named: Any) -> Any:
+        found = self._code.call(getattr(self._code.value, hook), *args, **named)
+        kinds = RETURNS[hook]
+        if not isinstance(found, kinds):
+            wanted = " or ".join(kind.__name__ for kind in kinds).replace("NoneType", "None")
+            raise self._code.problem(f"{hook} gave {type(found).__name__}, has to give {wanted}")
+        return found
+
+    def message(self) -> Any:
+        """What another process makes the same of; see OwnCode."""
+        return (self._name, self._code.message())
+
+    def __getstate__(self) -> Any:
+        return self.message()
+
+    def __setstate__(self, state: Any) -> None:
+        self._name, message = state
+        self._code = made_again(message)
+        self._take_settings()
+
+
+class Kept:
+    """What a feature of the user's writes into checkpoints, and reads from them."""
+
+    def __init__(self, code: OwnCode) -> None:
+        self._code = code
+
+    def save(self, directory: Path) -> None:
+        """Have the feature write what it needs to go on."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._code.call(self._code.value.save, directory)
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote."""
+        self._code.call(self._code.value.load, directory)

@@ -1,0 +1,305 @@
+"""A policy loss and features of the user's own, from a file or given to `oxrl.train`: the same run
+either way, the same bytes after a resume, and every mistake told before anything is trained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import pickle
+import re
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import oxrl as command
+from torch import Tensor
+
+import oxrl
+from oxrl.errors import ConfigError, OxrlError, RunDirectoryError
+from oxrl.functional.gates import Decision, clean, finish
+from oxrl.functional.masks import LossAndMetrics
+from oxrl.processes.given import giving
+from oxrl.recipes.features.base import Feature, FeatureInputs
+from oxrl.recipes.own_gate import OwnGate, try_gate
+from oxrl.types import Output, PolicyBatch, RolloutBatch
+
+ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]
+GATE = Callable[..., Any]
+
+
+def soft(
+    logprobs: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    correction: Tensor | None = None,
+    reach: float,
+) -> LossAndMetrics:
+    tokens = clean(logprobs, old, advantages, mask)
+    bent = (tokens.log_ratio / reach).tanh()
+    decision = Decision(value=reach * bent * tokens.advantages, weight=1 - bent**2)
+    return finish(tokens, decision, loss_weights, correction)
+
+
+class Counted(Feature):
+    """An entropy bonus that grows with the rollout steps, which only a checkpoint knows."""
+
+    def __init__(self, given: FeatureInputs, *, coeff: float = 0.5) -> None:
+        self.coeff = coeff
+        self.count = 0
+
+    def on_rollouts(self, batch: RolloutBatch) -> RolloutBatch:
+        self.count += 1
+        return batch
+
+    def loss(self, output: Output, batch: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]] | None:
+        assert output.entropy is not None
+        mask = batch.inputs.response_mask
+        entropy = torch.where(mask, output.entropy * batch.loss_weights, 0.0).sum()
+        term = -self.coeff * self.count * entropy
+        return term, {"update/bonus": -term.detach()}
+
+    def save(self, directory: Path) -> None:
+        (directory / "count.json").write_text(json.dumps(self.count))
+
+    def load(self, directory: Path) -> None:
+        self.count = json.loads((directory / "count.json").read_text())
+
+
+def config(folder: Path, name: str = "run", steps: int = 2, **sections: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "run": {"name": name, "dir": folder / name, "steps": steps, "mlflow": False, "threads": 1},
+        "model": {"name": "builtin:tiny"},
+        "data": {"prompts_per_step": 2},
+        "rollout": {"n_samples": 2, "max_tokens": 4},
+        "train": {"alg_name": "sgrpo", "lr": 1e-3},
+    }
+    return {
+        section: made.get(section, {}) | sections.get(section, {})
+        for section in {**made, **sections}
+    }
+
+
+def told(run: oxrl.Run) -> Any:
+    untimed = ("time/", "throughput/", "system/")
+    return run.metrics[[name for name in run.metrics if not name.startswith(untimed)]]
+
+
+SOFT = {"alg_name": "sgrpo", "lr": 1e-2, "minibatches": 2, "loss_numbers": {"reach": 0.01}}
+
+
+def test_given_or_from_a_file_cut_in_two_or_not_it_is_one_run(tmp_path: Path) -> None:
+    def run(name: str, steps: int = 4, **given: Any) -> oxrl.Run:
+        sections = {"train": SOFT | given.pop("train", {}), "reward": {"name": "exact"}}
+        made = config(tmp_path, name, steps, **sections)
+        return oxrl.train(made, dataset=ROWS, **given)
+
+    whole = run("whole", gate=soft, feature=Counted)
+    assert "update/bonus" in whole.metrics
+    assert whole.metrics["update/weight_mean"].iloc[1] < 1.0
+    run("parts", 2, gate=soft, feature=Counted)
+    parts = run("parts", gate=soft, feature=[Counted], resume=True)
+    assert told(parts).equals(told(whole))
+
+    # The same two in a file, by the same numbers.
+    text = Path(__file__).read_text(encoding="utf-8")
+    top = text[: text.index("ROWS = ")].replace("from command_line import oxrl as command\n", "")
+    code = "\n\n".join(map(inspect.getsource, (soft, Counted)))
+    (tmp_path / "mine.py").write_text(top + "\n\n" + code)
+    named = {"loss": f"{tmp_path}/mine.py:soft", "features": {f"{tmp_path}/mine.py:Counted": {}}}
+    assert told(run("file", train=named)).equals(told(whole))
+    bound = partial(Counted, coeff=0.25)
+    other = run("bound", 2, feature=bound, gate=soft)
+    both = whole.metrics["update/bonus"].iloc[0] / other.metrics["update/bonus"].iloc[0]
+    assert both == pytest.approx(2.0, rel=1e-5)
+
+    # Both are pinned by their source; without them nothing goes on, and the way to is named.
+    pins = json.loads((whole.path / "inputs.json").read_text())
+    assert pins["train.loss"]["where"] == "python:soft"
+    assert pins["train.loss"]["files"]
+    assert pins["train.features"]["files"]
+    refused = command("train", whole.path / "config.yaml", "--resume", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "oxrl.train(..., gate=soft, resume=True)" in refused.stderr
+    assert "oxrl.train(..., feature=Counted, resume=True)" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    again = oxrl.load_run(whole.path, gate=soft, feature=Counted)
+    assert all(finding.equal for finding in again.replay(2))
+
+
+def test_a_gate_with_another_source_is_refused_unless_that_is_accepted(tmp_path: Path) -> None:
+    def made(text: str) -> Any:
+        path = tmp_path / "notebook.py"
+        path.write_text(text)
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(text, str(path), "exec"), names)
+        return names["gate"]
+
+    text = (
+        "def gate(logprobs, old, advantages, mask, weights, correction=None, c=1.0):\n"
+        "    return -(c * (logprobs - old).exp() * advantages * weights).sum(), {}\n"
+    )
+    first, second = made(text), made("\n" + text.replace("c * ", "2 * c * "))
+    sections: Any = {"train": {"loss_numbers": {"c": 0.5}}, "reward": {"name": "exact"}}
+    oxrl.train(config(tmp_path, **sections), dataset=ROWS, gate=first)
+    more = config(tmp_path, steps=3, **sections)
+    (tmp_path / "notebook.py").write_text("\n" + text.replace("c * ", "2 * c * "))
+    with pytest.raises(RunDirectoryError, match=r"train\.loss"):
+        oxrl.train(more, gate=second, resume=True)
+    accepted = ["train.loss"]
+    run = oxrl.train(more, gate=second, resume=True, accept=accepted)
+    assert len(run.metrics) == 3
+
+
+def plain(change: Callable[[Tensor], object]) -> GATE:
+    """A gate that is right up to its last step."""
+
+    def gate(logprobs: Tensor, old: Tensor, adv: Tensor, mask: Tensor, w: Tensor, **_: Any) -> Any:
+        return change((logprobs - old).exp() * adv * w)
+
+    return gate
+
+
+class Typo(Feature):
+    def on_rollout(self, batch: Any) -> Any:
+        return batch
+
+
+class Idle(Feature):
+    def helper(self) -> None: ...
+
+
+class Apart:
+    def loss(self, output: Any, batch: Any) -> None: ...
+
+
+class Forgets(Feature):
+    def on_rollouts(self, batch: Any) -> Any:
+        dataclasses.replace(batch)
+
+
+class Raises(Feature):
+    def steer(self, batch: Any, progress: Any) -> Any:
+        return {"a": 1 / 0}
+
+
+class Unmade(Feature):
+    greedy_baseline = False
+
+    def __init__(self, given: Any) -> None:
+        raise KeyError("coeff")
+
+    def steer(self, batch: Any, progress: Any) -> Any:
+        return {}
+
+
+class Vector(Feature):
+    def loss(self, output: Any, batch: Any) -> Any:
+        return output.entropy, {}
+
+
+def raising(logprobs: Any, old: Any, adv: Any, mask: Any, w: Any, *, correction: Any = None) -> Any:
+    return logprobs.nonsense
+
+
+def needy(logprobs: Any, old: Any, a: Any, m: Any, w: Any, *, correction: Any, reach: Any) -> Any:
+    return None
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "number": ({"gate": 3.0}, "float is not a function"),
+    "class": ({"gate": dict}, "dict is a class, not a function"),
+    "none": ({"gate": lambda: 0.0}, "takes 0 arguments (none) of the 5"),
+    "few": ({"gate": lambda a, b, c: 0.0}, "takes 3 arguments (a, b, c) of the 5"),
+    "correction": ({"gate": lambda a, b, c, d, e: 0.0}, "takes no correction"),
+    "needed": ({"gate": needy}, "has no default for reach: write {reach: VALUE}"),
+    "unknown": ({"gate": raising, "train": {"loss_numbers": {"reach": 1}}}, "reach is no number"),
+    "raises": ({"gate": raising}, "AttributeError: 'Tensor' object has no attribute 'nonsense'"),
+    "loss alone": ({"gate": plain(lambda x: -x.sum())}, "gave Tensor, need two things"),
+    "shape": ({"gate": plain(lambda x: (-x, {}))}, "its loss is [2, 4], need a tensor"),
+    "float": ({"gate": plain(lambda x: (0.5, {}))}, "its loss is float"),
+    "nothing": ({"gate": plain(lambda x: None)}, "gave NoneType"),
+    "nan": ({"gate": plain(lambda x: (x.sum() * torch.nan, {}))}, "its loss is nan"),
+    "detached": ({"gate": plain(lambda x: (-x.sum().detach(), {}))}, "has no gradient"),
+    "mean": ({"gate": plain(lambda x: (-x.mean(), {}))}, "has to be a sum over rows"),
+    "metrics": ({"gate": plain(lambda x: (-x.sum(), [1]))}, "its metrics are list"),
+    "metric": ({"gate": plain(lambda x: (-x.sum(), {"a": x}))}, "its metric 'a' is a tensor"),
+    "text": ({"gate": "mine.py:gate"}, "train.loss"),
+    "recipe": ({"gate": plain(lambda x: x), "train": {"alg_name": "sft"}}, "train.loss"),
+    "two": ({"gate": soft, "train": {"loss": "ppo_clip"}}, "leave one out"),
+    "feature": ({"feature": 3.0}, "float is no class"),
+    "lambda": ({"feature": lambda given: 3}, "it made int: a feature is a class"),
+    "object": ({"feature": Idle(None)}, "it is an object of Idle: give the class"),  # pyright: ignore
+    "base": ({"feature": Apart}, "Apart has not Feature as its base"),
+    "typo": ({"feature": Typo}, "on_rollout, which is no hook; did you mean 'on_rollouts'?"),
+    "idle": ({"feature": Idle}, "Idle overrides none of on_rollouts"),
+    "twice": ({"feature": [Counted, Counted]}, "two things given are called Counted"),
+    "bound": ({"feature": partial(Counted, cof=1.0)}, "unexpected keyword argument 'cof'"),  # pyright: ignore
+    "forgets": ({"feature": Forgets}, "on_rollouts gave NoneType, has to give RolloutBatch"),
+    "hook": ({"feature": Raises}, "steer raised ZeroDivisionError"),
+    "unmade": ({"feature": Unmade}, "Unmade raised KeyError"),
+    "vector": ({"feature": Vector}, "loss has to give a scalar tensor"),
+    "of another": ({"feature": Counted, "train": {"alg_name": "sft"}}, "train.features"),
+    "file": ({"train": {"features": {"nowhere.py:Mine": {}}}}, "train.features"),
+    "list": ({"train": {"features": ["mine.py:Mine"]}}, "train.features"),
+    "scalar": ({"train": {"features": {"mine.py:Mine": 3}}}, "train.features"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told_with_its_field(tmp_path: Path, name: str) -> None:
+    arguments, text = dict(MISTAKES[name][0]), MISTAKES[name][1]
+    sections = {"train": arguments.pop("train")} if "train" in arguments else {}
+    if sections.get("train", {}).get("alg_name") != "sft":
+        sections["reward"] = {"name": "exact"}
+    made = config(tmp_path, steps=1, **sections)
+    with pytest.raises(OxrlError, match=re.escape(text)) as refused:
+        oxrl.train(made, dataset=ROWS, **arguments)
+    assert refused.value.exit_code == 2
+    assert "train." in str(refused.value) or "two things given" in str(refused.value)
+
+
+def test_a_gate_that_cannot_leave_this_process_learns_in_it_alone(tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def locked(*tensors: Tensor, correction: Tensor | None = None) -> Any:
+        with lock:
+            logprobs, old, advantages, _, weights = tensors
+            return -((logprobs - old).exp() * advantages * weights).sum(), {}
+
+    run = oxrl.train(config(tmp_path, steps=1, reward={"name": "exact"}), dataset=ROWS, gate=locked)
+    assert len(run.metrics) == 1
+    with giving({"python:locked": locked}), pytest.raises(ConfigError, match=r"train\.backend"):
+        pickle.dumps(OwnGate("python:locked"))
+    with giving({"python:soft": soft}):
+        sent = pickle.loads(pickle.dumps(OwnGate("python:soft")))
+    try_gate(sent, {"reach": 0.5})
+
+
+def test_padding_that_holds_anything_never_reaches_a_gate() -> None:
+    seen: list[Tensor] = []
+
+    def careless(
+        logprobs: Tensor, old: Tensor, adv: Tensor, mask: Tensor, w: Tensor, **_: Any
+    ) -> Any:
+        seen.extend((logprobs, old, adv, w))
+        return -((logprobs - old).exp() * adv * w * mask).sum(), {"update/n": 3}
+
+    mask = torch.tensor([[True, False]])
+    anything = torch.tensor([[-1.0, torch.nan]])
+    leaf = anything.clone().requires_grad_()
+    with giving({"python:careless": careless}):
+        gate = OwnGate("python:careless")
+        loss, metrics = gate(leaf, anything, anything, mask, anything, correction=anything)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    assert gradient.tolist() == [[-1.0, 0.0]]
+    assert metrics["update/n"] == 3
+    assert all(float(tensor[0, 1].detach()) == 0.0 for tensor in seen)
