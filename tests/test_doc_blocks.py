@@ -50,6 +50,10 @@ NOT_EXECUTED = {
     ("README.md", "torchrun"): "several ranks: tests/recipes/test_ranks.py",
     ("CONTRIBUTING.md", "make env"): "make: targets are compared in tests/test_docs.py",
     ("docs/action.md", "oxrl prepare lerobot"): "needs a dataset: tests/data",
+    (
+        "docs/action.md",
+        "python experiments/simulators/replay.py",
+    ): "needs a dataset: tests/data/test_actions.py",
     ("docs/action.md", "action: {size: 2, chunk: 8, code: fast"): "tests/data/test_fast.py",
     ("docs/code.md", "flowchart"): "a picture",
     ("docs/environments.md", "# my_agent.py"): "needs openai: tests/recipes/test_agent_run.py",
@@ -70,6 +74,7 @@ NOT_EXECUTED = {
     ("experiments/gsm8k_qwen2.5_0.5b/README.md", "oxrl train"): "needs the dataset",
     ("experiments/gsm8k_scale/README.md", "oxrl prepare"): "eight GPUs",
     ("experiments/gsm8k_scale/README.md", "oxrl train"): "eight GPUs",
+    ("experiments/libero/README.md", "make env-libero"): "tests/recipes/test_libero.py runs it",
     ("experiments/preference_gsm8k/README.md", "python"): "half an hour",
     ("experiments/raster_world/README.md", "python"): "half an hour",
     ("experiments/simulators/README.md", "pip"): "needs simulators",
