@@ -74,6 +74,7 @@ ENGINES["bf16_permuted"] = [
 ADAPTER = ["lora.rank=16", "lora.alpha=32", "train.lr=3e-3"]
 ENGINES["lora_local"] = [*ENGINES["local"], *ADAPTER]
 ENGINES["lora_zero3_vllm"] = [*ENGINES["zero3_vllm"], *ADAPTER]
+ENGINES["lora_bf16_vllm"] = [*ENGINES["bf16_vllm"], *ADAPTER]
 ENGINES["lora_permuted"] = [
     *ENGINES["lora_local"],
     f"reward.name={HERE / 'permuted.py'}:permuted",

@@ -273,7 +273,10 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     if cfg.lora.rank:
         # Adapters on every linear layer, at hidden = heads x head_dim.
         ends = 9 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 3 * dims.intermediate
-        trained = models * cfg.lora.rank * dims.layers * ends
+        each = cfg.lora.rank * ends
+        if cfg.lora.dora:  # a magnitude for each output
+            each += 3 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 2 * dims.intermediate
+        trained = models * dims.layers * each
         weights += trained
     held, offloaded = _held(cfg, dims, weights * sizes.weights, trained * sizes.states, stage)
     phases: dict[str, int] = {}

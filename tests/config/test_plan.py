@@ -19,6 +19,8 @@ from oxrl.config.reads import has_reference_model
 from oxrl.errors import ConfigError
 from oxrl.models.builtin import BUILTIN_DIMS
 from oxrl.models.load import load_policy
+from oxrl.models.lora import AdapterOptions, add_adapter
+from oxrl.models.weights import save_model
 from oxrl.tables.cells import CRITIC
 from oxrl.tables.policy import ROWS
 
@@ -160,6 +162,22 @@ def test_what_is_offloaded_is_told(write: Callable[..., Path], hub: Path) -> Non
     ]
     text = plan_text(load_config(write(train={"alg_name": "sft"}), settings))
     assert "and 4.0 GB offloaded to CPU memory" in text  # 494,032,768 x 8
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_what_a_checkpoint_holds_of_an_adapter_is_exact(
+    dora: bool, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
+    model = load_policy("builtin:tiny")
+    save_model(model, tmp_path / "base")
+    add_adapter(model, AdapterOptions(rank=4, alpha=1.0, dora=dora), base="x", seed=0)
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    given = [f"model.name={tmp_path / 'base'}", "lora.rank=4", f"lora.dora={dora}"]
+    dims = model_dims("builtin:tiny")
+    assert dims is not None
+    # The weight and two moments, float32 each.
+    assert memory(load_config(write(), given), dims).stored == 3 * 4 * trained
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing-7b", "Qwen/Qwen2.5-3B", "gone/folder/of/mine"])

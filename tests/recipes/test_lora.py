@@ -27,6 +27,7 @@ from oxrl.recipes import run
 from oxrl.recipes.export import run_export
 from oxrl.recipes.setup import RLSetup
 from oxrl.rewards.reward_model import scorer
+from oxrl.rollouts.whole_samples import read_step
 from oxrl.runs.clock import Clock
 from oxrl.types import Completion, Prompt, Segment, TokenBatch
 
@@ -187,6 +188,51 @@ def test_training_on_its_own_samples_meets_no_mismatch_and_a_reference_without_a
     lines = metric_lines(cfg.run.directory)
     assert max(line["mismatch/abs_logdiff_max"] for line in lines) < 1e-4
     assert lines[0]["kl/ref_k3"] == pytest.approx(0, abs=1e-6) and lines[-1]["kl/ref_k3"] > 1e-4
+
+
+AHEAD = {"max_tokens": 6, "n_samples": 4, "max_staleness": 3, "force_strict_on_policy": False}
+# Of every step there is a checkpoint, and all numbers of every sample.
+KEPT = {"checkpoint_every": 1, "keep_checkpoints": 9, "record": "tokens"}
+
+
+def distances_by_version(run_directory: Path) -> dict[tuple[int, int], float]:
+    """How far what was noted of samples is from what policies say of them now, at most, in nats.
+
+    Returns:
+        (version that the samples say began and ended them, version asked) -> distance.
+    """
+    folder = run_directory / "checkpoints"
+    policies: dict[int, Any] = {
+        int(path.name.removeprefix("step_")): load_policy(str(path))
+        for path in folder.glob("step_*")
+    }
+    found: dict[tuple[int, int], float] = {}
+    for path in sorted((run_directory / "rollouts").glob("*.samples.jsonl")):
+        for rollout in read_step(path).rollouts:
+            (segment,) = rollout.completion.segments
+            (version,) = set(segment.versions)
+            prompt = rollout.prompt.token_ids
+            tokens = torch.tensor([[*prompt, *segment.token_ids]])
+            for asked, policy in policies.items():
+                said = logits(policy, tokens)[:, :-1].log_softmax(-1)
+                own = said.gather(2, tokens[:, 1:, None]).flatten()[len(prompt) - 1 :]
+                off = (own - torch.tensor(segment.logprobs)).abs().max().item()
+                found[version, asked] = max(off, found.get((version, asked), 0.0))
+    return found
+
+
+def assert_sampled_by_their_versions(run_directory: Path, versions: set[int]) -> None:
+    """Every sample ended under the policy that it began with, and under no other."""
+    found = distances_by_version(run_directory)
+    assert {version for version, _ in found} == versions
+    for (version, asked), off in found.items():
+        assert off < 1e-4 if version == asked else off > 1e-3, (version, asked, off)
+
+
+def test_samples_drawn_ahead_end_under_the_adapter_that_they_began_with(base: Path) -> None:
+    cfg = config(base, "run", "sgrpo", run=KEPT, rollout=AHEAD)
+    run(cfg)
+    assert_sampled_by_their_versions(cfg.run.directory, {0, 2})
 
 
 def test_the_reference_of_dpo_is_the_base(base: Path) -> None:

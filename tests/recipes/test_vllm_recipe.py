@@ -5,12 +5,16 @@ installed.
 from __future__ import annotations
 
 import json
+import random
+import signal
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from small_runs import metric_lines, model_that_stops, rl_config
+from command_line import Command
+from small_runs import final_files, metric_lines, model_that_stops, rl_config
 
 from oxrl.config import Config
 from oxrl.errors import EngineError
@@ -126,3 +130,58 @@ def test_two_processes_that_share_a_model_sample_what_one_does(
     ]
     assert lines[0]["response"] == lines[1]["response"]
     assert metric_lines(two.run.directory)[-1]["mismatch/abs_logdiff_max"] < 1e-4
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_an_adapter_on_zero3_ranks_and_vllm_survives_kill_9_at_any_moment(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason='needs peft: pip install -e ".[lora]"')
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make env-scale")
+    base = model_that_stops(tmp_path / "base", "builtin:small")
+    runs = [rl_config(tmp_path, name, ADAPTED, model={"name": str(base)}) for name in "ab"]
+    whole, killed = (cfg.run.directory for cfg in runs)
+    assert _train(whole).wait(400) == 0
+    lines = (whole / "metrics.jsonl").read_text().splitlines()
+    took = sum(json.loads(line)["time/step_s"] for line in lines[1:]) / len(lines)
+    moments: list[str] = []
+    for resumed in (False, True):
+        command = _train(killed, *["--resume"] * resumed)
+        _wait_for_a_line(killed, command)
+        moment = random.SystemRandom().uniform(0, 2 * took)
+        time.sleep(moment)
+        command.send_signal(signal.SIGKILL)
+        command.wait(60)
+        moments.append(f"{moment:.1f} s after a step, at step {len(metric_lines(killed))}")
+    print(f"killed {' and '.join(moments)}")  # noqa: T201
+    last = _train(killed, "--resume")
+    assert last.wait(400) == 0, last.errors
+    assert metric_lines(killed) == metric_lines(whole)
+    assert (killed / "samples.jsonl").read_bytes() == (whole / "samples.jsonl").read_bytes()
+    assert final_files(killed) == final_files(whole)
+
+
+ADAPTED = [
+    "run.steps=10",
+    "run.checkpoint_every=2",
+    "run.training_gpus=2",
+    "lora.rank=8",
+    "train.lr=1e-2",
+    "train.backend=deepspeed",
+    "deepspeed.zero_stage=3",
+    *VLLM,
+]
+
+
+def _train(run_directory: Path, *words: str) -> Command:
+    config = run_directory.with_suffix(".yaml")
+    return Command("train", config, *ADAPTED, *words, folder=run_directory.parent)
+
+
+def _wait_for_a_line(run_directory: Path, command: Command) -> None:
+    """Until the run has done one more step."""
+    path = run_directory / "metrics.jsonl"
+    before = path.read_bytes().count(b"\n") if path.exists() else 0
+    end = time.monotonic() + 300
+    while not path.exists() or path.read_bytes().count(b"\n") <= before:
+        assert command.returncode is None and time.monotonic() < end, "it ended before a step"
+        time.sleep(0.05)

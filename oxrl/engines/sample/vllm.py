@@ -426,7 +426,12 @@ class VllmEngine(Sampler):
                 self._finished.append(self._ended(active.request, reason, active.sampled))
 
     def _count(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-        """What vLLM reports after every step, added up."""
+        """What vLLM reports after every step, added up; not of those that only score a probe.
+
+        How often one is scored depends on when a run was resumed, which no metric may.
+        """
+        if not self._active:
+            return
         counted = self._counted
         if scheduler_stats is not None:
             prefix = scheduler_stats.prefix_cache_stats
