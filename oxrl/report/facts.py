@@ -87,7 +87,10 @@ def environment_rows(environment: Json, prefix: str = "") -> Iterator[list[str]]
 
 def start_row(start: Json) -> Json:
     """When a run was started or went on, and what was another then."""
-    changes = {**start.get("config_changes", {}), **start.get("input_changes", {})}
+    changes: Json = {}
+    for kind in ("config_changes", "input_changes"):
+        found = start.get(kind)
+        changes |= found if isinstance(found, dict) else {}
     told = [f"{name}: {masked(_text(change))}" for name, change in changes.items()]
     return {"time": start.get("time"), "resuming": start.get("resuming"), "changes": told}
 

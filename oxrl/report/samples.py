@@ -59,7 +59,7 @@ class Samples:
         for line in read_records(self._directory / "samples.jsonl"):
             try:
                 self._note(line)
-            except (AttributeError, IndexError, TypeError, ValueError) as error:
+            except (ArithmeticError, LookupError, AttributeError, TypeError, ValueError) as error:
                 raise RunDirectoryError(
                     f"{self._directory / 'samples.jsonl'}, line {self.count + 1}: no sample as a "
                     f"run writes them ({error}). Restore it from a copy"

@@ -244,8 +244,15 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run was started in `folder`, healthy or not."""
-    started = (folder / "config.yaml").is_file() and (folder / "starts.jsonl").is_file()
+    """Whether a run was started in `folder`, healthy or not.
+
+    Raises:
+        RunDirectoryError: that cannot be seen.
+    """
+    try:
+        started = (folder / "config.yaml").is_file() and (folder / "starts.jsonl").is_file()
+    except OSError as error:
+        raise RunDirectoryError(f"{folder} cannot be read: {error.strerror}") from error
     saved = list_checkpoints(folder / "checkpoints")
     return started or any(is_checkpoint(path) for _, path in saved)
 

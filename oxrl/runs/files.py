@@ -26,6 +26,8 @@ from oxrl.errors import RunDirectoryError
 Json = dict[str, Any]
 # How a number that is not finite stands in a record.
 NOT_FINITE = ("nan", "inf", "-inf")
+# Integers from here on are no floating-point number.
+LARGEST = 10**308
 
 
 def fsync(path: Path) -> None:
@@ -208,7 +210,11 @@ def read_records_from(path: Path, offset: int) -> Iterator[tuple[Json, int]]:
     """Like `read_records`, from byte `offset` on; each record comes with the offset after it."""
     if not path.exists():
         return
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
         file.seek(offset)
         for line in file:
             if not line.endswith(b"\n"):
@@ -243,7 +249,9 @@ def read_numbers(path: Path) -> Iterator[Json]:
 def _is_number(value: object) -> bool:
     if isinstance(value, str):
         return value in NOT_FINITE
-    return isinstance(value, int | float)
+    if isinstance(value, int):
+        return abs(value) < LARGEST
+    return isinstance(value, float)
 
 
 def json_object(line: bytes) -> Json | None:
