@@ -7,6 +7,7 @@ from typing import NamedTuple
 from rich.filesize import decimal
 
 from oxrl.config.dims import ModelDims, context_length, model_dims
+from oxrl.config.kept import DTYPE_BYTES, held_of
 from oxrl.config.reads import generates_answers, has_reference_model
 from oxrl.config.schema import Config, EngineConfig
 from oxrl.data.hub import locate
@@ -16,19 +17,6 @@ from oxrl.tables.cells import CRITIC
 from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.tables.numbers import KL_COEFF
 from oxrl.tables.preference import METHODS
-
-
-class Sizes(NamedTuple):
-    """Bytes per parameter of the weights, of masters and moments, and of gradients."""
-
-    weights: int
-    states: int
-    gradients: int
-
-
-# float32 weights are their own masters; with bfloat16 weights their own gradients exist beside the
-# float32 sums until the pass ends.
-SIZES = {"float32": Sizes(4, 8, 4), "bfloat16": Sizes(2, 12, 6)}
 
 
 class Memory(NamedTuple):
@@ -197,7 +185,7 @@ def _reference_model(cfg: Config) -> str:
     dims = model_dims(cfg.model.name)
     if dims is None:
         return "a second copy of the policy, of unknown size"
-    size = decimal(dims.parameters * SIZES[cfg.model.dtype].weights)
+    size = decimal(dims.parameters * DTYPE_BYTES[cfg.model.dtype])
     return f"a second copy of the policy, {size}"
 
 
@@ -223,10 +211,11 @@ def _memory(cfg: Config) -> dict[str, str]:
     where = " per rank" if cfg.run.training_gpus > 1 else ""
     if offloaded:
         where += f" and {decimal(offloaded)} offloaded to CPU memory"
-    parts = "weights, moments, cache, activations; the runtime's comes on top"
+    parts = "an estimate: weights, moments, cache, activations; the runtime's comes on top"
     kept = cfg.run.keep_checkpoints
     needed, _ = disk_needed(cfg, dims)
-    return {
+    sync = sync_text(cfg, dims)
+    return ({"sync": sync} if sync else {}) | {
         "model": f"{dims.parameters:,} parameters, context {context_length(cfg) or 'unknown'}",
         "memory": f"about {shown}{where}; peak in {max(phases, key=phases.__getitem__)} ({parts})",
         "disk": (
@@ -260,7 +249,8 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     Args:
         dims: of `cfg.model`.
     """
-    sizes = SIZES[cfg.model.dtype]
+    size = DTYPE_BYTES[cfg.model.dtype]
+    each = held_of(cfg, dims)
     ranks = cfg.run.training_gpus
     engine = cfg.inference_engine
     # ZeRO cuts a thing into pieces from a stage on.
@@ -268,40 +258,68 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     if stage is None:
         stage = cfg.deepspeed.zero_stage
     models = 2 if cfg.train.row.has(CRITIC) else 1
-    weights = models * dims.parameters
-    trained = weights
+    trained = models * dims.parameters
+    frozen = 0
     if cfg.lora.rank:
-        # Adapters on every linear layer, at hidden = heads x head_dim.
-        ends = 9 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 3 * dims.intermediate
-        each = cfg.lora.rank * ends
-        if cfg.lora.dora:  # a magnitude for each output
-            each += 3 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 2 * dims.intermediate
-        trained = models * dims.layers * each
-        weights += trained
-    held, offloaded = _held(cfg, dims, weights * sizes.weights, trained * sizes.states, stage)
+        frozen = trained * size
+        trained = models * adapter_parameters(cfg, dims)
+    weights = frozen + int(trained * each.weights)
+    states = int(trained * (each.masters + each.kept))
+    held, offloaded = _held(cfg, dims, weights, states, stage)
     phases: dict[str, int] = {}
     tokens = cfg.train.micro_batch_tokens
     recipe = cfg.train.row.recipe
     if recipe in ("rl", "rejection"):
         rows = cfg.data.prompts_per_step * cfg.rollout.n_samples
         longest = _longest_row(cfg)
-        phases["rollout"] = _sampler(engine, dims, sizes.weights, rows, longest)
+        phases["rollout"] = _sampler(engine, dims, size, rows, longest)
         if not engine.actors or engine.placement == "colocated":
             phases["rollout"] += held
         if recipe == "rl":
             tokens = min(tokens, -(-rows // ranks) * longest)
-    gradients = trained * sizes.gradients // (ranks if stage >= 2 else 1)
+    gradients = int(trained * each.gradients) // (ranks if stage >= 2 else 1)
+    own = int(trained * each.own_gradients) // (ranks if stage >= 2 else 1)
     activations = activation_bytes(cfg, dims, tokens)
-    phases["update"] = held + gradients + activations.on_device
-    stored = trained * (sizes.weights + sizes.states)
+    if cfg.train.backend == "fsdp" and cfg.fsdp.offload_optimizer:
+        offloaded += gradients
+        gradients = 0
+    # Gradients of a micro-batch appear as its activations go.
+    phases["update"] = held + gradients + max(activations.on_device, own)
+    stored = int(trained * (each.stored + each.kept))
     return Memory(phases, offloaded + activations.offloaded, stored)
+
+
+def adapter_parameters(cfg: Config, dims: ModelDims) -> int:
+    """Of adapters on every linear layer, at hidden = heads x head_dim."""
+    ends = 9 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 3 * dims.intermediate
+    each = cfg.lora.rank * ends
+    if cfg.lora.dora:  # a magnitude for each output
+        each += 3 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 2 * dims.intermediate
+    return dims.layers * each
+
+
+def sync_text(cfg: Config, dims: ModelDims) -> str:
+    """What one delivery of weights sends, and along which route; empty where nothing is sent."""
+    samplers = cfg.inference_engine.actors
+    if not samplers or cfg.train.row.recipe != "rl":
+        return ""
+    what = "weights"
+    size = dims.parameters * DTYPE_BYTES[cfg.model.dtype]
+    if cfg.lora.rank and cfg.lora.delivery == "adapter":
+        what = "adapter"
+        size = adapter_parameters(cfg, dims) * DTYPE_BYTES["float32"]
+    source = "this process"
+    if TRAINING_ENGINES[cfg.train.backend].several_ranks:
+        source = "the training ranks, none through this process"
+    to = f"to each of {samplers} samplers" if samplers > 1 else "to the sampler"
+    return f"{decimal(size)} of {what} per delivery {to}, from {source}"
 
 
 def _held(cfg: Config, dims: ModelDims, weights: int, states: int, stage: int) -> tuple[int, int]:
     """Bytes that a rank holds between steps: on its device, and offloaded to CPU memory."""
     zero = cfg.deepspeed
     ranks = cfg.run.training_gpus
-    size = SIZES[cfg.model.dtype].weights
+    size = DTYPE_BYTES[cfg.model.dtype]
     reference = dims.parameters * size * has_reference_model(cfg)
     reference_stage = cfg.deepspeed_ref.zero_stage if cfg.train.backend == "deepspeed" else stage
     weights //= ranks if stage >= 3 else 1
@@ -309,6 +327,8 @@ def _held(cfg: Config, dims: ModelDims, weights: int, states: int, stage: int) -
     reference //= ranks if reference_stage == 3 else 1
     offloaded = weights * zero.offload_param + states * zero.offload_optimizer
     offloaded += reference * cfg.deepspeed_ref.offload_param
+    if cfg.train.backend == "fsdp" and cfg.fsdp.offload_optimizer:
+        offloaded = weights + states
     held = weights + states + reference - offloaded
     if stage == 3 and ranks > 1:
         # Two layers, and what is outside of layers, are whole while they run.
@@ -356,7 +376,7 @@ def activation_bytes(cfg: Config, dims: ModelDims, tokens: int) -> ActivationByt
         tokens: of the micro-batch, padding included.
     """
     layer = 12 * dims.hidden + 4 * dims.intermediate + 4 * dims.kv_heads * dims.head_dim
-    of_number = tokens * SIZES[cfg.model.dtype].weights
+    of_number = tokens * DTYPE_BYTES[cfg.model.dtype]
     if not cfg.model.gradient_checkpointing:
         return ActivationBytes(dims.layers * layer * of_number, 0)
     inputs = dims.layers * dims.hidden * of_number
@@ -368,7 +388,7 @@ def activation_bytes(cfg: Config, dims: ModelDims, tokens: int) -> ActivationByt
 def model_bytes(cfg: Config) -> int:
     """Bytes of the policy's weights; 0: unknown."""
     dims = model_dims(cfg.model.name)
-    return 0 if dims is None else dims.parameters * SIZES[cfg.model.dtype].weights
+    return 0 if dims is None else dims.parameters * DTYPE_BYTES[cfg.model.dtype]
 
 
 def models_trained(cfg: Config) -> int:

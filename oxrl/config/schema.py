@@ -40,6 +40,7 @@ from oxrl.config.sections.action import ActionConfig
 from oxrl.config.sections.data import DataConfig
 from oxrl.config.sections.deepspeed import DeepSpeedConfig, ReferenceConfig
 from oxrl.config.sections.environment import EnvironmentConfig
+from oxrl.config.sections.fsdp import FsdpConfig
 from oxrl.config.sections.model import LoraConfig, ModelConfig
 from oxrl.config.sections.reward import RewardConfig
 from oxrl.config.sections.rollout import EngineConfig, RolloutConfig
@@ -65,6 +66,7 @@ __all__ = [
     "DeepSpeedConfig",
     "EngineConfig",
     "EnvironmentConfig",
+    "FsdpConfig",
     "LoraConfig",
     "ModelConfig",
     "ReferenceConfig",
@@ -124,6 +126,7 @@ class Config(Section):
     lora: LoraConfig = LoraConfig()
     train: TrainConfig
     inference_engine: EngineConfig = setting(EngineConfig(), "", of=SAMPLING)
+    fsdp: FsdpConfig = FsdpConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     deepspeed_ref: ReferenceConfig = setting(ReferenceConfig(), "", of=("rl", "preference"))
 

@@ -139,7 +139,7 @@ MAY_CHANGE = REORDER_SUMS | {
 # A field of mappings: part -> field -> value. What may change of a reward may change of its parts.
 PARTS = "reward.parts"
 # Every field of these sections may change, and reorders sums.
-ENGINE_SECTIONS = ("inference_engine.", "deepspeed.", "deepspeed_ref.")
+ENGINE_SECTIONS = ("inference_engine.", "deepspeed.", "deepspeed_ref.", "fsdp.")
 ROUNDING = (
     "; sums are added in another order, so results equal those of an uninterrupted run only to "
     "rounding"

@@ -88,7 +88,10 @@ TRAINING_ENGINES: Mapping[TrainingEngineName, TrainingEngine] = MappingProxyType
             without_masters=False,
         ),
         "fsdp": TrainingEngine(
-            builder="oxrl.engines.train.fsdp:FsdpTrainer", several_ranks=True, zero_stage=3
+            builder="oxrl.engines.train.fsdp:FsdpTrainer",
+            several_ranks=True,
+            zero_stage=3,
+            settings="fsdp",
         ),
     }
 )

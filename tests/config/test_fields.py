@@ -101,6 +101,8 @@ def reader(path: str) -> tuple[str, list[str]]:
         return "sft", [held_out, *(["train.backend=deepspeed"] if path != "train.backend" else [])]
     if path.startswith("deepspeed_ref."):
         return "tr_dpo", [held_out, "train.backend=deepspeed"]
+    if path.startswith("fsdp."):
+        return "sft", [held_out, "train.backend=fsdp"]
     if path == "train.master_weights":
         return "sft", [held_out, "model.dtype=bfloat16"]
     if path == "model.revision":

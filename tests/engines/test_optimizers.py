@@ -17,6 +17,7 @@ from rank_processes import run_ranks
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from oxrl.engines.train.fsdp import FsdpTrainer
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.one_by_one import OneByOne, muon_step
 from oxrl.engines.train.options import TrainerOptions
@@ -26,6 +27,7 @@ from oxrl.engines.train.share import PieceOfWeight
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.network import token_model
+from oxrl.runs.deadlines import Deadlines
 
 needs_bitsandbytes = pytest.mark.skipif(
     find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed: the extra 8bit"
@@ -303,7 +305,7 @@ class TestWithoutMasters:
 
 def sharded(name: str, folder: Path, source: Path) -> None:
     """On one rank: three steps, saved; and a step more from what one process saved."""
-    with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
+    with joined_ranks(torch.device("cpu"), Deadlines.alike(120)) as ranks:
         trainer = trainer_of(name, engine="fsdp", ranks=ranks, lr=1e-3)
         lines = conformance.steps(trainer, BATCH, 3)
         trainer.save(folder / f"saved_{ranks.world}")
@@ -340,9 +342,55 @@ def test_ranks_step_as_one_process_does(name: str, tmp_path: Path) -> None:
         assert (off / norm) ** 0.5 < limit, path.name
 
 
+def offloaded(name: str, folder: Path) -> None:
+    """On one rank: two steps with pieces on the device, then the same with them in CPU memory."""
+    with joined_ranks(torch.device("cpu"), Deadlines.alike(120)) as ranks:
+        for offloads in (False, True):
+            dtype = torch.bfloat16 if "no masters" in name else torch.float32
+            model = load_policy("builtin:tiny", LoadOptions(dtype=dtype, seed=0))
+            options = TrainerOptions(lr=1e-3, **KINDS.get(name, {}))
+            trainer = FsdpTrainer(model, options, ranks=ranks, offload_optimizer=offloads)
+            conformance.steps(trainer, BATCH, 2)
+            trainer.save(folder / str(offloads))
+
+
+@pytest.mark.parametrize("name", ["", pytest.param("muon, no masters", marks=pytest.mark.full)])
+def test_offloaded_pieces_are_stepped_to_the_same_bytes(name: str, tmp_path: Path) -> None:
+    run_ranks(2, offloaded, name, tmp_path)
+    files = sorted(path.name for path in (tmp_path / "False").iterdir())
+    assert any(file.startswith("optimizer_") for file in files)
+    for file in files:
+        ours = (tmp_path / "True" / file).read_bytes()
+        assert ours == (tmp_path / "False" / file).read_bytes(), file
+
+
+@pytest.mark.gpu
+def test_offloaded_pieces_take_no_memory_of_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    launcher = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533"}
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    held: list[int] = []
+    with joined_ranks(torch.device("cuda"), Deadlines.alike(120)) as ranks:
+        for offloads in (False, True):
+            before = torch.cuda.memory_allocated()
+            model = load_policy("builtin:small", LoadOptions(device=torch.device("cuda")))
+            options = TrainerOptions(lr=1e-3)
+            trainer = FsdpTrainer(model, options, ranks=ranks, offload_optimizer=offloads)
+            conformance.steps(trainer, BATCH, 2)
+            held.append(torch.cuda.memory_allocated() - before)
+            assert all(p.is_cpu == offloads for p in model.parameters())
+            trainer.save(tmp_path / str(offloads))
+            del trainer, model
+    assert held[1] < 0.5 * held[0]
+
+
 def misaligned(folder: Path) -> None:
     """On one rank of three: what building the engine ends with."""
-    with joined_ranks(torch.device("cpu"), deadline_s=120) as ranks:
+    with joined_ranks(torch.device("cpu"), Deadlines.alike(120)) as ranks:
         model = nn.Module()
         model.weight = nn.Parameter(torch.zeros(100, 63))
         try:

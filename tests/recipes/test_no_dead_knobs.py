@@ -232,6 +232,7 @@ ELSEWHERE = {
     "reward.program_s": "what ends a program: tests/rewards/test_code_reward.py",
     "reward.program_mb": "the same file",
     "train.backend": "which engine trains: tests/recipes/test_ranks.py",
+    "fsdp.offload_optimizer": "where pieces are, never a number: tests/engines/test_optimizers.py",
     "deepspeed.zero_stage": "every stage: tests/engines/test_conformance.py, tests/engines/test_deepspeed_config.py",
     "deepspeed.offload_optimizer": "the same two",
     "deepspeed.offload_param": "the same two",

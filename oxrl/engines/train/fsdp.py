@@ -15,7 +15,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -23,6 +29,8 @@ from oxrl.engines.train.base import Part, Want
 from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import Share
+from oxrl.engines.train.options import TrainerOptions
+from oxrl.engines.train.ranks import Ranks
 from oxrl.engines.train.rules import LOW_PRECISION
 from oxrl.engines.train.share import PieceOfWeight
 from oxrl.models.fingerprints import Piece, pieces_of
@@ -34,8 +42,22 @@ from oxrl.types import Output, TokenBatch, TrainBatch
 class FsdpTrainer(LocalTrainer):
     """Arguments as for `Trainer`.
 
-    `ranks` as `joined_ranks` gives them, each with the same model on its device.
+    Args:
+        ranks: as `joined_ranks` gives them, each with the same model on its device.
+        offload_optimizer: this rank's pieces, their gradients and moments stay in CPU memory, and
+            are stepped there.
     """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: TrainerOptions,
+        *,
+        ranks: Ranks,
+        offload_optimizer: bool = False,
+    ) -> None:
+        self._offloads = offload_optimizer
+        super().__init__(model, options, ranks=ranks)
 
     def _shard_model(self) -> None:
         dtype = _computing_dtype(self.model)
@@ -50,11 +72,14 @@ class FsdpTrainer(LocalTrainer):
             reduce_dtype=torch.float32 if dtype else None,
             cast_forward_inputs=False,
         )
+        pieces = OffloadPolicy()
+        if self._offloads:
+            pieces = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
         mesh = init_device_mesh(self.device.type, (self.ranks.world,))
         self._reader = Reader(self.model, self.network, self.options.temperature)
         for layer in _layers(self.model):
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(self._reader, mesh=mesh, mp_policy=policy)
+            fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=pieces)
+        fully_shard(self._reader, mesh=mesh, mp_policy=policy, offload_policy=pieces)
         if self._awaited:
             self._read_pieces()
         for module in self._reader.modules():
@@ -66,8 +91,9 @@ class FsdpTrainer(LocalTrainer):
 
     def _read_pieces(self) -> None:
         """Give every piece its memory, and read what the model's files hold of it."""
+        home = torch.device("cpu") if self._offloads else self.device
         # What shards the model notes its new pieces when it is moved.
-        self._reader._apply(partial(materialised, device=self.device))  # pyright: ignore[reportPrivateUsage]
+        self._reader._apply(partial(materialised, device=home))  # pyright: ignore[reportPrivateUsage]
         weights = ((name, self.model.get_parameter(name)) for name in self._awaited)
         self._take_in(starmap(self._place, weights))
 
@@ -96,7 +122,8 @@ class FsdpTrainer(LocalTrainer):
         return Output(**self._reader(inputs, want))
 
     def _whole(self, tensor: Tensor) -> Tensor:
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        # Pieces in CPU memory travel between devices, which is faster.
+        return tensor.to(self.device).full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def _piece(self, tensor: Tensor) -> Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor

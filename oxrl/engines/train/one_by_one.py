@@ -106,6 +106,7 @@ class OneByOne(torch.optim.Optimizer):
         if group["rule"] == "muon":
             stepped = self._take_whole(weight, gradient, group, state)
             stepped = stepped.view(-1)[own.start : own.start + own.values.numel()]
+            stepped = stepped.to(own.values.device)  # pieces may wait in CPU memory
         else:
             stepped = self._raised(own.values)
             flat = self._place(name, gradient).values

@@ -1,0 +1,68 @@
+"""Bytes per trained weight that training holds: the weight, its master, its gradient, and what the
+optimizer keeps of it between steps.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from oxrl.config.dims import ModelDims
+from oxrl.config.schema import Config
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+MOMENTS = 8.0  # of AdamW, both float32
+MOMENTUM = 4.0  # of Muon
+CODES = 2 + 2 * 4 / 256  # of 8-bit AdamW: two codes, and two float32 scales of each 256 values
+
+
+class Held(NamedTuple):
+    """Bytes per trained weight.
+
+    weights: that the model computes with, or pieces of them. masters: float32 copies. kept: by the
+    optimizer between steps. gradients: summed in float32. own_gradients: of one micro-batch, in the
+    type of the weights, until they are added up. stored: of weight and master in a checkpoint.
+    """
+
+    weights: float
+    masters: float
+    kept: float
+    gradients: float
+    own_gradients: float
+    stored: float
+
+
+def held_of(cfg: Config, dims: ModelDims) -> Held:
+    """What each trained weight of a run takes, on average.
+
+    Args:
+        dims: of `cfg.model`.
+    """
+    kept = kept_by_optimizer(cfg, dims)
+    low = DTYPE_BYTES[cfg.model.dtype] < 4
+    if not low or cfg.lora.rank:  # adapters are float32 beside any model
+        return Held(4, 0, kept, 4, 0, 4)
+    if cfg.train.master_weights == "none":
+        return Held(2, 0, kept, 4, 2, 2)
+    if cfg.train.backend == "fsdp":
+        # Its pieces are the masters; what a layer computes with is cast when it is gathered.
+        return Held(4, 0, kept, 4, 0, 6)
+    return Held(2, 4, kept, 4, 2, 6)
+
+
+def kept_by_optimizer(cfg: Config, dims: ModelDims) -> float:
+    """Bytes per trained weight that the optimizer keeps between steps."""
+    optimizer = cfg.train.optimizer
+    if optimizer == "adamw" or not dims.parameters:
+        return MOMENTS
+    less = MOMENTUM if optimizer == "muon" else CODES
+    if cfg.lora.rank:
+        return less
+    ends = dims.vocabulary * dims.hidden * (1 if dims.tied else 2)
+    attention = 2 * (dims.heads + dims.kv_heads) * dims.head_dim
+    inside = dims.layers * dims.hidden * (attention + 3 * dims.intermediate)
+    if dims.routed:
+        inside = dims.parameters - ends
+    # Embeddings and head are AdamW's beside Muon; norms and biases are in any case.
+    fewer = inside if optimizer == "muon" else inside + ends
+    share = min(1.0, fewer / dims.parameters)
+    return share * less + (1 - share) * MOMENTS
