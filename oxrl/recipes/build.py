@@ -27,7 +27,7 @@ from oxrl.engines.determinism import use_deterministic_kernels
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.sample.choice import attends_to_everything, module_sampler
 from oxrl.engines.sample.module_sampler import ModuleSampler
-from oxrl.engines.train.base import Part
+from oxrl.engines.train.base import Part as PartOfWeights
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks, joined_ranks, launched_world
 from oxrl.engines.train.trainer import Trainer
@@ -238,7 +238,7 @@ def adapter_options(cfg: Config) -> AdapterOptions:
     return AdapterOptions(**cfg.lora.model_dump(exclude={"delivery"}))
 
 
-def part_sent(cfg: Config) -> Part:
+def part_sent(cfg: Config) -> PartOfWeights:
     """What samplers with weights of their own are sent."""
     return cfg.lora.delivery if cfg.lora.rank else "all"
 

@@ -292,6 +292,8 @@ def _adapted(folder: Path, seed: int, options: AdapterOptions, dtype: str = "flo
         (DORA, "float32", "adapter"),
         (DORA, "float32", "merged"),
         (LORA, "bfloat16", "adapter"),
+        pytest.param(DORA, "bfloat16", "adapter", marks=pytest.mark.full),
+        pytest.param(LORA, "bfloat16", "merged", marks=pytest.mark.full),
     ],
 )
 def test_what_learned_in_an_adapter_is_what_vllm_samples_with(

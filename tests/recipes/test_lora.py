@@ -340,6 +340,7 @@ def test_dora_starts_as_nothing_and_switches_off(base: Path, dtype: str) -> None
         assert torch.equal(logits(plain, tokens), logits(adapted, tokens))
 
 
+@pytest.mark.full
 def test_dora_in_bfloat16_samples_from_what_it_trains(base: Path) -> None:
     bfloat16 = {"dtype": "bfloat16"}
     cfg = config(base, "run", "sgrpo", ("run.steps=2",), lora=DORA, model=bfloat16)
