@@ -12,13 +12,13 @@ from oxrl.config import Config
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.errors import InvariantError, required
 from oxrl.recipes.build import Limits
-from oxrl.recipes.features.base import Feature
 from oxrl.rewards.base import Group, GroupScorer
 from oxrl.rewards.builtin import BUILTINS
 from oxrl.runs.patience import Patience, StopAsked
 from oxrl.types import Prompt, Score
 
 if TYPE_CHECKING:
+    from oxrl.recipes.features.base import Feature
     from oxrl.recipes.features.reward_scale import RewardScale
 
 

@@ -69,7 +69,7 @@ def evaluate(cfg: Config, setup: RLSetup, session: Session, before: int, step: i
     """
     if setup.held_out is None or not session.eval_due(before, step):
         return {}
-    with session.phase("time/eval_s"):
+    with session.clock.phase("time/eval_s"):
         setup.source.settle(session.stopping)
         setup.delivery.deliver(step)
         try:

@@ -84,7 +84,7 @@ def learn(cfg: Config, session: Session, learner: Learner[Unit]) -> None:
         draws = range(progress.draw, progress.draw + per_step)
         units = [data.at(draw, seed=cfg.run.seed) for draw in draws]
         before = progress.step
-        with session.phase("time/update_s"):
+        with session.clock.phase("time/update_s"):
             metrics, tokens = learner.update(units, before + 1, progress.memory)
         progress.step += 1
         progress.draw += per_step
@@ -104,7 +104,7 @@ def finish_step(
     """Evaluate where it is time for that, write the step's line, save where it is time."""
     if held_out is not None and session.eval_due(before, progress.step):
         with (
-            session.phase("time/eval_s"),
+            session.clock.phase("time/eval_s"),
             session.saved_if_stopped(learner.engines, progress),
         ):
             found = learner.evaluate(LookedAt(held_out, session))

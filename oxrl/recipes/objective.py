@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -13,15 +13,17 @@ from oxrl.config.schema import TrainConfig
 from oxrl.engines.train.base import Scorer, TrainEngine, Want
 from oxrl.errors import required
 from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
-from oxrl.functional.corrections import CORRECTIONS, Correction, Level
-from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k3_ratio
 from oxrl.functional.masks import weighted_sum
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
 from oxrl.functional.weights import WEIGHTS
-from oxrl.recipes.features.base import Feature, Prepared
 from oxrl.recipes.user_gate import find_gate
-from oxrl.tables.numbers import CORRECTION_LEVEL, KL_COEFF, WEIGHTS_LENGTH
-from oxrl.types import Output, PolicyBatch, RolloutBatch
+from oxrl.tables.numbers import KL_COEFF, WEIGHTS_LENGTH, Level
+from oxrl.types import Output, PolicyBatch, RolloutBatch, TokenBatch
+
+if TYPE_CHECKING:
+    from oxrl.recipes.features.base import Feature
+    from oxrl.recipes.reference_kl import LossKL
+    from oxrl.recipes.sampler_correction import SamplerCorrection
 
 LOGPROBS: Want = frozenset({"logprobs"})
 
@@ -59,9 +61,13 @@ class Objective:
         self.weights = partial(WEIGHTS[row.weights], **weights_numbers)
         self.mask_truncated = train.mask_truncated
         self.entropy_coeff = train.entropy_coeff
-        self.kl_coeff = train.value(KL_COEFF)
-        self.kl = KLS[row.kl] if row.kl.startswith("loss_") else None
-        self.subtracts_kl = row.kl.startswith("reward_") and self.kl_coeff > 0
+        kl_coeff = train.value(KL_COEFF)
+        self.subtracts_kl = row.kl.startswith("reward_") and kl_coeff > 0
+        self.kl: LossKL | None = None
+        if row.kl.startswith("loss_") and kl_coeff > 0:
+            from oxrl.recipes.reference_kl import LossKL
+
+            self.kl = LossKL(row.kl, kl_coeff)
 
         # Where the denominator of the ratio comes from: recompute, current, bypass, interpolated.
         self.old_logprobs: str = train.old_logprobs
@@ -72,22 +78,19 @@ class Objective:
 
         # Weights of tokens against the sampler, in the loss; None where there are none, or where
         # they are decided before the update.
-        whole_step = any(feature.corrects_whole_step for feature in features)
-        self.correction = None if whole_step else self._bind_correction(train)
-        self.corrects_current_policy = any(feature.corrects_current_policy for feature in features)
-        self.correction_level: Level | None = correction_level(train)
+        self.correction: SamplerCorrection | None = None
+        self.correction_level: Level | None = "token"
+        if row.correction != "none":
+            from oxrl.recipes.sampler_correction import bind_correction, correction_level
+
+            self.correction = bind_correction(train, features)
+            self.correction_level = correction_level(train)
 
         self.want: Want = frozenset({"logprobs", "entropy"})
         self.want_before: Want = frozenset()
         for feature in features:
             self.want |= feature.want
             self.want_before |= feature.want_before
-
-    def _bind_correction(self, train: TrainConfig) -> Correction | None:
-        name = train.row.correction
-        if name == "none":
-            return None
-        return partial(CORRECTIONS[name], **train.numbers("correction", name))
 
     def policy_loss(self, output: Output, batch: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy's loss, a LossFn.
@@ -113,8 +116,7 @@ class Objective:
             **signals,
         )
         if self.kl is not None and batch.ref_logprobs is not None:
-            kl = self.kl_term(logprobs, batch.ref_logprobs, batch)
-            loss = loss + self.kl_coeff * weighted_sum(kl, mask, batch.loss_weights)
+            loss = loss + self.kl(logprobs, batch.ref_logprobs, batch)
         if self.entropy_coeff:
             entropy = required(output.entropy, "entropy")
             loss = loss - self.entropy_coeff * weighted_sum(entropy, mask, batch.loss_weights)
@@ -125,13 +127,6 @@ class Objective:
                 metrics = metrics | added[1]
         return loss, metrics
 
-    def kl_term(self, logprobs: Tensor, ref_logprobs: Tensor, batch: PolicyBatch) -> Tensor:
-        """The KL estimate of each token; one estimator measures its ratio against the sampler."""
-        mask = batch.inputs.response_mask
-        if self.kl is kl_k3_ratio:
-            return kl_k3_ratio(logprobs, ref_logprobs, mask, batch.rollout_logprobs)
-        return required(self.kl, "kl")(logprobs, ref_logprobs, mask)
-
     def corrected(self, logprobs: Tensor, old: Tensor, batch: PolicyBatch) -> Tensor | None:
         """[B, T]: the weight of each token against the sampler; None without a correction.
 
@@ -141,19 +136,7 @@ class Objective:
         """
         if self.correction is None:
             return batch.correction
-        mask = batch.inputs.response_mask
-        rollout = batch.rollout_logprobs
-        if self.corrects_current_policy:
-            return self.correction(logprobs.detach(), rollout, mask, advantages=batch.advantages)
-        return self.correction(old, rollout, mask)
-
-
-def correction_level(train: TrainConfig) -> Level | None:
-    """Of the ratios that the correction's weights are; None where they are 0 or 1."""
-    name = train.row.correction
-    if name in ("truncate", "mask"):
-        return train.value(CORRECTION_LEVEL)
-    return "token" if name == "none" else None
+        return self.correction(logprobs, old, batch)
 
 
 def start_of_update(logprobs: Tensor, batch: PolicyBatch) -> Tensor:
@@ -202,15 +185,13 @@ def prepare_update(
     # Rewards relative to a group, a baseline or a critic.
     rewarded = rollouts
     if objective.subtracts_kl:
+        from oxrl.recipes.reference_kl import subtract_kl
+
         rewarded = subtract_kl(rollouts, old, required(ref, "a reference"), kl_coeff=kl_coeff)
     advantages, returns = estimate_advantages(objective, rewarded)
 
-    inputs = rollouts.inputs
+    inputs = without_cut_rows(rollouts) if objective.mask_truncated else rollouts.inputs
     mask = inputs.response_mask
-    if objective.mask_truncated:
-        # Overlong filtering, arXiv:2503.14476: cut rows were part of the baseline and are no more.
-        mask = mask & ~rollouts.truncated[:, None]
-        inputs = dataclasses.replace(inputs, response_mask=mask)
     batch = PolicyBatch(
         inputs=inputs,
         old_logprobs=old,
@@ -221,6 +202,10 @@ def prepare_update(
         versions=rollouts.versions,
         group_ids=rollouts.group_ids,
     )
+    if not objective.features:
+        return batch
+    from oxrl.recipes.features.base import Prepared
+
     prepared = Prepared(rollouts=rollouts, said=said, returns=returns, seed=seed, version=version)
     for feature in objective.features:
         batch = feature.on_prepared(batch, prepared)
@@ -243,20 +228,10 @@ def estimate_advantages(
     return objective.advantage(given)
 
 
-def subtract_kl(
-    rollouts: RolloutBatch, old: Tensor | None, ref: Tensor, *, kl_coeff: float
-) -> RolloutBatch:
-    """The rollouts with kl_coeff times the KL to the reference taken off their rewards."""
-    sampled = rollouts.rollout_logprobs if old is None else old
-    rewards, token_rewards = add_kl_to_rewards(
-        rollouts.rewards,
-        rollouts.token_rewards,
-        sampled,
-        ref,
-        rollouts.inputs.response_mask,
-        kl_coeff=kl_coeff,
-    )
-    return dataclasses.replace(rollouts, rewards=rewards, token_rewards=token_rewards)
+def without_cut_rows(rollouts: RolloutBatch) -> TokenBatch:
+    """Overlong filtering, arXiv:2503.14476: cut rows were part of the baseline and are no more."""
+    mask = rollouts.inputs.response_mask & ~rollouts.truncated[:, None]
+    return dataclasses.replace(rollouts.inputs, response_mask=mask)
 
 
 def minibatch(objective: Objective, batch: PolicyBatch, rows: Tensor) -> PolicyBatch:

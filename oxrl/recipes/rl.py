@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oxrl.config import Config
 from oxrl.data.batching import split_by_group
-from oxrl.errors import InvariantError, required
+from oxrl.errors import required
 from oxrl.functional.masks import masked_mean
 from oxrl.functional.metrics import (
     advantage_metrics,
@@ -55,7 +55,7 @@ def train(cfg: Config, session: Session) -> None:
         # The sampler gets the weights just trained and proves that it holds them; then it samples
         # a group of responses to every prompt, and the reward scores them.
         if setup.source.idle:
-            with session.phase("time/rollout_s"):
+            with session.clock.phase("time/rollout_s"):
                 setup.delivery.deliver(before)
         with session.saved_if_stopped(setup.saved, progress):
             sampled = setup.source.next(progress.draw, step=before, stop=session.stopping)
@@ -68,7 +68,7 @@ def train(cfg: Config, session: Session) -> None:
         for feature in setup.features:
             rollouts = feature.on_rollouts(rollouts)
         seed = stable_seed("selection", cfg.run.seed, progress.rollout_step)
-        with session.phase("time/logprobs_s"):
+        with session.clock.phase("time/logprobs_s"):
             batch = prepare_update(
                 setup.objective,
                 setup.models,
@@ -86,14 +86,14 @@ def train(cfg: Config, session: Session) -> None:
         for feature in setup.features:
             shared |= feature.steer(batch, progress)
         trained = len(torch.cat(parts).unique())
-        shared |= sampling_metrics(sampled) | account(setup, progress, sampled, rows, trained)
+        shared |= account(setup, progress, sampled, rows, trained)
         progress.rollout_step += 1
         progress.draw = sampled.next_draw
         for index, part in enumerate(parts):
             if progress.line:
                 session.record_line(progress)
             step = before + index + 1
-            with session.phase("time/update_s"):
+            with session.clock.phase("time/update_s"):
                 metrics = update(setup, session, batch, part, step=step, first=index == 0)
             progress.step = step
             progress.line = shared | metrics
@@ -138,16 +138,10 @@ def account(
     rows: TrainableRows,
     trained: int,
 ) -> Metrics:
-    """What became of every sample, and the counters of sampler and weight delivery."""
-    counted = count_samples(
-        progress.samples,
-        dispatched=sampled.dispatched,
-        in_flight=setup.source.in_flight,
-        trained=trained,
-        dropped=rows.dropped,
-    )
-    counted["data/dropped_rows"] = float(sum(rows.dropped.values()))
-    return counted | sampled.sampler | setup.delivery.metrics()
+    """What was sampled and what became of it; the counters of sampler and weight delivery."""
+    in_flight = setup.source.in_flight
+    counted = count_samples(progress.samples, sampled, rows, trained=trained, in_flight=in_flight)
+    return sampling_metrics(sampled) | counted | sampled.sampler | setup.delivery.metrics()
 
 
 def minibatches(cfg: Config, batch: PolicyBatch, *, rollout_step: int) -> list[Tensor]:
@@ -218,6 +212,8 @@ def policy_gradients(setup: RLSetup, batch: PolicyBatch, *, first: bool) -> Metr
     mask = batch.inputs.response_mask
     old = start_of_update(logprobs, batch)
     if first and objective.old_logprobs == "recompute":
+        from oxrl.recipes.first_ratio import check_first_ratio
+
         check_first_ratio(logprobs, old, mask, setup.ratio_tolerance)
     about = policy_metrics(
         logprobs, old, mask, ref_logprobs=batch.ref_logprobs, entropy=found.output.entropy
@@ -230,20 +226,6 @@ def policy_gradients(setup: RLSetup, batch: PolicyBatch, *, first: bool) -> Metr
         correction_level=objective.correction_level,
     )
     return found.metrics | about | mismatch
-
-
-def check_first_ratio(logprobs: Tensor, old: Tensor, mask: Tensor, tolerance: float) -> None:
-    """Before the first update the policy is its own old policy, so every ratio must be 1.
-
-    Raises:
-        InvariantError: it is not: the two passes saw other weights, temperature, or dropout.
-    """
-    worst = float((logprobs - old)[mask].abs().max())
-    if worst > tolerance:
-        raise InvariantError(
-            f"the first minibatch's log-ratio to the old log-probabilities is {worst:.3g}, above "
-            f"{tolerance}: the recompute pass and the update pass disagree about the same weights"
-        )
 
 
 def batch_metrics(

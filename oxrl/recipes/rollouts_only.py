@@ -11,7 +11,7 @@ from oxrl.functional.metrics import data_metrics
 from oxrl.recipes.rl import account, finish_step
 from oxrl.recipes.session import RolloutProgress, Session
 from oxrl.recipes.setup import RLSetup
-from oxrl.rollouts.batch import TrainableRows, sample_line, sampling_metrics, trainable_rows
+from oxrl.rollouts.batch import TrainableRows, sample_line, trainable_rows
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.types import Metrics
 
@@ -28,7 +28,7 @@ def train(cfg: Config, session: Session) -> None:
     while progress.step < cfg.run.steps and not progress.good_enough:
         before = progress.step
         if setup.source.idle:
-            with session.phase("time/rollout_s"):
+            with session.clock.phase("time/rollout_s"):
                 setup.delivery.deliver(before)
         with session.saved_if_stopped(setup.saved, progress):
             sampled = setup.source.next(progress.draw, step=before, stop=session.stopping)
@@ -37,7 +37,7 @@ def train(cfg: Config, session: Session) -> None:
         rows = trainable_rows(sampled, setup.row_rules, version=before)
         record(cfg, session, sampled)
 
-        found = metrics(sampled, rows) | account(setup, progress, sampled, rows, len(rows.places))
+        found = row_metrics(rows) | account(setup, progress, sampled, rows, len(rows.places))
         progress.rollout_step += 1
         progress.draw = sampled.next_draw
         for _ in range(cfg.train.updates):
@@ -61,8 +61,7 @@ def record(cfg: Config, session: Session, sampled: RolloutStep) -> None:
         session.recorder.keep_rollouts(sampled.step)
 
 
-def metrics(sampled: RolloutStep, rows: TrainableRows) -> Metrics:
-    """What was sampled, and of it what could be trained on."""
+def row_metrics(rows: TrainableRows) -> Metrics:
+    """Of what was sampled, what could be trained on."""
     batch = rows.batch
-    found = data_metrics(batch.inputs.response_mask, batch.truncated, batch.rewards)
-    return found | sampling_metrics(sampled)
+    return data_metrics(batch.inputs.response_mask, batch.truncated, batch.rewards)

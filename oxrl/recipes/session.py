@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -19,7 +19,7 @@ from oxrl.config.dims import vocabulary_of
 from oxrl.config.plan import reference_text
 from oxrl.engines.train.base import Saved, TrainEngine
 from oxrl.engines.train.ranks import ALONE, Ranks
-from oxrl.errors import Interrupted, NonFiniteError, Stopped
+from oxrl.errors import Interrupted, Stopped
 from oxrl.recipes.inputs import review_inputs
 from oxrl.recipes.saving import Saver
 from oxrl.recipes.targets import CHECKPOINTS
@@ -28,11 +28,10 @@ from oxrl.runs.checkpoint import CheckpointWriter, save_best
 from oxrl.runs.clock import Clock, resident_mb
 from oxrl.runs.console import Console, run_logging
 from oxrl.runs.directory import open_run
-from oxrl.runs.files import make_folder, read_records
+from oxrl.runs.files import read_records
 from oxrl.runs.health import Health
 from oxrl.runs.recorder import Recorder
 from oxrl.runs.stop import StopRequest
-from oxrl.runs.tensors import save_tensors
 from oxrl.runs.trackers.mirrors import Trackers
 from oxrl.types import Metrics
 
@@ -156,10 +155,6 @@ class Session:
         """Whether a signal asked the run to stop."""
         return bool(self.stop)
 
-    def phase(self, key: str) -> AbstractContextManager[None]:
-        """Add the seconds spent inside to metric `key` of the next recorded step."""
-        return self.clock.phase(key)
-
     def restore(self, engines: Mapping[str, Saved], fresh: P) -> P:
         """Where to go on: the newest whole checkpoint, engines loaded and records cut back to it.
 
@@ -229,31 +224,15 @@ class Session:
         most = self._cfg.train.max_skipped_steps
         if self._skipped_in_a_row <= most:
             return
-        why = (
-            f"NaN or infinite values, batches in {self.run.path / 'dumps'}. Lower train.lr or "
-            "train.max_grad_norm"
-        )
-        if empty:
-            why = (
-                "no token to train on (data/empty_steps). Look at the data and at the rewards "
-                "that failed"
-            )
-        raise NonFiniteError(
-            f"{self._skipped_in_a_row} optimizer steps in a row were refused, more than "
-            f"train.max_skipped_steps={most}: {why}"
-        )
+        from oxrl.recipes.refused import too_many_in_a_row
+
+        raise too_many_in_a_row(self.run.path, self._skipped_in_a_row, most, empty=bool(empty))
 
     def dump(self, step: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep the batch of a refused step for inspection: dumps/step_<8 digits>.safetensors."""
-        path = self.run.path / "dumps" / f"step_{step:08d}.safetensors"
-        where = f"its batch is in {path}"
-        try:
-            make_folder(path.parent)
-            save_tensors(tensors, path)
-        except OSError as error:
-            # A full disk: the batch would only have been looked at, the run may go on.
-            where = f"its batch could not be written to {path}: {error}"
-        log.warning("step %d has NaN or infinite values and is not applied; %s", step, where)
+        from oxrl.recipes.refused import keep_batch  # most runs have none
+
+        keep_batch(self.run.path, step, tensors)
 
     def keep_best(self, engine: TrainEngine, step: int) -> None:
         """Write the weights of `step` to `best/`, which appears whole or not at all."""
@@ -277,7 +256,7 @@ class Session:
         saved = self._saver.step
         scheduled = crossed(self._cfg.run.checkpoint_every, saved, step)
         if self.ranks.agree(step != saved and (scheduled or wait)):
-            with self.phase("time/checkpoint_s"):
+            with self.clock.phase("time/checkpoint_s"):
                 self._save(engines, progress, wait=wait)
         if stop and not last:
             raise Interrupted(

@@ -43,8 +43,7 @@ from oxrl.recipes.build import (
     trainers_of_rank,
     training_sampling,
 )
-from oxrl.recipes.features import build_features
-from oxrl.recipes.features.base import Feature, FeatureInputs
+from oxrl.recipes.features import FEATURES, build_features
 from oxrl.recipes.ledger import ledger_of
 from oxrl.recipes.objective import Models, Objective
 from oxrl.recipes.preflight import REHEARSED, try_reward
@@ -60,6 +59,7 @@ from oxrl.types import ENVIRONMENT
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore
+    from oxrl.recipes.features.base import Feature
     from oxrl.rollouts.meanwhile import MeanwhileScorer
 
 # Old log-probabilities come from the same weights by the same code; only padding widths differ
@@ -106,8 +106,7 @@ class RLSetup:
             self.models = Models(self.policy, self.reference)
             self.delivery = build_delivery(cfg, engines, len(tokenizer))
             scale = reward_scale(cfg)
-            of_row = build_features(feature_inputs(cfg, engines))
-            self.features: list[Feature] = [*scale, *of_row]
+            self.features: list[Feature] = [*scale, *features_of_row(cfg, engines)]
             self.features += token_records(cfg)
             # Those of episodes come last: what they hand on is cut into rows.
             self.features += episode_features(cfg)
@@ -320,9 +319,13 @@ def build_delivery(cfg: Config, engines: Engines, vocabulary: int) -> WeightSync
     )
 
 
-def feature_inputs(cfg: Config, engines: Engines) -> FeatureInputs:
-    """What the features of the row are built from."""
-    return FeatureInputs(
+def features_of_row(cfg: Config, engines: Engines) -> list[Feature]:
+    """What the row adds to the loop beyond its cells; many add nothing."""
+    if FEATURES.keys().isdisjoint(cfg.train.row.needs):
+        return []
+    from oxrl.recipes.features.base import FeatureInputs
+
+    given = FeatureInputs(
         row=cfg.train.row,
         train=cfg.train,
         max_tokens=cfg.longest_response,
@@ -332,6 +335,7 @@ def feature_inputs(cfg: Config, engines: Engines) -> FeatureInputs:
         part_weights=part_weights(cfg),
         compared_parts=compared_parts(cfg),
     )
+    return build_features(given)
 
 
 def part_weights(cfg: Config) -> dict[str, float]:

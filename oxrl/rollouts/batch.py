@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -126,30 +126,25 @@ def sampling_metrics(step: RolloutStep) -> Metrics:
 
 
 def count_samples(
-    counts: dict[str, int],
-    *,
-    dispatched: int,
-    in_flight: int,
-    trained: int,
-    dropped: Mapping[str, int],
+    counts: dict[str, int], step: RolloutStep, rows: TrainableRows, *, trained: int, in_flight: int
 ) -> Metrics:
-    """Enter what became of one rollout step's samples into the counts of the whole run.
+    """Every sample is accounted for: dispatched = trained + dropped for a reason + in flight.
 
     Args:
         counts: of the run so far, changed in place: dispatched, trained, dropped_<reason>.
-        dispatched: samples sent to the sampler since the step before.
-        in_flight: samples that are not handed over yet.
+        step: what was sampled.
+        rows: what became of it.
         trained: samples of this step that are trained on.
-        dropped: how many others of it, by reason.
+        in_flight: samples that are not handed over yet.
 
     Returns:
-        `samples/<name>` of every count, and of what is in flight.
+        `samples/<name>` of every count and of what is in flight; `data/dropped_rows`, of this step.
 
     Raises:
         InvariantError: a sample was lost, or counted twice.
     """
-    entries = {"dispatched": dispatched, "trained": trained}
-    entries |= {f"dropped_{reason}": number for reason, number in dropped.items()}
+    entries = {"dispatched": step.dispatched, "trained": trained}
+    entries |= {f"dropped_{reason}": number for reason, number in rows.dropped.items()}
     for name, number in entries.items():
         counts[name] = counts.get(name, 0) + number
     everything = counts | {"in_flight": in_flight}
@@ -159,7 +154,9 @@ def count_samples(
             f"{counts['dispatched']} samples were dispatched but {accounted} are accounted for: "
             f"{everything}"
         )
-    return {f"samples/{name}": float(value) for name, value in everything.items()}
+    metrics = {f"samples/{name}": float(value) for name, value in everything.items()}
+    metrics["data/dropped_rows"] = float(sum(rows.dropped.values()))
+    return metrics
 
 
 def sample_line(rollout: Rollout, *, step: int, advantage: float | None) -> SampleLine:

@@ -25,7 +25,12 @@ from mutation_points import by_hand, sample  # noqa: E402
 from mutation_report import read_arguments, write  # noqa: E402
 from mutation_runs import Session  # noqa: E402
 
-OBJECTIVE = ["oxrl/recipes/objective.py", "oxrl/recipes/step.py"]
+OBJECTIVE = [
+    "oxrl/recipes/objective.py",
+    "oxrl/recipes/reference_kl.py",
+    "oxrl/recipes/sampler_correction.py",
+    "oxrl/recipes/step.py",
+]
 FOLDERS = ["oxrl/functional", "oxrl/recipes/features"]
 # Quick ones, which run the code in their own process.
 TESTS = ["tests/functional", "tests/recipes/test_objective.py", "tests/recipes/test_step.py"]

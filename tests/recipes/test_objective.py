@@ -22,12 +22,11 @@ from oxrl.recipes.features.dynamic_sampling import TeachingGroups
 from oxrl.recipes.objective import (
     Models,
     Objective,
-    correction_level,
     minibatch,
     prepare_update,
     start_of_update,
-    subtract_kl,
 )
+from oxrl.recipes.reference_kl import subtract_kl
 from oxrl.tables.policy import ROWS
 from oxrl.types import (
     Completion,
@@ -271,7 +270,8 @@ def test_features_say_what_a_model_is_asked(tmp_path: Path) -> None:
 def test_the_level_of_a_correction(tmp_path: Path, correction: str, expected: str | None) -> None:
     numbers = {"correction_level": "geometric"} if expected == "geometric" else {}
     cfg = rl_config(tmp_path, "run", train={"lr": 1e-3, "correction": correction, **numbers})
-    assert correction_level(cfg.train) == expected
+    objective = Objective(cfg.train, max_tokens=cfg.rollout.max_tokens)
+    assert objective.correction_level == expected
 
 
 def test_the_length_that_divides_is_the_longest_response_unless_told(tmp_path: Path) -> None:

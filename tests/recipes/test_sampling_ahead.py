@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from oxrl.recipes import run
 from oxrl.rollouts import ahead
 from oxrl.rollouts.ahead import AheadRollouts
 from oxrl.rollouts.batch import count_samples
-from oxrl.rollouts.sync import PromptRequests, RolloutParts
+from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutStep
 from oxrl.runs.clock import Clock
 from oxrl.types import Completion, Prompt, Sampling, Score
 
@@ -234,10 +235,14 @@ def test_no_more_is_dispatched_than_the_capacity(sampler: LocalSampler) -> None:
 
 def test_samples_that_nobody_accounts_for_end_the_run() -> None:
     counts: dict[str, int] = {}
-    first = {"dispatched": 8, "in_flight": 4, "trained": 3, "dropped": {"unscored": 1}}
-    assert count_samples(counts, **first)["samples/in_flight"] == 4
+    rows: Any = SimpleNamespace(dropped={"unscored": 1})
+    step = RolloutStep(step=0, start=0, end=2, dispatched=8)
+    found = count_samples(counts, step, rows, trained=3, in_flight=4)
+    assert found["samples/in_flight"] == 4 and found["data/dropped_rows"] == 1
+    rows.dropped = {}
+    step.dispatched = 0
     with pytest.raises(InvariantError, match="8 samples were dispatched but 7 are accounted for"):
-        count_samples(counts, dispatched=0, in_flight=0, trained=3, dropped={})
+        count_samples(counts, step, rows, trained=3, in_flight=0)
 
 
 def test_background_and_saved_samples_are_those_sampled_while_waiting(tmp_path: Path) -> None:

@@ -139,7 +139,9 @@ def own_share(
     shares = cut(batch, budget=budget, ranks=ranks.world)
     rows_per_unit = len(batch.inputs) // max(1, len(batch))
     mine = shares[ranks.rank]
-    apart = rounds_apart(batch, [[units for units, _ in share] for share in shares])
+    apart: set[int] = set()
+    if ranks.world > 1:
+        apart = rounds_apart(batch, [[units for units, _ in share] for share in shares])
     for turn, (units, length) in enumerate(mine):
         rows = units[:, None] * rows_per_unit + torch.arange(rows_per_unit)
         part = batch.select(units, length).to(device)

@@ -6,8 +6,10 @@ A new feature is a class here, a name in `FEATURES`, and its meaning in `oxrl.ta
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from oxrl.recipes.features.base import Feature, FeatureInputs
+if TYPE_CHECKING:
+    from oxrl.recipes.features.base import Feature, FeatureInputs
 
 # Need of a row -> where its class is; only those of the run's row are imported.
 FEATURES = {

@@ -1,0 +1,61 @@
+"""Weights of tokens against the sampler, in the loss. Imported where a row corrects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from oxrl.config.schema import TrainConfig
+from oxrl.functional.corrections import CORRECTIONS, Correction, Level
+from oxrl.tables.numbers import CORRECTION_LEVEL
+from oxrl.types import PolicyBatch
+
+if TYPE_CHECKING:
+    from oxrl.recipes.features.base import Feature
+
+
+class SamplerCorrection:
+    """The correction of a row, its numbers bound.
+
+    Args:
+        train: the section `train` of the config: the row and its numbers.
+        current_policy: judge the policy being updated, not the one before the update, and read the
+            advantages.
+    """
+
+    def __init__(self, train: TrainConfig, *, current_policy: bool) -> None:
+        name = train.row.correction
+        numbers = train.numbers("correction", name)
+        self.weigh: Correction = partial(CORRECTIONS[name], **numbers)
+        self.current_policy = current_policy
+
+    def __call__(self, logprobs: Tensor, old: Tensor, batch: PolicyBatch) -> Tensor:
+        """The weight of each token, [B, T].
+
+        Args:
+            logprobs, old: [B, T] nats of the current policy, and of the one before the update.
+            batch: what the update reads.
+        """
+        mask = batch.inputs.response_mask
+        rollout = batch.rollout_logprobs
+        if self.current_policy:
+            return self.weigh(logprobs.detach(), rollout, mask, advantages=batch.advantages)
+        return self.weigh(old, rollout, mask)
+
+
+def bind_correction(train: TrainConfig, features: Sequence[Feature]) -> SamplerCorrection | None:
+    """What weighs tokens in the loss; None where a feature decides before the update."""
+    if any(feature.corrects_whole_step for feature in features):
+        return None
+    current_policy = any(feature.corrects_current_policy for feature in features)
+    return SamplerCorrection(train, current_policy=current_policy)
+
+
+def correction_level(train: TrainConfig) -> Level | None:
+    """Of the ratios that the correction's weights are; None where they are 0 or 1."""
+    if train.row.correction in ("truncate", "mask"):
+        return train.value(CORRECTION_LEVEL)
+    return None
