@@ -1,0 +1,54 @@
+"""A run of one step on a tiny model, which writes what it imported and what it called.
+
+    python tests/default_run.py CONFIG OUT.json
+
+`imported`: module -> its file. `calls`: of the package, from the first delivery of weights to the
+end of the run, [event, file, qualified name, first line] for every call and return; what modules
+do while they are imported is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import FrameType
+
+from oxrl.cli import app
+
+PACKAGE = str(Path(__file__).resolve().parent.parent / "oxrl") + "/"
+
+
+class Watch:
+    """A profiler that notes calls and returns of functions of the package."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, str, int]] = []
+        self._importing = 0
+
+    def __call__(self, frame: FrameType, event: str, given: object) -> None:
+        code = frame.f_code
+        if event not in ("call", "return"):
+            return
+        if code.co_name == "<module>":
+            self._importing += 1 if event == "call" else -1
+        elif not self._importing and code.co_filename.startswith(PACKAGE):
+            name = code.co_qualname
+            if self.calls or name == "WeightSync.deliver":
+                file = code.co_filename.removeprefix(PACKAGE)
+                self.calls.append((event, file, name, code.co_firstlineno))
+
+
+def main(config: str, out: str) -> None:
+    watch = Watch()
+    sys.setprofile(watch)
+    try:
+        app(["train", config, "--dry-run"])
+    finally:
+        sys.setprofile(None)
+        files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+        Path(out).write_text(json.dumps({"imported": files, "calls": watch.calls}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
