@@ -320,8 +320,8 @@ def build_delivery(cfg: Config, engines: Engines, vocabulary: int) -> WeightSync
 
 
 def features_of_row(cfg: Config, engines: Engines) -> list[Feature]:
-    """What the row adds to the loop beyond its cells; many add nothing."""
-    if FEATURES.keys().isdisjoint(cfg.train.row.needs):
+    """What row and user add to the loop beyond the row's cells; many add nothing."""
+    if FEATURES.keys().isdisjoint(cfg.train.row.needs) and not cfg.train.features:
         return []
     from oxrl.recipes.features.base import FeatureInputs
 
