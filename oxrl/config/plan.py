@@ -257,13 +257,8 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     stage = TRAINING_ENGINES[cfg.train.backend].zero_stage
     if stage is None:
         stage = cfg.deepspeed.zero_stage
-    models = 2 if cfg.train.row.has(CRITIC) else 1
-    trained = models * dims.parameters
-    frozen = 0
-    if cfg.lora.rank:
-        frozen = trained * size
-        trained = models * adapter_parameters(cfg, dims)
-    weights = frozen + int(trained * each.weights)
+    trained, frozen = _parameters(cfg, dims)
+    weights = frozen * size + int(trained * each.weights)
     states = int(trained * (each.masters + each.kept))
     held, offloaded = _held(cfg, dims, weights, states, stage)
     phases: dict[str, int] = {}
@@ -287,6 +282,14 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     phases["update"] = held + gradients + max(activations.on_device, own)
     stored = int(trained * (each.stored + each.kept))
     return Memory(phases, offloaded + activations.offloaded, stored)
+
+
+def _parameters(cfg: Config, dims: ModelDims) -> tuple[int, int]:
+    """How many are trained, and how many lie under adapters; of policy and critic."""
+    models = 2 if cfg.train.row.has(CRITIC) else 1
+    if cfg.lora.rank:
+        return models * adapter_parameters(cfg, dims), models * dims.parameters
+    return models * dims.parameters, 0
 
 
 def adapter_parameters(cfg: Config, dims: ModelDims) -> int:

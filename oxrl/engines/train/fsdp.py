@@ -122,8 +122,11 @@ class FsdpTrainer(LocalTrainer):
         return Output(**self._reader(inputs, want))
 
     def _whole(self, tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, DTensor):
+            return tensor
         # Pieces in CPU memory travel between devices, which is faster.
-        return tensor.to(self.device).full_tensor() if isinstance(tensor, DTensor) else tensor
+        here = cast(DTensor, tensor.to(self.device))
+        return here.full_tensor()
 
     def _piece(self, tensor: Tensor) -> Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor

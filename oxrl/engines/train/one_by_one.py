@@ -74,7 +74,7 @@ class OneByOne(torch.optim.Optimizer):
         self._eight_bit = EightBit(options) if "adamw_8bit" in rules.values() else None
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Step every weight that has a gradient; a group's "index" is that of the step."""
         for group in self.param_groups:
             for weight in group["params"]:
