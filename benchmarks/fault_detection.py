@@ -38,7 +38,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.base import Bucket, Part
 from oxrl.engines.train.fsdp import FsdpTrainer
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
@@ -148,9 +148,9 @@ class Policy(LocalTrainer):
 
     lie: Weights | None = None
 
-    def weights(self) -> Iterator[Bucket]:
+    def weights(self, part: Part = "all") -> Iterator[Bucket]:
         if self.lie is None:
-            yield from super().weights()
+            yield from super().weights(part)
         else:
             yield list(self.lie.items())
 
@@ -340,9 +340,9 @@ class RankPolicy(FsdpTrainer):
 
     lie: Weights | None = None
 
-    def weights(self) -> Iterator[Bucket]:
+    def weights(self, part: Part = "all") -> Iterator[Bucket]:
         if self.lie is None:
-            yield from super().weights()
+            yield from super().weights(part)
         else:
             yield list(self.lie.items())
 

@@ -82,7 +82,9 @@ def rank_body(engine: str, source: str, target: str, whole: bool, environment: A
         before = resident("VmRSS")
         read = counters()["rchar"]
         options = TrainerOptions(lr=0.0, trained=False)
-        reference = builder(load_policy(source, later), options, ranks=ranks, **settings)
+        # ZeRO-2 cuts up what an optimizer holds; a reference beside it is whole.
+        frozen = {"zero_stage": 0} if engine == "zero2" else settings
+        reference = builder(load_policy(source, later), options, ranks=ranks, **frozen)
         found["load peak MB"] = (resident("VmHWM") - before) / MB
         found["load read MB"] = (counters()["rchar"] - read) / MB
         del reference

@@ -163,7 +163,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "resume_read_mb": "read to resume",
             "resume_read_mb_of_ranks": "by all ranks",
         },
-        dict.fromkeys(("zero3", "zero2"), OF_SCALE),
+        {"zero3 2": OF_SCALE},
     ),
     "weight_sync": Benchmark(
         "Weight syncs from training ranks to rollout actors",

@@ -100,6 +100,14 @@ def test_every_sampler_gets_the_copy_and_ranks_share_the_sending(
         assert kept == set(range(7))
 
 
+def test_buckets_without_tensors_are_not_sent() -> None:
+    lines = Lines(2, 1)
+    sending = lines.send(Copy(torch.float32), [[], *weights(), []])
+    [arrived] = [lines.threads.submit(taken, end) for end in lines.receivers]
+    assert len(arrived.result(20)) == 14
+    assert sum(part.result(20).buckets for part in sending) == 7
+
+
 def test_a_sampler_that_refuses_a_bucket_takes_the_rest_so_that_ranks_can_go_on() -> None:
     lines = Lines(2, 2)
     sending = lines.send(Copy(torch.float32))

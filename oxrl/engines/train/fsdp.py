@@ -10,9 +10,10 @@ import math
 from collections.abc import Iterator
 from functools import partial
 from itertools import starmap
-from typing import cast
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -22,7 +23,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from oxrl.engines.train.base import Part, Want
@@ -124,6 +125,8 @@ class FsdpTrainer(LocalTrainer):
     def _whole(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):
             return tensor
+        if self.device.type == "cpu" and tensor.ndim and tensor.placements == (Shard(0),):
+            return _joined_rows(tensor)
         # Pieces in CPU memory travel between devices, which is faster.
         here = cast(DTensor, tensor.to(self.device))
         return here.full_tensor()
@@ -142,6 +145,24 @@ class FsdpTrainer(LocalTrainer):
             held = self._place(name, master)
             own = self._delivered(name, held.values, dtype)
             yield name, pieces_of(own, master.shape, held.start)
+
+
+def _joined_rows(rows: DTensor) -> Tensor:
+    """The whole of a tensor whose rows lie on several ranks; collective.
+
+    Each rank's rows arrive where they belong. All-gathering over gloo moves as many bytes, and then
+    copies everything twice.
+    """
+    group = rows.device_mesh.get_group()
+    whole = torch.empty(rows.shape, dtype=rows.dtype)
+    arriving: list[Any] = []
+    for rank, part in enumerate(whole.chunk(rows.device_mesh.size())):
+        if rank == rows.device_mesh.get_rank():
+            part.copy_(rows.to_local())
+        arriving.append(dist.broadcast(part, group=group, group_src=rank, async_op=True))
+    for part in arriving:
+        part.wait()
+    return whole
 
 
 def _computing_dtype(model: nn.Module) -> torch.dtype | None:

@@ -85,7 +85,7 @@ class Sender:
         fingerprints: dict[str, str] = {}
         waiting: list[Callable[[], None]] = []
         size = most = sent = count = 0
-        for index, bucket in enumerate(weights):
+        for index, bucket in enumerate(filter(None, weights)):
             count = index + 1
             mine = _is_turn(index, self._turn)
             keep = _is_turn(index, self._share)
