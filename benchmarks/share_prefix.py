@@ -24,9 +24,16 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.types import Output, TokenBatch
 
-# Responses per prompt, tokens of a prompt, tokens of a response.
-SHAPES = ((8, 200, 50), (8, 100, 100), (16, 400, 100), (8, 50, 200))
-GROUPS = 2
+# Prompts, responses per prompt, tokens of a prompt, tokens of a response; the last two are small
+# as a toy task is, one of them as far as sharing can be of no use.
+SHAPES = (
+    (2, 8, 200, 50),
+    (2, 8, 100, 100),
+    (2, 16, 400, 100),
+    (2, 8, 50, 200),
+    (64, 8, 6, 4),
+    (64, 8, 1, 8),
+)
 BUDGET = 8192
 RESAMPLES = 2000
 LOW, HIGH = 0.025, 0.975
@@ -48,11 +55,11 @@ def make_model() -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config).float().eval()
 
 
-def make_batch(count: int, prompt: int, response: int) -> TokenBatch:
+def make_batch(groups: int, count: int, prompt: int, response: int) -> TokenBatch:
     """Groups of rows of one length."""
     draw = torch.Generator().manual_seed(1)
     rows: list[Tensor] = []
-    for _ in range(GROUPS):
+    for _ in range(groups):
         shared = torch.randint(2, 448, (prompt,), generator=draw).expand(count, -1)
         own = torch.randint(2, 448, (count, response), generator=draw)
         rows.append(torch.cat([shared, own], 1))
@@ -89,9 +96,9 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return medians[int(LOW * RESAMPLES)], medians[int(HIGH * RESAMPLES)]
 
 
-def measure(shape: tuple[int, int, int], pairs: int) -> dict[str, object]:
+def measure(shape: tuple[int, int, int, int], pairs: int) -> dict[str, object]:
     """Both ways in turns, after one of each to warm up."""
-    count, prompt, response = shape
+    groups, count, prompt, response = shape
     batch = make_batch(*shape)
     model = make_model()
     plain = LocalTrainer(model, TrainerOptions(lr=0.0, micro_batch_tokens=BUDGET))
@@ -109,10 +116,12 @@ def measure(shape: tuple[int, int, int], pairs: int) -> dict[str, object]:
     bound = count * (prompt + response) / (prompt + count * response)
     middle = statistics.median(ratios)
     print(
-        f"G={count} P={prompt} R={response}: {middle:.2f}x [{low:.2f}, {high:.2f}] of at most "
+        f"{groups} prompts, G={count} P={prompt} R={response}: "
+        f"{middle:.2f}x [{low:.2f}, {high:.2f}] of at most "
         f"{bound:.2f}x ({middle / bound:.0%}); gradient differs by {difference:.1e} of its largest"
     )
     return {
+        "prompts": groups,
         "responses": count,
         "prompt": prompt,
         "response": response,

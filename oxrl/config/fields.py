@@ -4,7 +4,7 @@ reads them.
 
 from __future__ import annotations
 
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast, get_args
 
 from annotated_types import MaxLen
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -85,14 +85,16 @@ class Section(BaseModel):
     def _refuse_lookalikes(cls, value: object, info: ValidationInfo) -> object:
         """Stop `true` from becoming 1 and `no`, `on`, `1` from becoming a boolean."""
         field = cls.model_fields[cast(str, info.field_name)]
-        boolean = field.annotation is bool
+        boolean, words = _boolean_and_words(field)
         if isinstance(value, bool) and not boolean:
             raise ValueError(
                 "must not be true or false here; write a number, or quote the word if it is text"
             )
-        if boolean and not isinstance(value, bool):
+        if boolean and not isinstance(value, bool) and value not in words:
+            allowed = ", ".join(["true", "false", *words][:-1])
+            last = ["true", "false", *words][-1]
             raise ValueError(
-                "must be true or false (yes, no, on, off, 0 and 1 are not booleans here)"
+                f"must be {allowed} or {last} (yes, no, on, off, 0 and 1 are not booleans here)"
             )
         bounded = any(isinstance(rule, MaxLen) for rule in field.metadata)
         for text in value if isinstance(value, dict) else (value,):
@@ -101,6 +103,14 @@ class Section(BaseModel):
                     f"has {len(text):,} characters; no name of a file, model or function is so long"
                 )
         return value
+
+
+def _boolean_and_words(field: FieldInfo) -> tuple[bool, tuple[str, ...]]:
+    """Whether a field takes true and false, and which words beside them."""
+    parts = get_args(field.annotation) or (field.annotation,)
+    if bool not in parts:
+        return False, ()
+    return True, tuple(word for part in parts for word in get_args(part))
 
 
 def fits_a_path(text: str) -> bool:

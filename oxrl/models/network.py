@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from oxrl.errors import ConfigError, DataError, EngineError
 from oxrl.functional.logprobs import Head
@@ -112,6 +114,25 @@ class ValueModel(nn.Module):
     def backbone(self, batch: TokenBatch) -> Tensor:
         """See TokenModel."""
         return _last_hidden(self.decoder, batch)
+
+
+@contextmanager
+def attention_by(config: PreTrainedConfig, name: str | None) -> Iterator[None]:
+    """Have attention computed by another implementation inside the block.
+
+    Args:
+        config: of the model.
+        name: as transformers' AttentionInterface knows it.
+    """
+    before = config._attn_implementation  # pyright: ignore[reportPrivateUsage]
+    if before == name:
+        yield
+        return
+    config._attn_implementation = name  # pyright: ignore[reportPrivateUsage]
+    try:
+        yield
+    finally:
+        config._attn_implementation = before  # pyright: ignore[reportPrivateUsage]
 
 
 def vocabulary_of(model: nn.Module) -> int | None:

@@ -1,16 +1,15 @@
-"""Rows that begin alike, laid out so that what they share stands there once.
+"""Rows that begin alike, laid out so that what they share stands there once, without padding.
 
-A group of rows is [prompt; response 1; response 2; ...], its responses padded to the longest of
-them; the groups of a micro-batch follow each other in one row.
+A group of rows is [prompt; response 1; response 2; ...]; groups follow each other in one row.
 
-    rows            1 2 3 a b        packed    1 2 3 a b c .
-                    1 2 3 c
-                    7 8 d                      7 8 d
+    rows            1 2 3 a b        packed    1 2 3 a b c
+                    1 2 3 c                    7 8 d
+                    7 8 d
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,21 +18,41 @@ from torch import Tensor
 
 from oxrl.types import TokenBatch
 
+# Rows up to so many tokens attend side by side, padded to each other; longer ones group by group.
+SIDE_BY_SIDE = 256
+# Rows are packed where that leaves at most so many of their tokens: fewer saved are not worth it.
+PAYS = 0.9
+
 
 class Group(NamedTuple):
     """Rows with one prompt.
 
-    rows: of the batch. prompt: its tokens. longest: tokens of the longest response.
+    rows: of the batch. prompt: its tokens. responses: tokens of all that follow it.
     """
 
     rows: list[int]
     prompt: int
-    longest: int
+    responses: int
 
     @property
     def tokens(self) -> int:
-        """That the model reads, padding included."""
-        return self.prompt + len(self.rows) * self.longest
+        """That the model reads."""
+        return self.prompt + self.responses
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Groups that attend side by side: P tokens the longest prompt, R response, T row.
+
+    prompts: [G, P] places of the tokens of every prompt. responses: [B, R] of every response.
+    rows: [B, T] of all that a response may see. sees: [1 or B, 1, R, T], which of it. Places are
+    those of the packed row; behind an end they are any.
+    """
+
+    prompts: Tensor
+    responses: Tensor
+    rows: Tensor
+    sees: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +61,16 @@ class PrefixLayout:
 
     groups: in the order in which they stand. tokens, position_ids: [1, L] of the packed row.
     places: [B, T] of every token of the batch, in the packed row; padding is anywhere.
+    blocks: what attends side by side. answers: [L], where every token is in what the blocks give,
+    prompts and then responses of one after the other.
     """
 
     groups: tuple[Group, ...]
     tokens: Tensor
     position_ids: Tensor
     places: Tensor
+    blocks: tuple[Block, ...]
+    answers: Tensor
 
 
 def prompt_lengths(batch: TokenBatch) -> list[int]:
@@ -70,9 +93,18 @@ def groups_of(batch: TokenBatch) -> list[Group]:
         found.setdefault(tuple(tokens[row][:prompt]), []).append(row)
     groups: list[Group] = []
     for prompt, rows in found.items():
-        longest = max(lengths[row] - len(prompt) for row in rows)
-        groups.append(Group(rows, len(prompt), longest))
+        responses = sum(lengths[row] - len(prompt) for row in rows)
+        groups.append(Group(rows, len(prompt), responses))
     return groups
+
+
+def worth_packing(groups: Sequence[Group], padded: int) -> bool:
+    """Whether groups are read as one packed row.
+
+    Args:
+        groups: of a batch. padded: its tokens as rows, padding included.
+    """
+    return sum(group.tokens for group in groups) <= PAYS * padded
 
 
 def laid_out(batch: TokenBatch, groups: Sequence[Group]) -> PrefixLayout:
@@ -81,32 +113,89 @@ def laid_out(batch: TokenBatch, groups: Sequence[Group]) -> PrefixLayout:
     Args:
         groups: every row of the batch is in one of them.
     """
-    rows, length = batch.tokens.shape
-    total = sum(group.tokens for group in groups)
     device = batch.tokens.device
-    tokens = torch.zeros(total, dtype=torch.int64, device=device)
-    positions = torch.zeros_like(tokens)
-    places = torch.zeros(rows, length, dtype=torch.int64, device=device)
-    start = 0
-    for group in groups:
-        prompt = group.prompt
-        here = torch.arange(start, start + prompt, device=device)
-        tokens[here] = batch.tokens[group.rows[0], :prompt]
-        positions[here] = here - start
-        start += prompt
-        for row in group.rows:
-            # As far as the batch is wide; the longest response need not be that of this row.
-            seen = min(group.longest, length - prompt)
-            response = torch.arange(start, start + seen, device=device)
-            tokens[response] = batch.tokens[row, prompt : prompt + seen]
-            places[row, :prompt] = here
-            places[row, prompt : prompt + seen] = response
-            following = torch.arange(start, start + group.longest, device=device)
-            positions[following] = following - start + prompt
-            start += group.longest
+    counts = [len(group.rows) for group in groups]
+    rows = torch.tensor([row for group in groups for row in group.rows], device=device)
+    # Of every row, in the order in which they stand: its group, the group's first, its prompt.
+    group = torch.arange(len(groups), device=device).repeat_interleave(
+        torch.tensor(counts, device=device)
+    )
+    first = torch.searchsorted(group, group)
+    prompt = torch.tensor([found.prompt for found in groups], device=device)[group]
+    at = torch.arange(batch.tokens.shape[1], device=device).expand(len(rows), -1)
+    in_prompt = at < prompt[:, None]
+    leads = first == torch.arange(len(rows), device=device)
+    # What stands in the packed row on a row's account: its response, and its prompt if it leads.
+    own = batch.attention_mask[rows] & (~in_prompt | leads[:, None])
+    standing = (own.flatten().cumsum(0) - 1).view_as(at)
+    placed = torch.where(in_prompt, standing[first], standing).clamp(min=0)
+    places = torch.empty_like(placed)
+    places[rows] = placed
+    blocks: list[Block] = []
+    answers: list[Tensor] = []
+    given = 0
+    for begin, end in _blocks(counts, at.shape[1]):
+        here = slice(begin, end)
+        block = _block(placed[here], prompt[here], own[here], leads[here])
+        answers.append(given + _answers(block, prompt[here], own[here], group[here] - group[begin]))
+        given += block.prompts.numel() + block.responses.numel()
+        blocks.append(block)
     return PrefixLayout(
         groups=tuple(groups),
-        tokens=tokens[None],
-        position_ids=positions[None],
+        tokens=batch.tokens[rows][own][None],
+        position_ids=at[own][None],
         places=places,
+        blocks=tuple(blocks),
+        answers=torch.cat(answers),
     )
+
+
+def _blocks(counts: Sequence[int], longest: int) -> Iterator[tuple[int, int]]:
+    """(first row, row behind the last) of every block.
+
+    Args:
+        counts: rows of every group. longest: tokens of the longest row.
+    """
+    if longest <= SIDE_BY_SIDE:
+        yield 0, sum(counts)
+        return
+    begin = 0
+    for count in counts:
+        yield begin, begin + count
+        begin += count
+
+
+def _block(placed: Tensor, prompt: Tensor, own: Tensor, leads: Tensor) -> Block:
+    """Some groups as a block.
+
+    Args:
+        placed: [B, T] places of their rows. prompt: [B] tokens of the rows' prompts. own: [B, T],
+            what stands in the packed row on a row's account. leads: [B], first rows of groups.
+    """
+    rest = own.sum(1) - prompt * leads
+    longest = int((prompt + rest).max())
+    behind = torch.arange(int(rest.max()), device=placed.device)
+    at = prompt[:, None] + behind
+    known = prompt[:1] if bool((prompt == prompt[0]).all()) else prompt
+    last_seen = known[:, None, None, None] + behind[:, None]
+    return Block(
+        prompts=placed[leads, : int(prompt.max())],
+        responses=placed.gather(1, at.clamp(max=placed.shape[1] - 1)),
+        rows=placed[:, :longest],
+        sees=torch.arange(longest, device=placed.device) <= last_seen,
+    )
+
+
+def _answers(block: Block, prompt: Tensor, own: Tensor, group: Tensor) -> Tensor:
+    """Where every token of a block is in what the block gives, prompts first.
+
+    Args:
+        prompt, own: as of `_block`. group: [B] of every row, counted from 0.
+    """
+    longest_prompt = block.prompts.shape[1]
+    count, longest_response = block.responses.shape
+    at = torch.arange(own.shape[1], device=own.device).expand_as(own)
+    in_prompt = group[:, None] * longest_prompt + at
+    row = torch.arange(count, device=own.device)[:, None]
+    in_response = block.prompts.numel() + row * longest_response + at - prompt[:, None]
+    return torch.where(at < prompt[:, None], in_prompt, in_response)[own]

@@ -6,18 +6,16 @@ before them in their own response. Everything else in a decoder works on single 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from oxrl.errors import ConfigError
 from oxrl.functional.logprobs import Head
-from oxrl.models.network import CausalNetwork
-from oxrl.models.prefix_layout import Group, PrefixLayout, groups_of, laid_out
+from oxrl.models.network import CausalNetwork, attention_by
+from oxrl.models.prefix_layout import Block, PrefixLayout, groups_of, laid_out, worth_packing
 from oxrl.types import TokenBatch
 
 SHARED = "oxrl_shared_prefix"
@@ -27,6 +25,10 @@ UNKNOWN = ("softcap", "s_aux", "sliding_window")
 # Largest difference of hidden states, relative to the largest of them.
 TOLERANCE = 1e-4
 LOW_PRECISION_TOLERANCE = 3e-2
+
+
+class SharingRefused(ConfigError):
+    """A model cannot read the prompt of a group once, or not yet as far as is known here."""
 
 
 class SharedPrefixNetwork:
@@ -48,11 +50,11 @@ class SharedPrefixNetwork:
         if batch.position_ids is not None or batch.extras:
             return self._network.backbone(batch)
         groups = groups_of(batch)
-        if len(groups) == len(batch):
+        if not worth_packing(groups, batch.tokens.numel()):
             return self._network.backbone(batch)
         layout = laid_out(batch, groups)
         decoder = self._network.decoder
-        with shared_attention(self._network.model.config):
+        with attention_by(self._network.model.config, SHARED):
             output = decoder(
                 input_ids=layout.tokens,
                 attention_mask=None,
@@ -60,18 +62,8 @@ class SharedPrefixNetwork:
                 use_cache=False,
                 **{LAYOUT: layout},
             )
-        return output.last_hidden_state[0][layout.places]
-
-
-@contextmanager
-def shared_attention(config: PreTrainedConfig) -> Iterator[None]:
-    """Use `attend` inside the block."""
-    before = config._attn_implementation  # pyright: ignore[reportPrivateUsage]
-    config._attn_implementation = SHARED  # pyright: ignore[reportPrivateUsage]
-    try:
-        yield
-    finally:
-        config._attn_implementation = before  # pyright: ignore[reportPrivateUsage]
+        hidden = output.last_hidden_state[0].index_select(0, layout.places.flatten())
+        return hidden.view(*layout.places.shape, -1)
 
 
 def attend(
@@ -93,7 +85,7 @@ def attend(
         [1, L, heads, D].
 
     Raises:
-        ConfigError: the model asks for attention of another kind.
+        SharingRefused: the model asks for attention of another kind.
     """
     unknown = [name for name in UNKNOWN if kwargs.get(name) is not None]
     if LAYOUT not in kwargs:
@@ -102,65 +94,57 @@ def attend(
         unknown.append("a mask of its own")
     if unknown:
         what = ", ".join(unknown)
-        raise ConfigError(f"train.share_prefix: the model's attention has {what}; set it to false")
+        raise SharingRefused(
+            f"train.share_prefix: the model's attention has {what}; set it to false"
+        )
     layout: PrefixLayout = kwargs[LAYOUT]
-    repeats = query.shape[1] // key.shape[1]
-    key = key.repeat_interleave(repeats, dim=1)
-    value = value.repeat_interleave(repeats, dim=1)
-    pieces: list[Tensor] = []
-    start = 0
-    for group in layout.groups:
-        here = slice(start, start + group.tokens)
-        pieces += _attend_group(
-            query[:, :, here], key[:, :, here], value[:, :, here], group, kwargs.get("scaling")
-        )
-        start += group.tokens
-    return torch.cat(pieces, dim=2).transpose(1, 2), None
-
-
-def _attend_group(
-    query: Tensor, key: Tensor, value: Tensor, group: Group, scale: float | None
-) -> list[Tensor]:
-    """Of one group, [1, heads, tokens, D]: the prompt, then all responses."""
-    attention = nn.functional.scaled_dot_product_attention
-    count = len(group.rows)
-    if count == 1:
-        return [attention(query, key, value, is_causal=True, scale=scale)]
-    prompt = group.prompt
-    longest = group.longest
+    scale: float | None = kwargs.get("scaling")
+    heads = query.shape[1]
+    repeats = heads // key.shape[1]
+    # [L, heads, D], so that a token is one piece of memory.
+    queries = query[0].transpose(0, 1)
+    keys = key.repeat_interleave(repeats, dim=1)[0].transpose(0, 1)
+    values = value.repeat_interleave(repeats, dim=1)[0].transpose(0, 1)
     found: list[Tensor] = []
-    if prompt:
-        found.append(
-            attention(
-                query[:, :, :prompt],
-                key[:, :, :prompt],
-                value[:, :, :prompt],
-                is_causal=True,
-                scale=scale,
-            )
+    for block in layout.blocks:
+        found += _attend_block(block, queries, keys, values, scale)
+    return torch.cat(found).index_select(0, layout.answers)[None], None
+
+
+def _attend_block(
+    block: Block, queries: Tensor, keys: Tensor, values: Tensor, scale: float | None
+) -> list[Tensor]:
+    """Of some groups, [tokens, heads, D]: all prompts, then all responses, with their padding.
+
+    Args:
+        queries, keys, values: [L, heads, D] of the packed row.
+    """
+    attention = nn.functional.scaled_dot_product_attention
+    found: list[Tensor] = []
+    if block.prompts.shape[1]:
+        of_prompts = attention(
+            _taken(queries, block.prompts),
+            _taken(keys, block.prompts),
+            _taken(values, block.prompts),
+            is_causal=True,
+            scale=scale,
         )
-
-    def responses(tensor: Tensor) -> Tensor:
-        """[1, heads, prompt + n * longest, D] to [n, heads, longest, D]."""
-        _, heads, _, width = tensor.shape
-        own = tensor[0, :, prompt:].reshape(heads, count, longest, width)
-        return own.transpose(0, 1)
-
-    def behind_prompt(tensor: Tensor) -> Tensor:
-        shared = tensor[:, :, :prompt].expand(count, -1, -1, -1)
-        return torch.cat([shared, responses(tensor)], dim=2)
-
-    sees = torch.ones(longest, prompt + longest, dtype=torch.bool, device=query.device)
-    answered = attention(
-        responses(query),
-        behind_prompt(key),
-        behind_prompt(value),
-        attn_mask=sees.tril(prompt),
+        found.append(of_prompts.transpose(1, 2).flatten(0, 1))
+    of_responses = attention(
+        _taken(queries, block.responses),
+        _taken(keys, block.rows),
+        _taken(values, block.rows),
+        attn_mask=block.sees,
         scale=scale,
     )
-    heads, width = query.shape[1], query.shape[3]
-    found.append(answered.transpose(0, 1).reshape(1, heads, count * longest, width))
+    found.append(of_responses.transpose(1, 2).flatten(0, 1))
     return found
+
+
+def _taken(tokens: Tensor, places: Tensor) -> Tensor:
+    """[B, heads, T, D] of tokens [L, heads, D] at places [B, T]."""
+    taken = tokens.index_select(0, places.flatten())
+    return taken.view(*places.shape, *tokens.shape[1:]).transpose(1, 2)
 
 
 AttentionInterface.register(SHARED, attend)
@@ -171,7 +155,7 @@ def check_sharing(model: PreTrainedModel) -> None:
     """Make sure that rows computed together are what they are one by one.
 
     Raises:
-        ConfigError: they are not: the model carries something from token to token that is not
+        SharingRefused: they are not: the model carries something from token to token that is not
             attention, or attends in a way that is not known here.
     """
     network = CausalNetwork(model)
@@ -185,7 +169,7 @@ def check_sharing(model: PreTrainedModel) -> None:
     try:
         shared = SharedPrefixNetwork(network).backbone(batch)[real].float()
     except TypeError as error:
-        raise ConfigError(
+        raise SharingRefused(
             f"train.share_prefix: {type(model).__name__} does not hand the layout of a row to its "
             f"attention ({error}); set it to false"
         ) from error
@@ -193,7 +177,7 @@ def check_sharing(model: PreTrainedModel) -> None:
     low = next(model.parameters()).dtype != torch.float32
     limit = LOW_PRECISION_TOLERANCE if low else TOLERANCE
     if difference > limit:
-        raise ConfigError(
+        raise SharingRefused(
             f"train.share_prefix: hidden states of {type(model).__name__} differ by "
             f"{difference:.2g} of the largest when the prompt of a group is read once, above "
             f"{limit:g}; set it to false"

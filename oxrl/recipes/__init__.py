@@ -137,4 +137,7 @@ def _run(
             from oxrl.recipes.ledger import note_machine
 
             note_machine(pinned)
+            from oxrl.recipes.sharing import train_settled
+
+            return train_settled(loop, pinned, session)
         loop(pinned, session)

@@ -309,7 +309,7 @@ def build_trainer(
         rates=_rates(cfg, model) if lr is None else {},
         max_grad_norm=train.max_grad_norm,
         micro_batch_tokens=train.micro_batch_tokens,
-        share_prefix=train.share_prefix,
+        share_prefix=train.share_prefix is True,
         temperature=temperature,
         gradient_checkpointing=cfg.model.gradient_checkpointing,
         offload_activations=cfg.model.offload_activations,
@@ -325,7 +325,7 @@ def build_trainer(
     nbytes = sum(parameter.nbytes for parameter in model.parameters())
     with ranks.within(cfg.run.waits.of("load", nbytes), "models to be built"):
         trainer: Trainer = engine.load()(model, options, ranks=ranks, **settings)
-    if train.share_prefix and isinstance(model, PreTrainedModel):
+    if train.share_prefix is True and isinstance(model, PreTrainedModel):
         _check_sharing(cfg, model, trainer)
     return trainer
 
@@ -334,12 +334,12 @@ def _check_sharing(cfg: Config, model: PreTrainedModel, trainer: Trainer) -> Non
     """Make sure that the model may read the prompt of a group once; collective.
 
     Raises:
-        ConfigError: it may not; says why.
+        SharingRefused: it may not; says why.
     """
-    from oxrl.models.shared_prefix import check_sharing
+    from oxrl.models.shared_prefix import SharingRefused, check_sharing
 
     if not attends_to_everything(model.config, cfg.model.max_length):
-        raise ConfigError(
+        raise SharingRefused(
             f"train.share_prefix: not every layer of {type(model).__name__} is known to attend to "
             "all tokens before; set it to false"
         )

@@ -132,22 +132,30 @@ class Rows:
     def _read_prompts_once(
         self, inputs: TokenBatch, group_ids: Tensor, given: LedgerInputs, padded: Tensor
     ) -> None:
-        """As `train.share_prefix` reads them: a prompt once in each micro-batch that it is in."""
+        """As `train.share_prefix` reads them: a prompt once in each micro-batch that it is in, and
+        no padding; a micro-batch that would save little is read row by row.
+        """
         # Other runs do without.
         from oxrl.engines.train.group_micro_batches import group_micro_batches
-        from oxrl.models.prefix_layout import groups_of
+        from oxrl.models.prefix_layout import groups_of, worth_packing
 
         known: set[int] = set()
         for cut in group_micro_batches(inputs, budget=given.budget, ranks=given.ranks):
             for share in cut:
-                for group in groups_of(inputs.select(share.units)):
+                groups = groups_of(inputs.select(share.units))
+                packed = worth_packing(groups, len(share.units) * share.length)
+                if not packed:
+                    padded[share.units] = share.length
+                for group in groups:
                     rows = share.units[group.rows]
-                    padded[rows] = group.prompt + group.longest
-                    self.own[rows[1:]] -= self._of_prompts[rows[1:]]
-                    leader = int(rows[0])
-                    if int(group_ids[leader]) in known:
-                        self.again[leader] = self._of_prompts[leader]
-                    known.add(int(group_ids[leader]))
+                    readers = rows
+                    if packed:
+                        self.own[rows[1:]] -= self._of_prompts[rows[1:]]
+                        readers = rows[:1]
+                    for row in readers.tolist():
+                        if int(group_ids[row]) in known:
+                            self.again[row] = self._of_prompts[row]
+                        known.add(int(group_ids[row]))
 
     def spent(self, cause: str, without: Tensor, *, times: float = 1.0) -> Work:
         """The operations of a pass.
@@ -332,7 +340,7 @@ def ledger_of(cfg: Config, objective: Objective, clock: Clock, *, shared: bool) 
             + WITHOUT_MASTERS * (train.master_weights == "none"),
             budget=train.micro_batch_tokens,
             ranks=1 if train.backend == "local" else cfg.run.training_gpus,
-            share_prefix=train.share_prefix,
+            share_prefix=train.share_prefix is True,
             asked_before=objective.old_logprobs == "recompute" or asks_more,
             old_known=same and not asks_more,
             all_learn=kl or train.entropy_coeff != 0,

@@ -184,6 +184,23 @@ def _architecture(cfg: Config, folder: Path) -> str:
     )
 
 
+def check_prompts_read(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """Whether prompts can be read once per group; auto does without where they cannot."""
+    if cfg.train.row.recipe != "rl":
+        return "this algorithm has no groups"
+    # Imported here: other recipes try nothing.
+    from oxrl.recipes.sharing import decided, open_choice, told
+
+    if not open_choice(cfg):
+        how = "group" if cfg.train.share_prefix else "response"
+        return f"once per {how}, as train.share_prefix says"
+    name = cfg.model.name
+    if not is_builtin(name):
+        own = cfg.model.model_copy(update={"name": str(_folder_of(name)), "revision": None})
+        cfg = cfg.model_copy(update={"model": own})
+    return told(decided(cfg))
+
+
 def check_tokenizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """The tokenizer can be loaded and has a chat template."""
     from oxrl.data.chat import ChatEncoder
@@ -476,6 +493,7 @@ def check_disk(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 # In this order: later ones use what earlier ones found.
 CHECKS: Mapping[str, Check] = {
     "model": check_model,
+    "prompts": check_prompts_read,
     "tokenizer": check_tokenizer,
     "data": check_data,
     "loss": check_loss,

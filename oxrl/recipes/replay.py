@@ -31,6 +31,7 @@ from oxrl.recipes import loop_of
 from oxrl.recipes.build import training_ranks
 from oxrl.recipes.inputs import review_inputs, with_pinned_inputs
 from oxrl.recipes.session import P, Progress, Session
+from oxrl.recipes.sharing import as_noted
 from oxrl.runs.checkpoint import Checkpoint, latest_checkpoint
 from oxrl.runs.directory import RunDirectory, is_run
 from oxrl.runs.files import Json, encode_line, read_numbers, read_records
@@ -288,7 +289,7 @@ def go_through(
     samples_until = math.inf if last_samples is None else last_samples
     with _scratch(directory) as scratch, training_ranks(cfg) as ranks:
         here = cfg.model_copy(update={"run": cfg.run.model_copy(update={"dir": str(scratch)})})
-        here = with_pinned_inputs(here, review.noted, ranks)
+        here = as_noted(with_pinned_inputs(here, review.noted, ranks), directory)
         loop = import_module(loop_of(cfg)).train
         session = ReplaySession(here, checkpoint, seen, last_step=until, last_samples=samples_until)
         with session:

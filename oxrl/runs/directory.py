@@ -4,6 +4,7 @@ config.yaml         the resolved config; a run starts to exist when this file do
 environment.json    of the first start
 data.json           the sha256, or the hub's commit, of every data file
 inputs.json         the same of models, rewards, templates and losses; see pins.py
+choices.json        what fields that say auto were taken for, and why; see choices.py
 starts.jsonl        one line per start: when, by which process, what changed since the first, and
                     which of these changes were accepted by name
 metrics.jsonl       samples.jsonl  rollouts/  checkpoints/      see recorder.py and checkpoint.py
@@ -30,6 +31,7 @@ from ruamel.yaml.error import YAMLError
 
 from oxrl.errors import CheckpointWriteError, OxrlError, RunDirectoryError, did_you_mean
 from oxrl.runs.checkpoint import is_checkpoint, list_checkpoints, remove_leftovers
+from oxrl.runs.choices import CHOICES_FILE
 from oxrl.runs.environment import command_line, environment, git_diff
 from oxrl.runs.files import (
     Json,
@@ -62,6 +64,7 @@ WRITTEN_BY_A_START = {
     "environment.json",
     DATA_FILE,
     INPUTS_FILE,
+    CHOICES_FILE,
     "starts.jsonl",
     "metrics.jsonl",
     "samples.jsonl",
@@ -177,8 +180,8 @@ Reviewer = Callable[[Path], Review]
 class RunDirectory(AbstractContextManager["RunDirectory"]):
     """An opened run: `resuming` if it was started before, `finished` if nothing is left to do.
 
-    `noted` is what its inputs are, `remarks` what to tell the user about this start. Close it to
-    let go of it.
+    `noted` is what its inputs are, `remarks` what to tell the user about this start, `changes`
+    field -> (value in config.yaml, value now). Close it to let go of it.
     """
 
     def __init__(self, path: Path, lock: IO[bytes], start: Start) -> None:
@@ -187,6 +190,7 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
         self.finished = start.finished
         self.noted = start.review.noted
         self.remarks = start.remarks()
+        self.changes = start.changes
         self._lock = lock
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.jsonl"
@@ -613,6 +617,8 @@ class Start:
             found.append(f"{path} is not believed: {self.doubt}. It is written anew at the end")
         for path, (before, now) in self.changes.items():
             reorders = path in REORDER_SUMS or path.startswith(ENGINE_SECTIONS)
+            if path == "train.share_prefix" and now == "auto":
+                reorders = False  # it goes on with what it had
             found.append(
                 f"{self._how(path)} {path}: {before!r} -> {now!r}{ROUNDING if reorders else ''}"
             )

@@ -91,6 +91,34 @@ def test_the_gradient_is_that_of_plain_rows(name: str, budget: int) -> None:
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
 
 
+def test_layers_that_are_computed_again_share_prompts_too() -> None:
+    batch = rows_of(GROUPS)
+    _, expected = said_and_gradient(tiny("qwen3"), batch, share=False, budget=10**6)
+    model = tiny("qwen3")
+    options = TrainerOptions(lr=1e-3, share_prefix=True, gradient_checkpointing=True)
+    trainer = LocalTrainer(model, options)
+    trainer.forward_backward(batch, weighted, frozenset({"logprobs", "entropy"}))
+    found = torch.cat([tensor.flatten() for _, tensor in trainer.gradients()])
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("side_by_side", [0, 10**6])
+def test_long_rows_attend_group_by_group(
+    monkeypatch: pytest.MonkeyPatch, side_by_side: int
+) -> None:
+    monkeypatch.setattr("oxrl.models.prefix_layout.SIDE_BY_SIDE", side_by_side)
+    batch = rows_of([*GROUPS, (0, [2, 4])])
+    layout = laid_out(batch, groups_of(batch))
+    assert len(layout.blocks) == (1 if side_by_side else len(GROUPS) + 1)
+    assert len(layout.answers) == layout.tokens.numel()
+    model = tiny("qwen3")
+    plain, expected = said_and_gradient(model, batch, share=False, budget=10**6)
+    shared, found = said_and_gradient(model, batch, share=True, budget=10**6)
+    assert torch.allclose(shared, plain, rtol=0, atol=1e-5)
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
+
+
 def gradients_of_ranks() -> None:
     """On every rank: what FSDP2 computes with and without, compared where it is whole."""
     batch = rows_of(GROUPS)
@@ -120,11 +148,12 @@ def test_a_prompt_is_read_once_by_the_model(monkeypatch: pytest.MonkeyPatch) -> 
         lambda module, given, result: read.append(given[0].numel())
     )
     network.backbone(rows_of(GROUPS))
-    # 7 + 4 * 5, 4 + 2, 9 + 2 * 6, 1 + 3 * 8 tokens; 10 rows of 15 one by one.
-    assert read == [27 + 6 + 21 + 25]
+    # Each prompt once, and every response without padding; 10 rows of 15 one by one.
+    assert read == [(7 + 13) + (4 + 2) + (9 + 12) + (1 + 13)]
     read.clear()
     network.backbone(rows_of([(3, [2]), (4, [2])]))  # nothing in common
-    assert read == [2 * 6]
+    network.backbone(rows_of([(1, [9, 9])]))  # nearly nothing
+    assert read == [2 * 6, 2 * 10]
 
 
 def test_every_token_of_every_row_has_its_place() -> None:
@@ -188,7 +217,6 @@ def test_a_run_learns_the_same_with_prompts_read_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "word"),
     [
-        ("model.gradient_checkpointing=true", "computes layers again"),
         ("model.attention=eager", "needs model.attention sdpa"),
     ],
 )

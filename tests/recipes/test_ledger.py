@@ -157,12 +157,11 @@ def test_prompts_that_are_read_once_are_counted_once() -> None:
     watched = ledger(share_prefix=True)
     policy, _ = batches(reference=False)
     metrics = watched.count_update(policy)
-    # The longer row of a group has its prompt; the other one is its response, padded like it.
+    # The first row of a group has its prompt; the other one is its response, and nothing is padded.
     own = 68 + (46 - 26) + 72 + (30 - 12)
-    padding = (60 - 42) + (60 - 26)
-    assert metrics["work/tflop"] * 1e12 == pytest.approx(3 * (own + padding))
-    assert metrics["waste/padding"] == pytest.approx(padding / (own + padding))
-    assert metrics["waste/no_signal"] == pytest.approx((72 + 18) / (own + padding))
+    assert metrics["work/tflop"] * 1e12 == pytest.approx(3 * own)
+    assert metrics["waste/padding"] == 0.0
+    assert metrics["waste/no_signal"] == pytest.approx((72 + 18) / own)
     assert metrics["waste/prompts_again"] == 0.0
     # A budget that parts the groups has prompts read again: those of 26 and 12.
     parted = ledger(share_prefix=True, budget=4).count_update(policy)

@@ -111,10 +111,12 @@ class TrainConfig(Section):
     micro_batch_tokens: int = setting(
         16384, "Padded tokens per pass: memory, never the gradient.", ge=1
     )
-    share_prefix: bool = setting(
-        False,
-        "The prompt of a group goes through the model once for all of its responses, in the update "
-        "and wherever log-probabilities are computed: the same gradient but for rounding.",
+    share_prefix: bool | Literal["auto"] = setting(
+        "auto",
+        "The prompt of a group goes through the model once for all of its responses, and padding "
+        "not at all, in the update and wherever log-probabilities are computed: the same gradient "
+        "but for rounding. auto: where a small model of the same kind shows that; decided when a "
+        "run begins, noted in choices.json.",
         of=RL,
     )
     old_logprobs: Literal["auto", "recompute", "current", "bypass"] = setting(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from oxrl.engines.train.base import Want
 from oxrl.errors import EngineError
 from oxrl.functional.logprobs import bootstrap_positions, chunked_head, predicted_positions, spread
 from oxrl.functional.masks import at_least_float32
-from oxrl.models.network import TokenModel
+from oxrl.models.network import TokenModel, attention_by
 from oxrl.types import Output, TokenBatch
 
 TOP_K = "top_k="
@@ -111,10 +114,20 @@ def checkpoint_activations(model: nn.Module) -> None:
         raise EngineError(
             f"{type(model).__name__} does not support gradient checkpointing; set it to false"
         )
-    cast(Callable[..., Any], enable)(gradient_checkpointing_kwargs={"use_reentrant": False})
+    given = {"use_reentrant": False, "context_fn": partial(_attention_kept, host.config)}
+    cast(Callable[..., Any], enable)(gradient_checkpointing_kwargs=given)
     # Checkpointed layers recompute only in train mode, which must not switch dropout on, whatever a
     # model calls it.
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and ("drop" in name or isinstance(module, nn.Dropout)):
                 setattr(module, name, 0.0)
+
+
+def _attention_kept(
+    config: PreTrainedConfig,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of a layer that is computed now, and of the same layer computed again: the second
+    has what computes attention now, which the end of a forward pass may have changed.
+    """
+    return nullcontext(), attention_by(config, config._attn_implementation)  # pyright: ignore[reportPrivateUsage]

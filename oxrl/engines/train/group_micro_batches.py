@@ -16,13 +16,16 @@ def group_micro_batches(
 
     Args:
         batch: what is cut; of pairs, whose two rows are side by side anyway, nothing changes.
-        budget: tokens that the model reads: a prompt once, and its responses with their padding.
+        budget: tokens that the model reads: a prompt once, and its responses.
         ranks: how many share the batch.
     """
     if len(batch) != len(batch.inputs) or len(batch) == 0:
         return micro_batches(batch, budget=budget, ranks=ranks)
+    groups = groups_of(batch.inputs)
+    if len(groups) == len(batch):  # nothing in common
+        return micro_batches(batch, budget=budget, ranks=ranks)
     pieces: list[Group] = []
-    for group in groups_of(batch.inputs):
+    for group in groups:
         pieces += _fitting(group, batch.inputs, budget)
     pieces.sort(key=_tokens, reverse=True)
     lengths = batch.inputs.lengths()
@@ -36,14 +39,18 @@ def _tokens(group: Group) -> int:
 def _fitting(group: Group, inputs: TokenBatch, budget: int) -> list[Group]:
     """A group in pieces of at most `budget` tokens, each with the prompt; longest rows first."""
     lengths = inputs.lengths()
-    rows = sorted(group.rows, key=lambda row: -lengths[row])
     pieces: list[Group] = []
-    start = 0
-    while start < len(rows):
-        longest = lengths[rows[start]] - group.prompt
-        count = max(1, (budget - group.prompt) // longest)
-        pieces.append(Group(rows[start : start + count], group.prompt, longest))
-        start += count
+    rows: list[int] = []
+    responses = 0
+    for row in sorted(group.rows, key=lambda row: -lengths[row]):
+        response = lengths[row] - group.prompt
+        if rows and group.prompt + responses + response > budget:
+            pieces.append(Group(rows, group.prompt, responses))
+            rows = []
+            responses = 0
+        rows.append(row)
+        responses += response
+    pieces.append(Group(rows, group.prompt, responses))
     return pieces
 
 

@@ -1,0 +1,165 @@
+"""`train.share_prefix: auto`: decided when a run begins, noted, and done so ever after."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import FAMILIES, tiny
+from small_runs import rl_config
+from transformers import PreTrainedModel
+
+from oxrl.config import Config
+from oxrl.engines.sample.choice import FAST
+from oxrl.errors import RunDirectoryError
+from oxrl.models import shared_prefix, sharing_trial
+from oxrl.models.shared_prefix import SharingRefused
+from oxrl.models.sharing_trial import try_sharing
+from oxrl.recipes import run
+from oxrl.recipes.replay import replay
+from oxrl.recipes.sharing import decided
+from oxrl.runs.choices import CHOICES_FILE
+
+FIELD = "train.share_prefix"
+
+
+def weights_of(cfg: Config, step: int = 6) -> bytes:
+    checkpoint = cfg.run.directory / "checkpoints" / f"step_{step:08d}"
+    return (checkpoint / "model.safetensors").read_bytes()
+
+
+def choice_of(cfg: Config) -> dict[str, object]:
+    return json.loads((cfg.run.directory / CHOICES_FILE).read_text())[FIELD]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Config]:
+    """Whole runs, by what `train.share_prefix` says."""
+    folder = tmp_path_factory.mktemp("sharing")
+    found: dict[str, Config] = {}
+    for value in ("auto", "true", "false"):
+        found[value] = rl_config(folder, value, [f"{FIELD}={value}", "train.epochs=2"])
+        run(found[value])
+    return found
+
+
+def test_auto_reads_prompts_once_says_so_and_is_replayed(trained: dict[str, Config]) -> None:
+    auto = trained["auto"]
+    assert weights_of(auto) == weights_of(trained["true"])
+    assert weights_of(auto) != weights_of(trained["false"])
+    choice = choice_of(auto)
+    assert choice["value"] is True and "gradients of a small model" in str(choice["why"])
+    assert all(finding.equal for finding in replay(auto.run.directory, 6, tolerance=0.0))
+    assert not (trained["true"].run.directory / CHOICES_FILE).exists()
+
+
+@pytest.mark.parametrize("began", ["auto", "false"])
+def test_a_run_goes_on_with_what_it_had(
+    trained: dict[str, Config], began: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later start does not decide anew; a run that has noted nothing had what config.yaml says."""
+
+    def never(cfg: Config) -> object:
+        raise AssertionError("decided again")
+
+    monkeypatch.setattr("oxrl.recipes.sharing.decided", never)
+    again = halfway(trained[began], tmp_path)
+    run(again, resume=True)
+    assert weights_of(again) == weights_of(trained[began])
+    assert choice_of(again)["value"] is (began == "auto")
+
+
+def halfway(whole: Config, folder: Path) -> Config:
+    """A copy of a run that was stopped after step 4, and what it is resumed with."""
+    copy = folder / "run"
+    shutil.copytree(whole.run.directory, copy)
+    shutil.rmtree(copy / "checkpoints" / "step_00000006")
+    (copy / "result.json").unlink()
+    settings = whole.model_dump(exclude_unset=True)
+    settings["train"]["share_prefix"] = "auto"
+    settings["run"]["dir"] = str(copy)
+    return Config.model_validate(settings)
+
+
+def test_weights_that_are_no_good_for_it_are_trained_without(
+    trained: dict[str, Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(model: PreTrainedModel) -> None:
+        raise SharingRefused("train.share_prefix: hidden states differ; set it to false")
+
+    monkeypatch.setattr(shared_prefix, "check_sharing", refuse)
+    cfg = rl_config(tmp_path, "refused", ["train.epochs=2"])
+    run(cfg)
+    assert choice_of(cfg) == {"value": False, "why": "hidden states differ"}
+    plain = (trained["false"].run.directory / "metrics.jsonl").read_text().splitlines()
+    now = (cfg.run.directory / "metrics.jsonl").read_text().splitlines()
+    key = "update/grad_norm"
+    assert [json.loads(line)[key] for line in now] == [json.loads(line)[key] for line in plain]
+    asked = rl_config(tmp_path, "asked", [f"{FIELD}=true"])
+    with pytest.raises(SharingRefused, match="hidden states differ; set it to false"):
+        run(asked)
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("model.attention=eager", "it needs model.attention sdpa, and it is eager"),
+        ("rollout.n_samples=1", "a prompt has one response (rollout.n_samples)"),
+    ],
+)
+def test_a_configuration_that_rules_it_out_is_told(tmp_path: Path, override: str, why: str) -> None:
+    cfg = rl_config(tmp_path, "run", ["train.alg_name=reinforce", override])
+    choice = decided(cfg)
+    assert choice.value is False and choice.why == why
+
+
+@pytest.mark.parametrize("name", ["falcon", "gemma2", "mamba", "mistral"])
+def test_a_model_of_another_kind_is_left_alone(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    tiny(name).save_pretrained(folder)
+    choice = decided(rl_config(tmp_path, "run", [f"model.name={folder}", "model.max_length=8"]))
+    assert choice.value is False and choice.why
+    assert "set it to false" not in choice.why and not choice.why.startswith(FIELD)
+
+
+NAMES = [
+    pytest.param(name, marks=[] if name in ("qwen3", "mixtral") else pytest.mark.full)
+    for name in sorted(FAST & set(FAMILIES) - {"falcon", "stablelm", "mistral"})
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_known_families_pass_the_trial(name: str) -> None:
+    config = tiny(name).config
+    assert try_sharing(config, torch.float32) < 1e-5
+    assert try_sharing(config, torch.bfloat16) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_prompt_seen_wrongly_is_found(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """Responses that see one token too few, and then a rounding worse than that of plain rows."""
+    right = sharing_trial._gradient
+
+    def off(model: PreTrainedModel, *, share: bool) -> torch.Tensor:
+        found = right(model, share=share)
+        low = next(model.parameters()).dtype != torch.float32
+        if share and low == (dtype != torch.float32):
+            found *= 1 + (0.05 if low else 1e-4)
+        return found
+
+    monkeypatch.setattr(sharing_trial, "_gradient", off)
+    with pytest.raises(SharingRefused, match="above"):
+        try_sharing(tiny("qwen3").config, dtype)
+
+
+def test_a_damaged_choice_is_named(trained: dict[str, Config], tmp_path: Path) -> None:
+    cfg = halfway(trained["auto"], tmp_path)
+    for content in ("[]", '{"train.share_prefix": true}', "{"):
+        (cfg.run.directory / CHOICES_FILE).write_text(content)
+        with pytest.raises(RunDirectoryError, match="choices.json is not the JSON written there"):
+            run(cfg, resume=True)
