@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from oxrl.models.network import CausalNetwork, TokenModel
@@ -55,7 +55,7 @@ def try_sharing(
             f"gradients of a small {name} differ by {difference:.2g}, above {MOST:g}"
         )
     if dtype != torch.float32:
-        model.to(dtype)
+        nn.Module.to(model, dtype)
         usual = _apart(_gradient(model, share=False), plain)
         found = _apart(_gradient(model, share=True), plain)
         if not found <= MOST_TIMES * usual:

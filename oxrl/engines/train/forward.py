@@ -108,7 +108,7 @@ def checkpoint_activations(model: nn.Module) -> None:
     Raises:
         EngineError: the model does not know how.
     """
-    host = getattr(model, "decoder", model)
+    host: Any = getattr(model, "decoder", model)
     enable = getattr(host, "gradient_checkpointing_enable", None)
     if enable is None:
         raise EngineError(
