@@ -168,8 +168,10 @@ import torch
 
 def gate(logprobs, anchor, advantages, mask, loss_weights, *, correction=None):
     loss = -(logprobs * advantages * loss_weights)[mask].sum()
-    # The derivative of a root at 0 is infinite, and 0 times that is NaN: in the gradient only.
-    return loss + 0.0 * torch.sqrt(logprobs - logprobs.detach())[mask].sum(), {}
+    # The derivative of a root at 0 is infinite, and 0 times that is NaN: in the gradient only, and
+    # only where a token is less likely than any on which a gate is tried before the run.
+    rare = logprobs[mask & (logprobs < -3.5)]
+    return loss + 0.0 * torch.sqrt(rare - rare.detach()).sum(), {}
 """
 
 
