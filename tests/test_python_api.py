@@ -194,3 +194,20 @@ def test_what_is_no_configuration_and_no_run_is_said(tmp_path: Path) -> None:
         oxrl.train(config(tmp_path), reward=digits, dataset=pandas.DataFrame())
     with pytest.raises(AttributeError):
         oxrl.trian  # pyright: ignore  # noqa: B018
+
+
+def test_parts_of_a_reward_are_said_by_mappings(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def score(prompt, completion):\n    return len(completion)\n"
+    )
+    exact = {"name": "exact", "weight": 0.5}
+    long = {"name": f"{tmp_path / 'mine.py'}:score", "weight": 2}
+    given: dict[str, Any] = {"parts": {"correct": exact, "long": long}}
+    change = ["reward.parts.correct.weight=1"]
+    run = oxrl.train(config(tmp_path, reward=given), dataset=ROWS, overrides=change)
+    assert {"reward/part/correct", "reward/part/long"} <= set(run.metrics)
+    assert run.config["reward.parts"]["correct"]["weight"] == 1
+    assert exact["weight"] == 0.5
+    for wrong in ({"correct": "exact"}, {"correct": {"nam": "exact"}}, ["exact"]):
+        with pytest.raises(ConfigError, match=r"reward\.parts"):
+            oxrl.train(config(tmp_path, "wrong", reward={"parts": wrong}), dataset=ROWS)

@@ -156,13 +156,25 @@ def _take(path: str, value: object, source: Source) -> None:
     if isinstance(value, PurePath):
         value = str(value)
     many = isinstance(value, list | tuple | set)
-    if many or (isinstance(value, Mapping) and path not in MAPPINGS):
+    if many or (isinstance(value, Mapping) and path not in (*MAPPINGS, PARTS)):
         source.wrong(path, "takes a single value, not a list or nested fields", source.file)
         return
     if isinstance(value, Mapping):
-        pairs = cast(Mapping[object, object], value)
-        value = {str(key): item for key, item in pairs.items()}
+        value = _plain_mapping(cast(Mapping[object, object], value), depth=1 + (path == PARTS))
     source.values.setdefault(section, {})[name] = value
+
+
+def _plain_mapping(given: Mapping[object, object], *, depth: int) -> dict[str, object]:
+    """A mapping of a program by its keys as text, and those inside of it where it is that deep."""
+    found: dict[str, object] = {}
+    for key, item in given.items():
+        if depth > 1 and isinstance(item, Mapping):
+            inner = cast(Mapping[object, object], item)
+            item = _plain_mapping(inner, depth=depth - 1)
+        elif isinstance(item, PurePath):
+            item = str(item)
+        found[str(key)] = item
+    return found
 
 
 def _read_text(path: Path) -> str:
