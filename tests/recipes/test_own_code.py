@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +25,9 @@ import oxrl
 from oxrl.errors import ConfigError, OxrlError, RunDirectoryError
 from oxrl.functional.gates import Decision, clean, finish
 from oxrl.functional.masks import LossAndMetrics
-from oxrl.processes.given import giving
+from oxrl.processes.given import giving, name_of
 from oxrl.recipes.features.base import Feature, FeatureInputs
+from oxrl.recipes.own_feature import OwnFeature
 from oxrl.recipes.own_gate import OwnGate, try_gate
 from oxrl.types import Output, PolicyBatch, RolloutBatch
 
@@ -303,3 +305,42 @@ def test_padding_that_holds_anything_never_reaches_a_gate() -> None:
     assert gradient.tolist() == [[-1.0, 0.0]]
     assert metrics["update/n"] == 3
     assert all(float(tensor[0, 1].detach()) == 0.0 for tensor in seen)
+
+
+class Scaled:
+    """A gate that is an object with a number of its own."""
+
+    def __init__(self, size: float) -> None:
+        self.size = size
+
+    def __call__(
+        self, logprobs: Tensor, old: Tensor, adv: Tensor, mask: Tensor, w: Tensor, **_: Any
+    ) -> Any:
+        return -(self.size * (logprobs - old).exp() * adv * w).sum(), {}
+
+
+class Locked(Counted):
+    def __init__(self, given: FeatureInputs) -> None:
+        super().__init__(given)
+        self.lock = threading.Lock()
+
+
+def test_objects_and_partials_are_sent_to_training_ranks() -> None:
+    for value in (Scaled(0.5), partial(soft, reach=0.5)):
+        name = name_of(value)
+        with giving({name: value}):
+            message = pickle.dumps(OwnGate(name))
+        try_gate(pickle.loads(message), {})
+
+    def made(value: Any) -> OwnFeature:
+        train: Any = SimpleNamespace(features={name_of(value): {}})
+        given: Any = SimpleNamespace(train=train)
+        with giving({name_of(value): value}):
+            return OwnFeature(name_of(value), given)
+
+    for value, coeff in ((Counted, 0.5), (partial(Counted, coeff=0.25), 0.25)):
+        sent = pickle.loads(pickle.dumps(made(value)))
+        assert sent.message()[0] == "python:Counted"
+        assert sent._code.value.coeff == coeff
+    with pytest.raises(ConfigError, match=r"train\.features=python:Locked.*cannot be sent"):
+        pickle.dumps(made(Locked))
