@@ -46,7 +46,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         "Whole RL steps against TRL",
         "Rollout and update of 16 prompts x 8 samples with the 3.3M-parameter built-in model in "
         "float32, of oxRL's local engine and of TRL's GRPOTrainer in turns, a process and a thread "
-        "each. TRL has micro-batches of 64 rows (without --trl-rows, the fastest of a trial).",
+        "each. TRL has micro-batches of 64 rows (without --trl-rows, the fastest of a trial). "
+        "Prompts are short, and read once per response by both.",
         "python benchmarks/rl_step.py --pairs 5 --warmup 1 --threads 1 --trl-rows 64 "
         "--settings equal heavy",
         {
