@@ -114,11 +114,13 @@ class LiveView:
             return _one(filter(None, (*told, "" if self._numbers else self._doing)))
         task = self._progress.task_ids[0]
         self._progress.update(task, completed=self._step, eta=self._eta, doing=self._doing)
-        numbers = _one(
-            filter(None, (self._work or self._numbers, sparkline(self._rewards), *self._shares))
-        )
-        sample = [Text(self._sample, no_wrap=True, overflow="ellipsis", style="dim")]
-        return Group(self._progress, numbers, *(sample if self._high else []))
+        numbers = self._work or self._numbers
+        trend = [*filter(None, (sparkline(self._rewards), *self._shares))]
+        if not self._high:
+            return Group(self._progress, _one([numbers, *trend]))
+        # A line of its own, which many numbers cannot push off the terminal.
+        sample = Text(self._sample, no_wrap=True, overflow="ellipsis", style="dim")
+        return Group(self._progress, _one([numbers]), *([_one(trend)] if trend else []), sample)
 
 
 def _one(parts: Iterable[str]) -> Text:

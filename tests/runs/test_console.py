@@ -188,6 +188,15 @@ def test_a_terminal_sees_lines_that_redraw_themselves_and_messages_that_stay() -
     assert "\x1b[2J" not in text
 
 
+def test_many_numbers_push_no_shares_off_the_terminal() -> None:
+    parts = {f"reward/part/{name * 30}": 0.5 for name in "abcdef"}
+    text = on_a_terminal(
+        LIVE.replace('{"time/step_s"', f'{parts} | {{"time/step_s"'), COLUMNS="110"
+    )
+    assert "aaaaaaaaaaaa" in text and "…" in text
+    assert "sampling 60%  update 30%" in text[: text.index("evaluating")]
+
+
 def test_a_narrow_terminal_has_one_line() -> None:
     text = on_a_terminal(LIVE, COLUMNS="80")
     assert "3/3" in text and "reward 0.750" in text and "2+2=" not in text
