@@ -137,7 +137,9 @@ def laid_out(batch: TokenBatch, groups: Sequence[Group]) -> PrefixLayout:
     for begin, end in _blocks(counts, at.shape[1]):
         here = slice(begin, end)
         block = _block(placed[here], prompt[here], own[here], leads[here])
-        answers.append(given + _answers(block, prompt[here], own[here], group[here] - group[begin]))
+        number = group[here] - group[begin]
+        found = _answers(block, prompt[here], own[here], number)
+        answers.append(given + found)
         given += block.prompts.numel() + block.responses.numel()
         blocks.append(block)
     return PrefixLayout(
