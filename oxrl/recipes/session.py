@@ -17,6 +17,7 @@ from torch import Tensor
 from oxrl.config import Config, dump_config
 from oxrl.config.dims import vocabulary_of
 from oxrl.config.plan import reference_text
+from oxrl.config.recorded import completed
 from oxrl.engines.train.base import Saved, TrainEngine
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.errors import Interrupted, Stopped
@@ -106,6 +107,7 @@ class Session:
                 resume=self._resume,
                 accept=self._accept,
                 review=partial(review_inputs, cfg),
+                complete=completed,
             )
             self.run = stack.enter_context(directory)
             stack.enter_context(run_logging(self.run.path / "run.log", cfg.run.console))

@@ -175,6 +175,8 @@ class Review:
 
 # Looks at the inputs of the run in a directory, and writes nothing.
 Reviewer = Callable[[Path], Review]
+# (flat config.yaml, flat config now) -> the first with the fields that did not exist then.
+Completer = Callable[[Json, Json], Json]
 
 
 class RunDirectory(AbstractContextManager["RunDirectory"]):
@@ -268,6 +270,7 @@ def open_run(
     resume: bool,
     accept: Collection[str] = (),
     review: Reviewer | None = None,
+    complete: Completer | None = None,
 ) -> RunDirectory:
     """Create the run directory, or open it again, and hold it until the process ends.
 
@@ -281,6 +284,7 @@ def open_run(
     Args:
         accept: fields of the config that may differ, in value or in what they stand for.
         review: looks at the inputs of the run; None: it has none.
+        complete: fills in fields that oxRL did not have when config.yaml was written; None: none.
 
     Raises:
         RunDirectoryError: not writable; not empty and no `resume`; not a run directory; another
@@ -295,7 +299,7 @@ def open_run(
         require_own_kinds(directory)
         lock = _lock(directory)
         try:
-            start = _look(directory, config_yaml, accept, review)
+            start = _look(directory, config_yaml, accept, review, complete)
             _write_start(directory, config_yaml, start)
             return RunDirectory(directory, lock, start)
         except BaseException:
@@ -323,7 +327,11 @@ def refuse_what_is_there(directory: Path, again: str) -> None:
 
 
 def _look(
-    directory: Path, config_yaml: str, accept: Collection[str], review: Reviewer | None
+    directory: Path,
+    config_yaml: str,
+    accept: Collection[str],
+    review: Reviewer | None,
+    complete: Completer | None,
 ) -> Start:
     """What starts here: nothing is written before it is known to be allowed."""
     entries = _entries(directory)
@@ -336,7 +344,7 @@ def _look(
             f"{directory} holds {foreign[0]!r} and no config.yaml: {what}. Choose another run.dir."
         )
     new = flatten_config(config_yaml)
-    changes = _config_changes(directory, new) if started else {}
+    changes = _config_changes(directory, new, complete) if started else {}
     finished, doubt = False, ""
     if started:
         finished, doubt = is_finished(directory, new.get("run.steps") or 0)
@@ -472,7 +480,7 @@ def with_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _config_changes(directory: Path, new: Json) -> dict[str, tuple[Any, Any]]:
+def _config_changes(directory: Path, new: Json, complete: Completer) -> dict[str, tuple[Any, Any]]:
     """(value in config.yaml, value now) of every field that differs.
 
     Raises:
@@ -488,6 +496,8 @@ def _config_changes(directory: Path, new: Json) -> dict[str, tuple[Any, Any]]:
             f"{file} is not the YAML written there: {error}. Restore it; config.yaml is what "
             "`oxrl config show` prints for the config that the run was started with"
         ) from error
+    if complete is not None:
+        old = complete(old, new)
     return differences(old, new)
 
 

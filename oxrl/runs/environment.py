@@ -131,7 +131,13 @@ def command_line(extra: Sequence[str] = ()) -> str:
         extra: arguments to add where they are not there yet.
     """
     program, *arguments = sys.argv
-    start = ["python", program] if program.endswith(".py") else [Path(program).name]
+    path = Path(program)
+    if path.name == "__main__.py":
+        start = ["python", "-m", path.parent.name]
+    elif path.suffix == ".py":
+        start = ["python", program]
+    else:
+        start = [path.name]
     arguments += [argument for argument in extra if argument not in arguments]
     return shlex.join(start + [without_secret(argument) for argument in arguments])
 

@@ -285,6 +285,36 @@ def _adapted(folder: Path, seed: int, options: AdapterOptions, dtype: str = "flo
     return policy
 
 
+def test_a_tied_output_head_that_vllm_leaves_stale_is_caught(
+    engine: Any, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave_stale(vllm_model: Any) -> None:
+        """As vLLM's own packed copy of a head is, which its reload does not renew."""
+        head = vllm_model.lm_head
+        stale = head.weight.detach().roll(1, 0)
+        head.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, stale, bias)
+
+    monkeypatch.setattr("oxrl.engines.sample.vllm_worker._repack", leave_stale)
+    with pytest.raises(WeightSyncError, match=r"holds something else: model\.embed_tokens\.weight"):
+        _sync(engine, model).deliver(1)
+
+
+def test_a_tensor_of_another_shape_is_refused_and_the_engine_can_be_loaded_again(
+    engine: Any, model: PreTrainedModel
+) -> None:
+    def cut(bucket: Bucket) -> Bucket:
+        return [(name, tensor[:5] if "down_proj" in name else tensor) for name, tensor in bucket]
+
+    with pytest.raises(WeightSyncError, match="vLLM cannot load the weights"):
+        _sync(Line(engine, cut), model).deliver(1)
+    _sync(engine, model).deliver(2)
+    assert engine.version == 2
+
+
+# Tests from here on have engines of their own: closing one ends the groups of processes that all of
+# a process share, so the shared engine is not used again.
+
+
 @pytest.mark.parametrize(
     ("options", "dtype", "part"),
     [
@@ -329,32 +359,6 @@ def test_what_learned_in_an_adapter_is_what_vllm_samples_with(
             assert [c.token_ids for c in found] == [c.token_ids for c in expected]
     finally:
         engine.close()
-
-
-def test_a_tied_output_head_that_vllm_leaves_stale_is_caught(
-    engine: Any, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def leave_stale(vllm_model: Any) -> None:
-        """As vLLM's own packed copy of a head is, which its reload does not renew."""
-        head = vllm_model.lm_head
-        stale = head.weight.detach().roll(1, 0)
-        head.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, stale, bias)
-
-    monkeypatch.setattr("oxrl.engines.sample.vllm_worker._repack", leave_stale)
-    with pytest.raises(WeightSyncError, match=r"holds something else: model\.embed_tokens\.weight"):
-        _sync(engine, model).deliver(1)
-
-
-def test_a_tensor_of_another_shape_is_refused_and_the_engine_can_be_loaded_again(
-    engine: Any, model: PreTrainedModel
-) -> None:
-    def cut(bucket: Bucket) -> Bucket:
-        return [(name, tensor[:5] if "down_proj" in name else tensor) for name, tensor in bucket]
-
-    with pytest.raises(WeightSyncError, match="vLLM cannot load the weights"):
-        _sync(Line(engine, cut), model).deliver(1)
-    _sync(engine, model).deliver(2)
-    assert engine.version == 2
 
 
 def _lose_one_embedding(vllm_model: Any) -> None:

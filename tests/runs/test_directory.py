@@ -288,3 +288,18 @@ def test_no_secret_reaches_the_environment_record(monkeypatch: pytest.MonkeyPatc
     line = command_line(["--resume"])
     assert line.startswith("python main_rl.py --config a.yaml") and line.endswith("--resume")
     assert "rollout.max_tokens=512" in line and line.count("=***") == 3
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("/usr/lib/oxrl/__main__.py", "python -m oxrl"),
+        ("main_rl.py", "python main_rl.py"),
+        ("/usr/bin/oxrl", "oxrl"),
+    ],
+)
+def test_a_program_is_named_as_a_user_calls_it(
+    program: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [program, "train", "config.yaml"])
+    assert command_line(["--resume"]) == f"{said} train config.yaml --resume"
