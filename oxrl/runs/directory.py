@@ -480,7 +480,9 @@ def with_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _config_changes(directory: Path, new: Json, complete: Completer) -> dict[str, tuple[Any, Any]]:
+def _config_changes(
+    directory: Path, new: Json, complete: Completer | None
+) -> dict[str, tuple[Any, Any]]:
     """(value in config.yaml, value now) of every field that differs.
 
     Raises:
