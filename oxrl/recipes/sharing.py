@@ -90,7 +90,8 @@ def as_noted(cfg: Config, run: Path) -> Config:
     """The configuration of a replay: as the run in a directory was carried out."""
     if not open_choice(cfg):
         return cfg
-    return settled(cfg, noted_choice(run, FIELD) or decided(cfg))
+    earlier = Choice(False, "an earlier oxRL had nothing to choose, and read prompts row by row")
+    return settled(cfg, noted_choice(run, FIELD) or earlier)
 
 
 def told(choice: Choice) -> str:

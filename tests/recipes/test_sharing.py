@@ -56,6 +56,29 @@ def test_auto_reads_prompts_once_says_so_and_is_replayed(trained: dict[str, Conf
     assert not (trained["true"].run.directory / CHOICES_FILE).exists()
 
 
+def test_a_run_of_a_time_without_the_field_goes_on_and_is_replayed_row_by_row(
+    trained: dict[str, Config], tmp_path: Path
+) -> None:
+    cut = halfway(trained["false"], tmp_path)
+    forget_later_fields(cut.run.directory)
+    run(cut, resume=True)
+    assert weights_of(cut) == weights_of(trained["false"])
+    assert choice_of(cut)["value"] is False
+    (cut.run.directory / CHOICES_FILE).unlink()
+    forget_later_fields(cut.run.directory)
+    assert all(finding.equal for finding in replay(cut.run.directory, 6, tolerance=0.0))
+
+
+def forget_later_fields(run: Path) -> None:
+    """Take fields out of a run's config that there were not always."""
+    config = run / "config.yaml"
+    later = ("  share_prefix:", "  features:", "  optimizer:", "  normalize:")
+    lines = config.read_text().splitlines()
+    kept = [line for line in lines if not line.startswith(later)]
+    assert len(kept) == len(lines) - len(later)
+    config.write_text("\n".join(kept) + "\n")
+
+
 @pytest.mark.parametrize("began", ["auto", "false"])
 def test_a_run_goes_on_with_what_it_had(
     trained: dict[str, Config], began: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
