@@ -90,8 +90,15 @@ $(VENV)/.bench: $(VENV)/.installed
 	@$(INSTALL) -e ".[bench]"
 	@touch $@
 
-bench: $(VENV)/.bench  ## Whole RL steps against TRL on this machine
-	$(BIN)/python benchmarks/rl_step.py
+# In order of importance; every figure is kept as it comes. What needs vLLM is left out without .venv-scale.
+OF_BENCH = rl_step offline_step overhead decode_loop seconds_to_accuracy share_prefix first_line head_memory quickstart
+OF_BENCH_SCALE = sampler vllm_raw
+
+bench: $(VENV)/.bench  ## Measure every figure that has a target, then print them in one table (an hour on 2 cores)
+	-$(BIN)/python benchmarks/record.py $(OF_BENCH)
+	-test ! -x $(SCALE)/bin/python || $(SCALE)/bin/python benchmarks/record.py $(OF_BENCH_SCALE)
+	$(BIN)/python docs/make_benchmarks.py
+	$(BIN)/python benchmarks/targets.py
 
 $(VENV)/.mutants: $(VENV)/.installed
 	@$(INSTALL) -e ".[mutants]"

@@ -10,12 +10,13 @@ log-probability of what was drawn. Then the sampler's own functions by the time 
 from __future__ import annotations
 
 import cProfile
+import json
 import pstats
-import statistics
 import sys
 import time
 from collections.abc import Callable
 
+import intervals
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
@@ -85,11 +86,12 @@ def main() -> None:
         pair = (processor_seconds(ours, repeat), processor_seconds(theirs, repeat))
         if repeat:
             pairs.append(pair)
-    for label, seconds in zip(("sampler", "loop"), zip(*pairs, strict=True), strict=True):
-        middle = statistics.median(seconds)
-        print(f"{label:8} {middle:.3f} s, {rows * tokens / middle:,.0f} tokens/s")
-    ratios = sorted(a / b for a, b in pairs)
-    print(f"sampler / loop {statistics.median(ratios):.3f} [{ratios[0]:.3f}, {ratios[-1]:.3f}]")
+    sampled, looped = zip(*pairs, strict=True)
+    figure: dict[str, object] = {"case": f"{rows} rows of {tokens} tokens"}
+    figure["oxrl_cpu_s"] = intervals.median(sampled)
+    figure["loop_cpu_s"] = intervals.median(looped)
+    figure["over_loop"] = intervals.ratio(sampled, looped)
+    print(json.dumps(figure), flush=True)
     profile = cProfile.Profile()
     profile.runcall(ours, repeats + 1)
     pstats.Stats(profile).strip_dirs().sort_stats("tottime").print_stats(SHOWN)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+import intervals
 
 IMPORTS = {
     "torch, transformers": "import torch, transformers",
@@ -74,7 +75,7 @@ def of_a_run() -> float:
 
 
 def main() -> None:
-    """Print the medians."""
+    """Print the figure: medians, and what the line takes beyond the imports of the same turn."""
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     found: dict[str, list[float]] = {name: [] for name in (*IMPORTS, "first line")}
     for repeat in range(repeats + 1):
@@ -83,8 +84,14 @@ def main() -> None:
         if repeat:
             for name, seconds in taken.items():
                 found[name].append(seconds)
+    figure: dict[str, object] = {"case": "first line"}
     for name, seconds in found.items():
-        print(f"{name:22}{statistics.median(seconds):6.2f} s")
+        figure[name.partition(",")[0].replace(" ", "_") + "_s"] = intervals.median(seconds)
+    for name in IMPORTS:
+        pairs = zip(found["first line"], found[name], strict=True)
+        over = [line - imports for line, imports in pairs]
+        figure["over_" + name.partition(",")[0].replace(" ", "_") + "_s"] = intervals.median(over)
+    print(json.dumps(figure), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ against float32 logits [tokens, vocabulary], which a plain loss holds several ti
 
 from __future__ import annotations
 
+import json
 import sys
 import weakref
 from collections import Counter
@@ -96,12 +97,22 @@ def main() -> None:
     vocabulary = int(sys.argv[1]) if len(sys.argv) > 1 else 151_936
     width = int(sys.argv[2]) if len(sys.argv) > 2 else 64
     torch.set_num_threads(1)
-    print(f"vocabulary {vocabulary:,}, width {width}; MB")
+    print(f"vocabulary {vocabulary:,}, width {width}")
+    smallest = 0
     for tokens in (1024, 2048, 4096, 8192):
         peak, beside = head_peak(tokens, vocabulary, width)
+        smallest = smallest or beside
         logits = FLOAT32 * tokens * vocabulary
-        shares = f"{logits / peak:5.1f}x less, {logits / beside:5.1f}x without gradients"
-        print(f"{tokens:5} tokens  logits {logits / 1e6:7.1f}  here {peak / 1e6:6.1f}  {shares}")
+        figure: dict[str, object] = {"case": f"{tokens} tokens", "logits_mb": _mb(logits)}
+        figure |= {"peak_mb": _mb(peak), "beside_mb": _mb(beside)}
+        figure["times_less"] = round(logits / beside, 2)
+        figure["times_less_with_gradients"] = round(logits / peak, 2)
+        figure["of_first_row"] = round(beside / smallest, 3)
+        print(json.dumps(figure), flush=True)
+
+
+def _mb(count: int) -> float:
+    return round(count / 1e6, 1)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ CONFIG = """
 run: {{name: side, dir: {folder}/run, steps: {steps}, device: cpu, threads: {threads},
       checkpoint_every: 0, mlflow: false}}
 model: {{name: {folder}/model}}
-data: {{train: {folder}/rows.jsonl, rows_per_step: {rows}}}
-train: {{alg_name: {kind}, lr: {lr}}}
+data: {{train: {folder}/rows.jsonl, rows_per_step: {rows}{packing}}}
+train: {{alg_name: {kind}, lr: {lr}, micro_batch_tokens: {budget}}}
 """
 
 
@@ -34,7 +34,13 @@ def oxrl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> 
     from oxrl.config import load_config
     from oxrl.recipes import preference, supervised
 
-    text = CONFIG.format(folder=folder, lr=problem.LEARNING_RATE, **given)
+    settings = given.pop("settings")
+    pack = settings.get("pack_tokens")
+    packing = "" if pack is None else f", pack_tokens: {pack}"
+    budget = settings["micro_batch_tokens"]
+    text = CONFIG.format(
+        folder=folder, lr=problem.LEARNING_RATE, packing=packing, budget=budget, **given
+    )
     (folder / "config.yaml").write_text(text)
     GatedSession.channel = channel
     cfg = load_config(folder / "config.yaml")
@@ -81,9 +87,13 @@ def trl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> N
             seconds = time.perf_counter() - self.start
             channel.send(seconds=seconds, cpu=time.process_time() - self.cpu)
 
+    settings = given["settings"]
+    rows = settings.pop("rows")
     shared: dict[str, Any] = {
+        **settings,
         "output_dir": str(folder / "trl"),
-        "per_device_train_batch_size": given["rows"],
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": given["rows"] // rows,
         "max_steps": given["steps"],
         "learning_rate": problem.LEARNING_RATE,
         "lr_scheduler_type": "constant",

@@ -24,6 +24,7 @@ from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.base import Saved
 from oxrl.recipes import rl
 from oxrl.recipes.session import P, Progress, Session
+from oxrl.recipes.sharing import train_settled
 from oxrl.runs.clock import Clock
 from oxrl.types import Request
 
@@ -110,7 +111,8 @@ class GatedSession(Session):
 def main() -> None:
     channel = problem.Channel()
     folder, given = Path(sys.argv[1]), problem.read_settings(Path(sys.argv[1]) / "oxrl.json")
-    rows = [{"prompt": question, "answer": ""} for question in problem.questions()]
+    asked = problem.questions(given["setting"]["examples"])
+    rows = [{"prompt": question, "answer": ""} for question in asked]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "reward.py").write_text(
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
@@ -134,7 +136,7 @@ def main() -> None:
     GatedSession.channel = channel
     cfg = load_config(folder / "config.yaml")
     with GatedSession(cfg, resume=False) as session:
-        rl.train(cfg, session)
+        train_settled(rl.train, cfg, session)
 
 
 if __name__ == "__main__":

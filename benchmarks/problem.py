@@ -14,6 +14,8 @@ from typing import Any, TextIO
 import numpy as np
 
 PROMPTS, SAMPLES = 16, 8
+# Worked sums before a question, where prompts are as long as those of word problems.
+EXAMPLES = 9
 LEARNING_RATE = 1e-4
 
 
@@ -24,26 +26,39 @@ class Setting:
 
     `force_stop`: a response ends in the stop token at its length. Without it responses run to the
     cap and are cut.
+    `examples`: worked sums before every question, about 13 tokens each.
     """
 
     name: str
     lengths: list[int]
     cap: int
     force_stop: bool
+    examples: int = 0
 
 
 def setting(name: str) -> Setting:
+    """Of a name: "equal" or "heavy" lengths of responses, and " long" for prompts with examples."""
+    lengths, _, prompts = name.partition(" ")
     count = PROMPTS * SAMPLES
-    if name == "equal":
-        return Setting(name, [64] * count, 64, force_stop=False)
+    examples = EXAMPLES if prompts == "long" else 0
+    if lengths == "equal":
+        return Setting(name, [64] * count, 64, force_stop=False, examples=examples)
     drawn = np.random.default_rng(0).lognormal(np.log(32), 1.0, count)
-    return Setting(
-        name, np.clip(np.round(drawn), 1, 256).astype(int).tolist(), 256, force_stop=True
-    )
+    cut = np.clip(np.round(drawn), 1, 256).astype(int).tolist()
+    return Setting(name, cut, 256, force_stop=True, examples=examples)
 
 
-def questions() -> list[str]:
-    return [f"{a} + {b} =" for a in range(10, 90) for b in range(10, 90, 7)]
+def questions(examples: int = 0) -> list[str]:
+    """Sums to be asked, each behind `examples` worked ones of its own."""
+    chance = np.random.default_rng(0)
+    asked: list[str] = []
+    for a in range(10, 90):
+        for b in range(10, 90, 7):
+            shown = ""
+            for one, other in chance.integers(10, 90, (examples, 2)).tolist():
+                shown += f"{one} + {other} = {one + other}\n"
+            asked.append(f"{shown}{a} + {b} =")
+    return asked
 
 
 def score_text(text: str) -> float:

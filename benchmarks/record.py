@@ -127,10 +127,19 @@ def main() -> None:
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no benchmark {unknown[0]}; there are {', '.join(BENCHMARKS)}")
+    failed: list[str] = []
     for name in names:
         path = options.out / f"{name}.json"
-        found = measure(name, BENCHMARKS[name].command, path)
+        try:
+            found = measure(name, BENCHMARKS[name].command, path)
+        except subprocess.CalledProcessError as error:
+            # The others are worth having all the same; what this one found is kept.
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+            failed.append(name)
+            continue
         print(f"{name}: {found['seconds']} s, {path}", flush=True)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

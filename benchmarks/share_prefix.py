@@ -1,6 +1,6 @@
 """The prompt of a group read once against once per response: processor time of a policy update.
 
-    OMP_NUM_THREADS=1 python benchmarks/share_prefix.py [--pairs 10] [--json FILE]
+    OMP_NUM_THREADS=1 python benchmarks/share_prefix.py [--pairs 10]
 
 Loss and gradient of one batch of groups through the local engine, plain and with
 `train.share_prefix`, in turns on one thread. The bound is what counting tokens promises,
@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
-import statistics
 import time
-from pathlib import Path
 
+import intervals
 import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -35,8 +33,6 @@ SHAPES = (
     (64, 8, 1, 8),
 )
 BUDGET = 8192
-RESAMPLES = 2000
-LOW, HIGH = 0.025, 0.975
 
 
 def make_model() -> Qwen3ForCausalLM:
@@ -87,15 +83,6 @@ def seconds(trainer: LocalTrainer, batch: TokenBatch) -> tuple[float, Tensor]:
     return took, gradient
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """Bootstrap interval of the median, 95 %."""
-    draw = random.Random(0)
-    medians = sorted(
-        statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)
-    )
-    return medians[int(LOW * RESAMPLES)], medians[int(HIGH * RESAMPLES)]
-
-
 def measure(shape: tuple[int, int, int, int], pairs: int) -> dict[str, object]:
     """Both ways in turns, after one of each to warm up."""
     groups, count, prompt, response = shape
@@ -112,36 +99,23 @@ def measure(shape: tuple[int, int, int, int], pairs: int) -> dict[str, object]:
     for _ in range(pairs):
         times.append((seconds(plain, batch)[0], seconds(shared, batch)[0]))
     ratios = [one / other for one, other in times]
-    low, high = interval(ratios)
     bound = count * (prompt + response) / (prompt + count * response)
-    middle = statistics.median(ratios)
-    print(
-        f"{groups} prompts, G={count} P={prompt} R={response}: "
-        f"{middle:.2f}x [{low:.2f}, {high:.2f}] of at most "
-        f"{bound:.2f}x ({middle / bound:.0%}); gradient differs by {difference:.1e} of its largest"
-    )
-    return {
-        "prompts": groups,
-        "responses": count,
-        "prompt": prompt,
-        "response": response,
-        "bound": bound,
-        "median": middle,
-        "interval": [low, high],
-        "gradient_difference": difference,
-        "processor_seconds": times,
-    }
+    found: dict[str, object] = {"case": f"{groups} x {count}, {prompt} + {response}"}
+    found["bound"] = round(bound, 4)
+    found["ratio"] = intervals.median(ratios)
+    found["of_bound"] = intervals.median([one / bound for one in ratios])
+    found["gradient_difference"] = float(f"{difference:.1e}")
+    found["processor_seconds"] = [[round(taken, 4) for taken in pair] for pair in times]
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    found = [measure(shape, given.pairs) for shape in SHAPES]
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    for shape in SHAPES:
+        print(json.dumps(measure(shape, given.pairs)), flush=True)
 
 
 if __name__ == "__main__":

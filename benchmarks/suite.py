@@ -36,7 +36,9 @@ SIDES = {
     "ratio": "TRL / oxRL",
 }
 WAITS = "the machine was too busy; needs the `bench` extra"
-NEEDS_TRL = dict.fromkeys(("equal", "heavy", "sft", "dpo"), WAITS)
+NEEDS_TRL = dict.fromkeys(("equal", "heavy", "equal long", "heavy long", "sft", "dpo"), WAITS)
+HEAVY = "lengths lognormal, median 32, at most 256"
+SEEDS = {"all seeds": "all seeds"}
 
 ENGINES = {"fsdp": "FSDP2", "zero3": "ZeRO-3", "zero2": "ZeRO-2"}
 OF_SCALE = "needs Ray, vLLM and DeepSpeed: `make env-scale`"
@@ -46,13 +48,16 @@ BENCHMARKS: dict[str, Benchmark] = {
         "Whole RL steps against TRL",
         "Rollout and update of 16 prompts x 8 samples with the 3.3M-parameter built-in model in "
         "float32, of oxRL's local engine and of TRL's GRPOTrainer in turns, a process and a thread "
-        "each. TRL has micro-batches of 64 rows (without --trl-rows, the fastest of a trial). "
-        "Prompts are short, and read once per response by both.",
-        "python benchmarks/rl_step.py --pairs 5 --warmup 1 --threads 1 --trl-rows 64 "
-        "--settings equal heavy",
+        "each. oxRL does as it does by default. TRL has the micro-batches that are fastest for it "
+        "in a trial (without --trl-rows; of 16, 32, 64 and 128 rows). Short prompts have 19 "
+        "tokens, long ones, with worked examples before the question, 128.",
+        "python benchmarks/rl_step.py --pairs 10 --warmup 1 --threads 1 --trl-rows 32 "
+        "--settings equal heavy 'equal long' 'heavy long'",
         {
             "equal": "64 tokens each",
-            "heavy": "lengths lognormal, median 32, at most 256",
+            "heavy": HEAVY,
+            "equal long": "64 tokens each, long prompts",
+            "heavy long": f"{HEAVY}, long prompts",
         },
         SIDES,
         NEEDS_TRL,
@@ -61,17 +66,129 @@ BENCHMARKS: dict[str, Benchmark] = {
         "SFT and DPO steps against TRL",
         "The same rows and model (3.3M parameters, float32) in oxRL and in TRL's SFTTrainer and "
         "DPOTrainer in turns, a process and a thread each. Answers have 8 to 128 characters; both "
-        "asked the reference of DPO beforehand. TRL has a step's rows in one micro-batch, padded.",
-        "python benchmarks/offline_step.py --pairs 5 --warmup 1",
+        "asked the reference of DPO beforehand. Each side has the settings that were fastest for "
+        "it in a trial: tokens or rows of a micro-batch, packing, sorting.",
+        "python benchmarks/offline_step.py --pairs 10 --warmup 1",
         {"sft": "SFT, 64 rows", "dpo": "DPO, 32 pairs"},
         SIDES,
         NEEDS_TRL,
+    ),
+    "seconds_to_accuracy": Benchmark(
+        "Processor seconds to a skill, against TRL",
+        "From the warm start of the quickstart, until 0.9 of 1,000 held-out sums are right when "
+        "sampled at temperature 1; the same prompts, reward, groups and warm start, no reference "
+        "model, in turns, a process and a thread each. Examinations are not counted. TRL's "
+        "learning rate is the better one of a trial.",
+        "python benchmarks/seconds_to_accuracy.py --seeds 3 --trl-lrs 3e-4 1e-3",
+        {f"seed {seed}": f"seed {seed}" for seed in range(3)} | SEEDS,
+        {
+            "oxrl_cpu_s": "oxRL, processor s",
+            "trl_cpu_s": "TRL, processor s",
+            "ratio": "TRL / oxRL",
+            "oxrl_steps": "oxRL, steps",
+            "trl_steps": "TRL, steps",
+            "trl_lr": "TRL, learning rate",
+        },
+        {f"all seeds/{key}": "of one seed" for key in ("oxrl_steps", "trl_steps", "trl_lr")},
+    ),
+    "decode_loop": Benchmark(
+        "The sampler over a handwritten decode loop",
+        "64 prompts of 32 tokens, the 3.3M-parameter built-in model in float32, one thread, in "
+        "turns in one process. The loop is transformers' cache, softmax, multinomial and the "
+        "log-probability of what was drawn.",
+        "python benchmarks/decode_loop.py builtin:small 64 64 10",
+        {"64 rows of 64 tokens": "64 rows of 64 tokens"},
+        {
+            "oxrl_cpu_s": "oxRL, processor s",
+            "loop_cpu_s": "loop, processor s",
+            "over_loop": "oxRL / loop",
+        },
+    ),
+    "vllm_raw": Benchmark(
+        "vLLM through oxRL against vLLM alone",
+        "Tokens that vLLM's CPU build samples per second of processor time through oxRL's engine "
+        "and through its own `LLM.generate`: 64 prompts, the same weights (3.3M parameters, "
+        "float32), settings and lengths, in turns, a process and a thread each. oxRL has "
+        "log-probabilities, which training needs, and so has vLLM but for the last column.",
+        "python benchmarks/vllm_raw.py --rows 64 --pairs 10",
+        {"equal": "64 tokens each", "heavy": HEAVY},
+        {
+            "oxrl_rate": "through oxRL",
+            "raw_rate": "vLLM",
+            "of_raw": "oxRL / vLLM",
+            "of_raw_without": "oxRL / vLLM without log-probabilities",
+        },
+        dict.fromkeys(("equal", "heavy"), "needs vLLM: `make env-scale`"),
+    ),
+    "first_line": Benchmark(
+        "From the start of a run to its first line of metrics",
+        "Processor seconds of the process, in turns: two imports alone, the same with the classes "
+        "that models of transformers are made of, and a default run of one step of a random model.",
+        "python benchmarks/first_line.py 10",
+        {"first line": "tiny model, 4 prompts x 4 samples"},
+        {
+            "torch_s": "`import torch, transformers`",
+            "and_model_classes_s": "and model classes",
+            "first_line_s": "first line",
+            "over_torch_s": "line beyond the imports",
+            "over_and_model_classes_s": "beyond the imports with model classes",
+        },
+    ),
+    "share_prefix": Benchmark(
+        "Prompts of a group read once, in the update",
+        "Loss and gradient of one batch, prompts once per response against once per group, in "
+        "turns on one thread; 3.3M parameters, float32. The bound is what counting tokens "
+        "promises, G (P + R) / (P + G R). Short rows go beyond it where padding is saved too.",
+        "python benchmarks/share_prefix.py --pairs 10",
+        {
+            "2 x 8, 200 + 50": "2 groups of 8, 200 + 50 tokens",
+            "2 x 8, 100 + 100": "2 groups of 8, 100 + 100",
+            "2 x 16, 400 + 100": "2 groups of 16, 400 + 100",
+            "2 x 8, 50 + 200": "2 groups of 8, 50 + 200",
+            "64 x 8, 6 + 4": "64 groups of 8, 6 + 4",
+            "64 x 8, 1 + 8": "64 groups of 8, 1 + 8",
+        },
+        {
+            "ratio": "times as fast",
+            "bound": "bound",
+            "of_bound": "share of the bound",
+            "gradient_difference": "gradient differs by, of its largest",
+        },
+    ),
+    "head_memory": Benchmark(
+        "Memory of log-probabilities, entropy and their gradient",
+        "Vocabulary 151,936, width 64, float32: most bytes of tensors alive at a time in forward "
+        "and backward, beside the inputs and, in the middle columns, the gradients asked for.",
+        "python benchmarks/head_memory.py",
+        {f"{tokens} tokens": f"{tokens:,} tokens" for tokens in (1024, 2048, 4096, 8192)},
+        {
+            "logits_mb": "logits, MB",
+            "beside_mb": "here, MB",
+            "times_less": "times less",
+            "of_first_row": "over the first row",
+            "peak_mb": "with gradients, MB",
+        },
+    ),
+    "quickstart": Benchmark(
+        "The quickstart, before and now",
+        "Whole quickstarts (data, warm start, evaluations, reinforcement) of this tree and of "
+        "commit `3738989`, the last before speed was worked at, in turns on one thread.",
+        "python benchmarks/quickstart_before.py --pairs 2",
+        {"seed 0": "seed 0", "seed 1": "seed 1"} | SEEDS,
+        {
+            "before_cpu_s": "before, processor s",
+            "now_cpu_s": "now, processor s",
+            "cpu_ratio": "before / now",
+            "before_gain": "gain of sampled accuracy before, points",
+            "now_gain": "now",
+        },
+        {"all seeds/before_gain": "of one seed", "all seeds/now_gain": "of one seed"},
     ),
     "overhead": Benchmark(
         "Overhead over a bare loop",
         "The update of 128 rows by oxRL's local engine against a PyTorch loop written by hand over "
         "the same micro-batches, in turns in one process.",
-        "python benchmarks/rl_step.py --pairs 6 --warmup 1 --threads 1 --settings overhead",
+        "python benchmarks/rl_step.py --pairs 15 --warmup 1 --threads 1 --settings overhead",
         {
             "overhead equal": "64 tokens each",
             "overhead heavy": "lengths lognormal, median 32, at most 256",
@@ -91,7 +208,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "build (not compiled, as oxRL runs it on a CPU) sample per second of processor time: the "
         "same 32 prompts, weights (3.3M parameters, float32) and lengths, in turns in one process "
         "of one thread.",
-        "python benchmarks/sampler.py --rows 32 --pairs 3 --vllm",
+        "python benchmarks/sampler.py --rows 32 --pairs 10 --vllm",
         {
             "equal": "64 tokens each",
             "heavy": "lengths lognormal, median 32, at most 256",

@@ -130,9 +130,8 @@ def main() -> None:
 
     model.generate = forced
     gate = Gate(channel)
-    dataset = Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": text}]} for text in problem.questions()]
-    )
+    asked = problem.questions(chosen["examples"])
+    dataset = Dataset.from_list([{"prompt": [{"role": "user", "content": text}]} for text in asked])
     trainer = TimedTrainer(
         model=model,
         reward_funcs=reward,

@@ -24,24 +24,25 @@ compare. Everything here is a small model on a CPU; nothing of it says anything 
 """
 
 
+TARGETS = """## Figures and their targets
+
+Ratios are of processor seconds. Every row is a figure of a part below, which says how it was
+measured; `make bench` measures and prints this table.
+"""
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+try:
+    import targets as aims
+    from suite import BENCHMARKS
+finally:
+    sys.path.pop(0)
+
+shown = aims.shown
+
+
 def suite() -> dict[str, Any]:
     """What is measured, by name."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        from suite import BENCHMARKS
-    finally:
-        sys.path.pop(0)
     return BENCHMARKS
-
-
-def shown(value: float | list[float]) -> str:
-    """A figure as the page writes it."""
-    if isinstance(value, list):
-        middle, low, high = value
-        return f"{shown(middle)} [{shown(low)}, {shown(high)}]"
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
 
 
 def cell(benchmark: Any, figure: dict[str, Any], case: str, column: str) -> str:
@@ -100,7 +101,7 @@ def page(results: Path = RESULTS) -> str:
     Args:
         results: folder of what `benchmarks/record.py` wrote.
     """
-    lines = [HEADER]
+    lines = [HEADER, TARGETS, *aims.lines(results), ""]
     for name, benchmark in suite().items():
         lines += part(name, benchmark, results)
     return "\n".join(lines).rstrip("\n") + "\n"
