@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.filesize import decimal
 
 from oxrl.config.dims import ModelDims, context_length, model_dims
 from oxrl.config.kept import DTYPE_BYTES, held_of
+from oxrl.config.micro_batch import FIELD, micro_batch_tokens, tokens_by_rule
 from oxrl.config.reads import generates_answers, has_reference_model
 from oxrl.config.schema import Config, EngineConfig
 from oxrl.data.hub import locate
@@ -17,6 +19,9 @@ from oxrl.tables.cells import CRITIC
 from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.tables.numbers import KL_COEFF
 from oxrl.tables.preference import METHODS
+
+# There where Linux has a GPU of NVIDIA or AMD.
+GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
 
 
 class Memory(NamedTuple):
@@ -51,7 +56,7 @@ def plan_text(cfg: Config) -> str:
     reference = reference_text(cfg)
     if reference:
         lines["reference"] = reference
-    lines |= _memory(cfg)
+    lines |= _memory(cfg) | {"at once": _micro_batches(cfg)}
     lines["deadlines"] = _waits(cfg)
     return "\n".join(f"{label:<11}{text}" for label, text in lines.items())
 
@@ -201,6 +206,14 @@ def _preference_reference(cfg: Config) -> str:
     return f"{held} (no second model is held): {cfg.train.alg_name} compares with them; {free}"
 
 
+def _micro_batches(cfg: Config) -> str:
+    tokens = cfg.train.micro_batch_tokens
+    if tokens != "auto":
+        return f"at most {_count(tokens, 'token')} in a pass of the model"
+    found, why = tokens_by_rule(cfg, on_cpu=_on_cpu(cfg))
+    return f"at most {_count(found, 'token')} in a pass of the model ({FIELD}: auto): {why}"
+
+
 def _memory(cfg: Config) -> dict[str, str]:
     dims = model_dims(cfg.model.name)
     if dims is None:
@@ -223,6 +236,13 @@ def _memory(cfg: Config) -> dict[str, str]:
             "written"
         ),
     }
+
+
+def _on_cpu(cfg: Config) -> bool:
+    """Where the model will be computed, as far as files tell: PyTorch is not asked."""
+    if cfg.run.device == "auto":
+        return not any(Path(name).exists() for name in GPU_FILES)
+    return cfg.run.device == "cpu"
 
 
 def disk_needed(cfg: Config, dims: ModelDims) -> tuple[int, int]:
@@ -262,7 +282,7 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     states = int(trained * (each.masters + each.kept))
     held, offloaded = _held(cfg, dims, weights, states, stage)
     phases: dict[str, int] = {}
-    tokens = cfg.train.micro_batch_tokens
+    tokens = micro_batch_tokens(cfg, on_cpu=_on_cpu(cfg))
     recipe = cfg.train.row.recipe
     if recipe in ("rl", "rejection"):
         rows = cfg.data.prompts_per_step * cfg.rollout.n_samples

@@ -106,6 +106,7 @@ def _run(
     from oxrl.recipes.build import build_actions, training_ranks
     from oxrl.recipes.follower import Follower
     from oxrl.recipes.inputs import with_pinned_inputs
+    from oxrl.recipes.micro_batch import with_micro_batches
     from oxrl.recipes.preflight import Prepared, prepare_to_begin
     from oxrl.recipes.session import Session
 
@@ -126,6 +127,7 @@ def _run(
         session.pool = prepared.pool
         noted = session.run.noted if ranks.first else {}
         pinned = with_pinned_inputs(cfg, noted, ranks)
+        pinned = with_micro_batches(pinned, session, ranks)
         if vision_family(cfg.model.name) is not None:
             from oxrl.recipes.images import keep_images
 

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
+from oxrl.config.micro_batch import micro_batch_tokens
 from oxrl.config.reward_options import (
     JUDGE,
     AskedReward,
@@ -85,6 +86,11 @@ def choose_device(cfg: Config) -> torch.device:
             "run.device is cuda but PyTorch sees no CUDA device; use run.device=cpu or auto"
         )
     return torch.device(best if cfg.run.device == "auto" else cfg.run.device)
+
+
+def tokens_at_once(cfg: Config) -> int:
+    """`train.micro_batch_tokens` as a number, also where no run has settled it."""
+    return micro_batch_tokens(cfg, on_cpu=choose_device(cfg).type == "cpu")
 
 
 def build_tokenizer(cfg: Config) -> PreTrainedTokenizerBase:
@@ -308,7 +314,7 @@ def build_trainer(
         adam_eps=train.adam_eps,
         rates=_rates(cfg, model) if lr is None else {},
         max_grad_norm=train.max_grad_norm,
-        micro_batch_tokens=train.micro_batch_tokens,
+        micro_batch_tokens=tokens_at_once(cfg),
         share_prefix=train.share_prefix is True,
         temperature=temperature,
         gradient_checkpointing=cfg.model.gradient_checkpointing,
@@ -509,7 +515,7 @@ def _reward_pool(cfg: Config, asked: AskedReward) -> SinglePool:
         return ModelPool(
             asked.name,
             device=choose_device(cfg),
-            budget=cfg.train.micro_batch_tokens,
+            budget=tokens_at_once(cfg),
             timeout_s=asked.timeout_s,
             field=asked.field,
             steps=steps_rule(asked),
@@ -548,7 +554,7 @@ def reward_model_of_actor(cfg: Config, asked: AskedReward) -> RewardModel:
     return RewardModel(
         Path(asked.name),
         device=choose_device(cfg),
-        budget=cfg.train.micro_batch_tokens,
+        budget=tokens_at_once(cfg),
         steps=steps_rule(asked),
     )
 

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from oxrl.config import Config
 from oxrl.config.dims import ModelDims, model_dims
-from oxrl.engines.train.micro_batches import micro_batches
+from oxrl.engines.train.micro_batches import PRICES, micro_batches
 from oxrl.models.work import FORWARD_AND_BACKWARD, ModelWork
-from oxrl.recipes.build import DTYPES, choose_device
+from oxrl.recipes.build import DTYPES, choose_device, tokens_at_once
 from oxrl.recipes.objective import Objective
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.runs.clock import Clock
@@ -122,7 +122,8 @@ class Rows:
     def _read_row_by_row(
         self, inputs: TokenBatch, group_ids: Tensor, given: LedgerInputs, padded: Tensor
     ) -> None:
-        for cut in micro_batches(inputs, budget=given.budget, ranks=given.ranks):
+        cuts = micro_batches(inputs, budget=given.budget, ranks=given.ranks, price=given.price)
+        for cut in cuts:
             for share in cut:
                 padded[share.units] = share.length
         first: dict[int, int] = {}
@@ -140,7 +141,10 @@ class Rows:
         from oxrl.models.prefix_layout import groups_of, worth_packing
 
         known: set[int] = set()
-        for cut in group_micro_batches(inputs, budget=given.budget, ranks=given.ranks):
+        cuts = group_micro_batches(
+            inputs, budget=given.budget, ranks=given.ranks, price=given.price
+        )
+        for cut in cuts:
             for share in cut:
                 groups = groups_of(inputs.select(share.units))
                 packed = worth_packing(groups, len(share.units) * share.length)
@@ -180,6 +184,7 @@ class LedgerInputs:
 
     work: of the policy; None: unknown. speed: of the machine; None: of several, or unknown.
     budget: tokens of a micro-batch. ranks: how many share a batch. share_prefix: as in the config.
+    price: of a micro-batch, in tokens; None: each is filled.
     asked_before: the policy is asked about the rows before the update.
     old_known: what it says then is known from the sampler.
     all_learn: a KL or an entropy trains rows without an advantage as well.
@@ -196,6 +201,7 @@ class LedgerInputs:
     old_known: bool
     all_learn: bool
     samples: bool = True
+    price: int | None = None
     optimizer_bytes: float = OPTIMIZER_BYTES["adamw"]
 
     @property
@@ -338,7 +344,8 @@ def ledger_of(cfg: Config, objective: Objective, clock: Clock, *, shared: bool) 
             speed=speed_of(cfg),
             optimizer_bytes=OPTIMIZER_BYTES[train.optimizer]
             + WITHOUT_MASTERS * (train.master_weights == "none"),
-            budget=train.micro_batch_tokens,
+            budget=tokens_at_once(cfg),
+            price=PRICES.get(choose_device(cfg).type),
             ranks=1 if train.backend == "local" else cfg.run.training_gpus,
             share_prefix=train.share_prefix is True,
             asked_before=objective.old_logprobs == "recompute" or asks_more,

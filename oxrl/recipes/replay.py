@@ -30,6 +30,7 @@ from oxrl.errors import Interrupted, NoCheckpointError, RunDirectoryError
 from oxrl.recipes import loop_of
 from oxrl.recipes.build import training_ranks
 from oxrl.recipes.inputs import review_inputs, with_pinned_inputs
+from oxrl.recipes.micro_batch import micro_batches_as_noted
 from oxrl.recipes.session import P, Progress, Session
 from oxrl.recipes.sharing import as_noted
 from oxrl.runs.checkpoint import Checkpoint, latest_checkpoint
@@ -290,6 +291,7 @@ def go_through(
     with _scratch(directory) as scratch, training_ranks(cfg) as ranks:
         here = cfg.model_copy(update={"run": cfg.run.model_copy(update={"dir": str(scratch)})})
         here = as_noted(with_pinned_inputs(here, review.noted, ranks), directory)
+        here = micro_batches_as_noted(here, directory)
         loop = import_module(loop_of(cfg)).train
         session = ReplaySession(here, checkpoint, seen, last_step=until, last_samples=samples_until)
         with session:

@@ -111,6 +111,8 @@ REORDER_SUMS = {
     "model.gradient_checkpointing",
     "run.deterministic",
 }
+# Fields whose auto is settled when a run begins: one that is resumed goes on with what it had.
+CHOSEN = {"train.micro_batch_tokens", "train.share_prefix"}
 # What may differ from config.yaml when a run is resumed: how it is carried out and watched, not
 # what it computes. `run.steps` may only grow. Everything else names another run.
 MAY_CHANGE = REORDER_SUMS | {
@@ -629,7 +631,7 @@ class Start:
             found.append(f"{path} is not believed: {self.doubt}. It is written anew at the end")
         for path, (before, now) in self.changes.items():
             reorders = path in REORDER_SUMS or path.startswith(ENGINE_SECTIONS)
-            if path == "train.share_prefix" and now == "auto":
+            if path in CHOSEN and now == "auto":
                 reorders = False  # it goes on with what it had
             found.append(
                 f"{self._how(path)} {path}: {before!r} -> {now!r}{ROUNDING if reorders else ''}"

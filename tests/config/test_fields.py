@@ -64,6 +64,7 @@ SECOND: dict[str, Any] = {
     "train.ratio": "sequence",
     "train.clip_dual": 3.0,
     "train.old_logprobs": "recompute",
+    "train.micro_batch_tokens": 30,
     "train.share_prefix": False,
     "rollout.temperature": 0.7,
     "model.max_length": 2000,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Literal, cast
 
-from annotated_types import Gt
+from annotated_types import Ge, Gt
 from pydantic import Field, ValidationInfo, field_validator
 
 from oxrl.config.fields import CELLS, PREFERENCE, RL, Section, cell_names, cell_setting, setting
@@ -108,8 +108,11 @@ class TrainConfig(Section):
         why="there are no more prompts in a step",
         of=RL,
     )
-    micro_batch_tokens: int = setting(
-        16384, "Padded tokens per pass: memory, never the gradient.", ge=1
+    micro_batch_tokens: Annotated[int, Ge(1)] | Literal["auto"] = setting(
+        "auto",
+        "Padded tokens per pass, at most: memory, never the gradient but for rounding. auto: what "
+        "keeps a layer's widest tensor at 16 MiB on a CPU (1,024 to 8,192), else 16,384; decided "
+        "when a run begins, noted in choices.json.",
     )
     share_prefix: bool | Literal["auto"] = setting(
         "auto",

@@ -10,7 +10,7 @@ from oxrl.types import TokenBatch, TrainBatch
 
 
 def group_micro_batches(
-    batch: TrainBatch, *, budget: int, ranks: int = 1
+    batch: TrainBatch, *, budget: int, ranks: int = 1, price: int | None = None
 ) -> list[list[MicroBatch]]:
     """As `micro_batches`, with the rows of a prompt side by side as far as they fit.
 
@@ -18,12 +18,13 @@ def group_micro_batches(
         batch: what is cut; of pairs, whose two rows are side by side anyway, nothing changes.
         budget: tokens that the model reads: a prompt once, and its responses.
         ranks: how many share the batch.
+        price: of a micro-batch where rows have nothing in common.
     """
     if len(batch) != len(batch.inputs) or len(batch) == 0:
-        return micro_batches(batch, budget=budget, ranks=ranks)
+        return micro_batches(batch, budget=budget, ranks=ranks, price=price)
     groups = groups_of(batch.inputs)
     if len(groups) == len(batch):  # nothing in common
-        return micro_batches(batch, budget=budget, ranks=ranks)
+        return micro_batches(batch, budget=budget, ranks=ranks, price=price)
     pieces: list[Group] = []
     for group in groups:
         pieces += _fitting(group, batch.inputs, budget)

@@ -1,0 +1,53 @@
+"""`train.micro_batch_tokens: auto`: how many tokens go through the model at once, by a rule.
+
+A trial would time the machine, and two runs of one configuration could come to other numbers, and
+so to sums in another order. The rule looks at the kind of device and at the width of the model, so
+that two runs decide alike.
+"""
+
+from __future__ import annotations
+
+from oxrl.config.dims import model_dims
+from oxrl.config.schema import Config
+from oxrl.tables.engines import TRAINING_ENGINES
+
+FIELD = "train.micro_batch_tokens"
+# Not measured: what it was before there was a rule.
+USUAL = 16384
+# Numbers in the widest tensor of a layer: 16 MiB in float32. What is larger than 32 MiB goes back
+# to the system when it is freed, and every operation pages it in anew: at 3.3M parameters updates
+# of 2,048 to 4,096 tokens at once take some 15 % less time than those of 16,384
+# (benchmarks/micro_batches.py).
+WIDEST = 4 * 2**20
+LEAST = 1024
+MOST = 8192
+UNKNOWN = 4096
+
+
+def micro_batch_tokens(cfg: Config, *, on_cpu: bool) -> int:
+    """The number of `train.micro_batch_tokens`, or what the rule makes of auto.
+
+    Args:
+        on_cpu: where the model is computed.
+    """
+    tokens = cfg.train.micro_batch_tokens
+    return tokens_by_rule(cfg, on_cpu=on_cpu)[0] if tokens == "auto" else tokens
+
+
+def tokens_by_rule(cfg: Config, *, on_cpu: bool) -> tuple[int, str]:
+    """What auto comes to, and why.
+
+    Args:
+        on_cpu: where the model is computed.
+    """
+    if TRAINING_ENGINES[cfg.train.backend].several_ranks:
+        return USUAL, f"train.backend is {cfg.train.backend}"
+    if not on_cpu:
+        return USUAL, "the model is not on a CPU"
+    dims = model_dims(cfg.model.name)
+    if dims is None:
+        return UNKNOWN, "the width of the model is unknown"
+    fitting = max(1, WIDEST // dims.intermediate)
+    power = 1 << (fitting.bit_length() - 1)
+    tokens = min(max(power, LEAST), MOST)
+    return tokens, f"on a CPU, layers of the model are {dims.intermediate:,} wide"
