@@ -43,13 +43,14 @@ from oxrl.engines.train.fsdp import FsdpTrainer
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import joined_ranks
+from oxrl.engines.train.trainer import Trainer
 from oxrl.engines.transport.base import WeightTransport
 from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.errors import WeightSyncError
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.models.builtin import BUILTIN_DIMS, builtin_tokenizer
 from oxrl.models.fingerprints import fingerprint
-from oxrl.models.weights import save_model
+from oxrl.models.weights import Whole, save_model
 from oxrl.runs.deadlines import Deadlines
 from oxrl.types import (
     Output,
@@ -345,6 +346,15 @@ class RankPolicy(FsdpTrainer):
             yield from super().weights(part)
         else:
             yield list(self.lie.items())
+
+    def weights_in_turn(
+        self, part: Part = "all", dtype: torch.dtype | None = None
+    ) -> Iterator[Bucket | Whole | None]:
+        """Of a lie every rank has all."""
+        if self.lie is None:
+            yield from super().weights_in_turn(part, dtype)
+        else:
+            yield from Trainer.weights_in_turn(self, part, dtype)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import joined_ranks
 from oxrl.engines.train.trainer import Trainer
-from oxrl.engines.transport.base import Copy
+from oxrl.engines.transport.base import Copy, weights_in_turn
 from oxrl.engines.transport.line import SENDER, Line, Meeting, Seat
 from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.models.builtin import builtin_tokenizer
@@ -164,9 +164,8 @@ def processor_seconds(group: RankGroup, rollouts: RayRollouts) -> float:
 
 
 def gather(trainer: Trainer, dtype: torch.dtype) -> None:
-    for bucket in trainer.weights():
-        for _, tensor in bucket:
-            tensor.to(dtype)
+    for _ in weights_in_turn(trainer, Copy(dtype)):
+        pass
 
 
 def bare_meet(meeting: Meeting, place: int, sizes: list[int], process: Any) -> None:

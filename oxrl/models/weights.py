@@ -5,7 +5,7 @@ No pickle anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,6 +67,40 @@ def buckets(
         size += tensor.nbytes
     if bucket:
         yield bucket
+
+
+class Whole(NamedTuple):
+    """A bucket in one piece of memory, of which its tensors are parts; nobody else has it."""
+
+    bucket: list[NamedTensor]
+    memory: Tensor
+
+
+def room_for(
+    shapes: Sequence[tuple[str, Sequence[int]]], dtype: torch.dtype, device: torch.device
+) -> Whole:
+    """Memory for a bucket, with whatever is in it.
+
+    Args:
+        shapes: name and shape of each tensor, which lie one after the other.
+        dtype: of all of them.
+        device: where.
+    """
+    sizes = [torch.Size(shape).numel() for _, shape in shapes]
+    memory = torch.empty(sum(sizes), dtype=dtype, device=device)
+    bucket: list[NamedTensor] = []
+    for (name, shape), part in zip(shapes, memory.split(sizes), strict=True):
+        bucket.append((name, part.view(torch.Size(shape))))
+    return Whole(bucket, memory)
+
+
+def in_one_piece(bucket: list[NamedTensor]) -> Whole:
+    """A copy of tensors of one dtype on one device."""
+    _, first = bucket[0]
+    shapes = [(name, tensor.shape) for name, tensor in bucket]
+    whole = room_for(shapes, first.dtype, first.device)
+    torch.cat([tensor.reshape(-1) for _, tensor in bucket], out=whole.memory)
+    return whole
 
 
 def stored_tensors(directory: Path, pattern: str) -> dict[str, Callable[[], Tensor]]:

@@ -30,15 +30,17 @@ from oxrl.engines.ray.trainer import RankGroup, RayTrainer
 from oxrl.engines.ray.transport import RayTransport
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.train import fsdp
 from oxrl.engines.train.base import Bucket, Part
 from oxrl.engines.train.fsdp import FsdpTrainer
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import joined_ranks
+from oxrl.engines.train.trainer import Trainer
 from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.errors import WeightSyncError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.models.weights import buckets
+from oxrl.models.weights import Whole, buckets
 from oxrl.runs.deadlines import Deadlines
 from oxrl.types import Prompt, Request, Sampling
 
@@ -52,6 +54,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 Attack = Callable[[Bucket], Bucket]
+SMALL = 100_000
 NAME = "model.layers.1.mlp.up_proj.weight"
 
 
@@ -73,15 +76,22 @@ class Lying(LocalTrainer):
         whole = [named for bucket in super().weights(part) for named in bucket]
         if self.lie is not None:
             whole = self.lie(whole)
-        return buckets(whole, limit=100_000)
+        return buckets(whole, limit=SMALL)
 
 
 class Policy(Lying, FsdpTrainer):
-    """Cut up over ranks."""
+    """Cut up over ranks, which gather as they do wherever they do not lie."""
+
+    def weights_in_turn(
+        self, part: Part = "all", dtype: torch.dtype | None = None
+    ) -> Iterator[Bucket | Whole | None]:
+        honest = FsdpTrainer.weights_in_turn if self.lie is None else Trainer.weights_in_turn
+        return honest(self, part, dtype)
 
 
 @contextmanager
 def ranks() -> Iterator[dict[str, Policy]]:
+    fsdp.sent_bytes = lambda device: SMALL
     with joined_ranks(torch.device("cpu"), Deadlines.alike(30)) as own:
         yield {"policy": Policy(model(0), TrainerOptions(lr=1e-3), ranks=own)}
 

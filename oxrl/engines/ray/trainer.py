@@ -43,7 +43,14 @@ from oxrl.engines.ray.cluster import (
 from oxrl.engines.train.base import Bucket, Part, Want
 from oxrl.engines.train.ranks import CUT_OFF, WAITED
 from oxrl.engines.train.trainer import Trainer, forward_without_adapter
-from oxrl.engines.transport.base import Copy, LineError, Probe, score_copy, weights_of
+from oxrl.engines.transport.base import (
+    Copy,
+    LineError,
+    Probe,
+    score_copy,
+    weights_in_turn,
+    weights_of,
+)
 from oxrl.engines.transport.ends import End, Sender, Sent, name_of
 from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.errors import LostRankError
@@ -131,8 +138,13 @@ class RankActor:
     def send(self, engine: str, copy: Copy, by_line: bool, deadline: Deadline) -> Sent:
         """Send this rank's share of a copy of the weights, or only keep it; on every rank."""
         with self._ranks.within(deadline, "weights to be gathered"):
-            weights = weights_of(self._engines[engine], copy)
+            gather = weights_of if self._sender.sends_all else weights_in_turn
+            weights = gather(self._engines[engine], copy)
             return self._sender.send(weights, copy, by_line=by_line)
+
+    def sent(self) -> dict[str, str]:
+        """Fingerprints of this rank's share of what was sent last."""
+        return self._sender.fingerprints()
 
     def kept(self) -> list[tuple[int, Any]]:
         """(index, reference) of what this rank sent last: through the object store, from here."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from oxrl.engines.probe import Forwards
 from oxrl.engines.ray.cluster import Passed
 from oxrl.engines.ray.rollouts import RayRollouts
 from oxrl.engines.ray.trainer import Brought, NewImages, NewModel, RankGroup
-from oxrl.engines.transport.base import Copy, Delivered, Probe
+from oxrl.engines.transport.base import Copy, Fingerprints, Probe
 from oxrl.engines.transport.ends import End, Sent
 from oxrl.engines.transport.line import Call, Meeting, Seat
 from oxrl.errors import required
@@ -63,7 +63,7 @@ class RayTransport:
         self._sent: Sequence[Sent] = ()
         self._passed = Passed.bytes
 
-    def deliver(self, version: int, copy: Copy) -> Delivered:
+    def deliver(self, version: int, copy: Copy) -> Fingerprints:
         why = ""
         for _ in range(ATTEMPTS):
             if self._no_line:
@@ -83,6 +83,11 @@ class RayTransport:
             )
         self._no_line = True
         return self._by_store(version, copy)
+
+    def sent(self) -> Fingerprints:
+        asked = self._group.begin("sent")
+        found = self._group.finish(asked, "read what they sent", self._deadline)
+        return dict(itertools.chain.from_iterable(own.items() for own in found))
 
     def score(self, probe: Probe, copy: Copy) -> Forwards:
         group = self._group
@@ -153,7 +158,7 @@ class RayTransport:
             log.info("weights go from %d ranks to %d actors by %s", len(own), len(here), call)
         return broken or "; ".join(refused)
 
-    def _by_line(self, version: int, copy: Copy) -> tuple[Delivered | None, str]:
+    def _by_line(self, version: int, copy: Copy) -> tuple[Fingerprints | None, str]:
         """What was delivered, or why the lines broke."""
         rollouts = self._rollouts
         rollouts.begin_update(version)
@@ -164,15 +169,14 @@ class RayTransport:
         refused = "; ".join(part.broken for part in sent if part.broken)
         if broken or refused:
             return None, broken or refused
-        received = rollouts.received(answers, self._kept)
-        return self._delivered(sent, received), ""
+        self._sent = sent
+        return rollouts.received(answers, self._kept), ""
 
-    def _by_store(self, version: int, copy: Copy) -> Delivered:
+    def _by_store(self, version: int, copy: Copy) -> Fingerprints:
         self._rollouts.begin_update(version)
         sending = self._group.begin("send", self._name, copy, False, self._deadline)
-        sent: list[Sent] = self._group.finish(sending, "lay out weights", self._deadline)
-        received = self._rollouts.load(self._kept, version)
-        return self._delivered(sent, received)
+        self._sent = self._group.finish(sending, "lay out weights", self._deadline)
+        return self._rollouts.load(self._kept, version)
 
     def _kept(self) -> list[Any]:
         """References to what the ranks sent last, in its order."""
@@ -182,13 +186,6 @@ class RayTransport:
         found = self._group.finish(self._group.begin("kept"), "give what they sent", longest)
         indexed: dict[int, Any] = dict(itertools.chain.from_iterable(found))
         return [indexed[index] for index in sorted(indexed)]
-
-    def _delivered(self, sent: Sequence[Sent], received: Mapping[str, str]) -> Delivered:
-        fingerprints: dict[str, str] = {}
-        for part in sent:
-            fingerprints |= part.fingerprints
-        self._sent = sent
-        return Delivered(fingerprints, received)
 
 
 def call_between(senders: Sequence[End], receivers: Sequence[End]) -> Call | None:

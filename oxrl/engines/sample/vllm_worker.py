@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from oxrl.engines.sample.gumbel import noise_keys, restrict, sample_tokens
 from oxrl.engines.sample.vllm_weights import held_pieces
@@ -49,6 +50,8 @@ class WorkerExtension:
     oxrl_base: Mapping[str, Tensor] | None = None
     oxrl_base_prints: Mapping[str, str]
     oxrl_scale: float
+    # Whether what is being loaded goes straight to where the model has it.
+    oxrl_in_place = False
 
     def oxrl_install(self) -> None:
         """Sample as the local sampler does, and let prompt log-probabilities have a temperature."""
@@ -101,7 +104,11 @@ class WorkerExtension:
         self.oxrl_received: dict[str, str] = {}
         self.oxrl_adapter: dict[str, Tensor] = {}
         self.oxrl_shapes: dict[str, torch.Size] = {}
-        vllm_module(RELOAD).initialize_layerwise_reload(model)
+        # vLLM's reload builds every layer anew and copies it to where the old one is, which takes
+        # twice as long as to load it there.
+        self.oxrl_in_place = self.device.type == "cpu" and _is_plain(model)
+        if not self.oxrl_in_place:
+            vllm_module(RELOAD).initialize_layerwise_reload(model)
 
     def oxrl_load(self, payload: Payload) -> None:
         """Load a bucket that whoever calls has."""
@@ -159,7 +166,8 @@ class WorkerExtension:
         runner = self.model_runner
         if self.oxrl_base is not None and self.oxrl_adapter:
             self._oxrl_merge(self.oxrl_base)
-        vllm_module(RELOAD).finalize_layerwise_reload(runner.get_model(), runner.model_config)
+        if not self.oxrl_in_place:
+            vllm_module(RELOAD).finalize_layerwise_reload(runner.get_model(), runner.model_config)
         if self.device.type == "cpu":
             _repack(runner.get_model())
         runner.reset_encoder_cache()
@@ -214,6 +222,28 @@ def _of_these(
 
 def _same(tensor: Tensor) -> Tensor:
     return tensor
+
+
+def _is_plain(model: Any) -> bool:
+    """Whether all layers multiply by the very weights that they load, and make nothing else of
+    them.
+    """
+    layers = "model_executor.layers"
+    plain_methods = (
+        vllm_module(f"{layers}.linear").UnquantizedLinearMethod,
+        vllm_module(f"{layers}.vocab_parallel_embedding").UnquantizedEmbeddingMethod,
+    )
+    attention = vllm_module(f"{layers}.attention").Attention
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if method is not None and type(method) not in plain_methods:
+            return False
+        if getattr(module, "cpu_linear", linear) is not linear:
+            return False
+        # What attention does after loading is about scales of quantised keys and values.
+        if hasattr(module, "process_weights_after_loading") and type(module) is not attention:
+            return False
+    return True
 
 
 def _repack(model: Any) -> None:

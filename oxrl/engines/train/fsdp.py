@@ -26,7 +26,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from oxrl.engines.train.base import Part, Want
+from oxrl.engines.train.base import Bucket, Part, Want
 from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import Share
@@ -37,6 +37,7 @@ from oxrl.engines.train.share import PieceOfWeight
 from oxrl.models.fingerprints import Piece, pieces_of
 from oxrl.models.later import materialised
 from oxrl.models.lora import has_adapter
+from oxrl.models.weights import Whole, buckets, room_for, sent_bytes
 from oxrl.types import Output, TokenBatch, TrainBatch
 
 
@@ -131,6 +132,52 @@ class FsdpTrainer(LocalTrainer):
         here = cast(DTensor, tensor.to(self.device))
         return here.full_tensor()
 
+    def weights_in_turn(
+        self, part: Part = "all", dtype: torch.dtype | None = None
+    ) -> Iterator[Bucket | Whole | None]:
+        """See Trainer. On a CPU no other rank gathers a bucket either."""
+        if part == "merged" or self.device.type != "cpu":
+            yield from super().weights_in_turn(part, dtype)
+            return
+        described = ((name, self._described(name, p)) for name, p in self._of(part))
+        limit = sent_bytes(self.device)
+        for index, bucket in enumerate(buckets(described, limit=limit)):
+            yield self._gathered(bucket, dtype, index % self.ranks.world)
+
+    def _described(self, name: str, parameter: Tensor) -> Tensor:
+        """A tensor without memory that is as large as what is delivered of a weight."""
+        return torch.empty(parameter.shape, dtype=self._stored[name].dtype, device="meta")
+
+    @torch.no_grad()
+    def _gathered(
+        self, described: Bucket, dtype: torch.dtype | None, owner: int
+    ) -> Bucket | Whole | None:
+        """Whole weights, cast, on the rank that owns them; the others give what they hold."""
+        shapes = [(name, tensor.shape) for name, tensor in described]
+        dtypes = {tensor.dtype if dtype is None else dtype for _, tensor in described}
+        whole: Whole | None = None
+        room: dict[str, Tensor] = {}
+        if self.ranks.rank == owner and len(dtypes) == 1:
+            whole = room_for(shapes, dtypes.pop(), self.device)
+            room = dict(whole.bucket)
+        elif self.ranks.rank == owner:
+            room = {
+                name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in described
+            }
+        passing: list[dist.Work | None] = []
+        given: list[Tensor] = []
+        for name, _ in shapes:
+            parameter = self.model.get_parameter(name)
+            own = self._delivered(name, self._piece(parameter), dtype).contiguous()
+            given.append(own)  # held until it has left
+            if room:
+                passing += _take(room[name], own, parameter)
+            elif isinstance(parameter, DTensor) and own.numel():
+                group = parameter.device_mesh.get_group()
+                passing.append(dist.isend(own, group=group, group_dst=owner))
+        self.ranks.wait(passing)
+        return whole or list(room.items()) or None
+
     def _piece(self, tensor: Tensor) -> Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -145,6 +192,21 @@ class FsdpTrainer(LocalTrainer):
             held = self._place(name, master)
             own = self._delivered(name, held.values, dtype)
             yield name, pieces_of(own, master.shape, held.start)
+
+
+def _take(whole: Tensor, own: Tensor, parameter: Tensor) -> list[dist.Work | None]:
+    """Begin to fill a weight with the rows that every rank holds of it; what to wait for."""
+    if not isinstance(parameter, DTensor):
+        whole.copy_(own)
+        return []
+    group = parameter.device_mesh.get_group()
+    passing: list[dist.Work | None] = []
+    for rank, rows in enumerate(whole.chunk(parameter.device_mesh.size())):
+        if rank == parameter.device_mesh.get_rank():
+            rows.copy_(own)
+        elif rows.numel():
+            passing.append(dist.irecv(rows, group=group, group_src=rank))
+    return passing
 
 
 def _joined_rows(rows: DTensor) -> Tensor:

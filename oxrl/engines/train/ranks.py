@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -102,6 +102,20 @@ class Ranks:
         if self.world > 1:
             dist.all_gather_object(values, value)
         return values
+
+    def wait(self, passing: Iterable[dist.Work | None]) -> None:
+        """Until tensors on their way between two ranks are there, as long as in a collective.
+
+        Args:
+            passing: what `isend` and `irecv` returned.
+        """
+        for tensor in passing:
+            if tensor is None:
+                continue
+            if self._patience is None:
+                tensor.wait()
+            else:
+                tensor.wait(timedelta(seconds=self._patience.deadline.seconds))
 
     def any_of(self, value: T | None) -> T | None:
         """The value of the first rank that has one, on every rank; collective."""

@@ -50,6 +50,7 @@ from oxrl.models.stored import GivenTensor
 from oxrl.models.weights import (
     NamedTensor,
     WeightType,
+    Whole,
     buckets,
     save_model,
     sent_bytes,
@@ -448,6 +449,21 @@ class Trainer(ABC):
         """See TrainEngine. A copy of each, or on one rank the model's own."""
         whole = self._merged(self._own_weights) if part == "merged" else self._own_weights(part)
         return buckets(whole, limit=sent_bytes(self.device))
+
+    def weights_in_turn(
+        self, part: Part = "all", dtype: torch.dtype | None = None
+    ) -> Iterator[Bucket | Whole | None]:
+        """The buckets of `weights`, each whole on one rank only: bucket i on rank i % world.
+
+        Args:
+            part: as of `weights`.
+            dtype: what those are cast to that come in one piece; None: they stay as they are.
+
+        Returns:
+            On every rank as many; None: it is another rank's. Collective.
+        """
+        for index, bucket in enumerate(self.weights(part)):
+            yield bucket if index % self.ranks.world == self.ranks.rank else None
 
     @torch.no_grad()
     def _merged(self, read: Callable[[Part], Iterator[NamedTensor]]) -> Iterator[NamedTensor]:

@@ -7,7 +7,7 @@ fingerprints and log-probabilities, never a tensor.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -15,7 +15,11 @@ from torch import nn
 from oxrl.engines.probe import Forwards, Rows, Shown, perturb, two_forwards
 from oxrl.engines.train.base import Bucket, Part, TrainEngine
 from oxrl.errors import EngineError
+from oxrl.models.weights import Whole
 from oxrl.types import Images, Metrics
+
+if TYPE_CHECKING:
+    from oxrl.engines.train.trainer import Trainer
 
 Fingerprints = Mapping[str, str]
 # How names in a sampler's answer begin: of weights that it made, and of what it made them from.
@@ -44,13 +48,6 @@ class Copy(NamedTuple):
     def sent_as(self) -> torch.dtype | None:
         """What tensors are cast to before they are sent; None: they are sent as they are."""
         return None if self.part == "adapter" else self.dtype
-
-
-class Delivered(NamedTuple):
-    """Fingerprints of what left, and of what arrived."""
-
-    sent: Fingerprints
-    received: Fingerprints
 
 
 class Arrived(NamedTuple):
@@ -93,7 +90,7 @@ class Probe(NamedTuple):
 class WeightTransport(Protocol):
     """Moves copies of the policy's weights to the sampler."""
 
-    def deliver(self, version: int, copy: Copy) -> Delivered:
+    def deliver(self, version: int, copy: Copy) -> Fingerprints:
         """Load a copy into the sampler, whose next tokens are of `version`.
 
         Args:
@@ -101,10 +98,17 @@ class WeightTransport(Protocol):
             copy: which of them: dtype, how much of it is new, all or the adapter alone.
 
         Returns:
-            Fingerprints by name, of what left here and of what the sampler says has arrived.
+            Fingerprints by name, of what the sampler says has arrived.
 
         Raises:
             WeightSyncError: the sampler cannot load it.
+        """
+        ...
+
+    def sent(self) -> Fingerprints:
+        """Fingerprints by name, of what left here in the last delivery.
+
+        They take a pass over all of it, so they are made when they are asked for.
         """
         ...
 
@@ -136,6 +140,22 @@ def weights_of(policy: TrainEngine, copy: Copy) -> Iterator[Bucket]:
         Buckets of (Hugging Face name, whole tensor), as the policy computes with them.
     """
     return policy.weights() if copy.part == "all" else policy.weights(copy.part)
+
+
+def weights_in_turn(policy: Trainer, copy: Copy) -> Iterator[Bucket | Whole | None]:
+    """What a copy is made of, each bucket whole on one rank only; collective across ranks.
+
+    Args:
+        policy: the trainer of this rank.
+        copy: which weights.
+
+    Returns:
+        The buckets of `weights_of`: bucket i on rank i % world; elsewhere None. Those in one piece
+        are cast already.
+    """
+    # What is new in a copy is made of whole weights as they are.
+    dtype = None if copy.strength else copy.sent_as
+    return policy.weights_in_turn(copy.part, dtype)
 
 
 def copied(weights: Iterator[Bucket], copy: Copy) -> Iterator[Bucket]:

@@ -9,7 +9,14 @@ from torch import nn
 from oxrl.engines.probe import Forwards
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.train.base import Bucket, TrainEngine
-from oxrl.engines.transport.base import Copy, Delivered, Probe, copied, score_copy, weights_of
+from oxrl.engines.transport.base import (
+    Copy,
+    Fingerprints,
+    Probe,
+    copied,
+    score_copy,
+    weights_of,
+)
 from oxrl.models.fingerprints import fingerprint
 from oxrl.types import Images, Metrics
 
@@ -34,12 +41,17 @@ class Direct:
         self._new_model = new_model
         self._images = images
         self._passed = 0
+        self._sent: Fingerprints = {}
 
-    def deliver(self, version: int, copy: Copy) -> Delivered:
+    def deliver(self, version: int, copy: Copy) -> Fingerprints:
         self._passed = 0
         sent: dict[str, str] = {}
-        received = self._sampler.update_weights(self._noted(copy, sent), version)
-        return Delivered(sent, received)
+        # Nobody here keeps what has left, so it is read on the way.
+        self._sent = sent
+        return self._sampler.update_weights(self._noted(copy, sent), version)
+
+    def sent(self) -> Fingerprints:
+        return self._sent
 
     def score(self, probe: Probe, copy: Copy) -> Forwards:
         weights = weights_of(self._policy, copy)

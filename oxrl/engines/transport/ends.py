@@ -13,8 +13,9 @@ import torch
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.train.base import Bucket
 from oxrl.engines.transport.base import LINE_BROKE, Copy, LineError, copied
-from oxrl.engines.transport.line import Line, Meeting, Seat, Whole, in_one_piece
+from oxrl.engines.transport.line import Line, Meeting, Seat
 from oxrl.models.fingerprints import fingerprint
+from oxrl.models.weights import Whole, in_one_piece
 
 
 class End(NamedTuple):
@@ -27,11 +28,10 @@ class End(NamedTuple):
 class Sent(NamedTuple):
     """What a rank has sent.
 
-    fingerprints: of every tensor, as it left. bytes: of tensors. buckets: that it sent.
-    in_flight: the most that it held at a time. broken: why it stopped; empty: it did not.
+    bytes: of tensors. buckets: that it sent. in_flight: the most that it held at a time.
+    broken: why it stopped; empty: it did not.
     """
 
-    fingerprints: Mapping[str, str]
     bytes: int
     buckets: int
     in_flight: int
@@ -62,14 +62,26 @@ class Sender:
         self._turn = (seat.line % meeting.turns, meeting.turns)
         self._line = Line(meeting, seat, address=address, device=device)
 
-    def send(self, weights: Iterator[Bucket], copy: Copy, *, by_line: bool) -> Sent:
+    @property
+    def sends_all(self) -> bool:
+        """Whether this rank needs every bucket, and not only those whose turn to keep it has."""
+        _, turns = self._turn
+        return turns == 1
+
+    def fingerprints(self) -> dict[str, str]:
+        """Of this rank's share of what was sent last."""
+        kept = self.kept.values()
+        return {name: fingerprint(tensor) for bucket in kept for name, tensor in bucket}
+
+    def send(self, weights: Iterator[Bucket | Whole | None], copy: Copy, *, by_line: bool) -> Sent:
         """Send this rank's share of a copy.
 
         While a bucket is on its way the ranks gather the next one, and no more. A line that breaks
         is no reason to leave the others alone in that.
 
         Args:
-            weights: of the policy; collective across ranks.
+            weights: of the policy; those in one piece are cast, as the copy has them, and None is
+                another rank's. Collective across ranks.
             by_line: otherwise its share is only kept, to be fetched.
         """
         self.kept = {}
@@ -81,23 +93,23 @@ class Sender:
                 line.cut()  # who receives need not wait for what will not come
             raise
 
-    def _send(self, weights: Iterator[Bucket], copy: Copy, line: Line | None, broken: str) -> Sent:
-        fingerprints: dict[str, str] = {}
+    def _send(
+        self, weights: Iterator[Bucket | Whole | None], copy: Copy, line: Line | None, broken: str
+    ) -> Sent:
         waiting: list[Callable[[], None]] = []
         size = most = sent = count = 0
-        for index, bucket in enumerate(filter(None, weights)):
+        filled = (bucket for bucket in weights if bucket is None or bucket)
+        for index, bucket in enumerate(filled):
             count = index + 1
             mine = _is_turn(index, self._turn)
             keep = _is_turn(index, self._share)
-            if not (mine or keep):
+            if bucket is None or not (mine or keep):
                 continue
-            whole = in_one_piece(next(copied(iter([bucket]), copy)))
+            whole = _made(bucket, copy)
             if keep:
                 self.kept[index] = [(name, tensor.cpu()) for name, tensor in whole.bucket]
             if not mine:
                 continue
-            for name, tensor in whole.bucket:
-                fingerprints[name] = fingerprint(tensor)
             most = max(most, 1 + len(waiting))
             if line and not broken:
                 broken = self._settle(waiting) or _begin(line, whole, waiting)
@@ -106,7 +118,7 @@ class Sender:
         broken = broken or self._settle(waiting)
         if line and not broken and _is_turn(count, self._turn):
             broken = _why_broken(line.finish)
-        return Sent(fingerprints, size, sent, most, broken)
+        return Sent(size, sent, most, broken)
 
     def _settle(self, waiting: list[Callable[[], None]]) -> str:
         """Wait until what was sent has arrived; why it broke, or nothing."""
@@ -122,6 +134,15 @@ class Sender:
 def _is_turn(index: int, turn: tuple[int, int]) -> bool:
     first, of = turn
     return index % of == first
+
+
+def _made(given: Bucket | Whole, copy: Copy) -> Whole:
+    """A bucket of a copy, in memory of its own."""
+    if isinstance(given, Whole):
+        if not copy.strength:
+            return given
+        given = given.bucket
+    return in_one_piece(next(copied(iter([given]), copy)))
 
 
 def _begin(line: Line, whole: Whole, waiting: list[Callable[[], None]]) -> str:

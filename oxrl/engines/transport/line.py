@@ -18,6 +18,7 @@ from torch import Tensor
 
 from oxrl.engines.train.base import Bucket
 from oxrl.engines.transport.base import LINE_BROKE, LineError
+from oxrl.models.weights import Whole, room_for
 
 # How the tensors of a bucket cross: "gloo" between CPUs, "nccl" between GPUs, "ipc" on one GPU.
 Call = Literal["gloo", "nccl", "ipc"]
@@ -47,26 +48,6 @@ class Seat(NamedTuple):
 
     line: int
     place: int
-
-
-class Whole(NamedTuple):
-    """A bucket in one piece of memory, of which its tensors are parts."""
-
-    bucket: Bucket
-    memory: Tensor
-
-
-def in_one_piece(bucket: Bucket) -> Whole:
-    """A copy of tensors of one dtype."""
-    memory = torch.cat([tensor.reshape(-1) for _, tensor in bucket])
-    shapes = [(name, tensor.shape) for name, tensor in bucket]
-    return Whole(_parts(memory, shapes), memory)
-
-
-def _parts(memory: Tensor, shapes: Sequence[tuple[str, Sequence[int]]]) -> Bucket:
-    sizes = [torch.Size(shape).numel() for _, shape in shapes]
-    parts = memory.split(sizes)
-    return [(name, part.view(*shape)) for (name, shape), part in zip(shapes, parts, strict=True)]
 
 
 class Line:
@@ -132,11 +113,10 @@ class Line:
         if not header:
             return None
         said = json.loads(header)
-        sizes = [torch.Size(shape).numel() for _, shape in said["tensors"]]
         dtype = getattr(torch, said["dtype"])
-        memory = torch.empty(sum(sizes), dtype=dtype, device=self._device)
-        self._take(memory.view(torch.uint8))
-        return _parts(memory, said["tensors"])
+        whole = room_for(said["tensors"], dtype, self._device)
+        self._take(whole.memory.view(torch.uint8))
+        return whole.bucket
 
     def _careful(self, work: Callable[[], Any]) -> Any:
         """Do something that talks to the others.
