@@ -288,9 +288,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         "Two FSDP2 ranks send a random model of 213 MB in float32 to an actor with vLLM's CPU "
         "build over gloo, proved. Medians, in turns with a bare gloo broadcast of the same bytes "
         "from rank 0 to the same process; seconds of the clock and of all processors. Multiples of "
-        "that broadcast are multiples of bytes over bandwidth. The probe's are not: it computes two "
-        "operations per weight and scored token on either side, 512 tokens here, so its multiple "
-        "is `probe_tokens` times how slowly the machine computes for how fast it moves bytes, "
+        "it are multiples of bytes over bandwidth. The probe's are not: either side computes two "
+        "operations per weight and scored token, 512 tokens here, so its multiple is "
+        "`probe_tokens` times how slowly the machine computes for how fast it moves bytes, "
         "whatever the size of the model.",
         "python benchmarks/weight_sync_ranks.py",
         {

@@ -3,10 +3,11 @@
 What the optimizer holds is fingerprinted first, then the copies on the way to a token: (i) what
 arrives at the sampler; (ii) where that is something else, what was sent, so that it is known on
 which side the fault is; (iii) what the sampler computes with, read back after it has loaded, and
-again before the next delivery: what was sampled in between was sampled with that. Then (iv) the version is asked of every worker, and (v) a probe, rows of the
-policy's own samples, is scored by both sides: `probe.py` says how far apart they may be. A probe
-cannot see one small step, so (vi) at the first delivery and every few after it a very different
-copy is loaded first: the probe must move to where that copy's own forward pass puts it.
+again before the next delivery: what was sampled in between was sampled with that. Then (iv) the
+version is asked of every worker, and (v) a probe, rows of the policy's own samples, is scored by
+both sides: `probe.py` says how far apart they may be. A probe cannot see one small step, so (vi) at
+the first delivery and every few after it a very different copy is loaded first: the probe must move
+to where that copy's own forward pass puts it.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter
+from oxrl.models.weights import Whole
 from oxrl.runs.deadlines import Deadlines
 from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.types import Output, PreferenceBatch, SupervisedBatch
@@ -117,10 +118,29 @@ def weights_that_lie(trainer: Any) -> list[str]:
     found: list[str] = []
     for dtype in (torch.float32, torch.bfloat16):
         held = trainer.fingerprints(dtype)
+        found += [name for name, print in by_turns(trainer, dtype).items() if print != held[name]]
         for bucket in trainer.weights():
             found += [name for name, w in bucket if fingerprint(w.to(dtype)) != held.pop(name)]
         found += held
     return found
+
+
+def by_turns(trainer: Any, dtype: torch.dtype) -> dict[str, str]:
+    """Fingerprints of the weights as ranks gather them to send them, each on one rank only."""
+    own: dict[str, str] = {}
+    for index, given in enumerate(trainer.weights_in_turn("all", dtype)):
+        mine = index % trainer.ranks.world == trainer.ranks.rank
+        assert (given is not None) == mine
+        if isinstance(given, Whole):
+            # Memory that nobody else has, in the order of the bucket.
+            assert given.memory.dtype == dtype
+            flat = torch.cat([tensor.reshape(-1) for _, tensor in given.bucket])
+            assert torch.equal(given.memory, flat)
+            given = given.bucket
+        own |= {name: fingerprint(weight.to(dtype)) for name, weight in given or ()}
+    shares = trainer.ranks.gather(own)
+    assert sum(map(len, shares)) == len(trainer.fingerprints(dtype))
+    return {name: print for share in shares for name, print in share.items()}
 
 
 def measure(
