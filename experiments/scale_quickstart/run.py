@@ -73,6 +73,11 @@ ENGINES["bf16_permuted"] = [
 # Adapters at ten times the rate of full tuning, local and as most machines train: several ranks.
 ADAPTER = ["lora.rank=16", "lora.alpha=32", "train.lr=3e-3"]
 ENGINES["lora_local"] = [*ENGINES["local"], *ADAPTER]
+ENGINES["qlora_local"] = [*ENGINES["lora_local"], "model.load_in_4bit=true"]
+ENGINES["qlora_permuted"] = [
+    *ENGINES["qlora_local"],
+    f"reward.name={HERE / 'permuted.py'}:permuted",
+]
 ENGINES["lora_zero3_vllm"] = [*ENGINES["zero3_vllm"], *ADAPTER]
 ENGINES["lora_bf16_vllm"] = [*ENGINES["bf16_vllm"], *ADAPTER]
 ENGINES["lora_permuted"] = [
@@ -189,12 +194,9 @@ def report(results: list[dict[str, Any]]) -> None:
     for line in results:
         rewards[line["engine"]][line["seed"]] = line["last_reward"]
     say(f"\nmean reward of the last {LAST} steps, per seed")
+    local = rewards.get("local", {})
     for engine, found in rewards.items():
-        off = [
-            abs(value - rewards["local"][seed])
-            for seed, value in found.items()
-            if seed in rewards["local"]
-        ]
+        off = [abs(value - local[seed]) for seed, value in found.items() if seed in local]
         values = "  ".join(f"{seed}: {value:.4f}" for seed, value in sorted(found.items()))
         mean = statistics.mean(found.values())
         largest = f"   largest difference {max(off):.4f}" if off else ""

@@ -406,7 +406,7 @@ def perturb(tensor: Tensor, strength: float = 1.0) -> Tensor:
 
     Args:
         tensor: a weight; not changed.
-        strength: above 0; 1: all of it is new.
+        strength: above 0; 1: all of it is new; more: as much further away.
 
     Returns:
         Of the same shape, dtype and device.

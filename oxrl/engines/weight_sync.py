@@ -41,7 +41,14 @@ from oxrl.engines.probe import (
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.sample.prefill import pad_rows
 from oxrl.engines.train.base import Part, TrainEngine
-from oxrl.engines.transport.base import Arrived, Copy, Fingerprints, Probe, WeightTransport
+from oxrl.engines.transport.base import (
+    Arrived,
+    Copy,
+    Fingerprints,
+    Probe,
+    WeightTransport,
+    weights_of,
+)
 from oxrl.engines.transport.direct import Direct
 from oxrl.errors import WeightSyncError
 from oxrl.models.lora import plain_name
@@ -49,8 +56,9 @@ from oxrl.types import Images, Metrics, Rollout, TokenBatch
 
 # Weight version of the perturbed copy: no sample of it can pass for one of the policy.
 PERTURBED = -1
-# How much of the perturbed copy is new. Less, where rounding alone moves the whole copy about.
-STRENGTHS = (1.0, 0.3, 0.1)
+# How much of the perturbed copy is new. Less, where rounding alone moves the whole copy about; at
+# last more than all of it, where that is lost in rounding, as a new adapter's small term may be.
+STRENGTHS = (1.0, 0.3, 0.1, 3.0, 30.0)
 # How much further than its limit the perturbed copy has to move the probe.
 CLEARLY = 2.0
 # Deliveries after which the probe gets newer samples and limits of newer weights.
@@ -224,7 +232,8 @@ class WeightSync:
                 attempts failed; names what did.
         """
         if self.options.shared:
-            self.sampler.update_weights(self.policy.weights(), version)
+            weights = weights_of(self.policy, self.options.copy())
+            self.sampler.update_weights(weights, version)
             return
         start = time.monotonic()
         self._check_still_held()
@@ -395,8 +404,8 @@ class WeightSync:
                 return strength, forwards
             tried.append(f"by {moved.mean:.3g} nats, where rounding may by {allowed.mean:.3g}")
         raise WeightSyncError(
-            f"the perturbed copy moves the probe on average only {tried[-1]}: it would prove "
-            "nothing. Report this model; rollouts cannot be trusted"
+            f"the perturbed copy moves the probe on average only {', '.join(tried)}: it would "
+            "prove nothing. Report this model; rollouts cannot be trusted"
         )
 
     def _calibrate(self) -> Distance:

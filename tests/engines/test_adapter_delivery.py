@@ -11,6 +11,7 @@ from samplers import make_requests
 from test_weight_sync import ATTACKS, Attack
 from torch import Tensor
 
+from oxrl.engines import weight_sync
 from oxrl.engines.sample import vllm_worker
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
@@ -331,3 +332,21 @@ def test_a_sampler_that_merges_adapters_into_its_weights_proves_what_it_made(
     sampler.worker.oxrl_base_prints = base
     with pytest.raises(WeightSyncError, match="is under the adapter changed"):
         sync.deliver(3)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.2])
+def test_a_new_adapter_whose_term_is_lost_in_rounding_is_proved_by_a_larger_one(
+    alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = AdapterOptions(rank=RANK, alpha=alpha)
+    policy = LocalTrainer(adapted(1, torch.bfloat16, options), TrainerOptions(lr=1e-3))
+    sampler = Remote(adapted(5, torch.bfloat16, options), TOKENIZER, max_rows=4, version=-2)
+    sync = sync_of(policy, sampler, torch.bfloat16, options)
+    sync.deliver(0)
+    metrics = sync.metrics()
+    assert metrics["sync/retries"] == 0 and metrics["sync/probe_limit_share"] <= 1
+    # Without copies beyond the new one there is none that rounding does not hide.
+    monkeypatch.setattr(weight_sync, "STRENGTHS", (1.0, 0.3, 0.1))
+    fresh = sync_of(policy, sampler, torch.bfloat16, options)
+    with pytest.raises(WeightSyncError, match="would prove nothing"):
+        fresh.deliver(0)
