@@ -13,6 +13,8 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 MOMENTS = 8.0  # of AdamW, both float32
 MOMENTUM = 4.0  # of Muon
 CODES = 2 + 2 * 4 / 256  # of 8-bit AdamW: two codes, and two float32 scales of each 256 values
+# Of a weight in four bits: half a byte, a scale of one byte for 64, and a float32 for 256 of these.
+FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 
 class Held(NamedTuple):
@@ -47,6 +49,26 @@ def held_of(cfg: Config, dims: ModelDims) -> Held:
         # Its pieces are the masters; what a layer computes with is cast when it is gathered.
         return Held(4, 0, kept, 4, 0, 6)
     return Held(2, 4, kept, 4, 2, 6)
+
+
+def frozen_bytes(cfg: Config, dims: ModelDims) -> float:
+    """Bytes of the model under an adapter.
+
+    Args:
+        dims: of `cfg.model`.
+
+    Returns:
+        Of linear layers in four bits where they are held so; experts, head, embeddings and norms
+        are in `model.dtype` in any case.
+    """
+    size = DTYPE_BYTES[cfg.model.dtype]
+    whole = dims.parameters * size
+    if not cfg.model.load_in_4bit:
+        return whole
+    of_layer = 2 * (dims.heads + dims.kv_heads) * dims.head_dim
+    if not dims.routed:
+        of_layer += 3 * dims.intermediate
+    return whole - dims.layers * dims.hidden * of_layer * (size - FOUR_BITS)
 
 
 def kept_by_optimizer(cfg: Config, dims: ModelDims) -> float:

@@ -46,6 +46,7 @@ DTYPE = Meant(("model.dtype",))
 VLLM = Meant(("inference_engine.name",), "vllm")
 MEMORY = Meant(("inference_engine.gpu_memory_fraction",))
 PARALLEL = Meant(("inference_engine.tensor_parallel",))
+QLORA = Meant(("model.load_in_4bit",), "with lora.rank; NF4, doubly quantised, computing in dtype")
 RANK = Meant(("lora.rank",))
 TARGETS = Meant(("lora.targets",))
 ALGORITHM = Meant(("train.alg_name",))
@@ -164,6 +165,13 @@ OTHER_NAMES: Mapping[str, Meant] = {
     "tensor_parallel_size": PARALLEL,
     "tensor_model_parallel_size": PARALLEL,
     "vllm_tensor_parallel_size": PARALLEL,
+    "load_in_4bit": QLORA,
+    "use_4bit": QLORA,
+    "bnb_4bit_quant_type": QLORA,
+    "bnb_4bit_use_double_quant": QLORA,
+    "bnb_4bit_compute_dtype": QLORA,
+    "use_bnb_nested_quant": QLORA,
+    "quantization_bit": QLORA,
     "lora_r": RANK,
     "lora_rank": RANK,
     "lora_alpha": Meant(("lora.alpha",)),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.filesize import decimal
 
 from oxrl.config.dims import ModelDims, context_length, model_dims
-from oxrl.config.kept import DTYPE_BYTES, held_of
+from oxrl.config.kept import DTYPE_BYTES, frozen_bytes, held_of
 from oxrl.config.micro_batch import FIELD, micro_batch_tokens, tokens_by_rule
 from oxrl.config.reads import generates_answers, has_reference_model
 from oxrl.config.schema import Config, EngineConfig
@@ -47,10 +47,11 @@ def plan_text(cfg: Config) -> str:
         DataError: a file on the hub can neither be found in the cache nor fetched.
     """
     row = cfg.train.row
+    held = ", frozen linear layers in four bits" if cfg.model.load_in_4bit else ""
     batch = {"rl": _rl_batch, "rejection": _rejection_batch}.get(row.recipe, _supervised_batch)
     run = (
         f"{cfg.run.name}: {row.name} ({row.summary}) on {cfg.model.name}, "
-        f"{cfg.model.dtype}, device {cfg.run.device}, into {cfg.run.directory}"
+        f"{cfg.model.dtype}{held}, device {cfg.run.device}, into {cfg.run.directory}"
     )
     lines = {"run": run} | batch(cfg) | _evaluation(cfg)
     reference = reference_text(cfg)
@@ -277,8 +278,8 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     stage = TRAINING_ENGINES[cfg.train.backend].zero_stage
     if stage is None:
         stage = cfg.deepspeed.zero_stage
-    trained, frozen = _parameters(cfg, dims)
-    weights = frozen * size + int(trained * each.weights)
+    trained, frozen = _models(cfg, dims)
+    weights = int(frozen * frozen_bytes(cfg, dims) + trained * each.weights)
     states = int(trained * (each.masters + each.kept))
     held, offloaded = _held(cfg, dims, weights, states, stage)
     phases: dict[str, int] = {}
@@ -304,11 +305,11 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     return Memory(phases, offloaded + activations.offloaded, stored)
 
 
-def _parameters(cfg: Config, dims: ModelDims) -> tuple[int, int]:
-    """How many are trained, and how many lie under adapters; of policy and critic."""
+def _models(cfg: Config, dims: ModelDims) -> tuple[int, int]:
+    """How many parameters are trained, and how many models lie under adapters."""
     models = 2 if cfg.train.row.has(CRITIC) else 1
     if cfg.lora.rank:
-        return models * adapter_parameters(cfg, dims), models * dims.parameters
+        return models * adapter_parameters(cfg, dims), models
     return models * dims.parameters, 0
 
 

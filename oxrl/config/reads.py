@@ -71,7 +71,13 @@ OF_IMAGES = (
     "model.freeze",
     "train.tower_lr",
 )
-OF_ADAPTERS = ("lora.alpha", "lora.targets", "lora.rslora", "lora.dora")
+OF_ADAPTERS = (
+    "lora.alpha",
+    "lora.targets",
+    "lora.rslora",
+    "lora.dora",
+    "model.load_in_4bit",
+)
 # Only samplers with weights of their own are sent any.
 PROBE = (
     "inference_engine.probe_every",

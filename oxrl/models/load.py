@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -40,6 +41,14 @@ from oxrl.models.folder import (
     check_model_folder,
     has_tokenizer,
     stored_shapes,
+)
+from oxrl.models.four_bit import (
+    FourBit,
+    four_bit_settings,
+    keep_readable,
+    learned_in_four_bits,
+    undo_four_bit,
+    whole_weight,
 )
 from oxrl.models.later import base_of, build_without_weights, weights_later
 from oxrl.models.linear import speed_up_linears
@@ -111,6 +120,7 @@ class LoadOptions:
             one that the adapter notes, or the main branch.
         later: leave the weights out where the files allow it, for an engine whose ranks read their
             own pieces; see `oxrl.models.later`.
+        four_bit: of its linear layers; see `oxrl.models.four_bit`.
     """
 
     dtype: torch.dtype = torch.float32
@@ -120,6 +130,7 @@ class LoadOptions:
     trust_remote_code: bool = False
     revision: str | None = None
     later: bool = False
+    four_bit: FourBit = "no"
 
 
 DEFAULTS = LoadOptions()
@@ -184,9 +195,10 @@ def load_critic(name: str, options: LoadOptions = DEFAULTS) -> ValueModel:
 
 
 def _of_base(adapter: str, options: LoadOptions) -> LoadOptions:
-    """The options that the base of the adapter in a folder is loaded with."""
+    """The options that the base of the adapter in a folder is loaded with: as it learned on it."""
     revision = options.revision or adapter_revision(adapter)
-    return replace(options, revision=revision, later=False)
+    four_bit: FourBit = "rounded" if learned_in_four_bits(adapter) else "no"
+    return replace(options, revision=revision, later=False, four_bit=four_bit)
 
 
 def _placed(model: Model, options: LoadOptions) -> Model:
@@ -198,16 +210,18 @@ def _placed(model: Model, options: LoadOptions) -> Model:
     if weights_later(model) is not None:
         return model.eval()
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(device=options.device, dtype=options.dtype)
+        if parameter.is_floating_point():  # codes are not
+            parameter.data = parameter.data.to(device=options.device, dtype=options.dtype)
     return cast(nn.Module, model).to(device=options.device).eval()  # pyright: ignore[reportReturnType]
 
 
 def _read(model_class: type[Any], name: str, options: LoadOptions) -> PreTrainedModel:
-    if options.later and not options.trust_remote_code:
+    if options.later and not options.trust_remote_code and options.four_bit == "no":
         model = _without_weights(model_class, name, options)
         if model is not None:
             return model
-    return read_weights(
+    read = partial(
+        read_weights,
         model_class,
         name,
         dtype=options.dtype,
@@ -215,6 +229,12 @@ def _read(model_class: type[Any], name: str, options: LoadOptions) -> PreTrained
         trust_remote_code=options.trust_remote_code,
         revision=options.revision,
     )
+    if options.four_bit == "no":
+        return read()
+    model = read(four_bit_on=torch.device(options.device))
+    if options.four_bit == "rounded":
+        undo_four_bit(model)
+    return model
 
 
 def _without_weights(
@@ -242,6 +262,7 @@ def read_weights(
     attention: str = "auto",
     trust_remote_code: bool = False,
     revision: str | None = None,
+    four_bit_on: torch.device | None = None,
 ) -> PreTrainedModel:
     """`from_pretrained` that refuses weights it would have to invent.
 
@@ -252,10 +273,15 @@ def read_weights(
         attention: what computes it; "auto": transformers' choice.
         trust_remote_code: run Python code that the model's authors ship with it.
         revision: commit, tag or branch on the hub; None: the main branch.
+        four_bit_on: the device that linear layers are on, in four bits; None: as they are stored.
 
     Raises:
         DataError: nothing loadable under that name, or its files lack some weights.
     """
+    chosen: dict[str, Any] = {}
+    if four_bit_on is not None:
+        settings = four_bit_settings(dtype)
+        chosen = {"quantization_config": settings, "device_map": {"": four_bit_on}}
     local = Path(name).is_dir()
     if local:
         check_model_folder(Path(name))
@@ -271,6 +297,7 @@ def read_weights(
             revision=revision or "main",
             # The other format is a pickle, which can run code when it is read.
             use_safetensors=True,
+            **chosen,
         )
     missing = sorted(info["missing_keys"])
     if missing:
@@ -279,8 +306,10 @@ def read_weights(
             f"such as {missing[0]!r}; they would start random. "
             "Is this a checkpoint of another kind of model?"
         )
+    if four_bit_on is not None:
+        keep_readable(model)
     for weight, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
+        if not whole_weight(parameter).isfinite().all():
             raise not_finite(name, weight)
     return model
 

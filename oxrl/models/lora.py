@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from oxrl.errors import EngineError, MissingExtraError
 from oxrl.functional.masks import at_least_float32
+from oxrl.models.four_bit import in_four_bits, note_four_bit, whole_weight
 from oxrl.models.later import home_of, weights_later
 from oxrl.models.vision_network import family_of
 from oxrl.models.vision_parts import language_linears
@@ -107,6 +108,9 @@ def add_adapter(
         base_model_name_or_path=str(Path(base).resolve()) if Path(base).is_dir() else base,
         revision=revision,
     )
+    if in_four_bits(model):
+        # peft asks for it; the backbone of a critic does not say so.
+        cast(Any, model).is_loaded_in_4bit = True
     with torch.random.fork_rng(devices=[]), _standing_in(model):
         torch.manual_seed(seed)
         _peft().inject_adapter_in_model(config, model)  # which also freezes everything else
@@ -125,7 +129,7 @@ def _measure_rows(model: PreTrainedModel) -> None:
     """
     later = weights_later(model)
     for name, layer in adapted_layers(model):
-        weight: Tensor = layer.base_layer.weight
+        weight = whole_weight(layer.base_layer.weight)
         if weight.is_meta and later is not None:
             flat = torch.empty(weight.numel(), dtype=weight.dtype)
             later.stored[f"{name}.weight"].fill(flat)
@@ -215,6 +219,8 @@ def save_adapter(model: PreTrainedModel, directory: Path, tensors: Mapping[str, 
         for name, tensor in tensors.items()
     }
     save_file(named, directory / ADAPTER_FILE, metadata={"format": "pt"})
+    if in_four_bits(model):
+        note_four_bit(directory)
 
 
 def model_name(key: str) -> str:

@@ -33,6 +33,7 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks, joined_ranks, launched_world
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import ConfigError
+from oxrl.models.four_bit import FourBit
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.models.network import ValueModel
@@ -163,6 +164,7 @@ def load_model(
     load: Callable[..., Any] = load_policy,
     *,
     later: bool = False,
+    four_bit: FourBit = "no",
 ) -> PreTrainedModel:
     """The model as it is on disk, or with random weights of `run.seed`; on the run's device, or on
     another.
@@ -177,6 +179,7 @@ def load_model(
             trust_remote_code=cfg.model.trust_remote_code,
             revision=cfg.model.revision,
             later=later,
+            four_bit=four_bit,
         ),
     )
     host = getattr(model, "decoder", model)
@@ -212,7 +215,7 @@ def load_policy_to_train(
         device: None: the run's.
         later: leave its weights to the engine that it is for.
     """
-    model = load_model(cfg, device, later=later)
+    model = load_model(cfg, device, later=later, four_bit=four_bit_of(cfg))
     if cfg.model.freeze != "none":
         from oxrl.models.vision_parts import freeze
 
@@ -222,9 +225,15 @@ def load_policy_to_train(
 
 def load_critic_to_train(cfg: Config) -> ValueModel:
     """A value model on the policy's backbone, with the adapter that `lora` asks for."""
-    critic: Any = load_model(cfg, None, load_critic, later=cuts_weights(cfg))
+    later = cuts_weights(cfg)
+    critic: Any = load_model(cfg, None, load_critic, later=later, four_bit=four_bit_of(cfg))
     _adapted(cfg, critic.decoder)
     return critic
+
+
+def four_bit_of(cfg: Config) -> FourBit:
+    """How linear layers under an adapter that is trained are held."""
+    return "held" if cfg.model.load_in_4bit else "no"
 
 
 def _adapted(cfg: Config, model: PreTrainedModel) -> PreTrainedModel:

@@ -458,7 +458,7 @@ def check_trackers(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
 
 def check_optimizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """The library of the optimizer is installed.
+    """The library of the optimizer, and of weights in four bits, is installed.
 
     Raises:
         MissingExtraError: it is not; says what installs it.
@@ -468,6 +468,11 @@ def check_optimizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
         raise MissingExtraError(
             "train.optimizer: adamw_8bit needs bitsandbytes, which is not installed: "
             "pip install -e '.[8bit]', or use train.optimizer: adamw"
+        )
+    if cfg.model.load_in_4bit and find_spec("bitsandbytes") is None:
+        raise MissingExtraError(
+            "model.load_in_4bit needs bitsandbytes, which is not installed: "
+            "pip install -e '.[qlora]', or set it to false"
         )
     return name
 

@@ -112,7 +112,7 @@ def reader(path: str) -> tuple[str, list[str]]:
     if path == "lora.delivery":
         adapted = ["model.name=some/model", "lora.rank=4"]
         return "sgrpo", [held_out, "inference_engine.actors=1", *adapted]
-    if path.startswith("lora."):
+    if path.startswith("lora.") or path == "model.load_in_4bit":
         return "sft", [
             held_out,
             "model.name=some/model",

@@ -244,6 +244,7 @@ ELSEWHERE = {
     "lora.targets": "the layers with an adapter: the same file",
     "lora.rslora": "how the term is scaled: the same file",
     "lora.dora": "what is trained and merged: the same file",
+    "model.load_in_4bit": "how frozen weights are held: tests/recipes/test_four_bit.py",
     "lora.delivery": "what samplers are sent: tests/engines/test_adapter_delivery.py",
     "run.ray_address": "joins a cluster: tests/engines/test_ray_cluster.py",
     "run.max_restarts": "goes on after the loss of a training actor: tests/recipes/test_ray_recipe.py",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from oxrl.config.checks.action import check_action
-from oxrl.config.checks.adapter import check_adapter, check_adapter_model
+from oxrl.config.checks.adapter import check_adapter, check_adapter_model, check_four_bit
 from oxrl.config.checks.base import Check, at
 from oxrl.config.checks.batch import check_batch
 from oxrl.config.checks.cells import check_cells, check_correction
@@ -45,6 +45,7 @@ OF_ALL: tuple[Check, ...] = (
     check_samplers,
     check_adapter,
     check_adapter_model,
+    check_four_bit,
     *MODEL,
     check_images,
     check_training_files,

@@ -10,6 +10,7 @@ from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 from oxrl.models.builtin import is_builtin
 from oxrl.models.folder import ADAPTER_CONFIG
+from oxrl.models.vision import vision_family
 from oxrl.tables.engines import TRAINING_ENGINES
 
 
@@ -39,6 +40,28 @@ def check_adapter(cfg: Config) -> Iterator[Problem]:
             ),
             "train.alg_name",
         )
+
+
+def check_four_bit(cfg: Config) -> Iterator[Problem]:
+    """Weights in four bits where whole ones are asked of nobody."""
+    if not (cfg.model.load_in_4bit and cfg.lora.rank):
+        return
+    rules: list[tuple[str, tuple[str, ...]]] = []
+    if cfg.train.backend != "local":
+        why = "one process holds the codes, and ranks cut weights up: set train.backend to local"
+        rules.append((why, ("train.backend",)))
+    if cfg.train.row.recipe == "rl" and cfg.inference_engine.actors:
+        if cfg.lora.delivery == "adapter":
+            why = (
+                "samplers that read the model's files have other weights under the adapter than "
+                "the codes hold: set lora.delivery to merged, or inference_engine.actors to 0"
+            )
+            rules.append((why, ("lora.delivery", "inference_engine.actors")))
+    if vision_family(cfg.model.name) is not None:
+        why = "is known for models of text alone, and this one reads images: set it to false"
+        rules.append((why, ("model.name",)))
+    for why, also in rules:
+        yield at(cfg, "model.load_in_4bit", why, *also, "lora.rank")
 
 
 def check_adapter_model(cfg: Config) -> Iterator[Problem]:

@@ -54,6 +54,11 @@ class ModelConfig(Section):
         "Parts of a model that reads images that are not trained: its vision tower, what projects "
         "from there into the language part, or both.",
     )
+    load_in_4bit: bool = setting(
+        False,
+        "QLoRA: with lora.rank, hold the frozen linear layers in four bits (NF4, doubly quantised) "
+        "by bitsandbytes; they compute in dtype.",
+    )
     trust_remote_code: bool = setting(False, "Run Python code that ships with the model.")
 
 

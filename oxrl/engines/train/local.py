@@ -20,6 +20,7 @@ from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.engines.train.rules import KINDS, LOW_PRECISION
 from oxrl.engines.train.share import PieceOfWeight
 from oxrl.engines.train.trainer import Trainer
+from oxrl.models.four_bit import whole_weight
 from oxrl.models.layout import WEIGHT
 from oxrl.models.stored import Source
 from oxrl.models.weights import NamedTensor
@@ -203,12 +204,12 @@ class LocalTrainer(Trainer):
 
     def _own_weights(self, part: Part) -> Iterator[NamedTensor]:
         for name, p in self._of(part):
-            yield name, self._whole(p.detach()).to(self._stored[name].dtype)
+            yield name, self._whole(whole_weight(p)).to(self._stored[name].dtype)
 
     def masters(self, part: Part = "all") -> Iterator[NamedTensor]:
         """See Trainer."""
         for name, parameter in self._of(part):
-            yield name, self._whole(self._masters.get(name, parameter).detach())
+            yield name, self._whole(whole_weight(self._masters.get(name, parameter)))
 
     def _trained(self) -> Iterable[str]:
         return self._masters

@@ -40,6 +40,7 @@ from oxrl.engines.train.share import Key, PieceOfWeight, ShareWriter, on_cpu
 from oxrl.errors import CheckpointError, DataError
 from oxrl.models.fingerprints import Piece as WeightPiece
 from oxrl.models.fingerprints import joined, piece_of
+from oxrl.models.four_bit import whole_type
 from oxrl.models.later import arrived, awaited, home_of
 from oxrl.models.layout import FileLayout, optimizer_files, weight_files, write_description
 from oxrl.models.load import not_finite
@@ -107,7 +108,8 @@ class Trainer(ABC):
         # Whether a rank holds pieces only, so that norms have to be summed; alone, it has them all.
         self._cut_up = True
         # Each weight as it is stored, before an engine cuts it up or raises it to float32.
-        self._stored = {name: WeightType(p.shape, p.dtype) for name, p in model.named_parameters()}
+        kinds = {name: whole_type(p) for name, p in model.named_parameters()}
+        self._stored = {name: WeightType(*kind) for name, kind in kinds.items()}
         if options.gradient_checkpointing:
             checkpoint_activations(model)
 
