@@ -165,7 +165,6 @@ OTHER_NAMES: Mapping[str, Meant] = {
     "tensor_parallel_size": PARALLEL,
     "tensor_model_parallel_size": PARALLEL,
     "vllm_tensor_parallel_size": PARALLEL,
-    "load_in_4bit": QLORA,
     "use_4bit": QLORA,
     "bnb_4bit_quant_type": QLORA,
     "bnb_4bit_use_double_quant": QLORA,
