@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from oxrl.engines.probe import Distance, Scores
 from oxrl.engines.ray.cluster import Cluster, layout
 from oxrl.engines.ray.rollouts import RayRollouts
 from oxrl.engines.ray.trainer import RankGroup, RayTrainer
@@ -47,7 +48,7 @@ from oxrl.models.weights import save_model
 from oxrl.runs.deadlines import Deadlines
 from oxrl.tables.engines import TRAINING_ENGINES
 
-REPEATS = 5
+REPEATS = 7
 VOCABULARY = 8192
 DEADLINE_S = 300.0
 CPU = torch.device("cpu")
@@ -198,6 +199,24 @@ def bare_broadcast(group: RankGroup, rollouts: RayRollouts, size: int) -> Callab
     return lambda: ray.get([end.__ray_call__.remote(bare_once) for end in ends], timeout=DEADLINE_S)
 
 
+class WithoutProbe(WeightSync):
+    """A delivery in which everything is proved but what the sampler says of the probe: all that
+    grows with bytes alone.
+    """
+
+    def _policy_logprobs(self) -> Scores:
+        return []
+
+    def _distances(self, version: int, expected: Scores) -> dict[str, Distance]:
+        return {name: Distance(0.0, 0.0, 0.0, 0.0) for name in self._members()}
+
+    def _calibrate(self) -> Distance:
+        return Distance(1.0, 1.0, 1.0, 1.0)
+
+    def _prove_perturbed(self, expected: Scores) -> None:
+        """Nobody is asked."""
+
+
 def items_of(
     sync: WeightSync, transport: RayTransport, group: RankGroup
 ) -> dict[str, Callable[[], object]]:
@@ -224,12 +243,6 @@ def items_of(
         "probe ranks": of_driver,
         "probe samplers": probe,
     }
-
-
-def added(parts: Iterable[list[Spent]]) -> list[Spent]:
-    """Items of one turn together, turn by turn."""
-    turns = zip(*parts, strict=True)
-    return [Spent(*(sum(spent) for spent in zip(*turn, strict=True))) for turn in turns]
 
 
 def figures(case: str, spent: list[Spent], bare: list[Spent]) -> dict[str, Any]:
@@ -270,12 +283,14 @@ def report(
     works = {"bare": bare_broadcast(group, rollouts, size), **items_of(sync, transport, group)}
     versions = itertools.count(1)
     works["whole"] = lambda: sync.deliver(next(versions))
+    # No copy of the model is scored, so none is made.
+    unprobed = WithoutProbe(sync.policy, rollouts, sync.options, torch.nn.Module, None, transport)
+    unprobed.deliver(next(versions))
+    works["bytes"] = lambda: unprobed.deliver(next(versions))
     found = dict(measured(works, lambda: processor_seconds(group, rollouts)))
     measuring.bytes = 0
     sync.deliver(next(versions))
     later = measuring.bytes
-    # Everything that grows with bytes: all but the two forward passes of the probe.
-    found["bytes"] = added(found[item] for item in ("moved", "masters", "read"))
     sent = [part.bytes for part in transport._sent]  # pyright: ignore[reportPrivateUsage]
     say(f"{arguments.backend} x {arguments.ranks} -> {arguments.engine} x {arguments.actors}")
     bandwidth = size / statistics.median(spent.clock for spent in found["bare"]) / 1e9

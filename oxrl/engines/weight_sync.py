@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -164,6 +165,8 @@ class WeightSync:
         self.shown: Shown = []
         self._images = images
         self._transport = transport or Direct(policy, sampler, new_model, images)
+        # Whether policy and sampler are processes of their own, which work at the same time.
+        self._apart = transport is not None
         # Of the newest samples: what the probe is made of when it is made next.
         self._newest = SampledRows([], [])
         self._on_samples = False
@@ -236,16 +239,15 @@ class WeightSync:
             self.sampler.update_weights(weights, version)
             return
         start = time.monotonic()
-        self._check_still_held()
         self._refresh_probe()
-        expected = self._policy_logprobs()
+        expected, masters = self._before()
         retries = 0
         try:
-            proved = self._attempt(version, expected)
+            proved = self._attempt(version, expected, masters)
         except WeightSyncError as first:
             retries = 1
             try:
-                proved = self._attempt(version, expected)
+                proved = self._attempt(version, expected, self._masters())
             except WeightSyncError as second:
                 raise WeightSyncError(
                     f"the sampler does not hold weight version {version}, after two attempts: "
@@ -261,6 +263,21 @@ class WeightSync:
         metrics = self._metrics
         self._metrics = {}
         return metrics
+
+    def _before(self) -> tuple[Scores, Fingerprints]:
+        """What the policy says of the probe, and what its optimizer holds.
+
+        Samplers show at the same time that they hold what they did, unless this process has both.
+        """
+        if not self._apart:
+            self._check_still_held()
+            return self._policy_logprobs(), self._masters()
+        with ThreadPoolExecutor(1, "read-back") as thread:
+            checking = thread.submit(self._check_still_held)
+            expected = self._policy_logprobs()
+            masters = self._masters()
+            checking.result()
+        return expected, masters
 
     def _members(self) -> Mapping[str, RolloutEngine]:
         alone = {"the sampler": self.sampler}
@@ -307,8 +324,7 @@ class WeightSync:
         every = self.options.probe_every
         return every > 0 and self._deliveries % every == 0
 
-    def _attempt(self, version: int, expected: Scores) -> Proved:
-        masters = self._masters()
+    def _attempt(self, version: int, expected: Scores, masters: Fingerprints) -> Proved:
         if self._perturbed_copy_is_due():
             self._prove_perturbed(expected)
         held = self._load(version, 0.0, masters)

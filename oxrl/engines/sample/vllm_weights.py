@@ -58,8 +58,10 @@ def held_pieces(
     first_path: dict[int, str] = {}
     for place, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):
+            # What is one and the same memory is read once.
+            new = id(parameter) not in first_path
             path = first_path.setdefault(id(parameter), place)
-            for copy in _copies(module, leaf, parameter):
+            for copy in _copies(module, leaf, parameter, plain=new):
                 values = copy.to(dtype)
                 named = _parts(path, leaf, module, values, fused)
                 parts = [part._replace(name=given.get(part.name, part.name)) for part in named]
@@ -90,9 +92,11 @@ def _given_names(model: nn.Module, delivered: Mapping[str, torch.Size]) -> dict[
     return found
 
 
-def _copies(module: Any, leaf: str, parameter: Tensor) -> Iterator[Tensor]:
-    """The parameter, unless only a packed copy is left of it, and that copy."""
-    if parameter.numel():
+def _copies(module: Any, leaf: str, parameter: Tensor, *, plain: bool) -> Iterator[Tensor]:
+    """The parameter, unless only a packed copy is left of it or it is not asked for, and that
+    copy.
+    """
+    if plain and parameter.numel():
         yield parameter
     multiply = getattr(module, "cpu_linear", torch.nn.functional.linear)
     if leaf == "weight" and multiply is not torch.nn.functional.linear:
