@@ -300,6 +300,7 @@ def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
             return lambda *_: None
 
     monkeypatch.setattr(vllm_worker, "vllm_module", lambda name: Nothing())
+    monkeypatch.setattr(vllm_worker, "_is_plain", lambda model: True)
     monkeypatch.setattr(vllm_worker, "_repack", lambda model: None)
 
 
