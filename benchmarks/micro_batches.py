@@ -20,15 +20,14 @@ import sys
 import time
 from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from oxrl.data.token_rows import pad_rows, to_token_batch
-from oxrl.engines.train import micro_batches
 from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.micro_batches import PRICES
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.builtin import BUILTIN_DIMS
 from oxrl.types import Output, TokenBatch
@@ -109,11 +108,10 @@ def loss(output: Output, batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
     return (output.logprobs * weights).sum(), {}
 
 
-def seconds(trainer: LocalTrainer, batch: TokenBatch, way: str) -> float:
+def seconds(trainer: LocalTrainer, batch: TokenBatch) -> float:
     """Processor seconds of loss and gradient."""
     began = time.process_time()
-    with mock.patch.dict(micro_batches.PRICES, {}, clear=way == "filled"):
-        trainer.forward_backward(batch, loss, frozenset({"logprobs", "entropy"}))
+    trainer.forward_backward(batch, loss, frozenset({"logprobs", "entropy"}))
     took = time.process_time() - began
     trainer.skip_step()
     return took
@@ -129,13 +127,17 @@ def measure(name: str, kind: str, rounds: int, ways: Sequence[str], sizes: Seque
         batch = batch_of(rows, lengths, way)
         for size in sizes:
             options = TrainerOptions(
-                lr=0.0, micro_batch_tokens=size, share_prefix=way == "shared", trained=False
+                lr=0.0,
+                micro_batch_tokens=size,
+                price=None if way == "filled" else PRICES["cpu"],
+                share_prefix=way == "shared",
+                trained=False,
             )
             cells[way, size] = (LocalTrainer(model, options), batch)
     took: dict[tuple[str, int], list[float]] = {cell: [] for cell in cells}
     for turn in range(rounds + 1):
         for cell, (trainer, batch) in cells.items():
-            found = seconds(trainer, batch, cell[0])
+            found = seconds(trainer, batch)
             print(name, kind, *cell, f"{tokens / found:.0f} tokens/s", file=sys.stderr, flush=True)
             if turn:
                 took[cell].append(found)

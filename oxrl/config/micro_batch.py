@@ -24,6 +24,16 @@ MOST = 8192
 UNKNOWN = 4096
 
 
+class ByRule(int):
+    """What auto came to: rows are then cut where that saves padding, too."""
+
+
+def by_rule(cfg: Config) -> bool:
+    """Whether `train.micro_batch_tokens` is auto, or was before it was settled."""
+    tokens = cfg.train.micro_batch_tokens
+    return tokens == "auto" or isinstance(tokens, ByRule)
+
+
 def micro_batch_tokens(cfg: Config, *, on_cpu: bool) -> int:
     """The number of `train.micro_batch_tokens`, or what the rule makes of auto.
 

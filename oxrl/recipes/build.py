@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
-from oxrl.config.micro_batch import micro_batch_tokens
+from oxrl.config.micro_batch import by_rule, micro_batch_tokens
 from oxrl.config.reward_options import (
     JUDGE,
     AskedReward,
@@ -29,6 +29,7 @@ from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.sample.choice import attends_to_everything, module_sampler
 from oxrl.engines.sample.module_sampler import ModuleSampler
 from oxrl.engines.train.base import Part as PartOfWeights
+from oxrl.engines.train.micro_batches import PRICES
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks, joined_ranks, launched_world
 from oxrl.engines.train.trainer import Trainer
@@ -92,6 +93,14 @@ def choose_device(cfg: Config) -> torch.device:
 def tokens_at_once(cfg: Config) -> int:
     """`train.micro_batch_tokens` as a number, also where no run has settled it."""
     return micro_batch_tokens(cfg, on_cpu=choose_device(cfg).type == "cpu")
+
+
+def price_of_a_cut(cfg: Config) -> int | None:
+    """What a micro-batch costs beside its tokens, in tokens; None where each is to be filled.
+
+    A number in the configuration is a promise of how rows are cut, which a run that resumes keeps.
+    """
+    return PRICES.get(choose_device(cfg).type) if by_rule(cfg) else None
 
 
 def build_tokenizer(cfg: Config) -> PreTrainedTokenizerBase:
@@ -324,6 +333,7 @@ def build_trainer(
         rates=_rates(cfg, model) if lr is None else {},
         max_grad_norm=train.max_grad_norm,
         micro_batch_tokens=tokens_at_once(cfg),
+        price=price_of_a_cut(cfg),
         share_prefix=train.share_prefix is True,
         temperature=temperature,
         gradient_checkpointing=cfg.model.gradient_checkpointing,

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from oxrl.config import Config
 from oxrl.config.dims import ModelDims, model_dims
-from oxrl.engines.train.micro_batches import PRICES, micro_batches
+from oxrl.engines.train.micro_batches import micro_batches
 from oxrl.models.work import FORWARD_AND_BACKWARD, ModelWork
-from oxrl.recipes.build import DTYPES, choose_device, tokens_at_once
+from oxrl.recipes.build import DTYPES, choose_device, price_of_a_cut, tokens_at_once
 from oxrl.recipes.objective import Objective
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.runs.clock import Clock
@@ -345,7 +345,7 @@ def ledger_of(cfg: Config, objective: Objective, clock: Clock, *, shared: bool) 
             optimizer_bytes=OPTIMIZER_BYTES[train.optimizer]
             + WITHOUT_MASTERS * (train.master_weights == "none"),
             budget=tokens_at_once(cfg),
-            price=PRICES.get(choose_device(cfg).type),
+            price=price_of_a_cut(cfg),
             ranks=1 if train.backend == "local" else cfg.run.training_gpus,
             share_prefix=train.share_prefix is True,
             asked_before=objective.old_logprobs == "recompute" or asks_more,

@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oxrl.config import Config
-from oxrl.config.micro_batch import FIELD, tokens_by_rule
+from oxrl.config.micro_batch import FIELD, ByRule, tokens_by_rule
 from oxrl.recipes.build import choose_device
 from oxrl.runs.checkpoint import list_checkpoints
 from oxrl.runs.choices import Choice, note_choice, noted_choice
+
+# Why a number was noted of a run that did not begin with auto.
+AS_BEFORE = "so it was when the run began"
+# On a rank that is told what the first one chose.
+NOT_SAID = Choice(0, "")
 
 if TYPE_CHECKING:
     from oxrl.engines.train.ranks import Ranks
@@ -25,7 +30,7 @@ def with_micro_batches(cfg: Config, session: Session, ranks: Ranks) -> Config:
     """
     if cfg.train.micro_batch_tokens != "auto":
         return cfg
-    return _settled(cfg, ranks.agree(_chosen(cfg, session) if ranks.first else 0))
+    return _settled(cfg, ranks.agree(_chosen(cfg, session) if ranks.first else NOT_SAID))
 
 
 def micro_batches_as_noted(cfg: Config, run: Path) -> Config:
@@ -33,21 +38,23 @@ def micro_batches_as_noted(cfg: Config, run: Path) -> Config:
     choice = noted_choice(run, FIELD)
     if cfg.train.micro_batch_tokens != "auto" or choice is None:
         return cfg
-    return _settled(cfg, choice.value)
+    return _settled(cfg, choice)
 
 
-def _settled(cfg: Config, tokens: int) -> Config:
-    train = cfg.train.model_copy(update={"micro_batch_tokens": tokens})
+def _settled(cfg: Config, choice: Choice) -> Config:
+    """A configuration with a number; a run that began with one is cut as it was then."""
+    number = choice.value if choice.why == AS_BEFORE else ByRule(choice.value)
+    train = cfg.train.model_copy(update={"micro_batch_tokens": number})
     return cfg.model_copy(update={"train": train})
 
 
-def _chosen(cfg: Config, session: Session) -> int:
+def _chosen(cfg: Config, session: Session) -> Choice:
     run = session.run
     choice = noted_choice(run.path, FIELD)
     if choice is None:
         before, _ = run.changes.get(FIELD, (None, None))
         if run.resuming and list_checkpoints(run.checkpoints) and isinstance(before, int):
-            choice = Choice(before, "so it was when the run began")
+            choice = Choice(before, AS_BEFORE)
         else:
             choice = Choice(*tokens_by_rule(cfg, on_cpu=choose_device(cfg).type == "cpu"))
         note_choice(run.path, FIELD, choice)
@@ -55,4 +62,4 @@ def _chosen(cfg: Config, session: Session) -> int:
             f"at most {choice.value:,} tokens go through the model at once ({FIELD}: auto): "
             f"{choice.why}"
         )
-    return choice.value
+    return choice

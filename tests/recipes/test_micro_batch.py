@@ -10,12 +10,18 @@ from small_runs import sft_config
 
 from oxrl.config import Config
 from oxrl.config.micro_batch import FIELD, tokens_by_rule
+from oxrl.engines.train.micro_batches import PRICES
 from oxrl.recipes import run
 from oxrl.runs.choices import CHOICES_FILE
 
 
 def choice_of(cfg: Config) -> dict[str, object]:
     return json.loads((cfg.run.directory / CHOICES_FILE).read_text())[FIELD]
+
+
+def weights_of(cfg: Config) -> bytes:
+    checkpoint = cfg.run.directory / "checkpoints" / "step_00000002"
+    return (checkpoint / "model.safetensors").read_bytes()
 
 
 def test_the_rule_looks_at_device_and_width(tmp_path: Path) -> None:
@@ -41,8 +47,18 @@ def test_what_was_chosen_is_noted_and_taken_again(
     assert choice_of(cfg)["value"] == 8192
 
 
-def test_a_run_that_began_with_a_number_keeps_it(tmp_path: Path) -> None:
-    run(sft_config(tmp_path, "number", ["run.steps=1", f"{FIELD}=64"]))
+def test_a_run_that_began_with_a_number_keeps_it_and_how_it_cut_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Cut by the rule, every row would be a micro-batch of its own.
+    monkeypatch.setitem(PRICES, "cpu", 1)
+    whole = sft_config(tmp_path, "whole", ["run.steps=2", f"{FIELD}=512"])
+    by_rule = sft_config(tmp_path, "by_rule", ["run.steps=2"])
+    run(whole)
+    run(by_rule)
+    assert weights_of(whole) != weights_of(by_rule)
+    run(sft_config(tmp_path, "number", ["run.steps=1", f"{FIELD}=512"]))
     cfg = sft_config(tmp_path, "number", ["run.steps=2", f"{FIELD}=auto"])
     run(cfg, resume=True)
-    assert choice_of(cfg) == {"value": 64, "why": "so it was when the run began"}
+    assert choice_of(cfg) == {"value": 512, "why": "so it was when the run began"}
+    assert weights_of(cfg) == weights_of(whole)

@@ -111,8 +111,9 @@ class TrainConfig(Section):
     micro_batch_tokens: Annotated[int, Ge(1)] | Literal["auto"] = setting(
         "auto",
         "Padded tokens per pass, at most: memory, never the gradient but for rounding. auto: what "
-        "keeps a layer's widest tensor at 16 MiB on a CPU (1,024 to 8,192), else 16,384; decided "
-        "when a run begins, noted in choices.json.",
+        "keeps a layer's widest tensor at 16 MiB on a CPU (1,024 to 8,192), else 16,384, and rows "
+        "are cut where that saves more padding than a pass costs; decided when a run begins, noted "
+        "in choices.json.",
     )
     share_prefix: bool | Literal["auto"] = setting(
         "auto",

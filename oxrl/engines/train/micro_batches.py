@@ -141,6 +141,7 @@ def own_share(
     budget: int,
     ranks: Ranks,
     device: torch.device,
+    price: int | None = None,
     cut: Cut = micro_batches,
 ) -> Iterator[Share]:
     """What this rank reads.
@@ -157,9 +158,9 @@ def own_share(
         budget: tokens of a micro-batch, padding included.
         ranks: this process's place.
         device: where the parts go.
+        price: see `micro_batches`.
         cut: what cuts the batch.
     """
-    price = PRICES.get(device.type)
     shares = cut(batch, budget=budget, ranks=ranks.world, price=price)
     rows_per_unit = len(batch.inputs) // max(1, len(batch))
     mine = shares[ranks.rank]

@@ -36,6 +36,8 @@ class TrainerOptions:
         max_grad_norm: global norm the gradient is clipped to; `math.inf` turns clipping off.
         micro_batch_tokens: largest number of tokens, padding included, that go through the model
             at once; a unit (row, or all rows of a pair) longer than that goes alone.
+        price: of a micro-batch beside its tokens, in tokens: where padding costs more, one process
+            cuts more of them. None: each is filled.
         share_prefix: what rows have in common at their beginning goes through the model once.
         temperature: logprobs, entropy and the rest are those of logits / temperature.
         gradient_checkpointing: recompute each layer in backward instead of storing its
@@ -65,6 +67,7 @@ class TrainerOptions:
     adam_eps: float = 1e-8
     max_grad_norm: float = 1.0
     micro_batch_tokens: int = 16384
+    price: int | None = None
     share_prefix: bool = False
     temperature: float = 1.0
     gradient_checkpointing: bool = False

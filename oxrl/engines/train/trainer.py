@@ -249,6 +249,7 @@ class Trainer(ABC):
             budget=self.micro_batch_tokens,
             ranks=self.ranks,
             device=self.device,
+            price=self.options.price,
             cut=self._cut,
         )
 
