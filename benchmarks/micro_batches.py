@@ -137,20 +137,17 @@ def measure(name: str, kind: str, rounds: int, ways: Sequence[str], sizes: Seque
     took: dict[tuple[str, int], list[float]] = {cell: [] for cell in cells}
     for turn in range(rounds + 1):
         for cell, (trainer, batch) in cells.items():
-            found = seconds(trainer, batch)
-            print(name, kind, *cell, f"{tokens / found:.0f} tokens/s", file=sys.stderr, flush=True)
+            spent = seconds(trainer, batch)
+            print(name, kind, *cell, f"{tokens / spent:.0f} tokens/s", file=sys.stderr, flush=True)
             if turn:
-                took[cell].append(found)
+                took[cell].append(spent)
     for way in ways:
-        rates: dict[str, float] = {}
-        over: dict[str, float] = {}
+        found: dict[str, object] = {"case": f"{name} {kind} {way}", "tokens": tokens}
         for size in sizes:
-            if (way, size) in took:
-                rates[str(size)] = round(tokens / statistics.median(took[way, size]), 1)
-                pairs = zip(took["filled", DEFAULT], took[way, size], strict=True)
-                over[str(size)] = round(statistics.median(a / b for a, b in pairs), 3)
-        case = f"{name} {kind} {way}"
-        print(json.dumps({"case": case, "tokens": tokens, "rate": rates, "over": over}), flush=True)
+            found[f"rate_{size}"] = round(tokens / statistics.median(took[way, size]), 1)
+            pairs = zip(took["filled", DEFAULT], took[way, size], strict=True)
+            found[f"over_{size}"] = round(statistics.median(a / b for a, b in pairs), 3)
+        print(json.dumps(found), flush=True)
 
 
 def main() -> None:

@@ -313,4 +313,47 @@ BENCHMARKS: dict[str, Benchmark] = {
         },
         {"driver_bytes": "of the whole sync alone"},
     ),
+    "micro_batches": Benchmark(
+        "How rows are cut into micro-batches",
+        "Tokens of rows per second of processor time in loss and gradient, 128 rows of 16 + 64 "
+        "tokens, or 16 and a lognormal number of them, median 32, at most 240; float32, 3.3M "
+        "parameters, the ways in turns. Filled: up to train.micro_batch_tokens with the longest "
+        "rows first, as it was with 16,384; cut: more micro-batches where they save more padding "
+        "than they cost; shared: prompts of 8 responses once, without padding.",
+        "python benchmarks/micro_batches.py --models small --ways filled cut shared "
+        "--sizes 4096 16384 --rounds 2",
+        {
+            f"small {kind} {way}": f"{lengths}, {way}"
+            for kind, lengths in (("equal", "64 tokens each"), ("heavy", "lognormal lengths"))
+            for way in ("filled", "cut", "shared")
+        },
+        {
+            "rate_4096": "4,096 tokens: tokens per s",
+            "over_4096": "over 16,384 filled",
+            "rate_16384": "16,384 tokens: tokens per s",
+            "over_16384": "over 16,384 filled",
+        },
+    ),
+    "growth": Benchmark(
+        "How a step grows",
+        "Slopes of time and memory when one size is doubled twice, in logarithms (1: linear), "
+        "beside those of what the model itself has to do: least time of a rollout on this machine, "
+        "operations of an update, activations and gradients. From 8 prompts x 4 samples x 32 "
+        "tokens at width 128; one thread, processor time, medians of 3 rounds.",
+        "python benchmarks/growth.py --rounds 3",
+        {
+            "prompts": "prompts: 8, 16, 32",
+            "samples": "samples of a prompt: 4, 8, 16",
+            "response": "tokens of a response: 32, 64, 128",
+            "width": "width: 128, 256, 512",
+        },
+        {
+            "rollout_slope": "rollout",
+            "rollout_model": "of the model",
+            "update_slope": "update",
+            "update_model": "of the model",
+            "memory_slope": "memory",
+            "memory_model": "of the model",
+        },
+    ),
 }

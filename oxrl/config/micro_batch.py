@@ -16,7 +16,7 @@ FIELD = "train.micro_batch_tokens"
 USUAL = 16384
 # Numbers in the widest tensor of a layer: 16 MiB in float32. What is larger than 32 MiB goes back
 # to the system when it is freed, and every operation pages it in anew: at 3.3M parameters updates
-# of 2,048 to 4,096 tokens at once take some 15 % less time than those of 16,384
+# of 4,096 tokens at once take up to 15 % less time than those of 16,384 where nothing is padded
 # (benchmarks/micro_batches.py).
 WIDEST = 4 * 2**20
 LEAST = 1024

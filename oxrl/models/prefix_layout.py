@@ -16,10 +16,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from oxrl.functional.cuts import cheapest_cut
 from oxrl.types import TokenBatch
 
 # Rows up to so many tokens attend side by side, padded to each other; longer ones group by group.
 SIDE_BY_SIDE = 256
+# What one more block costs, in pairs of a token and one that it may see, padding included.
+BLOCK = 2**17
 # Rows are packed where that leaves at most so many of their tokens: fewer saved are not worth it.
 PAYS = 0.9
 
@@ -62,7 +65,7 @@ class PrefixLayout:
     groups: in the order in which they stand. tokens, position_ids: [1, L] of the packed row.
     places: [B, T] of every token of the batch, in the packed row; padding is anywhere.
     blocks: what attends side by side. answers: [L], where every token is in what the blocks give,
-    prompts and then responses of one after the other.
+    prompts and then responses of one after the other; rows of a group may be in several.
     """
 
     groups: tuple[Group, ...]
@@ -132,14 +135,16 @@ def laid_out(batch: TokenBatch, groups: Sequence[Group]) -> PrefixLayout:
     places = torch.empty_like(placed)
     places[rows] = placed
     blocks: list[Block] = []
-    answers: list[Tensor] = []
+    answers = torch.empty(int(own.sum()), dtype=torch.int64, device=device)
     given = 0
-    for begin, end in _blocks(counts, at.shape[1]):
-        here = slice(begin, end)
+    lengths = batch.attention_mask[rows].sum(1).tolist()
+    for chosen in _blocks(counts, lengths):
+        here = torch.tensor(chosen, device=device)
         block = _block(placed[here], prompt[here], own[here], leads[here])
-        number = group[here] - group[begin]
-        found = _answers(block, prompt[here], own[here], number)
-        answers.append(given + found)
+        number = leads[here].cumsum(0) - 1
+        answers[standing[here][own[here]]] = given + _answers(
+            block, prompt[here], own[here], number
+        )
         given += block.prompts.numel() + block.responses.numel()
         blocks.append(block)
     return PrefixLayout(
@@ -148,22 +153,24 @@ def laid_out(batch: TokenBatch, groups: Sequence[Group]) -> PrefixLayout:
         position_ids=at[own][None],
         places=places,
         blocks=tuple(blocks),
-        answers=torch.cat(answers),
+        answers=answers,
     )
 
 
-def _blocks(counts: Sequence[int], longest: int) -> Iterator[tuple[int, int]]:
-    """(first row, row behind the last) of every block.
+def _blocks(counts: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The rows of every block: of about one length, where padding costs more than another block.
 
     Args:
-        counts: rows of every group. longest: tokens of the longest row.
+        counts: rows of every group. lengths: tokens of every row.
     """
-    if longest <= SIDE_BY_SIDE:
-        yield 0, sum(counts)
-        return
     begin = 0
-    for count in counts:
-        yield begin, begin + count
+    for count in [len(lengths)] if max(lengths) <= SIDE_BY_SIDE else counts:
+        rows = sorted(range(begin, begin + count), key=lambda row: -lengths[row])
+        squares = [lengths[row] ** 2 for row in rows]
+        first = 0
+        for piece in cheapest_cut(squares, most=sum(squares) * len(rows), price=BLOCK):
+            yield sorted(rows[first : first + piece])
+            first += piece
         begin += count
 
 
@@ -172,16 +179,18 @@ def _block(placed: Tensor, prompt: Tensor, own: Tensor, leads: Tensor) -> Block:
 
     Args:
         placed: [B, T] places of their rows. prompt: [B] tokens of the rows' prompts. own: [B, T],
-            what stands in the packed row on a row's account. leads: [B], first rows of groups.
+            what stands in the packed row on a row's account. leads: [B], first rows of groups,
+            whose prompts are read here.
     """
     rest = own.sum(1) - prompt * leads
     longest = int((prompt + rest).max())
     behind = torch.arange(int(rest.max()), device=placed.device)
     at = prompt[:, None] + behind
+    longest_prompt = int((prompt * leads).max())
     known = prompt[:1] if bool((prompt == prompt[0]).all()) else prompt
     last_seen = known[:, None, None, None] + behind[:, None]
     return Block(
-        prompts=placed[leads, : int(prompt.max())],
+        prompts=placed[leads, :longest_prompt],
         responses=placed.gather(1, at.clamp(max=placed.shape[1] - 1)),
         rows=placed[:, :longest],
         sees=torch.arange(longest, device=placed.device) <= last_seen,

@@ -121,7 +121,7 @@ def _attend_block(
     """
     attention = nn.functional.scaled_dot_product_attention
     found: list[Tensor] = []
-    if block.prompts.shape[1]:
+    if block.prompts.numel():
         of_prompts = attention(
             _taken(queries, block.prompts),
             _taken(keys, block.prompts),
