@@ -103,14 +103,21 @@ def test_layers_that_are_computed_again_share_prompts_too() -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("block", [0, 2**17])
 @pytest.mark.parametrize("side_by_side", [0, 10**6])
-def test_long_rows_attend_group_by_group(
-    monkeypatch: pytest.MonkeyPatch, side_by_side: int
+def test_long_rows_attend_group_by_group_and_unlike_rows_apart(
+    monkeypatch: pytest.MonkeyPatch, side_by_side: int, block: int
 ) -> None:
     monkeypatch.setattr("oxrl.models.prefix_layout.SIDE_BY_SIDE", side_by_side)
+    monkeypatch.setattr("oxrl.models.prefix_layout.BLOCK", block)
     batch = rows_of([*GROUPS, (0, [2, 4])])
     layout = laid_out(batch, groups_of(batch))
-    assert len(layout.blocks) == (1 if side_by_side else len(GROUPS) + 1)
+    if block:
+        assert len(layout.blocks) == (1 if side_by_side else len(GROUPS) + 1)
+    elif side_by_side:
+        assert len(layout.blocks) == len({*batch.lengths()})
+    else:
+        assert len(layout.blocks) > len(GROUPS) + 1
     assert len(layout.answers) == layout.tokens.numel()
     model = tiny("qwen3")
     plain, expected = said_and_gradient(model, batch, share=False, budget=10**6)
