@@ -133,6 +133,28 @@ def test_two_processes_that_share_a_model_sample_what_one_does(
 
 
 @pytest.mark.full
+def test_an_adapter_on_four_bits_is_merged_for_vllm_which_samples_as_a_local_run_does(
+    tmp_path: Path,
+) -> None:
+    """What vLLM is sent was taken out of the codes; the local run computes with these."""
+    pytest.importorskip("peft", reason='needs peft: pip install -e ".[qlora]"')
+    pytest.importorskip("bitsandbytes", reason='needs bitsandbytes: pip install -e ".[qlora]"')
+    base = model_that_stops(tmp_path / "base", "builtin:small")
+    model = {"name": str(base), "load_in_4bit": True}
+    steps = ["run.steps=3", "run.checkpoint_every=0", "lora.rank=8", "train.lr=0.01"]
+    local = rl_config(tmp_path, "local", steps, model=model)
+    vllm = rl_config(tmp_path, "vllm", [*steps, *VLLM, "lora.delivery=merged"], model=model)
+    run(local)
+    run(vllm)
+    found = [metric_lines(cfg.run.directory) for cfg in (local, vllm)]
+    for ours, theirs in zip(*found, strict=True):
+        assert theirs["reward/mean"] == ours["reward/mean"]
+        assert theirs["update/grad_norm"] == pytest.approx(ours["update/grad_norm"], rel=1e-3)
+        assert theirs["mismatch/abs_logdiff_max"] < 1e-4
+        assert theirs["sync/retries"] == 0
+
+
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_an_adapter_on_zero3_ranks_and_vllm_survives_kill_9_at_any_moment(tmp_path: Path) -> None:
     pytest.importorskip("peft", reason='needs peft: pip install -e ".[lora]"')
