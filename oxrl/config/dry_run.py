@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from oxrl.config.reads import row_fields
+from oxrl.config.reads import generates_answers, row_fields
 from oxrl.config.schema import Config, Section
 from oxrl.errors import ConfigError
 
@@ -71,7 +71,8 @@ def dry_run_config(cfg: Config, directory: Path, model: str) -> Config:
         "data": _changed(cfg.data, data),
         "train": _changed(cfg.train, _numbers(cfg, tokens, samples)),
     }
-    if "rollout" in type(cfg).model_fields:
+    answers = recipe != "supervised" or generates_answers(cfg)
+    if "rollout" in type(cfg).model_fields and answers:
         sections["rollout"] = _changed(cfg.rollout, rollout)
     return cfg.model_copy(update=sections)
 

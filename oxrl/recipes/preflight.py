@@ -474,7 +474,7 @@ def check_optimizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
             "model.load_in_4bit needs bitsandbytes, which is not installed: "
             "pip install -e '.[qlora]', or set it to false"
         )
-    return name
+    return f"{name}, frozen weights in four bits" if cfg.model.load_in_4bit else name
 
 
 def check_disk(cfg: Config, prepared: Prepared, patience: Patience) -> str:

@@ -47,6 +47,8 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
         subjects.remove("features")
     if not cfg.run.trackers:
         subjects.remove("trackers")
+    if cfg.train.optimizer == "adamw" and not cfg.model.load_in_4bit:
+        subjects.remove("optimizer")
     values: dict[str, dict[str, object]] = {}
     for path, value in read_values(cfg).items():
         section, _, name = path.partition(".")
@@ -89,6 +91,7 @@ LATE = {
     "loss": "it was not tried",
     "features": "they were not loaded",
     "trackers": "their packages were not found",
+    "optimizer": "its package was not looked for",
     "disk": "it did not answer",
 }
 

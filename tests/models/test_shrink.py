@@ -92,3 +92,17 @@ def test_a_dry_run_trains_the_architecture_of_the_run(llama: Path, algorithm: st
     assert f"LlamaForCausalLM made small after {llama}" in described
     assert not (llama.parent / "runs").exists()
     assert json.loads((llama / "config.json").read_text())["hidden_size"] == 8192
+
+
+def test_a_dry_run_of_rows_whose_evaluations_answer_nothing_sets_nothing_of_rollouts(
+    llama: Path,
+) -> None:
+    row = {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}
+    (llama.parent / "train.jsonl").write_text((json.dumps(row) + "\n") * 8)
+    values = {
+        "run": {"name": "dry", "steps": 8, "threads": 1},
+        "model": {"name": "builtin:tiny"},
+        "data": {"train": "train.jsonl", "rows_per_step": 4},
+        "train": {"alg_name": "sft"},
+    }
+    assert dry_run(Config.model_validate(values)) == "builtin:tiny"

@@ -27,6 +27,7 @@ from oxrl.models.lora import AdapterOptions, adapter_off, add_adapter
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
 from oxrl.recipes.export import run_export
+from oxrl.recipes.preflight_process import examine_apart
 from oxrl.types import TokenBatch
 
 pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')
@@ -265,6 +266,10 @@ def test_what_cannot_be_done_is_refused_with_what_to_do(
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
-def test_without_bitsandbytes_the_error_names_the_extra(base: Path) -> None:
+def test_without_bitsandbytes_plan_and_error_name_the_extra(base: Path) -> None:
+    cfg = config(base, "planned", "sft")
+    found = {subject: (state, said) for subject, state, said in examine_apart(cfg)}
+    state, said = found["optimizer"]
+    assert state == "wrong" and "[qlora]" in said
     with pytest.raises(MissingExtraError, match=r"oxrl\[qlora\]"):
         load_policy(str(base), LoadOptions(four_bit="held"))
