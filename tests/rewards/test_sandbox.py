@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -209,6 +210,27 @@ def test_jobs_that_are_sent_while_nobody_reads_end_in_time(monkeypatch: pytest.M
     job = Job("calls", {"code": "x" * (1 << 20)}, {"tests": ["assert x"], "setup": ""})
     with pytest.raises(SandboxError, match="does not read"):
         sandbox.judge(job)
+    sandbox.close()
+
+
+def test_a_unit_that_waits_for_ever_costs_its_job_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "MARGIN_S", 0.2)
+    sandbox = Sandbox("off", Limits(cpu_s=0.1, memory_mb=256, disk_mb=8, wait_s=0.5))
+    sandbox.start()
+    stuck = sandbox._process
+    assert stuck is not None
+    # As one that waits for a killed process which the kernel does not end: it says nothing more.
+    stuck.send_signal(signal.SIGSTOP)
+    job = Job("calls", {"code": RIGHT}, {**ADD, "setup": ""})
+    began = time.monotonic()
+    with pytest.raises(SandboxError, match="did not answer in time"):
+        sandbox.judge(job)
+    assert time.monotonic() - began < 5
+    assert stuck.poll() == -signal.SIGKILL
+    monkeypatch.setattr(client, "MARGIN_S", 10.0)
+    assert sandbox.judge(job).held == 1
     sandbox.close()
 
 

@@ -49,6 +49,7 @@ def in_room(live: Callable[[int | None], int], mount_point: str, disk_mb: int) -
     two_users = _map_users()
     child = os.fork()
     if child:
+        # As long as it lives; it is whoever started this process that ends both, by a limit.
         _, status = os.waitpid(child, 0)
         return os.waitstatus_to_exitcode(status) & 0xFF
     kernel.die_with_parent()

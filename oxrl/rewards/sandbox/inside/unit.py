@@ -357,6 +357,9 @@ class Unit:
             os.killpg(child, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             os.kill(child, signal.SIGKILL)  # it has no group of its own yet
+        # Without a limit, on purpose: a killed process that stays is in a call that the kernel does
+        # not cut short, and nothing here could go on beside it. Whoever sent the job has a limit,
+        # and ends this unit then with all that is in it.
         _, status, usage = os.wait4(child, 0)
         if by_itself:
             return Ended(os.waitstatus_to_exitcode(status))
