@@ -15,6 +15,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Ray listens on the loopback device alone; it looks at this when it is imported.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ["RAY_worker_niceness"] = "0"
 
 # Under nohup the tests ignore it, and so would every run that they start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -51,7 +51,7 @@ def connected() -> Iterator[None]:
             "log_to_driver": False,
             "logging_level": "ERROR",
         }
-        ray.init(num_cpus=6, object_store_memory=200 << 20, **options)
+        ray.init(address="local", num_cpus=6, object_store_memory=200 << 20, **options)
     yield
     ray.shutdown()
 

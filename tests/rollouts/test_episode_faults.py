@@ -120,6 +120,7 @@ def test_a_rollout_actor_killed_in_the_middle_of_episodes_changes_no_token(play:
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
     with ray_cluster._own_signals():
         ray.init(
+            address="local",
             num_cpus=4,
             object_store_memory=200 << 20,
             runtime_env={"env_vars": variables},
