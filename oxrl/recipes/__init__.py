@@ -41,11 +41,23 @@ def run(cfg: Config, *, resume: bool = False, accept: Sequence[str] = ()) -> Non
             with explained():
                 if lost is None:
                     return _run(cfg, resume=resume, accept=accept)
-                return _run(cfg, resume=True, after=lost)
+                return _again(cfg, lost)
         except LostRankError as error:
             if not restarts_left:
                 raise
             lost = error
+
+
+def _again(cfg: Config, lost: LostRankError) -> None:
+    """Go on from the newest checkpoint after ranks were lost.
+
+    Raises:
+        LostRankError: the cluster that is left has no room for them, or is gone.
+    """
+    try:
+        _run(cfg, resume=True, after=lost)
+    except ConfigError as error:  # nothing is wrong with a configuration that has run before
+        raise LostRankError(f"{lost}; starting again: {error}") from error
 
 
 def loop_of(cfg: Config) -> str:

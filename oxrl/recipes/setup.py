@@ -222,7 +222,7 @@ def build_engines(cfg: Config, stack: ExitStack) -> Engines:
 def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
     """Ray actors that train, sample or both."""
     # Imported where they are chosen: Ray is an extra.
-    from oxrl.engines.ray.cluster import layout
+    from oxrl.engines.ray.cluster import by_node, layout
     from oxrl.engines.ray.rollouts import RayRollouts
     from oxrl.engines.ray.trainer import RankGroup, RayTrainer
     from oxrl.engines.ray.transport import RayTransport
@@ -236,21 +236,21 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
     cluster = open_cluster(cfg)
     stack.callback(cluster.close)
     gpus = gpus_per_actor(cfg, cluster.gpus())
-    bundles, trainer_places, sampler_places = layout(
+    planned = layout(
         ranks,
         sampling.actors,
         colocated=colocated,
         trainer_gpus=gpus,
         sampler_gpus=gpus * sampling.tensor_parallel,
     )
-    cluster.reserve(bundles)
+    placed = by_node(planned, cluster.reserve(planned.bundles))
     trainers: Mapping[str, TrainEngine]
     limits: Limits
     group: RankGroup | None = None
     if training:
         build_rank = partial(trainers_of_rank, cfg)
         group = RankGroup(
-            cluster, trainer_places, build_rank, waits, nbytes=models_trained(cfg) * nbytes
+            cluster, placed.trainers, build_rank, waits, nbytes=models_trained(cfg) * nbytes
         )
         trainers = {name: RayTrainer(group, name) for name in group.sizes}
         limits = group.call("policy", limits_of, cfg)
@@ -264,11 +264,11 @@ def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
     images = build_images(cfg)
     rollouts = RayRollouts(
         cluster,
-        sampler_places,
+        placed.samplers,
         build,
         waits,
         nbytes=nbytes,
-        sleeping=colocated,
+        before_wake=group.free_cache if colocated and group is not None else None,
         images=images,
     )
     transport = None

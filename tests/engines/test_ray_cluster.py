@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -20,7 +21,8 @@ import pytest
 import yaml
 
 from oxrl.config import Config
-from oxrl.engines.ray.cluster import CONNECT_S, Cluster
+from oxrl.engines.ray.cluster import Cluster
+from oxrl.engines.ray.head import CONNECT_S
 from oxrl.errors import ConfigError
 from oxrl.recipes.build import gpus_per_actor
 
@@ -43,7 +45,8 @@ JOINS = """
 
     if __name__ == "__main__":
         small = {"num_cpus": 1, "object_store_memory": 80 << 20}
-        nodes = Nodes(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+        head = {**small, "include_dashboard": False}
+        nodes = Nodes(initialize_head=True, head_node_args=head)
         nodes.add_node(**small)
         bundles, _, places = layout(0, 2, trainer_gpus=0, sampler_gpus=0, colocated=False)
         cluster = Cluster(2, address=nodes.address)
@@ -70,6 +73,8 @@ JOINS = """
 # Every address on which a process of the cluster listens.
 LISTENS = """
     import json, os, pathlib, signal
+    for own in ("RAY_worker_niceness", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
+        os.environ.pop(own, None)  # a run sets them
     from oxrl.engines.ray.cluster import Cluster
 
     def of_this_session(process):
@@ -103,10 +108,11 @@ LISTENS = """
         session = cluster.ray._private.worker._global_node.get_session_dir_path()
         cluster.ray.get(cluster.ray.remote(lambda: 1).remote())
         found = sorted(listening())
+        nice = cluster.ray.get(cluster.ray.remote(lambda: os.nice(0)).remote())
         dashboard = cluster.ray._private.worker._global_node.webui_url
         cluster.close()
         kept = signal.getsignal(signal.SIGTERM) is before
-        print(json.dumps({"listening": found, "dashboard": dashboard, "kept": kept}))
+        print(json.dumps({"listening": found, "dashboard": dashboard, "kept": kept, "nice": nice}))
 """
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 
@@ -115,14 +121,17 @@ def program(text: str, folder: Path, *arguments: str) -> dict[str, object]:
     path = folder / "program.py"
     path.write_text(textwrap.dedent(text))
     paths = [str(ROOT), str(ROOT / "tests" / "engines")]
-    result = subprocess.run(
-        [sys.executable, str(path), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        env=os.environ | {"RAY_worker_niceness": "0", "PYTHONPATH": os.pathsep.join(paths)},
-    )
+    # A folder that is short, for Ray's sockets, where nobody else looks for a cluster to join.
+    with tempfile.TemporaryDirectory(prefix="ray_", ignore_cleanup_errors=True) as of_ray:
+        own = {"RAY_ADDRESS": "127.0.0.1:1", "RAY_TMPDIR": of_ray}
+        result = subprocess.run(
+            [sys.executable, str(path), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+            env={**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)},
+        )
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout.splitlines()[-1])
 
@@ -168,10 +177,8 @@ SHIPS = """
 
     if __name__ == "__main__":
         small = {"num_cpus": 1, "object_store_memory": 80 << 20}
-        nodes = Nodes(
-            initialize_head=True,
-            head_node_args={**small, "num_cpus": 0, "include_dashboard": False},
-        )
+        head = {**small, "num_cpus": 0, "include_dashboard": False}
+        nodes = Nodes(initialize_head=True, head_node_args=head)
         nodes.add_node(**small, env_vars={"PYTHONPATH": sys.argv[1]})
         bundles, _, places = layout(0, 1, trainer_gpus=0, sampler_gpus=0, colocated=False)
         cluster = Cluster(1, address=nodes.address, ship=sys.argv[2] == "ship")
@@ -242,7 +249,7 @@ def test_a_cluster_without_gpus_is_told_where_they_are_asked_for() -> None:
 @pytest.mark.skipif(
     not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc to see who listens where"
 )
-def test_a_cluster_of_our_own_listens_on_the_loopback_device_alone_and_leaves_signals_alone(
+def test_a_cluster_of_our_own_is_found_by_nobody_and_gives_way_to_nobody(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip(
@@ -254,6 +261,8 @@ def test_a_cluster_of_our_own_listens_on_the_loopback_device_alone_and_leaves_si
     assert addresses <= LOOPBACK
     assert not found["dashboard"]
     assert found["kept"]
+    # Ray's own actors give way to everything else, by 15.
+    assert found["nice"] == os.nice(0)
 
 
 def test_the_slurm_example_is_a_script_that_the_shell_accepts() -> None:

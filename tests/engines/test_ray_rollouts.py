@@ -82,7 +82,7 @@ def connected() -> Iterator[None]:
             "log_to_driver": False,
             "logging_level": "ERROR",
         }
-        ray.init(num_cpus=6, object_store_memory=200 << 20, **options)
+        ray.init(address="local", num_cpus=6, object_store_memory=200 << 20, **options)
     yield
     ray.shutdown()
 
@@ -312,7 +312,8 @@ def slow_sampler(nap: float) -> LocalSampler:
 
 
 def test_colocated_actors_sleep_whenever_nothing_is_sampled(rollouts: Any) -> None:
-    engine = rollouts(1, sleeping=True)
+    woken: list[bool] = []
+    engine = rollouts(1, before_wake=lambda: woken.append(engine._asleep))
     sent = weights_of(0)
     engine.update_weights(iter(sent), version=1)
     assert not engine._asleep
@@ -323,6 +324,8 @@ def test_colocated_actors_sleep_whenever_nothing_is_sampled(rollouts: Any) -> No
     assert not engine._asleep
     engine.abort([request.id for request in requests(8)])
     assert engine._asleep
+    # Who shares the device gave up its cache before each of them took its memory.
+    assert woken == [True, True]
 
 
 def test_a_member_that_is_lost_before_it_is_asked_is_replaced_with_the_weights_it_had(
@@ -355,7 +358,7 @@ def drowsy() -> LocalSampler:
 def test_an_actor_that_is_lost_while_all_sleep_is_replaced_by_one_that_sleeps(
     rollouts: Any,
 ) -> None:
-    engine = rollouts(2, sleeping=True, build=drowsy)
+    engine = rollouts(2, before_wake=lambda: None, build=drowsy)
     generate(engine, requests(8), deadline_s=60)
     os.kill(pid(engine, 1), signal.SIGKILL)
     assert engine.metrics()["rollout/replaced_actors"] == 1

@@ -174,7 +174,7 @@ def over_ray() -> Iterator[Any]:
         # The actors import this file and what it imports.
         found_in = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         quiet["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(found_in)}}
-        ray.init(num_cpus=4, object_store_memory=200 << 20, **quiet)
+        ray.init(address="local", num_cpus=4, object_store_memory=200 << 20, **quiet)
     cluster = Cluster(4)
     yield cluster
     cluster.close()

@@ -137,3 +137,14 @@ class ThreadCluster:
 
     def put(self, thing: object) -> Any:
         return self.ray.put(thing)
+
+    def wait(
+        self, references: Sequence[Any], *, timeout: float, count: int = 1
+    ) -> tuple[list[Any], list[Any]]:
+        return self.ray.wait(list(references), num_returns=count, timeout=timeout)
+
+    def end(self, actor: Actor) -> None:
+        self.ray.kill(actor)
+
+    def await_place(self, place: object, deadline: object) -> None:
+        del place, deadline

@@ -12,6 +12,7 @@ import re
 import signal
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from oxrl.engines.ray.head import (
+    HeadWatch,
+    LastWords,
+    listens,
+    patience_with_head,
+    refuse_silence,
+)
 from oxrl.engines.train.base import Bucket
 from oxrl.errors import ConfigError, EngineError, MissingExtraError
 from oxrl.runs.deadlines import Deadline
@@ -31,12 +39,30 @@ log = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parents[2]
 RESERVE_S = 10.0
-CONNECT_S = 5.0
-ADDRESS = re.compile(r"(?:ray://)?\[?(?P<host>[^/]+?)\]?:(?P<port>\d+)")
-SETTINGS = b"\x04"  # the kind of an HTTP/2 frame
+# Between two looks at whether a lost node has been noticed, or an actor has answered, in seconds.
+LOOK_S = 0.5
 MISSING_MODULE = re.compile(r"No module named '([^']+)'")
 # Of the lines in which Ray tells of a death, the most telling first.
-TELLING = ("out of memory", "killed due to", "oom", "dead because", "exit")
+TELLING = (
+    "low on memory",
+    "out of memory",
+    "killed due to",
+    "oom",
+    "node has died",
+    "dead because",
+    "exit",
+)
+# Names of Ray's errors of an object store without room, in shared memory and on the disk behind it.
+STORE_ERRORS = ("ObjectStoreFullError", "OutOfDiskError")
+NO_STORE = (
+    "Ray's object store, through which weights and batches travel, is full: {}. It is shared "
+    "memory, and a disk behind it: give the node a larger /dev/shm, start Ray with "
+    "--object-store-memory, or free that disk"
+)
+OF_MEMORY = (
+    " (to need less: fewer actors on a node, a smaller train.micro_batch_tokens or "
+    "inference_engine.max_rows; `oxrl plan` estimates it)"
+)
 # What a bundle or a node has: how many of "CPU" and "GPU".
 Bundle = dict[str, float]
 # (name, dtype, shape, bytes): numpy arrays travel through Ray's object store without a copy per
@@ -93,6 +119,22 @@ def layout(
     return Layout(bundles, places[:trainers], places[trainers:])
 
 
+def by_node(planned: Layout, nodes: Mapping[int, str]) -> Layout:
+    """The same places, numbered node by node: neighbours among ranks are neighbours on a machine.
+
+    Args:
+        nodes: where each bundle is.
+    """
+    order = list(dict.fromkeys(nodes[index] for index in sorted(nodes)))
+
+    def at(place: Place) -> int:
+        return order.index(nodes[place.bundle])
+
+    trainers = sorted(planned.trainers, key=at)
+    samplers = sorted(planned.samplers, key=at)
+    return Layout(planned.bundles, trainers, samplers)
+
+
 def bundle(cpus: float, gpus: float) -> Bundle:
     """What has room for so many CPUs and GPUs."""
     return {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
@@ -114,21 +156,28 @@ class Cluster:
     """
 
     def __init__(self, actors: int, *, address: str | None = None, ship: bool = False) -> None:
+        gone_s = patience_with_head()
         self.ray = _import_ray(loopback=address is None)
         self._started = not self.ray.is_initialized()
+        self._group: Any = None
+        self._last_words: LastWords | None = None
         if self._started:
             self._connect(address, actors, ship)
+            self._last_words = LastWords()
+        self._head = HeadWatch(self.ray.get_runtime_context().gcs_address, gone_s)
 
     def _connect(self, address: str | None, actors: int, ship: bool) -> None:
         options: dict[str, Any] = {}
         if address is None:
+            # Whatever else runs on this machine, or RAY_ADDRESS names, is somebody else's.
+            options["address"] = "local"
             # CPUs are names for places here, not a share of a core: a small machine may run more
             # actors than it has cores.
             options["num_cpus"] = max(actors, os.cpu_count() or 1)
             options["include_dashboard"] = False
         else:
             options["address"] = address
-            _refuse_silence(address)
+            refuse_silence(address)
         if ship:
             options["runtime_env"] = {"py_modules": [str(PACKAGE)]}
         where = f"at run.ray_address {address!r}" if address else "could be started here"
@@ -143,28 +192,74 @@ class Cluster:
         """How many GPUs its nodes have, whatever the machine of this process has."""
         return int(_totals(self._nodes())["GPU"])
 
-    def reserve(self, bundles: Sequence[Bundle]) -> None:
+    def reserve(self, bundles: Sequence[Bundle]) -> Mapping[int, str]:
         """Take room for the actors of a run.
+
+        Returns:
+            The node of each bundle.
 
         Raises:
             ConfigError: the cluster does not have it within 10 seconds.
         """
-        ray = self.ray
-        group = ray.util.placement_group(list(bundles), strategy="PACK")
-        if ray.wait([group.ready()], timeout=RESERVE_S)[0]:
-            self._group = group
-            return
-        ray.util.remove_placement_group(group)
-        free = _totals([ray.available_resources()])
+        end = time.monotonic() + RESERVE_S
+        while time.monotonic() < end:
+            self._group = self.ray.util.placement_group(list(bundles), strategy="PACK")
+            ready = self.wait([self._group.ready()], timeout=end - time.monotonic())[0]
+            if ready and self._lost_places() == []:
+                return self._table()["bundles_to_node_id"]
+            # On a node that is gone, which Ray has not noticed: ask again.
+            self.ray.util.remove_placement_group(self._group)
+            self._group = None
+            time.sleep(LOOK_S)
+        raise ConfigError(self._no_room(bundles))
+
+    def _no_room(self, bundles: Sequence[Bundle]) -> str:
+        free = _totals([self.ray.available_resources()])
         nodes = self._nodes()
         largest = max(bundles, key=lambda bundle: (bundle.get("GPU", 0), bundle["CPU"]))
-        raise ConfigError(
+        return (
             f"the Ray cluster has no room for this run ({RESERVE_S:g} s). "
             f"Asked: {_words(_totals(bundles))}, as {len(bundles)} bundles, the largest "
             f"{_words(largest)}. Available: {_words(free)} of {_words(_totals(nodes))} on "
             f"{len(nodes)} nodes. Lower run.training_gpus or inference_engine.actors, or wait for "
             "what else runs there"
         )
+
+    def _table(self) -> Mapping[str, Any]:
+        """What Ray knows of the room that was taken."""
+        return self.ray.util.placement_group_table(self._group)
+
+    def _lost_places(self) -> list[int]:
+        """Bundles that are nowhere, or on a node where nobody answers."""
+        answering = {
+            node["NodeID"]
+            for node in self.ray.nodes()
+            if node["Alive"] and listens(node["NodeManagerAddress"], node["NodeManagerPort"])
+        }
+        table = self._table()
+        homes: Mapping[int, str] = table["bundles_to_node_id"]
+        lost = [index for index in table["bundles"] if homes.get(index) not in answering]
+        return sorted(lost)
+
+    def await_place(self, place: Place, deadline: Deadline) -> None:
+        """Wait until there is room for an actor again, where its node was lost: Ray looks for it.
+
+        Raises:
+            EngineError: no node had any in time.
+        """
+        end = time.monotonic() + deadline.seconds
+        while place.bundle in self._lost_places():
+            self.check_head()
+            if time.monotonic() > end:
+                asked = _words(self._table()["bundles"][place.bundle])
+                nodes = self._nodes()
+                raise EngineError(
+                    f"a node of the Ray cluster was lost, and within {deadline} no other had room "
+                    f"for the actor that was on it: {asked} asked, {len(nodes)} nodes left with "
+                    f"{_words(_totals(nodes))} in all. Start a node in its place, then the same "
+                    "command with --resume"
+                )
+            time.sleep(LOOK_S)
 
     def _nodes(self) -> list[Mapping[str, float]]:
         """What every node that is alive has."""
@@ -176,15 +271,45 @@ class Cluster:
         Raises:
             EngineError: the object store has no room for it.
         """
+        errors = self.ray.exceptions
         try:
             return self.ray.put(thing)
-        except self.ray.exceptions.ObjectStoreFullError as error:
-            reason = str(error).splitlines()[0]
-            raise EngineError(
-                f"Ray's object store, through which weights and batches travel, is full: {reason}. "
-                "It is shared memory: give the node a larger /dev/shm, or start Ray with "
-                "--object-store-memory"
-            ) from error
+        except (errors.ObjectStoreFullError, errors.OutOfDiskError) as error:
+            raise EngineError(NO_STORE.format(_reason(error))) from error
+
+    def wait(
+        self, references: Sequence[Any], *, timeout: float, count: int = 1
+    ) -> tuple[list[Any], list[Any]]:
+        """Those of calls that are over, once so many are or the time is up; and the others.
+
+        Args:
+            timeout: in seconds.
+
+        Raises:
+            LostClusterError: the head of the cluster is gone.
+        """
+        end = time.monotonic() + timeout
+        while True:
+            self.check_head()
+            left = max(0.0, min(LOOK_S, end - time.monotonic()))
+            done, others = self.ray.wait(list(references), num_returns=count, timeout=left)
+            if len(done) >= count or time.monotonic() >= end:
+                return done, others
+
+    def end(self, actor: Any) -> None:
+        """End an actor, whatever it is doing."""
+        self.ray.kill(actor)
+        if not self._head.answers():
+            # It is the head that kills; without one, the actor has to go by itself.
+            actor.__ray_call__.remote(_leave)
+
+    def check_head(self) -> None:
+        """Return where the head of the cluster was seen not too long ago.
+
+        Raises:
+            LostClusterError: it is gone.
+        """
+        self._head.check()
 
     def start(self, actor: type, place: Place) -> Any:
         """A handle to a new actor at `place`.
@@ -203,17 +328,25 @@ class Cluster:
 
     def close(self) -> None:
         """Give the room back, which ends every actor in it; end a cluster that was started here."""
-        if hasattr(self, "_group"):
+        if self._group is not None and self._head.answers():
             self.ray.util.remove_placement_group(self._group)
+        self._head.close()
         if self._started:
             self.ray.shutdown()
+        if self._last_words is not None:
+            self._last_words.close()
+
+
+def _leave(_: object) -> None:
+    """In an actor: end its process."""
+    os._exit(0)
 
 
 class LostActorError(EngineError):
     """An actor died, or did not answer in time. The message says which and what it was asked."""
 
 
-def result_of(ray: Any, reference: Any, what: str, deadline: Deadline) -> Any:
+def result_of(cluster: Cluster, reference: Any, what: str, deadline: Deadline) -> Any:
     """What an actor's call returned; an exception of its code is raised here as it was there.
 
     Args:
@@ -221,9 +354,12 @@ def result_of(ray: Any, reference: Any, what: str, deadline: Deadline) -> Any:
 
     Raises:
         LostActorError: the actor died or did not answer in time.
+        LostClusterError: the head of the cluster is gone.
     """
+    ray = cluster.ray
+    cluster.wait([reference], timeout=deadline.seconds)
     try:
-        return ray.get(reference, timeout=deadline.seconds)
+        return ray.get(reference, timeout=0)
     except ray.exceptions.GetTimeoutError as error:
         raise LostActorError(f"{what} did not answer within {deadline}") from error
     except ray.exceptions.RayTaskError as error:
@@ -237,8 +373,12 @@ def result_of(ray: Any, reference: Any, what: str, deadline: Deadline) -> Any:
 def _lost(what: str, error: Exception) -> EngineError:
     """What Ray's own error says: died, killed for memory, node lost, a module that is not there."""
     module = MISSING_MODULE.search(str(error))
+    if type(error).__name__ in STORE_ERRORS:
+        return EngineError(f"{what} failed. {NO_STORE.format(_reason(error))}")
     if module is None:
-        return LostActorError(f"{what} died: {_reason(error)}")
+        reason = _reason(error)
+        hint = OF_MEMORY if "memory" in reason.lower() else ""
+        return LostActorError(f"{what} died: {reason}{hint}")
     return EngineError(
         f"{what} could not start: its node has no module {module[1]!r}. Install the same packages "
         "on every node, or send oxRL itself with run.ray_working_dir: ship"
@@ -299,41 +439,6 @@ def unpack(packed: Packed) -> Bucket:
             Passed.bytes += data.nbytes
             bucket.append((name, torch.from_numpy(data).view(dtype).view(shape)))
     return bucket
-
-
-def _refuse_silence(address: str) -> None:
-    """Ray itself tries an address that nobody answers at for minutes, and says little then.
-
-    Raises:
-        ConfigError: nobody listens there, or it is no head of a Ray cluster.
-    """
-    place = ADDRESS.fullmatch(address)
-    if place is None:
-        return  # auto, and what else Ray has names for
-    try:
-        with socket.create_connection((place["host"], int(place["port"])), CONNECT_S) as head:
-            if "RAY_USE_TLS" not in os.environ:
-                _greet(head)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"run.ray_address: no head of a Ray cluster answers at {address!r} within "
-            f"{CONNECT_S:g} s: {error}. `ray status` on the head node tells its address; without "
-            "one a run starts a cluster of its own on this machine"
-        ) from error
-
-
-def _greet(head: socket.socket) -> None:
-    """Begin to talk as gRPC does, in HTTP/2: both sides send their settings first.
-
-    Raises:
-        ConnectionError: something else listens there.
-        TimeoutError: whoever listens says nothing.
-    """
-    nothing_to_set = b"\0\0\0" + SETTINGS + b"\0" * 5
-    head.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + nothing_to_set)
-    answer = head.recv(9)
-    if answer[3:4] != SETTINGS:
-        raise ConnectionError(f"something else listens there, which says {answer!r}")
 
 
 def _import_ray(*, loopback: bool) -> Any:

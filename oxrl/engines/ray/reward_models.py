@@ -179,7 +179,7 @@ class ModelActorPool:
     def _wait_loaded(self, cluster: Cluster, loading: Any) -> None:
         what = f"a reward model actor, asked to load {self.name},"
         try:
-            result_of(cluster.ray, loading, what, LOAD)
+            result_of(cluster, loading, what, LOAD)
         except (OxrlError, OSError) as error:
             self._end_actors()
             problem = f"{self.field}.name={self.name}: {error}"
@@ -199,12 +199,11 @@ class ModelActorPool:
         self, cluster: Cluster, actor: int, group: Group, patience: Patience
     ) -> list[Score] | str:
         """The scores of a group, or how the actor was lost, which is then replaced."""
-        ray = cluster.ray
         count = len(group[1])
         limit_s = self._timeout_s * count
         end = time.monotonic() + limit_s
         reference = self._actors[actor].score.remote(group)
-        while not ray.wait([reference], timeout=min(patience.slice_s, limit_s))[0]:
+        while not cluster.wait([reference], timeout=min(patience.slice_s, limit_s))[0]:
             patience.look(f"the reward model {self.name}. Raise run.deadlines.rollout")
             if time.monotonic() > end:
                 self._replace(cluster, actor)
@@ -212,7 +211,7 @@ class ModelActorPool:
                 problem = f"no score within {limit_s:g} s ({field})"
                 return [failed_score(self.name, group, "timeout", problem)] * count
         try:
-            scores = result_of(ray, reference, f"reward model actor {actor}", LOAD)
+            scores = result_of(cluster, reference, f"reward model actor {actor}", LOAD)
         except LostActorError as lost:
             self._replace(cluster, actor)
             return str(lost)
@@ -223,12 +222,13 @@ class ModelActorPool:
 
     def _replace(self, cluster: Cluster, actor: int) -> None:
         """A new actor in the place of one that is lost or late."""
-        cluster.ray.kill(self._actors[actor])
+        cluster.end(self._actors[actor])
         log.warning("reward model actor %d is lost or late and is replaced", actor)
+        cluster.await_place(self._places[actor], LOAD)
         self._wait_loaded(cluster, self._new(cluster, self._places[actor]))
 
     def _end_actors(self) -> None:
         if self._cluster is not None:
             for actor in self._actors.values():
-                self._cluster.ray.kill(actor)
+                self._cluster.end(actor)
         self._actors = {}

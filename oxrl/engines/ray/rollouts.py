@@ -109,13 +109,13 @@ class RolloutWorker:
     def __init__(self, group: RayRollouts, number: int, place: Place) -> None:
         self.name = f"rollout actor {number}"
         self._group = group
-        self._place = place
+        self.place = place
         self.in_flight: dict[str, Request] = {}
         self.start()
 
     def start(self) -> None:
         """A new actor, which begins to load its model."""
-        self.actor = self._group.cluster.start(RolloutActor, self._place)
+        self.actor = self._group.cluster.start(RolloutActor, self.place)
         self.polling: Any = None
         self.polling_since = 0.0
         self._loading = self.actor.build.remote(os.getcwd(), self._group.build)
@@ -136,7 +136,7 @@ class RolloutWorker:
         deadline = self._group.deadline(phase)
         asked = f"{self.name}, asked to {what},"
         with waiting_for(asked.rstrip(","), deadline):
-            return result_of(self._group.cluster.ray, reference, asked, deadline)
+            return result_of(self._group.cluster, reference, asked, deadline)
 
     def start_poll(self, seconds: float) -> None:
         """Have the actor sample, unless it still does."""
@@ -188,11 +188,12 @@ class RayRollouts:
     Args:
         places: where the actors live.
         build: makes the engine of an actor, there; picklable.
-        sleeping: whether actors sleep while nothing is being sampled, because a training rank needs
-            their memory.
         waits: longest waits for an actor's answer; one that is silent for half of that of rollouts
             while it samples is replaced.
         nbytes: of the model that each reads and is sent, as far as that is known.
+        before_wake: where a training rank needs their memory, actors sleep while nothing is being
+            sampled; this is called before they take it again, for the ranks to give up what they
+            only keep. None: actors do not sleep.
         images: those of the prompts, which go to the actors with the requests; None: there are
             none.
     """
@@ -205,7 +206,7 @@ class RayRollouts:
         waits: Deadlines,
         *,
         nbytes: int = 0,
-        sleeping: bool = False,
+        before_wake: Callable[[], None] | None = None,
         images: ImageStore | None = None,
     ) -> None:
         self.cluster = cluster
@@ -213,7 +214,7 @@ class RayRollouts:
         self.build = build
         self._waits = waits
         self._nbytes = nbytes
-        self._sleeping = sleeping
+        self._before_wake = before_wake
         self._workers = [RolloutWorker(self, number, place) for number, place in enumerate(places)]
         # Requests that have lost an actor already.
         self._retried: set[str] = set()
@@ -285,9 +286,8 @@ class RayRollouts:
 
     def _wait(self, polls: Sequence[Any]) -> Sequence[Any]:
         """The polls that are done, once one is or POLL_S seconds have passed."""
-        ray = self.cluster.ray
-        ray.wait(polls, timeout=POLL_S)
-        ready, _ = ray.wait(polls, num_returns=len(polls), timeout=0)
+        self.cluster.wait(polls, timeout=POLL_S)
+        ready, _ = self.cluster.wait(polls, timeout=0, count=len(polls))
         return ready
 
     def _collect(self, worker: RolloutWorker) -> list[Finished]:
@@ -504,16 +504,18 @@ class RayRollouts:
         The cluster is its owner's to close.
         """
         closing = [worker.actor.call.remote(RolloutEngine.close) for worker in self._workers]
-        self.cluster.ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
+        self.cluster.wait(closing, timeout=CLOSE_S, count=len(closing))
         for worker in self._workers:
-            self.cluster.ray.kill(worker.actor)
+            self.cluster.end(worker.actor)
 
     def _sleep_if_idle(self) -> None:
-        if self._sleeping and not any(worker.in_flight for worker in self._workers):
+        if self._before_wake and not any(worker.in_flight for worker in self._workers):
             self._set_asleep(True)
 
     def _set_asleep(self, asleep: bool) -> None:
         if asleep != self._asleep:
+            if self._before_wake and not asleep:
+                self._before_wake()
             change = RolloutEngine.sleep if asleep else RolloutEngine.wake
             for worker in self._workers:
                 self.call(worker, change)
@@ -542,7 +544,9 @@ class RayRollouts:
                 f"such as {twice[0]!r}"
             )
         started = time.monotonic()
-        self.cluster.ray.kill(worker.actor)
+        self.cluster.end(worker.actor)
+        with waiting_for(f"room for {worker.name} in the Ray cluster", self.deadline("load")):
+            self.cluster.await_place(worker.place, self.deadline("load"))
         worker.start()
         worker.wait_loaded()
         references = self._weights()

@@ -153,6 +153,11 @@ class RankActor:
         kept = self._sender.kept.items()
         return [(index, ray.put(pack(bucket))) for index, bucket in kept]  # pyright: ignore
 
+    def free_cache(self) -> None:
+        """Give back memory of the GPU that PyTorch only keeps, before somebody else needs it."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def make_model(self, new_model: NewModel) -> None:
         """Rank 0 makes a model for `score_copy`, before anybody waits for it in a collective."""
         if self._first:
@@ -261,6 +266,11 @@ class RankGroup:
         calls = [actor.call.remote(engine, function, shared, deadline) for actor in self._ranks]
         return self.finish(calls, f"{function.__name__} of {engine}", deadline)[0]
 
+    def free_cache(self) -> None:
+        """Have every rank give back the memory of its GPU that it only keeps for later."""
+        deadline = self.waits.of("step")
+        self.finish(self.begin("free_cache"), "free its cache", deadline)
+
     def next_bucket(self, engine: str, stream: Stream, start: bool) -> Packed | None:
         """Rank 0's next bucket; None at the end of the stream."""
         calls = [actor.next_bucket.remote(engine, stream, start) for actor in self._ranks]
@@ -285,12 +295,12 @@ class RankGroup:
         found: dict[int, Any] = {}
         failures: list[Exception] = []
         while pending and time.monotonic() < end:
-            done, pending = self._cluster.ray.wait(pending, timeout=end - time.monotonic())
+            done, pending = self._cluster.wait(pending, timeout=end - time.monotonic())
             for reference in done:
                 rank = references.index(reference)
                 what = f"training rank {rank} of {len(self._ranks)}"
                 try:
-                    found[rank] = result_of(self._cluster.ray, reference, what, deadline)
+                    found[rank] = result_of(self._cluster, reference, what, deadline)
                 except Exception as error:  # noqa: BLE001  (raised below, once every rank has had its say)
                     failures.append(error)
                     end = min(end, time.monotonic() + GRACE_S)
@@ -320,7 +330,7 @@ class RankGroup:
     def close(self) -> None:
         """End every rank."""
         for actor in self._ranks:
-            self._cluster.ray.kill(actor)
+            self._cluster.end(actor)
 
 
 def _is_echo(error: Exception) -> bool:
