@@ -284,9 +284,11 @@ def test_the_kuberay_example_names_what_a_rayjob_needs() -> None:
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     assert "run.ray_address=auto" in job["spec"]["entrypoint"]
     cluster = job["spec"]["rayClusterSpec"]
-    assert cluster["headGroupSpec"]["rayStartParams"]["include-dashboard"] == "false"
+    # KubeRay submits the entrypoint to the head's dashboard.
+    assert "include-dashboard" not in cluster["headGroupSpec"]["rayStartParams"]
     for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
         (container,) = group["template"]["spec"]["containers"]
+        assert {"name": "RAY_worker_niceness", "value": "0"} in container["env"]
         mounts = {mount["name"] for mount in container["volumeMounts"]}
         assert mounts <= {volume["name"] for volume in group["template"]["spec"]["volumes"]}
         # Checkpoints are written by training actors and read by others: every node sees one file

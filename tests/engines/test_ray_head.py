@@ -91,6 +91,6 @@ def test_a_rank_gives_up_what_it_only_keeps(
     emptied: list[bool] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
     rank = RankActor()
-    rank._device = torch.device(device)
+    rank._device = torch.device(device)  # pyright: ignore[reportPrivateUsage]
     rank.free_cache()
     assert len(emptied) == times

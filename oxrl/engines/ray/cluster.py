@@ -301,7 +301,7 @@ class Cluster:
         self.ray.kill(actor)
         if not self._head.answers():
             # It is the head that kills; without one, the actor has to go by itself.
-            actor.__ray_call__.remote(_leave)
+            self.ray.wait([actor.__ray_call__.remote(_leave)], timeout=LOOK_S)
 
     def check_head(self) -> None:
         """Return where the head of the cluster was seen not too long ago.

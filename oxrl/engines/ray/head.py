@@ -130,7 +130,8 @@ class HeadWatch:
             LostClusterError: it was not.
         """
         gone_s = time.monotonic() - self._seen
-        if gone_s > self._gone_s:
+        # Whoever looks may itself have had no processor for as long.
+        if gone_s > self._gone_s and not self.answers():
             raise LostClusterError(
                 f"the head of the Ray cluster at {self._address} (its GCS process) has not "
                 f"answered for {gone_s:.0f} s: it was killed, ran out of memory, or cannot be "
