@@ -36,16 +36,11 @@ CANDIDATES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ],
     ("dpo", "trl"): [{"rows": 32}, {"rows": 8}, {"rows": 4}],
     ("sft", "oxrl"): [
-        {"micro_batch_tokens": 16384},
-        {"micro_batch_tokens": 4096},
+        {"micro_batch_tokens": "auto"},
         {"micro_batch_tokens": 2048},
-        {"micro_batch_tokens": 2048, "pack_tokens": 256},
+        {"micro_batch_tokens": "auto", "pack_tokens": 256},
     ],
-    ("dpo", "oxrl"): [
-        {"micro_batch_tokens": 16384},
-        {"micro_batch_tokens": 4096},
-        {"micro_batch_tokens": 2048},
-    ],
+    ("dpo", "oxrl"): [{"micro_batch_tokens": "auto"}, {"micro_batch_tokens": 2048}],
 }
 
 

@@ -163,11 +163,10 @@ def compare(name: str, args: argparse.Namespace, folder: Path) -> None:
         "use_cpu, float32, beta=0, no gradient checkpointing, no vLLM (fused AdamW is its default)"
     )
     print(
-        f"  oxRL: sgrpo, train.micro_batch_tokens={MICRO_BATCH_TOKENS}, "
-        "inference_engine.max_rows=128"
+        "  oxRL: sgrpo, as by default (micro_batch_tokens: auto, share_prefix: auto, max_rows: 128)"
     )
     options: dict[str, Any] = {"threads": args.threads, "model": str(folder / "model")}
-    options |= {"micro_batch_tokens": MICRO_BATCH_TOKENS, "plain_linears": args.plain_linears}
+    options |= {"micro_batch_tokens": "auto", "plain_linears": args.plain_linears}
     problem.write_settings(folder / "oxrl.json", chosen, oxrl=options)
     ours: list[dict[str, Any]] = []
     theirs: list[dict[str, Any]] = []

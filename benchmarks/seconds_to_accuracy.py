@@ -1,14 +1,13 @@
 """Processor seconds until the quickstart's task is solved: oxRL against TRL's GRPOTrainer.
 
-    python benchmarks/seconds_to_accuracy.py [--seeds 3] [--trl-lrs 3e-4 1e-3] [--trl-rows 512]
+    python benchmarks/seconds_to_accuracy.py [--seeds 3] [--lrs 3e-4 1e-3] [--trl-rows 512]
 
 Per seed one warm start, as of experiments/quickstart, that sums without the carry half of the time.
 From its weights both train with the same prompts, reward, group size (8), prompts per step (64),
 temperature and limit of tokens, without a reference model, checkpoints or trackers, one thread
 each, in turns. After every five steps 1,000 held-out sums are sampled once by the same sampler at
-temperature 1, which is not counted, and neither are imports, models and data. oxRL has the
-quickstart's learning rate; TRL the one of `--trl-lrs` that gets it there first on seed 0. Needs the
-`bench` extra.
+temperature 1, which is not counted, and neither are imports, models and data. Each side has the
+learning rate of `--lrs` that gets it there first on seed 0. Needs the `bench` extra.
 """
 
 from __future__ import annotations
@@ -259,18 +258,18 @@ def race(sides: dict[str, Side]) -> dict[str, dict[str, Any]]:
     return done
 
 
-def best_rate(given: dict[str, Any], folder: Path, rates: list[float], rows: int) -> float:
-    """The learning rate that gets TRL to the goal first."""
+def best_rate(given: dict[str, Any], folder: Path, rates: list[float], name: str) -> float:
+    """The learning rate that gets a side to the goal first."""
     if len(rates) == 1:
         return rates[0]
     taken: dict[float, float] = {}
     for rate in rates:
-        told = {**given, "lr": rate, "rows": rows}
-        with started(folder / f"trial_{rate}", "trl", told) as side:
-            said = race({"trl": side})["trl"]
+        told = {**given, "lr": rate}
+        with started(folder / f"{name}_{rate}", name, told) as side:
+            said = race({name: side})[name]
         taken[rate] = said["cpu"] if said["accuracy"] >= GOAL else float("inf")
         reached = f"{said['accuracy']:.3f} after {said['steps']} steps"
-        print(f"TRL trial, learning rate {rate:g}: {reached}, {said['cpu']:.1f} s", flush=True)
+        print(f"{name} trial, learning rate {rate:g}: {reached}, {said['cpu']:.1f} s", flush=True)
     return min(taken, key=lambda rate: taken[rate])
 
 
@@ -279,27 +278,28 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--trl-lrs", type=float, nargs="+", default=[LEARNING_RATE])
+    parser.add_argument("--lrs", type=float, nargs="+", default=[LEARNING_RATE])
     parser.add_argument("--trl-rows", type=int, default=512)
     options = parser.parse_args()
     ratios: list[float] = []
     spent: dict[str, list[float]] = {"oxrl": [], "trl": []}
-    rate = options.trl_lrs[0]
+    rates: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         for seed in range(options.seeds):
             folder = Path(name) / str(seed)
-            given = warm_start(folder, seed)
-            if seed == 0:
-                rate = best_rate(given, folder, options.trl_lrs, options.trl_rows)
-            theirs = {**given, "lr": rate, "rows": options.trl_rows}
+            given = warm_start(folder, seed) | {"rows": options.trl_rows}
+            for side in spent:
+                if side not in rates:
+                    rates[side] = best_rate(given, folder, options.lrs, side)
             with (
-                started(folder / "oxrl", "oxrl", {**given, "lr": LEARNING_RATE}) as oxrl,
-                started(folder / "trl", "trl", theirs) as trl,
+                started(folder / "oxrl", "oxrl", {**given, "lr": rates["oxrl"]}) as oxrl,
+                started(folder / "trl", "trl", {**given, "lr": rates["trl"]}) as trl,
             ):
                 done = race({"oxrl": oxrl, "trl": trl})
-            figure: dict[str, Any] = {"case": f"seed {seed}", "trl_lr": rate}
+            figure: dict[str, Any] = {"case": f"seed {seed}"}
             for side, said in done.items():
                 spent[side].append(said["cpu"])
+                figure[f"{side}_lr"] = rates[side]
                 figure[f"{side}_cpu_s"] = round(said["cpu"], 2)
                 figure[f"{side}_steps"] = said["steps"]
                 figure[f"{side}_accuracy"] = said["accuracy"]

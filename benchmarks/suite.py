@@ -49,8 +49,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         "Rollout and update of 16 prompts x 8 samples with the 3.3M-parameter built-in model in "
         "float32, of oxRL's local engine and of TRL's GRPOTrainer in turns, a process and a thread "
         "each. oxRL does as it does by default. TRL has the micro-batches that are fastest for it "
-        "in a trial (without --trl-rows; of 16, 32, 64 and 128 rows). Short prompts have 19 "
-        "tokens, long ones, with worked examples before the question, 128.",
+        "in a trial (without --trl-rows; of 16, 32, 64 and 128 rows). Short prompts have 12 "
+        "tokens, long ones, with worked examples before the question, 134.",
         "python benchmarks/rl_step.py --pairs 10 --warmup 1 --threads 1 --trl-rows 32 "
         "--settings equal heavy 'equal long' 'heavy long'",
         {
@@ -77,9 +77,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         "Processor seconds to a skill, against TRL",
         "From the warm start of the quickstart, until 0.9 of 1,000 held-out sums are right when "
         "sampled at temperature 1; the same prompts, reward, groups and warm start, no reference "
-        "model, in turns, a process and a thread each. Examinations are not counted. TRL's "
-        "learning rate is the better one of a trial.",
-        "python benchmarks/seconds_to_accuracy.py --seeds 3 --trl-lrs 3e-4 1e-3",
+        "model, in turns, a process and a thread each. Examinations are not counted. Each side's "
+        "learning rate is its better one of a trial.",
+        "python benchmarks/seconds_to_accuracy.py --seeds 3 --lrs 3e-4 1e-3",
         {f"seed {seed}": f"seed {seed}" for seed in range(3)} | SEEDS,
         {
             "oxrl_cpu_s": "oxRL, processor s",
@@ -87,9 +87,14 @@ BENCHMARKS: dict[str, Benchmark] = {
             "ratio": "TRL / oxRL",
             "oxrl_steps": "oxRL, steps",
             "trl_steps": "TRL, steps",
+            "oxrl_lr": "oxRL, learning rate",
             "trl_lr": "TRL, learning rate",
         },
-        {f"all seeds/{key}": "of one seed" for key in ("oxrl_steps", "trl_steps", "trl_lr")},
+        {
+            f"all seeds/{side}_{key}": "of one seed"
+            for side in ("oxrl", "trl")
+            for key in ("steps", "lr")
+        },
     ),
     "decode_loop": Benchmark(
         "The sampler over a handwritten decode loop",
