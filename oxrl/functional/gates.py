@@ -86,16 +86,6 @@ class Tokens(NamedTuple):
     mask: Tensor
 
     @property
-    def positive(self) -> Tensor:
-        """Where the advantage is above 0."""
-        return self.advantages > 0
-
-    @property
-    def negative(self) -> Tensor:
-        """Where the advantage is below 0."""
-        return self.advantages < 0
-
-    @property
     def now(self) -> Tensor:
         """The current logprobs without gradient."""
         return self.logprobs.detach()

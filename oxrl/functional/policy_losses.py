@@ -117,12 +117,14 @@ def _clip(
 ) -> Decision:
     """What `ppo_clip` decides about tokens."""
     ratio = tokens.ratio
+    positive = tokens.advantages > 0
+    negative = tokens.advantages < 0
     cap = torch.inf
     if clip_dual is not None:
         cap = clip_dual
-    high = tokens.positive & (ratio > 1 + clip_high)
-    low = tokens.negative & (ratio < 1 - clip_low)
-    dual = tokens.negative & (ratio > cap)
+    high = positive & (ratio > 1 + clip_high)
+    low = negative & (ratio < 1 - clip_low)
+    dual = negative & (ratio > cap)
     bounded = torch.where(dual, cap, ratio)
     bounded = torch.where(low, 1 - clip_low, bounded)
     bounded = torch.where(high, 1 + clip_high, bounded)
@@ -266,7 +268,7 @@ def cispo(
 
 def _sigmoid_gate(tokens: Tokens, positive: float, negative: float) -> Decision:
     """What `sapo` decides with the sharpness `positive` where A > 0, `negative` elsewhere."""
-    tau = torch.full_like(tokens.ratio, negative).masked_fill(tokens.positive, positive)
+    tau = torch.full_like(tokens.ratio, negative).masked_fill(tokens.advantages > 0, positive)
     sigma = torch.sigmoid(tau * (tokens.ratio - 1))
     weight = torch.where(tokens.inside, tokens.ratio * 4 * sigma * (1 - sigma), 0.0)
     return Decision(4 / tau * sigma * tokens.advantages, weight)
@@ -354,8 +356,8 @@ def _divergence_gate(
     """w = min(r, weight_max), or 0 past the divergence's bound in the favored direction."""
     rising = tokens.log_ratio > 0
     falling = tokens.log_ratio < 0
-    high = tokens.positive & rising & (divergence > dppo_high)
-    low = tokens.negative & falling & (divergence > dppo_low)
+    high = (tokens.advantages > 0) & rising & (divergence > dppo_high)
+    low = (tokens.advantages < 0) & falling & (divergence > dppo_low)
     weight = torch.where(high | low, 0.0, tokens.ratio.clamp(max=weight_max))
     value = weight * tokens.advantages * tokens.now
     return Decision(value, weight, high, low, further={"update/divergence": divergence})
@@ -644,8 +646,8 @@ def proximal(
 def _clipped_geometric_mean(tokens: Tokens, clip_low: float, clip_high: float) -> Decision:
     """What `gmpo` decides about tokens."""
     log_ratio = tokens.log_ratio
-    high = tokens.positive & (log_ratio > clip_high)
-    low = tokens.negative & (log_ratio < -clip_low)
+    high = (tokens.advantages > 0) & (log_ratio > clip_high)
+    low = (tokens.advantages < 0) & (log_ratio < -clip_low)
     bounded = torch.where(low, -clip_low, log_ratio)
     kept = torch.where(high, clip_high, bounded)
     ratio = geometric_level(kept, tokens.mask).exp()
@@ -785,10 +787,10 @@ def simko(
     tokens = clean(logprobs, old_logprobs, advantages, mask)
     require_same_shape(mask=mask, explore=explore, sampled_is_top=sampled_is_top)
     require_same_shape(top_logprobs=top_logprobs, old_top_logprobs=old_top_logprobs)
-    boosted = explore & sampled_is_top & tokens.negative
+    boosted = explore & sampled_is_top & (tokens.advantages < 0)
     boosted_advantages = torch.where(boosted, simko_boost * tokens.advantages, tokens.advantages)
     clip = _clip(tokens._replace(advantages=boosted_advantages), clip_low, clip_high)
-    shares = explore & tokens.positive
+    shares = explore & (tokens.advantages > 0)
     alpha = simko_alpha * shares.to(tokens.ratio.dtype)
     top = fill_masked(top_logprobs, mask[..., None])
     candidates_push = (top - top.detach()).mean(-1)

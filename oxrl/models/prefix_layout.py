@@ -30,17 +30,13 @@ PAYS = 0.9
 class Group(NamedTuple):
     """Rows with one prompt.
 
-    rows: of the batch. prompt: its tokens. responses: tokens of all that follow it.
+    rows: of the batch. prompt: its tokens. tokens: that the model reads, the prompt once and all
+    that follows it.
     """
 
     rows: list[int]
     prompt: int
-    responses: int
-
-    @property
-    def tokens(self) -> int:
-        """That the model reads."""
-        return self.prompt + self.responses
+    tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +93,16 @@ def groups_of(batch: TokenBatch) -> list[Group]:
     groups: list[Group] = []
     for prompt, rows in found.items():
         responses = sum(lengths[row] - len(prompt) for row in rows)
-        groups.append(Group(rows, len(prompt), responses))
+        groups.append(Group(rows, len(prompt), len(prompt) + responses))
     return groups
+
+
+def packed(batch: TokenBatch) -> PrefixLayout | None:
+    """The packed row of a batch; None where its rows have too little in common."""
+    groups = groups_of(batch)
+    if not worth_packing(groups, batch.tokens.numel()):
+        return None
+    return laid_out(batch, groups)
 
 
 def worth_packing(groups: Sequence[Group], padded: int) -> bool:

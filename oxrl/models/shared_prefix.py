@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from oxrl.errors import ConfigError
-from oxrl.functional.logprobs import Head
 from oxrl.models.network import CausalNetwork, attention_by
-from oxrl.models.prefix_layout import Block, PrefixLayout, groups_of, laid_out, worth_packing
+from oxrl.models.prefix_layout import Block, PrefixLayout, packed
 from oxrl.types import TokenBatch
 
 SHARED = "oxrl_shared_prefix"
@@ -31,31 +30,18 @@ class SharingRefused(ConfigError):
     """A model cannot read the prompt of a group once, or not yet as far as is known here."""
 
 
-class SharedPrefixNetwork:
-    """A TokenModel that computes rows that begin alike together.
-
-    Args:
-        network: the same model, row by row.
-    """
-
-    def __init__(self, network: CausalNetwork) -> None:
-        self._network = network
-
-    @property
-    def head(self) -> Head:
-        return self._network.head
+class SharedPrefixNetwork(CausalNetwork):
+    """A causal LM that computes rows that begin alike together."""
 
     def backbone(self, batch: TokenBatch) -> Tensor:
         """See TokenModel."""
-        if batch.position_ids is not None or batch.extras:
-            return self._network.backbone(batch)
-        groups = groups_of(batch)
-        if not worth_packing(groups, batch.tokens.numel()):
-            return self._network.backbone(batch)
-        layout = laid_out(batch, groups)
-        decoder = self._network.decoder
-        with attention_by(self._network.model.config, SHARED):
-            output = decoder(
+        layout: PrefixLayout | None = None
+        if batch.position_ids is None and not batch.extras:
+            layout = packed(batch)
+        if layout is None:
+            return super().backbone(batch)
+        with attention_by(self.model.config, SHARED):
+            output = self.decoder(
                 input_ids=layout.tokens,
                 attention_mask=None,
                 position_ids=layout.position_ids,
@@ -167,7 +153,7 @@ def check_sharing(model: PreTrainedModel) -> None:
     batch = TokenBatch(tokens=rows, attention_mask=real, response_mask=trained)
     plain = network.backbone(batch)[real].float()
     try:
-        shared = SharedPrefixNetwork(network).backbone(batch)[real].float()
+        shared = SharedPrefixNetwork(model).backbone(batch)[real].float()
     except TypeError as error:
         raise SharingRefused(
             f"train.share_prefix: {type(model).__name__} does not hand the layout of a row to its "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from oxrl.models.network import CausalNetwork, TokenModel
+from oxrl.models.network import CausalNetwork
 from oxrl.models.shared_prefix import SharedPrefixNetwork, SharingRefused
 from oxrl.models.shrink import shrink
 from oxrl.types import TokenBatch
@@ -88,9 +88,7 @@ def _gradient(model: PreTrainedModel, *, share: bool) -> Tensor:
     Raises:
         SharingRefused: the model does not hand the layout of a row to its attention.
     """
-    network: TokenModel = CausalNetwork(model)
-    if share:
-        network = SharedPrefixNetwork(network)
+    network = SharedPrefixNetwork(model) if share else CausalNetwork(model)
     batch = _rows()
     try:
         hidden = network.backbone(batch)[batch.attention_mask].float()

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from oxrl.config import Config
 from oxrl.config.dims import ModelDims, model_dims
-from oxrl.engines.train.micro_batches import micro_batches
+from oxrl.engines.train.micro_batches import group_micro_batches, micro_batches
+from oxrl.models.prefix_layout import groups_of, worth_packing
 from oxrl.models.work import FORWARD_AND_BACKWARD, ModelWork
 from oxrl.recipes.build import DTYPES, choose_device, price_of_a_cut, tokens_at_once
 from oxrl.recipes.objective import Objective
@@ -136,10 +137,6 @@ class Rows:
         """As `train.share_prefix` reads them: a prompt once in each micro-batch that it is in, and
         no padding; a micro-batch that would save little is read row by row.
         """
-        # Other runs do without.
-        from oxrl.engines.train.group_micro_batches import group_micro_batches
-        from oxrl.models.prefix_layout import groups_of, worth_packing
-
         known: set[int] = set()
         cuts = group_micro_batches(
             inputs, budget=given.budget, ranks=given.ranks, price=given.price

@@ -16,13 +16,12 @@ from transformers import PreTrainedModel
 
 from oxrl.engines.sample.choice import FAST
 from oxrl.engines.train.fsdp import FsdpTrainer
-from oxrl.engines.train.group_micro_batches import group_micro_batches
 from oxrl.engines.train.local import LocalTrainer
+from oxrl.engines.train.micro_batches import group_micro_batches
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import joined_ranks
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy
-from oxrl.models.network import CausalNetwork
 from oxrl.models.prefix_layout import groups_of, laid_out
 from oxrl.models.shared_prefix import SharedPrefixNetwork, check_sharing
 from oxrl.recipes import run
@@ -149,7 +148,7 @@ def test_ranks_share_prompts_too() -> None:
 
 def test_a_prompt_is_read_once_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_policy("builtin:tiny", LoadOptions(seed=0))
-    network = SharedPrefixNetwork(CausalNetwork(model))
+    network = SharedPrefixNetwork(model)
     read: list[int] = []
     model.get_input_embeddings().register_forward_hook(
         lambda module, given, result: read.append(given[0].numel())

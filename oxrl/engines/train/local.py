@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from oxrl.engines.train.adamw import Piece, adamw
 from oxrl.engines.train.base import Part, Want
 from oxrl.engines.train.checkpoint import MASTER, StoredWeight, has_master
-from oxrl.engines.train.forward import Check, read_tokens
+from oxrl.engines.train.forward import Check
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.engines.train.rules import KINDS, LOW_PRECISION
@@ -135,9 +135,6 @@ class LocalTrainer(Trainer):
             forget()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-
-    def _read(self, inputs: TokenBatch, want: Want) -> Output:
-        return read_tokens(self.network, inputs, want, temperature=self.options.temperature)
 
     def _backward(self, loss: Tensor) -> None:
         loss.backward()

@@ -1,4 +1,4 @@
-"""How a batch is cut for the model, and put back together: by rank, and by token budget."""
+"""How a batch is cut for the model: by rank, and by token budget."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor
 from oxrl.engines.train.company import company, patches_per_row, rounds_apart, side_by_side
 from oxrl.engines.train.ranks import Ranks
 from oxrl.functional.cuts import cheapest_cut
+from oxrl.models.prefix_layout import Group, groups_of
 from oxrl.models.vision_network import PATCHES
-from oxrl.types import Output, TokenBatch, TrainBatch
+from oxrl.types import TokenBatch, TrainBatch
 
 # What a micro-batch costs beside its tokens, in tokens: on a CPU 217, 64 and 62 with models of
 # 0.15M, 3.3M and 25M parameters. Not measured on a GPU, where it is much more.
@@ -115,6 +116,70 @@ def _cut_with_patches(
     return cut
 
 
+def group_micro_batches(
+    batch: TrainBatch, *, budget: int, ranks: int = 1, price: int | None = None
+) -> list[list[MicroBatch]]:
+    """As `micro_batches`, with the rows of a prompt side by side as far as they fit.
+
+    Args:
+        batch: what is cut; of pairs, whose two rows are side by side anyway, nothing changes.
+        budget: tokens that the model reads: a prompt once, and its responses.
+        ranks: how many share the batch.
+        price: of a micro-batch where rows have nothing in common.
+    """
+    if len(batch) != len(batch.inputs) or len(batch) == 0:
+        return micro_batches(batch, budget=budget, ranks=ranks, price=price)
+    groups = groups_of(batch.inputs)
+    if len(groups) == len(batch):  # nothing in common
+        return micro_batches(batch, budget=budget, ranks=ranks, price=price)
+    pieces: list[Group] = []
+    for group in groups:
+        pieces += _fitting(group, batch.inputs, budget)
+    pieces.sort(key=lambda piece: piece.tokens, reverse=True)
+    lengths = batch.inputs.lengths()
+    return [_filled(pieces[rank::ranks], lengths, budget) for rank in range(ranks)]
+
+
+def _fitting(group: Group, inputs: TokenBatch, budget: int) -> list[Group]:
+    """A group in pieces of at most `budget` tokens, each with the prompt; longest rows first."""
+    lengths = inputs.lengths()
+    pieces: list[Group] = []
+    rows: list[int] = []
+    tokens = group.prompt
+    for row in sorted(group.rows, key=lambda row: -lengths[row]):
+        response = lengths[row] - group.prompt
+        if rows and tokens + response > budget:
+            pieces.append(Group(rows, group.prompt, tokens))
+            rows = []
+            tokens = group.prompt
+        rows.append(row)
+        tokens += response
+    pieces.append(Group(rows, group.prompt, tokens))
+    return pieces
+
+
+def _filled(pieces: list[Group], lengths: list[int], budget: int) -> list[MicroBatch]:
+    """Pieces one after the other into micro-batches."""
+    cut: list[MicroBatch] = []
+    rows: list[int] = []
+    used = 0
+    for piece in pieces:
+        if rows and used + piece.tokens > budget:
+            cut.append(_micro_batch(rows, lengths))
+            rows = []
+            used = 0
+        rows += piece.rows
+        used += piece.tokens
+    if rows:
+        cut.append(_micro_batch(rows, lengths))
+    return cut
+
+
+def _micro_batch(rows: list[int], lengths: list[int]) -> MicroBatch:
+    longest = max(lengths[row] for row in rows)
+    return MicroBatch(torch.tensor(rows, dtype=torch.int64), longest)
+
+
 class Share(NamedTuple):
     """A part of a batch that one rank works on.
 
@@ -180,37 +245,3 @@ def own_share(
     for turn in range(len(mine), most):
         padding = company(batch.inputs) if turn in apart else idle
         yield Share(torch.zeros(0, dtype=torch.int64), idle, padding.to(device))
-
-
-class Merged:
-    """Outputs of micro-batches, put back into the row order and length of the batch, on the CPU."""
-
-    def __init__(self, inputs: TokenBatch) -> None:
-        self._shape = inputs.tokens.shape
-        self._fields: dict[str, Tensor] = {}
-
-    def add(self, rows: Tensor, output: Output) -> None:
-        """Place `output` at `rows` of the batch.
-
-        Without rows (padding) it only tells which fields there are.
-        """
-        for name, value in vars(output).items():
-            if value is not None:
-                self._place(name, rows, value.detach().cpu())
-
-    def _place(self, name: str, rows: Tensor, value: Tensor) -> None:
-        per_row = value.ndim == 1  # [B]; everything else is [B, T] or [B, T, K]
-        if name not in self._fields:
-            shape = self._shape[:1] if per_row else (*self._shape, *value.shape[2:])
-            self._fields[name] = value.new_zeros(shape)
-        if not len(rows):
-            return
-        field = self._fields[name]
-        if per_row:
-            field[rows] = value[: len(rows)]
-        else:
-            field[rows, : value.shape[1]] = value[: len(rows)]
-
-    def output(self, ranks: Ranks) -> Output:
-        """The whole batch, on every rank: each row is zero but on the rank that had it."""
-        return Output(**{name: ranks.sum(field) for name, field in self._fields.items()})

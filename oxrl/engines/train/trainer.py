@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from oxrl.engines.train.adamw import Piece, last_change, weight_decays
 from oxrl.engines.train.base import Bucket, Part, Want
@@ -30,8 +31,14 @@ from oxrl.engines.train.checkpoint import (
     write_state,
 )
 from oxrl.engines.train.company import without_company
-from oxrl.engines.train.forward import Check, checkpoint_activations
-from oxrl.engines.train.micro_batches import Cut, Merged, Share, micro_batches, own_share
+from oxrl.engines.train.forward import Check, checkpoint_activations, read_tokens
+from oxrl.engines.train.micro_batches import (
+    Cut,
+    Share,
+    group_micro_batches,
+    micro_batches,
+    own_share,
+)
 from oxrl.engines.train.offload import offloaded
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
@@ -45,7 +52,13 @@ from oxrl.models.later import arrived, awaited, home_of
 from oxrl.models.layout import FileLayout, optimizer_files, weight_files, write_description
 from oxrl.models.load import not_finite
 from oxrl.models.lora import adapter_off, merged_into
-from oxrl.models.network import CausalNetwork, check_tokens, token_model, vocabulary_of
+from oxrl.models.network import (
+    CausalNetwork,
+    TokenModel,
+    check_tokens,
+    token_model,
+    vocabulary_of,
+)
 from oxrl.models.shrink import check_small
 from oxrl.models.stored import GivenTensor
 from oxrl.models.weights import (
@@ -81,7 +94,16 @@ class Trainer(ABC):
     def __init__(self, model: nn.Module, options: TrainerOptions, *, ranks: Ranks = ALONE) -> None:
         self.options = options
         self.model = model.eval()
-        self.network = token_model(model)
+        self.network: TokenModel
+        self._cut: Cut
+        if options.share_prefix and isinstance(model, PreTrainedModel):
+            from oxrl.models.shared_prefix import SharedPrefixNetwork  # where it is asked for
+
+            self.network = SharedPrefixNetwork(model)
+            self._cut = group_micro_batches
+        else:
+            self.network = token_model(model)
+            self._cut = micro_batches
         self.ranks = ranks
         self.device = home_of(model)
         # Parameters that the model was built without, and where they are stored.
@@ -90,13 +112,6 @@ class Trainer(ABC):
             check_small(self.network.model)
         # Less than was asked for where that did not fit into memory.
         self.micro_batch_tokens = options.micro_batch_tokens
-        self._cut: Cut = micro_batches
-        if options.share_prefix and isinstance(self.network, CausalNetwork):
-            from oxrl.engines.train.group_micro_batches import group_micro_batches
-            from oxrl.models.shared_prefix import SharedPrefixNetwork
-
-            self.network = SharedPrefixNetwork(self.network)
-            self._cut = group_micro_batches
         self.step = 0
         self.last_loss = 0.0
         self._decays = weight_decays(model, options)
@@ -114,10 +129,6 @@ class Trainer(ABC):
             checkpoint_activations(model)
 
     # What an engine does in its own way.
-
-    @abstractmethod
-    def _read(self, inputs: TokenBatch, want: Want) -> Output:
-        """One micro-batch through the model."""
 
     @abstractmethod
     def checked(self, check: Check) -> None:
@@ -236,6 +247,10 @@ class Trainer(ABC):
         if len(share.read) > len(share.part.inputs):
             return without_company(output, share.part.inputs)
         return output
+
+    def _read(self, inputs: TokenBatch, want: Want) -> Output:
+        """One micro-batch through the model; an engine that wraps the model has its own way."""
+        return read_tokens(self.network, inputs, want, temperature=self.options.temperature)
 
     @property
     def nbytes(self) -> int:
@@ -567,3 +582,37 @@ def _zero_of(output: Output) -> Tensor:
         if field is not None and field.requires_grad:
             zero = zero + field.sum() * 0.0
     return zero
+
+
+class Merged:
+    """Outputs of micro-batches, put back into the row order and length of the batch, on the CPU."""
+
+    def __init__(self, inputs: TokenBatch) -> None:
+        self._shape = inputs.tokens.shape
+        self._fields: dict[str, Tensor] = {}
+
+    def add(self, rows: Tensor, output: Output) -> None:
+        """Place `output` at `rows` of the batch.
+
+        Without rows (padding) it only tells which fields there are.
+        """
+        for name, value in vars(output).items():
+            if value is not None:
+                self._place(name, rows, value.detach().cpu())
+
+    def _place(self, name: str, rows: Tensor, value: Tensor) -> None:
+        per_row = value.ndim == 1  # [B]; everything else is [B, T] or [B, T, K]
+        if name not in self._fields:
+            shape = self._shape[:1] if per_row else (*self._shape, *value.shape[2:])
+            self._fields[name] = value.new_zeros(shape)
+        if not len(rows):
+            return
+        field = self._fields[name]
+        if per_row:
+            field[rows] = value[: len(rows)]
+        else:
+            field[rows, : value.shape[1]] = value[: len(rows)]
+
+    def output(self, ranks: Ranks) -> Output:
+        """The whole batch, on every rank: each row is zero but on the rank that had it."""
+        return Output(**{name: ranks.sum(field) for name, field in self._fields.items()})
