@@ -77,7 +77,10 @@ def adamw(
 
 
 def last_change(piece: Piece, options: TrainerOptions, lr: float) -> Tensor:
-    """Norm of AdamW's last change of a piece, from its moments: no copy of the weights is kept."""
+    """Norm of AdamW's last change of a piece, from its moments: no copy of the weights is kept.
+
+    A piece may be all that a rank holds, so what is computed stays in one tensor.
+    """
     state = piece.state
     if not state:
         return torch.zeros((), dtype=torch.float64)
@@ -88,8 +91,11 @@ def last_change(piece: Piece, options: TrainerOptions, lr: float) -> Tensor:
     lr = lr * piece.rate
     root = math.sqrt(1 - beta2**step)
     denominator = state["exp_avg_sq"].sqrt().add_(options.adam_eps * root)
-    change = state["exp_avg"] / denominator * (lr * root / (1 - beta1**step))
+    change = torch.div(state["exp_avg"], denominator, out=denominator)
+    change *= lr * root / (1 - beta1**step)
     decay = lr * piece.decay
     if decay:
-        change = change + (piece.weight + change) * (decay / (1 - decay))
+        before = piece.weight + change
+        before *= decay / (1 - decay)
+        change += before
     return torch.linalg.vector_norm(change, dtype=torch.float64)
