@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "make_benchmarks.py"))
 GPU: dict[str, Any] = runpy.run_path(str(ROOT / "experiments" / "gpu" / "run.py"))
+NODE: dict[str, Any] = runpy.run_path(str(ROOT / "experiments" / "gsm8k_scale" / "node.py"))
 
 
 def script(*words: str, code: int = 0) -> str:
@@ -201,3 +202,41 @@ def test_the_gpu_experiment_goes_through_every_stage_on_a_cpu(tmp_path: Path) ->
     assert learned["parameters"] == 148_160 and len(learned["reward_by_step"]) == 4
     assert "every byte equal" in said and "no figure means anything" in said
     assert (out / "README.md").read_text() == said
+
+
+def test_the_page_of_a_node_has_what_was_planned_beside_what_was_found() -> None:
+    found = {"steps": 9, "in_time": True, "parameters": 7 * 10**9, "gpu_peak_bytes": 71e9}
+    found |= {"first_load_s": 61.2, "sync_s": 1.52, "sync_bytes": 15.2e9, "driver_bytes": 0.0}
+    found |= {"checkpoint_bytes": 107e9, "step_s": 30.0, "tokens_per_s": 1234, "mfu": 0.101}
+    plan = {"model": "seven", "ranks": 8, "peak_bytes": 42e9, "checkpoint_bytes": 106.6e9}
+    of_run = {"dry_run": False, "date": "2030-01-02", "commit": "0123456789abcdef", "seconds": 1100}
+    of_run |= {"gpus": 8, "gpu": "NVIDIA H100 80GB HBM3", "config": "rl_7b_8gpus.yaml"}
+    page = NODE["page"]({**of_run, "plan": plan, "measured": found})
+    assert "Run on 2030-01-02 on 8 x NVIDIA H100 80GB HBM3, commit `0123456789ab`" in page
+    assert "| most memory of a GPU, GB | 42 | 71 |" in page
+    assert "| a checkpoint, GB | 106.6 | 107 |" in page
+    assert "| of it through the driver, GB |  | 0 |" in page
+    assert "| MFU by the data sheet, of the step |  | 10.1% |" in page
+    assert "| of it update, s |  | none |" in page
+
+
+def test_the_published_page_of_a_node_says_whether_it_was_run() -> None:
+    folder = ROOT / "experiments" / "gsm8k_scale"
+    page = (folder / "NODE.md").read_text()
+    assert ("**Not run**" in page) != (folder / "node.json").exists()
+    said = script("experiments/gsm8k_scale/node.py", "--dry-run", code=2)
+    assert "--dry-run needs --out" in said
+
+
+@pytest.mark.full
+def test_a_node_is_measured_through_both_stages_on_a_cpu(tmp_path: Path) -> None:
+    out = tmp_path / "page"
+    given = ["--dry-run", "--work", str(tmp_path / "work"), "--out", str(out)]
+    said = script("experiments/gsm8k_scale/node.py", *given)
+    found = json.loads((out / "node.json").read_text())
+    assert found["measured"]["steps"] == 4 and found["measured"]["in_time"]
+    assert found["measured"]["first_load_s"] > 0 and found["measured"]["resumed_s"] > 0
+    written = found["measured"]["checkpoint_bytes"]
+    assert found["plan"]["checkpoint_bytes"] == pytest.approx(written, rel=0.02)
+    assert found["measured"]["save_s"] > 0 and found["measured"]["update_s"] > 0
+    assert (out / "NODE.md").read_text() == said and "no figure means anything" in said

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from oxrl.cli import app
 from oxrl.config import load_config
 from oxrl.config.dims import model_dims
-from oxrl.config.plan import memory
+from oxrl.config.memory import memory
 from oxrl.config.reads import read_values
 from oxrl.errors import ConfigError
 
@@ -50,7 +50,7 @@ def on_gpus(file: Path, gpus: int) -> list[str]:
 
 
 def load_from_name(file: Path) -> tuple[str, int]:
-    size, gpus = file.stem.split("_")[1:]
+    _, size, *_, gpus = file.stem.split("_")
     return size.upper(), int(gpus.removesuffix("s").removesuffix("gpu"))
 
 
@@ -87,7 +87,10 @@ def test_the_memory_of_a_rank_fits_and_falls_with_more_ranks(file: Path) -> None
         return max(memory(load_config(file, on_gpus(file, ranks)), dims).phases.values())
 
     assert peak(gpus) < DEVICE
-    assert peak(8) < peak(2) < peak(1)
+    if load_config(file).fsdp.offload_optimizer:  # what is cut up is not on the device
+        assert peak(8) == peak(2) == peak(1)
+    else:
+        assert peak(8) < peak(2) < peak(1)
 
 
 ROBOTS = sorted((ROOT / "experiments" / "robots").glob("*.yaml"))
