@@ -11,63 +11,16 @@ from __future__ import annotations
 
 import json
 import sys
-import weakref
-from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from tensor_bytes import PeakBytes
 
 from oxrl.functional.logprobs import Head, chunked_head
 
 FLOAT32 = 4
-
-
-def _key(tensor: Tensor) -> int:
-    """Of the memory behind a tensor, which its views share."""
-    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
-
-
-class PeakBytes(TorchDispatchMode):
-    """Counts the bytes of the storages that operations made and that are still alive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0
-        self.peak = 0
-        self._tensors: Counter[int] = Counter()
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        known = {_key(tensor) for tensor in given}
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if not isinstance(tensor, Tensor):
-                continue
-            storage = tensor.untyped_storage()
-            key = _key(tensor)
-            if key in known and not self._tensors[key]:
-                continue  # a view of what was there before
-            if not self._tensors[key]:
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-            self._tensors[key] += 1
-            weakref.finalize(tensor, self._gone, key, storage.nbytes())
-        return made
-
-    def _gone(self, key: int, size: int) -> None:
-        self._tensors[key] -= 1
-        if not self._tensors[key]:
-            self.now -= size
 
 
 def head_peak(tokens: int, vocabulary: int, width: int = 8) -> tuple[int, int]:

@@ -43,6 +43,48 @@ SEEDS = {"all seeds": "all seeds"}
 ENGINES = {"fsdp": "FSDP2", "zero3": "ZeRO-3", "zero2": "ZeRO-2"}
 OF_SCALE = "needs Ray, vLLM and DeepSpeed: `make env-scale`"
 
+# The cases of benchmarks/plan_memory.py; a test compares.
+PLANNED = (
+    "sft",
+    "sft, checkpointing",
+    "sft, checkpointing, offloaded",
+    "sft, bfloat16",
+    "sft, bfloat16, checkpointing",
+    "sft, bfloat16, no masters",
+    "sft, muon",
+    "sft, adamw_8bit",
+    "sft, lora",
+    "sft, lora, bfloat16",
+    "sft, micro-batches of 128",
+    "sft, micro-batches of 2048",
+    "sft, vocabulary 8192",
+    "sft, llama",
+    "sft, llama, bfloat16",
+    "dpo",
+    "dpo, moving reference",
+    "reward model",
+    "rl",
+    "rl, prompts read per row",
+    "rl, reference",
+    "rl, critic",
+    "rl, lora, reference",
+    "rl, bfloat16",
+    "rl, several steps per rollout",
+    "fsdp x 2",
+    "fsdp x 2, checkpointing",
+    "fsdp x 2, bfloat16",
+    "fsdp x 2, bfloat16, no masters",
+    "fsdp x 2, lora",
+    "fsdp x 2, offloaded",
+    "fsdp x 2, reference",
+    "fsdp x 2, vocabulary 8192",
+    "zero1 x 2",
+    "zero2 x 2",
+    "zero3 x 2",
+    "zero3 x 2, bfloat16",
+    "zero3 x 2, reference",
+)
+
 BENCHMARKS: dict[str, Benchmark] = {
     "rl_step": Benchmark(
         "Whole RL steps against TRL",
@@ -406,5 +448,26 @@ BENCHMARKS: dict[str, Benchmark] = {
             "end_s": "s to the end",
             "left": "processes left",
         },
+    ),
+    "plan_memory": Benchmark(
+        "What `oxrl plan` says of memory against what tensors take",
+        "Two optimizer steps of random models (width 128, four layers, micro-batches of 512 "
+        "tokens): bytes behind every tensor that is alive at their peak, in MB, and what the plan "
+        "said from the configuration and config.json alone; stored: files of tensors of the last "
+        "checkpoint. On two ranks (gloo) the most that one of them held.",
+        "python benchmarks/plan_memory.py --widths 128",
+        {f"{case}, width 128": case for case in PLANNED},
+        {
+            "predicted_peak": "planned peak",
+            "measured_peak": "peak",
+            "peak_off": "off by",
+            "state_off": "state off by",
+            "stored_off": "checkpoint off by",
+        },
+        {
+            "sft, adamw_8bit, width 128": "needs bitsandbytes: the `8bit` extra",
+            "stored_off": "ranks write what one process does: see the table of pieces",
+        }
+        | {f"{case}, width 128": OF_SCALE for case in PLANNED if case.startswith("zero")},
     ),
 }

@@ -18,6 +18,9 @@ from oxrl.tables.vision import VISION_FAMILIES
 # Families whose parameters can be counted from their sizes alone.
 COUNTED = ("llama", "mistral", "qwen2", "qwen3")
 
+# How the names of families begin whose queries and keys go through a norm of their own.
+NORMED_HEADS = ("qwen3", "gemma3", "olmo2", "olmo3")
+
 
 # How configurations call the number of experts.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -52,6 +55,7 @@ class ModelDims:
 
     vocabulary: tokens that it can tell apart. heads: of queries, per layer. tied: the output head
     is the embeddings. routed: a token is read by some of the parameters only (experts).
+    normed_heads: queries and keys go through a norm of their own.
     """
 
     parameters: int
@@ -65,6 +69,7 @@ class ModelDims:
     heads: int
     tied: bool
     routed: bool
+    normed_heads: bool
 
 
 # Families without an implementation, as transformers' classes say; a test compares.
@@ -176,6 +181,7 @@ def _from_config(values: Mapping[str, Any], stored: int | None) -> ModelDims | N
         heads=heads,
         tied=bool(values.get("tie_word_embeddings", True)),
         routed=any(values.get(name) for name in EXPERTS),
+        normed_heads=str(values.get("model_type")).startswith(NORMED_HEADS),
     )
 
 

@@ -41,11 +41,13 @@ def held_of(cfg: Config, dims: ModelDims) -> Held:
     """
     kept = kept_by_optimizer(cfg, dims)
     low = DTYPE_BYTES[cfg.model.dtype] < 4
-    if not low or cfg.lora.rank:  # adapters are float32 beside any model
-        return Held(4, 0, kept, 4, 0, 4)
+    if not low or cfg.lora.dora:  # adapters with magnitudes are float32 beside any model
+        # DeepSpeed steps flat copies of any weights, float32 ones too.
+        copied = cfg.train.backend == "deepspeed" and cfg.deepspeed.zero_stage > 0
+        return Held(4, 4 * copied, kept, 4, 0, 4)
     if cfg.train.master_weights == "none":
         return Held(2, 0, kept, 4, 2, 2)
-    if cfg.train.backend == "fsdp":
+    if cfg.train.backend == "fsdp" and not cfg.lora.rank:
         # Its pieces are the masters; what a layer computes with is cast when it is gathered.
         return Held(4, 0, kept, 4, 0, 6)
     return Held(2, 4, kept, 4, 2, 6)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import NamedTuple
-
 from rich.filesize import decimal
 
 from oxrl.config.dims import ModelDims, context_length, model_dims
-from oxrl.config.kept import DTYPE_BYTES, frozen_bytes, held_of
-from oxrl.config.micro_batch import FIELD, micro_batch_tokens, tokens_by_rule
+from oxrl.config.kept import DTYPE_BYTES
+from oxrl.config.memory import memory, on_cpu, sync_bytes, tokens_per_step
+from oxrl.config.micro_batch import FIELD, tokens_by_rule
 from oxrl.config.reads import generates_answers, has_reference_model
-from oxrl.config.schema import Config, EngineConfig
+from oxrl.config.schema import Config
 from oxrl.data.hub import locate
 from oxrl.errors import DataError, UnreachableError
 from oxrl.runs.deadlines import PHASES, Phase
@@ -20,21 +18,8 @@ from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.tables.numbers import KL_COEFF
 from oxrl.tables.preference import METHODS
 
-# There where Linux has a GPU of NVIDIA or AMD.
-GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
-
-
-class Memory(NamedTuple):
-    """Bytes of a run.
-
-    phases: on each rank's device, by phase of a step.
-    offloaded: in CPU memory, per rank.
-    stored: of one checkpoint.
-    """
-
-    phases: dict[str, int]
-    offloaded: int
-    stored: int
+# Operations per second that training in bfloat16 may reach on an H100, 40 % of its data sheet.
+RATE = 400e12
 
 
 def plan_text(cfg: Config) -> str:
@@ -211,7 +196,7 @@ def _micro_batches(cfg: Config) -> str:
     tokens = cfg.train.micro_batch_tokens
     if tokens != "auto":
         return f"at most {_count(tokens, 'token')} in a pass of the model"
-    found, why = tokens_by_rule(cfg, on_cpu=_on_cpu(cfg))
+    found, why = tokens_by_rule(cfg, on_cpu=on_cpu(cfg))
     return f"at most {_count(found, 'token')} in a pass of the model ({FIELD}: auto): {why}"
 
 
@@ -220,7 +205,7 @@ def _memory(cfg: Config) -> dict[str, str]:
     if dims is None:
         why = f"unknown: {cfg.model.name} is not on disk, or has no sizes this reads"
         return {"memory": why, "disk": "unknown"}
-    phases, offloaded, stored = memory(cfg, dims)
+    phases, _, offloaded, stored = memory(cfg, dims)
     shown = ", ".join(f"{phase} {decimal(size)}" for phase, size in phases.items())
     where = " per rank" if cfg.run.training_gpus > 1 else ""
     if offloaded:
@@ -229,7 +214,9 @@ def _memory(cfg: Config) -> dict[str, str]:
     kept = cfg.run.keep_checkpoints
     needed, _ = disk_needed(cfg, dims)
     sync = sync_text(cfg, dims)
-    return ({"sync": sync} if sync else {}) | {
+    time = _time(cfg, dims)
+    optional = {"sync": sync, "time": time}
+    return {label: text for label, text in optional.items() if text} | {
         "model": f"{dims.parameters:,} parameters, context {context_length(cfg) or 'unknown'}",
         "memory": f"about {shown}{where}; peak in {max(phases, key=phases.__getitem__)} ({parts})",
         "disk": (
@@ -237,13 +224,6 @@ def _memory(cfg: Config) -> dict[str, str]:
             "written"
         ),
     }
-
-
-def _on_cpu(cfg: Config) -> bool:
-    """Where the model will be computed, as far as files tell: PyTorch is not asked."""
-    if cfg.run.device == "auto":
-        return not any(Path(name).exists() for name in GPU_FILES)
-    return cfg.run.device == "cpu"
 
 
 def disk_needed(cfg: Config, dims: ModelDims) -> tuple[int, int]:
@@ -261,152 +241,17 @@ def disk_needed(cfg: Config, dims: ModelDims) -> tuple[int, int]:
     return memory(cfg, dims).stored * checkpoints, checkpoints
 
 
-def memory(cfg: Config, dims: ModelDims) -> Memory:
-    """Estimate the memory of each phase of a training step.
-
-    Weights and optimizer state of every model, plus a cache while sampling, plus gradients and
-    activations while updating. The critic is one more model of the policy's size.
-
-    Args:
-        dims: of `cfg.model`.
-    """
-    size = DTYPE_BYTES[cfg.model.dtype]
-    each = held_of(cfg, dims)
-    ranks = cfg.run.training_gpus
-    engine = cfg.inference_engine
-    # ZeRO cuts a thing into pieces from a stage on.
-    stage = TRAINING_ENGINES[cfg.train.backend].zero_stage
-    if stage is None:
-        stage = cfg.deepspeed.zero_stage
-    trained, frozen = _models(cfg, dims)
-    weights = int(frozen * frozen_bytes(cfg, dims) + trained * each.weights)
-    states = int(trained * (each.masters + each.kept))
-    held, offloaded = _held(cfg, dims, weights, states, stage)
-    phases: dict[str, int] = {}
-    tokens = micro_batch_tokens(cfg, on_cpu=_on_cpu(cfg))
-    recipe = cfg.train.row.recipe
-    if recipe in ("rl", "rejection"):
-        rows = cfg.data.prompts_per_step * cfg.rollout.n_samples
-        longest = _longest_row(cfg)
-        phases["rollout"] = _sampler(engine, dims, size, rows, longest)
-        if not engine.actors or engine.placement == "colocated":
-            phases["rollout"] += held
-        if recipe == "rl":
-            tokens = min(tokens, -(-rows // ranks) * longest)
-    gradients = int(trained * each.gradients) // (ranks if stage >= 2 else 1)
-    own = int(trained * each.own_gradients) // (ranks if stage >= 2 else 1)
-    activations = activation_bytes(cfg, dims, tokens)
-    if cfg.train.backend == "fsdp" and cfg.fsdp.offload_optimizer:
-        offloaded += gradients
-        gradients = 0
-    # Gradients of a micro-batch appear as its activations go.
-    phases["update"] = held + gradients + max(activations.on_device, own)
-    stored = int(trained * (each.stored + each.kept))
-    return Memory(phases, offloaded + activations.offloaded, stored)
-
-
-def _models(cfg: Config, dims: ModelDims) -> tuple[int, int]:
-    """How many parameters are trained, and how many models lie under adapters."""
-    models = 2 if cfg.train.row.has(CRITIC) else 1
-    if cfg.lora.rank:
-        return models * adapter_parameters(cfg, dims), models
-    return models * dims.parameters, 0
-
-
-def adapter_parameters(cfg: Config, dims: ModelDims) -> int:
-    """Of adapters on every linear layer, at hidden = heads x head_dim."""
-    ends = 9 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 3 * dims.intermediate
-    each = cfg.lora.rank * ends
-    if cfg.lora.dora:  # a magnitude for each output
-        each += 3 * dims.hidden + 2 * dims.kv_heads * dims.head_dim + 2 * dims.intermediate
-    return dims.layers * each
-
-
 def sync_text(cfg: Config, dims: ModelDims) -> str:
     """What one delivery of weights sends, and along which route; empty where nothing is sent."""
     samplers = cfg.inference_engine.actors
     if not samplers or cfg.train.row.recipe != "rl":
         return ""
-    what = "weights"
-    size = dims.parameters * DTYPE_BYTES[cfg.model.dtype]
-    if cfg.lora.rank and cfg.lora.delivery == "adapter":
-        what = "adapter"
-        size = adapter_parameters(cfg, dims) * DTYPE_BYTES["float32"]
+    what = "adapter" if cfg.lora.rank and cfg.lora.delivery == "adapter" else "weights"
     source = "this process"
     if TRAINING_ENGINES[cfg.train.backend].several_ranks:
         source = "the training ranks, none through this process"
     to = f"to each of {samplers} samplers" if samplers > 1 else "to the sampler"
-    return f"{decimal(size)} of {what} per delivery {to}, from {source}"
-
-
-def _held(cfg: Config, dims: ModelDims, weights: int, states: int, stage: int) -> tuple[int, int]:
-    """Bytes that a rank holds between steps: on its device, and offloaded to CPU memory."""
-    zero = cfg.deepspeed
-    ranks = cfg.run.training_gpus
-    size = DTYPE_BYTES[cfg.model.dtype]
-    reference = dims.parameters * size * has_reference_model(cfg)
-    reference_stage = cfg.deepspeed_ref.zero_stage if cfg.train.backend == "deepspeed" else stage
-    weights //= ranks if stage >= 3 else 1
-    states //= ranks if stage >= 1 else 1
-    reference //= ranks if reference_stage == 3 else 1
-    offloaded = weights * zero.offload_param + states * zero.offload_optimizer
-    offloaded += reference * cfg.deepspeed_ref.offload_param
-    if cfg.train.backend == "fsdp" and cfg.fsdp.offload_optimizer:
-        offloaded = weights + states
-    held = weights + states + reference - offloaded
-    if stage == 3 and ranks > 1:
-        # Two layers, and what is outside of layers, are whole while they run.
-        attention = 2 * dims.hidden + 2 * dims.kv_heads * dims.head_dim
-        layer = dims.hidden * (attention + 3 * dims.intermediate)
-        held += (dims.parameters - (dims.layers - 2) * layer) * size
-    return held, offloaded
-
-
-def _longest_row(cfg: Config) -> int:
-    """Tokens of the longest prompt and response."""
-    context = context_length(cfg)
-    if context is None:
-        return cfg.rollout.max_tokens
-    if cfg.data.max_prompt_tokens is None:
-        return context
-    return min(context, cfg.data.max_prompt_tokens + cfg.rollout.max_tokens)
-
-
-def _sampler(engine: EngineConfig, dims: ModelDims, size: int, rows: int, longest: int) -> int:
-    """Bytes of a sampler's cache and, where it is an actor, of its own weights of `size` each."""
-    per_token = 2 * dims.layers * dims.kv_heads * dims.head_dim * size
-    at_once = min(-(-rows // max(engine.actors, 1)), engine.max_rows)
-    cache = at_once * longest * per_token
-    if not engine.actors:
-        return cache
-    return (cache + dims.parameters * size) // engine.tensor_parallel
-
-
-class ActivationBytes(NamedTuple):
-    """Of one micro-batch, and how many of them wait in CPU memory."""
-
-    on_device: int
-    offloaded: int
-
-
-def activation_bytes(cfg: Config, dims: ModelDims, tokens: int) -> ActivationBytes:
-    """Activations kept for the backward pass of one micro-batch.
-
-    12 hidden + 4 intermediate + 4 kv_heads head_dim numbers per token and layer: counted with
-    saved-tensor hooks on three Qwen3 shapes, where it is 5 to 6 % above the count. Checkpointing
-    keeps one hidden state per layer and recomputes a layer at a time.
-
-    Args:
-        tokens: of the micro-batch, padding included.
-    """
-    layer = 12 * dims.hidden + 4 * dims.intermediate + 4 * dims.kv_heads * dims.head_dim
-    of_number = tokens * DTYPE_BYTES[cfg.model.dtype]
-    if not cfg.model.gradient_checkpointing:
-        return ActivationBytes(dims.layers * layer * of_number, 0)
-    inputs = dims.layers * dims.hidden * of_number
-    if cfg.model.offload_activations:
-        return ActivationBytes(layer * of_number, inputs)
-    return ActivationBytes(inputs + layer * of_number, 0)
+    return f"{decimal(sync_bytes(cfg, dims))} of {what} per delivery {to}, from {source}"
 
 
 def model_bytes(cfg: Config) -> int:
@@ -420,13 +265,37 @@ def models_trained(cfg: Config) -> int:
     return 1 + cfg.train.row.has(CRITIC) + has_reference_model(cfg)
 
 
+def _time(cfg: Config, dims: ModelDims) -> str:
+    """Arithmetic of an optimizer step, and the seconds that it takes at a rate that is named.
+
+    A lower bound of the machine's work for an upper bound of the tokens: hence an estimate.
+    """
+    tokens = tokens_per_step(cfg)
+    if tokens is None or dims.routed:
+        return ""
+    # Forward 2, backward 4; of frozen weights that needs no product of its own for the gradient.
+    each = 4 if cfg.lora.rank else 6
+    if cfg.model.gradient_checkpointing:
+        each += 2
+    operations = each * dims.parameters * tokens / cfg.run.training_gpus
+    where = " per rank" if cfg.run.training_gpus > 1 else ""
+    return (
+        f"at most {operations:.2g} operations per optimizer step{where}, {operations / RATE:.2g} s "
+        f"on a device that does {RATE:.0e} a second (an estimate from {each} per weight and token, "
+        "with every row as long as it may be; without sampling, communication and attention)"
+    )
+
+
 def _waits(cfg: Config) -> str:
     """The longest wait of each phase, with the bytes of this model."""
     weights = model_bytes(cfg)
     sizes: dict[Phase, int] = {"load": models_trained(cfg) * weights, "sync": weights}
     waits = [cfg.run.waits.of(phase, sizes.get(phase, 0)) for phase in PHASES]
     shown = ", ".join(f"{wait.phase} {wait.seconds:.4g} s" for wait in waits)
-    return f"{shown}; of a checkpoint for each next byte, of rollouts for each next answer"
+    return (
+        f"{shown}; of a checkpoint for each next byte, of rollouts for each next answer "
+        "(when a run gives up, not how long anything takes)"
+    )
 
 
 def _count(number: int, unit: str, plural: str = "s") -> str:

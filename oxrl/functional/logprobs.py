@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from oxrl.functional.masks import OptionalTensor, at_least_float32
+from oxrl.tables.numbers import head_chunk
 
 # The logit of a token that is never sampled: its probability is 0 in every type, and unlike that of
 # minus infinity its product with 0 is a number.
@@ -150,7 +151,7 @@ def chunked_head(
         Logprobs of the targets, and what else was asked for.
     """
     if chunk is None:
-        chunk = max(64, min(4096, 2**21 // head.weight.shape[0]))
+        chunk = head_chunk(head.weight.shape[0])
     options = _Options(
         head.softcap, head.scale, temperature, entropy, sum_p_squared, top_k, chunk, head.never
     )

@@ -16,6 +16,11 @@ Value = float | int | str | bool | None
 Level = Literal["token", "sequence", "geometric"]
 
 
+def head_chunk(vocabulary: int) -> int:
+    """Positions whose logits exist at a time: about two million logits, 64 to 4096 positions."""
+    return max(64, min(4096, 2**21 // vocabulary))
+
+
 @dataclass(frozen=True)
 class Number(Generic[T]):
     """One number that a cell, a method or a feature reads.
