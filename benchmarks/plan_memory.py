@@ -191,8 +191,13 @@ def measured(run: Callable[[], object]) -> dict[str, int]:
 
 
 def tensor_files(checkpoint: Path) -> int:
-    """Bytes of the files of tensors in a checkpoint."""
-    return sum(file.stat().st_size for file in checkpoint.rglob("*.safetensors"))
+    """Bytes of the files of tensors in a checkpoint, without the words at their beginning."""
+    found = 0
+    for path in checkpoint.rglob("*.safetensors"):
+        with path.open("rb") as file:
+            words = int.from_bytes(file.read(8), "little")
+        found += path.stat().st_size - 8 - words
+    return found
 
 
 def compare(folder: Path, overrides: list[str]) -> dict[str, float]:

@@ -46,16 +46,16 @@ class Memory(NamedTuple):
 class Ranks(NamedTuple):
     """How a thing is cut up.
 
-    count: of ranks. stage: of ZeRO, from which on the optimizer's state (1), gradients (2) and
+    world: number of ranks. stage: of ZeRO, from which on the optimizer's state (1), gradients (2) and
     weights (3) are.
     """
 
-    count: int
+    world: int
     stage: int
 
     def share(self, size: float, since: int) -> int:
         """Of `size` bytes that are cut up since a stage."""
-        return int(size) // (self.count if self.stage >= since else 1)
+        return int(size) // (self.world if self.stage >= since else 1)
 
 
 def memory(cfg: Config, dims: ModelDims) -> Memory:
@@ -133,7 +133,7 @@ def _held(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]:
     states = ranks.share(trained * (each.masters + each.kept), since=1)
     of_reference = ranks
     if cfg.train.backend == "deepspeed":
-        of_reference = Ranks(ranks.count, cfg.deepspeed_ref.zero_stage)
+        of_reference = Ranks(ranks.world, cfg.deepspeed_ref.zero_stage)
     copies = dims.parameters * size * has_reference_model(cfg)
     reference = of_reference.share(copies, since=3)
     offloaded = weights * zero.offload_param + states * zero.offload_optimizer
@@ -191,7 +191,7 @@ def _stepping(cfg: Config, dims: ModelDims, ranks: Ranks) -> int:
     copies = 1 + (cfg.train.weight_decay > 0)
     if cfg.train.optimizer != "adamw" or cfg.train.master_weights == "none":
         copies = 3  # the weight, raised and stepped, and how far it went
-    return copies * FLOAT32 * largest // (ranks.count if ranks.stage >= 1 else 1)
+    return copies * FLOAT32 * largest // (ranks.world if ranks.stage >= 1 else 1)
 
 
 def sync_bytes(cfg: Config, dims: ModelDims) -> int:

@@ -303,6 +303,7 @@ def test_what_each_optimizer_keeps_is_counted(write: Callable[..., Path]) -> Non
 PLANNED = ("sft, bfloat16, checkpointing", "sft, lora", "rl, reference")
 
 
+@pytest.mark.filterwarnings("ignore:model.dtype = bfloat16 on run.device = cpu")
 @pytest.mark.parametrize("case", PLANNED)
 def test_the_plan_is_what_the_tensors_of_a_run_take(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
