@@ -46,8 +46,8 @@ class Memory(NamedTuple):
 class Ranks(NamedTuple):
     """How a thing is cut up.
 
-    world: number of ranks. stage: of ZeRO, from which on the optimizer's state (1), gradients (2) and
-    weights (3) are.
+    world: number of ranks. stage: of ZeRO, from which on the optimizer's state (1), gradients (2)
+    and weights (3) are.
     """
 
     world: int
