@@ -52,7 +52,9 @@ def write_config(options: argparse.Namespace) -> Path:
     for field in ("eval_every", "async_checkpoints"):
         run.pop(field, None)
     run |= {"dir": str(options.work / "run"), "steps": options.steps, "mlflow": False}
-    run |= {"checkpoint_every": options.steps, "keep_checkpoints": 1, "console": "plain"}
+    # The line of a step has the seconds of the checkpoint before it: the last one has none.
+    every = max(1, options.steps // 2)
+    run |= {"checkpoint_every": every, "keep_checkpoints": 1, "console": "plain"}
     if options.model:
         sections["model"]["name"] = options.model
     if options.dry_run:
