@@ -93,6 +93,8 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     computing = bucket + max(activations.on_device, own) + _gathered(cfg, dims, ranks)
     phases["update"] = held + gradients + max(computing, _stepping(cfg, dims, ranks))
     stored = int(trained * (each.stored + each.kept))
+    if cfg.train.row.moves_reference:
+        stored += dims.parameters * DTYPE_BYTES[cfg.model.dtype]
     return Memory(phases, held, offloaded + activations.offloaded, stored)
 
 
