@@ -38,17 +38,6 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
     Raises:
         OxrlError: something is wrong that is no mistake in the input.
     """
-    subjects = list(LATE)
-    if not cfg.environment.name:
-        subjects.remove("environment")
-    if cfg.train.row.recipe != "rl" or not is_own(cfg.train.row.gate):
-        subjects.remove("loss")
-    if not cfg.train.features:
-        subjects.remove("features")
-    if not cfg.run.trackers:
-        subjects.remove("trackers")
-    if cfg.train.optimizer == "adamw" and not cfg.model.load_in_4bit:
-        subjects.remove("optimizer")
     values: dict[str, dict[str, object]] = {}
     for path, value in read_values(cfg).items():
         section, _, name = path.partition(".")
@@ -56,7 +45,7 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
     printed = Printed("a check")
     worker = Worker(__name__, printed)
     try:
-        for subject in subjects:
+        for subject in _subjects(cfg):
             limit_s = LIMIT_S
             if subject == "reward":
                 times = [asked.timeout_s for asked in asked_rewards(cfg.reward)]
@@ -79,6 +68,18 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
             yield subject, reply["state"], reply["text"]
     finally:
         worker.end()
+
+
+def _subjects(cfg: Config) -> list[str]:
+    """What of `LATE` this run has."""
+    absent = {
+        "environment": not cfg.environment.name,
+        "loss": cfg.train.row.recipe != "rl" or not is_own(cfg.train.row.gate),
+        "features": not cfg.train.features,
+        "trackers": not cfg.run.trackers,
+        "optimizer": cfg.train.optimizer == "adamw" and not cfg.model.load_in_4bit,
+    }
+    return [subject for subject in LATE if not absent.get(subject)]
 
 
 # What did not come to an end.
