@@ -23,10 +23,9 @@ def pad_rows(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -
         [B, T], B = len(rows), T the longest of them and at least 1.
     """
     length = max([1, *map(len, rows)])
-    padded = torch.full((len(rows), length), fill, dtype=dtype)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = torch.tensor(row, dtype=dtype)
-    return padded
+    # One tensor of everything: one per row costs more than its numbers.
+    padded = [[*row, *[fill] * (length - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=dtype).view(len(rows), length)
 
 
 def to_token_batch(

@@ -138,6 +138,7 @@ class Rows:
         no padding; a micro-batch that would save little is read row by row.
         """
         known: set[int] = set()
+        ids: list[int] = group_ids.tolist()
         cuts = group_micro_batches(
             inputs, budget=given.budget, ranks=given.ranks, price=given.price
         )
@@ -154,9 +155,9 @@ class Rows:
                         self.own[rows[1:]] -= self._of_prompts[rows[1:]]
                         readers = rows[:1]
                     for row in readers.tolist():
-                        if int(group_ids[row]) in known:
+                        if ids[row] in known:
                             self.again[row] = self._of_prompts[row]
-                        known.add(int(group_ids[row]))
+                        known.add(ids[row])
 
     def spent(self, cause: str, without: Tensor, *, times: float = 1.0) -> Work:
         """The operations of a pass.

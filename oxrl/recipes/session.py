@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -164,6 +165,10 @@ class Session:
             engines: subdirectory of a checkpoint -> what is stored there.
             fresh: where a run begins; without a checkpoint it is written as the first one.
         """
+        # What was imported and built lives as long as the run: no use in looking through all of it
+        # for garbage every few steps, which takes as long as a small step.
+        gc.freeze()
+        self.closing(gc.unfreeze)
         found = None
         if self.ranks.agree(self.ranks.first and self.run.resuming):
             found = self._saver.newest(self._cfg.run.directory / CHECKPOINTS, engines)

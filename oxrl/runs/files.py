@@ -176,6 +176,13 @@ def json_safe(value: object) -> Any:
     Raises:
         TypeError: `value` holds something JSON has no word for; names the type.
     """
+    # By type first: whether something is an abstract Mapping takes longer to find out, and most of
+    # a record are numbers and strings.
+    kind = type(value)
+    if kind is str or kind is int:
+        return value
+    if kind is dict:
+        return {str(key): json_safe(item) for key, item in value.items()}  # pyright: ignore
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if value is None or isinstance(value, str | bool | int):

@@ -57,13 +57,13 @@ class RowCache(Cache):
             self.kv = nn.functional.pad(self.kv, (0, 0, 0, extra))
             self.mask = nn.functional.pad(self.mask, (0, extra), value=-torch.inf)
 
-    def fill(self, slot: int, prefilled: Tensor) -> None:
-        """Copy the keys and values of one row, [layers, 2, heads, T, d], into `slot`."""
+    def fill(self, slots: slice, prefilled: Tensor) -> None:
+        """Copy the keys and values of one row, [layers, 2, heads, T, d], into each of `slots`."""
         length = prefilled.shape[3]
         self.reserve(length)
-        self.kv[:, :, slot, :, :length] = prefilled
-        self.mask[slot, :length] = 0.0
-        self.mask[slot, length:] = -torch.inf
+        self.kv[:, :, slots, :, :length] = prefilled[:, :, None]
+        self.mask[slots, :length] = 0.0
+        self.mask[slots, length:] = -torch.inf
 
     def move(self, sources: Tensor, targets: Tensor, longest: int) -> None:
         """Copy slots `sources` [m] over slots `targets` [m], as far as `longest` tokens."""

@@ -129,8 +129,9 @@ class CachedSampler(ModuleSampler):
         tokens = slots.last[:active, None]
         if lane.cache is None:
             contexts: list[TokenIds] = []
-            for slot, request in enumerate(slots.requests):
-                contexts.append(request.prompt.token_ids + slots.response(slot).token_ids)
+            responses = slots.responses(range(active))
+            for request, response in zip(slots.requests, responses, strict=True):
+                contexts.append(request.prompt.token_ids + response.token_ids)
             tokens = torch.tensor(contexts, device=self.model.device)
             self._counted["prefill_tokens"] += tokens.numel()
         logits = self._read(lane, tokens, slots.requests)

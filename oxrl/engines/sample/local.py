@@ -10,6 +10,7 @@ the rows that they end. `cached.py` is for the models that this cannot sample fr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -88,8 +89,12 @@ class LocalSampler(ModuleSampler):
             first = len(self._slots.requests)
             self._slots.occupy(admitted)
             prompts = [self._prompts[request] for request in admitted]
-            for slot, prompt in enumerate(prompts, first):
-                self._fill(slot, prompt.kv)
+            slot = first
+            # Samples of one prompt stand side by side.
+            for _, same in groupby(prompts, key=id):
+                alike = list(same)
+                self._fill(slice(slot, slot + len(alike)), alike[0].kv)
+                slot += len(alike)
             self._sample_next(first, torch.stack([prompt.logits for prompt in prompts]))
             for request in admitted:
                 self._prompts.forget(request)
@@ -100,10 +105,10 @@ class LocalSampler(ModuleSampler):
         self._counted["prefill_tokens"] += read
         self._counted["prefill_tokens_saved"] += wanted - read
 
-    def _fill(self, slot: int, kv: Tensor) -> None:
+    def _fill(self, slots: slice, kv: Tensor) -> None:
         if self._cache is None:
             self._cache = RowCache(self.max_rows, like=kv)
-        self._cache.fill(slot, kv)
+        self._cache.fill(slots, kv)
 
     def _decode_step(self) -> None:
         """Read the last token of every active row and sample the next one."""
@@ -163,14 +168,16 @@ class LocalSampler(ModuleSampler):
     def _recompute_cache(self) -> None:
         """Read again what every active row has read so far, all but its last token."""
         contexts: list[TokenIds] = []
-        for slot, request in enumerate(self._slots.requests):
-            response = self._slots.response(slot).token_ids
-            contexts.append(request.prompt.token_ids + response[:-1])
+        requests = self._slots.requests
+        responses = self._slots.responses(range(len(requests)))
+        for request, response in zip(requests, responses, strict=True):
+            contexts.append(request.prompt.token_ids + response.token_ids[:-1])
         slots = iter(range(len(contexts)))
         for batch in row_batches(contexts):
             kvs, _ = read_rows(self.network, batch)
             for kv in kvs:
-                self._fill(next(slots), kv)
+                slot = next(slots)
+                self._fill(slice(slot, slot + 1), kv)
             self._counted["prefill_tokens"] += sum(map(len, batch))
 
     def _progress(self) -> str:

@@ -53,7 +53,9 @@ class ModuleSampler(Sampler):
         self._vocabulary = vocabulary_of(model)
 
     def _accept(self, request: Request) -> None:
-        check_tokens(torch.tensor(request.prompt.token_ids), self._vocabulary)
+        ids = request.prompt.token_ids
+        if self._vocabulary is not None and max(ids) >= self._vocabulary:
+            check_tokens(torch.tensor(ids), self._vocabulary)  # raises, and says which
         self._waiting.append(request)
 
     @abstractmethod
@@ -88,9 +90,8 @@ class ModuleSampler(Sampler):
     ) -> list[Finished]:
         """The completions of slots; `reason` None means stop or length."""
         finished: list[Finished] = []
-        for slot in ended:
+        for slot, response in zip(ended, slots.responses(ended), strict=True):
             request = slots.requests[slot]
-            response = slots.response(slot)
             why = reason or _why_ended(request, response)
             finished.append(self._ended(request, why, response))
         return finished

@@ -63,14 +63,13 @@ class Slots:
         self._make_room(requests)
         self._integers[new] = self.stops.new_tensor([_integers(request) for request in requests])
         self._floats[new] = self._floats.new_tensor([_floats(request) for request in requests])
-        self.stops[new] = -1
+        width = self.stops.shape[1]
+        stops = [_padded(request.sampling.stop_token_ids, width) for request in requests]
+        self.stops[new] = self.stops.new_tensor(stops).view(len(stops), width)
         for slot, request in enumerate(requests, first):
             sampling = request.sampling
             prefix = request.prefix
-            stops = len(sampling.stop_token_ids)
             known = len(prefix.token_ids)
-            if stops:
-                self.stops[slot, :stops] = self.stops.new_tensor(sampling.stop_token_ids)
             if known:
                 self.tokens[slot, :known] = self.tokens.new_tensor(prefix.token_ids)
                 self.logprobs[slot, :known] = self.logprobs.new_tensor(prefix.logprobs)
@@ -104,16 +103,26 @@ class Slots:
             return []
         return (done.nonzero().squeeze(1) + first).tolist()
 
-    def response(self, slot: int) -> Prefix:
-        """What has been sampled in `slot`, the prefix that it continues included."""
-        count = int(self.count[slot])
-        tokens = self.tokens[slot, :count].tolist()
-        logprobs = self.logprobs[slot, :count].tolist()
-        versions = self.versions[slot, :count].tolist()
-        # A prefix has the log-probabilities it came with: float32 state would round them.
-        known = self.requests[slot].prefix.logprobs
-        logprobs[: len(known)] = known
-        return Prefix(token_ids=tuple(tokens), logprobs=tuple(logprobs), versions=tuple(versions))
+    def responses(self, slots: Sequence[int]) -> list[Prefix]:
+        """What has been sampled in each of `slots`, the prefix that it continues included."""
+        chosen = self.count.new_tensor(slots)
+        counts = self.count[chosen].tolist()
+        longest = max(counts, default=0)
+        tokens = self.tokens[chosen, :longest].tolist()
+        logprobs = self.logprobs[chosen, :longest].tolist()
+        versions = self.versions[chosen, :longest].tolist()
+        found: list[Prefix] = []
+        for place, count in enumerate(counts):
+            # A prefix has the log-probabilities it came with: float32 state would round them.
+            known = self.requests[slots[place]].prefix.logprobs
+            found.append(
+                Prefix(
+                    token_ids=tuple(tokens[place][:count]),
+                    logprobs=(*known, *logprobs[place][len(known) : count]),
+                    versions=tuple(versions[place][:count]),
+                )
+            )
+        return found
 
     def release(self, ended: Sequence[int]) -> Moves | None:
         """Free the slots `ended`; the last active rows move into the gaps, so that none is left.
@@ -154,6 +163,11 @@ class Slots:
         more = stops - self.stops.shape[1]
         if more > 0:
             self.stops = pad(self.stops, (0, more), value=-1)
+
+
+def _padded(tokens: Sequence[int], width: int) -> list[int]:
+    """Stop tokens of a row, filled up with -1."""
+    return [*tokens, *[-1] * (width - len(tokens))]
 
 
 def _integers(request: Request) -> list[int]:
