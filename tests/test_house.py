@@ -25,7 +25,7 @@ PACKAGE = ROOT / "oxrl"
 # The package had 122,400 when unfolding began, and that is where it should be again: written-out
 # signatures, numbers declared once and named steps cost the rest. Without a new feature this may
 # only be lowered.
-MOST_NODES = 450_000
+MOST_NODES = 388_800
 MOST_NODES_PER_STATEMENT = 11.0
 # Of one folder. Maths has long expressions, and a table is one long statement by nature.
 MOST_IN_FOLDER = {"functional": 12.5, "tables": float("inf")}
@@ -50,7 +50,7 @@ ITERATION_NODES = 5_500
 ITERATION_BRANCHES = 50
 # A reader's way from the request of a prompt to its gradient; the aim is 60. Left out: what a
 # reader takes at its word, and what happens inside of sampler and reward.
-MOST_FILE_CHANGES = 84
+MOST_FILE_CHANGES = 82
 HELPERS = (
     "config/",
     "data/repetition.py",

@@ -54,7 +54,7 @@ class ModuleSampler(Sampler):
 
     def _accept(self, request: Request) -> None:
         ids = request.prompt.token_ids
-        if self._vocabulary is not None and max(ids) >= self._vocabulary:
+        if self._vocabulary is not None and max(ids, default=0) >= self._vocabulary:
             check_tokens(torch.tensor(ids), self._vocabulary)  # raises, and says which
         self._waiting.append(request)
 
