@@ -63,6 +63,7 @@ class PeakBytes(TorchDispatchMode):
 
         Then the peak begins anew.
         """
+        gc.unfreeze()  # a run freezes what it has built, and that is not listed
         for found in gc.get_objects():
             if issubclass(type(found), Tensor):  # some objects answer for others when asked
                 for storage in _storages(found):

@@ -164,7 +164,8 @@ def test_the_chunk_size_does_not_change_values_or_gradients_in_float32() -> None
         results.append((out.logprobs.detach(), out.entropy.detach(), gradients))
     for logprobs, entropy, gradients in results[1:]:
         assert torch.allclose(logprobs, results[0][0], rtol=0, atol=1e-6)
-        assert torch.allclose(entropy, results[0][1], rtol=0, atol=1e-6)
+        # A difference of two numbers as large as the logits, 10 here, each rounded some times.
+        assert torch.allclose(entropy, results[0][1], rtol=0, atol=2e-5)
         for ours, reference in zip(gradients, results[0][2], strict=True):
             assert torch.allclose(ours, reference, rtol=0, atol=1e-5)
 

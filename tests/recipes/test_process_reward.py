@@ -27,8 +27,8 @@ from oxrl.types import Completion, Prompt, Segment
 QUESTION = ({"role": "user", "content": "count"},)
 
 
-def judge(folder: Path, name: str, **run_section: Any) -> Config:
-    train, run_section = {"lr": 3e-3}, {"checkpoint_every": 10} | run_section
+def judge(folder: Path, name: str, lr: float = 3e-3, **run_section: Any) -> Config:
+    train, run_section = {"lr": lr}, {"checkpoint_every": 10} | run_section
     return steps_config(folder, name, run=run_section, train=train, data={"rows_per_step": 16})
 
 
@@ -75,7 +75,8 @@ def test_the_loss_reads_only_what_is_known_after_a_step(tmp_path: Path) -> None:
 
 
 def test_held_out_steps_are_judged_right_and_the_checkpoint_is_a_reward(tmp_path: Path) -> None:
-    cfg = judge(tmp_path, "run", steps=60)
+    # At a higher rate some processors' rounding leaves lines undecided that no row of the data has.
+    cfg = judge(tmp_path, "run", lr=1e-3, steps=100)
     run(cfg)
     lines = metric_lines(cfg.run.directory)
     assert lines[0]["update/loss"] == pytest.approx(
