@@ -32,7 +32,7 @@ CANDIDATES: dict[tuple[str, str], list[dict[str, Any]]] = {
         {"rows": 8},
         {"rows": 4},
         {"rows": 16, "train_sampling_strategy": "group_by_length"},
-        {"rows": 8, "padding_free": True},
+        {"rows": 8, "padding_free": True, "max_length": None},
     ],
     ("dpo", "trl"): [{"rows": 32}, {"rows": 8}, {"rows": 4}],
     ("sft", "oxrl"): [
