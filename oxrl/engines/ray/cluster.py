@@ -166,6 +166,11 @@ class Cluster:
             self._last_words = LastWords()
         self._head = HeadWatch(self.ray.get_runtime_context().gcs_address, gone_s)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A loss that knows a reference on Ray actors takes this object along to the ranks, where
+        # nothing is asked of it. Threads stay here.
+        return {**vars(self), "_head": None, "_last_words": None}
+
     def _connect(self, address: str | None, actors: int, ship: bool) -> None:
         options: dict[str, Any] = {}
         if address is None:
