@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Metrics = dict[str, float]
+# What is asked of a model: "logprobs", "entropy", "values", "sum_p_squared", "top_k=<K>".
+Want = frozenset[str]
 Batch = TypeVar("Batch", bound="RowBatch")
 FinishReason = Literal["stop", "length", "abort"]
 # What the rewards of an episode's own turns are called among the parts of its score.
@@ -334,7 +336,7 @@ class TokenBatch(RowBatch):
         """Real tokens per row."""
         return self.attention_mask.sum(1).tolist()
 
-    def said_by(self, forward: Forward, want: frozenset[str]) -> Output:
+    def said_by(self, forward: Forward, want: Want) -> Output:
         """What a model says of these rows. Episodes of several rows have them put together."""
         return forward(self, want)
 
@@ -557,7 +559,7 @@ class TrainBatch(Protocol):
 
 
 # A model's answer to a TokenBatch: which fields of Output are wanted.
-Forward = Callable[[TokenBatch, frozenset[str]], Output]
+Forward = Callable[[TokenBatch, Want], Output]
 # A loss is a pure function of what the model said and the batch.
 # It returns the scalar to minimise and detached scalar metrics.
 LossFn = Callable[[Output, Any], "tuple[Tensor, dict[str, Tensor]]"]

@@ -25,7 +25,7 @@ PACKAGE = ROOT / "oxrl"
 # The package had 122,400 when unfolding began, and that is where it should be again: written-out
 # signatures, numbers declared once and named steps cost the rest. Without a new feature this may
 # only be lowered.
-MOST_NODES = 388_800
+MOST_NODES = 388_900
 MOST_NODES_PER_STATEMENT = 11.0
 # Of one folder. Maths has long expressions, and a table is one long statement by nature.
 MOST_IN_FOLDER = {"functional": 12.5, "tables": float("inf")}
@@ -42,20 +42,22 @@ MOST_ARGUMENTS = 7
 # Whole files of what runs one iteration of reinforcement learning, imports and set-up included; the
 # aim is 5,500 and 70. These may only be lowered.
 DRIVER = ("rl", "objective", "step", "session")
-DRIVER_NODES = 8_300
+DRIVER_NODES = 8_200
 DRIVER_BRANCHES = 70
 # The same, of functions that one iteration runs: without imports, set-up and what is not called.
 DRIVER_FILES = (*(f"recipes/{name}.py" for name in DRIVER), "recipes/features/", "rollouts/")
-ITERATION_NODES = 5_500
+ITERATION_NODES = 5_300
 ITERATION_BRANCHES = 50
 # A reader's way from the request of a prompt to its gradient; the aim is 60. Left out: what a
 # reader takes at its word, and what happens inside of sampler and reward.
-MOST_FILE_CHANGES = 82
+MOST_FILE_CHANGES = 60
 HELPERS = (
     "config/",
+    "data/order.py",
     "data/repetition.py",
     "engines/train/ranks.py",
     "errors.py",
+    "functional/cuts.py",
     "functional/logprobs.py",
     "functional/masks.py",
     "functional/metrics.py",

@@ -6,13 +6,11 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from oxrl.data.token_rows import lay_out, pad_rows, to_inputs
 from oxrl.errors import InvariantError
-from oxrl.seeds import stable_seed
 from oxrl.types import Completion, Images, Rollout, RolloutBatch
 
 # A log-probability above this is a wrong gather or a wrong temperature, not rounding.
@@ -96,6 +94,37 @@ def how_it_ended(completion: Completion) -> Literal["terminated", "truncated", "
             return "truncated"
 
 
+def checked_rollout_batch(
+    rollouts: Sequence[Rollout],
+    *,
+    pad_id: int,
+    images: Images,
+    stop_token_ids: Collection[int],
+    max_tokens: int | None,
+    strict_version: int | None,
+) -> RolloutBatch:
+    """Lay scored rollouts out and refuse them where they are broken.
+
+    Args:
+        rollouts, pad_id, images: as of `to_rollout_batch`.
+        stop_token_ids, max_tokens, strict_version: as of `check_rollout_batch`.
+
+    Returns:
+        [B, T] tensors.
+
+    Raises:
+        InvariantError: see `check_rollout_batch`.
+    """
+    batch = to_rollout_batch(rollouts, pad_id=pad_id, images=images)
+    check_rollout_batch(
+        batch,
+        stop_token_ids=stop_token_ids,
+        max_tokens=max_tokens,
+        strict_version=strict_version,
+    )
+    return batch
+
+
 def check_rollout_batch(
     batch: RolloutBatch,
     *,
@@ -154,24 +183,3 @@ def _refuse(what: str, where: Tensor) -> None:
     row, *position = where.nonzero()[0].tolist()
     place = f"row {row}" + "".join(f", position {at}" for at in position)
     raise InvariantError(f"{what}: {place} ({int(where.sum())} in all)")
-
-
-def split_by_group(group_ids: Tensor, count: int, *, seed: int) -> list[Tensor]:
-    """Spread the rows of a batch over minibatches, groups kept whole.
-
-    Args:
-        group_ids: [B] int64.
-        count: how many minibatches, as even as they go.
-        seed: of the shuffle of the groups, where there is more than one minibatch.
-
-    Returns:
-        The rows of each minibatch, int64.
-    """
-    groups = group_ids.unique().numpy()
-    if count > 1:
-        groups = np.random.default_rng(stable_seed("minibatches", seed)).permutation(groups)
-    minibatches: list[Tensor] = []
-    for part in np.array_split(groups, count):
-        chosen = torch.isin(group_ids, torch.from_numpy(part))
-        minibatches.append(chosen.nonzero()[:, 0])
-    return minibatches

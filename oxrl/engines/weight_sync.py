@@ -183,15 +183,19 @@ class WeightSync:
         self._base: Fingerprints = {}
         self._metrics: Metrics = {}
 
-    def remember(self, rollouts: Sequence[Rollout]) -> None:
+    def remember(self, rollouts: Sequence[Rollout]) -> Metrics:
         """Take the newest samples for the next probe.
 
         Args:
-            rollouts: of the step that is over. Nothing is done where samplers share the weights.
+            rollouts: of the step that is over; not kept where samplers share the weights.
+
+        Returns:
+            What it cost to deliver the weights that they were sampled with; see `metrics`.
         """
         if not self.options.shared:
             options = self.options
             self._newest = sampled_rows(rollouts, options.probe_tokens, options.compared)
+        return self.metrics()
 
     def save(self, directory: Path) -> None:
         """Write what the probe is, so that a resumed run is proved by the same."""

@@ -7,21 +7,23 @@ results are zero where masked, in at least float32. ValueError where shapes diff
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 import oxrl.functional.group_advantages as groups
+from oxrl.functional.advantage_inputs import AdvantageInputs, AdvantagesAndReturns, Estimator
+from oxrl.functional.group_advantages import of_rewards, of_rows
 from oxrl.functional.masks import (
     OptionalTensor,
-    broadcast,
     fill_masked,
     in_dtype_of,
     masked_values,
     require_same_shape,
+)
+from oxrl.functional.masks import (
+    broadcast as broadcast,
 )
 from oxrl.tables.numbers import (
     BOOTSTRAP_ON_TRUNCATION,
@@ -342,82 +344,6 @@ def whiten(advantages: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
     return in_dtype_of(advantages, whitened)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdvantageInputs:
-    """Everything an advantage may be computed from: the whole rollout batch, valid rows only."""
-
-    rewards: Tensor  # [B]
-    token_rewards: Tensor  # [B, T], the same rewards placed on tokens
-    response_mask: Tensor  # [B, T] bool, trained tokens
-    group_ids: Tensor  # [B], shared by the responses to one prompt
-    values: OptionalTensor = None  # [B, T], the critic's
-    bootstrap: OptionalTensor = None  # [B], the critic's value after the last token
-    truncated: OptionalTensor = None  # [B] bool, cut by the token limit
-    greedy_rewards: OptionalTensor = None  # [B], of the prompt's greedy response
-    part_rewards: OptionalTensor = None  # [B, K], of the parts of the reward, NaN for none
-    part_weights: OptionalTensor = None  # [K], theirs
-    old_logprobs: OptionalTensor = None  # [B, T] nats of the sampled tokens
-    teacher_logprobs: OptionalTensor = None  # [B, T] nats of the sampled tokens
-    turns: OptionalTensor = None  # [B, T] int64, turn of an episode in which a token was sampled
-    next_turn: OptionalTensor = None  # [B] bool, the episode was cut where a turn would begin
-
-    def need(self, name: str) -> Tensor:
-        """The field `name`, which the chosen advantage cannot do without.
-
-        Args:
-            name: of a field that may be None.
-
-        Returns:
-            The field, as it is described above.
-
-        Raises:
-            ValueError: it is None.
-        """
-        tensor = getattr(self, name)
-        if tensor is None:
-            raise ValueError(f"this advantage needs {name}, which nothing in this run computes")
-        return tensor
-
-
-# Advantages [B, T], and what the critic learns to predict, [B, T], or None.
-AdvantagesAndReturns = tuple[Tensor, OptionalTensor]
-
-
-class Estimator(Protocol):
-    """A cell of `ADVANTAGES`; its numbers come by keyword."""
-
-    def __call__(self, x: AdvantageInputs, *args: Any, **numbers: Any) -> AdvantagesAndReturns:
-        """Advantages of the whole batch of a step.
-
-        Args:
-            x: what there is to estimate them from.
-            args: none; they let type checkers accept what a cell takes besides.
-            numbers: of the cell.
-
-        Returns:
-            Advantages [B, T], and what a critic learns to predict [B, T], None where there is no
-            critic.
-
-        Raises:
-            ValueError: `x` lacks what the cell reads.
-        """
-        ...
-
-
-def _of_rows(x: AdvantageInputs, row_advantages: Tensor) -> AdvantagesAndReturns:
-    """An outcome advantage [B] on every trained token of its row."""
-    return broadcast(row_advantages, x.response_mask), None
-
-
-def _of_rewards(estimate: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
-    """The cell of an estimator of group_advantages.py that reads rewards and groups only."""
-
-    def cell(x: AdvantageInputs) -> AdvantagesAndReturns:
-        return _of_rows(x, estimate(x.rewards, x.group_ids))
-
-    return cell
-
-
 # The cells of `ADVANTAGES`: what each reads of `x`, the whole batch. The equations are in the
 # functions that they call.
 
@@ -458,7 +384,7 @@ def _whitened_returns_cell(
 def _batch_center_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
     """The reward minus the mean of the batch: `group_center` with one group."""
     one_group = torch.zeros_like(x.group_ids)
-    return _of_rows(x, groups.group_center(x.rewards, one_group))
+    return of_rows(x, groups.group_center(x.rewards, one_group))
 
 
 def _whitened_if(wanted: bool, advantages: Tensor, mask: Tensor) -> Tensor:
@@ -536,7 +462,7 @@ def _turn_normalize_cell(
 
 def _group_center_whitened_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
     """`group_center` of the rewards, whitened over the batch."""
-    centered, _ = _of_rows(x, groups.group_center(x.rewards, x.group_ids))
+    centered, _ = of_rows(x, groups.group_center(x.rewards, x.group_ids))
     return whiten(centered, x.response_mask), None
 
 
@@ -547,25 +473,25 @@ def _greedy_baseline_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
 
     Source: ReMax, arXiv:2310.10505.
     """
-    return _of_rows(x, x.rewards - x.need("greedy_rewards"))
+    return of_rows(x, x.rewards - x.need("greedy_rewards"))
 
 
 def _length_weighted_center_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
     """`length_weighted_center` of the rewards, by trained tokens."""
     lengths = x.response_mask.sum(1)
-    return _of_rows(x, groups.length_weighted_center(x.rewards, x.group_ids, lengths))
+    return of_rows(x, groups.length_weighted_center(x.rewards, x.group_ids, lengths))
 
 
 def _group_normalize_parts_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
     """`group_normalize_parts` of the parts of the reward."""
     part_rewards = x.need("part_rewards")
     part_weights = x.need("part_weights")
-    return _of_rows(x, groups.group_normalize_parts(part_rewards, part_weights, x.group_ids))
+    return of_rows(x, groups.group_normalize_parts(part_rewards, part_weights, x.group_ids))
 
 
 def _pass_at_k_cell(x: AdvantageInputs, *, pass_k: int = PASS_K.default) -> AdvantagesAndReturns:
     """`pass_at_k_advantage` of the rewards."""
-    return _of_rows(x, groups.pass_at_k_advantage(x.rewards, x.group_ids, pass_k=pass_k))
+    return of_rows(x, groups.pass_at_k_advantage(x.rewards, x.group_ids, pass_k=pass_k))
 
 
 def _teacher_gap_cell(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> AdvantagesAndReturns:
@@ -582,7 +508,7 @@ def _group_normalize_teacher_cell(
 
     Source: KDRL, arXiv:2506.02208.
     """
-    outcome, _ = _of_rows(x, groups.group_normalize(x.rewards, x.group_ids))
+    outcome, _ = of_rows(x, groups.group_normalize(x.rewards, x.group_ids))
     gap, _ = _teacher_gap_cell(x, teacher_coeff=teacher_coeff)
     return outcome + gap, None
 
@@ -593,20 +519,20 @@ ADVANTAGES: dict[str, Estimator] = {
     "batch_center": _batch_center_cell,
     "gae": _gae_cell,
     "gae_length_adaptive": _gae_length_adaptive_cell,
-    "group_normalize": _of_rewards(groups.group_normalize),
+    "group_normalize": of_rewards(groups.group_normalize),
     "group_normalize_parts": _group_normalize_parts_cell,
     "turn_normalize": _turn_normalize_cell,
-    "group_center": _of_rewards(groups.group_center),
-    "group_center_batch_std": _of_rewards(groups.group_center_batch_std),
-    "group_center_centered_std": _of_rewards(groups.group_center_centered_std),
-    "group_center_rescaled": _of_rewards(groups.group_center_rescaled),
+    "group_center": of_rewards(groups.group_center),
+    "group_center_batch_std": of_rewards(groups.group_center_batch_std),
+    "group_center_centered_std": of_rewards(groups.group_center_centered_std),
+    "group_center_rescaled": of_rewards(groups.group_center_rescaled),
     "group_center_whitened": _group_center_whitened_cell,
-    "leave_one_out": _of_rewards(groups.leave_one_out),
+    "leave_one_out": of_rewards(groups.leave_one_out),
     "greedy_baseline": _greedy_baseline_cell,
     "length_weighted_center": _length_weighted_center_cell,
-    "mean_normalize": _of_rewards(groups.mean_normalize),
+    "mean_normalize": of_rewards(groups.mean_normalize),
     "pass_at_k": _pass_at_k_cell,
-    "top_gap": _of_rewards(groups.top_gap),
+    "top_gap": of_rewards(groups.top_gap),
     "teacher_gap": _teacher_gap_cell,
     "group_normalize_teacher": _group_normalize_teacher_cell,
 }

@@ -7,13 +7,15 @@ group whose rewards are equal, teach nothing and get exactly 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from oxrl.functional.masks import in_dtype_of, require_same_shape
+from oxrl.functional.advantage_inputs import AdvantageInputs, AdvantagesAndReturns, Estimator
+from oxrl.functional.masks import broadcast, in_dtype_of, require_same_shape
 from oxrl.tables.numbers import PASS_K
 
 
@@ -500,3 +502,32 @@ def top_gap(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> Tensor:
     alone = is_best & (groups.sum(is_best) == 1) & ~groups.flat(rewards)
     gap = (rewards.double() - second) / (groups.std(rewards) + eps)
     return in_dtype_of(rewards, torch.where(alone, gap, 0.0))
+
+
+def of_rows(x: AdvantageInputs, row_advantages: Tensor) -> AdvantagesAndReturns:
+    """An outcome advantage on every trained token of its row, as a cell gives it.
+
+    Args:
+        x: what the cell was given.
+        row_advantages: [B].
+
+    Returns:
+        Advantages [B, T], and nothing for a critic.
+    """
+    return broadcast(row_advantages, x.response_mask), None
+
+
+def of_rewards(estimate: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
+    """The cell of an estimator of this file that reads rewards and groups only.
+
+    Args:
+        estimate: of rewards [B] and group ids [B], advantages [B].
+
+    Returns:
+        The estimator on the whole batch of a step, for `ADVANTAGES`.
+    """
+
+    def cell(x: AdvantageInputs) -> AdvantagesAndReturns:
+        return of_rows(x, estimate(x.rewards, x.group_ids))
+
+    return cell

@@ -1,4 +1,4 @@
-"""What an engine needs of a model: hidden states, and a head.
+"""What an engine needs of a model, hidden states and a head, and what these say of a micro-batch.
 
 Any module with `backbone` and `head` will do.
 """
@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from oxrl.errors import ConfigError, DataError, EngineError
-from oxrl.functional.logprobs import Head
+from oxrl.functional.logprobs import (
+    Head,
+    bootstrap_positions,
+    chunked_head,
+    predicted_positions,
+    spread,
+)
+from oxrl.functional.masks import at_least_float32
 from oxrl.models.later import home_of, weights_later
 from oxrl.models.support import excluded
 from oxrl.models.vision_network import family_of, read_with_images
-from oxrl.types import TokenBatch
+from oxrl.types import Output, TokenBatch, Want
+
+TOP_K = "top_k="
 
 
 class TokenModel(Protocol):
@@ -116,23 +123,60 @@ class ValueModel(nn.Module):
         return _last_hidden(self.decoder, batch)
 
 
-@contextmanager
-def attention_by(config: PreTrainedConfig, name: str | None) -> Iterator[None]:
-    """Have attention computed by another implementation inside the block.
+def read_tokens(
+    network: TokenModel, inputs: TokenBatch, want: Want, *, temperature: float
+) -> Output:
+    """What a network says of one micro-batch; differentiable.
 
     Args:
-        config: of the model.
-        name: as transformers' AttentionInterface knows it.
+        network: the model.
+        inputs: [B, T] tokens, right-padded.
+        want: which fields of `Output` to compute.
+        temperature: logits are divided by it.
+
+    Returns:
+        Token-aligned fields, 0.0 wherever `response_mask` is False: the head runs nowhere else.
+
+    Raises:
+        EngineError: values were asked of a network without a value head.
     """
-    before = config._attn_implementation  # pyright: ignore[reportPrivateUsage]
-    if before == name:
-        yield
-        return
-    config._attn_implementation = name  # pyright: ignore[reportPrivateUsage]
-    try:
-        yield
-    finally:
-        config._attn_implementation = before  # pyright: ignore[reportPrivateUsage]
+    hidden = network.backbone(inputs).flatten(0, 1)
+    if "values" in want:
+        return _read_values(network, inputs, hidden)
+    token_at, hidden_at = predicted_positions(inputs.response_mask)
+    candidates = inputs.candidates
+    if candidates is not None:
+        candidates = candidates.flatten(0, 1)[token_at]
+    top_k = [int(field.removeprefix(TOP_K)) for field in want if field.startswith(TOP_K)]
+    said = chunked_head(
+        hidden[hidden_at],
+        network.head,
+        inputs.tokens.flatten()[token_at],
+        temperature=temperature,
+        entropy="entropy" in want,
+        sum_p_squared="sum_p_squared" in want,
+        candidates=candidates,
+        top_k=top_k[0] if top_k else 0,
+    )
+    fields = {
+        name: spread(value, token_at, inputs.tokens)
+        for name, value in said._asdict().items()
+        if value is not None
+    }
+    return Output(**fields)
+
+
+def _read_values(network: TokenModel, inputs: TokenBatch, hidden: Tensor) -> Output:
+    head = network.head
+    if head.weight.shape[0] != 1:
+        raise EngineError(f"{type(network).__name__} has no value head, but values were asked for")
+    values = nn.functional.linear(hidden, head.weight, head.bias)
+    values = at_least_float32(values.squeeze(1))
+    token_at, hidden_at = predicted_positions(inputs.response_mask)
+    return Output(
+        values=spread(values[hidden_at], token_at, inputs.tokens),
+        bootstrap=values[bootstrap_positions(inputs.attention_mask)],
+    )
 
 
 def vocabulary_of(model: nn.Module) -> int | None:

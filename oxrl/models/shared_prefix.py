@@ -6,14 +6,16 @@ before them in their own response. Everything else in a decoder works on single 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from oxrl.errors import ConfigError
-from oxrl.models.network import CausalNetwork, attention_by
+from oxrl.models.network import CausalNetwork
 from oxrl.models.prefix_layout import Block, PrefixLayout, packed
 from oxrl.types import TokenBatch
 
@@ -50,6 +52,25 @@ class SharedPrefixNetwork(CausalNetwork):
             )
         hidden = output.last_hidden_state[0].index_select(0, layout.places.flatten())
         return hidden.view(*layout.places.shape, -1)
+
+
+@contextmanager
+def attention_by(config: PreTrainedConfig, name: str | None) -> Iterator[None]:
+    """Have attention computed by another implementation inside the block.
+
+    Args:
+        config: of the model.
+        name: as transformers' AttentionInterface knows it.
+    """
+    before = config._attn_implementation  # pyright: ignore[reportPrivateUsage]
+    if before == name:
+        yield
+        return
+    config._attn_implementation = name  # pyright: ignore[reportPrivateUsage]
+    try:
+        yield
+    finally:
+        config._attn_implementation = before  # pyright: ignore[reportPrivateUsage]
 
 
 def attend(

@@ -20,6 +20,7 @@ from oxrl.data.hub import locate
 from oxrl.data.messages import Messages, images_of, read_messages
 from oxrl.data.prompts import PromptDataset
 from oxrl.data.rows import Record
+from oxrl.data.sample_record import sample_line
 from oxrl.engines.sample.base import generate, unheard
 from oxrl.engines.sample.choice import module_sampler
 from oxrl.errors import ConfigError, RunDirectoryError
@@ -40,7 +41,6 @@ from oxrl.recipes.session import Session
 from oxrl.recipes.setup import RLSetup
 from oxrl.recipes.supervised import evaluate_loss
 from oxrl.recipes.targets import find_target
-from oxrl.rollouts.batch import sample_line
 from oxrl.rollouts.sync import make_requests
 from oxrl.runs.bars import Count, Tell, bars
 from oxrl.runs.files import encode_line

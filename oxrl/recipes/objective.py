@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from oxrl.config.schema import TrainConfig
-from oxrl.engines.train.base import Scorer, TrainEngine, Want
+from oxrl.engines.train.base import Scorer, TrainEngine
 from oxrl.errors import required
-from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs
+from oxrl.functional.advantage_inputs import AdvantageInputs
+from oxrl.functional.advantages import ADVANTAGES
 from oxrl.functional.masks import weighted_sum
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
 from oxrl.functional.weights import WEIGHTS
 from oxrl.recipes.user_gate import find_gate
 from oxrl.tables.numbers import KL_COEFF, WEIGHTS_LENGTH, Level
-from oxrl.types import Output, PolicyBatch, RolloutBatch, TokenBatch
+from oxrl.types import Output, PolicyBatch, RolloutBatch, TokenBatch, Want
 
 if TYPE_CHECKING:
     from oxrl.recipes.features.base import Feature

@@ -15,7 +15,7 @@ from torch import Tensor
 from oxrl.config import Config
 from oxrl.engines.train.base import Saved
 from oxrl.errors import did_you_mean
-from oxrl.functional.advantages import AdvantageInputs
+from oxrl.functional.advantage_inputs import AdvantageInputs
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
 from oxrl.recipes.own_code import OwnCode, load_own, made_again
 from oxrl.recipes.session import RolloutProgress

@@ -8,11 +8,12 @@ order.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from oxrl.config import Config
-from oxrl.data.batching import split_by_group
+from oxrl.data.sample_record import SampleLine, sample_line
 from oxrl.errors import required
 from oxrl.functional.masks import masked_mean
 from oxrl.functional.metrics import (
@@ -28,14 +29,7 @@ from oxrl.recipes.objective import minibatch, prepare_update, start_of_update
 from oxrl.recipes.session import RolloutProgress, Session
 from oxrl.recipes.setup import RLSetup
 from oxrl.recipes.step import gradients, named_tensors
-from oxrl.rollouts.batch import (
-    SampleLine,
-    TrainableRows,
-    count_samples,
-    sample_line,
-    sampling_metrics,
-    trainable_rows,
-)
+from oxrl.rollouts.batch import TrainableRows, sample_metrics, trainable_rows
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.seeds import stable_seed
 from oxrl.tables.numbers import KL_COEFF
@@ -59,8 +53,7 @@ def train(cfg: Config, session: Session) -> None:
                 setup.delivery.deliver(before)
         with session.saved_if_stopped(setup.saved, progress):
             sampled = setup.source.next(progress.draw, step=before, stop=session.stopping)
-
-        setup.delivery.remember(sampled.rollouts)
+        delivered = setup.delivery.remember(sampled.rollouts)
 
         # The rows that can be learned from; what every model says of them before the update.
         rows = trainable_rows(sampled, setup.row_rules, version=before)
@@ -86,7 +79,7 @@ def train(cfg: Config, session: Session) -> None:
         for feature in setup.features:
             shared |= feature.steer(batch, progress)
         trained = len(torch.cat(parts).unique())
-        shared |= account(setup, progress, sampled, rows, trained)
+        shared |= delivered | count_step(setup, progress, sampled, rows, trained)
         progress.rollout_step += 1
         progress.draw = sampled.next_draw
         for index, part in enumerate(parts):
@@ -131,17 +124,16 @@ def record_samples(
         session.recorder.record_rollouts(step, named_tensors(batch))
 
 
-def account(
+def count_step(
     setup: RLSetup,
     progress: RolloutProgress,
     sampled: RolloutStep,
     rows: TrainableRows,
     trained: int,
 ) -> Metrics:
-    """What was sampled and what became of it; the counters of sampler and weight delivery."""
+    """What was sampled and what became of it."""
     in_flight = setup.source.in_flight
-    counted = count_samples(progress.samples, sampled, rows, trained=trained, in_flight=in_flight)
-    return sampling_metrics(sampled) | counted | sampled.sampler | setup.delivery.metrics()
+    return sample_metrics(progress.samples, sampled, rows, trained=trained, in_flight=in_flight)
 
 
 def minibatches(cfg: Config, batch: PolicyBatch, *, rollout_step: int) -> list[Tensor]:
@@ -151,6 +143,27 @@ def minibatches(cfg: Config, batch: PolicyBatch, *, rollout_step: int) -> list[T
         seed = stable_seed(cfg.run.seed, rollout_step, epoch)
         parts += split_by_group(batch.group_ids, cfg.train.minibatches, seed=seed)
     return parts
+
+
+def split_by_group(group_ids: Tensor, count: int, *, seed: int) -> list[Tensor]:
+    """Spread the rows of a batch over minibatches, groups kept whole.
+
+    Args:
+        group_ids: [B] int64.
+        count: how many minibatches, as even as they go.
+        seed: of the shuffle of the groups, where there is more than one minibatch.
+
+    Returns:
+        The rows of each minibatch, int64.
+    """
+    groups = group_ids.unique().numpy()
+    if count > 1:
+        groups = np.random.default_rng(stable_seed("minibatches", seed)).permutation(groups)
+    minibatches: list[Tensor] = []
+    for part in np.array_split(groups, count):
+        chosen = torch.isin(group_ids, torch.from_numpy(part))
+        minibatches.append(chosen.nonzero()[:, 0])
+    return minibatches
 
 
 def update(

@@ -7,11 +7,12 @@ on (`rollout.from_samples`); the weights stay those it began with, whatever vers
 from __future__ import annotations
 
 from oxrl.config import Config
+from oxrl.data.sample_record import sample_line
 from oxrl.functional.metrics import data_metrics
-from oxrl.recipes.rl import account, finish_step
+from oxrl.recipes.rl import count_step, finish_step
 from oxrl.recipes.session import RolloutProgress, Session
 from oxrl.recipes.setup import RLSetup
-from oxrl.rollouts.batch import TrainableRows, sample_line, trainable_rows
+from oxrl.rollouts.batch import TrainableRows, trainable_rows
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.types import Metrics
 
@@ -32,12 +33,13 @@ def train(cfg: Config, session: Session) -> None:
                 setup.delivery.deliver(before)
         with session.saved_if_stopped(setup.saved, progress):
             sampled = setup.source.next(progress.draw, step=before, stop=session.stopping)
-        setup.delivery.remember(sampled.rollouts)
+        delivered = setup.delivery.remember(sampled.rollouts)
         setup.ledger.count_sampling(sampled)
         rows = trainable_rows(sampled, setup.row_rules, version=before)
         record(cfg, session, sampled)
 
-        found = row_metrics(rows) | account(setup, progress, sampled, rows, len(rows.places))
+        found = row_metrics(rows) | delivered
+        found |= count_step(setup, progress, sampled, rows, len(rows.places))
         progress.rollout_step += 1
         progress.draw = sampled.next_draw
         for _ in range(cfg.train.updates):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oxrl.engines.train.base import TrainEngine, Want
+from oxrl.engines.train.base import TrainEngine
 from oxrl.recipes.session import Session
-from oxrl.types import LossFn, Metrics, Output, TrainBatch
+from oxrl.types import LossFn, Metrics, Output, TrainBatch, Want
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oxrl.data.batching import check_rollout_batch, to_rollout_batch
-from oxrl.data.prompt_record import prompt_fields
+from oxrl.data.batching import checked_rollout_batch
 from oxrl.data.repetition import repetition_metrics
 from oxrl.errors import InvariantError
 from oxrl.functional.metrics import reward_metrics
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.types import Images, Metrics, Rollout, RolloutBatch
-
-SampleLine = dict[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +57,10 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
     Raises:
         InvariantError: a row is structurally broken; see `check_rollout_batch`.
     """
-    batch = to_rollout_batch(step.rollouts, pad_id=rules.pad_id, images=rules.images)
-    check_rollout_batch(
-        batch,
+    batch = checked_rollout_batch(
+        step.rollouts,
+        pad_id=rules.pad_id,
+        images=rules.images,
         stop_token_ids=rules.stop_token_ids,
         max_tokens=rules.max_tokens,
         strict_version=version if rules.strict else None,
@@ -125,6 +123,17 @@ def sampling_metrics(step: RolloutStep) -> Metrics:
     return metrics
 
 
+def sample_metrics(
+    counts: dict[str, int], step: RolloutStep, rows: TrainableRows, *, trained: int, in_flight: int
+) -> Metrics:
+    """What was sampled, what the sampler counted, and what became of every sample.
+
+    Args as of `count_samples`.
+    """
+    counted = count_samples(counts, step, rows, trained=trained, in_flight=in_flight)
+    return sampling_metrics(step) | counted | step.sampler
+
+
 def count_samples(
     counts: dict[str, int], step: RolloutStep, rows: TrainableRows, *, trained: int, in_flight: int
 ) -> Metrics:
@@ -157,52 +166,3 @@ def count_samples(
     metrics = {f"samples/{name}": float(value) for name, value in everything.items()}
     metrics["data/dropped_rows"] = float(sum(rows.dropped.values()))
     return metrics
-
-
-def sample_line(rollout: Rollout, *, step: int, advantage: float | None) -> SampleLine:
-    """One line of samples.jsonl.
-
-    Args:
-        rollout: the scored sample.
-        step: optimizer steps done when it was trained on; -1 in an evaluation.
-        advantage: mean over its tokens; None for a sample that is not trained on.
-    """
-    prompt, completion, score = rollout.prompt, rollout.completion, rollout.score
-    versions = [version for segment in completion.segments for version in segment.versions]
-    line: SampleLine = {
-        "uid": prompt.uid,
-        "draw": rollout.group_id,
-        "sample": rollout.sample,
-        "step": step,
-        **prompt_fields(prompt),
-        "response": completion.text,
-        "reward": score.value,
-        "status": score.status,
-        "reason": score.reason,
-        "advantage": advantage,
-        "versions": version_spans(versions),
-        "seed": rollout.seed,
-        "finish_reason": completion.finish_reason,
-        "answer": prompt.answer,
-    }
-    line |= prompt.shown
-    if score.parts or score.statuses:
-        from oxrl.rollouts.parts import part_fields  # most rewards have none
-
-        line |= part_fields(score)
-    if completion.end is not None:
-        from oxrl.rollouts.episode_scores import episode_fields  # single turns do without
-
-        line |= episode_fields(rollout)
-    return line
-
-
-def version_spans(versions: Sequence[int]) -> list[list[int]]:
-    """Runs of equal weight versions as [version, first token, token after the last]."""
-    spans: list[list[int]] = []
-    for position, version in enumerate(versions):
-        if spans and spans[-1][0] == version:
-            spans[-1][2] = position + 1
-        else:
-            spans.append([version, position, position + 1])
-    return spans

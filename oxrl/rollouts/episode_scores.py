@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from oxrl.rewards.base import Group, GroupScorer
 from oxrl.runs.patience import Patience
-from oxrl.types import ENVIRONMENT, Completion, Rollout, Score
+from oxrl.types import ENVIRONMENT, Completion, Score
 
 
 class EpisodeScorer:
@@ -47,14 +47,3 @@ def both(by_turns: Score, by_reward: Score) -> Score:
     parts = {**by_reward.parts, ENVIRONMENT: by_turns.value}
     value = by_turns.value + by_reward.value
     return dataclasses.replace(by_reward, value=value, parts=parts)
-
-
-def episode_fields(episode: Rollout) -> dict[str, object]:
-    """What a line of samples.jsonl says of an episode otherwise than of a single response."""
-    completion = episode.completion
-    return {
-        "reason": completion.reason or episode.score.reason,
-        "end": completion.end,
-        "opening": list(completion.opening),
-        "turns": [vars(turn) for turn in completion.turns],
-    }

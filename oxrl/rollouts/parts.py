@@ -80,11 +80,3 @@ def alike_groups(rollouts: Sequence[Rollout], names: Sequence[str]) -> float:
     """The share of groups in which no part of these names differs."""
     groups = {rollout.group_id for rollout in rollouts if rollout.score.value is not None}
     return 1 - len(groups_of_different_parts(rollouts, names)) / max(len(groups), 1)
-
-
-def part_fields(score: Score) -> dict[str, object]:
-    """What a line of samples.jsonl says of the parts of a score."""
-    fields: dict[str, object] = {"parts": dict(score.parts)}
-    if score.statuses:
-        fields["part_statuses"] = dict(score.statuses)
-    return fields

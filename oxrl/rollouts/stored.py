@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oxrl.data.prompt_record import recorded_prompt
+from oxrl.data.sample_record import recorded_prompt
 from oxrl.errors import RunDirectoryError
 from oxrl.rewards.base import Group
 from oxrl.runs.files import read_records

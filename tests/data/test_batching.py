@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
-from oxrl.data.batching import check_rollout_batch, split_by_group, to_rollout_batch
+from oxrl.data.batching import check_rollout_batch, to_rollout_batch
 from oxrl.errors import InvariantError
 from oxrl.types import Completion, Prompt, Rollout, RolloutBatch, Score, Segment
 
@@ -135,14 +134,3 @@ def test_strict_on_policy_refuses_a_token_of_another_version() -> None:
 def test_a_row_marked_as_cut_before_the_limit_is_refused() -> None:
     with pytest.raises(InvariantError, match="before rollout.max_tokens=4"):
         check(two_rows(), max_tokens=4)
-
-
-def test_minibatches_keep_groups_whole_and_use_every_row_once() -> None:
-    groups = torch.tensor([9, 4, 9, 4, 7, 7, 1, 1, 30])
-    parts = split_by_group(groups, 2, seed=3)
-    assert sorted(torch.cat(parts).tolist()) == list(range(9))
-    assert not set(groups[parts[0]].tolist()) & set(groups[parts[1]].tolist())
-    assert [part.tolist() for part in parts] == [
-        part.tolist() for part in split_by_group(groups, 2, seed=3)
-    ]
-    assert split_by_group(groups, 1, seed=3)[0].tolist() == list(range(9))

@@ -16,7 +16,6 @@ from transformers import OPTConfig, OPTForCausalLM, Qwen3MoeConfig, Qwen3MoeForC
 
 from oxrl.engines.train import trainer as trainer_module
 from oxrl.engines.train.adamw import undecayed
-from oxrl.engines.train.base import Want
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.offload import FEWEST_BYTES, offloaded
 from oxrl.engines.train.options import TrainerOptions
@@ -28,7 +27,7 @@ from oxrl.functional.value_losses import value_loss
 from oxrl.models.builtin import BUILTIN_DIMS
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.network import ValueModel
-from oxrl.types import LossFn, Output, SupervisedBatch
+from oxrl.types import LossFn, Output, SupervisedBatch, Want
 
 LENGTHS = [(2, 5), (1, 9), (4, 1), (3, 0), (1, 3), (2, 7), (6, 2)]
 

@@ -12,16 +12,16 @@ import torch
 from small_runs import rl_config
 from torch import Tensor
 
-from oxrl.data.batching import check_rollout_batch, split_by_group, to_rollout_batch
+from oxrl.data.batching import check_rollout_batch, to_rollout_batch
 from oxrl.data.episode_rows import EpisodeInputs
-from oxrl.engines.train.forward import read_tokens
 from oxrl.functional.advantages import AdvantageInputs
 from oxrl.models.builtin import builtin_policy
-from oxrl.models.network import CausalNetwork
+from oxrl.models.network import CausalNetwork, read_tokens
 from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import FeatureInputs
 from oxrl.recipes.features.episodes import Episodes
 from oxrl.recipes.objective import Models, Objective, minibatch, prepare_update
+from oxrl.recipes.rl import split_by_group
 from oxrl.tables.policy import ROWS
 from oxrl.types import (
     Completion,

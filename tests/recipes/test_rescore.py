@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 
 from oxrl.cli import app
 from oxrl.config import Config
-from oxrl.data.prompt_record import prompt_fields, recorded_prompt
+from oxrl.data.sample_record import prompt_fields, recorded_prompt, sample_line
 from oxrl.errors import ConfigError, DataError, RunDirectoryError
 from oxrl.recipes import run
 from oxrl.recipes.rescore import ranks, report, run_score
-from oxrl.rollouts.batch import sample_line
 from oxrl.rollouts.stored import recorded_completion
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment, Turn
 

@@ -24,6 +24,7 @@ from oxrl.config import load_config
 from oxrl.errors import NonFiniteError, RewardError, RunDirectoryError
 from oxrl.recipes import run
 from oxrl.recipes.evaluate import run_eval, run_generate
+from oxrl.recipes.rl import split_by_group
 from oxrl.types import Sampling
 
 ROOT = Path(__file__).parents[2]
@@ -305,3 +306,14 @@ def test_both_doors_train_and_send_the_other_kind_away(tmp_path: Path) -> None:
         assert "step 1/1" in done.stdout
     wrong = door("main_sl.py", "rl")
     assert wrong.returncode == 2 and "main_rl.py" in wrong.stderr
+
+
+def test_minibatches_keep_groups_whole_and_use_every_row_once() -> None:
+    groups = torch.tensor([9, 4, 9, 4, 7, 7, 1, 1, 30])
+    parts = split_by_group(groups, 2, seed=3)
+    assert sorted(torch.cat(parts).tolist()) == list(range(9))
+    assert not set(groups[parts[0]].tolist()) & set(groups[parts[1]].tolist())
+    assert [part.tolist() for part in parts] == [
+        part.tolist() for part in split_by_group(groups, 2, seed=3)
+    ]
+    assert split_by_group(groups, 1, seed=3)[0].tolist() == list(range(9))

@@ -15,12 +15,12 @@ from oxrl.data.batching import to_rollout_batch
 from oxrl.data.episode_rows import EpisodeInputs
 from oxrl.data.image_files import ImageRules, content_name
 from oxrl.data.image_store import ImageStore
+from oxrl.data.sample_record import sample_line
 from oxrl.engines.sample.base import generate
 from oxrl.environments.find import as_messages
 from oxrl.environments.observed import image_content
 from oxrl.models.builtin_vision import vision_tokenizer
 from oxrl.models.image_features import ImageReader
-from oxrl.rollouts.batch import sample_line
 from oxrl.types import Completion, Request, TokenBatch
 
 # Frame k of an episode is a picture of its own: one of a fixed size for all, or growing ones.

@@ -40,7 +40,7 @@ from oxrl.engines.ray.cluster import (
     result_of,
     unpack,
 )
-from oxrl.engines.train.base import Bucket, Part, Want
+from oxrl.engines.train.base import Bucket, Part
 from oxrl.engines.train.ranks import CUT_OFF, WAITED
 from oxrl.engines.train.trainer import Trainer, forward_without_adapter
 from oxrl.engines.transport.base import (
@@ -57,7 +57,7 @@ from oxrl.errors import LostRankError
 from oxrl.models.weights import buckets
 from oxrl.runs.deadlines import Deadline, Deadlines, Phase, waiting_for
 from oxrl.runs.files import size_of
-from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
+from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch, Want
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore

@@ -17,11 +17,10 @@ from oxrl.engines.sample.prefill import pad_rows, row_batches
 from oxrl.engines.sample.sampler import Sampler
 from oxrl.engines.sample.slots import Slots
 from oxrl.engines.train.base import Bucket
-from oxrl.engines.train.forward import read_tokens
 from oxrl.errors import EngineError, WeightSyncError
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.lora import has_adapter
-from oxrl.models.network import CausalNetwork, check_tokens, vocabulary_of
+from oxrl.models.network import CausalNetwork, check_tokens, read_tokens, vocabulary_of
 from oxrl.types import FinishReason, Prefix, Request, TokenBatch
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from oxrl.engines.sample.gumbel import noise_keys, restrict, sample_tokens
+from oxrl.engines.sample.gumbel import gumbel_noise, noise_keys, restrict
 from oxrl.engines.sample.vllm_weights import held_pieces
 from oxrl.engines.train.base import Bucket
 from oxrl.engines.transport.base import BASE, LINE_BROKE, MADE, LineError
@@ -289,14 +289,15 @@ def _sample(
         positions.append(extra["known"] + len(request.output_token_ids))
     device = logits.device
     keys = noise_keys(torch.tensor(seeds, device=device), torch.tensor(positions, device=device))
-    ones = torch.ones(len(logits), device=device)
     if top_k is not None or top_p is not None:
+        ones = torch.ones(len(logits), device=device)
         if top_k is None:
             top_k = torch.full((len(logits),), logits.shape[1], device=device)
         if top_p is None:
             top_p = ones
         logits = restrict(logits, temperature=ones, top_k=top_k, top_p=top_p)
-    tokens, _ = sample_tokens(logits, keys, temperature=ones, stochastic=None)
+    noise = gumbel_noise(keys, logits.shape[1], logits.dtype)
+    tokens = noise.add_(logits).argmax(1)
     return tokens, logits.log_softmax(-1, dtype=torch.float32)
 
 

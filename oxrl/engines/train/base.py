@@ -13,10 +13,8 @@ from typing import Literal, Protocol
 import torch
 
 from oxrl.models.weights import NamedTensor
-from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
+from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch, Want
 
-# "logprobs", "entropy", "values", "sum_p_squared", "top_k=<K>".
-Want = frozenset[str]
 # Of a policy with an adapter: all of its weights, the adapter's alone, or those of a model without
 # adapter that computes the same.
 Part = Literal["all", "adapter", "merged"]

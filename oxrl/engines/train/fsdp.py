@@ -26,7 +26,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from oxrl.engines.train.base import Bucket, Part, Want
+from oxrl.engines.train.base import Bucket, Part
 from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import Share
@@ -38,7 +38,7 @@ from oxrl.models.fingerprints import Piece, pieces_of
 from oxrl.models.later import materialised
 from oxrl.models.lora import has_adapter
 from oxrl.models.weights import Whole, buckets, room_for, sent_bytes
-from oxrl.types import Output, TokenBatch, TrainBatch
+from oxrl.types import Output, TokenBatch, TrainBatch, Want
 
 
 class FsdpTrainer(LocalTrainer):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from oxrl.engines.train.adamw import Piece, adamw
-from oxrl.engines.train.base import Part, Want
+from oxrl.engines.train.base import Part
 from oxrl.engines.train.checkpoint import MASTER, StoredWeight, has_master
 from oxrl.engines.train.forward import Check
 from oxrl.engines.train.options import TrainerOptions
@@ -24,9 +22,6 @@ from oxrl.models.four_bit import whole_weight
 from oxrl.models.layout import WEIGHT
 from oxrl.models.stored import Source
 from oxrl.models.weights import NamedTensor
-from oxrl.types import LossFn, Output, TokenBatch, TrainBatch
-
-log = logging.getLogger(__name__)
 
 
 class LocalTrainer(Trainer):
@@ -37,6 +32,7 @@ class LocalTrainer(Trainer):
 
     def __init__(self, model: nn.Module, options: TrainerOptions, *, ranks: Ranks = ALONE) -> None:
         super().__init__(model, options, ranks=ranks)
+        self._begins_anew = ranks.world == 1
         self._shard_model()
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._masters = {name: self._master_of(p) for name, p in self._parameters.items()}
@@ -87,54 +83,6 @@ class LocalTrainer(Trainer):
     def checked(self, check: Check) -> None:
         """See Trainer."""
         check()
-
-    def forward(self, inputs: TokenBatch, want: Want) -> Output:
-        """See TrainEngine. In smaller micro-batches where they did not fit into memory."""
-        return self._as_it_fits(partial(super().forward, inputs, want), inputs)
-
-    def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
-        """See TrainEngine. In smaller micro-batches where they did not fit into memory.
-
-        The gradient then begins anew, so it is that of the smaller ones from the start. Where a
-        call before has added to it already, running out of memory is an error.
-        """
-        compute = partial(super().forward_backward, batch, loss_fn, want)
-        if self._has_gradient:
-            return compute()
-        return self._as_it_fits(compute, batch.inputs, self._forget_gradients)
-
-    def _as_it_fits(
-        self,
-        compute: Callable[[], Output],
-        inputs: TokenBatch,
-        forget: Callable[[], None] = lambda: None,
-    ) -> Output:
-        """Compute with half as many tokens at once, until they fit.
-
-        Of several ranks one alone cannot begin anew: the others wait for it in a collective.
-
-        Args:
-            compute: the whole computation.
-            inputs: what it reads.
-            forget: what a pass that failed has left.
-        """
-        while True:
-            try:
-                return compute()
-            except torch.OutOfMemoryError as error:
-                longest = max(inputs.lengths(), default=0)
-                if self.ranks.world > 1 or self.micro_batch_tokens <= longest:
-                    raise
-                halved = max(self.micro_batch_tokens // 2, longest)
-                said = str(error).partition("\n")[0]
-                text = "micro-batches of %d tokens do not fit into memory, going on with %d: %s"
-                log.warning(text, self.micro_batch_tokens, halved, said)
-            # Outside of the handler, where the failed pass is no longer alive.
-            self.micro_batch_tokens = halved
-            self.model.eval()
-            forget()
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
 
     def _backward(self, loss: Tensor) -> None:
         loss.backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from abc import ABC, abstractmethod
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oxrl.engines.train.adamw import Piece, last_change, weight_decays
-from oxrl.engines.train.base import Bucket, Part, Want
+from oxrl.engines.train.base import Bucket, Part
 from oxrl.engines.train.checkpoint import (
     MASTER,
     CollectiveWriter,
@@ -31,7 +32,7 @@ from oxrl.engines.train.checkpoint import (
     write_state,
 )
 from oxrl.engines.train.company import without_company
-from oxrl.engines.train.forward import Check, checkpoint_activations, read_tokens
+from oxrl.engines.train.forward import Check, checkpoint_activations
 from oxrl.engines.train.micro_batches import (
     Cut,
     Share,
@@ -56,6 +57,7 @@ from oxrl.models.network import (
     CausalNetwork,
     TokenModel,
     check_tokens,
+    read_tokens,
     token_model,
     vocabulary_of,
 )
@@ -71,8 +73,9 @@ from oxrl.models.weights import (
     stored_names,
 )
 from oxrl.runs.parts import part_problems
-from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch
+from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch, Want
 
+log = logging.getLogger(__name__)
 # How long a rank may take to notice that nobody wants its share any more, in seconds.
 DROP_S = 10.0
 
@@ -112,6 +115,9 @@ class Trainer(ABC):
             check_small(self.network.model)
         # Less than was asked for where that did not fit into memory.
         self.micro_batch_tokens = options.micro_batch_tokens
+        # Whether what ran out of memory may begin anew: not where other ranks wait in a collective,
+        # or a library holds half of a gradient.
+        self._begins_anew = False
         self.step = 0
         self.last_loss = 0.0
         self._decays = weight_decays(model, options)
@@ -205,16 +211,61 @@ class Trainer(ABC):
             raise not_finite(self._awaited[wrong].path.parent, wrong)
         arrived(self.model)
 
-    @torch.no_grad()
     def forward(self, inputs: TokenBatch, want: Want) -> Output:
-        """See TrainEngine."""
+        """See TrainEngine. In smaller micro-batches where they did not fit into memory."""
+        return self._as_it_fits(partial(self._forward, inputs, want), inputs)
+
+    def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
+        """See TrainEngine. In smaller micro-batches where they did not fit into memory.
+
+        The gradient then begins anew, so it is that of the smaller ones from the start. Where a
+        call before has added to it already, running out of memory is an error.
+        """
+        compute = partial(self._forward_backward, batch, loss_fn, want)
+        if self._has_gradient:
+            return compute()
+        return self._as_it_fits(compute, batch.inputs, self._forget_gradients)
+
+    def _as_it_fits(
+        self,
+        compute: Callable[[], Output],
+        inputs: TokenBatch,
+        forget: Callable[[], None] = lambda: None,
+    ) -> Output:
+        """Compute with half as many tokens at once, until they fit.
+
+        Args:
+            compute: the whole computation.
+            inputs: what it reads.
+            forget: what a pass that failed has left.
+        """
+        while True:
+            try:
+                return compute()
+            except torch.OutOfMemoryError as error:
+                longest = max(inputs.lengths(), default=0)
+                if not self._begins_anew or self.micro_batch_tokens <= longest:
+                    raise
+                halved = max(self.micro_batch_tokens // 2, longest)
+                said = str(error).partition("\n")[0]
+                text = "micro-batches of %d tokens do not fit into memory, going on with %d: %s"
+                log.warning(text, self.micro_batch_tokens, halved, said)
+            # Outside of the handler, where the failed pass is no longer alive.
+            self.micro_batch_tokens = halved
+            self.model.eval()
+            forget()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    @torch.no_grad()
+    def _forward(self, inputs: TokenBatch, want: Want) -> Output:
         merged = Merged(inputs)
         for share in self._share(inputs):
             merged.add(share.rows, self._said(share, want))
         return merged.output(self.ranks)
 
-    def forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
-        """See TrainEngine. The loss, over micro-batches and ranks, is left in `last_loss`."""
+    def _forward_backward(self, batch: TrainBatch, loss_fn: LossFn, want: Want) -> Output:
+        """The loss, over micro-batches and ranks, is left in `last_loss`."""
         # Without any trained token there is no gradient at all, not a zero one that would still
         # move weights by momentum. Every rank sees the whole batch, so all of them decide alike.
         trained = _has_trained_token(batch)

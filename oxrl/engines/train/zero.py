@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from oxrl.engines.train.adamw import MOMENTS, Piece, adamw
-from oxrl.engines.train.base import Part, Want
+from oxrl.engines.train.base import Part
 from oxrl.engines.train.checkpoint import StoredWeight
 from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.options import TrainerOptions
@@ -32,7 +32,7 @@ from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.later import materialised
 from oxrl.models.layout import WEIGHT
 from oxrl.models.weights import NamedTensor
-from oxrl.types import Output, TokenBatch
+from oxrl.types import Output, TokenBatch, Want
 
 
 def deepspeed_config(

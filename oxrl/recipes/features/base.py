@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from oxrl.engines.train.base import Saved, TrainEngine, Want
-from oxrl.functional.advantages import AdvantageInputs
-from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch
+from oxrl.engines.train.base import Saved, TrainEngine
+from oxrl.functional.advantage_inputs import AdvantageInputs
+from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch, Want
 
 if TYPE_CHECKING:
     from oxrl.config.schema import TrainConfig

@@ -7,7 +7,7 @@ import dataclasses
 from torch import Tensor
 
 from oxrl.errors import required
-from oxrl.functional.advantages import AdvantageInputs
+from oxrl.functional.advantage_inputs import AdvantageInputs
 from oxrl.functional.metrics import value_metrics
 from oxrl.functional.value_losses import value_loss
 from oxrl.functional.weights import token_mean
