@@ -23,7 +23,8 @@ from oxrl.config import Config, load_config
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.base import Saved
 from oxrl.recipes import rl
-from oxrl.recipes.session import P, Progress, Session
+from oxrl.recipes.progress import P, Progress
+from oxrl.recipes.session import Session
 from oxrl.recipes.sharing import train_settled
 from oxrl.runs.clock import Clock
 from oxrl.types import Request

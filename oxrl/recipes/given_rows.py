@@ -17,7 +17,8 @@ from oxrl.data.order import open_rows
 from oxrl.engines.train.base import TrainEngine
 from oxrl.recipes.build import build_images, build_tokenizer, build_trainer
 from oxrl.recipes.good_enough import note_score
-from oxrl.recipes.session import Progress, Session
+from oxrl.recipes.progress import Progress
+from oxrl.recipes.session import Session
 from oxrl.runs.checkpoint import why_not_best
 from oxrl.types import Metrics
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from oxrl.config import Config
-from oxrl.recipes.session import Progress, Session
+from oxrl.recipes.progress import Progress
+from oxrl.recipes.session import Session
 
 
 def note_score(

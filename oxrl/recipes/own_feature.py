@@ -18,7 +18,7 @@ from oxrl.errors import did_you_mean
 from oxrl.functional.advantage_inputs import AdvantageInputs
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
 from oxrl.recipes.own_code import OwnCode, load_own, made_again
-from oxrl.recipes.session import RolloutProgress
+from oxrl.recipes.progress import RolloutProgress
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch
 
 FIELD = "train.features"

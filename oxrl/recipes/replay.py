@@ -31,7 +31,8 @@ from oxrl.recipes import loop_of
 from oxrl.recipes.build import training_ranks
 from oxrl.recipes.inputs import review_inputs, with_pinned_inputs
 from oxrl.recipes.micro_batch import micro_batches_as_noted
-from oxrl.recipes.session import P, Progress, Session
+from oxrl.recipes.progress import P, Progress
+from oxrl.recipes.session import Session
 from oxrl.recipes.sharing import as_noted
 from oxrl.runs.checkpoint import Checkpoint, latest_checkpoint
 from oxrl.runs.directory import RunDirectory, is_run

@@ -26,7 +26,8 @@ from oxrl.functional.metrics import (
 from oxrl.recipes.evaluate import evaluate
 from oxrl.recipes.good_enough import note_score
 from oxrl.recipes.objective import minibatch, prepare_update, start_of_update
-from oxrl.recipes.session import RolloutProgress, Session
+from oxrl.recipes.progress import RolloutProgress
+from oxrl.recipes.session import Session
 from oxrl.recipes.setup import RLSetup
 from oxrl.recipes.step import gradients, named_tensors
 from oxrl.rollouts.batch import TrainableRows, sample_metrics, trainable_rows

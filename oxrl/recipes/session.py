@@ -8,68 +8,27 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from torch import Tensor
 
-from oxrl.config import Config, dump_config
-from oxrl.config.dims import vocabulary_of
+from oxrl.config import Config
 from oxrl.config.plan import reference_text
-from oxrl.config.recorded import completed
 from oxrl.engines.train.base import Saved, TrainEngine
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.errors import Interrupted, Stopped
-from oxrl.recipes.inputs import review_inputs
+from oxrl.recipes.opening import open_session
+from oxrl.recipes.progress import P, Progress
 from oxrl.recipes.saving import Saver
 from oxrl.recipes.targets import CHECKPOINTS
 from oxrl.rewards.workers import ScoringPool
 from oxrl.runs.checkpoint import CheckpointWriter, save_best
 from oxrl.runs.clock import Clock, resident_mb
-from oxrl.runs.console import Console, run_logging
-from oxrl.runs.directory import open_run
 from oxrl.runs.files import read_records
-from oxrl.runs.health import Health
-from oxrl.runs.recorder import Recorder
-from oxrl.runs.stop import StopRequest
-from oxrl.runs.trackers.mirrors import Trackers
 from oxrl.types import Metrics
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True)
-class Progress:
-    """Where a run stands: what a checkpoint keeps beside weights, as JSON.
-
-    step: optimizer steps done. draw: next position in the data order. line: the metrics of `step`
-    until they are recorded; a signal during its evaluation leaves them here. tokens: of `line`.
-    good_enough: whether an evaluation was as good as `run.stop_at` asks for.
-    """
-
-    step: int = 0
-    draw: int = 0
-    line: Metrics = field(default_factory=dict[str, float])
-    tokens: float = 0.0
-    good_enough: bool = False
-
-
-@dataclass(kw_only=True)
-class RolloutProgress(Progress):
-    """Of reinforcement learning.
-
-    rollout_step: rollout steps done. samples: what became of every sample so far.
-    kl_coeff: of the KL in the reward, which a feature may steer.
-    """
-
-    rollout_step: int = 0
-    samples: dict[str, int] = field(default_factory=dict[str, int])
-    kl_coeff: float = 0.0
-
-
-P = TypeVar("P", bound=Progress)
 
 
 class Session:
@@ -92,35 +51,19 @@ class Session:
         self._accept = accept
         self._stack = ExitStack()
         self._skipped_in_a_row = 0
-        self._saver = Saver(
-            ranks,
-            cfg,
-            say=self.message,
-        )
+        self._saver = Saver(ranks, cfg, say=self.message)
         self._stack.callback(self._saver.drop)
 
     def __enter__(self) -> Self:
-        cfg = self._cfg
         with ExitStack() as stack:
-            directory = open_run(
-                cfg.run.directory,
-                dump_config(cfg),
-                resume=self._resume,
-                accept=self._accept,
-                review=partial(review_inputs, cfg),
-                complete=completed,
-            )
-            self.run = stack.enter_context(directory)
-            stack.enter_context(run_logging(self.run.path / "run.log", cfg.run.console))
-            self.run.log_remarks()
-            self.stop = stack.enter_context(StopRequest())
-            self.recorder = stack.enter_context(Recorder(self.run))
-            self._health = Health(vocabulary_of(cfg.model.name), cfg.run.health)
-            self._console = stack.enter_context(
-                Console(cfg.run.steps, cfg.run.name, mode=cfg.run.console)
-            )
+            opened = open_session(self._cfg, stack, resume=self._resume, accept=self._accept)
+            self.run = opened.run
+            self.stop = opened.stop
+            self.recorder = opened.recorder
+            self._health = opened.health
+            self._console = opened.console
             self._console.watch(self.clock, self.recorder)
-            self._trackers = stack.enter_context(Trackers(self.run, cfg.run.shown_in))
+            self._trackers = opened.trackers
             stack.callback(self._saver.drop)
             self._stack = stack.pop_all()
         self._announce_reference()

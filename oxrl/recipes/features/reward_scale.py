@@ -17,7 +17,7 @@ from torch import Tensor
 from oxrl.engines.train.base import Saved
 from oxrl.functional.reward_scale import Moments, move_to_scale, scale_rewards
 from oxrl.recipes.features.base import Feature
-from oxrl.recipes.session import RolloutProgress
+from oxrl.recipes.progress import RolloutProgress
 from oxrl.types import Metrics, PolicyBatch, RolloutBatch
 
 log = logging.getLogger(__name__)

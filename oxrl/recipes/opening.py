@@ -1,0 +1,69 @@
+"""What a run holds open from its beginning to its end: directory, records, console, trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from oxrl.config import Config, dump_config
+from oxrl.config.dims import vocabulary_of
+from oxrl.config.recorded import completed
+from oxrl.recipes.inputs import review_inputs
+from oxrl.runs.console import Console, run_logging
+from oxrl.runs.directory import RunDirectory, open_run
+from oxrl.runs.health import Health
+from oxrl.runs.recorder import Recorder
+from oxrl.runs.stop import StopRequest
+from oxrl.runs.trackers.mirrors import Trackers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """Everything a session works with that has to be closed, and what it reads signs of trouble
+    from.
+    """
+
+    run: RunDirectory
+    stop: StopRequest
+    recorder: Recorder
+    health: Health
+    console: Console
+    trackers: Trackers
+
+
+def open_session(
+    cfg: Config, stack: ExitStack, *, resume: bool, accept: Sequence[str] = ()
+) -> Opened:
+    """Open the run directory first, then what writes into it.
+
+    Args:
+        stack: closes everything, the directory last.
+        resume: go on in a directory that has a run.
+        accept: fields that may differ from those of that run.
+    """
+    directory = open_run(
+        cfg.run.directory,
+        dump_config(cfg),
+        resume=resume,
+        accept=accept,
+        review=partial(review_inputs, cfg),
+        complete=completed,
+    )
+    run = stack.enter_context(directory)
+    stack.enter_context(run_logging(run.path / "run.log", cfg.run.console))
+    run.log_remarks()
+    stop = stack.enter_context(StopRequest())
+    recorder = stack.enter_context(Recorder(run))
+    health = Health(vocabulary_of(cfg.model.name), cfg.run.health)
+    console = stack.enter_context(Console(cfg.run.steps, cfg.run.name, mode=cfg.run.console))
+    trackers = stack.enter_context(Trackers(run, cfg.run.shown_in))
+    return Opened(
+        run=run,
+        stop=stop,
+        recorder=recorder,
+        health=health,
+        console=console,
+        trackers=trackers,
+    )
