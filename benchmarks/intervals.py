@@ -33,6 +33,20 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Interval:
     return median(pairs)
 
 
+def ratio_of_sums(above: Sequence[float], below: Sequence[float]) -> Interval:
+    """Of what was measured in turns, where one turn is not the same work as another.
+
+    Args:
+        above, below: measurements of all the work, in turns.
+    """
+    one = np.asarray(above, dtype=float)
+    other = np.asarray(below, dtype=float)
+    picks = np.random.default_rng(0).integers(0, len(one), (DRAWS, len(one)))
+    drawn = one[picks].sum(axis=1) / other[picks].sum(axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return [rounded(float(value)) for value in (one.sum() / other.sum(), low, high)]
+
+
 def rounded(value: float) -> float:
     """To four digits, which is more than any of them is worth."""
     return float(f"{value:.4g}")

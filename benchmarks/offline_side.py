@@ -33,6 +33,7 @@ def oxrl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> 
 
     from oxrl.config import load_config
     from oxrl.recipes import preference, supervised
+    from oxrl.recipes.sharing import train_settled
 
     settings = given.pop("settings")
     pack = settings.get("pack_tokens")
@@ -46,7 +47,7 @@ def oxrl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> 
     cfg = load_config(folder / "config.yaml")
     train = {"sft": supervised.train, "dpo": preference.train}[given["kind"]]
     with GatedSession(cfg, resume=False) as session:
-        train(cfg, session)
+        train_settled(train, cfg, session)
 
 
 def conversations(folder: Path) -> list[dict[str, Any]]:

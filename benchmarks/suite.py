@@ -109,7 +109,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         "The same rows and model (3.3M parameters, float32) in oxRL and in TRL's SFTTrainer and "
         "DPOTrainer in turns, a process and a thread each. Answers have 8 to 128 characters; both "
         "asked the reference of DPO beforehand. Each side has the settings that were fastest for "
-        "it in a trial: tokens or rows of a micro-batch, packing, sorting.",
+        "it in a trial: tokens or rows of a micro-batch, packing, sorting. Ratios are of the sums "
+        "over all steps.",
         "python benchmarks/offline_step.py --pairs 10 --warmup 1",
         {"sft": "SFT, 64 rows", "dpo": "DPO, 32 pairs"},
         SIDES,
@@ -223,8 +224,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         "The quickstart, before and now",
         "Whole quickstarts (data, warm start, evaluations, reinforcement) of this tree and of "
         "commit `3738989`, the last before speed was worked at, in turns on one thread.",
-        "python benchmarks/quickstart_before.py --pairs 2",
-        {"seed 0": "seed 0", "seed 1": "seed 1"} | SEEDS,
+        "python benchmarks/quickstart_before.py --pairs 5",
+        {f"seed {seed}": f"seed {seed}" for seed in range(5)} | SEEDS,
         {
             "before_cpu_s": "before, processor s",
             "now_cpu_s": "now, processor s",

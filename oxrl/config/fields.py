@@ -21,6 +21,8 @@ ANSWERING = (*SAMPLING, "supervised")
 EVALUATING = (*RL, "supervised")
 OFFLINE = ("supervised", "rejection", "preference", "reward_model")
 PREFERENCE = ("preference",)
+# Several responses to one prompt.
+COMPARING = (*RL, *PREFERENCE)
 ALL = ("rl", *OFFLINE)
 
 # YAML field -> kind of cell in the table.

@@ -17,6 +17,7 @@ from oxrl.config.fields import ANSWERING, EVALUATING, Section
 from oxrl.config.reward_options import CODE, CODE_OPTIONS, asked_rewards, is_folder
 from oxrl.config.schema import (
     CELLS,
+    COMPARING,
     FIELDS,
     OFFLINE,
     PREFERENCE,
@@ -52,6 +53,9 @@ OF_RECIPES = {
         "is read by supervised and preference algorithms; {} is reinforcement learning: remove it"
     ),
     PREFERENCE: "is read by preference methods; {} is none: remove it",
+    COMPARING: (
+        "is read by reinforcement learning and preference methods; {} is neither: remove it"
+    ),
     ("supervised", "rejection"): "is read by supervised fine-tuning; {} is not: remove it",
 }
 OF_EVALUATIONS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from oxrl.runs.faults import explained
 
 if TYPE_CHECKING:
     from oxrl.config import Config
+    from oxrl.recipes.session import Session
 
 
 def run(cfg: Config, *, resume: bool = False, accept: Sequence[str] = ()) -> None:
@@ -147,11 +148,22 @@ def _run(
         actions = build_actions(pinned)
         if actions is not None and ranks.first:
             actions.write(pinned.run.directory)
-        if ranks.first and cfg.train.row.recipe == "rl":
-            from oxrl.recipes.ledger import note_machine
+        _begin(loop, pinned, session, first=ranks.first)
 
-            note_machine(pinned)
-            from oxrl.recipes.sharing import train_settled
 
-            return train_settled(loop, pinned, session)
-        loop(pinned, session)
+def _begin(
+    loop: Callable[[Config, Session], None], cfg: Config, session: Session, *, first: bool
+) -> None:
+    """Run a loop; the first rank notes its machine and settles how prompts are read."""
+    from oxrl.config.checks.share_prefix import open_choice
+
+    if first and cfg.train.row.recipe == "rl":
+        from oxrl.recipes.ledger import note_machine
+
+        note_machine(cfg)
+    if first and open_choice(cfg):
+        from oxrl.recipes.sharing import train_settled  # tries a model
+
+        train_settled(loop, cfg, session)
+        return
+    loop(cfg, session)

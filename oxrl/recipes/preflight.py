@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 from rich.filesize import decimal
 
 from oxrl.config import Config
+from oxrl.config.checks.share_prefix import open_choice, sharing_is_read
 from oxrl.config.dims import context_length, model_dims
 from oxrl.config.plan import disk_needed
 from oxrl.config.reward_options import JUDGE, asked_rewards
@@ -185,20 +186,20 @@ def _architecture(cfg: Config, folder: Path) -> str:
 
 
 def check_prompts_read(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """Whether prompts can be read once per group; auto does without where they cannot."""
-    if cfg.train.row.recipe != "rl":
-        return "this algorithm has no groups"
+    """Whether prompts can be read once; auto does without where they cannot."""
+    if not sharing_is_read(cfg):
+        return "this algorithm has neither groups nor pairs"
     # Imported here: other recipes try nothing.
-    from oxrl.recipes.sharing import decided, open_choice, told
+    from oxrl.recipes.sharing import decided, told
 
     if not open_choice(cfg):
-        how = "group" if cfg.train.share_prefix else "response"
-        return f"once per {how}, as train.share_prefix says"
+        how = "once for all responses" if cfg.train.share_prefix else "once per response"
+        return f"read {how}, as train.share_prefix says"
     name = cfg.model.name
     if not is_builtin(name):
         own = cfg.model.model_copy(update={"name": str(_folder_of(name)), "revision": None})
         cfg = cfg.model_copy(update={"model": own})
-    return told(decided(cfg))
+    return told(decided(cfg)).removeprefix("prompts are ")
 
 
 def check_tokenizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from oxrl.config import Config
+from oxrl.config.checks.share_prefix import sharing_is_read
 from oxrl.config.reads import read_values
 from oxrl.config.reward_options import asked_rewards
 from oxrl.config.schema import is_own
@@ -73,6 +74,7 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
 def _subjects(cfg: Config) -> list[str]:
     """What of `LATE` this run has."""
     absent = {
+        "prompts": not sharing_is_read(cfg),
         "environment": not cfg.environment.name,
         "loss": cfg.train.row.recipe != "rl" or not is_own(cfg.train.row.gate),
         "features": not cfg.train.features,
@@ -85,6 +87,7 @@ def _subjects(cfg: Config) -> list[str]:
 # What did not come to an end.
 LATE = {
     "model": "its files were not read",
+    "prompts": "no small model of its kind was tried",
     "tokenizer": "it was not loaded",
     "data": "the first rows were not rendered by the chat template",
     "reward": "it did not score prompts of the data",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from transformers import AutoConfig, PreTrainedConfig
 
 from oxrl.config import Config
-from oxrl.config.checks.share_prefix import FIELD, obstacles
+from oxrl.config.checks.share_prefix import FIELD, obstacles, open_choice
 from oxrl.engines.sample.choice import attends_to_everything
 from oxrl.models.builtin import builtin_policy, is_builtin
 from oxrl.models.folder import adapter_base
@@ -40,7 +40,7 @@ def decided(cfg: Config) -> Choice:
     """
     for obstacle in obstacles(cfg):
         return Choice(False, f"it {obstacle.why}")
-    if cfg.rollout.n_samples == 1:
+    if cfg.train.row.recipe == "rl" and cfg.rollout.n_samples == 1:
         return Choice(False, "a prompt has one response (rollout.n_samples)")
     config = _model_config(cfg.model.name, cfg.model.revision, cfg.model.trust_remote_code)
     if not attends_to_everything(config, cfg.model.max_length):
@@ -81,11 +81,6 @@ def settled(cfg: Config, choice: Choice) -> Config:
     return cfg.model_copy(update={"train": train})
 
 
-def open_choice(cfg: Config) -> bool:
-    """Whether there is anything to choose: another recipe does not have the field."""
-    return cfg.train.row.recipe == "rl" and cfg.train.share_prefix == "auto"
-
-
 def as_noted(cfg: Config, run: Path) -> Config:
     """The configuration of a replay: as the run in a directory was carried out."""
     if not open_choice(cfg):
@@ -96,7 +91,7 @@ def as_noted(cfg: Config, run: Path) -> Config:
 
 def told(choice: Choice) -> str:
     """A choice in words."""
-    how = "once per group" if choice.value else "once per response"
+    how = "once for all responses" if choice.value else "once per response"
     return f"prompts are read {how} (train.share_prefix: auto): {choice.why}"
 
 

@@ -12,6 +12,7 @@ from architectures import tiny
 from rank_processes import run_ranks
 from small_runs import metric_lines, rl_config
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 from transformers import PreTrainedModel
 
 from oxrl.engines.sample.choice import FAST
@@ -26,18 +27,21 @@ from oxrl.models.prefix_layout import groups_of, laid_out
 from oxrl.models.shared_prefix import SharedPrefixNetwork, check_sharing
 from oxrl.recipes import run
 from oxrl.runs.deadlines import Deadlines
-from oxrl.types import Output, TokenBatch
+from oxrl.types import Output, PreferenceBatch, TokenBatch
 
 
-def rows_of(groups: list[tuple[int, list[int]]], *, seed: int = 0) -> TokenBatch:
-    """A batch of groups: (tokens of the prompt, tokens of each response), rows shuffled."""
+def rows_of(
+    groups: list[tuple[int, list[int]]], *, seed: int = 0, shuffled: bool = True
+) -> TokenBatch:
+    """A batch of groups: (tokens of the prompt, tokens of each response)."""
     draw = random.Random(seed)
     rows: list[tuple[list[int], int]] = []
     for prompt_length, responses in groups:
         prompt = [draw.randrange(3, 200) for _ in range(prompt_length)]
         for length in responses:
             rows.append((prompt + [draw.randrange(3, 200) for _ in range(length)], prompt_length))
-    draw.shuffle(rows)
+    if shuffled:
+        draw.shuffle(rows)
     longest = max(len(tokens) for tokens, _ in rows)
     tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
     real = torch.zeros_like(tokens, dtype=torch.bool)
@@ -88,6 +92,51 @@ def test_the_gradient_is_that_of_plain_rows(name: str, budget: int) -> None:
     shared, found = said_and_gradient(model, batch, share=True, budget=budget)
     assert torch.allclose(shared, plain, rtol=0, atol=1e-5)
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
+
+
+def preferring(output: Output, batch: PreferenceBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    """DPO's loss, each pair with a weight of its own."""
+    assert output.logprobs is not None
+    sums = output.logprobs.sum(1)
+    margins = sums[0::2] - sums[1::2]
+    return -(logsigmoid(0.5 * margins) * batch.loss_weights).sum(), {}
+
+
+@pytest.mark.parametrize("budget", [1, 30, 10**6])
+def test_the_gradient_of_pairs_is_that_of_plain_rows(budget: int) -> None:
+    """Two pairs have one prompt, and the rows of another have nothing in common."""
+    groups = [(7, [3, 5]), (4, [2, 9]), (4, [6, 1]), (1, [3, 8]), (9, [2, 2])]
+    inputs = rows_of(groups, shuffled=False)
+    same = slice(2, 4), slice(4, 6)
+    inputs.tokens[same[1], :4] = inputs.tokens[same[0], :4]
+    inputs.tokens[7, 0] += 1
+    weights = torch.linspace(0.1, 0.5, len(groups))
+    batch = PreferenceBatch(inputs=inputs, ref_logprobs=None, loss_weights=weights)
+    found: list[Tensor] = []
+    said: list[Tensor] = []
+    for share in (False, True):
+        options = TrainerOptions(
+            lr=1e-3, share_prefix=share, micro_batch_tokens=budget if share else 10**6
+        )
+        trainer = LocalTrainer(tiny("qwen3"), options)
+        output = trainer.forward_backward(batch, preferring, frozenset({"logprobs"}))
+        assert output.logprobs is not None
+        said.append(output.logprobs)
+        found.append(torch.cat([tensor.flatten() for _, tensor in trainer.gradients()]))
+    assert torch.allclose(said[1], said[0], rtol=0, atol=1e-5)
+    assert float((found[1] - found[0]).abs().max() / found[0].abs().max()) < 1e-5
+
+
+def test_pairs_are_cut_by_what_is_read_of_them() -> None:
+    """A prompt counts once in each pair, and no pair is lost or read twice."""
+    inputs = rows_of([(10, [4, 6]), (10, [1, 1]), (10, [9, 2])], shuffled=False)
+    batch = PreferenceBatch(inputs=inputs, ref_logprobs=None, loss_weights=torch.full((3,), 1 / 3))
+    [cut] = group_micro_batches(batch, budget=33)
+    assert [micro.units.tolist() for micro in cut] == [[2], [0, 1]]
+    assert [micro.length for micro in cut] == [19, 16]
+    one, other = group_micro_batches(batch, budget=10**6, ranks=2)
+    units = [unit for micro in (*one, *other) for unit in micro.units.tolist()]
+    assert sorted(units) == [0, 1, 2]
 
 
 def test_layers_that_are_computed_again_share_prompts_too() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import FAMILIES, tiny
-from small_runs import rl_config
+from small_runs import metric_lines, preference_config, rl_config
 from transformers import PreTrainedModel
 
 from oxrl.config import Config
 from oxrl.engines.sample.choice import FAST
-from oxrl.errors import RunDirectoryError
+from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.models import shared_prefix, sharing_trial
 from oxrl.models.shared_prefix import SharingRefused
 from oxrl.models.sharing_trial import try_sharing
@@ -70,10 +70,50 @@ def test_a_run_of_a_time_without_the_field_goes_on_and_is_replayed_row_by_row(
     assert all(finding.equal for finding in replay(cut.run.directory, 6, tolerance=0.0))
 
 
-def forget_later_fields(run: Path) -> None:
+def test_pairs_share_their_prompts_and_a_run_of_a_time_without_goes_on_without(
+    tmp_path: Path,
+) -> None:
+    runs: dict[str, Config] = {}
+    for value in ("auto", "true", "false"):
+        runs[value] = preference_config(tmp_path / value, value, [f"{FIELD}={value}"])
+        run(runs[value])
+    assert weights_of(runs["auto"]) == weights_of(runs["true"])
+    choice = choice_of(runs["auto"])
+    assert choice["value"] is True and "gradients of a small model" in str(choice["why"])
+    plain = [line["update/loss"] for line in metric_lines(runs["false"].run.directory)]
+    shared = [line["update/loss"] for line in metric_lines(runs["auto"].run.directory)]
+    assert shared != plain
+    assert shared == pytest.approx(plain, rel=1e-3)
+    cut = halfway(runs["false"], tmp_path)
+    forget_later_fields(cut.run.directory, ("  share_prefix:",))
+    run(cut, resume=True)
+    assert weights_of(cut) == weights_of(runs["false"])
+    assert choice_of(cut) == {"value": False, "why": "so it was when the run began"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["train.alg_name=kto"], "single completions"),
+        (["train.backend=fsdp", "run.training_gpus=2", "run.device=cpu"], "several ranks"),
+    ],
+)
+def test_what_learns_from_no_pairs_in_one_process_reads_row_by_row(
+    overrides: list[str], why: str, tmp_path: Path
+) -> None:
+    auto = preference_config(tmp_path, "auto", overrides)
+    assert decided(auto).value is False
+    assert why in decided(auto).why
+    with pytest.raises(ConfigError, match=rf"(?s)train\.share_prefix = true.*{why}.*false"):
+        preference_config(tmp_path, "asked", [*overrides, f"{FIELD}=true"])
+
+
+LATER = ("  share_prefix:", "  features:", "  optimizer:", "  normalize:")
+
+
+def forget_later_fields(run: Path, later: tuple[str, ...] = LATER) -> None:
     """Take fields out of a run's config that there were not always."""
     config = run / "config.yaml"
-    later = ("  share_prefix:", "  features:", "  optimizer:", "  normalize:")
     lines = config.read_text().splitlines()
     kept = [line for line in lines if not line.startswith(later)]
     assert len(kept) == len(lines) - len(later)

@@ -71,7 +71,7 @@ OF_RECIPE: Mapping[str, tuple[Check, ...]] = {
         check_context,
     ),
     "rejection": (check_reward, check_rejection, check_context),
-    "preference": (check_preference, check_numbers),
+    "preference": (check_preference, check_share_prefix, check_numbers),
     "supervised": (check_generated, check_action),
 }
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from oxrl.config.checks.base import at
-from oxrl.config.schema import Config
+from oxrl.config.schema import COMPARING, Config
 from oxrl.config.source import Problem
 from oxrl.models.vision import vision_family
+from oxrl.tables.preference import METHODS
 
 FIELD = "train.share_prefix"
 
@@ -19,6 +20,16 @@ class Obstacle(NamedTuple):
     why: str
     instead: str
     field: str
+
+
+def sharing_is_read(cfg: Config) -> bool:
+    """Whether the recipe has rows of one prompt."""
+    return cfg.train.row.recipe in COMPARING
+
+
+def open_choice(cfg: Config) -> bool:
+    """Whether there is anything to choose: another recipe does not have the field."""
+    return sharing_is_read(cfg) and cfg.train.share_prefix == "auto"
 
 
 def obstacles(cfg: Config) -> Iterator[Obstacle]:
@@ -37,6 +48,16 @@ def obstacles(cfg: Config) -> Iterator[Obstacle]:
         )
     if vision_family(cfg.model.name) is not None:
         yield Obstacle("is for models that read text alone", "", "model.name")
+    if cfg.train.row.recipe == "rl":
+        return
+    if cfg.train.backend != "local":
+        yield Obstacle(
+            "was not compared with plain rows on several ranks that learn from pairs",
+            ", or train.backend to local",
+            "train.backend",
+        )
+    if METHODS[cfg.train.alg_name].unpaired:
+        yield Obstacle("needs pairs, and this method reads single completions", "", FIELD)
 
 
 def check_share_prefix(cfg: Config) -> Iterator[Problem]:

@@ -9,7 +9,16 @@ from typing import Annotated, Literal, cast
 from annotated_types import Ge, Gt
 from pydantic import Field, ValidationInfo, field_validator
 
-from oxrl.config.fields import CELLS, PREFERENCE, RL, Section, cell_names, cell_setting, setting
+from oxrl.config.fields import (
+    CELLS,
+    COMPARING,
+    PREFERENCE,
+    RL,
+    Section,
+    cell_names,
+    cell_setting,
+    setting,
+)
 from oxrl.errors import known
 from oxrl.tables.cells import find_cell
 from oxrl.tables.engines import Masters, Optimizer, TrainingEngineName
@@ -117,11 +126,11 @@ class TrainConfig(Section):
     )
     share_prefix: bool | Literal["auto"] = setting(
         "auto",
-        "The prompt of a group goes through the model once for all of its responses, and padding "
-        "not at all, in the update and wherever log-probabilities are computed: the same gradient "
-        "but for rounding. auto: where a small model of the same kind shows that; decided when a "
-        "run begins, noted in choices.json.",
-        of=RL,
+        "The prompt of a group, or of a pair, goes through the model once for all of its "
+        "responses, and padding not at all, in the update and wherever log-probabilities are "
+        "computed: the same gradient but for rounding. auto: where a small model of the same kind "
+        "shows that; decided when a run begins, noted in choices.json.",
+        of=COMPARING,
     )
     old_logprobs: Literal["auto", "recompute", "current", "bypass"] = setting(
         "auto",

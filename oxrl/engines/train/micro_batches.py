@@ -122,27 +122,46 @@ def group_micro_batches(
     """As `micro_batches`, with the rows of a prompt side by side as far as they fit.
 
     Args:
-        batch: what is cut; of pairs, whose two rows are side by side anyway, nothing changes.
+        batch: what is cut; the two rows of a pair are side by side anyway.
         budget: tokens that the model reads: a prompt once, and its responses.
         ranks: how many share the batch.
         price: of a micro-batch where rows have nothing in common.
     """
-    if len(batch) != len(batch.inputs) or len(batch) == 0:
-        return micro_batches(batch, budget=budget, ranks=ranks, price=price)
     groups = groups_of(batch.inputs)
-    if len(groups) == len(batch):  # nothing in common
+    if len(groups) == len(batch.inputs):  # nothing in common
         return micro_batches(batch, budget=budget, ranks=ranks, price=price)
-    pieces: list[Group] = []
-    for group in groups:
-        pieces += _fitting(group, batch.inputs, budget)
-    pieces.sort(key=lambda piece: piece.tokens, reverse=True)
     lengths = batch.inputs.lengths()
+    if len(batch) < len(batch.inputs):
+        pieces = _units(groups, lengths, len(batch))
+        lengths = torch.tensor(lengths).view(len(batch), -1).amax(1).tolist()
+    else:
+        pieces = [piece for group in groups for piece in _fitting(group, lengths, budget)]
+    pieces.sort(key=lambda piece: piece.tokens, reverse=True)
     return [_filled(pieces[rank::ranks], lengths, budget) for rank in range(ranks)]
 
 
-def _fitting(group: Group, inputs: TokenBatch, budget: int) -> list[Group]:
+def _units(groups: list[Group], lengths: list[int], count: int) -> list[Group]:
+    """Each of `count` units, pairs of rows, with the tokens that it has where a prompt that its
+    rows have in common is there once.
+
+    Args:
+        groups: of all rows.
+        lengths: of every row.
+    """
+    per_unit = len(lengths) // count
+    tokens = [sum(lengths[unit * per_unit : (unit + 1) * per_unit]) for unit in range(count)]
+    for group in groups:
+        seen: set[int] = set()
+        for row in group.rows:
+            unit = row // per_unit
+            if unit in seen:
+                tokens[unit] -= group.prompt
+            seen.add(unit)
+    return [Group([unit], 0, own) for unit, own in enumerate(tokens)]
+
+
+def _fitting(group: Group, lengths: list[int], budget: int) -> list[Group]:
     """A group in pieces of at most `budget` tokens, each with the prompt; longest rows first."""
-    lengths = inputs.lengths()
     pieces: list[Group] = []
     rows: list[int] = []
     tokens = group.prompt
