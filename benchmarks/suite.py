@@ -458,7 +458,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         "Two optimizer steps of random models (width 128, four layers, micro-batches of 512 "
         "tokens): bytes behind every tensor that is alive at their peak, in MB, and what the plan "
         "said from the configuration and config.json alone; stored: files of tensors of the last "
-        "checkpoint. On two ranks (gloo) the most that one of them held.",
+        "checkpoint. On two ranks (gloo) the most that one of them held. Where the optimizer's "
+        "state is offloaded, what the plan counts of CPU memory has gradients in it, which are "
+        "gone between steps.",
         "python benchmarks/plan_memory.py --widths 128",
         {f"{case}, width 128": case for case in PLANNED},
         {
@@ -470,6 +472,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         },
         {
             "sft, adamw_8bit, width 128": "needs bitsandbytes: the `8bit` extra",
+            "sft, adamw_8bit, width 128/stored_off": "needs bitsandbytes: the `8bit` extra",
             "stored_off": "ranks write what one process does: see the table of pieces",
         }
         | {f"{case}, width 128": OF_SCALE for case in PLANNED if case.startswith("zero")},
