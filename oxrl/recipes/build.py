@@ -90,9 +90,17 @@ def choose_device(cfg: Config) -> torch.device:
     return torch.device(best if cfg.run.device == "auto" else cfg.run.device)
 
 
+def device_type(cfg: Config) -> str:
+    """ "cpu" or "cuda": what was asked for, whether or not it is here.
+
+    The driver of a cluster may have no GPU while its training ranks have some.
+    """
+    return choose_device(cfg).type if cfg.run.device == "auto" else cfg.run.device
+
+
 def tokens_at_once(cfg: Config) -> int:
     """`train.micro_batch_tokens` as a number, also where no run has settled it."""
-    return micro_batch_tokens(cfg, on_cpu=choose_device(cfg).type == "cpu")
+    return micro_batch_tokens(cfg, on_cpu=device_type(cfg) == "cpu")
 
 
 def price_of_a_cut(cfg: Config) -> int | None:
@@ -100,7 +108,7 @@ def price_of_a_cut(cfg: Config) -> int | None:
 
     A number in the configuration is a promise of how rows are cut, which a run that resumes keeps.
     """
-    return PRICES.get(choose_device(cfg).type) if by_rule(cfg) else None
+    return PRICES.get(device_type(cfg)) if by_rule(cfg) else None
 
 
 def build_tokenizer(cfg: Config) -> PreTrainedTokenizerBase:

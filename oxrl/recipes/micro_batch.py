@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from oxrl.config import Config
 from oxrl.config.micro_batch import FIELD, ByRule, tokens_by_rule
-from oxrl.recipes.build import choose_device
+from oxrl.recipes.build import device_type
 from oxrl.runs.checkpoint import list_checkpoints
 from oxrl.runs.choices import Choice, note_choice, noted_choice
 
@@ -56,7 +56,7 @@ def _chosen(cfg: Config, session: Session) -> Choice:
         if run.resuming and list_checkpoints(run.checkpoints) and isinstance(before, int):
             choice = Choice(before, AS_BEFORE)
         else:
-            choice = Choice(*tokens_by_rule(cfg, on_cpu=choose_device(cfg).type == "cpu"))
+            choice = Choice(*tokens_by_rule(cfg, on_cpu=device_type(cfg) == "cpu"))
         note_choice(run.path, FIELD, choice)
         session.message(
             f"at most {choice.value:,} tokens go through the model at once ({FIELD}: auto): "

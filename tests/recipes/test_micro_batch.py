@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from small_runs import sft_config
+from small_runs import rl_config, sft_config
 
 from oxrl.config import Config
 from oxrl.config.micro_batch import FIELD, tokens_by_rule
 from oxrl.engines.train.micro_batches import PRICES
+from oxrl.engines.train.ranks import ALONE
 from oxrl.recipes import run
+from oxrl.recipes.build import price_of_a_cut, tokens_at_once
+from oxrl.recipes.micro_batch import with_micro_batches
+from oxrl.recipes.session import Session
 from oxrl.runs.choices import CHOICES_FILE
 
 
@@ -62,3 +66,14 @@ def test_a_run_that_began_with_a_number_keeps_it_and_how_it_cut_rows(
     run(cfg, resume=True)
     assert choice_of(cfg) == {"value": 512, "why": "so it was when the run began"}
     assert weights_of(cfg) == weights_of(whole)
+
+
+def test_a_driver_without_a_gpu_settles_it_for_ranks_that_have_some(tmp_path: Path) -> None:
+    """The head of a cluster may have none; whether the ranks have is found out by them."""
+    overrides = ["train.backend=fsdp", "run.training_gpus=2", "run.device=cuda"]
+    cfg = rl_config(tmp_path, "head", [*overrides, "inference_engine.actors=1"])
+    with Session(cfg, resume=False) as session:
+        settled = with_micro_batches(cfg, session, ALONE)
+    assert choice_of(cfg) == {"value": 16384, "why": "train.backend is fsdp"}
+    assert tokens_at_once(settled) == 16384
+    assert price_of_a_cut(settled) == PRICES["cuda"]
