@@ -288,7 +288,7 @@ def silent(scene: Scene) -> None:
 def gpus_asked(scene: Scene) -> None:
     nodes_of(scene, {"num_cpus": 2})
     scene.now()
-    scene.start(config_of(scene, of_run(device="cuda"), SAMPLER))
+    scene.start(config_of(scene, ranks(2), of_run(device="cuda")))
 
 
 def fake_gpus(scene: Scene) -> None:

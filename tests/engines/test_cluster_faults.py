@@ -43,7 +43,7 @@ def test_the_page_of_benchmarks_has_a_row_for_every_fault() -> None:
 # Seen on a busy machine; until they are gone for sure.
 LEFT = {
     "gcs": "without a GCS an actor may stay until its raylet ends, a minute later",
-    "rank node": "a rank whose raylet alone is killed may stay, in a collective",
+    "own gcs": "without a GCS Ray's own agents may stay as long",
 }
 
 

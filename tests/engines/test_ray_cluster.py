@@ -31,6 +31,37 @@ CLUSTER_FILES = ROOT / "experiments" / "cluster"
 
 pytestmark = pytest.mark.timeout(300)
 
+# A raylet and its actor, as processes: one starts the other.
+ACTOR = """
+    import time
+    from oxrl.engines.ray.cluster import enter
+    enter("/")
+    print("here", flush=True)
+    time.sleep(60)
+"""
+RAYLET = """
+    import subprocess, sys, time
+    actor = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+    print(actor.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_an_actor_leaves_when_its_raylet_is_gone() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(RAYLET), textwrap.dedent(ACTOR)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as raylet:
+        assert raylet.stdout is not None
+        actor = int(raylet.stdout.readline())
+        assert raylet.stdout.readline() == "here\n"
+        raylet.kill()
+    end = time.monotonic() + 10
+    while Path(f"/proc/{actor}").exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    state = Path(f"/proc/{actor}/stat")
+    # Where nobody collects it, it may be there still, as a zombie.
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 # In a process of its own: it joins the nodes by their address, as `run.ray_address` does.
 JOINS = """
     import json

@@ -6,6 +6,7 @@ loopback device.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -41,6 +42,8 @@ PACKAGE = Path(__file__).parents[2]
 RESERVE_S = 10.0
 # Between two looks at whether a lost node has been noticed, or an actor has answered, in seconds.
 LOOK_S = 0.5
+# Between two looks of an actor whether its raylet is there, in seconds.
+PARENT_S = 1.0
 MISSING_MODULE = re.compile(r"No module named '([^']+)'")
 # Of the lines in which Ray tells of a death, the most telling first.
 TELLING = (
@@ -400,12 +403,31 @@ def _reason(error: Exception) -> str:
     return lines[0][:300] if lines else type(error).__name__
 
 
+@functools.cache
+def leave_with_raylet() -> None:
+    """Have this actor's process end when the raylet that started it does.
+
+    Ray sees to that as a rule; an actor that waits in a collective, for one, was seen to stay.
+    """
+    arguments = (os.getppid(),)
+    threading.Thread(target=_leave_without, args=arguments, name="raylet", daemon=True).start()
+
+
+def _leave_without(parent: int) -> None:
+    """End this process once its parent is another one than it was."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_S)
+    os._exit(1)
+
+
 def enter(directory: str) -> None:
-    """Have an actor work where the driver does, so that relative paths mean the same.
+    """Have an actor work where the driver does, so that relative paths mean the same, and stay no
+    longer than its node.
 
     Raises:
         ConfigError: its node has no such directory.
     """
+    leave_with_raylet()
     try:
         os.chdir(directory)
     except OSError as error:
