@@ -43,7 +43,8 @@ def test_the_page_of_benchmarks_has_a_row_for_every_fault() -> None:
 # Seen on a busy machine; until they are gone for sure.
 LEFT = {
     "gcs": "without a GCS an actor may stay until its raylet ends, a minute later",
-    "own gcs": "without a GCS Ray's own agents may stay as long",
+    "own gcs": "without a GCS Ray's own agents may stay a while",
+    "SIGKILL": "Ray's own agents may stay a while",
 }
 
 
