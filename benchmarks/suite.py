@@ -413,8 +413,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         "how they end, and the seconds from the fault (or the start, where it is there from the "
         "beginning) until the run has taken a whole step, and until it has ended; processes that "
         "it left behind after ten seconds. What is said is in experiments/cluster/README.md. Much "
-        "of the time is imports of new processes. GPUs that nobody has, the raylet killed alone and "
-        "the node of a rank lost were run again at commit 576323d, after a mend.",
+        "of the time is imports of new processes. GPUs that nobody has, the raylet killed alone "
+        "and the node of a rank lost were run again at commit 576323d, after a mend.",
         "python benchmarks/cluster_faults.py",
         {
             "nobody": "nobody listens at `run.ray_address`",
