@@ -60,7 +60,7 @@ BY_LENGTH = (
     "as oxRL does with its shuffled steps (its steps are unlike, hence the interval); against its "
     "best with rows as they come it was 1.5 in the trial; "
 )
-ONCE = "the prompt of a pair is read once and nothing is padded, 1.27 times what it was; the rest: "
+ONCE = "the prompt of a pair is read once and nothing is padded, 1.28 times what it was; the rest: "
 ALIKE = (
     "prompts of 12 tokens and answers of one length leave nothing to share and nothing to pad: "
     "both sides compute the same products"
@@ -74,10 +74,9 @@ OF_ROWS = (
     "heavy-tailed RL step is the figure"
 )
 STREAMED = (
-    "in a profile of 1.3 s: weights that can be read back are not packed for oneDNN (0.06 s), "
+    "in a profile of 1.9 s: weights that can be read back are not packed for oneDNN (0.06 s), "
     "noise that is a function of seed and position takes more operations than vLLM's one kernel "
-    "(0.05), and counters are kept for the metrics (0.03); half of a step of vLLM on so small a "
-    "model is Python of its scheduler"
+    "(0.05), and counters are kept for the metrics (0.02)"
 )
 SHORT_ANSWERS = (
     "answers of at most 6 tokens have no tail and prompts of 8 little to share; both sides take "

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import oxrl.functional.group_advantages as groups
+import oxrl.functional.masks as masks
 from oxrl.functional.advantage_inputs import AdvantageInputs, AdvantagesAndReturns, Estimator
 from oxrl.functional.group_advantages import of_rewards, of_rows
 from oxrl.functional.masks import (
@@ -21,9 +22,6 @@ from oxrl.functional.masks import (
     in_dtype_of,
     masked_values,
     require_same_shape,
-)
-from oxrl.functional.masks import (
-    broadcast as broadcast,
 )
 from oxrl.tables.numbers import (
     BOOTSTRAP_ON_TRUNCATION,
@@ -37,6 +35,8 @@ from oxrl.tables.numbers import (
     WHITEN,
 )
 
+# Known by this name before it stood in masks.py.
+broadcast = masks.broadcast
 SCAN_CHUNK = 128
 MAX_TEACHER_GAP = 10.0
 

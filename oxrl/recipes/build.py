@@ -91,7 +91,7 @@ def choose_device(cfg: Config) -> torch.device:
 
 
 def device_type(cfg: Config) -> str:
-    """ "cpu" or "cuda": what was asked for, whether or not it is here.
+    """The device that was asked for, "cpu" or "cuda", whether or not it is here.
 
     The driver of a cluster may have no GPU while its training ranks have some.
     """
