@@ -25,7 +25,7 @@ PACKAGE = ROOT / "oxrl"
 # The package had 122,400 when unfolding began, and that is where it should be again: written-out
 # signatures, numbers declared once and named steps cost the rest. Without a new feature this may
 # only be lowered.
-MOST_NODES = 389_600
+MOST_NODES = 396_000
 MOST_NODES_PER_STATEMENT = 11.0
 # Of one folder. Maths has long expressions, and a table is one long statement by nature.
 MOST_IN_FOLDER = {"functional": 12.5, "tables": float("inf")}

@@ -265,6 +265,43 @@ def prepare_lerobot(
     return _write_actions(out, made, {"dataset": "lerobot", **told})
 
 
+def prepare_gguf(
+    source: Path | str | None,
+    out: Path,
+    *,
+    seed: int = 0,
+    limit: int | None = None,
+    test: float | None = None,
+    **options: Json,
+) -> Report:
+    """Write the Hugging Face folder of a model out of its GGUF file. See `GgufModel`.
+
+    Args:
+        source: the file.
+        out: the folder, which is new.
+        seed: 0; nothing is drawn.
+        limit: None; a model has no rows.
+        test: None, likewise.
+        options: fields of `GgufModel`, which may be text.
+
+    Returns:
+        The report.
+
+    Raises:
+        DataError: see `prepare`; or the file is damaged, or says what would get lost.
+        MissingExtraError: the package gguf is not installed.
+    """
+    from oxrl.models.gguf import GgufModel  # datasets need no model
+
+    if source is None or seed or limit is not None or test is not None:
+        rule = "pass --source FILE.gguf, and no --seed, --limit or --test"
+        raise DataError(f"gguf makes a model of one file: {rule}")
+    chosen = _options("gguf", GgufModel, options)
+    facts = GgufModel(**chosen).write(Path(source), out)
+    origin: Report = {"source": str(source), "source_sha256": file_hash(Path(source))}
+    return _write(out, {}, {"model": "gguf", **origin, **facts})
+
+
 def _write_actions(out: Path, made: MadeActions, report: Report) -> Report:
     """Write rows of actions, their statistics where they are numbers, FAST's pieces where they are
     asked for, and the report.
@@ -284,6 +321,7 @@ PREPARERS: dict[str, Callable[..., Report]] = {
 PREPARERS["judged"] = prepare_judged
 PREPARERS["demonstrations"] = prepare_demonstrations
 PREPARERS["lerobot"] = prepare_lerobot
+PREPARERS["gguf"] = prepare_gguf
 
 
 def _converted(
