@@ -7,22 +7,20 @@ import os
 import random
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from small_gguf import MERGES, TOKENS, gguf, llama, spelled, write
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oxrl.cli import app
 from oxrl.data.prepare import PREPARERS
 from oxrl.errors import DataError
 
-gguf = pytest.importorskip("gguf")
 regex = pytest.importorskip("regex")
 
 PREPARE = PREPARERS["gguf"]
-TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }} {{ m['content'] }}<e>{% endfor %}"
 # GPT-2's rule, and what stands before it: single digits, or LLaMA 3's own.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (
@@ -30,60 +28,6 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 CUTS = {"gpt-2": [GPT2], "smollm": [r"\p{N}", GPT2], "llama-bpe": [LLAMA3]}
-SMALL = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
-
-
-def letters() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary, as GPT-2 chose them."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return [chr(byte if byte in plain else next(others)) for byte in range(256)]
-
-
-LETTERS = letters()
-
-
-def spelled(text: str) -> str:
-    return "".join(LETTERS[byte] for byte in text.encode())
-
-
-def vocabulary() -> tuple[list[str], list[str]]:
-    """Three control tokens, every byte, and merges that a wrong cut of the text would use."""
-    pairs = [
-        "  ",
-        "\n\n",
-        " 1",
-        "12",
-        "123",
-        " 12",
-        "th",
-        "the",
-        " t",
-        " th",
-        " the",
-        "1a",
-        "00",
-        "2.",
-        " \n",
-    ]
-    merges: list[str] = []
-    tokens = ["<s>", "<e>", "<t>", *LETTERS]
-    for pair in pairs:
-        left, right = spelled(pair[:-1]), spelled(pair[-1])
-        assert left in tokens
-        merges.append(f"{left} {right}")
-        tokens.append(left + right)
-    return tokens, merges
-
-
-TOKENS, MERGES = vocabulary()
 
 
 def encode(text: str, cuts: list[str], tokens: list[str], merges: list[str]) -> list[int]:
@@ -120,102 +64,6 @@ def split(text: str, cut: str) -> list[str]:
         parts += [text[end : match.start()], match.group()]
         end = match.end()
     return [part for part in [*parts, text[end:]] if part]
-
-
-def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a query or key projection as llama.cpp keeps them: pairs to rotate side by side."""
-    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, weight.shape[1])
-    return halves.swapaxes(1, 2).reshape(weight.shape)
-
-
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def gguf_name(name: str) -> str:
-    base = name.removesuffix(".weight")
-    if base.startswith("model.layers."):
-        _, _, layer, rest = base.split(".", 3)
-        return f"blk.{layer}.{NAMES[rest]}.weight"
-    return f"{NAMES[base]}.weight"
-
-
-def llama(*, tied: bool = True, seed: int = 0) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(vocab_size=len(TOKENS), tie_word_embeddings=tied, **SMALL)
-    model = LlamaForCausalLM(config).eval()
-    for weight in model.parameters():  # norms other than one, biases of nothing
-        torch.nn.init.normal_(weight, std=0.2)
-    return model
-
-
-def write(
-    path: Path,
-    model: LlamaForCausalLM,
-    *,
-    rule: str | None = "smollm",
-    blocks: str | None = None,
-    drop: str = "",
-    extra: dict[str, np.ndarray] | None = None,
-    **fields: Any,
-) -> Path:
-    """A GGUF file as llama.cpp's converter writes it."""
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_name("small")
-    writer.add_license("apache-2.0")
-    writer.add_context_length(SMALL["max_position_embeddings"])
-    writer.add_embedding_length(SMALL["hidden_size"])
-    writer.add_block_count(SMALL["num_hidden_layers"])
-    writer.add_feed_forward_length(SMALL["intermediate_size"])
-    writer.add_head_count(SMALL["num_attention_heads"])
-    writer.add_head_count_kv(SMALL["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_rope_dimension_count(16)
-    writer.add_vocab_size(len(TOKENS))
-    writer.add_tokenizer_model("gpt2")
-    if rule is not None:
-        writer.add_tokenizer_pre(rule)
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3, 3, 3] + [1] * (len(TOKENS) - 3))
-    writer.add_token_merges(MERGES)
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    writer.add_chat_template(TEMPLATE)
-    for name, value in fields.items():
-        getattr(writer, name)(*value if isinstance(value, tuple) else (value,))
-    for name, weight in model.state_dict().items():
-        array = weight.numpy().astype(np.float32)
-        short = gguf_name(name)
-        if short == drop or (name == "lm_head.weight" and model.config.tie_word_embeddings):
-            continue
-        for kind, heads in (("attn_q", 4), ("attn_k", 2)):
-            if kind in short:
-                array = permuted(array, heads)
-        if blocks is not None and array.ndim == 2:
-            kind = gguf.GGMLQuantizationType[blocks]
-            writer.add_tensor(short, gguf.quants.quantize(array, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(short, array)
-    for name, array in (extra or {}).items():
-        writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 @pytest.mark.parametrize("tied", [True, False])
