@@ -57,6 +57,7 @@ NOT_EXECUTED = {
     ("docs/action.md", "action: {size: 2, chunk: 8, code: fast"): "tests/data/test_fast.py",
     ("docs/code.md", "flowchart"): "a picture",
     ("docs/environments.md", "# my_agent.py"): "needs openai: tests/recipes/test_agent_run.py",
+    ("docs/howto.md", "oxrl prepare gguf"): "needs a file: tests/models/test_gguf.py",
     ("docs/howto.md", "torchrun"): "several ranks: tests/recipes/test_ranks.py",
     ("docs/preference.md", "oxrl prepare judged"): "needs a server: tests/rewards",
     ("docs/run_directory.md", '{"step": 1'): "shortened",
