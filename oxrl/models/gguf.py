@@ -171,6 +171,15 @@ def _read_model(file: Path, header: GgufHeader, dtype: torch.dtype) -> PreTraine
 
 def _check_weights(file: Path, header: GgufHeader, model: PreTrainedModel) -> None:
     """Refuse a model that lacks something of the file, or whose weights are not finite."""
+    with torch.device("meta"):
+        planned = AutoModelForCausalLM.from_config(model.config)
+    shapes = {name: weight.shape for name, weight in planned.named_parameters()}
+    for name, weight in model.named_parameters():
+        if weight.shape != shapes[name]:
+            raise DataError(
+                f"{file.name} holds {name} as {[*weight.shape]}, and settings that transformers "
+                f"reads from it that say {[*shapes[name]]}: take the model's Hugging Face folder"
+            )
     stored = {info.name: prod(info.shape) for info in header.tensors}
     if model.config.tie_word_embeddings:
         stored.pop("output.weight", None)

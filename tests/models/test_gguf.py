@@ -11,8 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_gguf import MERGES, TOKENS, gguf, llama, spelled, write
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from small_gguf import MERGES, TOKENS, gguf, llama, small, spelled, write
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from oxrl.cli import app
 from oxrl.data.prepare import PREPARERS
@@ -93,6 +99,22 @@ def test_the_model_has_the_weights_of_the_file(
         torch.testing.assert_close(found[name], weight, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(("config_class", "width"), [(Qwen2Config, 16), (Qwen3Config, 128)])
+def test_families_with_biases_and_norms_of_heads_are_read_too(
+    tmp_path: Path, config_class: type[PreTrainedConfig], width: int
+) -> None:
+    model = small(config_class, tied=False, seed=1, head_dim=width)
+    PREPARE(write(tmp_path / "small.gguf", model, rule="qwen2"), tmp_path / "out")
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert read.config.model_type == config_class.model_type
+    found = read.state_dict()
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=0)
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(read(ids).logits, model(ids).logits, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("rule", ["smollm", "gpt-2", "llama-bpe"])
 def test_a_thousand_texts_have_the_tokens_of_a_plain_encoder(tmp_path: Path, rule: str) -> None:
     PREPARE(write(tmp_path / "small.gguf", llama(), rule=rule), tmp_path / "out")
@@ -153,6 +175,8 @@ def test_what_would_be_lost_is_refused(tmp_path: Path) -> None:
         ({"extra": factors}, model, "rope_freqs.weight, which scales positions"),
         ({"add_rope_scaling_type": yarn}, model, "rope.scaling.type = 'yarn'"),
         ({"add_uint16": ("split.count", 3)}, model, "one of 3 parts"),
+        # transformers reads no width of heads from files of Qwen3, whose own is 128.
+        ({"rule": "qwen2"}, small(Qwen3Config, tied=True, seed=0), r"q_proj\.weight as \[64, 64\]"),
         ({}, nan, "up_proj.weight has values that are NaN"),
     ]
     for number, (changes, source, message) in enumerate(cases):

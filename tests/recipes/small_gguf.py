@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 gguf = pytest.importorskip("gguf")
 
@@ -20,6 +20,7 @@ SMALL = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
+    "head_dim": 16,
 }
 
 
@@ -85,6 +86,8 @@ NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -92,25 +95,32 @@ NAMES = {
 
 
 def gguf_name(name: str) -> str:
-    base = name.removesuffix(".weight")
+    base, _, kind = name.rpartition(".")
     if base.startswith("model.layers."):
         _, _, layer, rest = base.split(".", 3)
-        return f"blk.{layer}.{NAMES[rest]}.weight"
-    return f"{NAMES[base]}.weight"
+        return f"blk.{layer}.{NAMES[rest]}.{kind}"
+    return f"{NAMES[base]}.{kind}"
 
 
-def llama(*, tied: bool = True, seed: int = 0) -> LlamaForCausalLM:
+def small(
+    config_class: type[PreTrainedConfig], *, tied: bool, seed: int, **sizes: int
+) -> PreTrainedModel:
     torch.manual_seed(seed)
-    config = LlamaConfig(vocab_size=len(TOKENS), tie_word_embeddings=tied, **SMALL)
-    model = LlamaForCausalLM(config).eval()
-    for weight in model.parameters():  # norms other than one, biases of nothing
+    sizes = SMALL | sizes
+    config = config_class(vocab_size=len(TOKENS), tie_word_embeddings=tied, **sizes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for weight in model.parameters():  # norms other than one, biases other than zero
         torch.nn.init.normal_(weight, std=0.2)
     return model
 
 
+def llama(*, tied: bool = True, seed: int = 0) -> PreTrainedModel:
+    return small(LlamaConfig, tied=tied, seed=seed)
+
+
 def write(
     path: Path,
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     *,
     rule: str | None = "smollm",
     blocks: str | None = None,
@@ -119,7 +129,7 @@ def write(
     **fields: Any,
 ) -> Path:
     """A GGUF file as llama.cpp's converter writes it."""
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf.GGUFWriter(str(path), model.config.model_type)
     writer.add_name("small")
     writer.add_license("apache-2.0")
     writer.add_context_length(SMALL["max_position_embeddings"])
@@ -130,7 +140,9 @@ def write(
     writer.add_head_count_kv(SMALL["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
-    writer.add_rope_dimension_count(16)
+    writer.add_rope_dimension_count(model.config.head_dim)
+    writer.add_key_length(model.config.head_dim)
+    writer.add_value_length(model.config.head_dim)
     writer.add_vocab_size(len(TOKENS))
     writer.add_tokenizer_model("gpt2")
     if rule is not None:
@@ -149,7 +161,7 @@ def write(
         if short == drop or (name == "lm_head.weight" and model.config.tie_word_embeddings):
             continue
         for kind, heads in (("attn_q", 4), ("attn_k", 2)):
-            if kind in short:
+            if f"{kind}.weight" in short and model.config.model_type == "llama":
                 array = permuted(array, heads)
         if blocks is not None and array.ndim == 2:
             kind = gguf.GGMLQuantizationType[blocks]
