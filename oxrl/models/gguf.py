@@ -177,8 +177,8 @@ def _check_weights(file: Path, header: GgufHeader, model: PreTrainedModel) -> No
     for name, weight in model.named_parameters():
         if weight.shape != shapes[name]:
             raise DataError(
-                f"{file.name} holds {name} as {[*weight.shape]}, and settings that transformers "
-                f"reads from it that say {[*shapes[name]]}: take the model's Hugging Face folder"
+                f"{file.name} holds {name} as {[*weight.shape]}, but its settings, as "
+                f"transformers reads them, say {[*shapes[name]]}: take its Hugging Face folder"
             )
     stored = {info.name: prod(info.shape) for info in header.tensors}
     if model.config.tie_word_embeddings:
