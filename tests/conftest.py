@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from figures import Learned
 
 # Before anything imports torch: tests run side by side, and thread pools fighting for cores are
 # slower than none.
@@ -68,3 +69,9 @@ def real_data() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture
+def learned(request: pytest.FixtureRequest) -> Learned:
+    """`learned("eval/accuracy", value, at_least=0.9)` asserts a figure that comes from training."""
+    return Learned(request.node.nodeid)

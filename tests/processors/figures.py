@@ -1,0 +1,41 @@
+"""Figures that come from training, and the seed it has: asserted in every test run, and written
+down for `make test-processors`, which sees them under other roundings and seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+# Added to the seeds of learning tests.
+SEED = int(os.environ.get("OXRL_TEST_SEED", "0"))
+
+
+class Learned:
+    """Asserts that a figure that comes from training is on the right side of a bound.
+
+    The bound lies three deviations away or more, over seeds and roundings; `make test-processors`
+    has every figure written to the file that OXRL_TEST_FIGURES names, and looks.
+    """
+
+    def __init__(self, test: str) -> None:
+        self._test = test
+
+    def __call__(
+        self,
+        figure: str,
+        value: float,
+        *,
+        at_least: float = -math.inf,
+        at_most: float = math.inf,
+    ) -> None:
+        path = os.environ.get("OXRL_TEST_FIGURES")
+        if path:
+            bounds = {"at_least": at_least, "at_most": at_most}
+            found: dict[str, object] = {"test": self._test, "figure": figure, "value": value}
+            found |= {side: bound for side, bound in bounds.items() if math.isfinite(bound)}
+            with Path(path).open("a") as file:
+                file.write(json.dumps(found) + "\n")
+        assert at_least <= value <= at_most, f"{figure}: {value}"
