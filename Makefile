@@ -17,7 +17,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env quickstart quickstart-seeds smollm test test-full env-scale test-scale test-scale-full env-libero test-libero check docs docs-site bench mutants clean
+.PHONY: help env quickstart quickstart-seeds smollm test test-full test-processors env-scale test-scale test-scale-full env-libero test-libero check docs docs-site bench mutants clean
 
 help:  ## Say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -59,6 +59,9 @@ test: check  ## What CI runs: lint, types and tests
 
 test-full: check  ## Every test, the slow ones included
 	$(PYTEST)
+
+test-processors: env  ## Every test that trains under other roundings and seeds, with margins (90 minutes on 2 cores)
+	$(BIN)/python tests/processors --workers $(PYTEST_WORKERS)
 
 docs: env  ## Rewrite the generated pages of docs/
 	$(BIN)/python docs/make_config_reference.py

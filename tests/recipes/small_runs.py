@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 from command_line import Command
+from figures import SEED, THREADS
 
 from oxrl.config import Config, load_config
 
@@ -69,7 +70,7 @@ def rl_config(
             "steps": 6,
             "checkpoint_every": 2,
             "mlflow": False,
-            "threads": 1,
+            "threads": THREADS,
         },
         "model": {"name": "builtin:tiny"},
         "data": {"train": str(folder / "prompts.jsonl"), "prompts_per_step": 4},
@@ -92,7 +93,7 @@ def sft_config(
             "steps": 6,
             "checkpoint_every": 2,
             "mlflow": False,
-            "threads": 1,
+            "threads": THREADS,
         },
         "model": {"name": "builtin:tiny"},
         "data": {"train": str(folder / "chats.jsonl"), "rows_per_step": 8},
@@ -123,7 +124,7 @@ def preference_config(
             "steps": 6,
             "checkpoint_every": 2,
             "mlflow": False,
-            "threads": 1,
+            "threads": THREADS,
         },
         "model": {"name": "builtin:tiny"},
         "data": {"train": str(folder / "pairs.jsonl"), "rows_per_step": 8},
@@ -167,6 +168,8 @@ def _load(
 ) -> Config:
     for section, values in sections.items():
         content[section] = content.get(section, {}) | values
+    if SEED:
+        content["run"]["seed"] = content["run"].get("seed", 0) + SEED
     path = folder / f"{run_name}.yaml"
     path.write_text(yaml.safe_dump(content))
     return load_config(path, overrides)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from figures import THREADS
 from PIL import Image
 from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, stop_after_three_steps
@@ -43,7 +44,7 @@ def config(folder: Path, name: str, sections: Sections) -> Config:
             "dir": str(folder / name),
             "steps": 3,
             "mlflow": False,
-            "threads": 1,
+            "threads": THREADS,
         },
         "model": {"name": "builtin:tiny-vla"},
         "data": {"train": str(folder / "data" / "sft.jsonl")},

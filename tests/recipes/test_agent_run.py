@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from figures import Learned
 from small_runs import final_files, metric_lines, model_that_stops, rl_config, sft_config
 
 from oxrl.config import Config
@@ -153,7 +154,9 @@ def model_that_answers_with_digits(folder: Path) -> Path:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_a_program_gets_the_answers_that_it_says_are_worth_more(tmp_path: Path) -> None:
+def test_a_program_gets_the_answers_that_it_says_are_worth_more(
+    tmp_path: Path, learned: Learned
+) -> None:
     wants_sevens = AGENT.replace("character.isascii()", "character == '7'").replace("/ 12", "/ 2")
     cfg = agent_config(
         tmp_path,
@@ -168,5 +171,4 @@ def test_a_program_gets_the_answers_that_it_says_are_worth_more(tmp_path: Path) 
     run(cfg)
     rewards = [line["reward/mean"] for line in metric_lines(cfg.run.directory)]
     first, last = sum(rewards[:3]) / 3, sum(rewards[-3:]) / 3
-    print(f"mean reward of the first three steps {first:.3f}, of the last three {last:.3f}")  # noqa: T201
-    assert last > first + 0.3
+    learned("gain of three steps", last - first, at_least=0.3)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from figures import Learned
 from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, rl_config
 from torch import Tensor
@@ -229,11 +230,14 @@ def test_the_kl_coefficient_follows_zieglers_controller(tmp_path: Path) -> None:
     )
 
 
-def test_the_reference_and_the_optimizer_start_afresh_on_schedule(tmp_path: Path) -> None:
+def test_the_reference_and_the_optimizer_start_afresh_on_schedule(
+    tmp_path: Path, learned: Learned
+) -> None:
     cfg = config(tmp_path, "prorl", reference_sync_steps=3, kl_coeff=0.1)
     run(cfg)
     far = [abs(line["kl/ref_k1"]) for line in metric_lines(cfg.run.directory)]
-    assert far[0] == far[3] == 0.0 and min(far[1], far[2], far[4], far[5]) > 1e-5
+    assert far[0] == far[3] == 0.0
+    learned("kl/ref_k1", min(far[1], far[2], far[4], far[5]), at_least=1e-5)
     states = {
         path.name: json.loads((path / "trainer_state.json").read_text())
         for path in (cfg.run.directory / "checkpoints").iterdir()
@@ -482,11 +486,12 @@ def test_a_failed_response_the_policy_still_gives_is_kept(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("algorithm", ["dppo_topk_tv", "dppo_topk_kl"])
 def test_the_divergence_over_top_tokens_is_zero_before_the_update_and_bounds_it_after(
-    algorithm: str, tmp_path: Path
+    algorithm: str, tmp_path: Path, learned: Learned
 ) -> None:
     cfg = config(
         tmp_path, algorithm, reward=SHARE, dppo_low=1e-4, dppo_high=1e-4, epochs=2, lr=1e-2
     )
     run(cfg)
     first, second = metric_lines(cfg.run.directory)[:2]
-    assert first["update/weight_zero_frac"] == 0.0 and second["update/weight_zero_frac"] > 0.05
+    assert first["update/weight_zero_frac"] == 0.0
+    learned("update/weight_zero_frac", second["update/weight_zero_frac"], at_least=0.05)

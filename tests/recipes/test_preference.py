@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from figures import Learned
 from safetensors.torch import load_file
 from small_runs import metric_lines, preference_config
 
@@ -113,16 +114,18 @@ def test_a_mix_that_cannot_be_says_why(
 
 @pytest.mark.parametrize("name", ["dpo", "simpo", "orpo", "kto"])
 def test_held_out_accuracy_on_a_synthetic_preference_exceeds_95_percent(
-    tmp_path: Path, name: str
+    tmp_path: Path, name: str, learned: Learned
 ) -> None:
     data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "rows_per_step": 16}
     run(preference_config(tmp_path, "run", ["run.steps=30", f"train.alg_name={name}"], data=data))
     last = metric_lines(tmp_path / "run")[-1]
-    assert last["eval/accuracy"] > 0.95
+    learned("eval/accuracy", last["eval/accuracy"], at_least=0.95, floor=0.5)
     assert last["eval/longer_wins"] < 1.0
 
 
-def test_a_reward_model_learns_a_synthetic_preference_and_loads_again(tmp_path: Path) -> None:
+def test_a_reward_model_learns_a_synthetic_preference_and_loads_again(
+    tmp_path: Path, learned: Learned
+) -> None:
     data = {"eval": str(tmp_path / "held_out_pairs.jsonl"), "rows_per_step": 16}
     run(
         preference_config(
@@ -132,7 +135,7 @@ def test_a_reward_model_learns_a_synthetic_preference_and_loads_again(tmp_path: 
     lines = metric_lines(tmp_path / "run")
     assert lines[0]["update/loss"] == pytest.approx(LOG2, abs=1e-6)  # the head starts at zero
     assert lines[0]["reward_model/accuracy"] == 0.5
-    assert lines[-1]["eval/accuracy"] > 0.95
+    learned("eval/accuracy", lines[-1]["eval/accuracy"], at_least=0.95, floor=0.5)
 
 
 def test_the_reference_is_computed_once_and_found_again(tmp_path: Path) -> None:
@@ -214,7 +217,7 @@ def test_every_extra_tensor_of_a_loss_is_a_column_or_a_statistic() -> None:
         assert method.parts or method.loss in losses
 
 
-def test_labels_are_read_by_the_unpaired_methods(tmp_path: Path) -> None:
+def test_labels_are_read_by_the_unpaired_methods(tmp_path: Path, learned: Learned) -> None:
     cfg = preference_config(tmp_path, "run")
     rows = [
         {"prompt": f"{i}?", "completion": "7" if i % 2 else "no", "label": bool(i % 2)}
@@ -224,11 +227,12 @@ def test_labels_are_read_by_the_unpaired_methods(tmp_path: Path) -> None:
     files = {"train": str(tmp_path / "labels.jsonl"), "eval": str(tmp_path / "labels.jsonl")}
     cfg = preference_config(tmp_path, "labels", ["train.alg_name=kto", "run.steps=30"], data=files)
     run(cfg)
-    assert metric_lines(tmp_path / "labels")[-1]["eval/accuracy"] > 0.9
+    last = metric_lines(tmp_path / "labels")[-1]
+    learned("eval/accuracy", last["eval/accuracy"], at_least=0.9, floor=0.5)
 
 
 def test_displacement_is_reported_when_both_likelihoods_fall(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, learned: Learned
 ) -> None:
     """Nearly equal completions at a large rate: the classic case in which DPO lowers both."""
     cfg = preference_config(tmp_path, "run", ["run.steps=40", "train.lr=3e-3"])
@@ -240,7 +244,7 @@ def test_displacement_is_reported_when_both_likelihoods_fall(
     with caplog.at_level("WARNING"):
         run(cfg)
     lines = metric_lines(tmp_path / "run")
-    assert lines[-1]["preference/displacement"] > 0.05
+    learned("displacement", lines[-1]["preference/displacement"], at_least=0.05)
     assert "likelihood displacement" in caplog.text + (tmp_path / "run" / "run.log").read_text()
 
 

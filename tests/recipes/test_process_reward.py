@@ -87,8 +87,8 @@ def test_held_out_steps_are_judged_right_and_the_checkpoint_is_a_reward(
     assert lines[0]["update/loss"] == pytest.approx(
         math.log(2), abs=1e-6
     )  # the head starts at zero
-    assert lines[-1]["eval/majority"] < 0.7  # a fact about the data
-    learned("eval/accuracy", lines[-1]["eval/accuracy"], at_least=0.95)
+    majority = lines[-1]["eval/majority"]
+    learned("eval/accuracy", lines[-1]["eval/accuracy"], at_least=0.95, floor=majority + 0.2)
     folder = max((cfg.run.directory / "checkpoints").glob("step_*"))
     assert load_critic(str(folder)).kind == "process"
     held_out = (tmp_path / "held_out_steps.jsonl").read_text().splitlines()

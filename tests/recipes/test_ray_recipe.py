@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from figures import SEED, Learned
 from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, rl_config
 
@@ -269,18 +270,18 @@ def test_an_adapter_on_two_ranks_and_a_rollout_actor_trains_like_in_one_process(
 @pytest.mark.full
 @pytest.mark.parametrize("delivery", ["adapter", "merged"])
 def test_samples_that_actors_draw_ahead_end_under_the_adapter_that_they_began_with(
-    tmp_path: Path, delivery: str
+    tmp_path: Path, delivery: str, learned: Learned
 ) -> None:
     from test_lora import AHEAD, KEPT, assert_sampled_by_their_versions
 
     base = tmp_path / "base"
-    save_model(load_policy("builtin:tiny", LoadOptions(seed=7)), base)
+    save_model(load_policy("builtin:tiny", LoadOptions(seed=7 + SEED)), base)
     load_tokenizer("builtin:tiny").save_pretrained(base)
     sections: dict[str, Any] = {"model": {"name": str(base)}, "run": {**KEPT, "steps": 6}}
     sections |= {"lora": {"rank": 4, "delivery": delivery}, "rollout": AHEAD, "train": {"lr": 1e-2}}
     cfg = config(tmp_path, "run", "fsdp", actors=1, **sections)
     run(cfg)
-    assert_sampled_by_their_versions(cfg.run.directory, {0, 2})
+    assert_sampled_by_their_versions(cfg.run.directory, {0, 2}, learned)
 
 
 def test_a_killed_training_rank_ends_the_run_with_the_reason_and_a_checkpoint_to_resume_from(

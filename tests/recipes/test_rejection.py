@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from figures import Learned
 from small_runs import final_files, metric_lines, rl_config, sft_config
 
 from oxrl.config import Config
@@ -74,7 +75,9 @@ def test_who_survives_is_finished_good_and_different(tmp_path: Path) -> None:
     assert [r.sample for r in survivors(low, group)] == [5, 0, 6, 1]
 
 
-def test_a_run_learns_what_was_kept_and_equals_supervised_tuning_on_it(tmp_path: Path) -> None:
+def test_a_run_learns_what_was_kept_and_equals_supervised_tuning_on_it(
+    tmp_path: Path, learned: Learned
+) -> None:
     cfg = rft_config(tmp_path, "rft", "run.steps=8")
     before = run_eval(tmp_path / "rft.yaml", ["model.name=builtin:tiny"], samples=8)
     run(cfg)
@@ -85,7 +88,7 @@ def test_a_run_learns_what_was_kept_and_equals_supervised_tuning_on_it(tmp_path:
         row["reward"] == 1.0 and len(row["completion"]) <= 2 for row in kept
     )
     after = run_eval(cfg.run.directory, samples=8)
-    assert after["eval/reward"] > before["eval/reward"] + 0.3
+    learned("gain", after["eval/reward"] - before["eval/reward"], at_least=0.3)
 
     data = {"train": str(cfg.run.directory / "kept.jsonl"), "rows_per_step": 8}
     run(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from figures import SEED, THREADS, Learned
 from PIL import Image
 from torch import Tensor
 from transformers import (
@@ -79,7 +80,14 @@ def write_rows(folder: Path) -> None:
 
 def config(folder: Path, chosen: str, name: str = "run", **sections: dict[str, Any]) -> Config:
     content: dict[str, dict[str, Any]] = {
-        "run": {"name": name, "dir": str(folder / name), "steps": 2, "mlflow": False, "threads": 1},
+        "run": {
+            "name": name,
+            "dir": str(folder / name),
+            "steps": 2,
+            "mlflow": False,
+            "threads": THREADS,
+            "seed": SEED,
+        },
         "model": {"name": chosen},
         "data": {"train": str(folder / "rows.jsonl"), "rows_per_step": 5},
         "train": {"alg_name": "sft", "lr": 1e-3},
@@ -352,7 +360,9 @@ def test_a_row_with_too_many_image_tokens_is_refused_by_name(folder: Path) -> No
         store.attach(broken, rows)
 
 
-def test_a_supervised_run_leaves_a_whole_checkpoint(folder: Path, model: str) -> None:
+def test_a_supervised_run_leaves_a_whole_checkpoint(
+    folder: Path, model: str, learned: Learned
+) -> None:
     name = "sft_" + Path(model).name
     cfg = config(folder, model, name, data={"eval": str(folder / "rows.jsonl")})
     run(cfg)
@@ -360,7 +370,8 @@ def test_a_supervised_run_leaves_a_whole_checkpoint(folder: Path, model: str) ->
     loaded = AutoModelForImageTextToText.from_pretrained(last, dtype=torch.float32)
     assert type(AutoImageProcessor.from_pretrained(last)).__name__.endswith("Pil")
     lines = [json.loads(line) for line in (folder / name / "metrics.jsonl").open()]
-    assert lines[-1]["eval/loss"] < lines[0]["update/loss"]
+    fell = lines[0]["update/loss"] - lines[-1]["eval/loss"]
+    learned("fall of the loss", fell, at_least=0.0)
     kept = sorted(path.name for path in (folder / name / "images").iterdir())
     assert len(kept) == 5 and all(len(name) == 64 for name in kept)
     exported = run_export(folder / name, folder / f"exported_{name}")
@@ -385,7 +396,7 @@ def test_frozen_parts_stay_byte_for_byte(folder: Path, freeze: str) -> None:
     assert "model.freeze" in (folder / name / "run.log").read_text()
 
 
-def test_the_tower_may_learn_at_a_rate_of_its_own(folder: Path) -> None:
+def test_the_tower_may_learn_at_a_rate_of_its_own(folder: Path, learned: Learned) -> None:
     moved: dict[str, dict[str, float]] = {}
     for name, rate in (("same", 1e-3), ("slow", 1e-5), ("still", 0.0)):
         run(config(folder, "builtin:tiny-vl", f"tower_{name}", train={"tower_lr": rate}))
@@ -398,8 +409,10 @@ def test_the_tower_may_learn_at_a_rate_of_its_own(folder: Path) -> None:
             change = float((old - after[weight]).abs().max())
             found[parts[weight]] = max(found[parts[weight]], change)
     assert moved["still"]["vision"] == 0.0
-    assert moved["slow"]["vision"] < moved["same"]["vision"] / 50
-    assert all(found["language"] > 1e-3 for found in moved.values())
+    share = moved["slow"]["vision"] / moved["same"]["vision"]
+    learned("change at a hundredth of the rate", share, at_most=0.02)
+    least = min(found["language"] for found in moved.values())
+    learned("change of the language model", least, at_least=1e-3)
     run(config(folder, "builtin:tiny-vl", "tower_none"))
     ends = [
         folder / name / "checkpoints" / "step_00000002" / "model.safetensors"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from figures import SEED, Learned
 from test_vision import config, rl, write_rows
 from vision_families import write_family, write_image
 
@@ -172,11 +173,12 @@ def test_nlvr_is_prepared_from_files_and_from_bytes(
 
 @pytest.mark.full  # a minute of processor time: whole learning
 @pytest.mark.timeout(1800)
-def test_a_tiny_model_learns_to_look_where_it_is_asked_to(tmp_path: Path) -> None:
+def test_a_tiny_model_learns_to_look_where_it_is_asked_to(tmp_path: Path, learned: Learned) -> None:
     place = Path(__file__).resolve().parent.parent.parent / "experiments" / "visual_questions"
     experiment = runpy.run_path(str(place / "run.py"))
-    found = experiment["one_seed"](tmp_path, 0)
+    found = experiment["one_seed"](tmp_path, SEED)
     # Guessing is right in 0.25, colours without the question in 0.625.
-    assert found["eval"] >= 0.9 and found["eval"] > found["sft"]
-    assert found["eval_other_images"] < 0.35
-    assert 0.5 < found["eval_other_questions"] < 0.75
+    learned("eval", found["eval"], at_least=0.9, floor=0.625)
+    learned("gain", found["eval"] - found["sft"], at_least=0.0)
+    learned("eval_other_images", found["eval_other_images"], at_most=0.35)
+    learned("eval_other_questions", found["eval_other_questions"], at_least=0.5, at_most=0.75)

@@ -1,0 +1,33 @@
+"""The part of `make test-processors` that pytest loads: which tests run, and how each ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one group: tests that ask for `learned`, or those of the others that train."""
+    wants_learned = os.environ["OXRL_TEST_GROUP"] == "learned"
+    trained = os.environ.get("OXRL_TEST_ONLY")
+    only = set(Path(trained).read_text().splitlines()) if trained else None
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        learns = "learned" in getattr(item, "fixturenames", ())
+        trains = only is None or learns or bool(only & {item.nodeid, item.nodeid.split("::")[0]})
+        (kept if learns == wants_learned and trains else left).append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write down how a test ended; a worker tells the process that started it, which writes."""
+    ended = report.when == "call" or report.outcome != "passed"
+    if ended and "PYTEST_XDIST_WORKER" not in os.environ:
+        line = {"test": report.nodeid, "outcome": report.outcome, "seconds": report.duration}
+        with Path(os.environ["OXRL_TEST_OUTCOMES"]).open("a") as file:
+            file.write(json.dumps(line) + "\n")

@@ -1,0 +1,120 @@
+"""What `make test-processors` counts with: margins, which tests train, and that roundings differ."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from figures import Learned
+from margins import Spread, spreads
+from roundings import ROUNDINGS, SEEDS, environment
+
+
+def line(value: float, **bounds: float) -> dict[str, Any]:
+    return {"test": "t", "figure": "f", "value": value, **bounds}
+
+
+def test_a_margin_is_room_over_the_deviations_of_seeds_and_roundings_together() -> None:
+    found = spreads(
+        [line(4.0, at_least=0.0)],
+        [[line(1.0)], [line(7.0)]],  # variance 9
+        [[line(12.0)]],  # of 4 and 12: variance 32
+    )[("t", "f")]
+    assert (found.mean, found.at_least, found.at_most) == (4.0, 0.0, math.inf)
+    assert found.deviation == pytest.approx(math.sqrt(9 + 32))
+    assert found.margin == pytest.approx(4 / math.sqrt(41))
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "margin"),
+    [
+        (0.9, {"at_least": 0.5}, math.inf),
+        (0.5, {"at_least": 0.5}, math.inf),  # nothing varies: it is always there
+        (0.4, {"at_least": 0.5}, -math.inf),
+        (0.6, {"at_most": 0.5}, -math.inf),
+    ],
+)
+def test_what_does_not_vary_is_on_one_side(
+    value: float, bounds: dict[str, float], margin: float
+) -> None:
+    assert Spread(seeds=[value] * 3, roundings=[value] * 3, **bounds).margin == margin
+
+
+def test_the_nearer_of_two_bounds_counts() -> None:
+    spread = Spread(seeds=[2.0, 4.0, 6.0], roundings=[4.0], at_least=0.0, at_most=5.0)
+    assert spread.margin == pytest.approx(1 / 2)
+
+
+def test_a_figure_is_asserted_and_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "figures.jsonl"
+    monkeypatch.setenv("OXRL_TEST_FIGURES", str(file))
+    check = Learned("t")
+    check("f", 0.7, at_least=0.6, floor=0.5)
+    with pytest.raises(AssertionError, match=r"f: 0\.7"):
+        check("f", 0.7, at_most=0.6)
+    with pytest.raises(AssertionError, match="no more is asserted"):
+        check("f", 0.7, at_least=0.5, floor=0.5)
+    written = [json.loads(text) for text in file.read_text().splitlines()]
+    assert written[0] == {"test": "t", "figure": "f", "value": 0.7, "at_least": 0.6}
+    assert written[1] == {"test": "t", "figure": "f", "value": 0.7, "at_most": 0.6}
+
+
+def test_every_rounding_changes_one_thing_and_has_a_name_of_its_own() -> None:
+    names = [rounding.name for rounding in (*ROUNDINGS, *SEEDS)]
+    assert len(set(names)) == len(names) and ROUNDINGS[0].settings == {}
+    plain = environment(ROUNDINGS[0])
+    for rounding in ROUNDINGS[1:]:
+        changed = set(environment(rounding).items()) - set(plain.items())
+        assert {name for name, _ in changed} == set(rounding.settings), rounding.name
+        assert len(changed) == (2 if rounding.name == "two threads" else 1)
+
+
+def test_the_hook_notes_who_trains_in_whatever_process_and_chooses_the_products(
+    tmp_path: Path,
+) -> None:
+    noted = tmp_path / "trained.txt"
+    program = (
+        "import torch\n"
+        "from oxrl.models import linear\n"
+        "weight = torch.zeros(2, requires_grad=True)\n"
+        "weight.sum().backward()\n"
+        "torch.optim.AdamW([weight]).step()\n"
+        "torch.optim.AdamW([weight]).step()\n"
+        "print(linear.onednn_is_faster(), linear.SMALL)\n"
+    )
+    found: dict[str, str] = {}
+    for chosen in ("off", "all"):
+        variables = environment(ROUNDINGS[0]) | {
+            "OXRL_TEST_TRAINED": str(noted),
+            "OXRL_TEST_PRODUCTS": chosen,
+            "PYTEST_CURRENT_TEST": f"tests/test_a.py::test_b[{chosen}] (call)",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found[chosen] = done.stdout.strip()
+    assert found == {"off": f"False {2**22}", "all": "True 0"}
+    assert noted.read_text().splitlines() == [
+        "tests/test_a.py::test_b[off] (call)",
+        "tests/test_a.py::test_b[all] (call)",
+    ]
+
+
+def test_a_rounding_of_the_caller_is_not_mixed_with_one_that_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
+    assert "MKL_CBWR" not in environment(ROUNDINGS[0])
+    assert os.environ["MKL_CBWR"] == "AVX2"
