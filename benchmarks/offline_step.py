@@ -1,12 +1,13 @@
 """SFT and DPO steps of oxRL and of TRL's trainers, on the same rows, in turns, on this machine.
 
     python benchmarks/offline_step.py [--pairs 8] [--warmup 2] [--kinds sft dpo]
+    [--model builtin:small] [--rows 64]
 
-The 3.3M-parameter built-in model in float32, AdamW, 64 rows (SFT) or 32 pairs (DPO) per step, no
-checkpoints or evaluation. Answers have 8 to 128 characters. Each side has the settings that it is
-fastest with in a trial of `CANDIDATES`, which is printed. TRL logs nothing; both ask the reference
-of DPO beforehand. Each side is a process of its own, of one thread, that waits while the other
-works. Needs the `bench` extra.
+A model in float32 (3.3M parameters without --model), AdamW, 64 rows (SFT) or half as many pairs
+(DPO) per step, no checkpoints or evaluation. Answers have 8 to 128 characters. Each side has the
+settings that it is fastest with in a trial of `CANDIDATES`, which is printed. TRL logs nothing;
+both ask the reference of DPO beforehand. Each side is a process of its own, of one thread, that
+waits while the other works. Needs the `bench` extra.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 import intervals
 from rl_step import Side, figures, times
 
-ROWS = {"sft": 64, "dpo": 32}
+ROWS = 64
+KINDS = ("sft", "dpo")
 # What each side is tried with first; the fastest settings are measured. A pair of DPO is two rows.
 # TRL takes the rows of a micro-batch; it may lay them end to end (SFT alone has that) or sort rows
 # of a like length together, which its DPO cannot.
@@ -57,24 +59,32 @@ def write_rows(folder: Path, kind: str, count: int) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def side_of(kind: str, side: str, settings: dict[str, Any], steps: int, folder: Path) -> Side:
-    """A process that takes steps, in a folder of its own."""
+def side_of(
+    kind: str, side: str, settings: dict[str, Any], steps: int, rows: int, folder: Path
+) -> Side:
+    """A process that takes steps of so many rows or pairs, in a folder of its own."""
     folder.mkdir()
     (folder / "model").symlink_to(folder.parent / "model")
-    write_rows(folder, kind, ROWS[kind] * steps)
-    given = {"kind": kind, "rows": ROWS[kind], "steps": steps, "threads": 1, "settings": settings}
+    write_rows(folder, kind, rows * steps)
+    given = {"kind": kind, "rows": rows, "steps": steps, "threads": 1, "settings": settings}
     (folder / "given.json").write_text(json.dumps(given))
     return Side("offline_side.py", folder, 1, side)
 
 
-def best(kind: str, side: str, folder: Path) -> dict[str, Any]:
+def best(kind: str, side: str, rows: int, folder: Path) -> dict[str, Any]:
     """The settings that a side is fastest with: second and third step of a fresh process each."""
-    candidates = CANDIDATES[kind, side]
+    candidates = [{**given} for given in CANDIDATES[kind, side]]
+    for given in candidates:  # no micro-batch is larger than the step
+        if "rows" in given:
+            given["rows"] = min(given["rows"], rows)
+    candidates = [
+        given for place, given in enumerate(candidates) if given not in candidates[:place]
+    ]
     if len(candidates) == 1:
         return candidates[0]
     taken: list[float] = []
     for place, settings in enumerate(candidates):
-        with side_of(kind, side, settings, 4, folder / f"{side}_{place}") as trial:
+        with side_of(kind, side, settings, 4, rows, folder / f"{side}_{place}") as trial:
             trial.step()
             taken.append(min(trial.step()["cpu"], trial.step()["cpu"]))
         print(f"{kind}, {side} with {json.dumps(settings)}: {taken[-1]:.3f} s", flush=True)
@@ -89,12 +99,13 @@ def compare(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     """
     # A run never ends by itself here: one step more than is asked for.
     steps = options.warmup + options.pairs + 1
-    chosen = {side: best(kind, side, folder) for side in ("oxrl", "trl")}
+    rows = options.rows if kind == "sft" else options.rows // 2
+    chosen = {side: best(kind, side, rows, folder) for side in ("oxrl", "trl")}
     ours: list[dict[str, Any]] = []
     theirs: list[dict[str, Any]] = []
     with (
-        side_of(kind, "trl", chosen["trl"], steps, folder / "trl") as trl,
-        side_of(kind, "oxrl", chosen["oxrl"], steps, folder / "oxrl") as oxrl,
+        side_of(kind, "trl", chosen["trl"], steps, rows, folder / "trl") as trl,
+        side_of(kind, "oxrl", chosen["oxrl"], steps, rows, folder / "oxrl") as oxrl,
     ):
         for _ in range(options.warmup):
             trl.step()
@@ -115,15 +126,17 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--kinds", nargs="+", choices=ROWS, default=[*ROWS])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
+    parser.add_argument("--model", default="builtin:small", help="a built-in one, or a folder")
+    parser.add_argument("--rows", type=int, default=ROWS, help="of a step; of DPO half as many")
     options = parser.parse_args()
     from oxrl.models.load import load_policy, load_tokenizer
     from oxrl.models.weights import save_model
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_model(load_policy("builtin:small"), folder / "model")
-        load_tokenizer("builtin:small").save_pretrained(folder / "model")
+        save_model(load_policy(options.model), folder / "model")
+        load_tokenizer(options.model).save_pretrained(folder / "model")
         for kind in options.kinds:
             place = folder / kind
             place.mkdir()

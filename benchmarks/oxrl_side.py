@@ -122,8 +122,8 @@ def main() -> None:
     )
     values: dict[str, Any] = {
         "folder": folder,
-        "prompts": problem.PROMPTS,
-        "samples": problem.SAMPLES,
+        "prompts": given["setting"]["prompts"],
+        "samples": given["setting"]["samples"],
     }
     text = CONFIG.format(
         **values, **given["oxrl"], cap=given["setting"]["cap"], lr=problem.LEARNING_RATE

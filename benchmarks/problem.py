@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+# Of a step, where a command asks for nothing else.
 PROMPTS, SAMPLES = 16, 8
 # Worked sums before a question, where prompts are as long as those of word problems.
 EXAMPLES = 9
@@ -27,6 +28,7 @@ class Setting:
     `force_stop`: a response ends in the stop token at its length. Without it responses run to the
     cap and are cut.
     `examples`: worked sums before every question, about 13 tokens each.
+    `prompts`: of a step, each with `samples` responses.
     """
 
     name: str
@@ -34,18 +36,25 @@ class Setting:
     cap: int
     force_stop: bool
     examples: int = 0
+    prompts: int = PROMPTS
+    samples: int = SAMPLES
 
 
-def setting(name: str) -> Setting:
-    """Of a name: "equal" or "heavy" lengths of responses, and " long" for prompts with examples."""
-    lengths, _, prompts = name.partition(" ")
-    count = PROMPTS * SAMPLES
-    examples = EXAMPLES if prompts == "long" else 0
+def setting(name: str, prompts: int = PROMPTS) -> Setting:
+    """Of a name: "equal" or "heavy" lengths of responses, and " long" for prompts with examples.
+
+    Args:
+        prompts: of a step.
+    """
+    lengths, _, kind = name.partition(" ")
+    count = prompts * SAMPLES
+    examples = EXAMPLES if kind == "long" else 0
     if lengths == "equal":
-        return Setting(name, [64] * count, 64, force_stop=False, examples=examples)
+        same = [64] * count
+        return Setting(name, same, 64, force_stop=False, examples=examples, prompts=prompts)
     drawn = np.random.default_rng(0).lognormal(np.log(32), 1.0, count)
     cut = np.clip(np.round(drawn), 1, 256).astype(int).tolist()
-    return Setting(name, cut, 256, force_stop=True, examples=examples)
+    return Setting(name, cut, 256, force_stop=True, examples=examples, prompts=prompts)
 
 
 def questions(examples: int = 0) -> list[str]:

@@ -2,15 +2,15 @@
 this machine.
 
     python benchmarks/rl_step.py [--pairs 12] [--threads 2] [--settings equal heavy]
-    [--plain-linears]
+    [--plain-linears] [--model builtin:small] [--prompts 16]
 
-Both sides get the same 3.3M-parameter float32 model, prompts, group size, reward function and
-number of threads; each is a process of its own that waits while the other works. oxRL runs
-`oxrl.recipes.rl.train` as `oxrl train` does, records included. TRL runs without logging,
+Both sides get the same float32 model (3.3M parameters without --model), prompts, group size, reward
+function and number of threads; each is a process of its own that waits while the other works. oxRL
+runs `oxrl.recipes.rl.train` as `oxrl train` does, records included. TRL runs without logging,
 checkpoints or reference model, with the micro-batch size that is fastest for it in a short trial.
 Needs the `bench` extra.
 
-equal: 16 prompts x 8 samples x 64 tokens. heavy: lengths drawn once (lognormal, median 32, sigma 1,
+equal: --prompts x 8 samples x 64 tokens. heavy: lengths drawn once (lognormal, median 32, sigma 1,
 cap 256); on both sides the stop token is impossible before a response's length and certain at it.
 overhead: the update phase against a bare PyTorch loop over the same micro-batches. Intervals are
 95 % bootstraps of medians; a ratio is the median over pairs. Lines that are JSON objects are
@@ -35,7 +35,6 @@ import torch
 import transformers
 
 HERE = Path(__file__).resolve().parent
-MODEL = "builtin:small"
 MICRO_BATCH_TOKENS = 4096
 TRL_MICRO_BATCH_ROWS = (128, 64, 32, 16)
 
@@ -100,7 +99,7 @@ def trl_side(folder: Path, chosen: problem.Setting, threads: int, rows: int) -> 
 def best_micro_batch(folder: Path, chosen: problem.Setting, threads: int) -> int:
     """Rows per backward pass that TRL is fastest with: second and third step of a fresh process."""
     seconds: dict[int, float] = {}
-    for rows in TRL_MICRO_BATCH_ROWS:
+    for rows in (rows for rows in TRL_MICRO_BATCH_ROWS if rows <= len(chosen.lengths)):
         with tempfile.TemporaryDirectory(dir=folder) as trial:
             (Path(trial) / "model").symlink_to(folder / "model")
             with trl_side(Path(trial), chosen, threads, rows) as side:
@@ -150,10 +149,10 @@ def compare(name: str, args: argparse.Namespace, folder: Path) -> None:
     """Alternate steps of both sides in one setting, in a folder that holds the model and takes
     oxRL's run.
     """
-    chosen = problem.setting(name)
+    chosen = problem.setting(name, args.prompts)
     tokens = sum(chosen.lengths)
     print(
-        f"{name}: {problem.PROMPTS} prompts x {problem.SAMPLES} samples, "
+        f"{name}: {chosen.prompts} prompts x {chosen.samples} samples, "
         f"{tokens} response tokens, cap {chosen.cap}"
     )
     rows = args.trl_rows or best_micro_batch(folder, chosen, args.threads)
@@ -231,6 +230,8 @@ def main() -> None:
     parser.add_argument(
         "--trl-rows", type=int, help="TRL's micro-batch in rows; without it the fastest of a trial"
     )
+    parser.add_argument("--model", default="builtin:small", help="a built-in one, or a folder")
+    parser.add_argument("--prompts", type=int, default=problem.PROMPTS, help="of a step")
     parser.add_argument(
         "--plain-linears", action="store_true", help="oxRL without oneDNN for matrix products"
     )
@@ -242,8 +243,8 @@ def main() -> None:
     print(f"{versions}, {args.threads} threads per side")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_model(load_policy(MODEL, LoadOptions(seed=0)), folder / "model")
-        load_tokenizer(MODEL).save_pretrained(folder / "model")
+        save_model(load_policy(args.model, LoadOptions(seed=0)), folder / "model")
+        load_tokenizer(args.model).save_pretrained(folder / "model")
         for chosen in args.settings:
             place = folder / chosen
             place.mkdir()

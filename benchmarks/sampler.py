@@ -1,6 +1,7 @@
 """Tokens per second of oxRL's sampler of this process, of `generate` of transformers, and of vLLM.
 
     python benchmarks/sampler.py [--model builtin:small] [--rows 64] [--pairs 4] [--vllm]
+    [--settings equal heavy]
 
 All sample the same prompts with the same weights in float32 on one thread of this process; no
 response ends before its length. equal: 64 tokens each. heavy: lengths as of `rl_step.py`
@@ -137,6 +138,7 @@ def main() -> None:
     parser.add_argument("--model", default="builtin:small")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--settings", nargs="+", default=["equal", "heavy"])
     parser.add_argument("--vllm", action="store_true")
     parser.add_argument("--cache-gb", type=int, default=1)
     options = parser.parse_args()
@@ -153,7 +155,7 @@ def main() -> None:
             tokenizer.save_pretrained(folder)
             engines["vllm"] = of_vllm(folder, options.rows, options.cache_gb)
             torch.set_num_threads(1)
-        for name in ("equal", "heavy"):
+        for name in options.settings:
             requests = requests_of(problem.setting(name), options.rows, tokenizer)
             print(json.dumps(measure(name, engines, requests, options.pairs)), flush=True)
 

@@ -36,6 +36,8 @@ SIDES = {
     "ratio": "TRL / oxRL",
 }
 WAITS = "the machine was too busy; needs the `bench` extra"
+# The folder that `oxrl prepare gguf` makes of SmolLM2-135M-Instruct.
+SMOLLM = "--model runs/smollm2/model"
 NEEDS_TRL = dict.fromkeys(("equal", "heavy", "equal long", "heavy long", "sft", "dpo"), WAITS)
 HEAVY = "lengths lognormal, median 32, at most 256"
 SEEDS = {"all seeds": "all seeds"}
@@ -113,6 +115,26 @@ BENCHMARKS: dict[str, Benchmark] = {
         "over all steps.",
         "python benchmarks/offline_step.py --pairs 10 --warmup 1",
         {"sft": "SFT, 64 rows", "dpo": "DPO, 32 pairs"},
+        SIDES,
+        NEEDS_TRL,
+    ),
+    "rl_step_smollm2": Benchmark(
+        "Whole RL steps of SmolLM2-135M against TRL",
+        "The same with a pre-trained model of 134.5M parameters in float32: 4 prompts x 8 samples "
+        "x 64 tokens, short prompts in the model's own chat template (about 40 tokens). TRL has "
+        "micro-batches of 16 rows.",
+        f"python benchmarks/rl_step.py --pairs 10 --warmup 1 --threads 1 --prompts 4 --trl-rows 16 "
+        f"--settings equal {SMOLLM}",
+        {"equal": "64 tokens each"},
+        SIDES,
+        NEEDS_TRL,
+    ),
+    "offline_step_smollm2": Benchmark(
+        "SFT and DPO steps of SmolLM2-135M against TRL",
+        "The same with a pre-trained model of 134.5M parameters in float32: 16 rows, or 8 pairs, "
+        "a step.",
+        f"python benchmarks/offline_step.py --pairs 10 --warmup 1 --rows 16 {SMOLLM}",
+        {"sft": "SFT, 16 rows", "dpo": "DPO, 8 pairs"},
         SIDES,
         NEEDS_TRL,
     ),
@@ -272,6 +294,17 @@ BENCHMARKS: dict[str, Benchmark] = {
             "over_vllm": "oxRL / vLLM",
         },
         {"vllm_rate": "needs vLLM: `make env-scale`", "over_vllm": "needs vLLM"},
+    ),
+    "sampler_smollm2": Benchmark(
+        "Sampling from SmolLM2-135M against `generate`",
+        "The same with a pre-trained model of 134.5M parameters in float32 and without vLLM.",
+        f"python benchmarks/sampler.py --rows 32 --pairs 4 {SMOLLM}",
+        {"equal": "64 tokens each", "heavy": HEAVY},
+        {
+            "oxrl_rate": "oxRL",
+            "transformers_rate": "`generate`",
+            "over_transformers": "oxRL / `generate`",
+        },
     ),
     "memory": Benchmark(
         "Memory against model size",

@@ -100,6 +100,15 @@ ROWS: tuple[Target, ...] = (
     ),
     Target("DPO against TRL's best", "offline_step", "dpo", "cpu_ratio", 1.8, why=ONCE + PRODUCTS),
     Target(
+        "RL step of SmolLM2-135M against TRL", "rl_step_smollm2", "equal", "cpu_ratio", 1.5, end=LOW
+    ),
+    Target(
+        "SFT of SmolLM2-135M against TRL's best", "offline_step_smollm2", "sft", "cpu_ratio", 1.3
+    ),
+    Target(
+        "DPO of SmolLM2-135M against TRL's best", "offline_step_smollm2", "dpo", "cpu_ratio", 1.5
+    ),
+    Target(
         "sampler against `generate`: equal",
         "sampler",
         "equal",

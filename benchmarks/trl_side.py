@@ -94,13 +94,14 @@ def main() -> None:
     folder, given = Path(sys.argv[1]), problem.read_settings(Path(sys.argv[1]) / "trl.json")
     torch.set_num_threads(given["trl"]["threads"])
     logging.disable(logging.WARNING)
-    rows, micro = problem.PROMPTS * problem.SAMPLES, given["trl"]["micro_batch_rows"]
+    chosen = given["setting"]
+    rows, micro = chosen["prompts"] * chosen["samples"], given["trl"]["micro_batch_rows"]
     config = GRPOConfig(
         output_dir=str(folder / "trl_out"),
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=rows // micro,
-        num_generations=problem.SAMPLES,
-        max_completion_length=given["setting"]["cap"],
+        num_generations=chosen["samples"],
+        max_completion_length=chosen["cap"],
         learning_rate=problem.LEARNING_RATE,
         lr_scheduler_type="constant",
         max_steps=100000,
@@ -119,7 +120,6 @@ def main() -> None:
     )
     model = AutoModelForCausalLM.from_pretrained(given["trl"]["model"], dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(given["trl"]["model"], padding_side="left")
-    chosen = given["setting"]
     generate = model.generate
 
     def forced(*args: Any, **kwargs: Any) -> Any:
