@@ -11,6 +11,7 @@ fingerprinted; at the sampler while it loads, after what arrived was fingerprint
 later, after the delivery was proved. `local` is the local sampler with weights of its own, `vllm`
 needs vLLM. `ray` and `ray-vllm` are the same behind training ranks and rollout actors: two ranks of
 FSDP2 send to two actors, no weight passes through this process, and the faults are made in those.
+`host` and `host-vllm` are samplers in a process of their own on this machine, which has the faults.
 
 Letters: m the optimizer's own weights, w what arrived, h what the sampler holds, p the probe, l the
 sampler's loader, all before anything was sampled; n before the next delivery; = the delivered bytes
@@ -27,7 +28,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from oxrl.engines.sample.base import generate
+from oxrl.engines.sample.hosted import ThisMachine
 from oxrl.engines.sample.local import LocalSampler
+from oxrl.engines.sample.workers import RolloutWorkers
 from oxrl.engines.train.base import Bucket, Part
 from oxrl.engines.train.fsdp import FsdpTrainer
 from oxrl.engines.train.local import LocalTrainer
@@ -77,6 +80,7 @@ PAIR = ("model.layers.0.self_attn.k_proj.weight", "model.layers.1.self_attn.k_pr
 DTYPES = ("float32", "bfloat16", "float16")
 RATES = (1e-6, 1e-5, 1e-4, 3e-4)
 WEIGHTS, WIRE, LOAD, LATER = "weights()", "wire", "load", "later"
+ENGINES = ("local", "vllm", "ray", "ray-vllm", "host", "host-vllm")
 PLACES = (WEIGHTS, WIRE, LOAD, LATER)
 # What an error says -> the letter of what found the fault.
 FOUND_BY = {
@@ -213,7 +217,7 @@ def new_model(seed: int, dtype: torch.dtype) -> PreTrainedModel:
 
 def new_sampler(engine: str, dtype: torch.dtype, folder: Path) -> Faulty:
     model = new_model(0, dtype)
-    if engine in ("local", "ray"):
+    if engine == "local":
         return Faulty(LocalSampler(model, TOKENIZER, max_rows=8, version=-2))
     from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 
@@ -400,7 +404,7 @@ class LyingRanks:
 
 
 class FaultyActors:
-    """RayRollouts whose actors have the fault; `inner` is what loads into them unproved."""
+    """Rollout workers whose processes have the fault; `inner` is what loads into them unproved."""
 
     def __init__(self, rollouts: Any, *, receives: bool) -> None:
         self._rollouts = rollouts
@@ -414,12 +418,12 @@ class FaultyActors:
 
     @place.setter
     def place(self, place: str) -> None:
-        for worker in self._rollouts.workers:
+        for worker in self._rollouts.members.values():
             worker.call(set_fault, place, self.faulty)
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> None:
         faulty = dict(named for bucket in buckets for named in bucket)
-        for worker in self._rollouts.workers:
+        for worker in self._rollouts.members.values():
             worker.call(change, faulty, version)
 
 
@@ -448,12 +452,35 @@ def ray_trials(engine: str, dtype: torch.dtype, rate: float, folder: Path) -> It
         cluster.close()
 
 
-def ray_table(engine: str, dtype: torch.dtype, rates: Iterable[float]) -> list[dict[str, Any]]:
+@contextmanager
+def hosted(engine: str, dtype: torch.dtype, folder: Path) -> Iterator[RolloutWorkers]:
+    """A sampler in a process of its own on this machine."""
+    machine = ThisMachine(threads=1)
+    try:
+        build = partial(new_sampler, engine, dtype, folder)
+        yield RolloutWorkers(machine, [None], build, Deadlines.alike(120))
+    finally:
+        machine.close()
+
+
+@contextmanager
+def host_trials(engine: str, dtype: torch.dtype, rate: float, folder: Path) -> Iterator[Trials]:
+    """This process trains, and sends to one that samples."""
+    with hosted(engine, dtype, folder) as rollouts:
+        policy = Policy(new_model(1, dtype), TrainerOptions(lr=rate))
+        sync = new_sync(policy, rollouts, dtype)
+        yield Trials(FaultyActors(rollouts, receives=False), dtype, rate, sync)
+
+
+def apart_table(engine: str, dtype: torch.dtype, rates: Iterable[float]) -> list[dict[str, Any]]:
+    """Outcomes where samplers are processes of their own."""
+    place, _, sampler = engine.partition("-")
+    begin = ray_trials if place == "ray" else host_trials
     lines: list[dict[str, Any]] = []
     for rate in rates:
         with (
             tempfile.TemporaryDirectory() as folder,
-            ray_trials(engine.removeprefix("ray-"), dtype, rate, Path(folder)) as trials,
+            begin(sampler or "local", dtype, rate, Path(folder)) as trials,
         ):
             lines += outcomes(trials, dtype, rate)
     return lines
@@ -473,8 +500,8 @@ def table(engine: str, dtypes: Iterable[torch.dtype], rates: Iterable[float], ou
     """Every fault, everywhere; written to `out` and printed; how often each letter came."""
     lines: list[dict[str, Any]] = []
     for dtype in dtypes:
-        if engine.startswith("ray"):
-            lines += ray_table(engine, dtype, rates)
+        if engine.startswith(("ray", "host")):
+            lines += apart_table(engine, dtype, rates)
             show(engine, lines, dtype)
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -535,8 +562,13 @@ def sampled(sampler: Faulty, step: int) -> list[Rollout]:
 
 def false_alarms(engine: str, dtype: torch.dtype, syncs: int, rate: float) -> dict[str, Any]:
     """Deliver after each of `syncs` steps of training; what the proofs said."""
-    with tempfile.TemporaryDirectory() as folder:
-        sampler = new_sampler(engine, dtype, Path(folder))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        place, _, own = engine.partition("-")
+        if place == "host":
+            sampler: Any = stack.enter_context(hosted(own or "local", dtype, folder))
+        else:
+            sampler = new_sampler(engine, dtype, folder)
         policy = Policy(new_model(1, dtype), TrainerOptions(lr=rate))
         settings = SyncOptions(
             dtype=dtype, vocabulary=VOCABULARY, temperature=1.0, probe_tokens=128
@@ -573,9 +605,7 @@ def false_alarms(engine: str, dtype: torch.dtype, syncs: int, rate: float) -> di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Which faults of a weight delivery are found.")
-    parser.add_argument(
-        "--engine", nargs="+", choices=("local", "vllm", "ray", "ray-vllm"), default=["local"]
-    )
+    parser.add_argument("--engine", nargs="+", choices=ENGINES, default=["local"])
     parser.add_argument(
         "--dtypes", nargs="+", default=[str(d).removeprefix("torch.") for d in DTYPES]
     )

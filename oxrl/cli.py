@@ -23,6 +23,7 @@ from oxrl.errors import ConfigError, DataError, OxrlError, known, why_no_file
 from oxrl.runs.faults import explained
 from oxrl.runs.files import encode_line
 from oxrl.shown import shown
+from oxrl.tables.engines import SamplingEngineName
 from oxrl.tables.policy import ROWS, Row
 
 app = typer.Typer(
@@ -255,6 +256,9 @@ def generate(
         int | None, typer.Option(min=1, help="Longest response (256), or turn (the config's).")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same responses.")] = 0,
+    engine: Annotated[
+        SamplingEngineName, typer.Option(help="What samples; vllm: in a process of its own.")
+    ] = "local",
     out: Out = None,
     env: Env = None,
     env_option: EnvOption = None,
@@ -268,6 +272,11 @@ def generate(
     from oxrl.types import Sampling
 
     given = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
+    if engine != "local" and (env is not None or image):
+        raise typer.BadParameter(
+            "is for questions of text alone: leave out --env and --image",
+            param_hint="--engine",
+        )
     if env is not None:
         if image:
             raise typer.BadParameter("environments show their own images", param_hint="--image")
@@ -289,7 +298,13 @@ def generate(
 
     sampling = replace(given, max_tokens=max_tokens or 256)
     records = run_generate(
-        model, prompts, samples=n, sampling=sampling, seed=seed, images=image or []
+        model,
+        prompts,
+        samples=n,
+        sampling=sampling,
+        seed=seed,
+        images=image or [],
+        engine=engine,
     )
     _show([_told(record) for record in records], records, out)
 

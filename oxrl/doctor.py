@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -57,6 +58,11 @@ def _packages() -> Iterator[Finding]:
         if applies and extra != "dev":
             yield _package(requirement, extra)
     yield _flash()
+    if find_spec("vllm") is not None:
+        places = "a process of its own"
+        if find_spec("ray") is not None:
+            places += ", or in Ray actors (inference_engine.actors)"
+        yield Finding("ok", "vLLM", f"inference_engine.name=vllm samples in {places}")
 
 
 def _package(requirement: Requirement, extra: str) -> Finding:

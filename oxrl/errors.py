@@ -2,8 +2,9 @@
 
 OxrlError 1: ConfigError 2, DataError 2, MissingExtraError 2, RunDirectoryError 2,
     CheckpointError 1 (CheckpointWriteError, NoCheckpointError 2), EngineError 1 (WeightSyncError,
-    LostRankError), InvariantError 1, NonFiniteError 1, RewardError 1 (RewardDefinitionError 2),
-    EnvironmentDefinitionError 2, DeadlineError 1, MachineError 1, Interrupted 75 (Stopped)
+    LostActorError, LostRankError), InvariantError 1, NonFiniteError 1, RewardError 1
+    (RewardDefinitionError 2), EnvironmentDefinitionError 2, DeadlineError 1, MachineError 1,
+    Interrupted 75 (Stopped)
 """
 
 from __future__ import annotations
@@ -118,6 +119,10 @@ class EngineError(OxrlError, RuntimeError):
 
 class WeightSyncError(EngineError):
     """The rollout engine does not hold the weights the trainer sent."""
+
+
+class LostActorError(EngineError):
+    """A process died, or did not answer in time. The message says which and what it was asked."""
 
 
 class LostRankError(EngineError):

@@ -73,13 +73,12 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     held, offloaded = _held(cfg, dims, ranks)
     phases: dict[str, int] = {}
     if cfg.train.row.recipe in ("rl", "rejection"):
-        engine = cfg.inference_engine
         phases["rollout"] = sampler_bytes(cfg, dims)
-        if not engine.actors:
+        if not cfg.samplers:
             # The slots of the local sampler stay where they are.
             held += phases["rollout"]
             phases["rollout"] = held
-        elif engine.placement == "colocated":
+        elif cfg.sampling_process or cfg.inference_engine.placement == "colocated":
             phases["rollout"] += held
     bucket, whole = _of_deepspeed(cfg, dims, ranks)
     held += whole
@@ -206,7 +205,7 @@ def sync_bytes(cfg: Config, dims: ModelDims) -> int:
 
 
 def sampler_bytes(cfg: Config, dims: ModelDims) -> int:
-    """Bytes of a sampler's cache and, where it is an actor, of its own weights."""
+    """Bytes of a sampler's cache and of its own weights, where it has some."""
     engine = cfg.inference_engine
     size = DTYPE_BYTES[cfg.model.dtype]
     per_token = 2 * dims.layers * dims.kv_heads * dims.head_dim * size
@@ -216,8 +215,8 @@ def sampler_bytes(cfg: Config, dims: ModelDims) -> int:
         cache = engine.max_rows * -(-longest // SPAN) * SPAN * per_token
     else:
         rows = cfg.data.prompts_per_step * cfg.rollout.n_samples
-        cache = min(-(-rows // max(engine.actors, 1)), engine.max_rows) * longest * per_token
-    if not engine.actors:
+        cache = min(-(-rows // cfg.samplers), engine.max_rows) * longest * per_token
+    if not cfg.samplers:
         return cache
     return (cache + dims.parameters * size) // engine.tensor_parallel
 

@@ -243,7 +243,7 @@ def disk_needed(cfg: Config, dims: ModelDims) -> tuple[int, int]:
 
 def sync_text(cfg: Config, dims: ModelDims) -> str:
     """What one delivery of weights sends, and along which route; empty where nothing is sent."""
-    samplers = cfg.inference_engine.actors
+    samplers = cfg.samplers
     if not samplers or cfg.train.row.recipe != "rl":
         return ""
     what = "adapter" if cfg.lora.rank and cfg.lora.delivery == "adapter" else "weights"

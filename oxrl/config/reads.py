@@ -96,8 +96,8 @@ OF_VLLM = (
 NO_EVALUATION = "has no effect without data.eval; remove it, or give held-out rows in data.eval"
 NO_ADAPTER = "is read with lora.rank above 0, the rank of the adapters; set that, or remove it"
 NO_DELIVERY = (
-    "is read by reinforcement learning with lora.rank whose samplers have weights of their own "
-    "(train.backend deepspeed or fsdp, or inference_engine.actors): remove it"
+    "is read with lora.rank where samplers have weights of their own (train.backend deepspeed or "
+    "fsdp, inference_engine.actors, or inference_engine.name: vllm): remove it"
 )
 NO_IMAGES = "is read where the model reads images; this one reads text alone: remove it"
 NO_HISTORY = "is read where turns read what was said before; rollout.context=last: remove it"
@@ -115,8 +115,10 @@ NO_PIECES = "is read of action.code fast, and this is bins: remove it"
 NO_NUMBERS = "is read of actions that are numbers, action.size; these are choices: remove it"
 NO_REWARD = "is read with a reward, reward.name; set that, or remove it"
 OF_REWARDS = ("reward.timeout_s", "reward.workers")
-NO_VLLM = (
-    "is read by reinforcement learning with inference_engine.name: vllm; set that, or remove it"
+NO_VLLM = "is read with inference_engine.name: vllm; set that, or remove it"
+NO_SAMPLERS = (
+    "is read where samplers have weights of their own (inference_engine.actors, or "
+    "inference_engine.name: vllm): remove it"
 )
 NOT_ON_THE_HUB = "is read where model.name is a name on the hub; this one is on disk: remove it"
 NO_ACTORS = (
@@ -129,6 +131,7 @@ NO_REWARD_MODEL = "is read where a reward is the folder of a reward model; remov
 ONE_REWARD = "is read where it holds parts, PART: {name: ...}, and without reward.name; remove it"
 SEVERAL_REWARDS = "is not read: reward.parts say what scores; remove it"
 OF_EACH_PART = "is not read: each of reward.parts has {} of its own; remove it here"
+OF_ANSWERS = ("reward", "rollout", "inference_engine")
 NO_ANSWERS = (
     "is read by supervised fine-tuning whose evaluations generate answers: set reward.name and "
     "data.eval, or remove it"
@@ -204,7 +207,9 @@ def _switched_off(cfg: Config) -> Iterator[tuple[str, str]]:
         )
         yield from ((path, why) for path in FIELDS if path.startswith("deepspeed_ref."))
     yield from ((path, NO_ACTORS) for path in _without_actors(cfg))
-    if row.recipe != "rl" or cfg.inference_engine.name != "vllm":
+    if not cfg.samplers:
+        yield from ((path, NO_SAMPLERS) for path in PROBE)
+    if cfg.inference_engine.name != "vllm":
         yield from ((path, NO_VLLM) for path in OF_VLLM)
     if row.recipe == "rl" and not is_own(row.gate):
         yield "train.loss_numbers", NO_OWN_LOSS
@@ -290,13 +295,14 @@ def _without_answers(cfg: Config) -> list[str]:
     """Fields that a supervised run reads only where its evaluations answer prompts."""
     if cfg.train.row.recipe != "supervised" or generates_answers(cfg):
         return []
-    return [path for path in FIELDS if path.partition(".")[0] in ("reward", "rollout")]
+    return [path for path in FIELDS if path.partition(".")[0] in OF_ANSWERS]
 
 
 def _sends_adapters(cfg: Config) -> bool:
     """Whether what learns in adapters goes to samplers with weights of their own."""
-    apart = TRAINING_ENGINES[cfg.train.backend].several_ranks or cfg.inference_engine.actors > 0
-    return cfg.train.row.recipe == "rl" and apart and cfg.lora.rank > 0
+    apart = TRAINING_ENGINES[cfg.train.backend].several_ranks or cfg.samplers > 0
+    samples = cfg.train.row.recipe == "rl" or generates_answers(cfg)
+    return samples and apart and cfg.lora.rank > 0
 
 
 def _without_actors(cfg: Config) -> list[str]:
@@ -314,8 +320,6 @@ def _without_actors(cfg: Config) -> list[str]:
         found.append("run.max_restarts")
     if not (training and sampling):
         found.append("inference_engine.placement")
-    if not sampling:
-        found += PROBE
     return found
 
 

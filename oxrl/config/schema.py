@@ -49,6 +49,7 @@ from oxrl.config.sections.run import RunConfig
 from oxrl.config.sections.train import TrainConfig, compose_row, is_own
 from oxrl.tables.cells import CELLS as TABLE
 from oxrl.tables.cells import FEATURES
+from oxrl.tables.engines import SAMPLING_ENGINES
 from oxrl.tables.numbers import NUMBERS, AnyNumber
 from oxrl.tables.policy import ROWS
 
@@ -127,7 +128,7 @@ class Config(Section):
     rollout: RolloutConfig = setting(RolloutConfig(), "", of=ANSWERING)
     lora: LoraConfig = LoraConfig()
     train: TrainConfig
-    inference_engine: EngineConfig = setting(EngineConfig(), "", of=SAMPLING)
+    inference_engine: EngineConfig = setting(EngineConfig(), "", of=ANSWERING)
     fsdp: FsdpConfig = FsdpConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     deepspeed_ref: ReferenceConfig = setting(ReferenceConfig(), "", of=("rl", "preference"))
@@ -150,6 +151,17 @@ class Config(Section):
         if not self.environment.name:
             return rollout.max_tokens
         return rollout.max_episode_tokens or rollout.max_tokens * self.environment.max_turns
+
+    @property
+    def sampling_process(self) -> bool:
+        """Whether a process of its own samples, on this machine and without Ray."""
+        engine = self.inference_engine
+        return SAMPLING_ENGINES[engine.name].own_process and not engine.actors
+
+    @property
+    def samplers(self) -> int:
+        """Samplers with weights of their own; 0: this process samples, with the policy's."""
+        return self.inference_engine.actors or int(self.sampling_process)
 
     @property
     def scores_nothing(self) -> bool:

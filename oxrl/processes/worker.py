@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 
 from oxrl.processes.channel import CHUNK, Channel
 from oxrl.runs.killed import end_of
@@ -61,9 +62,13 @@ class Worker:
     Args:
         module: run as `python -m MODULE FD`, FD its end of the socket.
         printed: gets what the process writes to its standard output and error.
+        threads: that libraries may compute with there.
+        shares: descriptors that it gets as they are.
     """
 
-    def __init__(self, module: str, printed: Printed) -> None:
+    def __init__(
+        self, module: str, printed: Printed, *, threads: int = 1, shares: Sequence[int] = ()
+    ) -> None:
         paths = [*sys.path, os.environ.get("PYTHONPATH")]
         search_path = os.pathsep.join(path for path in paths if path)
         ours, theirs = socket.socketpair()
@@ -75,8 +80,8 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=their_output,
                 stderr=subprocess.STDOUT,
-                env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": search_path},
-                pass_fds=[theirs.fileno()],
+                env={"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONPATH": search_path},
+                pass_fds=[theirs.fileno(), *shares],
                 start_new_session=True,
             )
         os.close(their_output)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
 from oxrl.config.micro_batch import by_rule, micro_batch_tokens
+from oxrl.config.plan import model_bytes
 from oxrl.config.reward_options import (
     JUDGE,
     AskedReward,
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from oxrl.data.actions import ActionHead
     from oxrl.data.image_store import ImageStore
     from oxrl.engines.ray.cluster import Cluster
+    from oxrl.engines.sample.workers import RolloutWorkers
     from oxrl.rewards.model_options import StepsRule
     from oxrl.rewards.reward_model import RewardModel
 
@@ -432,8 +435,11 @@ def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutE
         from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 
         sampling = cfg.inference_engine
+        folder = cfg.run.directory
+        if not folder.is_dir():  # an evaluation makes none
+            folder = Path(gettempdir())
         options = VllmOptions(
-            log_file=str(cfg.run.directory / f"vllm_{os.getpid()}.log"),
+            log_file=str(folder / f"vllm_{os.getpid()}.log"),
             dtype=cfg.model.dtype,
             max_rows=sampling.max_rows,
             tensor_parallel=sampling.tensor_parallel,
@@ -451,6 +457,31 @@ def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutE
     if model is None:
         model = load_model(cfg) if part_sent(cfg) == "merged" else load_policy_to_train(cfg)
     return local_sampler(cfg, model, build_tokenizer(cfg))
+
+
+def hosted_sampler(cfg: Config, stack: ExitStack) -> RolloutWorkers:
+    """The rollout engine of the config in a process of its own on this machine.
+
+    On a GPU, which it shares with this process, it sleeps while it has nothing to sample.
+
+    Args:
+        stack: ends the process.
+    """
+    # Imported where they are chosen: a default run samples in its own process.
+    from oxrl.engines.sample.hosted import ThisMachine
+    from oxrl.engines.sample.workers import RolloutWorkers
+
+    machine = ThisMachine(cfg.run.threads or os.cpu_count() or 1)
+    stack.callback(machine.close)
+    shares = device_type(cfg) == "cuda"
+    return RolloutWorkers(
+        machine,
+        [None],
+        partial(build_sampler, cfg),
+        cfg.run.waits,
+        nbytes=model_bytes(cfg),
+        before_wake=torch.cuda.empty_cache if shares else None,
+    )
 
 
 def local_sampler(

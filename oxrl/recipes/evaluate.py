@@ -21,7 +21,7 @@ from oxrl.data.messages import Messages, images_of, read_messages
 from oxrl.data.prompts import PromptDataset
 from oxrl.data.rows import Record
 from oxrl.data.sample_record import sample_line
-from oxrl.engines.sample.base import generate, unheard
+from oxrl.engines.sample.base import RolloutEngine, generate, unheard
 from oxrl.engines.sample.choice import module_sampler
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.models.builtin import is_builtin
@@ -29,6 +29,7 @@ from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.vision import has_image_processor, vision_family
 from oxrl.recipes import build
 from oxrl.recipes.answers import answering
+from oxrl.recipes.hosted import proved_sampler
 from oxrl.recipes.preflight import REHEARSED, try_reward
 from oxrl.recipes.scored_answers import (
     ScoredSampler,
@@ -46,6 +47,7 @@ from oxrl.runs.bars import Count, Tell, bars
 from oxrl.runs.files import encode_line
 from oxrl.runs.patience import Patience, StopAsked, never
 from oxrl.runs.pins import DATA_FILE, read_noted
+from oxrl.tables.engines import SamplingEngineName
 from oxrl.types import Metrics, Prompt, Request, Rollout, Sampling, Score
 
 if TYPE_CHECKING:
@@ -188,7 +190,13 @@ def sampling_from(
     limits = build.prompt_limits(cfg, model, tokenizer)
     prompts = build.load_prompts(cfg, tokenizer, limits.longest, held_out, path)
     with ExitStack() as stack:
-        sampler = stack.enter_context(closing(build.local_sampler(cfg, model, tokenizer)))
+        sampler: RolloutEngine
+        if cfg.sampling_process:
+            sampler = proved_sampler(cfg, model, limits, len(tokenizer), stack)
+        else:
+            sampler = build.local_sampler(cfg, model, tokenizer)
+        del model  # a process of its own has another copy
+        stack.callback(sampler.close)
         first = next(prompts.batches(REHEARSED), [])
         rewards = build.start_rewards(cfg, stack, stop)
         if rewards is not None:
@@ -295,8 +303,8 @@ def judge(cfg: Config, reward: str, groups: Sequence[Sequence[Rollout]]) -> list
     return list(chain.from_iterable(scores))
 
 
-def check_room(requests: Sequence[Request], context: int) -> None:
-    """The longest prompt and a response fit into the model's context.
+def check_room(requests: Sequence[Request], context: int) -> int:
+    """The longest prompt and a response fit into the model's context; how many tokens they have.
 
     Raises:
         ConfigError: they do not; names the options of `oxrl generate`.
@@ -304,7 +312,7 @@ def check_room(requests: Sequence[Request], context: int) -> None:
     longest = max(len(request.prompt.token_ids) for request in requests)
     most = requests[0].sampling.max_tokens
     if longest + most <= context:
-        return
+        return longest + most
     why = (
         f"--max-tokens {most} and a prompt of {longest} tokens are more than the model's context "
         f"of {context}"
@@ -360,6 +368,19 @@ def questions(
     return asked
 
 
+def _generation_config(model: str, engine: SamplingEngineName, seed: int, longest: int) -> Config:
+    """What a sampler in a process of its own is told, of `longest` tokens in a row."""
+    values = {
+        "run": {"name": "generate", "steps": 1, "seed": seed},
+        "model": {"name": model, "dtype": "float32", "max_length": longest},
+        "data": {"train": "none.jsonl"},
+        "train": {"alg_name": "sgrpo"},
+        "rollout": {"max_tokens": 1},
+        "inference_engine": {"name": engine, "max_rows": MOST_ROWS},
+    }
+    return Config.model_validate(values)
+
+
 def run_generate(
     model: str,
     prompts: Sequence[str],
@@ -369,6 +390,7 @@ def run_generate(
     seed: int = 0,
     deadline_s: float = 600.0,
     images: Sequence[str] = (),
+    engine: SamplingEngineName = "local",
 ) -> list[dict[str, object]]:
     """`oxrl generate`: answer each prompt with any model or checkpoint.
 
@@ -380,6 +402,7 @@ def run_generate(
         seed: of the responses, and of a model that is made, not loaded.
         deadline_s: how long they may take.
         images: files that every prompt shows, at its markers `<image>` or before its text.
+        engine: as `inference_engine.name`; vllm has a process of its own, which reads text alone.
 
     Returns:
         One record per response, `samples` in a row per prompt: prompt, sample, response,
@@ -397,9 +420,16 @@ def run_generate(
     asked = questions(prompts, tokenizer, store, images)
     sampling = replace(sampling, stop_token_ids=build.stop_tokens(tokenizer, policy))
     requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
-    answers = module_sampler(policy, tokenizer, max_rows=MOST_ROWS, images=store)
-    with closing(answers) as sampler:
-        check_room(requests, sampler.context)
+    with ExitStack() as stack:
+        sampler: RolloutEngine
+        local = module_sampler(policy, tokenizer, max_rows=MOST_ROWS, images=store)
+        longest = check_room(requests, local.context)
+        sampler = local
+        if engine != "local":
+            cfg = _generation_config(model, engine, seed, longest)
+            limits = build.prompt_limits(cfg, policy, tokenizer)
+            sampler = proved_sampler(cfg, policy, limits, len(tokenizer), stack)
+        stack.callback(sampler.close)
         completions = generate(sampler, requests, deadline_s=deadline_s)
     records: list[dict[str, object]] = []
     for request, completion in zip(requests, completions, strict=True):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from typing import cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.config import Config
 from oxrl.data.prompts import AnsweredPrompts
+from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.train.trainer import Trainer
+from oxrl.engines.weight_sync import WeightSync
 from oxrl.recipes import build
 from oxrl.recipes.preflight import REHEARSED, try_reward
 from oxrl.recipes.scored_answers import ScoredSampler, evaluation_metrics, evaluation_seed
@@ -42,6 +45,16 @@ class GeneratedEvaluation:
         options = build.row_options(cfg, True, limits.longest)
         self._prompts = AnsweredPrompts.load(cfg.data.eval or "", tokenizer, options)
         try_reward(self._pool, next(self._prompts.batches(REHEARSED), []), patience)
+        self._delivery: WeightSync | None = None
+        self._deliveries = 0
+        if cfg.sampling_process:
+            from oxrl.recipes.hosted import delivery_to  # this process can do it as well
+
+            stack = ExitStack()
+            session.closing(stack.close)
+            hosted = build.hosted_sampler(cfg, stack)
+            stack.callback(hosted.close)
+            self._delivery = delivery_to(cfg, engine, hosted, limits, len(tokenizer))
 
     def metrics(self) -> Metrics:
         """Mean reward and its like, as evaluations of reinforcement learning have them.
@@ -52,9 +65,7 @@ class GeneratedEvaluation:
         """
         rollout = self._cfg.rollout
         sampling = build.training_sampling(self._cfg, self._stops, rollout.eval_temperature)
-        # A sampler of its own each time: it holds nothing of earlier weights.
-        sampler = build.local_sampler(self._cfg, self._model, self._tokenizer)
-        with closing(sampler):
+        with self._with_these_weights() as sampler:
             scored = ScoredSampler(
                 sampler=sampler,
                 scorer=self._pool,
@@ -66,3 +77,15 @@ class GeneratedEvaluation:
             )
             rollouts = scored.answer(list(enumerate(self._prompts.in_order())))
         return evaluation_metrics(rollouts, samples=rollout.eval_samples)
+
+    @contextmanager
+    def _with_these_weights(self) -> Iterator[RolloutEngine]:
+        """What samples with the weights as they are now."""
+        if self._delivery is not None:
+            self._deliveries += 1
+            self._delivery.deliver(self._deliveries)
+            yield self._delivery.sampler
+            return
+        # A sampler of its own each time: it holds nothing of earlier weights.
+        with closing(build.local_sampler(self._cfg, self._model, self._tokenizer)) as sampler:
+            yield sampler

@@ -358,7 +358,7 @@ def ledger_of(cfg: Config, objective: Objective, clock: Clock, *, shared: bool) 
 
 def speed_of(cfg: Config) -> MachineSpeed | None:
     """Of the device that a run of one process computes on; None where it has several."""
-    if cfg.train.backend != "local" or cfg.inference_engine.actors:
+    if cfg.train.backend != "local" or cfg.samplers:
         return None
     return machine_speed(choose_device(cfg), DTYPES[cfg.model.dtype])
 

@@ -48,6 +48,7 @@ from oxrl.rewards.workers import ScoringPool, SinglePool
 from oxrl.runs.directory import GIVEN
 from oxrl.runs.patience import Patience
 from oxrl.runs.stop import StopRequest
+from oxrl.tables.engines import SAMPLING_ENGINES
 from oxrl.tables.preference import METHODS
 from oxrl.tables.trackers import TRACKERS
 from oxrl.tables.vision import VISION_FAMILIES
@@ -458,6 +459,22 @@ def check_trackers(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     return ", ".join(TRACKERS[name].title for name in cfg.run.shown_in)
 
 
+def check_sampler(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """What samples on this machine is installed.
+
+    Raises:
+        MissingExtraError: it is not; says what installs it.
+    """
+    name = cfg.inference_engine.name
+    package = SAMPLING_ENGINES[name].package
+    if cfg.sampling_process and package is not None and find_spec(package) is None:
+        raise MissingExtraError(
+            f"inference_engine.name: {name} is not installed: `make env-scale` on a CPU machine, "
+            f"pip install -e '.[{name}]' for CUDA; or set it to local"
+        )
+    return name
+
+
 def check_optimizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """The library of the optimizer, and of weights in four bits, is installed.
 
@@ -507,6 +524,7 @@ CHECKS: Mapping[str, Check] = {
     "reward": check_reward,
     "environment": check_environment,
     "trackers": check_trackers,
+    "sampler": check_sampler,
     "optimizer": check_optimizer,
     "disk": check_disk,
 }

@@ -31,6 +31,7 @@ from oxrl.recipes.build import (
     build_tokenizer,
     build_trainers,
     gpus_per_actor,
+    hosted_sampler,
     limits_of,
     load_model,
     load_policy_to_train,
@@ -210,13 +211,17 @@ def engines_needed(cfg: Config) -> Config:
 
 
 def build_engines(cfg: Config, stack: ExitStack) -> Engines:
-    """Trainers and sampler in this process, or in Ray actors where a config asks for them."""
+    """Trainers and sampler in this process, or in others where a config asks for them."""
     if cfg.train.backend != "local" or cfg.inference_engine.actors:
         return build_ray_engines(cfg, stack)
     trainers = build_trainers(cfg)
     policy = trainers["policy"]
+    limits = limits_of(policy, cfg)
+    if cfg.sampling_process:
+        hosted = hosted_sampler(cfg, stack)
+        return Engines(trainers=trainers, sampler=hosted, limits=limits, shared=False)
     sampler = build_sampler(cfg, cast(PreTrainedModel, policy.model))
-    return Engines(trainers=trainers, sampler=sampler, limits=limits_of(policy, cfg), shared=True)
+    return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=True)
 
 
 def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:

@@ -67,9 +67,14 @@ LOOSE = "rollout.force_strict_on_policy=false"
         (["model.max_length=4096"], "model.max_length", ["2048"]),
         (["run.training_gpus=2"], "run.training_gpus", ["one process", "fsdp"]),
         (
-            ["inference_engine.name=vllm"],
+            ["inference_engine.name=vllm", "train.backend=fsdp", "run.training_gpus=2"],
+            "inference_engine.actors",
+            ["fsdp trains in Ray actors", "1 or more", "train.backend local"],
+        ),
+        (
+            ["inference_engine.name=vllm", "model.name=builtin:tiny-vl"],
             "inference_engine.name",
-            ["inference_engine.actors", "local"],
+            ["images in Ray actors alone", "inference_engine.actors", "local"],
         ),
         (["data.train=data"], "data.train", [".jsonl or .parquet"]),
         (["data.eval=data/none.parquet"], "data.eval", ["no such file"]),

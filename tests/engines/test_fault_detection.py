@@ -42,16 +42,17 @@ def test_every_fault_whose_bytes_differ_is_found_wherever_it_happens(
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("engine", ["ray", "ray-vllm"])
-def test_every_fault_is_found_between_ranks_and_actors(
+@pytest.mark.parametrize("engine", ["ray", "ray-vllm", "host", "host-vllm"])
+def test_every_fault_is_found_on_the_way_to_other_processes(
     faults: ModuleType, engine: str, tmp_path: Path
 ) -> None:
-    pytest.importorskip("ray", reason="needs Ray: make env-scale")
-    if engine == "ray-vllm":
+    if engine.startswith("ray"):
+        pytest.importorskip("ray", reason="needs Ray: make env-scale")
+    if engine.endswith("vllm"):
         pytest.importorskip("vllm", reason="needs vLLM: make env-scale")
     found = {
         (line["fault"], line["place"]): line["found"]
-        for line in faults.ray_table(engine, torch.float32, [1e-4])
+        for line in faults.apart_table(engine, torch.float32, [1e-4])
     }
     assert len(found) == len(faults.FAULTS) * len(faults.PLACES)
     assert set(found.values()) <= {"m", "w", "h", "l", "n", "="}

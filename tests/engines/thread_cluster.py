@@ -7,12 +7,14 @@ ranks here are whole copies of a model, as without a process group there are no 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait as wait_for
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+
+from oxrl.engines.ray.cluster import Cluster, pack
 
 HOST = "127.0.0.1"
 
@@ -137,6 +139,12 @@ class ThreadCluster:
 
     def put(self, thing: object) -> Any:
         return self.ray.put(thing)
+
+    def put_buckets(self, buckets: Iterable[Any]) -> list[Any]:
+        return [self.put(pack(bucket)) for bucket in buckets]
+
+    def result_of(self, reference: Any, what: str, deadline: Any) -> Any:
+        return Cluster.result_of(cast(Cluster, self), reference, what, deadline)
 
     def wait(
         self, references: Sequence[Any], *, timeout: float, count: int = 1

@@ -19,6 +19,7 @@ from oxrl.config.checks.engines import (
     check_optimizer,
     check_ranks,
     check_samplers,
+    check_sampling_process,
 )
 from oxrl.config.checks.environment import check_environment
 from oxrl.config.checks.features import check_features
@@ -43,6 +44,7 @@ OF_ALL: tuple[Check, ...] = (
     check_deepspeed,
     check_optimizer,
     check_samplers,
+    check_sampling_process,
     check_adapter,
     check_adapter_model,
     check_four_bit,

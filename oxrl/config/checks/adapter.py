@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oxrl.config.checks.base import at
-from oxrl.config.schema import Config
+from oxrl.config.schema import EVALUATING, Config
 from oxrl.config.source import Problem
 from oxrl.models.builtin import is_builtin
 from oxrl.models.folder import ADAPTER_CONFIG
@@ -50,13 +50,14 @@ def check_four_bit(cfg: Config) -> Iterator[Problem]:
     if cfg.train.backend != "local":
         why = "one process holds the codes, and ranks cut weights up: set train.backend to local"
         rules.append((why, ("train.backend",)))
-    if cfg.train.row.recipe == "rl" and cfg.inference_engine.actors:
+    if cfg.train.row.recipe in EVALUATING and cfg.samplers:
         if cfg.lora.delivery == "adapter":
             why = (
                 "samplers that read the model's files have other weights under the adapter than "
-                "the codes hold: set lora.delivery to merged, or inference_engine.actors to 0"
+                "the codes hold: set lora.delivery to merged, or inference_engine.name to local "
+                "and its actors to 0"
             )
-            rules.append((why, ("lora.delivery", "inference_engine.actors")))
+            rules.append((why, ("lora.delivery", "inference_engine")))
     if vision_family(cfg.model.name) is not None:
         why = "is known for models of text alone, and this one reads images: set it to false"
         rules.append((why, ("model.name",)))

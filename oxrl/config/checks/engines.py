@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from oxrl.config.checks.base import at
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
-from oxrl.tables.engines import SAMPLING_ENGINES, TRAINING_ENGINES
+from oxrl.models.vision import vision_family
+from oxrl.tables.engines import TRAINING_ENGINES
 
 
 def check_ranks(cfg: Config) -> Iterator[Problem]:
@@ -104,6 +105,22 @@ def check_deepspeed(cfg: Config) -> Iterator[Problem]:
             yield at(cfg, path, f"needs {decider} {least} or more, this is {stage}", decider)
 
 
+def check_sampling_process(cfg: Config) -> Iterator[Problem]:
+    """Training in the process that starts the one which samples."""
+    ranks = TRAINING_ENGINES[cfg.train.backend].several_ranks
+    if cfg.sampling_process and cfg.train.row.recipe == "rl" and ranks:
+        yield at(
+            cfg,
+            "inference_engine.actors",
+            (
+                f"{cfg.train.backend} trains in Ray actors, which send weights to others: set it "
+                "to 1 or more; without Ray one process trains: train.backend local"
+            ),
+            "train.backend",
+            "inference_engine.name",
+        )
+
+
 def check_samplers(cfg: Config) -> Iterator[Problem]:
     """What samples has the processes and devices that it needs."""
     engine = cfg.inference_engine
@@ -119,17 +136,16 @@ def check_samplers(cfg: Config) -> Iterator[Problem]:
             "run.training_gpus",
             "inference_engine.placement",
         )
-    in_actors = engine.actors and cfg.train.row.recipe == "rl"
-    if SAMPLING_ENGINES[engine.name].own_process and not in_actors:
+    if cfg.sampling_process and vision_family(cfg.model.name) is not None:
         yield at(
             cfg,
             "inference_engine.name",
             (
-                "runs in Ray actors of reinforcement learning: "
-                "set inference_engine.actors to 1 or more, or it to local"
+                "reads images in Ray actors alone: set inference_engine.actors to 1 or more "
+                "(reinforcement learning), or it to local"
             ),
             "inference_engine.actors",
-            "train.alg_name",
+            "model.name",
         )
     if colocated and engine.tensor_parallel > 1:
         yield at(

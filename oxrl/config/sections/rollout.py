@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from oxrl.config.fields import EVALUATING, RL, SAMPLING, Section, setting
+from oxrl.config.fields import ANSWERING, EVALUATING, RL, SAMPLING, Section, setting
 from oxrl.tables.engines import SamplingEngineName
 
 # Why bounds are where they are.
@@ -127,19 +127,20 @@ class EngineConfig(Section):
 
     name: SamplingEngineName = setting(
         "local",
-        "local: oxRL's sampler. vllm: an extra, in Ray actors; makes train.correction truncate by "
-        "default.",
+        "local: oxRL's sampler. vllm: an extra, in Ray actors, or with actors: 0 in a process of "
+        "its own on this machine, without Ray; makes train.correction truncate by default.",
     )
     max_rows: int = setting(
         128,
-        "Rows decoded at once, per actor.",
+        "Rows decoded at once, per sampler.",
         ge=1,
         le=65536,
         why="each has keys and values in memory",
     )
     actors: int = setting(
         0,
-        "Ray actors that sample, each with a model of its own; 0: this process samples.",
+        "Ray actors that sample, each with a model of its own; 0: this process samples, or, of "
+        "vllm, one that it starts.",
         ge=0,
         le=65536,
         why="each is a process",
@@ -152,18 +153,18 @@ class EngineConfig(Section):
     )
     probe_every: int = setting(
         50,
-        "Weight deliveries to actors between two proofs with a perturbed copy; "
-        "0: only the first has one.",
+        "Weight deliveries between two proofs with a perturbed copy, to samplers with weights of "
+        "their own; 0: only the first has one.",
         ge=0,
-        of=RL,
+        of=EVALUATING,
     )
     probe_tokens: int = setting(
         512,
-        "Tokens, of the newest samples, that trainer and actors both score after a delivery.",
+        "Tokens, of the newest samples, that trainer and samplers both score after a delivery.",
         ge=64,
         le=65536,
         why="fewer say little about rounding, and more cost more than the delivery",
-        of=RL,
+        of=ANSWERING,
     )
     probe_limit: float = setting(
         4.0,
@@ -171,18 +172,22 @@ class EngineConfig(Section):
         gt=0,
         le=1000,
         why="two right implementations differ by one or two, and no proof is left at a thousand",
-        of=RL,
+        of=ANSWERING,
     )
     tensor_parallel: int = setting(
         1,
-        "vllm: devices that share one copy of the model, per actor.",
+        "vllm: devices that share one copy of the model, per sampler.",
         ge=1,
         le=1024,
         why="each is a process",
-        of=RL,
+        of=ANSWERING,
     )
     gpu_memory_fraction: float = setting(
-        0.5, "vllm: share of a GPU's memory for weights and cache.", gt=0, lt=1, of=RL
+        0.5,
+        "vllm: share of a GPU's memory for weights and cache.",
+        gt=0,
+        lt=1,
+        of=ANSWERING,
     )
     kv_cache_gb: float | None = setting(
         None,
@@ -190,5 +195,5 @@ class EngineConfig(Section):
         gt=0,
         le=10**5,
         why="no device has more memory",
-        of=RL,
+        of=ANSWERING,
     )

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +30,8 @@ from oxrl.engines.ray.head import (
     refuse_silence,
 )
 from oxrl.engines.train.base import Bucket
-from oxrl.errors import ConfigError, EngineError, MissingExtraError
+from oxrl.errors import ConfigError, EngineError, LostActorError, MissingExtraError
+from oxrl.processes.parent import leave_with_parent
 from oxrl.runs.deadlines import Deadline
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ PACKAGE = Path(__file__).parents[2]
 RESERVE_S = 10.0
 # Between two looks at whether a lost node has been noticed, or an actor has answered, in seconds.
 LOOK_S = 0.5
-# Between two looks of an actor whether its raylet is there, in seconds.
-PARENT_S = 1.0
 MISSING_MODULE = re.compile(r"No module named '([^']+)'")
 # Of the lines in which Ray tells of a death, the most telling first.
 TELLING = (
@@ -334,6 +333,33 @@ class Cluster:
         )
         return placed.remote()
 
+    def result_of(self, reference: Any, what: str, deadline: Deadline) -> Any:
+        """What an actor's call returned; an exception of its code is raised here as it was there.
+
+        Args:
+            what: the actor and what it was asked, for the error.
+
+        Raises:
+            LostActorError: the actor died or did not answer in time.
+            LostClusterError: the head of the cluster is gone.
+        """
+        ray = self.ray
+        self.wait([reference], timeout=deadline.seconds)
+        try:
+            return ray.get(reference, timeout=0)
+        except ray.exceptions.GetTimeoutError as error:
+            raise LostActorError(f"{what} did not answer within {deadline}") from error
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ray.exceptions.RayError):
+                raise _lost(what, error.cause) from error
+            raise error.cause from error
+        except ray.exceptions.RayError as error:
+            raise _lost(what, error) from error
+
+    def put_buckets(self, buckets: Iterable[Bucket]) -> list[Any]:
+        """References to weights in the object store."""
+        return [self.put(pack(bucket)) for bucket in buckets]
+
     def close(self) -> None:
         """Give the room back, which ends every actor in it; end a cluster that was started here."""
         if self._group is not None and self._head.answers():
@@ -348,34 +374,6 @@ class Cluster:
 def _leave(_: object) -> None:
     """In an actor: end its process."""
     os._exit(0)
-
-
-class LostActorError(EngineError):
-    """An actor died, or did not answer in time. The message says which and what it was asked."""
-
-
-def result_of(cluster: Cluster, reference: Any, what: str, deadline: Deadline) -> Any:
-    """What an actor's call returned; an exception of its code is raised here as it was there.
-
-    Args:
-        what: the actor and what it was asked, for the error.
-
-    Raises:
-        LostActorError: the actor died or did not answer in time.
-        LostClusterError: the head of the cluster is gone.
-    """
-    ray = cluster.ray
-    cluster.wait([reference], timeout=deadline.seconds)
-    try:
-        return ray.get(reference, timeout=0)
-    except ray.exceptions.GetTimeoutError as error:
-        raise LostActorError(f"{what} did not answer within {deadline}") from error
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, ray.exceptions.RayError):
-            raise _lost(what, error.cause) from error
-        raise error.cause from error
-    except ray.exceptions.RayError as error:
-        raise _lost(what, error) from error
 
 
 def _lost(what: str, error: Exception) -> EngineError:
@@ -409,15 +407,7 @@ def leave_with_raylet() -> None:
 
     Ray sees to that as a rule; an actor that waits in a collective, for one, was seen to stay.
     """
-    arguments = (os.getppid(),)
-    threading.Thread(target=_leave_without, args=arguments, name="raylet", daemon=True).start()
-
-
-def _leave_without(parent: int) -> None:
-    """End this process once its parent is another one than it was."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_S)
-    os._exit(1)
+    leave_with_parent(functools.partial(os._exit, 1))
 
 
 def enter(directory: str) -> None:
@@ -435,12 +425,6 @@ def enter(directory: str) -> None:
             f"node {socket.gethostname()} cannot work in {directory}, where this run was started: "
             f"{error.strerror}. Start it from a directory that every node shares"
         ) from error
-
-
-def call_on(engine: object, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-    """Call a method as the engine's own class has it, or any other function of an engine."""
-    method = getattr(engine, function.__name__, None)
-    return function(engine, *inputs) if method is None else method(*inputs)
 
 
 def pack(bucket: Bucket) -> Packed:

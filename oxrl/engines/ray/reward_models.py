@@ -15,13 +15,11 @@ from typing import Any
 
 from oxrl.engines.ray.cluster import (
     Cluster,
-    LostActorError,
     Place,
     bundle,
     enter,
-    result_of,
 )
-from oxrl.errors import OxrlError, RewardDefinitionError
+from oxrl.errors import LostActorError, OxrlError, RewardDefinitionError
 from oxrl.processes.user_code import text_of
 from oxrl.rewards.base import Group
 from oxrl.rewards.model_pool import failed_score, named_failures, rehearse
@@ -179,7 +177,7 @@ class ModelActorPool:
     def _wait_loaded(self, cluster: Cluster, loading: Any) -> None:
         what = f"a reward model actor, asked to load {self.name},"
         try:
-            result_of(cluster, loading, what, LOAD)
+            cluster.result_of(loading, what, LOAD)
         except (OxrlError, OSError) as error:
             self._end_actors()
             problem = f"{self.field}.name={self.name}: {error}"
@@ -211,7 +209,7 @@ class ModelActorPool:
                 problem = f"no score within {limit_s:g} s ({field})"
                 return [failed_score(self.name, group, "timeout", problem)] * count
         try:
-            scores = result_of(cluster, reference, f"reward model actor {actor}", LOAD)
+            scores = cluster.result_of(reference, f"reward model actor {actor}", LOAD)
         except LostActorError as lost:
             self._replace(cluster, actor)
             return str(lost)

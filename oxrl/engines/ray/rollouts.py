@@ -1,81 +1,41 @@
-"""RayRollouts: several rollout workers presented as one RolloutEngine.
-
-Each worker hosts an engine of its own in a Ray actor. A response depends on its request alone
-(per-request seeds), so it does not matter which worker samples it, or whether another died over it
-before.
-"""
+"""RayRollouts: rollout workers in Ray actors, on the machines of a cluster."""
 
 from __future__ import annotations
 
-import itertools
-import logging
-import os
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
-from oxrl.engines.ray.cluster import (
-    Cluster,
-    LostActorError,
-    Place,
-    call_on,
-    enter,
-    pack,
-    result_of,
-    unpack,
+from oxrl.engines.ray.cluster import enter, unpack
+from oxrl.engines.sample.base import RolloutEngine
+from oxrl.engines.sample.workers import (
+    BuildEngine,
+    EngineActor,
+    RolloutWorker,
+    RolloutWorkers,
+    Weights,
 )
-from oxrl.engines.sample.base import Finished, RolloutEngine
 from oxrl.engines.train.base import Bucket
 from oxrl.engines.transport.base import LineError
 from oxrl.engines.transport.ends import End, InProcess, Receives
 from oxrl.engines.transport.line import Meeting, Seat
-from oxrl.errors import DeadlineError, EngineError, WeightSyncError
-from oxrl.runs.deadlines import Deadline, Deadlines, Phase, waiting_for
-from oxrl.types import Metrics, Request
-
-if TYPE_CHECKING:
-    from oxrl.data.image_store import ImageStore
-
-log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-R = TypeVar("R")
-BuildEngine = Callable[[], RolloutEngine]
-# How a worker is called: itself, or so that a lost actor is replaced first.
-Calling = Callable[..., Any]
-# References to weights in the object store, which are put there when somebody asks.
-Weights = Callable[[], list[Any]]
-# What `RolloutEngine.logprobs` is asked.
-Scored = tuple[Sequence[Sequence[int]], float, Sequence[Sequence[str]]]
-
-# An actor reports back at least this often while it samples, so that silence means something.
-POLL_S = 1.0
-CLOSE_S = 5.0
-# Names of what is called to deliver weights, or to prove that they arrived.
-OF_SYNC = frozenset({"held", "logprobs", "score_with_images", "weight_version", "sleep", "wake"})
-# Actors that hold the same weights may say this much (nats) differently of the same row: bfloat16
-# rounding.
-AGREEMENT = 0.1
+from oxrl.errors import LostActorError
 
 
-class RolloutActor:
-    """The process around one engine."""
+class RolloutActor(EngineActor):
+    """One in a Ray actor, which training ranks may send weights to."""
 
     def build(self, directory: str, build: BuildEngine) -> int:
-        """Make the engine, where the driver's relative paths mean the same; its weight version."""
-        enter(directory)
-        self._engine = build()
+        version = super().build(directory, build)
         self._end = end_of(self._engine)
-        return self._engine.version
+        return version
 
-    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        return call_on(self._engine, function, inputs)
+    def enter(self, directory: str) -> None:
+        enter(directory)
 
-    def poll(self, seconds: float) -> list[Finished]:
-        try:
-            return self._engine.poll(seconds)
-        except DeadlineError:
-            return []  # still sampling; how long is too long is for the caller to say
+    def fetch(self, reference: Any) -> Bucket:
+        import ray  # pyright: ignore[reportMissingImports]  (an extra)
+
+        return unpack(ray.get(reference))  # pyright: ignore[reportAttributeAccessIssue]
 
     def where(self) -> End:
         """Where weights arrive."""
@@ -92,269 +52,12 @@ class RolloutActor:
         """Load what the training ranks send."""
         return self._end.receive(version)
 
-    def update_weights(self, references: Sequence[Any], version: int) -> Mapping[str, str]:
-        import ray  # pyright: ignore[reportMissingImports]  (an extra)
 
-        sent = (unpack(ray.get(reference)) for reference in references)  # pyright: ignore
-        return self._engine.update_weights(sent, version)
+class RayRollouts(RolloutWorkers):
+    """Rollout workers in a cluster, to which training ranks may send weights by themselves."""
 
-
-class RolloutWorker:
-    """An actor as the driver sees it: its requests in flight, and the poll that it is working on.
-
-    Its own methods raise LostActorError; `version` and `logprobs`, which the delivery proof asks
-    of every worker, replace a lost actor first.
-    """
-
-    def __init__(self, group: RayRollouts, number: int, place: Place) -> None:
-        self.name = f"rollout actor {number}"
-        self._group = group
-        self.place = place
-        self.in_flight: dict[str, Request] = {}
-        self.start()
-
-    def start(self) -> None:
-        """A new actor, which begins to load its model."""
-        self.actor = self._group.cluster.start(RolloutActor, self.place)
-        self.polling: Any = None
-        self.polling_since = 0.0
-        self._loading = self.actor.build.remote(os.getcwd(), self._group.build)
-
-    def wait_loaded(self) -> int:
-        """The weight version that a new actor starts with."""
-        return self.result(self._loading, "load its model", "load")
-
-    def call(
-        self, function: Callable[Concatenate[RolloutEngine, P], R], *inputs: P.args, **_: P.kwargs
-    ) -> R:
-        """Call a method of the actor's engine, or a function of it, with positional inputs."""
-        phase = "sync" if function.__name__ in OF_SYNC else "rollout"
-        return self.result(self.actor.call.remote(function, *inputs), function.__name__, phase)
-
-    def result(self, reference: Any, what: str, phase: Phase) -> Any:
-        """What the actor answers to what it was asked, within the deadline of a phase."""
-        deadline = self._group.deadline(phase)
-        asked = f"{self.name}, asked to {what},"
-        with waiting_for(asked.rstrip(","), deadline):
-            return result_of(self._group.cluster, reference, asked, deadline)
-
-    def start_poll(self, seconds: float) -> None:
-        """Have the actor sample, unless it still does."""
-        if self.polling is None:
-            self.polling = self.actor.poll.remote(seconds)
-            self.polling_since = time.monotonic()
-
-    @property
-    def version(self) -> int:
-        return self._group.call(self, weight_version)
-
-    def logprobs(
-        self,
-        rows: Sequence[Sequence[int]],
-        temperature: float = 1.0,
-        shown: Sequence[Sequence[str]] = (),
-    ) -> list[list[float]]:
-        return self._group.score(self, rows, temperature, shown)
-
-    def held(self) -> Mapping[str, str]:
-        return self._group.held_by(self)
-
-
-class SeesImages(Protocol):
-    """An engine that was given the images of the prompts."""
-
-    images: ImageStore
-
-
-class Probe(NamedTuple):
-    """Rows of token ids that were scored with the current weights, and their logprobs (nats).
-
-    shown: names of the images of each row; empty: there are none.
-    """
-
-    rows: Sequence[Sequence[int]]
-    temperature: float
-    logprobs: list[list[float]]
-    shown: Sequence[Sequence[str]] = ()
-
-
-class RayRollouts:
-    """RolloutEngine over a cluster: several rollout workers behind one interface.
-
-    An actor that dies or hangs is replaced: the new one gets the current weights, has to prove that
-    it holds them, and samples again what the old one had in flight. A request that loses a second
-    actor ends the run.
-
-    Args:
-        places: where the actors live.
-        build: makes the engine of an actor, there; picklable.
-        waits: longest waits for an actor's answer; one that is silent for half of that of rollouts
-            while it samples is replaced.
-        nbytes: of the model that each reads and is sent, as far as that is known.
-        before_wake: where a training rank needs their memory, actors sleep while nothing is being
-            sampled; this is called before they take it again, for the ranks to give up what they
-            only keep. None: actors do not sleep.
-        images: those of the prompts, which go to the actors with the requests; None: there are
-            none.
-    """
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        places: Sequence[Place],
-        build: BuildEngine,
-        waits: Deadlines,
-        *,
-        nbytes: int = 0,
-        before_wake: Callable[[], None] | None = None,
-        images: ImageStore | None = None,
-    ) -> None:
-        self.cluster = cluster
-        self._images = images
-        self.build = build
-        self._waits = waits
-        self._nbytes = nbytes
-        self._before_wake = before_wake
-        self._workers = [RolloutWorker(self, number, place) for number, place in enumerate(places)]
-        # Requests that have lost an actor already.
-        self._retried: set[str] = set()
-        self._asleep = False
-        self._replaced = 0
-        # Where replacements find the last weights in the object store.
-        self._weights: Weights = list
-        self._fingerprints: Mapping[str, str] = {}
-        self._held: Mapping[str, str] = {}
-        self._probe: Probe | None = None
-        self._version = max(worker.wait_loaded() for worker in self._workers)
-
-    @property
-    def version(self) -> int:
-        return self._version
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        """See RolloutEngine. Samples of one prompt go to one actor, which reads the prompt once."""
-        in_flight = {id for worker in self._workers for id in worker.in_flight}
-        for request in requests:
-            if request.id in in_flight:
-                raise EngineError(f"request id {request.id!r} is already being sampled")
-        self._set_asleep(False)
-        for _, group in itertools.groupby(requests, key=lambda request: request.prompt.token_ids):
-            samples = list(group)
-            worker = min(self._workers, key=_tokens_in_flight)
-            self._submit_to(worker, samples, self.call)
-            worker.in_flight.update((request.id, request) for request in samples)
-
-    def _submit_to(self, worker: RolloutWorker, requests: Sequence[Request], call: Calling) -> None:
-        """Give requests to a worker, and with them the images that they show."""
-        if self._images is None:
-            call(worker, RolloutEngine.submit, requests)
-            return
-        contents = self._images.contents(_shown_by(requests))
-        kept = _shown_by([*worker.in_flight.values(), *requests])
-        call(worker, submit_with_images, requests, contents, kept)
-
-    def poll(self, deadline_s: float) -> list[Finished]:
-        end = time.monotonic() + deadline_s
-        finished: list[Finished] = []
-        while not finished:
-            busy = [worker for worker in self._workers if worker.in_flight]
-            if not busy:
-                break
-            for worker in busy:
-                worker.start_poll(min(POLL_S, deadline_s))
-            ready = self._wait([worker.polling for worker in busy])
-            for worker in busy:
-                silent_s = time.monotonic() - worker.polling_since
-                if worker.polling in ready:
-                    finished += self._collect(worker)
-                elif silent_s > self.deadline("rollout").seconds / 2:
-                    half = f"half of {self.deadline('rollout')}"
-                    silence = f"{worker.name} has not answered for {silent_s:.1f} s, {half}"
-                    self._replace(worker, LostActorError(silence))
-                    end = time.monotonic() + deadline_s
-            # Somebody who is silent is waited for: either it answers or it is replaced.
-            answering = all(worker.polling is None for worker in busy)
-            if not finished and answering and time.monotonic() > end:
-                in_flight = [len(worker.in_flight) for worker in self._workers]
-                raise DeadlineError(
-                    f"waited {deadline_s:g} s for a sampled response: rollout actors answer, and "
-                    f"have {in_flight} requests in flight. "
-                    "Raise run.deadlines.rollout or lower rollout.max_tokens"
-                )
-        self._sleep_if_idle()
-        return finished
-
-    def _wait(self, polls: Sequence[Any]) -> Sequence[Any]:
-        """The polls that are done, once one is or POLL_S seconds have passed."""
-        self.cluster.wait(polls, timeout=POLL_S)
-        ready, _ = self.cluster.wait(polls, timeout=0, count=len(polls))
-        return ready
-
-    def _collect(self, worker: RolloutWorker) -> list[Finished]:
-        """What a finished poll brought; nothing if the actor died over it and was replaced."""
-        polled = worker.polling
-        worker.polling = None
-        try:
-            found: list[Finished] = worker.result(polled, "poll", "rollout")
-        except LostActorError as lost:
-            self._replace(worker, lost)
-            return []
-        for item in found:
-            if worker.in_flight.pop(item.request.id, None) is None:
-                raise EngineError(
-                    f"{worker.name} returned {item.request.id!r}, which it was not given"
-                )
-            self._retried.discard(item.request.id)
-        return found
-
-    def abort(self, ids: Sequence[str]) -> list[Finished]:
-        aborted: list[Finished] = []
-        for worker in self._workers:
-            wanted = [id for id in ids if id in worker.in_flight]
-            if wanted:
-                aborted += self.call(worker, RolloutEngine.abort, wanted)
-            for item in aborted:
-                worker.in_flight.pop(item.request.id, None)
-        self._retried.difference_update(item.request.id for item in aborted)
-        self._sleep_if_idle()
-        return aborted
-
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
-        """See RolloutEngine. Each bucket enters the object store once, for all actors.
-
-        Raises:
-            WeightSyncError: actors do not hold the same tensors, or not this version.
-        """
-        self.begin_update(version)
-        references = [self.cluster.put(pack(bucket)) for bucket in buckets]
-        return self.load(lambda: references, version)
-
-    def begin_update(self, version: int) -> None:
-        """Forget what is known of the weights so far, which other ones are to replace."""
-        self._set_asleep(False)
-        # The old ones go first: the object store never holds two copies.
-        self._weights = list
-        self._fingerprints = {}
-        self._held = {}
-        self._probe = None
-        self._version = version
-
-    def load(self, weights: Weights, version: int) -> Mapping[str, str]:
-        """Have every actor load weights that are in the object store."""
-        self.begin_update(version)
-        self._weights = weights
-        references = weights()
-        updates = [w.actor.update_weights.remote(references, version) for w in self._workers]
-        for worker, update in zip(self._workers, updates, strict=True):
-            try:
-                self._prove(worker, worker.result(update, "update_weights", "sync"))
-            except LostActorError as lost:
-                self._replace(worker, lost)
-        return self._fingerprints
-
-    def deadline(self, phase: Phase) -> Deadline:
-        """The longest wait for an actor."""
-        return self._waits.of(phase, self._nbytes)
+    noun = "rollout actor"
+    actor = RolloutActor
 
     @property
     def workers(self) -> Sequence[RolloutWorker]:
@@ -399,217 +102,9 @@ class RayRollouts:
                 self._replace(worker, lost)
         return self._fingerprints
 
-    def _prove(self, worker: RolloutWorker, fingerprints: Mapping[str, str]) -> None:
-        """The worker has the version, the tensors that every actor holds, and scores as they do."""
-        found = worker.call(weight_version)
-        if found != self._version:
-            raise WeightSyncError(f"{worker.name} serves version {found}, not {self._version}")
-        expected = self._fingerprints or fingerprints
-        self._fingerprints = expected
-        names = expected.keys() | fingerprints.keys()
-        wrong = sorted(name for name in names if fingerprints.get(name) != expected.get(name))
-        if wrong:
-            raise WeightSyncError(
-                f"{worker.name} holds other weights of version {found} than the others: "
-                f"{len(wrong)} tensors differ, such as {wrong[:1]}"
-            )
-        if self._held and worker.call(RolloutEngine.held) != self._held:
-            raise WeightSyncError(f"{worker.name} computes with other weights than were proved")
-        if self._probe is not None:
-            self._check_probe(worker, self._probe)
-
-    def _check_probe(self, worker: RolloutWorker, probe: Probe) -> None:
-        found = self._scores(worker, probe.rows, probe.temperature, probe.shown, RolloutWorker.call)
-        ours = itertools.chain(*found)
-        theirs = itertools.chain(*probe.logprobs)
-        worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
-        if not worst <= AGREEMENT:
-            raise WeightSyncError(f"{worker.name} scores the last probe up to {worst:.3g} nats off")
-
-    def logprobs(
-        self,
-        rows: Sequence[Sequence[int]],
-        temperature: float = 1.0,
-        shown: Sequence[Sequence[str]] = (),
-    ) -> list[list[float]]:
-        """See RolloutEngine. Actor 0 answers; `members` are asked one by one."""
-        return self.score(self._workers[0], rows, temperature, shown)
-
-    def held(self) -> Mapping[str, str]:
-        """See RolloutEngine. Actor 0 answers; `members` are asked one by one."""
-        return self.held_by(self._workers[0])
-
-    def held_by(self, worker: RolloutWorker) -> Mapping[str, str]:
-        """What one actor computes with; kept, for replacements to be compared with."""
-        self._set_asleep(False)
-        found = self.call(worker, RolloutEngine.held)
-        self._held = self._held or found
-        return found
-
-    @property
-    def members(self) -> Mapping[str, RolloutWorker]:
-        """Every worker by name, for what has to be asked of each."""
-        return {worker.name: worker for worker in self._workers}
-
-    def score(
-        self,
-        worker: RolloutWorker,
-        rows: Sequence[Sequence[int]],
-        temperature: float,
-        shown: Sequence[Sequence[str]] = (),
-    ) -> list[list[float]]:
-        """What one actor says of `rows`; kept, for replacements to be compared with."""
-        self._set_asleep(False)
-        scores = self._scores(worker, rows, temperature, shown, self.call)
-        self._probe = Probe(rows, temperature, scores, shown)
-        return scores
-
-    def _scores(
-        self,
-        worker: RolloutWorker,
-        rows: Sequence[Sequence[int]],
-        temperature: float,
-        shown: Sequence[Sequence[str]],
-        call: Calling,
-    ) -> list[list[float]]:
-        """Scores of rows by one actor, which is given the images that they show."""
-        if self._images is None or not shown:
-            return call(worker, RolloutEngine.logprobs, rows, temperature)
-        names = dict.fromkeys(name for images in shown for name in images)
-        contents = self._images.contents(names)
-        kept = [*_shown_by(worker.in_flight.values()), *names]
-        return call(worker, score_with_images, (rows, temperature, shown), contents, kept)
-
-    def metrics(self) -> Metrics:
-        """See RolloutEngine: counts and rates are summed over actors, means averaged."""
-        parts = [self.call(worker, RolloutEngine.metrics) for worker in self._workers]
-        merged: Metrics = {}
-        for name in parts[0]:
-            merged[name] = sum(part[name] for part in parts)
-            if "mean" in name or "frac" in name:
-                merged[name] /= len(parts)
-        merged["rollout/replaced_actors"] = float(self._replaced)
-        self._replaced = 0
-        return merged
-
-    def sleep(self) -> None:
-        self._set_asleep(True)
-
-    def wake(self) -> None:
-        self._set_asleep(False)
-
-    def close(self) -> None:
-        """End every actor, after a moment for its engine's own processes.
-
-        The cluster is its owner's to close.
-        """
-        closing = [worker.actor.call.remote(RolloutEngine.close) for worker in self._workers]
-        self.cluster.wait(closing, timeout=CLOSE_S, count=len(closing))
-        for worker in self._workers:
-            self.cluster.end(worker.actor)
-
-    def _sleep_if_idle(self) -> None:
-        if self._before_wake and not any(worker.in_flight for worker in self._workers):
-            self._set_asleep(True)
-
-    def _set_asleep(self, asleep: bool) -> None:
-        if asleep != self._asleep:
-            if self._before_wake and not asleep:
-                self._before_wake()
-            change = RolloutEngine.sleep if asleep else RolloutEngine.wake
-            for worker in self._workers:
-                self.call(worker, change)
-            self._asleep = asleep
-
-    def call(
-        self,
-        worker: RolloutWorker,
-        function: Callable[Concatenate[RolloutEngine, P], R],
-        *inputs: P.args,
-        **_: P.kwargs,
-    ) -> R:
-        """As `worker.call`; an actor that is lost over it is replaced, and the new one called."""
-        try:
-            return worker.call(function, *inputs, **_)
-        except LostActorError as lost:
-            self._replace(worker, lost)
-            return worker.call(function, *inputs, **_)
-
-    def _replace(self, worker: RolloutWorker, lost: LostActorError) -> None:
-        """A new actor for a lost one, with the current weights and the requests in flight."""
-        twice = sorted(self._retried & worker.in_flight.keys())
-        if twice:
-            raise EngineError(
-                f"{lost}; {len(twice)} requests lost their second actor over it, "
-                f"such as {twice[0]!r}"
-            )
-        started = time.monotonic()
-        self.cluster.end(worker.actor)
-        with waiting_for(f"room for {worker.name} in the Ray cluster", self.deadline("load")):
-            self.cluster.await_place(worker.place, self.deadline("load"))
-        worker.start()
-        worker.wait_loaded()
-        references = self._weights()
-        if references:
-            update = worker.actor.update_weights.remote(references, self._version)
-            self._prove(worker, worker.result(update, "update_weights", "sync"))
-        if worker.in_flight:
-            self._submit_to(worker, list(worker.in_flight.values()), RolloutWorker.call)
-            self._retried |= worker.in_flight.keys()
-        if self._asleep:
-            worker.call(RolloutEngine.sleep)
-        self._replaced += 1
-        log.warning(
-            "%s; replaced within %.1f s, with weights of version %d; %d requests are sampled again",
-            lost,
-            time.monotonic() - started,
-            self._version,
-            len(worker.in_flight),
-        )
-
-
-def _tokens_in_flight(worker: RolloutWorker) -> int:
-    return sum(request.sampling.max_tokens for request in worker.in_flight.values())
-
-
-def _shown_by(requests: Iterable[Request]) -> list[str]:
-    """Names of the images that requests show, each once."""
-    return list(dict.fromkeys(name for request in requests for name in request.prompt.images))
-
-
-def submit_with_images(
-    engine: RolloutEngine,
-    requests: Sequence[Request],
-    contents: Mapping[str, bytes],
-    kept: Sequence[str],
-) -> None:
-    """In an actor: take images over, and the requests that show them."""
-    _images_of(engine).hold_only(contents, kept)
-    engine.submit(requests)
-
-
-def score_with_images(
-    engine: RolloutEngine,
-    asked: Scored,
-    contents: Mapping[str, bytes],
-    kept: Sequence[str],
-) -> list[list[float]]:
-    """In an actor: take images over, and score the rows that show them."""
-    _images_of(engine).hold_only(contents, kept)
-    return engine.logprobs(*asked)
-
-
-def _images_of(engine: RolloutEngine) -> ImageStore:
-    """Where an engine that samples from a model that reads images has those."""
-    return cast("SeesImages", engine).images
-
 
 def end_of(engine: RolloutEngine) -> Receives:
     """An engine as the end of lines: itself, where processes of its own receive."""
     if hasattr(engine, "receive"):
         return cast("Receives", engine)
     return InProcess(engine)
-
-
-def weight_version(engine: RolloutEngine) -> int:
-    return engine.version

@@ -31,15 +31,13 @@ from torch import Tensor, nn
 from oxrl.engines.probe import Forwards
 from oxrl.engines.ray.cluster import (
     Cluster,
-    LostActorError,
     Packed,
     Place,
-    call_on,
     enter,
     pack,
-    result_of,
     unpack,
 )
+from oxrl.engines.sample.workers import call_on
 from oxrl.engines.train.base import Bucket, Part
 from oxrl.engines.train.ranks import CUT_OFF, WAITED
 from oxrl.engines.train.trainer import Trainer, forward_without_adapter
@@ -53,7 +51,7 @@ from oxrl.engines.transport.base import (
 )
 from oxrl.engines.transport.ends import End, Sender, Sent, name_of
 from oxrl.engines.transport.line import Meeting, Seat
-from oxrl.errors import LostRankError
+from oxrl.errors import LostActorError, LostRankError
 from oxrl.models.weights import buckets
 from oxrl.runs.deadlines import Deadline, Deadlines, Phase, waiting_for
 from oxrl.runs.files import size_of
@@ -300,7 +298,7 @@ class RankGroup:
                 rank = references.index(reference)
                 what = f"training rank {rank} of {len(self._ranks)}"
                 try:
-                    found[rank] = result_of(self._cluster, reference, what, deadline)
+                    found[rank] = self._cluster.result_of(reference, what, deadline)
                 except Exception as error:  # noqa: BLE001  (raised below, once every rank has had its say)
                     failures.append(error)
                     end = min(end, time.monotonic() + GRACE_S)

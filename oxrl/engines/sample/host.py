@@ -1,0 +1,71 @@
+"""A process around a rollout engine, served to the one that started it: `python -m ... FD`.
+
+See `sample/hosted.py` for the other side.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+
+from oxrl.engines.sample.workers import EngineActor
+from oxrl.errors import (
+    ConfigError,
+    DataError,
+    DeadlineError,
+    EngineError,
+    MissingExtraError,
+    WeightSyncError,
+)
+from oxrl.processes.given import unpacked
+from oxrl.processes.messages import Json, Replies, decode
+from oxrl.processes.parent import leave_with_parent
+from oxrl.processes.user_code import raised_as
+
+# What arrives as it was raised; anything else is an error of the engine.
+KINDS = (ConfigError, DataError, DeadlineError, EngineError, MissingExtraError, WeightSyncError)
+ERRORS = {kind.__name__: kind for kind in KINDS}
+
+
+def answer(actor: EngineActor, request: Json) -> Json:
+    """What is called, and what it answers or raises.
+
+    Args:
+        request: a method's name, and what it is called with.
+    """
+    methods = {
+        "build": actor.build,
+        "call": actor.call,
+        "poll": actor.poll,
+        "update_weights": actor.update_weights,
+    }
+    try:
+        return {"value": methods[request["method"]](*unpacked(request))}
+    except Exception as error:  # noqa: BLE001 - raised again where the call was asked for
+        name = type(error).__name__
+        if name in ERRORS:
+            return {"error": name, "text": str(error)}
+        traceback.print_exc()
+        return {"error": EngineError.__name__, "text": raised_as(error, None)}
+
+
+def leave() -> None:
+    """End this process and all that it has started, which is of its group."""
+    os.killpg(0, signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve until the other end is closed."""
+    leave_with_parent(leave)
+    replies = Replies(int(sys.argv[1]))
+    actor = EngineActor()
+    for line in replies.requests:
+        request = decode(line)
+        replies.send({"id": request["id"], **answer(actor, request)})
+    leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,619 @@
+"""RolloutWorkers: several rollout workers presented as one RolloutEngine.
+
+Each worker hosts an engine in a process of its own: of this machine (`engines/sample/hosted.py`),
+or a Ray actor (`engines/ray/rollouts.py`). A response depends on its request alone
+(per-request seeds), so it does not matter which worker samples it, or whether another died over it
+before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
+
+from safetensors.torch import load
+
+from oxrl.engines.sample.base import Finished, RolloutEngine
+from oxrl.engines.train.base import Bucket
+from oxrl.errors import DeadlineError, EngineError, LostActorError, WeightSyncError
+from oxrl.runs.deadlines import Deadline, Deadlines, Phase, waiting_for
+from oxrl.types import Completion, Metrics, Request
+
+if TYPE_CHECKING:
+    from oxrl.data.image_store import ImageStore
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+BuildEngine = Callable[[], RolloutEngine]
+# How a worker is called: itself, or so that a lost actor is replaced first.
+Calling = Callable[..., Any]
+# What starts actors gives handles to them, and references to what they will answer and to weights.
+Handle = Any
+Reference = Any
+# Where an actor lives.
+Place = Any
+# References to weights where actors find them, which are put there when somebody asks.
+Weights = Callable[[], list[Reference]]
+# What an actor has sampled: the id of a request, and its completion.
+Answer = tuple[str, Completion]
+# What `RolloutEngine.logprobs` is asked.
+Scored = tuple[Sequence[Sequence[int]], float, Sequence[Sequence[str]]]
+
+# An actor reports back at least this often while it samples, so that silence means something.
+POLL_S = 1.0
+CLOSE_S = 5.0
+# Names of what is called to deliver weights, or to prove that they arrived.
+OF_SYNC = frozenset({"held", "logprobs", "score_with_images", "weight_version", "sleep", "wake"})
+# Actors that hold the same weights may say this much (nats) differently of the same row: bfloat16
+# rounding.
+AGREEMENT = 0.1
+
+
+class Laid(NamedTuple):
+    """Where a bucket lies, as safetensors has it: `size` bytes of a file, from byte `at` on."""
+
+    path: str
+    at: int
+    size: int
+
+
+class EngineActor:
+    """The process around one engine, on the machine of whoever asks."""
+
+    def build(self, directory: str, build: BuildEngine) -> int:
+        """Make the engine, where the driver's relative paths mean the same; its weight version."""
+        self.enter(directory)
+        self._engine = build()
+        return self._engine.version
+
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        return call_on(self._engine, function, inputs)
+
+    def poll(self, seconds: float) -> list[Answer]:
+        try:
+            return _answers(self._engine.poll(seconds))
+        except DeadlineError:
+            return []  # still sampling; how long is too long is for the caller to say
+
+    def update_weights(self, references: Sequence[Reference], version: int) -> Mapping[str, str]:
+        return self._engine.update_weights(map(self.fetch, references), version)
+
+    def enter(self, directory: str) -> None:
+        """Work in a directory."""
+        os.chdir(directory)
+
+    def fetch(self, reference: Reference) -> Bucket:
+        """The tensors that a reference stands for."""
+        found: Laid = reference
+        with open(found.path, "rb") as file:
+            file.seek(found.at)
+            return [*load(file.read(found.size)).items()]
+
+
+class Processes(Protocol):
+    """Starts the processes around engines and calls them: a Ray cluster, or this machine."""
+
+    def start(self, actor: type[EngineActor], place: Place) -> Handle:
+        """A handle to a new actor: its methods have a `remote`, which answers with a reference."""
+        ...
+
+    def end(self, actor: Handle) -> None:
+        """End an actor, whatever it is doing."""
+        ...
+
+    def wait(
+        self, references: Sequence[Reference], *, timeout: float, count: int = 1
+    ) -> tuple[list[Reference], list[Reference]]:
+        """Those of calls that are over, once so many are or the time is up; and the others."""
+        ...
+
+    def result_of(self, reference: Reference, what: str, deadline: Deadline) -> Any:
+        """What an actor's call returned; an exception of its code is raised here as it was there.
+
+        Raises:
+            LostActorError: the actor died or did not answer in time.
+        """
+        ...
+
+    def put_buckets(self, buckets: Iterable[Bucket]) -> list[Reference]:
+        """Lay weights where actors fetch them, and forget those before; references to them."""
+        ...
+
+    def await_place(self, place: Place, deadline: Deadline) -> None:
+        """Wait until there is room for a new actor."""
+        ...
+
+
+class RolloutWorker:
+    """An actor as the driver sees it: its requests in flight, and the poll that it is working on.
+
+    Its own methods raise LostActorError; `version` and `logprobs`, which the delivery proof asks
+    of every worker, replace a lost actor first.
+    """
+
+    def __init__(self, group: RolloutWorkers, number: int, place: Place) -> None:
+        self.name = f"{group.noun} {number}"
+        self._group = group
+        self.place = place
+        self.in_flight: dict[str, Request] = {}
+        self.start()
+
+    def start(self) -> None:
+        """A new actor, which begins to load its model."""
+        self.actor = self._group.cluster.start(self._group.actor, self.place)
+        self.polling: Any = None
+        self.polling_since = 0.0
+        self._loading = self.actor.build.remote(os.getcwd(), self._group.build)
+
+    def wait_loaded(self) -> int:
+        """The weight version that a new actor starts with."""
+        return self.result(self._loading, "load its model", "load")
+
+    def call(
+        self, function: Callable[Concatenate[RolloutEngine, P], R], *inputs: P.args, **_: P.kwargs
+    ) -> R:
+        """Call a method of the actor's engine, or a function of it, with positional inputs."""
+        phase = "sync" if function.__name__ in OF_SYNC else "rollout"
+        return self.result(self.actor.call.remote(function, *inputs), function.__name__, phase)
+
+    def result(self, reference: Reference, what: str, phase: Phase) -> Any:
+        """What the actor answers to what it was asked, within the deadline of a phase."""
+        deadline = self._group.deadline(phase)
+        asked = f"{self.name}, asked to {what},"
+        with waiting_for(asked.rstrip(","), deadline):
+            return self._group.cluster.result_of(reference, asked, deadline)
+
+    def start_poll(self, seconds: float) -> None:
+        """Have the actor sample, unless it still does."""
+        if self.polling is None:
+            self.polling = self.actor.poll.remote(seconds)
+            self.polling_since = time.monotonic()
+
+    @property
+    def version(self) -> int:
+        return self._group.call(self, weight_version)
+
+    def logprobs(
+        self,
+        rows: Sequence[Sequence[int]],
+        temperature: float = 1.0,
+        shown: Sequence[Sequence[str]] = (),
+    ) -> list[list[float]]:
+        return self._group.score(self, rows, temperature, shown)
+
+    def held(self) -> Mapping[str, str]:
+        return self._group.held_by(self)
+
+
+class SeesImages(Protocol):
+    """An engine that was given the images of the prompts."""
+
+    images: ImageStore
+
+
+class Probe(NamedTuple):
+    """Rows of token ids that were scored with the current weights, and their logprobs (nats).
+
+    shown: names of the images of each row; empty: there are none.
+    """
+
+    rows: Sequence[Sequence[int]]
+    temperature: float
+    logprobs: list[list[float]]
+    shown: Sequence[Sequence[str]] = ()
+
+
+class RolloutWorkers:
+    """RolloutEngine over several processes: rollout workers behind one interface.
+
+    An actor that dies or hangs is replaced: the new one gets the current weights, has to prove that
+    it holds them, and samples again what the old one had in flight. A request that loses a second
+    actor ends the run.
+
+    Args:
+        cluster: what starts actors.
+        places: where they live.
+        build: makes the engine of an actor, there; picklable.
+        waits: longest waits for an actor's answer; one that is silent for half of that of rollouts
+            while it samples is replaced.
+        nbytes: of the model that each reads and is sent, as far as that is known.
+        before_wake: where a training rank needs their memory, actors sleep while nothing is being
+            sampled; this is called before they take it again, for the ranks to give up what they
+            only keep. None: actors do not sleep.
+        images: those of the prompts, which go to the actors with the requests; None: there are
+            none.
+    """
+
+    # What a worker is called in messages, and what it serves.
+    noun = "sampling process"
+    actor = EngineActor
+
+    def __init__(
+        self,
+        cluster: Processes,
+        places: Sequence[Place],
+        build: BuildEngine,
+        waits: Deadlines,
+        *,
+        nbytes: int = 0,
+        before_wake: Callable[[], None] | None = None,
+        images: ImageStore | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self._images = images
+        self.build = build
+        self._waits = waits
+        self._nbytes = nbytes
+        self._before_wake = before_wake
+        self._workers = [RolloutWorker(self, number, place) for number, place in enumerate(places)]
+        # Requests that have lost an actor already.
+        self._retried: set[str] = set()
+        self._asleep = False
+        self._replaced = 0
+        # Where replacements find the last weights.
+        self._weights: Weights = list
+        self._fingerprints: Mapping[str, str] = {}
+        self._held: Mapping[str, str] = {}
+        self._probe: Probe | None = None
+        self._version = max(worker.wait_loaded() for worker in self._workers)
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """See RolloutEngine. Samples of one prompt go to one actor, which reads the prompt once."""
+        in_flight = {id for worker in self._workers for id in worker.in_flight}
+        for request in requests:
+            if request.id in in_flight:
+                raise EngineError(f"request id {request.id!r} is already being sampled")
+        self._set_asleep(False)
+        for _, group in itertools.groupby(requests, key=lambda request: request.prompt.token_ids):
+            samples = list(group)
+            worker = min(self._workers, key=_tokens_in_flight)
+            self._submit_to(worker, samples, self.call)
+            worker.in_flight.update((request.id, request) for request in samples)
+
+    def _submit_to(self, worker: RolloutWorker, requests: Sequence[Request], call: Calling) -> None:
+        """Give requests to a worker, and with them the images that they show."""
+        if self._images is None:
+            call(worker, RolloutEngine.submit, requests)
+            return
+        contents = self._images.contents(_shown_by(requests))
+        kept = _shown_by([*worker.in_flight.values(), *requests])
+        call(worker, submit_with_images, requests, contents, kept)
+
+    def poll(self, deadline_s: float) -> list[Finished]:
+        end = time.monotonic() + deadline_s
+        finished: list[Finished] = []
+        while not finished:
+            busy = [worker for worker in self._workers if worker.in_flight]
+            if not busy:
+                break
+            for worker in busy:
+                worker.start_poll(min(POLL_S, deadline_s))
+            ready = self._wait([worker.polling for worker in busy])
+            for worker in busy:
+                silent_s = time.monotonic() - worker.polling_since
+                if worker.polling in ready:
+                    finished += self._collect(worker)
+                elif silent_s > self.deadline("rollout").seconds / 2:
+                    half = f"half of {self.deadline('rollout')}"
+                    silence = f"{worker.name} has not answered for {silent_s:.1f} s, {half}"
+                    self._replace(worker, LostActorError(silence))
+                    end = time.monotonic() + deadline_s
+            # Somebody who is silent is waited for: either it answers or it is replaced.
+            answering = all(worker.polling is None for worker in busy)
+            if not finished and answering and time.monotonic() > end:
+                in_flight = [len(worker.in_flight) for worker in self._workers]
+                raise DeadlineError(
+                    f"waited {deadline_s:g} s for a sampled response: {self.noun}s answer, and "
+                    f"have {in_flight} requests in flight. "
+                    "Raise run.deadlines.rollout or lower rollout.max_tokens"
+                )
+        self._sleep_if_idle()
+        return finished
+
+    def _wait(self, polls: Sequence[Any]) -> Sequence[Any]:
+        """The polls that are done, once one is or POLL_S seconds have passed."""
+        self.cluster.wait(polls, timeout=POLL_S)
+        ready, _ = self.cluster.wait(polls, timeout=0, count=len(polls))
+        return ready
+
+    def _collect(self, worker: RolloutWorker) -> list[Finished]:
+        """What a finished poll brought; nothing if the actor died over it and was replaced."""
+        polled = worker.polling
+        worker.polling = None
+        try:
+            answers: list[Answer] = worker.result(polled, "poll", "rollout")
+        except LostActorError as lost:
+            self._replace(worker, lost)
+            return []
+        return self._taken(worker, answers)
+
+    def _taken(self, worker: RolloutWorker, answers: Iterable[Answer]) -> list[Finished]:
+        """The requests that a worker has answered, which it has no more."""
+        found: list[Finished] = []
+        for id, completion in answers:
+            request = worker.in_flight.pop(id, None)
+            if request is None:
+                raise EngineError(f"{worker.name} returned {id!r}, which it was not given")
+            self._retried.discard(id)
+            found.append(Finished(request, completion))
+        return found
+
+    def abort(self, ids: Sequence[str]) -> list[Finished]:
+        aborted: list[Finished] = []
+        for worker in self._workers:
+            wanted = [id for id in ids if id in worker.in_flight]
+            if wanted:
+                aborted += self._taken(worker, self.call(worker, abort_answers, wanted))
+        self._sleep_if_idle()
+        return aborted
+
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
+        """See RolloutEngine. Each bucket is laid out once, for all actors.
+
+        Raises:
+            WeightSyncError: actors do not hold the same tensors, or not this version.
+        """
+        self.begin_update(version)
+        references = self.cluster.put_buckets(buckets)
+        return self.load(lambda: references, version)
+
+    def begin_update(self, version: int) -> None:
+        """Forget what is known of the weights so far, which other ones are to replace."""
+        self._set_asleep(False)
+        # The old ones go first: nowhere are there two copies.
+        self._weights = list
+        self._fingerprints = {}
+        self._held = {}
+        self._probe = None
+        self._version = version
+
+    def load(self, weights: Weights, version: int) -> Mapping[str, str]:
+        """Have every actor load weights that were laid out."""
+        self.begin_update(version)
+        self._weights = weights
+        references = weights()
+        updates = [w.actor.update_weights.remote(references, version) for w in self._workers]
+        for worker, update in zip(self._workers, updates, strict=True):
+            try:
+                self._prove(worker, worker.result(update, "update_weights", "sync"))
+            except LostActorError as lost:
+                self._replace(worker, lost)
+        return self._fingerprints
+
+    def deadline(self, phase: Phase) -> Deadline:
+        """The longest wait for an actor."""
+        return self._waits.of(phase, self._nbytes)
+
+    def _prove(self, worker: RolloutWorker, fingerprints: Mapping[str, str]) -> None:
+        """The worker has the version, the tensors that every actor holds, and scores as they do."""
+        found = worker.call(weight_version)
+        if found != self._version:
+            raise WeightSyncError(f"{worker.name} serves version {found}, not {self._version}")
+        expected = self._fingerprints or fingerprints
+        self._fingerprints = expected
+        names = expected.keys() | fingerprints.keys()
+        wrong = sorted(name for name in names if fingerprints.get(name) != expected.get(name))
+        if wrong:
+            raise WeightSyncError(
+                f"{worker.name} holds other weights of version {found} than the others: "
+                f"{len(wrong)} tensors differ, such as {wrong[:1]}"
+            )
+        if self._held and worker.call(RolloutEngine.held) != self._held:
+            raise WeightSyncError(f"{worker.name} computes with other weights than were proved")
+        if self._probe is not None:
+            self._check_probe(worker, self._probe)
+
+    def _check_probe(self, worker: RolloutWorker, probe: Probe) -> None:
+        found = self._scores(worker, probe.rows, probe.temperature, probe.shown, RolloutWorker.call)
+        ours = itertools.chain(*found)
+        theirs = itertools.chain(*probe.logprobs)
+        worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+        if not worst <= AGREEMENT:
+            raise WeightSyncError(f"{worker.name} scores the last probe up to {worst:.3g} nats off")
+
+    def logprobs(
+        self,
+        rows: Sequence[Sequence[int]],
+        temperature: float = 1.0,
+        shown: Sequence[Sequence[str]] = (),
+    ) -> list[list[float]]:
+        """See RolloutEngine. Actor 0 answers; `members` are asked one by one."""
+        return self.score(self._workers[0], rows, temperature, shown)
+
+    def held(self) -> Mapping[str, str]:
+        """See RolloutEngine. Actor 0 answers; `members` are asked one by one."""
+        return self.held_by(self._workers[0])
+
+    def held_by(self, worker: RolloutWorker) -> Mapping[str, str]:
+        """What one actor computes with; kept, for replacements to be compared with."""
+        self._set_asleep(False)
+        found = self.call(worker, RolloutEngine.held)
+        self._held = self._held or found
+        return found
+
+    @property
+    def members(self) -> Mapping[str, RolloutWorker]:
+        """Every worker by name, for what has to be asked of each."""
+        return {worker.name: worker for worker in self._workers}
+
+    def score(
+        self,
+        worker: RolloutWorker,
+        rows: Sequence[Sequence[int]],
+        temperature: float,
+        shown: Sequence[Sequence[str]] = (),
+    ) -> list[list[float]]:
+        """What one actor says of `rows`; kept, for replacements to be compared with."""
+        self._set_asleep(False)
+        scores = self._scores(worker, rows, temperature, shown, self.call)
+        self._probe = Probe(rows, temperature, scores, shown)
+        return scores
+
+    def _scores(
+        self,
+        worker: RolloutWorker,
+        rows: Sequence[Sequence[int]],
+        temperature: float,
+        shown: Sequence[Sequence[str]],
+        call: Calling,
+    ) -> list[list[float]]:
+        """Scores of rows by one actor, which is given the images that they show."""
+        if self._images is None or not shown:
+            return call(worker, RolloutEngine.logprobs, rows, temperature)
+        names = dict.fromkeys(name for images in shown for name in images)
+        contents = self._images.contents(names)
+        kept = [*_shown_by(worker.in_flight.values()), *names]
+        return call(worker, score_with_images, (rows, temperature, shown), contents, kept)
+
+    def metrics(self) -> Metrics:
+        """See RolloutEngine: counts and rates are summed over actors, means averaged."""
+        parts = [self.call(worker, RolloutEngine.metrics) for worker in self._workers]
+        merged: Metrics = {}
+        for name in parts[0]:
+            merged[name] = sum(part[name] for part in parts)
+            if "mean" in name or "frac" in name:
+                merged[name] /= len(parts)
+        merged["rollout/replaced_actors"] = float(self._replaced)
+        self._replaced = 0
+        return merged
+
+    def sleep(self) -> None:
+        self._set_asleep(True)
+
+    def wake(self) -> None:
+        self._set_asleep(False)
+
+    def close(self) -> None:
+        """End every actor, after a moment for its engine's own processes.
+
+        A cluster is its owner's to close.
+        """
+        closing = [worker.actor.call.remote(RolloutEngine.close) for worker in self._workers]
+        self.cluster.wait(closing, timeout=CLOSE_S, count=len(closing))
+        for worker in self._workers:
+            self.cluster.end(worker.actor)
+
+    def _sleep_if_idle(self) -> None:
+        if self._before_wake and not any(worker.in_flight for worker in self._workers):
+            self._set_asleep(True)
+
+    def _set_asleep(self, asleep: bool) -> None:
+        if asleep != self._asleep:
+            if self._before_wake and not asleep:
+                self._before_wake()
+            change = RolloutEngine.sleep if asleep else RolloutEngine.wake
+            for worker in self._workers:
+                self.call(worker, change)
+            self._asleep = asleep
+
+    def call(
+        self,
+        worker: RolloutWorker,
+        function: Callable[Concatenate[RolloutEngine, P], R],
+        *inputs: P.args,
+        **_: P.kwargs,
+    ) -> R:
+        """As `worker.call`; an actor that is lost over it is replaced, and the new one called."""
+        try:
+            return worker.call(function, *inputs, **_)
+        except LostActorError as lost:
+            self._replace(worker, lost)
+            return worker.call(function, *inputs, **_)
+
+    def _replace(self, worker: RolloutWorker, lost: LostActorError) -> None:
+        """A new actor for a lost one, with the current weights and the requests in flight."""
+        twice = sorted(self._retried & worker.in_flight.keys())
+        if twice:
+            raise EngineError(
+                f"{lost}; {len(twice)} requests lost their second actor over it, "
+                f"such as {twice[0]!r}"
+            )
+        started = time.monotonic()
+        self.cluster.end(worker.actor)
+        with waiting_for(f"room for {worker.name}", self.deadline("load")):
+            self.cluster.await_place(worker.place, self.deadline("load"))
+        worker.start()
+        worker.wait_loaded()
+        references = self._weights()
+        if references:
+            update = worker.actor.update_weights.remote(references, self._version)
+            self._prove(worker, worker.result(update, "update_weights", "sync"))
+        if worker.in_flight:
+            self._submit_to(worker, list(worker.in_flight.values()), RolloutWorker.call)
+            self._retried |= worker.in_flight.keys()
+        if self._asleep:
+            worker.call(RolloutEngine.sleep)
+        self._replaced += 1
+        log.warning(
+            "%s; replaced within %.1f s, with weights of version %d; %d requests are sampled again",
+            lost,
+            time.monotonic() - started,
+            self._version,
+            len(worker.in_flight),
+        )
+
+
+def _tokens_in_flight(worker: RolloutWorker) -> int:
+    return sum(request.sampling.max_tokens for request in worker.in_flight.values())
+
+
+def _shown_by(requests: Iterable[Request]) -> list[str]:
+    """Names of the images that requests show, each once."""
+    return list(dict.fromkeys(name for request in requests for name in request.prompt.images))
+
+
+def submit_with_images(
+    engine: RolloutEngine,
+    requests: Sequence[Request],
+    contents: Mapping[str, bytes],
+    kept: Sequence[str],
+) -> None:
+    """In an actor: take images over, and the requests that show them."""
+    _images_of(engine).hold_only(contents, kept)
+    engine.submit(requests)
+
+
+def score_with_images(
+    engine: RolloutEngine,
+    asked: Scored,
+    contents: Mapping[str, bytes],
+    kept: Sequence[str],
+) -> list[list[float]]:
+    """In an actor: take images over, and score the rows that show them."""
+    _images_of(engine).hold_only(contents, kept)
+    return engine.logprobs(*asked)
+
+
+def _images_of(engine: RolloutEngine) -> ImageStore:
+    """Where an engine that samples from a model that reads images has those."""
+    return cast("SeesImages", engine).images
+
+
+def call_on(engine: object, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    """Call a method as the engine's own class has it, or any other function of an engine."""
+    method = getattr(engine, function.__name__, None)
+    return function(engine, *inputs) if method is None else method(*inputs)
+
+
+def abort_answers(engine: RolloutEngine, ids: Sequence[str]) -> list[Answer]:
+    """In an actor: stop requests; what was sampled of them."""
+    return _answers(engine.abort(ids))
+
+
+def _answers(finished: Iterable[Finished]) -> list[Answer]:
+    """What is sent back: the driver has the requests."""
+    return [(item.request.id, item.completion) for item in finished]
+
+
+def weight_version(engine: RolloutEngine) -> int:
+    return engine.version

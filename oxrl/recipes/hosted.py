@@ -1,0 +1,46 @@
+"""What samples in a process of its own on this machine is delivered weights, and proves them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from transformers import PreTrainedModel
+
+from oxrl.config import Config
+from oxrl.engines.sample.workers import RolloutWorkers
+from oxrl.engines.train.base import TrainEngine
+from oxrl.engines.weight_sync import WeightSync
+from oxrl.recipes.build import Limits, build_trainer, hosted_sampler
+from oxrl.recipes.setup import Engines, build_delivery
+
+
+def delivery_to(
+    cfg: Config, policy: TrainEngine, sampler: RolloutWorkers, limits: Limits, vocabulary: int
+) -> WeightSync:
+    """How a policy of this process gets to a sampler in another one."""
+    engines = Engines(trainers={"policy": policy}, sampler=sampler, limits=limits, shared=False)
+    return build_delivery(cfg, engines, vocabulary)
+
+
+def proved_sampler(
+    cfg: Config, model: PreTrainedModel, limits: Limits, vocabulary: int, stack: ExitStack
+) -> RolloutWorkers:
+    """A sampler in a process of its own that provably computes with the weights of a model.
+
+    Args:
+        model: as it is loaded here, an adapter merged into it.
+        limits: of the model.
+        vocabulary: size of its tokenizer's.
+        stack: ends the process.
+
+    Raises:
+        WeightSyncError: it does not.
+    """
+    lora = cfg.lora.model_copy(update={"rank": 0})
+    train = cfg.train.model_copy(update={"backend": "local", "share_prefix": False})
+    rollout = cfg.rollout.model_copy(update={"temperature": cfg.rollout.temperature or 1.0})
+    plain = cfg.model_copy(update={"lora": lora, "train": train, "rollout": rollout})
+    sampler = hosted_sampler(plain, stack)
+    policy = build_trainer(plain, model, temperature=rollout.temperature, trained=False)
+    delivery_to(plain, policy, sampler, limits, vocabulary).deliver(0)
+    return sampler
