@@ -53,13 +53,15 @@ encoder.
 
 ## Models out of GGUF files
 
-`oxrl prepare gguf --source FILE --out FOLDER` has transformers read the weights and settings, and refuses what it would leave out
-without a word: a file that lacks weights of its model or holds more of them, scaled positions (`rope.scaling`, `rope_freqs`), one of
-several parts, weights that are NaN, and rules for cutting text (`tokenizer.ggml.pre`) that are not known here, whose tokens would be others.
-Rules under which every digit stands alone, SmolLM2's for one, are put right: transformers takes them for GPT-2's. A thousand texts of
-GSM8K, most with numbers, have the tokens of a plain byte-pair encoder made from SmolLM2's own file (`tests/models/test_gguf.py`, which
-does the same for small files of three rules). Special tokens that the file does not have are taken out, and generation ends at the end of
-a turn where that is another token than the end of a text.
+`oxrl prepare gguf --source FILE --out FOLDER` has transformers read the weights and settings, and
+refuses what it would leave out without a word: a file that lacks weights of its model or holds more
+of them, scaled positions (`rope.scaling`, `rope_freqs`), one of several parts, weights that are
+NaN, and rules for cutting text (`tokenizer.ggml.pre`) that are not known here, whose tokens would
+be others. Rules under which every digit stands alone, SmolLM2's for one, are put right:
+transformers takes them for GPT-2's. A thousand texts of GSM8K, most with numbers, have the tokens
+of a plain byte-pair encoder made from SmolLM2's own file (`tests/models/test_gguf.py`, which does
+the same for small files of three rules). Special tokens that the file does not have are taken out,
+and generation ends at the end of a turn where that is another token than the end of a text.
 """
 
 
