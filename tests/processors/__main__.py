@@ -23,6 +23,8 @@ from roundings import DEFAULT, ROOT, ROUNDINGS, SEEDS, Rounding, bits, cpu_flags
 
 RECORDS = ROOT / "build" / "processors"
 Lines = list[dict[str, Any]]
+# Values of a figure that make a deviation.
+FEWEST = 4
 
 
 class Part:
@@ -178,11 +180,15 @@ def show_roundings(parts: list[Part]) -> bool:
 
 def show_margins(parts: list[Part]) -> bool:
     """Print every learned figure with its margin; whether all are wide enough."""
-    learned = {p.rounding: read(p.folder / "figures.jsonl") for p in parts if p.group == "learned"}
+    written = {
+        part.rounding.name: read(part.folder / "figures.jsonl")
+        for part in parts
+        if part.group == "learned" and part.result() is not None
+    }
     found = margins.spreads(
-        learned[DEFAULT],
-        [lines for rounding, lines in learned.items() if rounding in SEEDS],
-        [lines for rounding, lines in learned.items() if rounding in ROUNDINGS[1:]],
+        written.get(DEFAULT.name, []),
+        [written.get(seed.name, []) for seed in SEEDS],
+        [written.get(rounding.name, []) for rounding in ROUNDINGS[1:]],
     )
     print("\nLearned figures: mean over seeds, deviation over seeds and roundings, and how many")
     print(f"deviations the bound is away (at least {margins.LEAST:g}).\n")
@@ -190,10 +196,10 @@ def show_margins(parts: list[Part]) -> bool:
     well = bool(found)
     for (test, figure), spread in sorted(found.items(), key=lambda item: item[1].margin):
         bounds = [f"{sign} {bound:.4g}" for sign, bound in ((">=", spread.at_least), ("<=", spread.at_most)) if math.isfinite(bound)]  # fmt: skip
-        enough = spread.margin >= margins.LEAST
+        enough = spread.margin >= margins.LEAST and spread.values >= FEWEST
         well &= enough
         margin = f"{spread.margin:8.1f}" if math.isfinite(spread.margin) else f"{'all':>8}"
-        said = "" if enough else "  TOO NEAR"
+        said = "" if enough else "  TOO FEW VALUES" if spread.values < FEWEST else "  TOO NEAR"
         print(
             f"{', '.join(bounds):>19}{spread.mean:>10.4g}{spread.deviation:>11.2g}{margin}  "
             f"{figure}, {test}{said}"

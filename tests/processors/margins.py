@@ -26,6 +26,11 @@ class Spread:
     at_most: float = math.inf
 
     @property
+    def values(self) -> int:
+        """How many there are; that of the default rounding and seed is in both lists."""
+        return len(self.seeds) + len(self.roundings) - 1
+
+    @property
     def mean(self) -> float:
         return statistics.fmean(self.seeds)
 

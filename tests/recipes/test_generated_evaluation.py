@@ -52,7 +52,7 @@ def config(folder: Path, name: str, overrides: list[str] | None = None) -> Any:
 def test_an_evaluation_scores_what_the_model_answers_and_ends_the_run_that_is_good_enough(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], learned: Learned
 ) -> None:
-    cfg = config(tmp_path, "run", ["run.stop_at=1.0", "train.lr=5e-3", "run.keep_best=true"])
+    cfg = config(tmp_path, "run", ["run.stop_at=1.0", "train.lr=2e-4", "run.keep_best=true"])
     assert "x 2 samples, every 2 optimizer steps" in plan_text(cfg)
     run(cfg)
     lines = metric_lines(cfg.run.directory)

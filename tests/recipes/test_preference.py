@@ -235,7 +235,7 @@ def test_displacement_is_reported_when_both_likelihoods_fall(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, learned: Learned
 ) -> None:
     """Nearly equal completions at a large rate: the classic case in which DPO lowers both."""
-    cfg = preference_config(tmp_path, "run", ["run.steps=40", "train.lr=3e-3"])
+    cfg = preference_config(tmp_path, "run", ["run.steps=55", "train.lr=3e-3"])
     rows = [
         {"prompt": f"{i}", "chosen": f"the answer is {i}a", "rejected": f"the answer is {i}b"}
         for i in range(16)
@@ -243,8 +243,10 @@ def test_displacement_is_reported_when_both_likelihoods_fall(
     Path(str(cfg.data.train)).write_text("".join(json.dumps(row) + "\n" for row in rows))
     with caplog.at_level("WARNING"):
         run(cfg)
-    lines = metric_lines(tmp_path / "run")
-    learned("displacement", lines[-1]["preference/displacement"], at_least=0.05)
+    steps = [line["preference/displacement"] for line in metric_lines(tmp_path / "run")]
+    # It is told of ten steps in a row; here they are the last ones.
+    displaced = sum(step > 0.05 for step in steps[steps.index(min(steps)) :])
+    learned("steps above 0.05", displaced, at_least=10)
     assert "likelihood displacement" in caplog.text + (tmp_path / "run" / "run.log").read_text()
 
 

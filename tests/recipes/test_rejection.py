@@ -78,7 +78,7 @@ def test_who_survives_is_finished_good_and_different(tmp_path: Path) -> None:
 def test_a_run_learns_what_was_kept_and_equals_supervised_tuning_on_it(
     tmp_path: Path, learned: Learned
 ) -> None:
-    cfg = rft_config(tmp_path, "rft", "run.steps=8")
+    cfg = rft_config(tmp_path, "rft", "run.steps=24", "train.lr=5e-3")
     before = run_eval(tmp_path / "rft.yaml", ["model.name=builtin:tiny"], samples=8)
     run(cfg)
     kept = [
@@ -88,12 +88,12 @@ def test_a_run_learns_what_was_kept_and_equals_supervised_tuning_on_it(
         row["reward"] == 1.0 and len(row["completion"]) <= 2 for row in kept
     )
     after = run_eval(cfg.run.directory, samples=8)
-    learned("gain", after["eval/reward"] - before["eval/reward"], at_least=0.3)
+    learned("gain", after["eval/reward"] - before["eval/reward"], at_least=0.3, floor=0.0)
 
     data = {"train": str(cfg.run.directory / "kept.jsonl"), "rows_per_step": 8}
     run(
         sft_config(
-            tmp_path, "sft", ["run.steps=8"], data=data, train={"alg_name": "sft", "lr": 1e-2}
+            tmp_path, "sft", ["run.steps=24"], data=data, train={"alg_name": "sft", "lr": 5e-3}
         )
     )
     assert metric_lines(tmp_path / "sft") == metric_lines(cfg.run.directory)

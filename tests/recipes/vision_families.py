@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from figures import SEED
 from PIL import Image
 
 from oxrl.models.builtin import SPECIAL_TOKENS, byte_tokenizer
@@ -169,7 +170,7 @@ def write_family(family: str, folder: Path, heads: int = 4) -> Path:
     tokens = {name: place for place, name in enumerate(special)} | {"size": len(tokenizer)}
     make = _qwen if family.startswith("qwen") else _others
     config, processor = make(family, tokens, heads)
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
     model = transformers.AutoModelForImageTextToText.from_config(config)
     if family == "gemma3":  # zero otherwise, and then the tower gets no gradient
         torch.nn.init.normal_(
