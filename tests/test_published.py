@@ -240,3 +240,14 @@ def test_a_node_is_measured_through_both_stages_on_a_cpu(tmp_path: Path) -> None
     assert found["plan"]["checkpoint_bytes"] == pytest.approx(written, rel=0.02)
     assert found["measured"]["save_s"] > 0 and found["measured"]["update_s"] > 0
     assert (out / "NODE.md").read_text() == said and "no figure means anything" in said
+
+
+@pytest.mark.parametrize("prompts", [4, 16])
+@pytest.mark.parametrize("name", ["equal", "heavy long"])
+def test_a_step_that_is_measured_has_as_many_responses_as_its_prompts_ask(
+    name: str, prompts: int
+) -> None:
+    problem = runpy.run_path(str(ROOT / "benchmarks" / "problem.py"))
+    chosen = problem["setting"](name, prompts)
+    assert len(chosen.lengths) == chosen.prompts * chosen.samples == prompts * 8
+    assert max(chosen.lengths) <= chosen.cap and chosen.force_stop == (name != "equal")

@@ -14,7 +14,7 @@ STEPS = 40
 # Steps between two looks at the held-out rows while training.
 LOOK_EVERY = 10
 # Of the untrained model to each training question, of which pairs are made.
-OWN_ANSWERS = 16
+OWN_ANSWERS = 8
 BEFORE = "before"
 
 
