@@ -511,4 +511,28 @@ BENCHMARKS: dict[str, Benchmark] = {
         }
         | {f"{case}, width 128": OF_SCALE for case in PLANNED if case.startswith("zero")},
     ),
+    "real_memory": Benchmark(
+        "What `oxrl plan` says of memory against what runs of a real model take",
+        "SmolLM2-135M-Instruct in float32, a run of two steps each, once over the data: RL on sums "
+        "in words (8 prompts x 8 samples x at most 24 tokens), the same with an adapter of rank "
+        "16, SFT on 16 conversations of GSM8K a step, DPO on 4 pairs of Open Assistant a step. Peak: "
+        "resident memory, in GB, as `/usr/bin/time -v` tells it. Planned by the rows of the data, "
+        "and by rows as long as the model reads (8,192 tokens). Both say what a run takes at its "
+        "most; the same run with shorter rows takes less.",
+        "python benchmarks/real_memory.py build/smollm2 --conversations build/gsm8k/train.jsonl "
+        "--pairs build/pairs/trees.jsonl",
+        {
+            "rl": "RL, all weights",
+            "lora": "RL, adapter",
+            "sft": "SFT, all weights",
+            "dpo": "DPO, all weights",
+        },
+        {
+            "longest": "longest row",
+            "planned": "planned",
+            "resident": "peak",
+            "off": "off by",
+            "planned_limit": "planned at the limit",
+        },
+    ),
 }

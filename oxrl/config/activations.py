@@ -76,12 +76,10 @@ def layer_bytes(cfg: Config, dims: ModelDims, batch: MicroBatch) -> int:
     """What one layer keeps."""
     size = DTYPE_BYTES[cfg.model.dtype]
     trained = not cfg.lora.rank
-    queries = dims.heads * dims.head_dim
-    keys = dims.kv_heads * dims.head_dim
     found = 2 * _norm_bytes(batch.tokens * dims.hidden, size, trained=trained)
     found += 2 * batch.tokens * dims.hidden * size
     if dims.normed_heads:
-        found += _norm_bytes(batch.tokens * (queries + keys), size, trained=trained)
+        found += _norm_bytes(batch.tokens * (dims.queries + dims.keys), size, trained=trained)
     found += _attention_bytes(dims, batch, size)
     found += 4 * batch.tokens * dims.intermediate * size
     if cfg.lora.rank:
@@ -96,11 +94,10 @@ def _norm_bytes(numbers: int, size: int, *, trained: bool) -> int:
 
 
 def _attention_bytes(dims: ModelDims, batch: MicroBatch, size: int) -> int:
-    queries = dims.heads * dims.head_dim
-    keys = dims.kv_heads * dims.head_dim
+    queries = dims.queries
     sums = FLOAT32 * dims.heads
     if not batch.attended:
-        return batch.tokens * ((2 * queries + 2 * keys) * size + sums)
+        return batch.tokens * ((2 * queries + 2 * dims.keys) * size + sums)
     # Queries and answers of all tokens, and answers once more in the order of the packed row; keys
     # and values, as many as queries, of prompts and of every row with its prompt.
     read = batch.attended + batch.prompts

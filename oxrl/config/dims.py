@@ -71,6 +71,31 @@ class ModelDims:
     routed: bool
     normed_heads: bool
 
+    @property
+    def queries(self) -> int:
+        """Numbers of all queries of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Numbers of all keys of a token, and of all values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def attention(self) -> int:
+        """Weights of the matrices of a layer's attention."""
+        return 2 * self.hidden * (self.queries + self.keys)
+
+    @property
+    def layer(self) -> int:
+        """Weights of the matrices of a layer."""
+        return self.attention + 3 * self.hidden * self.intermediate
+
+    @property
+    def ends(self) -> int:
+        """Weights of embeddings and head."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
+
 
 # Families without an implementation, as transformers' classes say; a test compares.
 WITHOUT = {

@@ -67,10 +67,8 @@ def frozen_bytes(cfg: Config, dims: ModelDims) -> float:
     whole = dims.parameters * size
     if not cfg.model.load_in_4bit:
         return whole
-    of_layer = 2 * (dims.heads + dims.kv_heads) * dims.head_dim
-    if not dims.routed:
-        of_layer += 3 * dims.intermediate
-    return whole - dims.layers * dims.hidden * of_layer * (size - FOUR_BITS)
+    of_layer = dims.attention if dims.routed else dims.layer
+    return whole - dims.layers * of_layer * (size - FOUR_BITS)
 
 
 def kept_by_optimizer(cfg: Config, dims: ModelDims) -> float:
@@ -81,12 +79,10 @@ def kept_by_optimizer(cfg: Config, dims: ModelDims) -> float:
     less = MOMENTUM if optimizer == "muon" else CODES
     if cfg.lora.rank:
         return less
-    ends = dims.vocabulary * dims.hidden * (1 if dims.tied else 2)
-    attention = 2 * (dims.heads + dims.kv_heads) * dims.head_dim
-    inside = dims.layers * dims.hidden * (attention + 3 * dims.intermediate)
+    inside = dims.layers * dims.layer
     if dims.routed:
-        inside = dims.parameters - ends
+        inside = dims.parameters - dims.ends
     # Embeddings and head are AdamW's beside Muon; norms and biases are in any case.
-    fewer = inside if optimizer == "muon" else inside + ends
+    fewer = inside if optimizer == "muon" else inside + dims.ends
     share = min(1.0, fewer / dims.parameters)
     return share * less + (1 - share) * MOMENTS

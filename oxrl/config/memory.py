@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from oxrl.config.activations import MicroBatch, activation_bytes
 from oxrl.config.checks.share_prefix import obstacles
 from oxrl.config.dims import ModelDims, context_length
 from oxrl.config.kept import DTYPE_BYTES, frozen_bytes, held_of
-from oxrl.config.micro_batch import micro_batch_tokens
+from oxrl.config.micro_batch import by_rule, micro_batch_tokens
 from oxrl.config.reads import has_reference_model
 from oxrl.config.schema import Config
 from oxrl.tables.cells import CRITIC
@@ -17,6 +18,8 @@ from oxrl.tables.engines import TRAINING_ENGINES
 
 # There where Linux has a GPU of NVIDIA or AMD.
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
+# There where Linux counts the memory of a container; "max" where that has no limit.
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 FLOAT32 = 4
 # Packing has to save at least a tenth: PAYS in oxrl/models/prefix_layout.py.
 PAYS = 0.9
@@ -24,6 +27,10 @@ PAYS = 0.9
 SIDE_BY_SIDE = 256
 # Slots of the local sampler hold multiples of so many tokens: SPAN in engines/sample/cache.py.
 SPAN = 32
+# Rows that are cut to save padding seldom fill a micro-batch further: with conversations of GSM8K
+# the largest of a step has half of the tokens that it may have where a step has 8 rows, 0.7 with
+# 16, 0.9 with 32.
+FILLED = 0.8
 # DeepSpeed collects gradients in a buffer of so many float32 numbers (`reduce_bucket_size`), and
 # leaves smaller weights than PERSISTENT whole at stage 3 (`stage3_param_persistence_threshold`).
 BUCKET = 500_000_000
@@ -114,9 +121,8 @@ def _models(cfg: Config, dims: ModelDims) -> tuple[int, int]:
 
 def adapter_parameters(cfg: Config, dims: ModelDims) -> int:
     """Of adapters on every linear layer."""
-    queries = dims.heads * dims.head_dim
-    keys = dims.kv_heads * dims.head_dim
-    outputs = queries + 2 * keys + dims.hidden + 2 * dims.intermediate + dims.hidden
+    queries = dims.queries
+    outputs = queries + 2 * dims.keys + dims.hidden + 2 * dims.intermediate + dims.hidden
     inputs = 3 * dims.hidden + queries + 2 * dims.hidden + dims.intermediate
     each = cfg.lora.rank * (inputs + outputs)
     if cfg.lora.dora:  # a magnitude for each output
@@ -149,8 +155,7 @@ def _gathered(cfg: Config, dims: ModelDims, ranks: Ranks) -> int:
     several = TRAINING_ENGINES[cfg.train.backend].several_ranks
     if ranks.stage < 3 or not several:
         return 0
-    outside = dims.parameters - dims.layers * layer_parameters(dims)
-    whole = outside + 2 * layer_parameters(dims)
+    whole = dims.parameters - (dims.layers - 2) * dims.layer
     if cfg.train.backend == "deepspeed":
         whole = max(0, whole - persistent_parameters(dims))
     return whole * DTYPE_BYTES[cfg.model.dtype]
@@ -168,18 +173,17 @@ def _of_deepspeed(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]
 
 def persistent_parameters(dims: ModelDims) -> int:
     """Matrices that stage 3 leaves whole."""
-    queries = dims.heads * dims.head_dim
-    keys = dims.kv_heads * dims.head_dim
-    outputs = (queries, queries, keys, keys, dims.intermediate, dims.intermediate)
+    outputs = (
+        dims.queries,
+        dims.queries,
+        dims.keys,
+        dims.keys,
+        dims.intermediate,
+        dims.intermediate,
+    )
     sizes = [dims.hidden * width for width in (*outputs, dims.intermediate)] * dims.layers
     sizes += [dims.vocabulary * dims.hidden] * (1 if dims.tied else 2)
     return sum(size for size in sizes if size < PERSISTENT)
-
-
-def layer_parameters(dims: ModelDims) -> int:
-    """Matrices of one layer."""
-    attention = 2 * (dims.heads + dims.kv_heads) * dims.head_dim
-    return dims.hidden * (attention + 3 * dims.intermediate)
 
 
 def _stepping(cfg: Config, dims: ModelDims, ranks: Ranks) -> int:
@@ -208,7 +212,7 @@ def sampler_bytes(cfg: Config, dims: ModelDims) -> int:
     """Bytes of a sampler's cache and of its own weights, where it has some."""
     engine = cfg.inference_engine
     size = DTYPE_BYTES[cfg.model.dtype]
-    per_token = 2 * dims.layers * dims.kv_heads * dims.head_dim * size
+    per_token = 2 * dims.layers * dims.keys * size
     longest = _longest_row(cfg)
     if engine.name == "local":
         # It has all its slots from the first row on.
@@ -222,7 +226,7 @@ def sampler_bytes(cfg: Config, dims: ModelDims) -> int:
 
 
 def _longest_row(cfg: Config) -> int:
-    """Tokens of the longest prompt and response."""
+    """Tokens of the longest prompt and response that a run may sample."""
     context = context_length(cfg)
     if context is None:
         return cfg.rollout.max_tokens
@@ -231,11 +235,17 @@ def _longest_row(cfg: Config) -> int:
     return min(context, cfg.data.max_prompt_tokens + cfg.rollout.max_tokens)
 
 
+def rows_no_longer(cfg: Config, tokens: int) -> Config:
+    """The configuration of a run whose longest row, response included, has so many tokens."""
+    model = cfg.model.model_copy(update={"max_length": tokens})
+    return cfg.model_copy(update={"model": model})
+
+
 def micro_batch(cfg: Config) -> MicroBatch:
     """The largest that a rank reads at a time, with the longest rows."""
     tokens = micro_batch_tokens(cfg, on_cpu=on_cpu(cfg))
     if cfg.train.row.recipe != "rl":
-        return MicroBatch(tokens)
+        return _of_given_rows(cfg, tokens)
     rows = -(-cfg.data.prompts_per_step * cfg.rollout.n_samples // cfg.run.training_gpus)
     longest = _longest_row(cfg)
     plain = min(max(1, tokens // longest), rows)
@@ -257,16 +267,28 @@ def micro_batch(cfg: Config) -> MicroBatch:
     )
 
 
-def tokens_per_step(cfg: Config) -> int | None:
-    """The most that an optimizer step reads, all ranks together; None where rows have no bound."""
-    if cfg.train.row.recipe == "rl":
-        rows = cfg.data.prompts_per_step * cfg.rollout.n_samples // cfg.train.minibatches
-        return rows * _longest_row(cfg)
-    context = context_length(cfg)
-    if context is None:
-        return None
-    pair = 2 if cfg.train.row.recipe in ("preference", "reward_model") else 1
-    return cfg.data.rows_per_step * pair * context
+def _of_given_rows(cfg: Config, tokens: int) -> MicroBatch:
+    """Of rows, or pairs of them, that are there before a run: one that has more goes alone."""
+    longest = context_length(cfg)
+    if longest is None:
+        return MicroBatch(tokens)
+    unit = longest
+    if cfg.train.row.recipe in ("preference", "reward_model"):
+        unit = 2 * longest
+    units = -(-cfg.data.rows_per_step // cfg.run.training_gpus)
+    if unit == longest and by_rule(cfg):
+        tokens = int(tokens * FILLED)
+    return MicroBatch(min(max(tokens, unit), units * unit))
+
+
+def machine_memory() -> int:
+    """Bytes of memory of this machine, or that the container leaves to it."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if MEMORY_LIMIT.is_file():
+        limit = MEMORY_LIMIT.read_text().strip()
+        if limit != "max":
+            there = min(there, int(limit))
+    return there
 
 
 def on_cpu(cfg: Config) -> bool:

@@ -6,7 +6,7 @@ from rich.filesize import decimal
 
 from oxrl.config.dims import ModelDims, context_length, model_dims
 from oxrl.config.kept import DTYPE_BYTES
-from oxrl.config.memory import memory, on_cpu, sync_bytes, tokens_per_step
+from oxrl.config.memory import memory, on_cpu, sync_bytes
 from oxrl.config.micro_batch import FIELD, tokens_by_rule
 from oxrl.config.reads import generates_answers, has_reference_model
 from oxrl.config.schema import Config
@@ -18,8 +18,10 @@ from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.tables.numbers import KL_COEFF
 from oxrl.tables.preference import METHODS
 
-# Operations per second that training in bfloat16 may reach on an H100, 40 % of its data sheet.
-RATE = 400e12
+# On a CPU, in resident bytes, as benchmarks/real_memory.py finds it: Python with PyTorch,
+# transformers and a tokenizer; and what the system's allocator holds where tensors have been.
+RUNTIME = 700_000_000
+ALLOCATED = 1.05
 
 
 def plan_text(cfg: Config) -> str:
@@ -42,7 +44,7 @@ def plan_text(cfg: Config) -> str:
     reference = reference_text(cfg)
     if reference:
         lines["reference"] = reference
-    lines |= _memory(cfg) | {"at once": _micro_batches(cfg)}
+    lines |= _sizes(cfg) | {"at once": _micro_batches(cfg)}
     lines["deadlines"] = _waits(cfg)
     return "\n".join(f"{label:<11}{text}" for label, text in lines.items())
 
@@ -200,30 +202,47 @@ def _micro_batches(cfg: Config) -> str:
     return f"at most {_count(found, 'token')} in a pass of the model ({FIELD}: auto): {why}"
 
 
-def _memory(cfg: Config) -> dict[str, str]:
+def _sizes(cfg: Config) -> dict[str, str]:
     dims = model_dims(cfg.model.name)
     if dims is None:
         why = f"unknown: {cfg.model.name} is not on disk, or has no sizes this reads"
-        return {"memory": why, "disk": "unknown"}
-    phases, _, offloaded, stored = memory(cfg, dims)
-    shown = ", ".join(f"{phase} {decimal(size)}" for phase, size in phases.items())
-    where = " per rank" if cfg.run.training_gpus > 1 else ""
-    if offloaded:
-        where += f" and {decimal(offloaded)} offloaded to CPU memory"
-    parts = "an estimate: weights, moments, cache, activations; the runtime's comes on top"
+        return {"model": why}
+    stored = memory(cfg, dims).stored
     kept = cfg.run.keep_checkpoints
     needed, _ = disk_needed(cfg, dims)
     sync = sync_text(cfg, dims)
-    time = _time(cfg, dims)
-    optional = {"sync": sync, "time": time}
-    return {label: text for label, text in optional.items() if text} | {
+    return ({"sync": sync} if sync else {}) | {
         "model": f"{dims.parameters:,} parameters, context {context_length(cfg) or 'unknown'}",
-        "memory": f"about {shown}{where}; peak in {max(phases, key=phases.__getitem__)} ({parts})",
         "disk": (
             f"{decimal(stored)} per checkpoint, {decimal(needed)} with {kept} kept and one being "
             "written"
         ),
     }
+
+
+def memory_needed(cfg: Config, dims: ModelDims) -> tuple[int, str]:
+    """Bytes of memory that a run needs at its most, and what it needs by phase, in words.
+
+    Args:
+        dims: of `cfg.model`.
+
+    Returns:
+        Of a device; on a CPU of all training ranks and all that Python needs, for they share it.
+    """
+    phases, _, offloaded, _ = memory(cfg, dims)
+    here = on_cpu(cfg)
+    if here:
+        phases = {phase: int(size * ALLOCATED) + RUNTIME for phase, size in phases.items()}
+    needed = max(phases.values())
+    text = "about " + ", ".join(f"{phase} {decimal(size)}" for phase, size in phases.items())
+    ranks = cfg.run.training_gpus
+    if ranks > 1:
+        text += " per rank"
+    if offloaded:
+        text += f" and {decimal(offloaded)} offloaded to CPU memory"
+    if here:
+        needed = ranks * (needed + offloaded)
+    return needed, text
 
 
 def disk_needed(cfg: Config, dims: ModelDims) -> tuple[int, int]:
@@ -263,27 +282,6 @@ def model_bytes(cfg: Config) -> int:
 def models_trained(cfg: Config) -> int:
     """How many models of the policy's size training builds: with a critic and a reference."""
     return 1 + cfg.train.row.has(CRITIC) + has_reference_model(cfg)
-
-
-def _time(cfg: Config, dims: ModelDims) -> str:
-    """Arithmetic of an optimizer step, and the seconds that it takes at a rate that is named.
-
-    A lower bound of the machine's work for an upper bound of the tokens: hence an estimate.
-    """
-    tokens = tokens_per_step(cfg)
-    if tokens is None or dims.routed:
-        return ""
-    # Forward 2, backward 4; of frozen weights that needs no product of its own for the gradient.
-    each = 4 if cfg.lora.rank else 6
-    if cfg.model.gradient_checkpointing:
-        each += 2
-    operations = each * dims.parameters * tokens / cfg.run.training_gpus
-    where = " per rank" if cfg.run.training_gpus > 1 else ""
-    return (
-        f"at most {operations:.2g} operations per optimizer step{where}, {operations / RATE:.2g} s "
-        f"on a device that does {RATE:.0e} a second (an estimate from {each} per weight and token, "
-        "with every row as long as it may be; without sampling, communication and attention)"
-    )
 
 
 def _waits(cfg: Config) -> str:

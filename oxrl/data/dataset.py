@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol, Self, TypeVar
@@ -285,10 +285,10 @@ class Dataset(ABC, Generic[Unit]):
         def encode(record: Record) -> list[Unit]:
             return cls._encoded(in_our_words(record, options.columns), encoder, options)
 
-        report = dict.fromkeys((*COUNTS, *cls.counts), 0)
+        report = cls._counts()
         in_memory: list[Unit] = []
         streamed = StreamedUnits(Path(path), encode)
-        for record, made in cls._usable(path, encoder, options, report):
+        for record, made in cls._usable(read_rows(path), encoder, options, report):
             if options.stream:
                 streamed.add(record, len(made))
             else:
@@ -324,13 +324,42 @@ class Dataset(ABC, Generic[Unit]):
             DataError: as `load` does.
         """
         encoder = options.encoder(tokenizer)
-        report = dict.fromkeys((*COUNTS, *cls.counts), 0)
+        report = cls._counts()
         limit = count if options.limit is None else min(count, options.limit)
         few = replace(options, limit=limit)
-        found = [made for _, made in cls._usable(path, encoder, few, report)]
+        found = [made for _, made in cls._usable(read_rows(path), encoder, few, report)]
         if not found:
             raise cls._nothing_left(path, options, report)
         return found
+
+    @classmethod
+    def longest(
+        cls, records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, options: ReadOptions
+    ) -> int:
+        """The length of the longest unit that some records make.
+
+        Args:
+            records: of a file.
+            tokenizer: encodes the rows through its chat template.
+            options: how rows are read; `limit` is not for these.
+
+        Returns:
+            Tokens: `max_tokens` where a record has more, and 0 where none can be used.
+
+        Raises:
+            DataError: as `load` does.
+        """
+        report = cls._counts()
+        for _ in cls._usable(records, options.encoder(tokenizer), options, report):
+            pass
+        if report["overlong"]:
+            return options.max_tokens or 0
+        return report["longest"]
+
+    @classmethod
+    def _counts(cls) -> dict[str, int]:
+        """A report of no rows."""
+        return dict.fromkeys((*COUNTS, *cls.counts), 0)
 
     @classmethod
     def _nothing_left(
@@ -346,12 +375,16 @@ class Dataset(ABC, Generic[Unit]):
 
     @classmethod
     def _usable(
-        cls, path: str | Path, encoder: ChatEncoder, options: ReadOptions, report: dict[str, int]
+        cls,
+        rows: Iterable[Record],
+        encoder: ChatEncoder,
+        options: ReadOptions,
+        report: dict[str, int],
     ) -> Iterator[tuple[Record, list[Unit]]]:
         """Yield what can be used, record by record with its units, and count into `report`."""
         first = None
         seen: set[str] = set()
-        for row in read_rows(path):
+        for row in rows:
             if report["kept"] == options.limit:
                 return
             report["rows"] += 1

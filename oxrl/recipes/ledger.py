@@ -84,13 +84,13 @@ def model_work(dims: ModelDims | None, *, dtype: str) -> ModelWork | None:
         return None
     size = SIZES[dtype]
     head = dims.vocabulary * dims.hidden
-    body = dims.parameters - head * (1 if dims.tied else 2)
+    body = dims.parameters - dims.ends
     return ModelWork(
         body=2.0 * body,
         head=2.0 * head,
-        attention=4.0 * dims.layers * dims.heads * dims.head_dim,
+        attention=4.0 * dims.layers * dims.queries,
         weight_bytes=float(size * (body + head)),
-        kv_bytes=2.0 * size * dims.layers * dims.kv_heads * dims.head_dim,
+        kv_bytes=2.0 * size * dims.layers * dims.keys,
         parameters=float(dims.parameters),
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import heappop, heappush
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -20,8 +21,10 @@ from rich.filesize import decimal
 
 from oxrl.config import Config
 from oxrl.config.checks.share_prefix import open_choice, sharing_is_read
-from oxrl.config.dims import context_length, model_dims
-from oxrl.config.plan import disk_needed
+from oxrl.config.dims import ModelDims, context_length, model_dims
+from oxrl.config.memory import machine_memory, on_cpu, rows_no_longer
+from oxrl.config.micro_batch import FIELD as MICRO_BATCH
+from oxrl.config.plan import disk_needed, memory_needed
 from oxrl.config.reward_options import JUDGE, asked_rewards
 from oxrl.config.schema import SAMPLING, is_own
 from oxrl.config.sections.action import ActionConfig
@@ -29,7 +32,7 @@ from oxrl.data.dataset import Dataset, ReadOptions
 from oxrl.data.hub import locate
 from oxrl.data.layouts import in_our_words
 from oxrl.data.order import index_at
-from oxrl.data.rows import read_rows
+from oxrl.data.rows import Record, read_rows
 from oxrl.errors import (
     ConfigError,
     DataError,
@@ -73,11 +76,15 @@ class Unknown(Exception):
     """What cannot be told from here; the text says why."""
 
 
+class Warned(Exception):
+    """What may go wrong; the text says why, and what to do."""
+
+
 class Finding(NamedTuple):
     """What one check found."""
 
     subject: str
-    state: Literal["ok", "unknown", "wrong"]
+    state: Literal["ok", "unknown", "warning", "wrong"]
     text: str
 
 
@@ -85,12 +92,13 @@ class Finding(NamedTuple):
 class Prepared:
     """What the checks found on the way, and later ones need; closing it ends the reward's workers.
 
-    tokenizer: None where it cannot be had. prompts: the first ones of every training file. pool: a
-    reward that has been tried.
+    tokenizer: None where it cannot be had. prompts: the first ones of every training file.
+    longest: tokens of their longest row; 0: unknown. pool: a reward that has been tried.
     """
 
     tokenizer: PreTrainedTokenizerBase | None = None
     prompts: dict[str, list[Prompt]] = field(default_factory=dict[str, list[Prompt]])
+    longest: int = 0
     pool: ScoringPool | None = None
 
     def __enter__(self) -> Self:
@@ -243,26 +251,33 @@ def _file_text(cfg: Config, prepared: Prepared, name: str, *, held_out: bool) ->
         # Which tokens stand for actions follows from the tokenizer, which the hub may be asked for.
         cfg = cfg.model_copy(update={"action": ActionConfig()})
     dataset, options = rows_of(cfg, name, held_out=held_out)
-    rows = _read_all(path, dataset, options)
+    rows, wordiest = _read_all(path, dataset, options)
     if prepared.tokenizer is None:
         return f"{rows} of {name} can be read; without the tokenizer they cannot be rendered"
     first = dataset.first(path, prepared.tokenizer, options, RENDERED)
     units = [unit for made in first for unit in made]
-    longest = max(dataset.measure(made)[0] for made in first)
-    if not held_out and cfg.train.row.recipe in SAMPLING:
+    lengths = [dataset.measure(made)[0] for made in first]
+    longest = max(*lengths, dataset.longest(wordiest, prepared.tokenizer, options))
+    if held_out:
+        return f"{rows} of {name}, with up to {longest:,} tokens"
+    prepared.longest = max(prepared.longest, longest)
+    if cfg.train.row.recipe in SAMPLING:
         # In the order of the run: neighbours in a file are often of one kind.
         draws = range(min(REHEARSED, len(units)))
         drawn = [index_at(draw, len(units), cfg.run.seed) for draw in draws]
         prepared.prompts[name] = [units[index] for index in drawn]
-    return f"{rows} of {name}, the first {len(first)} with up to {longest:,} tokens"
+    return f"{rows} of {name}, with up to {longest:,} tokens"
 
 
-def _read_all(path: Path, dataset: type[Dataset[Any]], options: ReadOptions) -> str:
-    """Read every row, without rendering it; say how many there are."""
+def _read_all(
+    path: Path, dataset: type[Dataset[Any]], options: ReadOptions
+) -> tuple[str, list[Record]]:
+    """Read every row, without rendering it; say how many there are, and which have most text."""
     if path.stat().st_size > MOST_READ:
-        return "rows (too many to read all now)"
+        return f"the first {RENDERED} rows (there are too many to read all now)", []
     first = None
     count = 0
+    wordiest: list[tuple[int, int, Record]] = []
     for row in read_rows(path):
         if count == options.limit:
             break
@@ -271,10 +286,14 @@ def _read_all(path: Path, dataset: type[Dataset[Any]], options: ReadOptions) -> 
         dataset.check(record, first)
         if options.images is not None and count < LOOKED_AT:
             options.images.prepared(record)
+        heappush(wordiest, (len(str(row.fields)), count, row))
+        if count >= RENDERED:
+            heappop(wordiest)
         count += 1
     if not count:
         raise DataError(f"{path}: the file has no rows")
-    return f"{count:,} rows" if count > 1 else "1 row"
+    told = f"{count:,} rows" if count > 1 else "1 row"
+    return told, [row for _, _, row in wordiest]
 
 
 def rows_of(cfg: Config, name: str, *, held_out: bool) -> tuple[type[Dataset[Any]], ReadOptions]:
@@ -495,12 +514,72 @@ def check_optimizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     return f"{name}, frozen weights in four bits" if cfg.model.load_in_4bit else name
 
 
-def check_disk(cfg: Config, prepared: Prepared, patience: Patience) -> str:
-    """The disk has room for the checkpoints that will be on it at once."""
+def check_memory(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """The machine has the memory that rows as long as those of the data take."""
+    if cfg.environment.name:
+        raise Unknown("how long rows get is for the environment to say")
+    if not prepared.longest:
+        raise Unknown("the length of the rows is not known here")
+    tokens = prepared.longest
+    if cfg.train.row.recipe in SAMPLING:
+        tokens += cfg.rollout.max_tokens
+    when = f"with the rows of the data, up to {tokens:,} tokens each"
+    return _memory_text(rows_no_longer(cfg, tokens), when)
+
+
+def check_limit(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """The machine has the memory that rows as long as the configuration allows take."""
+    when = "with rows as long as the model reads"
+    longest = context_length(cfg)
+    if longest is not None:
+        when += f", {longest:,} tokens"
+    return _memory_text(cfg, when)
+
+
+def _memory_text(cfg: Config, when: str) -> str:
+    """What a run takes, by phase.
+
+    Raises:
+        Warned: that is more than there is.
+    """
+    needed, text = memory_needed(cfg, _dims(cfg))
+    text += f" {when}"
+    there = _memory_there(cfg)
+    if there is None or needed <= there:
+        return text
+    raise Warned(
+        f"{text}: {decimal(needed)} is more than the {decimal(there)} that are here. Lower "
+        f"model.max_length, {MICRO_BATCH} or inference_engine.max_rows, or use "
+        "model.gradient_checkpointing"
+    )
+
+
+def _memory_there(cfg: Config) -> int | None:
+    """Bytes of the device that a run computes on; None: it is not here."""
+    if on_cpu(cfg):
+        return machine_memory()
+    import torch  # models on a CPU do without
+
+    if not torch.cuda.is_available():
+        return None
+    return torch.cuda.get_device_properties(0).total_memory
+
+
+def _dims(cfg: Config) -> ModelDims:
+    """Sizes of the model.
+
+    Raises:
+        Unknown: its files do not tell, or are not here.
+    """
     dims = model_dims(cfg.model.name)
     if dims is None:
         raise Unknown("the size of the model is not known here")
-    needed, checkpoints = disk_needed(cfg, dims)
+    return dims
+
+
+def check_disk(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """The disk has room for the checkpoints that will be on it at once."""
+    needed, checkpoints = disk_needed(cfg, _dims(cfg))
     place = cfg.run.directory.absolute()
     while not place.exists():
         place = place.parent
@@ -526,6 +605,8 @@ CHECKS: Mapping[str, Check] = {
     "trackers": check_trackers,
     "sampler": check_sampler,
     "optimizer": check_optimizer,
+    "memory": check_memory,
+    "limit": check_limit,
     "disk": check_disk,
 }
 
@@ -536,6 +617,8 @@ def examine(cfg: Config, prepared: Prepared, subject: str, patience: Patience) -
         return Finding(subject, "ok", CHECKS[subject](cfg, prepared, patience))
     except (Unknown, UnreachableError) as unknown:
         return Finding(subject, "unknown", str(unknown))
+    except Warned as warned:
+        return Finding(subject, "warning", str(warned))
     except OxrlError as error:
         if error.exit_code != ConfigError.exit_code:
             raise
@@ -564,7 +647,7 @@ def prepare_to_begin(cfg: Config) -> Prepared:
         with StopRequest() as stop:
             patience = Patience(partial(bool, stop))
             for check in CHECKS.values():
-                with suppress(Unknown):
+                with suppress(Unknown, Warned):
                     check(cfg, prepared, patience)
                 if stop:
                     why = f"stopped by {stop.requested} before the run began; nothing was written"

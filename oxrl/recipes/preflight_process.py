@@ -34,7 +34,7 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
     """Make every check of `oxrl.recipes.preflight` in another process.
 
     Yields:
-        (subject, "ok", "unknown" or "wrong", text), as each is made.
+        (subject, "ok", "unknown", "warning" or "wrong", text), as each is made.
 
     Raises:
         OxrlError: something is wrong that is no mistake in the input.
@@ -96,6 +96,8 @@ LATE = {
     "features": "they were not loaded",
     "trackers": "their packages were not found",
     "optimizer": "its package was not looked for",
+    "memory": "it was not estimated",
+    "limit": "memory was not estimated",
     "disk": "it did not answer",
 }
 

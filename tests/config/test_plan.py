@@ -15,8 +15,15 @@ from safetensors.torch import save_file
 from oxrl.config import load_config
 from oxrl.config.dims import model_dims, stored_parameters
 from oxrl.config.dry_run import dry_run_config
-from oxrl.config.memory import adapter_parameters, memory, sync_bytes, tokens_per_step
-from oxrl.config.plan import plan_text, reference_text
+from oxrl.config.memory import (
+    adapter_parameters,
+    machine_memory,
+    memory,
+    micro_batch,
+    rows_no_longer,
+    sync_bytes,
+)
+from oxrl.config.plan import memory_needed, plan_text, reference_text
 from oxrl.config.reads import has_reference_model
 from oxrl.errors import ConfigError
 from oxrl.models.builtin import BUILTIN_DIMS
@@ -166,7 +173,10 @@ def test_what_is_offloaded_is_told(write: Callable[..., Path], hub: Path) -> Non
         "deepspeed.offload_optimizer=true",
         "model.name=Qwen/Qwen2.5-0.5B",
     ]
-    text = plan_text(load_config(write(train={"alg_name": "sft"}), settings))
+    cfg = load_config(write(train={"alg_name": "sft"}), settings)
+    dims = model_dims(cfg.model.name)
+    assert dims is not None
+    _, text = memory_needed(cfg, dims)
     assert "and 5.9 GB offloaded to CPU memory" in text  # 494,032,768 x 12, masters too
 
 
@@ -187,11 +197,11 @@ def test_what_a_checkpoint_holds_of_an_adapter_is_exact(
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing-7b", "Qwen/Qwen2.5-3B", "gone/folder/of/mine"])
-def test_a_model_that_is_not_on_this_machine_has_unknown_memory(
+def test_a_model_that_is_not_on_this_machine_has_unknown_sizes(
     write: Callable[..., Path], hub: Path, name: str
 ) -> None:
     text = plan_text(load_config(write(), [f"model.name={name}"]))
-    assert "memory     unknown" in text
+    assert "model      unknown" in text
 
 
 def test_a_model_in_the_cache_of_the_hub_has_its_sizes_and_context(
@@ -300,6 +310,38 @@ def test_what_each_optimizer_keeps_is_counted(write: Callable[..., Path]) -> Non
     assert without == 10 * dims.parameters
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "rows", "longest", "tokens"),
+    [
+        ("sft", 4, 30, 4 * 30),  # all of a step's rows, where they fit
+        ("sft", 64, 30, 512),  # as many as fit
+        ("sft", 4, 700, 700),  # one that does not fit goes alone
+        ("dpo", 2, 30, 2 * 2 * 30),
+        ("dpo", 64, 30, 512),
+        ("dpo", 4, 700, 2 * 700),  # a pair stays together
+    ],
+)
+def test_rows_that_are_given_are_read_as_they_fit(
+    write: Callable[..., Path], algorithm: str, rows: int, longest: int, tokens: int
+) -> None:
+    given = ["train.micro_batch_tokens=512"]
+    path = write(train={"alg_name": algorithm}, data={"rows_per_step": rows})
+    cfg = rows_no_longer(load_config(path, given), longest)
+    assert micro_batch(cfg).tokens == tokens
+
+
+def test_what_the_machine_has_is_what_its_container_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr("oxrl.config.memory.MEMORY_LIMIT", limit)
+    whole = machine_memory()
+    assert whole > 10**8
+    for text, there in (("max\n", whole), ("12345678\n", 12345678), (f"{10**18}\n", whole)):
+        limit.write_text(text)
+        assert machine_memory() == there
+
+
 PLANNED = ("sft, bfloat16, checkpointing", "sft, lora", "rl, reference")
 
 
@@ -334,19 +376,6 @@ def test_adapters_of_a_model_in_bfloat16_are_planned_with_their_masters(
     assert sync_bytes(cfg, dims) == 2 * adapter_parameters(cfg, dims)
     cfg = load_config(write(), [*given, "lora.dora=true"])
     assert memory(cfg, dims).stored == 12 * adapter_parameters(cfg, dims)
-
-
-def test_the_time_of_a_step_is_an_estimate_that_says_of_what(write: Callable[..., Path]) -> None:
-    """Forward 2, backward 4, and with checkpointing the forward pass once more."""
-    cfg = load_config(write(), ["model.gradient_checkpointing=true"])
-    dims = model_dims("builtin:tiny")
-    assert dims is not None
-    tokens = tokens_per_step(cfg)
-    assert tokens is not None
-    operations = 8 * dims.parameters * tokens
-    (line,) = [line for line in plan_text(cfg).splitlines() if line.startswith("time ")]
-    assert f"at most {operations:.2g} operations per optimizer step" in line
-    assert "an estimate from 8 per weight and token" in line
 
 
 def test_what_a_delivery_sends_is_told(write: Callable[..., Path]) -> None:

@@ -5,6 +5,7 @@ directory is made.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -208,11 +209,98 @@ def test_nothing_is_wrong_with_what_works(folder: Path, base: Values) -> None:
     assert "LlamaForCausalLM" in found["model"][1]
 
 
+LATE = {
+    "sgrpo": '{"prompt": "%s", "answer": "2"}\n',
+    "sft": '{"prompt": "1+1?", "completion": "%s"}\n',
+    "dpo": '{"prompt": "1+1?", "chosen": "2", "rejected": "%s"}\n',
+}
+
+
+def told_gigabytes(text: str, phase: str) -> float:
+    """What a finding says of a phase."""
+    found = re.search(rf"{phase} ([0-9.]+) ([kMG]B)", text)
+    assert found, text
+    return float(found[1]) * {"kB": 1e-6, "MB": 1e-3, "GB": 1.0}[found[2]]
+
+
+@pytest.mark.parametrize("length", [40, 90, 200])
+@pytest.mark.parametrize("base", [RL, SFT, DPO], ids=["rl", "sft", "dpo"])
+def test_memory_is_told_by_the_longest_row_of_the_data_wherever_that_stands(
+    folder: Path, base: Values, length: int
+) -> None:
+    """A token of the built-in models is a character; so many more than in the row without it."""
+    algorithm = base["train"]["alg_name"]
+    short = ROWS[algorithm] * 20
+    tokens: list[int] = []
+    for long in ("", "7" * length):
+        (folder / "train.jsonl").write_text(short + LATE[algorithm] % long + short)
+        found = findings(Config.model_validate(base))
+        data = re.search(r"321 rows of train.jsonl, with up to ([0-9,]+) tokens", found["data"][1])
+        assert data is not None, found["data"]
+        read = int(data[1].replace(",", ""))
+        sampled = 4 if base is RL else 0
+        assert found["memory"][0] == "ok"
+        assert f"the rows of the data, up to {read + sampled} tokens each" in found["memory"][1]
+        assert told_gigabytes(found["limit"][1], "update") >= told_gigabytes(
+            found["memory"][1], "update"
+        )
+        tokens.append(read)
+    replaced = len("1+1?") if base is RL else 1
+    assert tokens[1] - tokens[0] == length - replaced
+
+
+@pytest.mark.parametrize(
+    ("allowed", "memory", "limit"),
+    [("8000000000", "ok", "ok"), ("1000000000", "ok", "warning"), ("9000", "warning", "warning")],
+)
+def test_more_memory_than_the_machine_has_is_warned_of(
+    folder: Path, allowed: str, memory: str, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two gigabytes of keys and values with the longest rows, a sixteenth with those of the data;
+    and half a gigabyte of Python. A container leaves more, something in between, or less.
+    """
+    (folder / "train.jsonl").write_text(PROMPTS)
+    (folder / "memory.max").write_text(allowed)
+    monkeypatch.setattr("oxrl.config.memory.MEMORY_LIMIT", folder / "memory.max")
+    dims = model_dims("builtin:tiny")
+    assert dims is not None
+    longest = 512
+    slot = longest * 2 * dims.layers * dims.kv_heads * dims.head_dim * 4
+    sections = {
+        "model": {"max_length": longest},
+        "inference_engine": {"max_rows": 2 * 10**9 // slot},
+    }
+    found = findings(Config.model_validate(changed(RL, **sections)))
+    assert (found["memory"][0], found["limit"][0]) == (memory, limit)
+    for subject in ("memory", "limit"):
+        state, text = found[subject]
+        assert ("is more than the" in text) == (state == "warning")
+        assert "512 tokens" in found["limit"][1]
+    assert list(found).index("memory") < list(found).index("limit")
+    assert "wrong" not in {state for state, _ in found.values()}
+
+
+def test_a_warning_is_shown_and_the_plan_goes_on(folder: Path) -> None:
+    """Slots for rows of the whole context of a model that no machine has the memory for."""
+    (folder / "train.jsonl").write_text(PROMPTS)
+    place = small_model(folder)
+    config = json.loads((place / "config.json").read_text())
+    config["max_position_embeddings"] = 2**40
+    (place / "config.json").write_text(json.dumps(config))
+    values = changed(RL, model={"name": str(place)})
+    (folder / "run.yaml").write_text(json.dumps(values))
+    result = plan(folder)
+    assert result.returncode == 0, result.stderr
+    (ok,) = re.findall("^ok +memory: about rollout .*", result.stdout, re.MULTILINE)
+    (warned,) = re.findall("^warning +limit: about rollout .*", result.stdout, re.MULTILINE)
+    assert result.stdout.index(ok) < result.stdout.index(warned)
+
+
 def test_what_cannot_be_reached_is_unknown(folder: Path) -> None:
     (folder / "train.jsonl").write_text(PROMPTS)
     cfg = Config.model_validate(changed(RL, model={"name": "nobody/nothing-7b"}))
     found = findings(cfg)
-    for subject in ("model", "tokenizer", "disk"):
+    for subject in ("model", "tokenizer", "memory", "limit", "disk"):
         assert found[subject][0] == "unknown"
     assert "without the tokenizer" in found["data"][1]
     assert found["reward"][0] == "ok"
