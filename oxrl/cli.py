@@ -194,6 +194,9 @@ ShownImages = Annotated[
     list[str] | None,
     typer.Option(help="A file that every question shows; may be given several times."),
 ]
+Engine = Annotated[
+    SamplingEngineName, typer.Option(help="What samples; vllm: in a process of its own.")
+]
 Env = Annotated[
     str | None,
     typer.Option(
@@ -256,30 +259,18 @@ def generate(
         int | None, typer.Option(min=1, help="Longest response (256), or turn (the config's).")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same responses.")] = 0,
-    engine: Annotated[
-        SamplingEngineName, typer.Option(help="What samples; vllm: in a process of its own.")
-    ] = "local",
+    engine: Engine = "local",
     out: Out = None,
     env: Env = None,
     env_option: EnvOption = None,
     max_turns: MaxTurns = None,
 ) -> None:
     """Sample from a model or checkpoint; with --env, play episodes and print them."""
-    if top_p == 0:
-        raise typer.BadParameter(
-            "must be above 0; --top-k 1 takes the most likely token", param_hint="--top-p"
-        )
+    _check_together(top_p, image, engine, env)
     from oxrl.types import Sampling
 
     given = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
-    if engine != "local" and (env is not None or image):
-        raise typer.BadParameter(
-            "is for questions of text alone: leave out --env and --image",
-            param_hint="--engine",
-        )
     if env is not None:
-        if image:
-            raise typer.BadParameter("environments show their own images", param_hint="--image")
         from oxrl.recipes.play import option_overrides, run_play, transcript
 
         limits = {"rollout.max_tokens": max_tokens, "environment.max_turns": max_turns}
@@ -298,15 +289,23 @@ def generate(
 
     sampling = replace(given, max_tokens=max_tokens or 256)
     records = run_generate(
-        model,
-        prompts,
-        samples=n,
-        sampling=sampling,
-        seed=seed,
-        images=image or [],
-        engine=engine,
+        model, prompts, samples=n, sampling=sampling, seed=seed, images=image or [], engine=engine
     )
     _show([_told(record) for record in records], records, out)
+
+
+def _check_together(
+    top_p: float, image: list[str] | None, engine: SamplingEngineName, env: str | None
+) -> None:
+    """Options of `generate` that do not go together, or have no meaning."""
+    if top_p == 0:
+        text = "must be above 0; --top-k 1 takes the most likely token"
+        raise typer.BadParameter(text, param_hint="--top-p")
+    if engine != "local" and (env is not None or image):
+        text = "is for questions of text alone: leave out --env and --image"
+        raise typer.BadParameter(text, param_hint="--engine")
+    if env is not None and image:
+        raise typer.BadParameter("environments show their own images", param_hint="--image")
 
 
 def _told(record: Mapping[str, object]) -> str:

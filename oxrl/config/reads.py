@@ -207,15 +207,20 @@ def _switched_off(cfg: Config) -> Iterator[tuple[str, str]]:
         )
         yield from ((path, why) for path in FIELDS if path.startswith("deepspeed_ref."))
     yield from ((path, NO_ACTORS) for path in _without_actors(cfg))
-    if not cfg.samplers:
-        yield from ((path, NO_SAMPLERS) for path in PROBE)
-    if cfg.inference_engine.name != "vllm":
-        yield from ((path, NO_VLLM) for path in OF_VLLM)
+    yield from _of_samplers(cfg)
     if row.recipe == "rl" and not is_own(row.gate):
         yield "train.loss_numbers", NO_OWN_LOSS
     yield from ((f"reward.{field}", NO_CODE) for field in _without_code(cfg))
     yield from ((path, NO_REWARD_MODEL) for path in _without_reward_model(cfg))
     yield from _of_parts(cfg)
+
+
+def _of_samplers(cfg: Config) -> Iterator[tuple[str, str]]:
+    """What is read of samplers with weights of their own, and of vLLM."""
+    if not cfg.samplers:
+        yield from ((path, NO_SAMPLERS) for path in PROBE)
+    if cfg.inference_engine.name != "vllm":
+        yield from ((path, NO_VLLM) for path in OF_VLLM)
 
 
 def _without_code(cfg: Config) -> list[str]:

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 
 from oxrl.processes.channel import CHUNK, Channel
 from oxrl.runs.killed import end_of
@@ -63,12 +62,9 @@ class Worker:
         module: run as `python -m MODULE FD`, FD its end of the socket.
         printed: gets what the process writes to its standard output and error.
         threads: that libraries may compute with there.
-        shares: descriptors that it gets as they are.
     """
 
-    def __init__(
-        self, module: str, printed: Printed, *, threads: int = 1, shares: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, module: str, printed: Printed, *, threads: int = 1) -> None:
         paths = [*sys.path, os.environ.get("PYTHONPATH")]
         search_path = os.pathsep.join(path for path in paths if path)
         ours, theirs = socket.socketpair()
@@ -81,7 +77,7 @@ class Worker:
                 stdout=their_output,
                 stderr=subprocess.STDOUT,
                 env={"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONPATH": search_path},
-                pass_fds=[theirs.fileno(), *shares],
+                pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
         os.close(their_output)

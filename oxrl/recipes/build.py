@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from oxrl.rewards.reward_model import RewardModel
 
 log = logging.getLogger(__name__)
+# Takes what is to be called at the end.
+Closing = Callable[[Callable[[], None]], object]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -459,20 +461,20 @@ def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutE
     return local_sampler(cfg, model, build_tokenizer(cfg))
 
 
-def hosted_sampler(cfg: Config, stack: ExitStack) -> RolloutWorkers:
+def hosted_sampler(cfg: Config, closing: Closing) -> RolloutWorkers:
     """The rollout engine of the config in a process of its own on this machine.
 
     On a GPU, which it shares with this process, it sleeps while it has nothing to sample.
 
     Args:
-        stack: ends the process.
+        closing: is told what ends the process.
     """
     # Imported where they are chosen: a default run samples in its own process.
     from oxrl.engines.sample.hosted import ThisMachine
     from oxrl.engines.sample.workers import RolloutWorkers
 
     machine = ThisMachine(cfg.run.threads or os.cpu_count() or 1)
-    stack.callback(machine.close)
+    closing(machine.close)
     shares = device_type(cfg) == "cuda"
     return RolloutWorkers(
         machine,

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
 # Of `oxrl generate`, where nothing else is asked for.
 GENERATION = Sampling(max_tokens=256)
+# Longest wait for the next response of it, in seconds.
+GENERATION_S = 600.0
 # Responses sampled at the same time.
 MOST_ROWS = 64
 # Between two looks at how far an evaluation of a run is, in seconds: short ones say nothing.
@@ -375,7 +377,6 @@ def _generation_config(model: str, engine: SamplingEngineName, seed: int, longes
         "model": {"name": model, "dtype": "float32", "max_length": longest},
         "data": {"train": "none.jsonl"},
         "train": {"alg_name": "sgrpo"},
-        "rollout": {"max_tokens": 1},
         "inference_engine": {"name": engine, "max_rows": MOST_ROWS},
     }
     return Config.model_validate(values)
@@ -388,7 +389,6 @@ def run_generate(
     samples: int = 1,
     sampling: Sampling = GENERATION,
     seed: int = 0,
-    deadline_s: float = 600.0,
     images: Sequence[str] = (),
     engine: SamplingEngineName = "local",
 ) -> list[dict[str, object]]:
@@ -400,7 +400,6 @@ def run_generate(
         samples: responses per prompt.
         sampling: temperature and limits; the model's stop tokens are added.
         seed: of the responses, and of a model that is made, not loaded.
-        deadline_s: how long they may take.
         images: files that every prompt shows, at its markers `<image>` or before its text.
         engine: as `inference_engine.name`; vllm has a process of its own, which reads text alone.
 
@@ -427,10 +426,10 @@ def run_generate(
         sampler = local
         if engine != "local":
             cfg = _generation_config(model, engine, seed, longest)
-            limits = build.prompt_limits(cfg, policy, tokenizer)
+            limits = build.Limits(None, sampling.stop_token_ids, longest)
             sampler = proved_sampler(cfg, policy, limits, len(tokenizer), stack)
         stack.callback(sampler.close)
-        completions = generate(sampler, requests, deadline_s=deadline_s)
+        completions = generate(sampler, requests, deadline_s=GENERATION_S)
     records: list[dict[str, object]] = []
     for request, completion in zip(requests, completions, strict=True):
         record: dict[str, object] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from typing import cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -46,14 +46,10 @@ class GeneratedEvaluation:
         self._prompts = AnsweredPrompts.load(cfg.data.eval or "", tokenizer, options)
         try_reward(self._pool, next(self._prompts.batches(REHEARSED), []), patience)
         self._delivery: WeightSync | None = None
-        self._deliveries = 0
         if cfg.sampling_process:
             from oxrl.recipes.hosted import delivery_to  # this process can do it as well
 
-            stack = ExitStack()
-            session.closing(stack.close)
-            hosted = build.hosted_sampler(cfg, stack)
-            stack.callback(hosted.close)
+            hosted = build.hosted_sampler(cfg, session.closing)
             self._delivery = delivery_to(cfg, engine, hosted, limits, len(tokenizer))
 
     def metrics(self) -> Metrics:
@@ -82,9 +78,9 @@ class GeneratedEvaluation:
     def _with_these_weights(self) -> Iterator[RolloutEngine]:
         """What samples with the weights as they are now."""
         if self._delivery is not None:
-            self._deliveries += 1
-            self._delivery.deliver(self._deliveries)
-            yield self._delivery.sampler
+            sampler = self._delivery.sampler
+            self._delivery.deliver(sampler.version + 1)
+            yield sampler
             return
         # A sampler of its own each time: it holds nothing of earlier weights.
         with closing(build.local_sampler(self._cfg, self._model, self._tokenizer)) as sampler:

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from transformers import PreTrainedModel
 
 from oxrl.config import Config
+from oxrl.config.schema import RolloutConfig
+from oxrl.config.sections.model import LoraConfig
 from oxrl.engines.sample.workers import RolloutWorkers
 from oxrl.engines.train.base import TrainEngine
 from oxrl.engines.weight_sync import WeightSync
@@ -36,11 +38,11 @@ def proved_sampler(
     Raises:
         WeightSyncError: it does not.
     """
-    lora = cfg.lora.model_copy(update={"rank": 0})
-    train = cfg.train.model_copy(update={"backend": "local", "share_prefix": False})
-    rollout = cfg.rollout.model_copy(update={"temperature": cfg.rollout.temperature or 1.0})
-    plain = cfg.model_copy(update={"lora": lora, "train": train, "rollout": rollout})
-    sampler = hosted_sampler(plain, stack)
-    policy = build_trainer(plain, model, temperature=rollout.temperature, trained=False)
+    train = cfg.train.model_copy(update={"backend": "local"})
+    # Whatever is asked of it later, the probe is scored at temperature 1.
+    changed = {"lora": LoraConfig(), "train": train, "rollout": RolloutConfig()}
+    plain = cfg.model_copy(update=changed)
+    sampler = hosted_sampler(plain, stack.callback)
+    policy = build_trainer(plain, model, trained=False)
     delivery_to(plain, policy, sampler, limits, vocabulary).deliver(0)
     return sampler

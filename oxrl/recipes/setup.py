@@ -218,7 +218,7 @@ def build_engines(cfg: Config, stack: ExitStack) -> Engines:
     policy = trainers["policy"]
     limits = limits_of(policy, cfg)
     if cfg.sampling_process:
-        hosted = hosted_sampler(cfg, stack)
+        hosted = hosted_sampler(cfg, stack.callback)
         return Engines(trainers=trainers, sampler=hosted, limits=limits, shared=False)
     sampler = build_sampler(cfg, cast(PreTrainedModel, policy.model))
     return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=True)
