@@ -183,14 +183,16 @@ def show_margins(parts: list[Part]) -> bool:
         [written.get(rounding.name, []) for rounding in ROUNDINGS[1:]],
     )
     print("\nLearned figures: mean over seeds, deviation over seeds and roundings, and how many")
-    print(f"deviations the bound is away (at least {margins.LEAST:g}).\n")
+    print(
+        f"deviations the bound is away (at least {margins.LEAST:g}; > 999: hardly anything varies).\n"
+    )
     print(f"{'bound':>19}{'mean':>10}{'deviation':>11}{'margin':>8}  figure, test")
     well = bool(found)
     for (test, figure), spread in sorted(found.items(), key=lambda item: item[1].margin):
         bounds = [f"{sign} {bound:.4g}" for sign, bound in ((">=", spread.at_least), ("<=", spread.at_most)) if math.isfinite(bound)]  # fmt: skip
         enough = spread.margin >= margins.LEAST and spread.values >= FEWEST
         well &= enough
-        margin = f"{spread.margin:8.1f}" if math.isfinite(spread.margin) else f"{'all':>8}"
+        margin = f"{spread.margin:8.1f}" if spread.margin < 1000 else f"{'> 999':>8}"
         said = "" if enough else "  TOO FEW VALUES" if spread.values < FEWEST else "  TOO NEAR"
         print(
             f"{', '.join(bounds):>19}{spread.mean:>10.4g}{spread.deviation:>11.2g}{margin}  "
