@@ -60,7 +60,7 @@ test: check  ## What CI runs: lint, types and tests
 test-full: check  ## Every test, the slow ones included
 	$(PYTEST)
 
-test-processors: env  ## Every test that trains under other roundings and seeds, with margins (90 minutes on 2 cores)
+test-processors: env  ## Every test that trains under other roundings and seeds, with margins (an hour or more on 2 cores)
 	$(BIN)/python tests/processors --workers $(PYTEST_WORKERS)
 
 docs: env  ## Rewrite the generated pages of docs/
