@@ -79,6 +79,7 @@ def _subjects(cfg: Config) -> list[str]:
         "loss": cfg.train.row.recipe != "rl" or not is_own(cfg.train.row.gate),
         "features": not cfg.train.features,
         "trackers": not cfg.run.trackers,
+        "sampler": not cfg.sampling_process,
         "optimizer": cfg.train.optimizer == "adamw" and not cfg.model.load_in_4bit,
     }
     return [subject for subject in LATE if not absent.get(subject)]
@@ -95,6 +96,7 @@ LATE = {
     "loss": "it was not tried",
     "features": "they were not loaded",
     "trackers": "their packages were not found",
+    "sampler": "its package was not looked for",
     "optimizer": "its package was not looked for",
     "memory": "it was not estimated",
     "limit": "memory was not estimated",

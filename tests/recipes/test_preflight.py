@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,6 +172,12 @@ MISTAKES: dict[str, Mistake] = {
         "run.keep_checkpoints",
     ),
 }
+if find_spec("vllm") is None:
+    MISTAKES["a sampler that is not installed"] = Mistake(
+        changed(RL, inference_engine={"name": "vllm"}),
+        lambda folder: None,
+        "inference_engine.name: vllm is not installed",
+    )
 
 
 def made(folder: Path, name: str) -> Values:
