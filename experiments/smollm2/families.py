@@ -92,7 +92,9 @@ ON_POLICY = {
     "train": {"alg_name": "sgrpo", "lr": 5e-6, **AT_ONCE},
 }
 
-FAMILIES: dict[str, Family] = {
+# The untrained model is asked once: what it answers does not depend on how others are trained.
+UNTRAINED = {f"{task}-{BEFORE}": Family(task, BEFORE) for task in TASKS}
+TRAINED: dict[str, Family] = {
     "arithmetic": Family("arithmetic", "rl", ON_POLICY),
     "arithmetic-permuted": Family("arithmetic", "rl", ON_POLICY, permuted=True),
     "sft": Family(
@@ -125,16 +127,14 @@ FAMILIES: dict[str, Family] = {
     "ifeval": Family("ifeval", "rl", {**ON_POLICY, "data": {"prompts_per_step": 4}}),
 }
 
+FAMILIES = UNTRAINED | TRAINED
+
 # The warm start of calls: what a call looks like, from few demonstrations.
 CALLS_WARM: Sections = {
     "data": {"rows_per_step": 8},
     "train": {"alg_name": "sft", "lr": 1e-5, **AT_ONCE},
 }
 CALLS_WARM_STEPS = 8
-
-# The untrained model is asked once: what it answers does not depend on how others are trained.
-for _task in TASKS:
-    FAMILIES[f"{_task}-{BEFORE}"] = Family(_task, BEFORE)
 
 
 def sections_of(family: Family) -> Sections:

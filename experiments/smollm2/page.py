@@ -220,7 +220,8 @@ def machines(records: Records) -> list[str]:
             for record in records.values()
         }
     )
-    return [f"Measured from {dates[0]} to {dates[-1]} on {'; '.join(kinds)}."]
+    when = f"on {dates[0]}" if len(dates) == 1 else f"from {dates[0]} to {dates[-1]}"
+    return [f"Measured {when}: {'; '.join(kinds)}."]
 
 
 def body(records: Records) -> str:

@@ -377,11 +377,12 @@ def record(options: argparse.Namespace, name: str, seed: int) -> None:
 
 
 def missing(options: argparse.Namespace) -> list[tuple[str, int]]:
-    """Families and seeds without a record: of every family the first seed comes first."""
+    """Families and seeds without a record: the first seed of every family, then the second."""
     found: list[tuple[str, int]] = []
-    for family in options.families:
-        for seed in seeds_of(family, options.seeds):
-            if not (options.out / f"{family}-{seed}.json").is_file():
+    for seed in options.seeds:
+        for family in options.families:
+            asked = seed in seeds_of(family, options.seeds)
+            if asked and not (options.out / f"{family}-{seed}.json").is_file():
                 found.append((family, seed))
     return found
 
