@@ -515,10 +515,10 @@ BENCHMARKS: dict[str, Benchmark] = {
         "What `oxrl plan` says of memory against what runs of a real model take",
         "SmolLM2-135M-Instruct in float32, a run of two steps each, once over the data: RL on sums "
         "in words (8 prompts x 8 samples x at most 24 tokens), the same with an adapter of rank "
-        "16, SFT on 16 conversations of GSM8K a step, DPO on 4 pairs of Open Assistant a step. Peak: "
-        "resident memory, in GB, as `/usr/bin/time -v` tells it. Planned by the rows of the data, "
-        "and by rows as long as the model reads (8,192 tokens). Both say what a run takes at its "
-        "most; the same run with shorter rows takes less.",
+        "16, SFT on 16 conversations of GSM8K a step, DPO on 4 pairs of Open Assistant a step. "
+        "Peak: resident memory, in GB, as `/usr/bin/time -v` tells it. Planned by the rows of the "
+        "data, and by rows as long as the model reads (8,192 tokens). The plan says what a run "
+        "takes at its most; one that draws shorter rows takes less.",
         "python benchmarks/real_memory.py build/smollm2 --conversations build/gsm8k/train.jsonl "
         "--pairs build/pairs/trees.jsonl",
         {

@@ -307,7 +307,8 @@ class Dataset(ABC, Generic[Unit]):
         tokenizer: PreTrainedTokenizerBase,
         options: ReadOptions,
         count: int,
-    ) -> list[list[Unit]]:
+        others: Iterable[Record] = (),
+    ) -> tuple[list[list[Unit]], int]:
         """The units of the first usable rows, as `load` makes them; the rest of the file is not
         read.
 
@@ -316,9 +317,11 @@ class Dataset(ABC, Generic[Unit]):
             tokenizer: encodes the rows through its chat template.
             options: how rows are read; a smaller `limit` goes before `count`.
             count: of rows, at most; at least 1.
+            others: rows of the file that are measured as well.
 
         Returns:
-            The units of each row, at least of one.
+            The units of each row, at least of one; and tokens of the longest unit of all these
+            rows, `max_tokens` where one is overlong.
 
         Raises:
             DataError: as `load` does.
@@ -330,31 +333,11 @@ class Dataset(ABC, Generic[Unit]):
         found = [made for _, made in cls._usable(read_rows(path), encoder, few, report)]
         if not found:
             raise cls._nothing_left(path, options, report)
-        return found
-
-    @classmethod
-    def longest(
-        cls, records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, options: ReadOptions
-    ) -> int:
-        """The length of the longest unit that some records make.
-
-        Args:
-            records: of a file.
-            tokenizer: encodes the rows through its chat template.
-            options: how rows are read; `limit` is not for these.
-
-        Returns:
-            Tokens: `max_tokens` where a record has more, and 0 where none can be used.
-
-        Raises:
-            DataError: as `load` does.
-        """
-        report = cls._counts()
-        for _ in cls._usable(records, options.encoder(tokenizer), options, report):
+        for _ in cls._usable(others, encoder, replace(options, limit=None), report):
             pass
         if report["overlong"]:
-            return options.max_tokens or 0
-        return report["longest"]
+            report["longest"] = options.max_tokens or 0
+        return found, report["longest"]
 
     @classmethod
     def _counts(cls) -> dict[str, int]:

@@ -13,10 +13,11 @@ With z = logits / temperature, lse = logsumexp(z), p = softmax(z) (`algorithms.m
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from oxrl.functional.masks import OptionalTensor, at_least_float32
@@ -25,6 +26,10 @@ from oxrl.tables.numbers import head_chunk
 # The logit of a token that is never sampled: its probability is 0 in every type, and unlike that of
 # minus infinity its product with 0 is a number.
 NO_CHANCE = -1e30
+
+
+# As torch.nn.functional.linear: of hidden states [n, K], a weight [N, K] and a bias.
+Linear = Callable[[Tensor, Tensor, OptionalTensor], Tensor]
 
 
 class HeadOutput(NamedTuple):
@@ -42,7 +47,8 @@ class Head(NamedTuple):
 
     z = h weight^T + bias, times `scale`, then softcap * tanh(z / softcap) if given
 
-    Tokens where `never` is True have no probability: the others share all of it.
+    Tokens where `never` is True have no probability: the others share all of it. `linear` computes
+    the product, by the library that is the faster one.
     """
 
     weight: Tensor  # [V, H]
@@ -50,6 +56,7 @@ class Head(NamedTuple):
     softcap: float | None = None
     scale: float = 1.0
     never: OptionalTensor = None  # [V] bool
+    linear: Linear = nn.functional.linear
 
 
 def logprobs_from_logits(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -153,7 +160,15 @@ def chunked_head(
     if chunk is None:
         chunk = head_chunk(head.weight.shape[0])
     options = _Options(
-        head.softcap, head.scale, temperature, entropy, sum_p_squared, top_k, chunk, head.never
+        head.softcap,
+        head.scale,
+        temperature,
+        entropy,
+        sum_p_squared,
+        top_k,
+        chunk,
+        head.never,
+        head.linear,
     )
     found = _ChunkedHead.apply(hidden, head.weight, head.bias, targets, candidates, options)
     return HeadOutput(*found)
@@ -169,7 +184,7 @@ def head_logits(hidden: Tensor, head: Head) -> Tensor:
     Returns:
         [n, V].
     """
-    options = _Options(head.softcap, head.scale, never=head.never)
+    options = _Options(head.softcap, head.scale, never=head.never, linear=head.linear)
     logits, _ = _tempered_logits(hidden, head.weight, head.bias, options)
     return logits
 
@@ -185,13 +200,14 @@ class _Options(NamedTuple):
     top_k: int = 0
     chunk: int = 1
     never: OptionalTensor = None
+    linear: Linear = nn.functional.linear
 
 
 def _tempered_logits(
     hidden: Tensor, weight: Tensor, bias: OptionalTensor, options: _Options
 ) -> tuple[Tensor, Tensor]:
     """Logits / temperature [n, V], and the softcap's tanh or an empty tensor; softmax precision."""
-    z = at_least_float32(torch.nn.functional.linear(hidden, weight, bias))
+    z = at_least_float32(options.linear(hidden, weight, bias))
     if options.scale != 1.0:
         z = z * options.scale
     tanh = z.new_empty(0)
@@ -309,7 +325,7 @@ class _ChunkedHead(torch.autograd.Function):
             dz.addcmul_(p, pull[:, None], value=-1)
             dz = _untempered_gradient(dz, tanh, options)
             low = dz.to(hidden.dtype)
-            torch.mm(low, weight, out=grad_hidden[rows])
+            grad_hidden[rows] = options.linear(low, weight.t(), None)
             if grad_weight is not None:
                 _add_product(grad_weight, low, hidden[rows])
             if grad_bias is not None:

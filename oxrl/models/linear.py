@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +27,23 @@ class OneDnnLinear(nn.Linear):
     """`nn.Linear` whose products run in oneDNN where it is the faster library."""
 
     def forward(self, input: Tensor) -> Tensor:
-        small = input.numel() * self.out_features < SMALL
-        if small or input.dtype != torch.float32 or input.device.type != "cpu":
-            return nn.functional.linear(input, self.weight, self.bias)
-        output = _Product.apply(input.reshape(-1, self.in_features), self.weight)
-        bias = cast("Tensor | None", self.bias)
-        if bias is not None:
-            output = output + bias
-        return output.view(*input.shape[:-1], self.out_features)
+        return onednn_linear(input, self.weight, self.bias)
+
+
+def onednn_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`nn.functional.linear` in oneDNN, where there is enough to multiply.
+
+    Args:
+        input: [..., K]. weight: [N, K]. bias: [N].
+    """
+    outputs = weight.shape[0]
+    small = input.numel() * outputs < SMALL
+    if small or input.dtype != torch.float32 or input.device.type != "cpu":
+        return nn.functional.linear(input, weight, bias)
+    output = _Product.apply(input.reshape(-1, weight.shape[1]), weight)
+    if bias is not None:
+        output = output + bias
+    return output.view(*input.shape[:-1], outputs)
 
 
 def speed_up_linears(model: nn.Module) -> None:

@@ -23,6 +23,7 @@ from oxrl.functional.logprobs import (
 )
 from oxrl.functional.masks import at_least_float32
 from oxrl.models.later import home_of, weights_later
+from oxrl.models.linear import OneDnnLinear, onednn_linear
 from oxrl.models.support import excluded
 from oxrl.models.vision_network import family_of, read_with_images
 from oxrl.types import Output, TokenBatch, Want
@@ -75,7 +76,10 @@ class CausalNetwork:
     def head(self) -> Head:
         weight = cast(Tensor, self._output.weight)
         bias = cast("Tensor | None", getattr(self._output, "bias", None))
-        return Head(weight, bias, self._softcap, self._scale, self._never)
+        linear = nn.functional.linear
+        if isinstance(self._output, OneDnnLinear):
+            linear = onednn_linear
+        return Head(weight, bias, self._softcap, self._scale, self._never, linear)
 
     def backbone(self, batch: TokenBatch) -> Tensor:
         """See TokenModel."""

@@ -76,7 +76,7 @@ class Unknown(Exception):
     """What cannot be told from here; the text says why."""
 
 
-class Warned(Exception):
+class Warned(Unknown):
     """What may go wrong; the text says why, and what to do."""
 
 
@@ -254,10 +254,8 @@ def _file_text(cfg: Config, prepared: Prepared, name: str, *, held_out: bool) ->
     rows, wordiest = _read_all(path, dataset, options)
     if prepared.tokenizer is None:
         return f"{rows} of {name} can be read; without the tokenizer they cannot be rendered"
-    first = dataset.first(path, prepared.tokenizer, options, RENDERED)
+    first, longest = dataset.first(path, prepared.tokenizer, options, RENDERED, wordiest)
     units = [unit for made in first for unit in made]
-    lengths = [dataset.measure(made)[0] for made in first]
-    longest = max(*lengths, dataset.longest(wordiest, prepared.tokenizer, options))
     if held_out:
         return f"{rows} of {name}, with up to {longest:,} tokens"
     prepared.longest = max(prepared.longest, longest)
@@ -544,25 +542,14 @@ def _memory_text(cfg: Config, when: str) -> str:
     """
     needed, text = memory_needed(cfg, _dims(cfg))
     text += f" {when}"
-    there = _memory_there(cfg)
-    if there is None or needed <= there:
+    there = machine_memory()
+    if needed <= there or not on_cpu(cfg):
         return text
     raise Warned(
         f"{text}: {decimal(needed)} is more than the {decimal(there)} that are here. Lower "
         f"model.max_length, {MICRO_BATCH} or inference_engine.max_rows, or use "
         "model.gradient_checkpointing"
     )
-
-
-def _memory_there(cfg: Config) -> int | None:
-    """Bytes of the device that a run computes on; None: it is not here."""
-    if on_cpu(cfg):
-        return machine_memory()
-    import torch  # models on a CPU do without
-
-    if not torch.cuda.is_available():
-        return None
-    return torch.cuda.get_device_properties(0).total_memory
 
 
 def _dims(cfg: Config) -> ModelDims:
@@ -615,10 +602,10 @@ def examine(cfg: Config, prepared: Prepared, subject: str, patience: Patience) -
     """What one of the CHECKS finds, nothing raised."""
     try:
         return Finding(subject, "ok", CHECKS[subject](cfg, prepared, patience))
-    except (Unknown, UnreachableError) as unknown:
-        return Finding(subject, "unknown", str(unknown))
     except Warned as warned:
         return Finding(subject, "warning", str(warned))
+    except (Unknown, UnreachableError) as unknown:
+        return Finding(subject, "unknown", str(unknown))
     except OxrlError as error:
         if error.exit_code != ConfigError.exit_code:
             raise
@@ -647,7 +634,7 @@ def prepare_to_begin(cfg: Config) -> Prepared:
         with StopRequest() as stop:
             patience = Patience(partial(bool, stop))
             for check in CHECKS.values():
-                with suppress(Unknown, Warned):
+                with suppress(Unknown):
                     check(cfg, prepared, patience)
                 if stop:
                     why = f"stopped by {stop.requested} before the run began; nothing was written"
