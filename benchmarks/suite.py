@@ -43,6 +43,7 @@ HEAVY = "lengths lognormal, median 32, at most 256"
 SEEDS = {"all seeds": "all seeds"}
 
 ENGINES = {"fsdp": "FSDP2", "zero3": "ZeRO-3", "zero2": "ZeRO-2"}
+OF_OTHERS = "the machine was too busy with other work"
 OF_SCALE = "needs Ray, vLLM and DeepSpeed: `make env-scale`"
 
 # The cases of benchmarks/plan_memory.py; a test compares.
@@ -534,5 +535,6 @@ BENCHMARKS: dict[str, Benchmark] = {
             "off": "off by",
             "planned_limit": "planned at the limit",
         },
+        {"dpo": OF_OTHERS, "sft": OF_OTHERS},
     ),
 }
