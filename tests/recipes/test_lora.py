@@ -245,7 +245,7 @@ def test_samples_drawn_ahead_end_under_the_adapter_that_they_began_with(
 
 
 def test_the_reference_of_dpo_is_the_base(base: Path, learned: Learned) -> None:
-    cfg = config(base, "adapted", "dpo")
+    cfg = config(base, "adapted", "dpo", ("run.steps=14",))
     run(cfg)
     full = preference_config(
         base.parent, "full", model={"name": str(base)}, train={"alg_name": "dpo", "lr": 1e-2}
@@ -255,7 +255,7 @@ def test_the_reference_of_dpo_is_the_base(base: Path, learned: Learned) -> None:
     for key in ("update/loss", "preference/chosen_logprobs", "preference/displacement"):
         assert first[key] == pytest.approx(other[key], abs=1e-5)
     last = metric_lines(cfg.run.directory)[-1]
-    learned("update/loss", last["update/loss"], at_most=0.6)
+    learned("update/loss", last["update/loss"], at_most=0.65)  # ln 2 is no preference
 
 
 def test_a_checkpoint_loads_in_transformers_and_merges_into_the_same_model(
