@@ -134,7 +134,7 @@ CALLS_WARM: Sections = {
     "data": {"rows_per_step": 8},
     "train": {"alg_name": "sft", "lr": 1e-5, **AT_ONCE},
 }
-CALLS_WARM_STEPS = 8
+CALLS_WARM_STEPS = 16
 
 
 def sections_of(family: Family) -> Sections:
