@@ -161,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train SmolLM2-135M-Instruct by RL.")
     parser.add_argument("--gguf", type=Path, help="the model's file; default: of its package")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=36, help="of reinforcement learning")
+    parser.add_argument("--steps", type=int, default=24, help="of reinforcement learning")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where folders are made")
     arguments = parser.parse_args()
     try:
