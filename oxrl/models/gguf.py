@@ -69,8 +69,8 @@ class GgufModel:
             MissingExtraError: the package gguf is not installed.
         """
         _require_gguf()
-        if out.is_dir() and any(out.iterdir()):
-            raise DataError(f"--out {out} holds files already: name a new folder")
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise DataError(f"--out {out} is a file or holds some: name a new folder")
         with _named(source):
             metadata, _ = read_gguf_metadata(str(source))
             header = GgufHeader.from_file(str(source))

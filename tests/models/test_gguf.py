@@ -230,8 +230,10 @@ def test_it_is_a_command_like_the_others(
     arguments = ["prepare", "gguf", "--source", str(file), "--out", str(tmp_path / "out")]
     app(arguments, standalone_mode=False)
     assert json.loads(capsys.readouterr().out)["parameters"] == llama().num_parameters()
-    with pytest.raises(DataError, match="holds files already"):
+    with pytest.raises(DataError, match="is a file or holds some"):
         app(arguments, standalone_mode=False)
+    with pytest.raises(DataError, match="is a file or holds some"):
+        app([*arguments[:-1], str(file)], standalone_mode=False)
     for wrong in (["--seed", "1"], ["--limit", "2"], ["--test", "0.1"]):
         with pytest.raises(DataError, match="no --seed, --limit or --test"):
             app([*arguments[:-1], str(tmp_path / "new"), *wrong], standalone_mode=False)

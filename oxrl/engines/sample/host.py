@@ -61,10 +61,14 @@ def main() -> None:
     leave_with_parent(leave)
     replies = Replies(int(sys.argv[1]))
     actor = EngineActor()
-    for line in replies.requests:
-        request = decode(line)
-        replies.send({"id": request["id"], **answer(actor, request)})
-    leave()
+    try:
+        for line in replies.requests:
+            request = decode(line)
+            replies.send({"id": request["id"], **answer(actor, request)})
+    except Exception:  # noqa: BLE001 - such as an answer that nobody is there to take
+        traceback.print_exc()
+    finally:
+        leave()  # what it started goes with it, however it ends
 
 
 if __name__ == "__main__":
