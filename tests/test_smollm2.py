@@ -33,7 +33,7 @@ try:
     CALLS: dict[str, Any] = runpy.run_path(str(FOLDER / "calls.py"), run_name="calls")
 finally:
     sys.path.pop(0)
-    for name in MODULES:  # other experiments have modules of these names
+    for name in (*MODULES, "demo"):  # other experiments have modules of these names
         sys.modules.pop(name, None)
 needs_data = pytest.mark.skipif(
     not (DATA / "svamp").is_dir(), reason=f"no SVAMP in {DATA}: set OXRL_TEST_DATA"
@@ -166,6 +166,16 @@ def test_the_page_says_what_the_records_say() -> None:
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     kept = PAGE["read"](FOLDER / "results")
     assert readme == PAGE["page"](readme, kept), "run experiments/smollm2/page.py"
+
+
+def test_the_readme_leads_with_what_the_demonstration_recorded() -> None:
+    record = json.loads((FOLDER / "demo.json").read_text(encoding="utf-8"))
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    for asked in (record["before"], record["after"]):
+        low, high = (f"{100 * end:.0f}" for end in asked["interval"])
+        assert f"{100 * asked['right']:.0f} % [{low}, {high}]" in text
+    assert len(record["curve"]) == record["held_out_curve"][-1][0] == 24
+    assert record["after"]["interval"][0] > record["before"]["interval"][1]
 
 
 def made_records() -> dict[tuple[str, int], dict[str, Any]]:

@@ -1,7 +1,12 @@
-"""Write README.md and curves.svg from results/: python experiments/smollm2/page.py"""
+"""Write README.md and the curves from what is recorded.
+
+python experiments/smollm2/page.py                        README.md and curves.svg from results/
+python experiments/smollm2/page.py --demo runs/smollm-1   demo.json and demo.svg, too
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import random
@@ -11,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from demo import accuracy
 from families import BEFORE, FAMILIES, seeds_of
 
 HERE = Path(__file__).resolve().parent
@@ -277,7 +283,63 @@ def draw(records: Records, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
+def answered(path: Path) -> dict[str, Any]:
+    """How the demonstration's questions were answered: as `Trial.asked` says it."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    mean, low, high = accuracy(lines)
+    shown = [
+        [line["prompt"], line["response"], line["reward"]] for line in lines[:: len(lines) // 8]
+    ]
+    return {"answers": len(lines), "right": mean, "interval": [low, high], "shown": shown}
+
+
+def demonstration(folder: Path) -> Record:
+    """What a run of `make smollm` has left, as a record."""
+    lines = [json.loads(line) for line in (folder / "rl/metrics.jsonl").read_text().splitlines()]
+    told = json.loads((folder / "rl/environment.json").read_text())
+    curves: dict[str, list[list[float]]] = {}
+    for name, key in (("curve", "reward/mean"), ("held_out_curve", "eval/reward")):
+        recorded = [line for line in lines if line.get(key) is not None]
+        curves[name] = [[line["step"], round(line[key], 4)] for line in recorded]
+    before = answered(folder / "before.jsonl")
+    curves["held_out_curve"].insert(0, [0, round(before["right"], 4)])
+    return {
+        "commit": told["git"]["commit"],
+        "cpus": told["cpus"],
+        "torch": told["packages"]["torch"],
+        "step_seconds": round(statistics.median(line["time/step_s"] for line in lines), 1),
+        "before": before,
+        "after": answered(folder / "after.jsonl"),
+        **curves,
+    }
+
+
+def draw_demonstration(record: Record, path: Path) -> None:
+    """Training reward and held-out accuracy of `make smollm`."""
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.fonttype"] = "none"
+    plt.rcParams["svg.hashsalt"] = "oxrl"
+    figure, axes = plt.subplots(figsize=(6.4, 2.6))
+    axes.plot(*zip(*record["curve"], strict=True), c="C0", label="reward of 64 samples")
+    looks = record["held_out_curve"]
+    axes.plot(*zip(*looks, strict=True), "o--", c="C1", label="held-out questions")
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("right answers, share")
+    axes.set_ylim(0, 1)
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--demo", type=Path, help="folder of a run of `make smollm`")
+    demo = parser.parse_args().demo
+    if demo is not None:
+        record = demonstration(demo)
+        (HERE / "demo.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        draw_demonstration(record, HERE / "demo.svg")
     records = read(RESULTS)
     readme = HERE / "README.md"
     readme.write_text(page(readme.read_text(encoding="utf-8"), records), encoding="utf-8")
