@@ -58,6 +58,9 @@ NOT_EXECUTED = {
     ("docs/code.md", "flowchart"): "a picture",
     ("docs/environments.md", "# my_agent.py"): "needs openai: tests/recipes/test_agent_run.py",
     ("docs/howto.md", "oxrl prepare gguf"): "needs a file: tests/models/test_gguf.py",
+    ("docs/howto.md", "oxrl train config.yaml inference_engine.name=vllm"): (
+        "needs vLLM: tests/recipes/test_vllm_host_process.py"
+    ),
     ("docs/howto.md", "torchrun"): "several ranks: tests/recipes/test_ranks.py",
     ("docs/preference.md", "oxrl prepare judged"): "needs a server: tests/rewards",
     ("docs/run_directory.md", '{"step": 1'): "shortened",

@@ -166,7 +166,8 @@ class Trial:
         sections["data"] = {"train": str(self.train_file), "eval": str(questions)}
         sections["train"] = {"alg_name": "sgrpo"}
         path = self.config(f"{name}_asked", sections)
-        out = self.folder / f"{name}.jsonl"
+        # Not {name}.jsonl: train.jsonl and held_out.jsonl are the questions.
+        out = self.folder / f"{name}_answers.jsonl"
         found = run_eval(path, samples=samples, temperature=temperature, out=out)
         lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
         rewards = [line["reward"] for line in lines]
@@ -268,7 +269,7 @@ def imitated(trial: Trial) -> dict[str, Any]:
         "seconds": trial.seconds,
         "before": {"loss": round(before["eval/loss"], 4), "tokens": before["eval/tokens"]},
         "after": {"loss": held_out[-1][1]},
-        "curve": trial.curve("sft", "loss"),
+        "curve": trial.curve("sft", "update/loss"),
         "held_out_curve": [[0, round(before["eval/loss"], 4)], *held_out],
     }
 
@@ -287,7 +288,7 @@ def preferred(trial: Trial) -> dict[str, Any]:
         "seconds": trial.seconds,
         "pairs": len(pairs),
         "held_out_pairs": len(held_out),
-        "curve": trial.curve("dpo", "loss"),
+        "curve": trial.curve("dpo", "update/loss"),
         "held_out_curve": trial.curve("dpo", "eval/accuracy"),
         "margins": trial.curve("dpo", "eval/margin"),
         "longer_wins": round(last["eval/longer_wins"], 4),
@@ -301,7 +302,7 @@ def pairs_of(trial: Trial, questions: Path, part: str, samples: int) -> list[dic
     if not kept.is_file():
         trial.asked(trial.options.model, part, file=questions, samples=samples)
         trial.shared.mkdir(parents=True, exist_ok=True)
-        shutil.copy(trial.folder / f"{part}.jsonl", kept)
+        shutil.copy(trial.folder / f"{part}_answers.jsonl", kept)
     said: dict[str, dict[bool, list[str]]] = defaultdict(lambda: {True: [], False: []})
     for line in map(json.loads, kept.read_text(encoding="utf-8").splitlines()):
         answers = said[asked_text(line["prompt"])][line["reward"] > 0.5]
