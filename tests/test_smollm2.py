@@ -230,3 +230,14 @@ def test_a_family_leaves_a_record(name: str, tmp_path: Path, small: Path) -> Non
     assert (record["family"], record["seed"], record["steps"]) == (name, 5, 2)
     assert len(record["after"]["right"]) == 4 and len(record["curve"]) == 2
     assert not (tmp_path / "work" / f"{name}-5").exists()
+
+
+@pytest.mark.full
+@needs_data
+@pytest.mark.timeout(900)
+def test_imitation_leaves_a_record(tmp_path: Path, small: Path) -> None:
+    given = ["--model", str(small), "--data", str(DATA), "--families", "sft", "--seeds", "5"]
+    (record,) = run(tmp_path, *given, "--steps", "2", "--rows", "60")
+    assert [step for step, _ in record["curve"]] == [1, 2]
+    assert [step for step, _ in record["held_out_curve"]] == [0, 2]
+    assert record["after"]["loss"] < record["before"]["loss"]
