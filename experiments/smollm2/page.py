@@ -284,7 +284,7 @@ def draw(records: Records, path: Path) -> None:
 
 
 def answered(path: Path) -> dict[str, Any]:
-    """How the demonstration's questions were answered: as `Trial.asked` says it."""
+    """How the questions were answered: share of right ones, its interval, eight answers."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     mean, low, high = accuracy(lines)
     shown = [
