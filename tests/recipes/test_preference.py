@@ -192,6 +192,8 @@ def test_micro_batches_do_not_change_a_run(tmp_path: Path) -> None:
             )
         )
         lines.append(metric_lines(tmp_path / f"run{tokens}"))
+        # Before the first step every margin is zero but for rounding, which decides its sign.
+        del lines[-1][0]["preference/accuracy"]
     for left, right in zip(*lines, strict=True):
         assert left == pytest.approx(right, rel=1e-3, abs=2e-5)
 
