@@ -250,6 +250,8 @@ UNUSED = (
     "oxrl.data.episode",
     "oxrl.data.image",
     "oxrl.data.turns",
+    "oxrl.engines.sample.host",
+    "oxrl.engines.sample.workers",
     "oxrl.environments",
     "oxrl.recipes.environment",
     "oxrl.recipes.features.episode",

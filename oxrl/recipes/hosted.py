@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
 from oxrl.config import Config
 from oxrl.config.schema import RolloutConfig
 from oxrl.config.sections.model import LoraConfig
-from oxrl.engines.sample.workers import RolloutWorkers
 from oxrl.engines.train.base import TrainEngine
 from oxrl.engines.weight_sync import WeightSync
 from oxrl.recipes.build import Limits, build_trainer, hosted_sampler
 from oxrl.recipes.setup import Engines, build_delivery
+
+if TYPE_CHECKING:
+    from oxrl.engines.sample.workers import RolloutWorkers
 
 
 def delivery_to(
