@@ -124,8 +124,9 @@ TRAINED: dict[str, Family] = {
     ),
     # An episode is read three times as long as an answer to arithmetic: fewer of them, fewer steps.
     "calls": Family("calls", "rl", {**ON_POLICY, "data": {"prompts_per_step": 4}}, steps=20),
-    "svamp": Family("svamp", "rl", ON_POLICY),
-    "ifeval": Family("ifeval", "rl", {**ON_POLICY, "data": {"prompts_per_step": 4}}),
+    # Longer questions and answers than arithmetic's: fewer steps fit into a seed's time.
+    "svamp": Family("svamp", "rl", ON_POLICY, steps=24),
+    "ifeval": Family("ifeval", "rl", {**ON_POLICY, "data": {"prompts_per_step": 4}}, steps=24),
 }
 
 FAMILIES = UNTRAINED | TRAINED
