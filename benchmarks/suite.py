@@ -297,15 +297,18 @@ BENCHMARKS: dict[str, Benchmark] = {
         {"vllm_rate": "needs vLLM: `make env-scale`", "over_vllm": "needs vLLM"},
     ),
     "sampler_smollm2": Benchmark(
-        "Sampling from SmolLM2-135M against `generate`",
-        "The same with a pre-trained model of 134.5M parameters in float32 and without vLLM.",
-        f"python benchmarks/sampler.py --rows 32 --pairs 4 {SMOLLM}",
+        "Sampling from SmolLM2-135M against `generate` and vLLM",
+        "The same with a pre-trained model of 134.5M parameters in float32.",
+        f"python benchmarks/sampler.py --rows 32 --pairs 4 --vllm {SMOLLM}",
         {"equal": "64 tokens each", "heavy": HEAVY},
         {
             "oxrl_rate": "oxRL",
             "transformers_rate": "`generate`",
+            "vllm_rate": "vLLM",
             "over_transformers": "oxRL / `generate`",
+            "over_vllm": "oxRL / vLLM",
         },
+        {"vllm_rate": "needs vLLM: `make env-scale`", "over_vllm": "needs vLLM"},
     ),
     "memory": Benchmark(
         "Memory against model size",
