@@ -9,7 +9,6 @@ from functools import partial
 
 from oxrl.config import Config, dump_config
 from oxrl.config.dims import vocabulary_of
-from oxrl.config.recorded import completed
 from oxrl.recipes.inputs import review_inputs
 from oxrl.runs.console import Console, run_logging
 from oxrl.runs.directory import RunDirectory, open_run
@@ -49,7 +48,6 @@ def open_session(
         resume=resume,
         accept=accept,
         review=partial(review_inputs, cfg),
-        complete=completed,
     )
     run = stack.enter_context(directory)
     stack.enter_context(run_logging(run.path / "run.log", cfg.run.console))

@@ -183,11 +183,6 @@ def report(found: Comparison) -> str:
     known = [value for value in differences if value is not None]
     changed = [value for value in known if abs(value) > EQUAL]
     lines = [f"{len(samples)} samples in {found.groups} groups"]
-    if any("plain" not in one.line for one in samples):
-        lines.append(
-            "warning: an earlier oxRL wrote these samples; of prompts of several messages only the "
-            "last is known, and no other field of a row: a reward that reads them is misled"
-        )
     lines += ["", f"{'':<24}{'recorded':>12}{'now':>12}"]
     for outcome in OUTCOMES:
         before = sum(one.line["status"] == outcome for one in samples)

@@ -85,8 +85,7 @@ def as_noted(cfg: Config, run: Path) -> Config:
     """The configuration of a replay: as the run in a directory was carried out."""
     if not open_choice(cfg):
         return cfg
-    earlier = Choice(False, "an earlier oxRL had nothing to choose, and read prompts row by row")
-    return settled(cfg, noted_choice(run, FIELD) or earlier)
+    return settled(cfg, noted_choice(run, FIELD) or Choice(False, "nothing was noted"))
 
 
 def told(choice: Choice) -> str:
@@ -128,7 +127,7 @@ def _reason(refusal: SharingRefused) -> str:
 
 
 def _choice_of(cfg: Config, session: Session) -> Choice:
-    """What was noted, what an earlier oxRL did, or what is decided now."""
+    """What was noted, what the run was begun with, or what is decided now."""
     run = session.run
     choice = noted_choice(run.path, FIELD)
     if choice is None:

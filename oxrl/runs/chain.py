@@ -16,8 +16,6 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-from oxrl.runs.files import json_object
-
 FIELD = "system/chain"
 DIGITS = 13
 SEALED = re.compile(rb', "system/chain": (\d{1,16})\}\n')
@@ -49,24 +47,20 @@ class Chain:
 def first_break(lines: Iterable[bytes]) -> int | None:
     """The number, from 1, of the first line that is not what was written after those before it.
 
-    Lines at the start may have no field: an earlier oxRL wrote them. They are JSON, and that is all
-    that is known of them. None where every line is right.
+    None where every line is right.
     """
     chain = Chain()
-    sealed = False
     for number, line in enumerate(lines, start=1):
-        if not _fits(chain, line, sealed=sealed):
+        if not _fits(chain, line):
             return number
-        sealed = sealed or SEALED.search(line) is not None
     return None
 
 
-def _fits(chain: Chain, line: bytes, *, sealed: bool) -> bool:
+def _fits(chain: Chain, line: bytes) -> bool:
     """Whether a line is right behind what `chain` holds, which then holds it too."""
     found = SEALED.search(line)
     if found is None:
-        chain.add(line)
-        return not sealed and json_object(line) is not None
+        return False
     chain.add(line[: found.start()])
     right = chain.value() == int(found[1])
     chain.add(line[found.start() :])

@@ -48,8 +48,6 @@ from oxrl.runs.parts import PARTS_FILE, part_problems, read_parts, whole_hash
 logger = logging.getLogger(__name__)
 
 FORMAT = "oxrl-checkpoint-1"
-# With files that several processes wrote: their hashes are those of parts.
-OF_SEVERAL = "oxrl-checkpoint-2"
 PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz"})
 NAME = re.compile(r"step_(\d{8,})")
 
@@ -214,11 +212,9 @@ def why_not_best(run: Path, step: int) -> str:
     if not best.is_dir() or best.is_symlink():
         return "it is gone"
     inside = _contents(best)
-    if "manifest.json" not in inside:
-        return ""  # an earlier version wrote it
-    manifest = _read_manifest(inside["manifest.json"])
+    manifest = _read_manifest(best / "manifest.json")
     if manifest is None:
-        return "its manifest.json is damaged"
+        return "its manifest.json is missing or damaged"
     if manifest["step"] > step:
         return f"it is of step {manifest['step']}, after the checkpoint that is gone back to"
     problems = _changed_files(inside, manifest["files"]) or every_part(best)
@@ -301,10 +297,9 @@ def _seal(directory: Path, step: int, offsets: Mapping[str, int]) -> None:
         if path.is_file() and name not in files:
             fsync(path)
             files[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-    several = any("sha256" not in entry for entry in files.values())
     files = dict(sorted(files.items()))
     body = {
-        "format": OF_SEVERAL if several else FORMAT,
+        "format": FORMAT,
         "step": step,
         "offsets": dict(offsets),
         "files": files,
@@ -363,17 +358,13 @@ def verify_checkpoint(path: Path, look_at_parts: PartsLook = every_part) -> list
     manifest = _read_manifest(inside["manifest.json"])
     if manifest is None:
         return ["manifest.json is damaged: it does not match its own sha256"]
-    if manifest["format"] not in (FORMAT, OF_SEVERAL):
-        return [
-            f"manifest.json is of format {manifest['format']!r}, this oxRL reads {OF_SEVERAL!r}"
-        ]
+    if manifest["format"] != FORMAT:
+        return [f"manifest.json is of format {manifest['format']!r}, this oxRL reads {FORMAT!r}"]
     step = manifest["step"]
     if path.name != f"step_{step:08d}":
         problems.append(f"manifest.json says step {step}, the directory is named {path.name}")
     problems += _changed_files(inside, {"state.json": {}, **manifest["files"]})
-    if problems or manifest["format"] == OF_SEVERAL:
-        return problems or look_at_parts(path)
-    return list(_not_finite_files(inside))
+    return problems or look_at_parts(path)
 
 
 def _changed_files(inside: Mapping[str, Path], expected: Mapping[str, Json]) -> list[str]:
@@ -384,27 +375,6 @@ def _changed_files(inside: Mapping[str, Path], expected: Mapping[str, Json]) -> 
         if problem:
             problems.append(f"{name} {problem}")
     return problems
-
-
-def _not_finite_files(files: Mapping[str, Path]) -> Iterator[str]:
-    """Files of tensors with NaN or infinite values: earlier versions wrote them without a look."""
-    # Imported here: what only asks where a checkpoint is needs no torch.
-    from oxrl.models.stored import non_finite_values
-    from oxrl.models.weights import stored_tensors
-
-    for name, file in files.items():
-        if file.suffix != ".safetensors":
-            continue
-        try:
-            tensors = stored_tensors(file.parent, file.name)
-        except SafetensorError as error:
-            yield f"{name} is as it was written, and no file of tensors: {error}"
-            continue
-        for tensor, read in tensors.items():
-            wrong = non_finite_values(read())
-            if wrong:
-                yield f"{name} holds {wrong} NaN or infinite values in {tensor}"
-                break
 
 
 def _read_manifest(path: Path) -> Json | None:

@@ -177,8 +177,6 @@ class Review:
 
 # Looks at the inputs of the run in a directory, and writes nothing.
 Reviewer = Callable[[Path], Review]
-# (flat config.yaml, flat config now) -> the first with the fields that did not exist then.
-Completer = Callable[[Json, Json], Json]
 
 
 class RunDirectory(AbstractContextManager["RunDirectory"]):
@@ -272,7 +270,6 @@ def open_run(
     resume: bool,
     accept: Collection[str] = (),
     review: Reviewer | None = None,
-    complete: Completer | None = None,
 ) -> RunDirectory:
     """Create the run directory, or open it again, and hold it until the process ends.
 
@@ -286,7 +283,6 @@ def open_run(
     Args:
         accept: fields of the config that may differ, in value or in what they stand for.
         review: looks at the inputs of the run; None: it has none.
-        complete: fills in fields that oxRL did not have when config.yaml was written; None: none.
 
     Raises:
         RunDirectoryError: not writable; not empty and no `resume`; not a run directory; another
@@ -301,7 +297,7 @@ def open_run(
         require_own_kinds(directory)
         lock = _lock(directory)
         try:
-            start = _look(directory, config_yaml, accept, review, complete)
+            start = _look(directory, config_yaml, accept, review)
             _write_start(directory, config_yaml, start)
             return RunDirectory(directory, lock, start)
         except BaseException:
@@ -333,7 +329,6 @@ def _look(
     config_yaml: str,
     accept: Collection[str],
     review: Reviewer | None,
-    complete: Completer | None,
 ) -> Start:
     """What starts here: nothing is written before it is known to be allowed."""
     entries = _entries(directory)
@@ -346,7 +341,7 @@ def _look(
             f"{directory} holds {foreign[0]!r} and no config.yaml: {what}. Choose another run.dir."
         )
     new = flatten_config(config_yaml)
-    changes = _config_changes(directory, new, complete) if started else {}
+    changes = _config_changes(directory, new) if started else {}
     finished, doubt = False, ""
     if started:
         finished, doubt = is_finished(directory, new.get("run.steps") or 0)
@@ -482,9 +477,7 @@ def with_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _config_changes(
-    directory: Path, new: Json, complete: Completer | None
-) -> dict[str, tuple[Any, Any]]:
+def _config_changes(directory: Path, new: Json) -> dict[str, tuple[Any, Any]]:
     """(value in config.yaml, value now) of every field that differs.
 
     Raises:
@@ -500,8 +493,6 @@ def _config_changes(
             f"{file} is not the YAML written there: {error}. Restore it; config.yaml is what "
             "`oxrl config show` prints for the config that the run was started with"
         ) from error
-    if complete is not None:
-        old = complete(old, new)
     return differences(old, new)
 
 
@@ -646,7 +637,7 @@ class Start:
         unnoted = dict.fromkeys(name for name in self.review.new if name not in self.changes)
         if self.resuming and unnoted:
             found.append(
-                "an earlier oxRL started this run and did not note what these were: "
+                "nothing in the run directory says what these were when the run began: "
                 f"{', '.join(unnoted)}; they are taken, and noted, as they are now"
             )
         return found

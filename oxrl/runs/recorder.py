@@ -149,7 +149,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         ends = {name: self._line_end(name, offsets.get(name, 0)) for name in self._files}
         self._chain = Chain()
         before = self._read(METRICS, ends[METRICS])
-        require_unchanged(self._folder / METRICS, before, offsets.get(CHAIN))
+        _require_unchanged(self._folder / METRICS, before, offsets.get(CHAIN, Chain().value()))
         self._chain.add(before)
         self._last_rollout = offsets.get(ROLLOUTS, -1)
         try:
@@ -220,13 +220,13 @@ class Recorder(AbstractContextManager["Recorder"]):
         logger.warning("%s was removed or replaced while the run goes on; it is %s", path, told)
 
 
-def require_unchanged(path: Path, content: bytes, chain: int | None) -> None:
+def _require_unchanged(path: Path, content: bytes, chain: int) -> None:
     """Compare the lines of metrics.jsonl before a checkpoint with what was written there.
 
     Args:
         path: of the file, for messages.
         content: its bytes up to the checkpoint.
-        chain: their running hash as the checkpoint notes it; None: an earlier oxRL took it.
+        chain: their running hash as the checkpoint notes it.
 
     Raises:
         RunDirectoryError: they are others; names the first line that does not fit.
@@ -238,13 +238,6 @@ def require_unchanged(path: Path, content: bytes, chain: int | None) -> None:
             f"{path}, line {number}: it is not what was written there, it or lines before it were "
             f"edited, removed or inserted. {RESTORE}."
         )
-    if chain is None:
-        if content:
-            logger.warning(
-                "an earlier oxRL took this checkpoint, without a hash of %s: it is taken as it is",
-                path,
-            )
-        return
     found = Chain()
     found.add(content)
     if found.value() != chain:

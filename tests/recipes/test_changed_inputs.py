@@ -322,7 +322,7 @@ def test_the_command_line_accepts_by_name(tmp_path: Path) -> None:
     assert oxrl(*resumed, "--accept-changes", "train.lr", folder=tmp_path).returncode == 0
 
 
-def test_a_run_from_before_there_were_pins_goes_on_with_a_warning_and_is_pinned(
+def test_a_run_whose_pins_were_deleted_goes_on_with_a_warning_and_is_pinned(
     tmp_path: Path, reward: dict[str, Any]
 ) -> None:
     model = {"name": save_tiny(tmp_path / "base")}
@@ -330,8 +330,9 @@ def test_a_run_from_before_there_were_pins_goes_on_with_a_warning_and_is_pinned(
     (cfg.run.directory / "inputs.json").unlink()
     run(cfg, resume=True)
     log = (cfg.run.directory / "run.log").read_text()
-    assert "did not note what these were: model.name, model.chat_template, reward.name;" in log
-    assert log.count("did not note") == 1
+    fields = "model.name, model.chat_template, reward.name;"
+    assert f"says what these were when the run began: {fields}" in log
+    assert log.count("says what these were") == 1
     (cfg.run.directory / "result.json").unlink()
     (tmp_path / "rewards" / "mine.py").write_text(REWARD + "# changed\n")
     with pytest.raises(RunDirectoryError, match=r"reward\.name: mine\.py"):

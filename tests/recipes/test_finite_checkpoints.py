@@ -4,7 +4,6 @@ and whenever they are saved; the last good one stays.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.stored import non_finite_values
 from oxrl.models.weights import save_model, stored_tensors
 from oxrl.recipes import run
-from oxrl.recipes.session import Session
 from oxrl.runs.checkpoint import verify_checkpoint
 
 Break = Callable[[LocalTrainer], None]
@@ -199,25 +197,3 @@ def test_a_model_that_was_broken_before_training_is_named(tmp_path: Path) -> Non
     with pytest.raises(DataError, match=r"NaN or infinite numbers in 'model\.norm\.weight'"):
         run(cfg)
     assert not (cfg.run.directory / "checkpoints").exists()
-
-
-def test_a_run_whose_newest_checkpoint_is_nan_goes_on_from_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    whole = sft_config(tmp_path, "whole", ["run.keep_checkpoints=9"])
-    run(whole)
-    with monkeypatch.context() as earlier_version:
-        earlier_version.setattr("oxrl.engines.train.share.non_finite_values", lambda tensor: 0)
-        break_after(earlier_version, 4, weight_of("policy"))
-        earlier_version.setattr(Session, "finish", lambda *_: None)
-        run(sft_config(tmp_path, "part", ["run.steps=4", "run.keep_checkpoints=9"]))
-    part = sft_config(tmp_path, "part", ["run.keep_checkpoints=9"])
-    assert verify_checkpoint(part.run.directory / "checkpoints" / "step_00000004") != []
-    with caplog.at_level(logging.WARNING):
-        run(part, resume=True)
-    assert "step_00000004: model.safetensors holds 1 NaN" in caplog.text
-    for name in checkpoints(whole):
-        assert_all_finite(part.run.directory / "checkpoints" / name)
-    ours = (part.run.directory / "checkpoints" / "step_00000006" / "model.safetensors").read_bytes()
-    theirs = whole.run.directory / "checkpoints" / "step_00000006" / "model.safetensors"
-    assert ours == theirs.read_bytes()

@@ -162,20 +162,6 @@ def test_what_cannot_be_scored_is_said(finished: Config, tmp_path: Path) -> None
         run_score(tmp_path, [])
 
 
-def test_samples_of_an_earlier_version_are_scored_with_a_warning(
-    finished: Config, tmp_path: Path
-) -> None:
-    for name in ("config.yaml", "starts.jsonl"):
-        (tmp_path / name).write_bytes((finished.run.directory / name).read_bytes())
-    new = ("plain", "messages", "metadata", "source")
-    old = [{k: v for k, v in line.items() if k not in new} for line in samples_of(finished)]
-    text = "".join(json.dumps(line) + "\n" for line in old)
-    (tmp_path / "samples.jsonl").write_text(text)
-    assert "an earlier oxRL wrote these samples" in report(
-        run_score(tmp_path, ["reward.name=math"])
-    )
-
-
 def test_a_prompt_and_an_episode_come_back_from_their_line() -> None:
     plain = Prompt(
         uid="p",

@@ -289,26 +289,6 @@ def test_a_checkpoint_of_weights_that_are_not_finite_is_not_written(tmp_path: Pa
     assert names(tmp_path) == ["checkpoints", "metrics.jsonl"]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_checkpoint_that_an_earlier_version_wrote_of_nan_is_passed_over(
-    tmp_path: Path, value: float, caplog: pytest.LogCaptureFixture
-) -> None:
-    save(tmp_path, 10)
-
-    def write(directory: Path) -> None:
-        weight = torch.zeros(64, dtype=torch.bfloat16)
-        weight[7] = value
-        save_file({"a": torch.zeros(2), "weight": weight}, directory / "model.safetensors")
-
-    newest = save_checkpoint(tmp_path, 20, write, state={}, offsets={}, keep=3)
-    said = "model.safetensors holds 1 NaN or infinite values in weight"
-    assert verify_checkpoint(newest) == [said]
-    with caplog.at_level(logging.WARNING):
-        found = latest_checkpoint(tmp_path)
-    assert found is not None and found.step == 10
-    assert said in caplog.text
-
-
 @pytest.mark.parametrize("root", ["file", "vanished/checkpoints"])
 def test_a_place_that_went_away_is_a_clear_error_and_is_not_made_anew(
     root: str, tmp_path: Path

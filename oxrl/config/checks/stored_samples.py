@@ -7,7 +7,6 @@ from pathlib import Path
 
 from oxrl.config.checks.base import at
 from oxrl.config.reads import dump_config
-from oxrl.config.recorded import completed
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 from oxrl.runs.directory import (
@@ -96,8 +95,7 @@ def _why_no_samples(recorded: Json) -> str:
 def _pinned(cfg: Config, recorded: Json) -> Iterator[Problem]:
     """Every field that decides about samples and is not as it was when they were drawn."""
     here = flatten_config(dump_config(cfg))
-    there = completed(recorded, here)
-    for path, (then, now) in differences(there, here).items():
+    for path, (then, now) in differences(recorded, here).items():
         if path.startswith(PINNED) and path not in FREE:
             rule = f"was {then!r} when the samples of {FIELD} were drawn: set it to that"
             yield Problem(path, rule, now, also=(FIELD,))
