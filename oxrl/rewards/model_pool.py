@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -19,7 +20,36 @@ from oxrl.runs.patience import Patience
 from oxrl.types import Completion, Metrics, Prompt, Score, ScoreStatus
 
 
-class ModelPool:
+class RewardModelPool(SinglePool, Protocol):
+    """What scores by one reward model, in this process or in processes of its own."""
+
+    @property
+    def pools(self) -> Sequence[SinglePool]:
+        """Itself: the one reward."""
+        return [self]
+
+    def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
+        """Score a made-up answer to each prompt.
+
+        Raises:
+            RewardDefinitionError: it failed on every one.
+        """
+        answer = Completion(segments=(), text="1", finish_reason="stop")
+        scored = self.score([(prompt, [answer]) for prompt in prompts], patience)
+        failures = [score.reason for (score,) in scored if score.value is None]
+        if prompts and len(failures) == len(prompts):
+            number = len(prompts)
+            raise RewardDefinitionError(
+                f"{self.field}.name={self.name}: it failed on {number} of {number} prompts of the "
+                f"data: {failures[0]}"
+            )
+
+    def counters(self) -> Metrics:
+        """Nothing: the time that it takes is a phase of the step."""
+        return {}
+
+
+class ModelPool(RewardModelPool):
     """Scores groups of completions by a reward model. Used as `RewardPool` is.
 
     Args:
@@ -51,11 +81,6 @@ class ModelPool:
         self._lock = threading.Lock()
 
     @property
-    def pools(self) -> Sequence[SinglePool]:
-        """Itself: the one reward."""
-        return [self]
-
-    @property
     def inline(self) -> bool:
         """It computes where the sampler does: at the same time both would only be slower."""
         return True
@@ -68,18 +93,6 @@ class ModelPool:
         """
         with self._lock:
             self._loaded()
-
-    def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
-        """Score a made-up answer to each prompt.
-
-        Raises:
-            RewardDefinitionError: it failed on every one.
-        """
-        rehearse(self, prompts, patience)
-
-    def counters(self) -> Metrics:
-        """Nothing: the time that it takes is a phase of the step."""
-        return {}
 
     def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
         """Score groups of completions; what the model cannot read never raises.
@@ -127,28 +140,6 @@ class ModelPool:
             problem = f"no score within {limit_s:g} s ({self.field}.timeout_s={self._timeout_s:g})"
             return [failed_score(self.name, group, "timeout", problem)] * count
         return named_failures(self.name, group, scores)
-
-
-def rehearse(pool: SinglePool, prompts: Sequence[Prompt], patience: Patience | None) -> None:
-    """Have a reward model score a made-up answer to each prompt.
-
-    Args:
-        pool: of the reward model, started.
-        prompts: of the data; empty: nothing is tried.
-        patience: how long to wait, and whom to ask whether to stop; None: for ever.
-
-    Raises:
-        RewardDefinitionError: it failed on every one.
-    """
-    answer = Completion(segments=(), text="1", finish_reason="stop")
-    scored = pool.score([(prompt, [answer]) for prompt in prompts], patience)
-    failures = [score.reason for (score,) in scored if score.value is None]
-    if prompts and len(failures) == len(prompts):
-        number = len(prompts)
-        raise RewardDefinitionError(
-            f"{pool.field}.name={pool.name}: it failed on {number} of {number} prompts of the "
-            f"data: {failures[0]}"
-        )
 
 
 def failed_score(

@@ -22,12 +22,12 @@ from oxrl.engines.ray.cluster import (
 from oxrl.errors import LostActorError, OxrlError, RewardDefinitionError
 from oxrl.processes.user_code import text_of
 from oxrl.rewards.base import Group
-from oxrl.rewards.model_pool import failed_score, named_failures, rehearse
+from oxrl.rewards.model_pool import RewardModelPool, failed_score, named_failures
 from oxrl.rewards.reward_model import RewardModel
-from oxrl.rewards.workers import SinglePool, in_threads
+from oxrl.rewards.workers import in_threads
 from oxrl.runs.deadlines import LEAST_LOAD_S, Deadline
 from oxrl.runs.patience import Patience
-from oxrl.types import Metrics, Prompt, Score
+from oxrl.types import Score
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class RewardModelActor:
         return self._model(*group)
 
 
-class ModelActorPool:
+class ModelActorPool(RewardModelPool):
     """Scores groups of completions by a reward model in Ray actors. Used as `RewardPool` is.
 
     Args:
@@ -90,11 +90,6 @@ class ModelActorPool:
         self._actors: dict[int, Any] = {}
 
     @property
-    def pools(self) -> Sequence[SinglePool]:
-        """Itself: the one reward."""
-        return [self]
-
-    @property
     def inline(self) -> bool:
         """It scores in processes of its own, while others sample."""
         return False
@@ -108,14 +103,6 @@ class ModelActorPool:
         """
         with self._lock:
             self._started()
-
-    def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
-        """See SinglePool: a made-up answer to each prompt is scored."""
-        rehearse(self, prompts, patience)
-
-    def counters(self) -> Metrics:
-        """Nothing: the time that it takes is a phase of the step."""
-        return {}
 
     def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
         """Score groups of completions; what the model cannot read, and a lost actor, never raise.
