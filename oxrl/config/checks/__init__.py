@@ -5,12 +5,12 @@ Each check yields every problem that it finds; a file holds those of one topic.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from oxrl.config.checks.action import check_action
 from oxrl.config.checks.adapter import check_adapter, check_adapter_model, check_four_bit
-from oxrl.config.checks.base import Check, at
+from oxrl.config.checks.base import Check, Problems, at
 from oxrl.config.checks.batch import check_batch
 from oxrl.config.checks.cells import check_cells, check_correction
 from oxrl.config.checks.data import check_columns, check_evaluation_file, check_training_files
@@ -35,7 +35,6 @@ from oxrl.config.checks.share_prefix import check_share_prefix
 from oxrl.config.checks.stored_samples import check_stored_samples
 from oxrl.config.checks.vision import check_images
 from oxrl.config.schema import Config
-from oxrl.config.source import Problem
 
 __all__ = ["evaluation_problems", "notices", "training_problems"]
 
@@ -88,7 +87,7 @@ OF_EVALUATION: tuple[Check, ...] = (
 )
 
 
-def training_problems(cfg: Config) -> Iterator[Problem]:
+def training_problems(cfg: Config) -> Problems:
     """Every cross-section problem of a training run."""
     for check in OF_ALL:
         yield from check(cfg)
@@ -98,7 +97,7 @@ def training_problems(cfg: Config) -> Iterator[Problem]:
             yield replace(problem, also=(*problem.also, "train.alg_name"))
 
 
-def evaluation_problems(cfg: Config) -> Iterator[Problem]:
+def evaluation_problems(cfg: Config) -> Problems:
     """Problems that matter when a configuration is only evaluated."""
     whole = (check_ranks, check_deepspeed, check_samplers, *MODEL, check_environment, check_action)
     for check in whole:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from oxrl.config.checks.base import at
+from oxrl.config.checks.base import Problems, at
 from oxrl.config.schema import Config
-from oxrl.config.source import Problem
 from oxrl.data.actions import HEAD_FILE, read_quantiles
 from oxrl.data.fast import read_code
 from oxrl.errors import DataError
 
 
-def check_action(cfg: Config) -> Iterator[Problem]:
+def check_action(cfg: Config) -> Problems:
     """The actions can be told apart, their numbers have bounds, and there is who answers them."""
     action = cfg.action
     if not action.exists:
@@ -29,7 +27,7 @@ def check_action(cfg: Config) -> Iterator[Problem]:
     yield from _check_turns(cfg)
 
 
-def _check_turns(cfg: Config) -> Iterator[Problem]:
+def _check_turns(cfg: Config) -> Problems:
     """There is who answers turns, and they are as long as actions are."""
     action = cfg.action
     if cfg.rollout.rewritten_history == "split":
@@ -50,7 +48,7 @@ def _check_turns(cfg: Config) -> Iterator[Problem]:
         yield at(cfg, "rollout.max_tokens", rule, "action.size", "action.choices", "action.chunk")
 
 
-def _check_numbers(cfg: Config) -> Iterator[Problem]:
+def _check_numbers(cfg: Config) -> Problems:
     action = cfg.action
     if action.statistics is None:
         if not (Path(cfg.model.name) / HEAD_FILE).is_file():
@@ -70,7 +68,7 @@ def _check_numbers(cfg: Config) -> Iterator[Problem]:
         yield at(cfg, "action.statistics", rule, "action.size")
 
 
-def _check_fast(cfg: Config) -> Iterator[Problem]:
+def _check_fast(cfg: Config) -> Problems:
     action = cfg.action
     if action.fast is None:
         if not (Path(cfg.model.name) / HEAD_FILE).is_file():

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from oxrl.config.checks.base import at
+from oxrl.config.checks.base import Problems, at
 from oxrl.config.schema import EVALUATING, Config
-from oxrl.config.source import Problem
 from oxrl.models.builtin import is_builtin
 from oxrl.models.folder import ADAPTER_CONFIG
 from oxrl.models.vision import vision_family
 from oxrl.tables.engines import TRAINING_ENGINES
 
 
-def check_adapter(cfg: Config) -> Iterator[Problem]:
+def check_adapter(cfg: Config) -> Problems:
     """Adapters where they can be trained and sampled."""
     if not cfg.lora.rank:
         return
@@ -42,7 +40,7 @@ def check_adapter(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def check_four_bit(cfg: Config) -> Iterator[Problem]:
+def check_four_bit(cfg: Config) -> Problems:
     """Weights in four bits where whole ones are asked of nobody."""
     if not (cfg.model.load_in_4bit and cfg.lora.rank):
         return
@@ -65,7 +63,7 @@ def check_four_bit(cfg: Config) -> Iterator[Problem]:
         yield at(cfg, "model.load_in_4bit", why, *also, "lora.rank")
 
 
-def check_adapter_model(cfg: Config) -> Iterator[Problem]:
+def check_adapter_model(cfg: Config) -> Problems:
     """Adapters on a model that can be loaded again, and has none itself."""
     if not cfg.lora.rank:
         return

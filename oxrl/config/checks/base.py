@@ -8,7 +8,8 @@ from operator import attrgetter
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 
-Check = Callable[[Config], Iterator[Problem]]
+Problems = Iterator[Problem]
+Check = Callable[[Config], Problems]
 
 
 def at(cfg: Config, path: str, rule: str, *also: str) -> Problem:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from oxrl.config.checks.base import at
+from oxrl.config.checks.base import Problems, at
 from oxrl.config.schema import Config
-from oxrl.config.source import Problem
 
 
-def check_batch(cfg: Config) -> Iterator[Problem]:
+def check_batch(cfg: Config) -> Problems:
     """Batch equation: whole groups per minibatch, whole rollout steps per run."""
     prompts = cfg.data.prompts_per_step
     minibatches = cfg.train.minibatches

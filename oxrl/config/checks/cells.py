@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from oxrl.config.checks.base import at
+from oxrl.config.checks.base import Problems, at
 from oxrl.config.reads import row_fields
 from oxrl.config.schema import CELLS, Config
 from oxrl.config.source import Problem
@@ -14,7 +12,7 @@ from oxrl.tables.numbers import CORRECTION_MAX, CORRECTION_MIN, PASS_K, WEIGHT_M
 WEIGHTING = ("truncate", "mask")
 
 
-def check_correction(cfg: Config) -> Iterator[Problem]:
+def check_correction(cfg: Config) -> Problems:
     """Old logprobs, correction and denominator: the sampler's mismatch is corrected once."""
     row = cfg.train.row
     also = ("train.correction", "train.denominator")
@@ -43,7 +41,7 @@ def check_correction(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def check_cells(cfg: Config) -> Iterator[Problem]:
+def check_cells(cfg: Config) -> Problems:
     """Cells and numbers that do not fit together."""
     row = cfg.train.row
     if row.unsupported:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
+from oxrl.config.checks.base import Problems
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 from oxrl.data.hub import SCHEME, SUFFIXES, locate
@@ -12,14 +12,14 @@ from oxrl.data.layouts import READ
 from oxrl.errors import DataError, UnreachableError, did_you_mean, why_no_file
 
 
-def check_training_files(cfg: Config) -> Iterator[Problem]:
+def check_training_files(cfg: Config) -> Problems:
     """Files of `data.train` exist and can be read."""
     several = not isinstance(cfg.data.train, str)
     for file in cfg.data.train_files:
         yield from _file_problems(cfg, f"data.train.{file}" if several else "data.train", file)
 
 
-def check_columns(cfg: Config) -> Iterator[Problem]:
+def check_columns(cfg: Config) -> Problems:
     """Columns are named that rows of this recipe have; those of prompts may have any."""
     columns = READ.get(cfg.train.row.recipe)
     if columns is None:
@@ -31,13 +31,13 @@ def check_columns(cfg: Config) -> Iterator[Problem]:
             yield Problem(f"data.columns.{ours}", f"{told}{near}", theirs)
 
 
-def check_evaluation_file(cfg: Config) -> Iterator[Problem]:
+def check_evaluation_file(cfg: Config) -> Problems:
     """The file of `data.eval` exists and can be read."""
     if cfg.data.eval is not None:
         yield from _file_problems(cfg, "data.eval", cfg.data.eval)
 
 
-def _file_problems(cfg: Config, path: str, file: str) -> Iterator[Problem]:
+def _file_problems(cfg: Config, path: str, file: str) -> Problems:
     """A data file exists, here or on the hub, and has a format that can be read."""
     if file.startswith(SCHEME):
         try:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from oxrl.config.checks.base import at
+from oxrl.config.checks.base import Problems, at
 from oxrl.config.schema import Config
-from oxrl.config.source import Problem
 from oxrl.models.vision import vision_family
 from oxrl.tables.engines import TRAINING_ENGINES
 
 
-def check_ranks(cfg: Config) -> Iterator[Problem]:
+def check_ranks(cfg: Config) -> Problems:
     """Several training ranks where the engine and the recipe have them."""
     engine = TRAINING_ENGINES[cfg.train.backend]
     if cfg.run.training_gpus > 1 and not engine.several_ranks:
@@ -33,7 +30,7 @@ def check_ranks(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def check_optimizer(cfg: Config) -> Iterator[Problem]:
+def check_optimizer(cfg: Config) -> Problems:
     """What steps the weights, where the engine can, and masters of weights that have some."""
     engine = TRAINING_ENGINES[cfg.train.backend]
     able = " or ".join(name for name, row in TRAINING_ENGINES.items() if row.without_masters)
@@ -78,7 +75,7 @@ def check_optimizer(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def check_deepspeed(cfg: Config) -> Iterator[Problem]:
+def check_deepspeed(cfg: Config) -> Problems:
     """Sections `deepspeed` and `deepspeed_ref`: what DeepSpeed can do at their stages."""
     if cfg.train.backend != "deepspeed":
         return
@@ -105,7 +102,7 @@ def check_deepspeed(cfg: Config) -> Iterator[Problem]:
             yield at(cfg, path, f"needs {decider} {least} or more, this is {stage}", decider)
 
 
-def check_sampling_process(cfg: Config) -> Iterator[Problem]:
+def check_sampling_process(cfg: Config) -> Problems:
     """Training in the process that starts the one which samples."""
     ranks = TRAINING_ENGINES[cfg.train.backend].several_ranks
     if cfg.sampling_process and cfg.train.row.recipe == "rl" and ranks:
@@ -121,7 +118,7 @@ def check_sampling_process(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def check_samplers(cfg: Config) -> Iterator[Problem]:
+def check_samplers(cfg: Config) -> Problems:
     """What samples has the processes and devices that it needs."""
     engine = cfg.inference_engine
     colocated = engine.placement == "colocated"

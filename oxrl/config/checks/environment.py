@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from oxrl.config.checks.base import at
+from oxrl.config.checks.base import Problems, at
 from oxrl.config.schema import Config
-from oxrl.config.source import Problem
 from oxrl.errors import EnvironmentDefinitionError
 
 
-def check_environment(cfg: Config) -> Iterator[Problem]:
+def check_environment(cfg: Config) -> Problems:
     """It is built in, or a class that its file defines, and its limits leave room for a turn."""
     name = cfg.environment.name
     if not name:

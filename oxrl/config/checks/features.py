@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from oxrl.config.checks.base import Check, at
+from oxrl.config.checks.base import Check, Problems, at
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 from oxrl.tables.cells import OVERLONG_PENALTY
 from oxrl.tables.numbers import KL_COEFF
 
 
-def _several_samples(cfg: Config, comparer: str) -> Iterator[Problem]:
+def _several_samples(cfg: Config, comparer: str) -> Problems:
     if cfg.rollout.n_samples < 2:
         rule = f"{comparer} compares the samples of one prompt: set it to 2 or more"
         yield at(cfg, "rollout.n_samples", rule, "train.advantage")
 
 
-def check_groups(cfg: Config) -> Iterator[Problem]:
+def check_groups(cfg: Config) -> Problems:
     """Samples of one prompt that can be compared."""
     yield from _several_samples(cfg, cfg.train.row.advantage)
 
 
-def check_dynamic_sampling(cfg: Config) -> Iterator[Problem]:
+def check_dynamic_sampling(cfg: Config) -> Problems:
     """Samples of one prompt that can differ, and no second batch sampled ahead."""
     yield from _several_samples(cfg, cfg.train.row.name)
     if cfg.sampling_block > 1:
@@ -34,7 +34,7 @@ def check_dynamic_sampling(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def check_overlong_penalty(cfg: Config) -> Iterator[Problem]:
+def check_overlong_penalty(cfg: Config) -> Problems:
     """Responses that are punished are trained on."""
     # A row that is not trained on cannot be taught; its penalty would only move the baseline of the
     # others.
@@ -46,7 +46,7 @@ def check_overlong_penalty(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def check_interpolated_anchor(cfg: Config) -> Iterator[Problem]:
+def check_interpolated_anchor(cfg: Config) -> Problems:
     """Old logprobs that can be interpolated, and weights from there to the sampler."""
     row = cfg.train.row
     if cfg.train.old_logprobs != "auto":
@@ -56,7 +56,7 @@ def check_interpolated_anchor(cfg: Config) -> Iterator[Problem]:
         yield at(cfg, "train.correction", rule)
 
 
-def _kl_needed(cfg: Config) -> Iterator[Problem]:
+def _kl_needed(cfg: Config) -> Problems:
     row = cfg.train.row
     if row.kl == "none" or cfg.train.value(KL_COEFF) == 0:
         yield at(
@@ -68,7 +68,7 @@ def _kl_needed(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def check_adaptive_kl(cfg: Config) -> Iterator[Problem]:
+def check_adaptive_kl(cfg: Config) -> Problems:
     """A KL term in the reward, which can be steered."""
     yield from _kl_needed(cfg)
     row = cfg.train.row
@@ -81,7 +81,7 @@ def check_adaptive_kl(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def check_reference_reset(cfg: Config) -> Iterator[Problem]:
+def check_reference_reset(cfg: Config) -> Problems:
     """A KL term, to a reference that can be replaced."""
     yield from _kl_needed(cfg)
     if cfg.lora.rank:
@@ -95,7 +95,7 @@ def check_reference_reset(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def check_reward_parts(cfg: Config) -> Iterator[Problem]:
+def check_reward_parts(cfg: Config) -> Problems:
     """A reward of parts, which nothing is added to that is no part."""
     row = cfg.train.row
     chosen = ("train.alg_name", "train.advantage")
@@ -125,7 +125,7 @@ OF_FEATURE: Mapping[str, Check] = {
 }
 
 
-def check_features(cfg: Config) -> Iterator[Problem]:
+def check_features(cfg: Config) -> Problems:
     """What the row adds to its cells has what it needs."""
     for need in cfg.train.row.needs:
         if need in OF_FEATURE:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from oxrl.config.checks.base import Check, at
+from oxrl.config.checks.base import Check, Problems, at
 from oxrl.config.dims import (
     context_length,
     model_context,
@@ -22,7 +21,7 @@ from oxrl.models.files import FLASH, FLASH_INSTALL
 from oxrl.models.folder import ADAPTER_CONFIG, REFERENCE_FILE, folder_problems
 
 
-def check_model(cfg: Config) -> Iterator[Problem]:
+def check_model(cfg: Config) -> Problems:
     """Model and template are there, as far as that can be seen without the network."""
     name = cfg.model.name
     if is_builtin(name):
@@ -57,7 +56,7 @@ def check_model(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def check_model_files(cfg: Config) -> Iterator[Problem]:
+def check_model_files(cfg: Config) -> Problems:
     """The model is a causal language model, and its files are whole where they are here."""
     name = cfg.model.name
     unsupported = why_unsupported(name)
@@ -71,7 +70,7 @@ def check_model_files(cfg: Config) -> Iterator[Problem]:
             yield Problem("model.name", "; ".join(damages), name)
 
 
-def check_attention(cfg: Config) -> Iterator[Problem]:
+def check_attention(cfg: Config) -> Problems:
     """What computes attention is installed, and can do what the model and the run ask for."""
     wanted = cfg.model.attention
     flash = wanted == "flash_attention_2"
@@ -89,7 +88,7 @@ def check_attention(cfg: Config) -> Iterator[Problem]:
         yield at(cfg, "model.attention", "; ".join(rules), "model.name")
 
 
-def check_offload(cfg: Config) -> Iterator[Problem]:
+def check_offload(cfg: Config) -> Problems:
     """Activations are offloaded where few of them are kept."""
     if cfg.model.offload_activations and not cfg.model.gradient_checkpointing:
         yield at(
@@ -104,7 +103,7 @@ def check_offload(cfg: Config) -> Iterator[Problem]:
 MODEL: tuple[Check, ...] = (check_model, check_model_files, check_attention, check_offload)
 
 
-def check_context(cfg: Config) -> Iterator[Problem]:
+def check_context(cfg: Config) -> Problems:
     """Prompt and response fit into the model's context."""
     limit = cfg.model.max_length
     context = context_length(cfg)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
+from oxrl.config.checks.base import Problems
 from oxrl.config.reads import row_fields
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 
 
-def check_numbers(cfg: Config) -> Iterator[Problem]:
+def check_numbers(cfg: Config) -> Problems:
     """Bounds are the right way round, and what is to happen in a run can happen."""
     read = row_fields(cfg.train.row)
     values: dict[str, Any] = {}
@@ -21,7 +21,7 @@ def check_numbers(cfg: Config) -> Iterator[Problem]:
     yield from _limits(cfg, values)
 
 
-def _clips(values: dict[str, Any]) -> Iterator[Problem]:
+def _clips(values: dict[str, Any]) -> Problems:
     low = values.get("clip_low")
     high = values.get("clip_high")
     dual = values.get("clip_dual")
@@ -38,7 +38,7 @@ def _clips(values: dict[str, Any]) -> Iterator[Problem]:
         yield Problem("train.cov_low", rule, lowest, also=("train.cov_high",))
 
 
-def _limits(cfg: Config, values: dict[str, Any]) -> Iterator[Problem]:
+def _limits(cfg: Config, values: dict[str, Any]) -> Problems:
     buffer = values.get("overlong_buffer")
     longest = cfg.rollout.max_tokens
     if buffer is not None and buffer > longest:

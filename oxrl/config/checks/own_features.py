@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from oxrl.config.checks.base import Problems
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 from oxrl.processes.given import given, is_given
@@ -12,7 +11,7 @@ from oxrl.processes.user_code import split_place
 FORMS = "path.py:Class such as my_feature.py:MyFeature"
 
 
-def check_own_features(cfg: Config) -> Iterator[Problem]:
+def check_own_features(cfg: Config) -> Problems:
     """Every file is there and may define its class; what a program gave is still given.
 
     Args:

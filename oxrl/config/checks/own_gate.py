@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from inspect import Parameter
 
+from oxrl.config.checks.base import Problems
 from oxrl.config.schema import Config, is_own
 from oxrl.config.source import Problem
 from oxrl.errors import did_you_mean
@@ -48,7 +48,7 @@ class Taken:
         return [name for name in further if name != CORRECTION]
 
 
-def check_own_gate(cfg: Config) -> Iterator[Problem]:
+def check_own_gate(cfg: Config) -> Problems:
     """The function is there and takes what a gate is given, and the numbers of its run.
 
     Args:
@@ -131,7 +131,7 @@ def _why_no_gate(taken: Taken) -> str:
     return ""
 
 
-def _number_problems(cfg: Config, taken: Taken) -> Iterator[Problem]:
+def _number_problems(cfg: Config, taken: Taken) -> Problems:
     """Numbers that the function does not take, and numbers that it cannot do without."""
     loss = cfg.train.row.gate
     numbers = cfg.train.loss_numbers

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from oxrl.config.checks.base import at
+from oxrl.config.checks.base import Problems, at
 from oxrl.config.schema import Config
-from oxrl.config.source import Problem
 from oxrl.errors import did_you_mean
 from oxrl.tables.numbers import ALPHA, LABEL_NOISE
 from oxrl.tables.preference import METHODS
 
 
-def check_preference(cfg: Config) -> Iterator[Problem]:
+def check_preference(cfg: Config) -> Problems:
     """Numbers at which a formula has no value, and sums of losses that read different things."""
     algorithm = cfg.train.alg_name
     addable = [name for name, method in METHODS.items() if method.addable]

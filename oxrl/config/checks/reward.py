@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from operator import attrgetter
 
-from oxrl.config.checks.base import at
+from oxrl.config.checks.base import Problems, at
 from oxrl.config.checks.model import check_context
 from oxrl.config.reads import generates_answers
 from oxrl.config.reward_options import (
@@ -23,7 +22,7 @@ from oxrl.errors import RewardError
 from oxrl.tables.engines import TRAINING_ENGINES
 
 
-def check_reward(cfg: Config) -> Iterator[Problem]:
+def check_reward(cfg: Config) -> Problems:
     """Every reward is built in, or a function that its file defines; no code of users is imported.
 
     An environment may be all that rewards.
@@ -48,7 +47,7 @@ def check_reward(cfg: Config) -> Iterator[Problem]:
             yield at(cfg, "reward.options", f"{taken} is a field of its own: reward.{taken}")
 
 
-def _check_one(cfg: Config, asked: AskedReward) -> Iterator[Problem]:
+def _check_one(cfg: Config, asked: AskedReward) -> Problems:
     """One reward can be found and called with its options, in the time that it has."""
     # Only where a reward is read: it is a quarter of the time to start.
     from oxrl.rewards.base import locate, option_problem
@@ -78,7 +77,7 @@ def _check_one(cfg: Config, asked: AskedReward) -> Iterator[Problem]:
         yield from _check_groups(cfg, asked)
 
 
-def check_generated(cfg: Config) -> Iterator[Problem]:
+def check_generated(cfg: Config) -> Problems:
     """Evaluations of a supervised run that generate answers can do so."""
     if not generates_answers(cfg):
         return
@@ -89,7 +88,7 @@ def check_generated(cfg: Config) -> Iterator[Problem]:
         yield at(cfg, "reward.name", rule, "train.backend")
 
 
-def _check_copies(asked: AskedReward) -> Iterator[Problem]:
+def _check_copies(asked: AskedReward) -> Problems:
     """A reward model has no workers: it is there once, or as often as `reward.actors` says."""
     if asked.workers > 1:
         rule = (
@@ -99,7 +98,7 @@ def _check_copies(asked: AskedReward) -> Iterator[Problem]:
         yield Problem(f"{asked.field}.workers", rule, asked.workers, also=(f"{asked.field}.name",))
 
 
-def _check_groups(cfg: Config, asked: AskedReward) -> Iterator[Problem]:
+def _check_groups(cfg: Config, asked: AskedReward) -> Problems:
     """A judge that compares the responses of a group gets groups of two and more."""
     fields = {"rollout.n_samples": cfg.train.row.recipe != "supervised"}
     fields["rollout.eval_samples"] = cfg.data.eval is not None
@@ -110,7 +109,7 @@ def _check_groups(cfg: Config, asked: AskedReward) -> Iterator[Problem]:
             yield Problem(field, rule, given, also=(f"{asked.field}.options",))
 
 
-def _check_times(asked: AskedReward) -> Iterator[Problem]:
+def _check_times(asked: AskedReward) -> Problems:
     """A program's own limit ends it before its worker is killed: the first is a score."""
     from oxrl.rewards.sandbox.inside.confine import WAIT_S
 

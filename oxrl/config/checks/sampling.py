@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from oxrl.config.checks.base import at
+from oxrl.config.checks.base import Problems, at
 from oxrl.config.schema import Config
-from oxrl.config.source import Problem
 
 
-def check_sampling(cfg: Config) -> Iterator[Problem]:
+def check_sampling(cfg: Config) -> Problems:
     """Sampling that training can learn from."""
     rollout = cfg.rollout
     row = cfg.train.row
@@ -26,7 +23,7 @@ def check_sampling(cfg: Config) -> Iterator[Problem]:
         yield at(cfg, "rollout.top_k", f"training needs 0: {cut}")
 
 
-def check_staleness(cfg: Config) -> Iterator[Problem]:
+def check_staleness(cfg: Config) -> Problems:
     """What sampling ahead of the update takes."""
     path = "rollout.max_staleness"
     least = cfg.train.updates
@@ -60,7 +57,7 @@ def check_staleness(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def check_rejection(cfg: Config) -> Iterator[Problem]:
+def check_rejection(cfg: Config) -> Problems:
     """Sampling of which something different can be kept."""
     if cfg.rollout.temperature == 0 and cfg.rollout.n_samples > 1:
         yield at(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from oxrl.config.checks.base import at
+from oxrl.config.checks.base import Problems, at
 from oxrl.config.schema import COMPARING, Config
-from oxrl.config.source import Problem
 from oxrl.models.vision import vision_family
 from oxrl.tables.preference import METHODS
 
@@ -60,7 +59,7 @@ def obstacles(cfg: Config) -> Iterator[Obstacle]:
         yield Obstacle("needs pairs, and this method reads single completions", "", FIELD)
 
 
-def check_share_prefix(cfg: Config) -> Iterator[Problem]:
+def check_share_prefix(cfg: Config) -> Problems:
     """Nothing is in the way where it is asked for; auto does without."""
     if cfg.train.share_prefix is not True:
         return

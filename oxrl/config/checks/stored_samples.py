@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from oxrl.config.checks.base import at
+from oxrl.config.checks.base import Problems, at
 from oxrl.config.reads import dump_config
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
@@ -43,7 +42,7 @@ FREE = MAY_CHANGE | {
 }
 
 
-def check_stored_samples(cfg: Config) -> Iterator[Problem]:
+def check_stored_samples(cfg: Config) -> Problems:
     """The samples of `rollout.from_samples`, and what else asks for samples or for none."""
     stored = cfg.rollout.from_samples
     if stored is None:
@@ -92,7 +91,7 @@ def _why_no_samples(recorded: Json) -> str:
     return f"holds no samples in {ROLLOUTS}/: {again}"
 
 
-def _pinned(cfg: Config, recorded: Json) -> Iterator[Problem]:
+def _pinned(cfg: Config, recorded: Json) -> Problems:
     """Every field that decides about samples and is not as it was when they were drawn."""
     here = flatten_config(dump_config(cfg))
     for path, (then, now) in differences(recorded, here).items():

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from oxrl.config.checks.base import at
+from oxrl.config.checks.base import Problems, at
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 from oxrl.models.vision import vision_family
@@ -13,7 +12,7 @@ from oxrl.models.vision import vision_family
 REMOTE = ("http://", "https://")
 
 
-def check_images(cfg: Config) -> Iterator[Problem]:
+def check_images(cfg: Config) -> Problems:
     """Where images come from, how large they are, and what of their model is frozen."""
     family = vision_family(cfg.model.name)
     if family is None:
