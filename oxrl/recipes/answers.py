@@ -12,10 +12,10 @@ from oxrl.config import Config
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.errors import InvariantError, required
 from oxrl.recipes.build import Limits
-from oxrl.rewards.base import Group, GroupScorer
+from oxrl.rewards.base import Group, GroupScorer, Scores
 from oxrl.rewards.builtin import BUILTINS
 from oxrl.runs.patience import Patience, StopAsked
-from oxrl.types import Prompt, Score
+from oxrl.types import Prompt
 
 if TYPE_CHECKING:
     from oxrl.recipes.features.base import Feature
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class NoScores:
     """The scorer of a run that scores nothing."""
 
-    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """See GroupScorer.
 
         Raises:

@@ -71,12 +71,14 @@ class Reward(Protocol):
 
 
 Group = tuple[Prompt, Sequence[Completion]]
+# Of groups, in order: a score for each of their completions, in theirs.
+Scores = list[list[Score]]
 
 
 class GroupScorer(Protocol):
     """What scores completions: the pool of a reward's workers, or what stands before it."""
 
-    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """Score the completions of every group, in their order.
 
         Raises:

@@ -12,7 +12,7 @@ import torch
 
 from oxrl.errors import OxrlError, RewardDefinitionError
 from oxrl.processes.user_code import MOST_REASON, capped, text_of
-from oxrl.rewards.base import Group, sample_range
+from oxrl.rewards.base import Group, Scores, sample_range
 from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.rewards.workers import SinglePool
@@ -94,7 +94,7 @@ class ModelPool(RewardModelPool):
         with self._lock:
             self._loaded()
 
-    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """Score groups of completions; what the model cannot read never raises.
 
         Raises:
@@ -103,7 +103,7 @@ class ModelPool(RewardModelPool):
             DeadlineError: a group took too long.
         """
         patience = patience or Patience()
-        found: list[list[Score]] = []
+        found: Scores = []
         with self._lock:
             model = self._loaded()
             for group in groups:

@@ -13,13 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from oxrl.rewards.base import Group
+from oxrl.rewards.base import Group, Scores
 from oxrl.rewards.workers import SinglePool
 from oxrl.runs.patience import Patience
 from oxrl.types import Metrics, Score, ScoreStatus
-
-# The scores of groups of completions.
-Scores = list[list[Score]]
 
 
 @dataclass(frozen=True, kw_only=True)

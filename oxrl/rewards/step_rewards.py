@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from oxrl.rewards.base import Group, GroupScorer
+from oxrl.rewards.base import Group, GroupScorer, Scores
 from oxrl.runs.patience import Patience
 from oxrl.types import Completion, Score
 
@@ -32,9 +32,9 @@ class StepScorer:
         self._scorer = scorer
         self._tokenizer = tokenizer
 
-    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """See GroupScorer. A response whose tokens do not say its text is "invalid"."""
-        found: list[list[Score]] = []
+        found: Scores = []
         scored = self._scorer.score(groups, patience)
         for (_, completions), scores in zip(groups, scored, strict=True):
             found.append(list(map(self._placed, completions, scores)))

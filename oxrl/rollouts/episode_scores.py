@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from oxrl.rewards.base import Group, GroupScorer
+from oxrl.rewards.base import Group, GroupScorer, Scores
 from oxrl.runs.patience import Patience
 from oxrl.types import ENVIRONMENT, Completion, Score
 
@@ -20,7 +20,7 @@ class EpisodeScorer:
     def __init__(self, scorer: GroupScorer | None) -> None:
         self._scorer = scorer
 
-    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """See GroupScorer. An episode whose environment failed has no score, whatever else."""
         own = [[of_turns(completion) for completion in completions] for _, completions in groups]
         if self._scorer is None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from oxrl.engines.sample.base import Finished
 from oxrl.errors import Stopped
-from oxrl.rewards.base import Group, GroupScorer
+from oxrl.rewards.base import Group, GroupScorer, Scores
 from oxrl.runs.patience import LOOK_S, Patience, StopAsked
 from oxrl.types import Completion, Metrics, Score
 
@@ -91,7 +91,7 @@ class MeanwhileScorer:
             completions = [group[sample].completion for sample in sorted(group)]
             self._keep((request.prompt, completions), step)
 
-    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """See GroupScorer. Groups that were never offered are scored now, after those that were."""
         asked: list[_Asked] = []
         for group in groups:

@@ -21,7 +21,7 @@ from oxrl.engines.ray.cluster import (
 )
 from oxrl.errors import LostActorError, OxrlError, RewardDefinitionError
 from oxrl.processes.user_code import text_of
-from oxrl.rewards.base import Group
+from oxrl.rewards.base import Group, Scores
 from oxrl.rewards.model_pool import RewardModelPool, failed_score, named_failures
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.rewards.workers import in_threads
@@ -104,7 +104,7 @@ class ModelActorPool(RewardModelPool):
         with self._lock:
             self._started()
 
-    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """Score groups of completions; what the model cannot read, and a lost actor, never raise.
 
         Raises:
@@ -113,7 +113,7 @@ class ModelActorPool(RewardModelPool):
             DeadlineError: no score came for too long.
         """
         patience = patience or Patience()
-        found: list[list[Score]] = [[]] * len(groups)
+        found: Scores = [[]] * len(groups)
         places = iter(range(len(groups)))  # each is taken by one thread: `next` is atomic
         idle = iter(range(self._size))
 

@@ -10,16 +10,16 @@ from typing import Any
 
 from oxrl.errors import RewardDefinitionError
 from oxrl.processes.user_code import MOST_REASON, capped
+from oxrl.rewards.base import Group, Scores
 from oxrl.rewards.judge.asking import Judge, Messages, Outcome
 from oxrl.rewards.judge.endpoint import JudgeError
 from oxrl.rewards.judge.options import JudgeOptions
 from oxrl.rewards.judge.questions import pairs_of_group, question, verdict_of
 from oxrl.rewards.judge.record import Judgements
 from oxrl.runs.patience import Patience
-from oxrl.types import Completion, Metrics, Prompt, Score
+from oxrl.types import Metrics, Prompt, Score
 
 NAME = "judge"
-Group = tuple[Prompt, Sequence[Completion]]
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class JudgePool:
         counted = self._judge.counters()
         return {f"system/judge/{name}": float(number) for name, number in counted.items()}
 
-    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """Score groups of completions; a failure of the judge never raises.
 
         Returns:
@@ -137,7 +137,7 @@ class JudgePool:
         for questions in asked:
             messages += [one.messages for one in questions if one.messages is not None]
         outcomes = iter(self._judge.ask(messages, patience or Patience()))
-        found: list[list[Score]] = []
+        found: Scores = []
         for (prompt, members), questions in zip(groups, asked, strict=True):
             verdicts: list[list[_Verdict]] = [[] for _ in members]
             for one in questions:
