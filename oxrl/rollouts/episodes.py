@@ -22,7 +22,7 @@ from oxrl.data.chat import TemplateError
 from oxrl.data.contexts import Contexts, Conversation, Exchange, Reading, Window
 from oxrl.data.messages import Message, Tools, images_of
 from oxrl.data.turns import TurnEncoder
-from oxrl.engines.sample.base import Finished, RolloutEngine
+from oxrl.engines.sample.base import Finished, RolloutEngine, RowLogprobs, ShownImages, TokenRows
 from oxrl.engines.train.base import Bucket
 from oxrl.environments.base import Step
 from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode, Opening
@@ -216,10 +216,10 @@ class EpisodeEngine:
 
     def logprobs(
         self,
-        rows: Sequence[Sequence[int]],
+        rows: TokenRows,
         temperature: float = 1.0,
-        shown: Sequence[Sequence[str]] = (),
-    ) -> list[list[float]]:
+        shown: ShownImages = (),
+    ) -> RowLogprobs:
         """See RolloutEngine."""
         return self._engine.logprobs(rows, temperature, shown)
 

@@ -11,6 +11,13 @@ from oxrl.errors import DeadlineError, Stopped
 from oxrl.runs.patience import Patience, StopAsked, never
 from oxrl.types import Completion, Metrics, Request
 
+# Rows of token ids, of any lengths.
+TokenRows = Sequence[Sequence[int]]
+# Of each row the names of the images that it shows; empty: no row shows any.
+ShownImages = Sequence[Sequence[str]]
+# Of each row the log-probability of every token, in nats.
+RowLogprobs = list[list[float]]
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -91,10 +98,10 @@ class RolloutEngine(Protocol):
 
     def logprobs(
         self,
-        rows: Sequence[Sequence[int]],
+        rows: TokenRows,
         temperature: float = 1.0,
-        shown: Sequence[Sequence[str]] = (),
-    ) -> list[list[float]]:
+        shown: ShownImages = (),
+    ) -> RowLogprobs:
         """Score rows of token ids: what the delivery probe compares.
 
         Args:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from oxrl.engines.sample.base import Finished
+from oxrl.engines.sample.base import Finished, RowLogprobs, ShownImages, TokenRows
 from oxrl.engines.sample.gumbel import noise_keys, restrict, sample_tokens
 from oxrl.engines.sample.prefill import pad_rows, row_batches
 from oxrl.engines.sample.sampler import Sampler
@@ -137,12 +137,12 @@ class ModuleSampler(Sampler):
     @torch.inference_mode()
     def logprobs(
         self,
-        rows: Sequence[Sequence[int]],
+        rows: TokenRows,
         temperature: float = 1.0,
-        shown: Sequence[Sequence[str]] = (),
-    ) -> list[list[float]]:
+        shown: ShownImages = (),
+    ) -> RowLogprobs:
         """See RolloutEngine."""
-        results: list[list[float]] = []
+        results: RowLogprobs = []
         for batch in row_batches([tuple(row) for row in rows]):
             tokens, lengths = pad_rows(batch, self.model.device)
             real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
@@ -156,7 +156,7 @@ class ModuleSampler(Sampler):
             results += [row[: len(ids)] for row, ids in zip(aligned, batch, strict=True)]
         return results
 
-    def _showing(self, inputs: TokenBatch, shown: Sequence[Sequence[str]]) -> TokenBatch:
+    def _showing(self, inputs: TokenBatch, shown: ShownImages) -> TokenBatch:
         """Rows with the pixels of their images.
 
         Raises:

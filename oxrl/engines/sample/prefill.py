@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from oxrl.engines.sample.base import TokenRows
 from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import CausalNetwork
 from oxrl.types import Request
@@ -71,7 +72,7 @@ class Prompts:
         self._prefilled.clear()
 
 
-def read_rows(network: CausalNetwork, rows: Sequence[Sequence[int]]) -> tuple[list[Tensor], Tensor]:
+def read_rows(network: CausalNetwork, rows: TokenRows) -> tuple[list[Tensor], Tensor]:
     """Run rows of token ids through the model.
 
     Returns:
@@ -91,7 +92,7 @@ def read_rows(network: CausalNetwork, rows: Sequence[Sequence[int]]) -> tuple[li
     return kvs, ends
 
 
-def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+def pad_rows(rows: TokenRows, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows of token ids as (right-padded tokens [P, T], lengths [P])."""
     lengths = [len(ids) for ids in rows]
     width = max(lengths)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from oxrl.engines.sample.base import ShownImages
 from oxrl.engines.sample.cached import CachedSampler, Lane
 from oxrl.engines.sample.prefill import prompt_of
 from oxrl.engines.train.base import Bucket
@@ -76,7 +77,7 @@ class VisionSampler(CachedSampler):
         lane.cache = getattr(output, self._cache_name)
         return head_logits(output.last_hidden_state[:, -1], self.network.head)
 
-    def _showing(self, inputs: TokenBatch, shown: Sequence[Sequence[str]]) -> TokenBatch:
+    def _showing(self, inputs: TokenBatch, shown: ShownImages) -> TokenBatch:
         if self.images is None:
             return super()._showing(inputs, shown)
         rows = [(f"row {at}", names) for at, names in enumerate(shown)]

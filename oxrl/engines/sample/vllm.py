@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from oxrl.engines.determinism import VLLM_BATCH_INVARIANT
-from oxrl.engines.sample.base import Finished
+from oxrl.engines.sample.base import Finished, RowLogprobs, ShownImages, TokenRows
 from oxrl.engines.sample.sampler import Sampler
 from oxrl.engines.sample.vllm_worker import payload, sampled_logprobs, vllm_module
 from oxrl.engines.train.base import Bucket
@@ -396,10 +396,10 @@ class VllmEngine(Sampler):
 
     def logprobs(
         self,
-        rows: Sequence[Sequence[int]],
+        rows: TokenRows,
         temperature: float = 1.0,
-        shown: Sequence[Sequence[str]] = (),
-    ) -> list[list[float]]:
+        shown: ShownImages = (),
+    ) -> RowLogprobs:
         """See RolloutEngine. Rows must be at least one token shorter than the context."""
         self._rpc("oxrl_set_score_temperature", temperature)
         names = [f"{SCORING}{next(self._scoring)}" for _ in rows]

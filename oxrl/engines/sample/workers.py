@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Proto
 
 from safetensors.torch import load
 
-from oxrl.engines.sample.base import Finished, RolloutEngine
+from oxrl.engines.sample.base import Finished, RolloutEngine, RowLogprobs, ShownImages, TokenRows
 from oxrl.engines.train.base import Bucket
 from oxrl.errors import DeadlineError, EngineError, LostActorError, WeightSyncError
 from oxrl.runs.deadlines import Deadline, Deadlines, Phase, waiting_for
@@ -43,7 +43,7 @@ Weights = Callable[[], list[Reference]]
 # What an actor has sampled: the id of a request, and its completion.
 Answer = tuple[str, Completion]
 # What `RolloutEngine.logprobs` is asked.
-Scored = tuple[Sequence[Sequence[int]], float, Sequence[Sequence[str]]]
+Scored = tuple[TokenRows, float, ShownImages]
 
 # An actor reports back at least this often while it samples, so that silence means something.
 POLL_S = 1.0
@@ -181,10 +181,10 @@ class RolloutWorker:
 
     def logprobs(
         self,
-        rows: Sequence[Sequence[int]],
+        rows: TokenRows,
         temperature: float = 1.0,
-        shown: Sequence[Sequence[str]] = (),
-    ) -> list[list[float]]:
+        shown: ShownImages = (),
+    ) -> RowLogprobs:
         return self._group.score(self, rows, temperature, shown)
 
     def held(self) -> Mapping[str, str]:
@@ -203,10 +203,10 @@ class Probe(NamedTuple):
     shown: names of the images of each row; empty: there are none.
     """
 
-    rows: Sequence[Sequence[int]]
+    rows: TokenRows
     temperature: float
-    logprobs: list[list[float]]
-    shown: Sequence[Sequence[str]] = ()
+    logprobs: RowLogprobs
+    shown: ShownImages = ()
 
 
 class RolloutWorkers:
@@ -423,10 +423,10 @@ class RolloutWorkers:
 
     def logprobs(
         self,
-        rows: Sequence[Sequence[int]],
+        rows: TokenRows,
         temperature: float = 1.0,
-        shown: Sequence[Sequence[str]] = (),
-    ) -> list[list[float]]:
+        shown: ShownImages = (),
+    ) -> RowLogprobs:
         """See RolloutEngine. Actor 0 answers; `members` are asked one by one."""
         return self.score(self._workers[0], rows, temperature, shown)
 
@@ -449,10 +449,10 @@ class RolloutWorkers:
     def score(
         self,
         worker: RolloutWorker,
-        rows: Sequence[Sequence[int]],
+        rows: TokenRows,
         temperature: float,
-        shown: Sequence[Sequence[str]] = (),
-    ) -> list[list[float]]:
+        shown: ShownImages = (),
+    ) -> RowLogprobs:
         """What one actor says of `rows`; kept, for replacements to be compared with."""
         self._set_asleep(False)
         scores = self._scores(worker, rows, temperature, shown, self.call)
@@ -462,11 +462,11 @@ class RolloutWorkers:
     def _scores(
         self,
         worker: RolloutWorker,
-        rows: Sequence[Sequence[int]],
+        rows: TokenRows,
         temperature: float,
-        shown: Sequence[Sequence[str]],
+        shown: ShownImages,
         call: Calling,
-    ) -> list[list[float]]:
+    ) -> RowLogprobs:
         """Scores of rows by one actor, which is given the images that they show."""
         if self._images is None or not shown:
             return call(worker, RolloutEngine.logprobs, rows, temperature)
@@ -588,7 +588,7 @@ def score_with_images(
     asked: Scored,
     contents: Mapping[str, bytes],
     kept: Sequence[str],
-) -> list[list[float]]:
+) -> RowLogprobs:
     """In an actor: take images over, and score the rows that show them."""
     _images_of(engine).hold_only(contents, kept)
     return engine.logprobs(*asked)
