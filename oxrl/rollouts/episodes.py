@@ -23,7 +23,7 @@ from oxrl.data.contexts import Contexts, Conversation, Exchange, Reading, Window
 from oxrl.data.messages import Message, Tools, images_of
 from oxrl.data.turns import TurnEncoder
 from oxrl.engines.sample.base import Finished, RolloutEngine, RowLogprobs, ShownImages, TokenRows
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.environments.base import Step
 from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode, Opening
 from oxrl.errors import DeadlineError, EngineError, InvariantError
@@ -206,11 +206,11 @@ class EpisodeEngine:
             finished.append(Finished(episode.request, done))
         return finished
 
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Fingerprints:
         """See RolloutEngine."""
         return self._engine.update_weights(buckets, version)
 
-    def held(self) -> Mapping[str, str]:
+    def held(self) -> Fingerprints:
         """See RolloutEngine."""
         return self._engine.held()
 

@@ -14,7 +14,7 @@ from oxrl.engines.sample.workers import (
     RolloutWorkers,
     Weights,
 )
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.engines.transport.base import LineError
 from oxrl.engines.transport.ends import End, InProcess, Receives
 from oxrl.engines.transport.line import Meeting, Seat
@@ -48,7 +48,7 @@ class RolloutActor(EngineActor):
         """Meet the training ranks."""
         self._end.join(meeting, seats, address)
 
-    def receive(self, version: int) -> Mapping[str, str]:
+    def receive(self, version: int) -> Fingerprints:
         """Load what the training ranks send."""
         return self._end.receive(version)
 
@@ -87,7 +87,7 @@ class RayRollouts(RolloutWorkers):
                 broken = broken or f"{worker.name}: {error}"
         return answers, broken
 
-    def received(self, answers: Sequence[Mapping[str, str]], weights: Weights) -> Mapping[str, str]:
+    def received(self, answers: Sequence[Fingerprints], weights: Weights) -> Fingerprints:
         """Every worker has loaded what was sent to all.
 
         Args:

@@ -38,7 +38,7 @@ from oxrl.engines.ray.cluster import (
     unpack,
 )
 from oxrl.engines.sample.workers import call_on
-from oxrl.engines.train.base import Bucket, Part
+from oxrl.engines.train.base import Bucket, Fingerprints, Part
 from oxrl.engines.train.ranks import CUT_OFF, WAITED
 from oxrl.engines.train.trainer import Trainer, forward_without_adapter
 from oxrl.engines.transport.base import (
@@ -364,7 +364,7 @@ class RayTrainer:
     def weights(self, part: Part = "all") -> Iterator[Bucket]:
         return self._stream(part)
 
-    def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> Mapping[str, str]:
+    def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> Fingerprints:
         return self._call("sync", Trainer.fingerprints, dtype, part)
 
     def forward_without_adapter(self, inputs: TokenBatch, want: Want) -> Output:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.errors import DeadlineError, Stopped
 from oxrl.runs.patience import Patience, StopAsked, never
 from oxrl.types import Completion, Metrics, Request
@@ -72,7 +72,7 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Fingerprints:
         """Load weights between polls, drop every cached key and value; requests go on with them.
 
         Args:
@@ -87,7 +87,7 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    def held(self) -> Mapping[str, str]:
+    def held(self) -> Fingerprints:
         """Read every weight again, as the engine computes with it now.
 
         Returns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
@@ -16,7 +16,7 @@ from oxrl.engines.sample.gumbel import noise_keys, restrict, sample_tokens
 from oxrl.engines.sample.prefill import pad_rows, row_batches
 from oxrl.engines.sample.sampler import Sampler
 from oxrl.engines.sample.slots import Slots
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.errors import EngineError, WeightSyncError
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.lora import has_adapter
@@ -102,7 +102,7 @@ class ModuleSampler(Sampler):
         return [self._ended(request, "abort", request.prefix) for request in stopped]
 
     @torch.no_grad()
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Fingerprints:
         """See RolloutEngine. Tensors that already are this model's memory are not copied, and get
         no fingerprint.
 
@@ -130,7 +130,7 @@ class ModuleSampler(Sampler):
         self._forget_computed()
         return fingerprints
 
-    def held(self) -> Mapping[str, str]:
+    def held(self) -> Fingerprints:
         """See RolloutEngine."""
         return {name: fingerprint(weight) for name, weight in self.model.named_parameters()}
 

@@ -27,7 +27,7 @@ from oxrl.engines.determinism import VLLM_BATCH_INVARIANT
 from oxrl.engines.sample.base import Finished, RowLogprobs, ShownImages, TokenRows
 from oxrl.engines.sample.sampler import Sampler
 from oxrl.engines.sample.vllm_worker import payload, sampled_logprobs, vllm_module
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.engines.transport.base import LINE_BROKE, LineError
 from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyncError
@@ -321,7 +321,7 @@ class VllmEngine(Sampler):
         longest = max((len(active.versions) for active in self._active.values()), default=0)
         return f"{len(self._active)} requests are in vLLM, the longest has {longest} tokens"
 
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Fingerprints:
         """See RolloutEngine. Running requests keep their tokens and compute their keys again.
 
         Raises:
@@ -339,7 +339,7 @@ class VllmEngine(Sampler):
         """See Receives."""
         self._rpc("oxrl_join", meeting, [list(own) for own in seats], address)
 
-    def receive(self, version: int) -> Mapping[str, str]:
+    def receive(self, version: int) -> Fingerprints:
         """See Receives: as `update_weights`, of what the ranks send to the workers."""
         return self._update(self._receive, version)
 
@@ -350,7 +350,7 @@ class VllmEngine(Sampler):
             return error
         return None
 
-    def _update(self, load: Callable[[], Exception | None], version: int) -> Mapping[str, str]:
+    def _update(self, load: Callable[[], Exception | None], version: int) -> Fingerprints:
         """Have the workers load; what they received."""
         self._note_versions()
         self._rpc("oxrl_begin_load")
@@ -377,7 +377,7 @@ class VllmEngine(Sampler):
         self._version = version
         return received
 
-    def held(self) -> Mapping[str, str]:
+    def held(self) -> Fingerprints:
         """See RolloutEngine. On a CPU, packed weights are read through the layers that use them."""
         pieces: dict[str, list[Piece]] = {}
         for report in self._rpc("oxrl_held"):

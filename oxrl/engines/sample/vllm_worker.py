@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from oxrl.engines.sample.gumbel import gumbel_noise, noise_keys, restrict
 from oxrl.engines.sample.vllm_weights import held_pieces
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.engines.transport.base import BASE, LINE_BROKE, MADE, LineError
 from oxrl.engines.transport.ends import Receiver, name_of, receiver
 from oxrl.engines.transport.line import Meeting, Seat
@@ -48,7 +48,7 @@ class WorkerExtension:
     oxrl_receiver: Receiver | None = None
     # Of a policy with an adapter: the weights under it, and what its term is multiplied by.
     oxrl_base: Mapping[str, Tensor] | None = None
-    oxrl_base_prints: Mapping[str, str]
+    oxrl_base_prints: Fingerprints
     oxrl_scale: float
     # Whether what is being loaded goes straight to where the model has it.
     oxrl_in_place = False

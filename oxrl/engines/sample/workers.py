@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Proto
 from safetensors.torch import load
 
 from oxrl.engines.sample.base import Finished, RolloutEngine, RowLogprobs, ShownImages, TokenRows
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.errors import DeadlineError, EngineError, LostActorError, WeightSyncError
 from oxrl.runs.deadlines import Deadline, Deadlines, Phase, waiting_for
 from oxrl.types import Completion, Metrics, Request
@@ -81,7 +81,7 @@ class EngineActor:
         except DeadlineError:
             return []  # still sampling; how long is too long is for the caller to say
 
-    def update_weights(self, references: Sequence[Reference], version: int) -> Mapping[str, str]:
+    def update_weights(self, references: Sequence[Reference], version: int) -> Fingerprints:
         return self._engine.update_weights(map(self.fetch, references), version)
 
     def enter(self, directory: str) -> None:
@@ -187,7 +187,7 @@ class RolloutWorker:
     ) -> RowLogprobs:
         return self._group.score(self, rows, temperature, shown)
 
-    def held(self) -> Mapping[str, str]:
+    def held(self) -> Fingerprints:
         return self._group.held_by(self)
 
 
@@ -258,8 +258,8 @@ class RolloutWorkers:
         self._replaced = 0
         # Where replacements find the last weights.
         self._weights: Weights = list
-        self._fingerprints: Mapping[str, str] = {}
-        self._held: Mapping[str, str] = {}
+        self._fingerprints: Fingerprints = {}
+        self._held: Fingerprints = {}
         self._probe: Probe | None = None
         self._version = max(worker.wait_loaded() for worker in self._workers)
 
@@ -357,7 +357,7 @@ class RolloutWorkers:
         self._sleep_if_idle()
         return aborted
 
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Mapping[str, str]:
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> Fingerprints:
         """See RolloutEngine. Each bucket is laid out once, for all actors.
 
         Raises:
@@ -377,7 +377,7 @@ class RolloutWorkers:
         self._probe = None
         self._version = version
 
-    def load(self, weights: Weights, version: int) -> Mapping[str, str]:
+    def load(self, weights: Weights, version: int) -> Fingerprints:
         """Have every actor load weights that were laid out."""
         self.begin_update(version)
         self._weights = weights
@@ -394,7 +394,7 @@ class RolloutWorkers:
         """The longest wait for an actor."""
         return self._waits.of(phase, self._nbytes)
 
-    def _prove(self, worker: RolloutWorker, fingerprints: Mapping[str, str]) -> None:
+    def _prove(self, worker: RolloutWorker, fingerprints: Fingerprints) -> None:
         """The worker has the version, the tensors that every actor holds, and scores as they do."""
         found = worker.call(weight_version)
         if found != self._version:
@@ -430,11 +430,11 @@ class RolloutWorkers:
         """See RolloutEngine. Actor 0 answers; `members` are asked one by one."""
         return self.score(self._workers[0], rows, temperature, shown)
 
-    def held(self) -> Mapping[str, str]:
+    def held(self) -> Fingerprints:
         """See RolloutEngine. Actor 0 answers; `members` are asked one by one."""
         return self.held_by(self._workers[0])
 
-    def held_by(self, worker: RolloutWorker) -> Mapping[str, str]:
+    def held_by(self, worker: RolloutWorker) -> Fingerprints:
         """What one actor computes with; kept, for replacements to be compared with."""
         self._set_asleep(False)
         found = self.call(worker, RolloutEngine.held)

@@ -19,6 +19,8 @@ from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch, Want
 # adapter that computes the same.
 Part = Literal["all", "adapter", "merged"]
 Bucket = list[NamedTensor]
+# Of weights, by name.
+Fingerprints = Mapping[str, str]
 
 
 class Scorer(Protocol):
@@ -125,7 +127,7 @@ class TrainEngine(Scorer, Saved, Protocol):
         """
         ...
 
-    def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> Mapping[str, str]:
+    def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> Fingerprints:
         """What `weights()` has to yield, told without it; collective across ranks.
 
         Args:

@@ -6,14 +6,14 @@ fingerprints and log-probabilities, never a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from oxrl.engines.probe import Forwards, Rows, Shown, perturb, two_forwards
-from oxrl.engines.train.base import Bucket, Part, TrainEngine
+from oxrl.engines.train.base import Bucket, Fingerprints, Part, TrainEngine
 from oxrl.errors import EngineError
 from oxrl.models.weights import Whole
 from oxrl.types import Images, Metrics
@@ -21,7 +21,6 @@ from oxrl.types import Images, Metrics
 if TYPE_CHECKING:
     from oxrl.engines.train.trainer import Trainer
 
-Fingerprints = Mapping[str, str]
 # How names in a sampler's answer begin: of weights that it made, and of what it made them from.
 MADE = "made/"
 BASE = "base/"

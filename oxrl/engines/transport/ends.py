@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import cycle
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 
 from oxrl.engines.sample.base import RolloutEngine
-from oxrl.engines.train.base import Bucket
+from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.engines.transport.base import LINE_BROKE, Copy, LineError, copied
 from oxrl.engines.transport.line import Line, Meeting, Seat
 from oxrl.models.fingerprints import fingerprint
@@ -212,7 +212,7 @@ class Receives(Protocol):
         """
         ...
 
-    def receive(self, version: int) -> Mapping[str, str]:
+    def receive(self, version: int) -> Fingerprints:
         """As `update_weights`, of what the ranks send."""
         ...
 
@@ -236,7 +236,7 @@ class InProcess:
         self._receiver = None
         self._receiver = receiver(meeting, seats[0], address=address, device=self._device())
 
-    def receive(self, version: int) -> Mapping[str, str]:
+    def receive(self, version: int) -> Fingerprints:
         if self._receiver is None:
             raise LineError(f"{LINE_BROKE} is not laid")
         with closing(self._receiver.buckets()) as buckets:
