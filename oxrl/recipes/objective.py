@@ -14,7 +14,7 @@ from oxrl.engines.train.base import Scorer, TrainEngine
 from oxrl.errors import required
 from oxrl.functional.advantage_inputs import AdvantageInputs
 from oxrl.functional.advantages import ADVANTAGES
-from oxrl.functional.masks import weighted_sum
+from oxrl.functional.masks import LossAndMetrics, weighted_sum
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
 from oxrl.functional.weights import WEIGHTS
 from oxrl.recipes.user_gate import find_gate
@@ -93,7 +93,7 @@ class Objective:
             self.want |= feature.want
             self.want_before |= feature.want_before
 
-    def policy_loss(self, output: Output, batch: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_loss(self, output: Output, batch: PolicyBatch) -> LossAndMetrics:
         """The policy's loss, a LossFn.
 
         gate(ratio, advantages) * correction + kl_coeff * KL - entropy_coeff * H, all weighted by

@@ -16,6 +16,7 @@ from oxrl.config import Config
 from oxrl.engines.train.base import Saved
 from oxrl.errors import did_you_mean
 from oxrl.functional.advantage_inputs import AdvantageInputs
+from oxrl.functional.masks import LossAndMetrics
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
 from oxrl.recipes.own_code import OwnCode, load_own, made_again
 from oxrl.recipes.progress import RolloutProgress
@@ -146,7 +147,7 @@ class OwnFeature(Feature):
     def on_minibatch(self, batch: PolicyBatch) -> PolicyBatch:
         return self._ask("on_minibatch", batch)
 
-    def loss(self, output: Output, batch: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]] | None:
+    def loss(self, output: Output, batch: PolicyBatch) -> LossAndMetrics | None:
         found = self._ask("loss", output, batch)
         if found is None:
             return None

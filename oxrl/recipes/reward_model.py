@@ -11,6 +11,7 @@ from oxrl.config import Config
 from oxrl.data.preferences import Judged, PreferenceDataset, to_preference_batch
 from oxrl.data.steps import StepDataset, Steps, to_step_batch
 from oxrl.errors import required
+from oxrl.functional.masks import LossAndMetrics
 from oxrl.functional.reward_model_losses import bradley_terry, process_reward
 from oxrl.recipes.build import load_critic_to_train, row_options
 from oxrl.recipes.given_rows import Learner, LookedAt, Memory, learn
@@ -45,7 +46,7 @@ class OutcomeLearner(Learner[Judged]):
         metrics["data/rows"] = float(len(units))
         return metrics, float(batch.inputs.attention_mask.sum())
 
-    def loss(self, output: Output, batch: PreferenceBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, output: Output, batch: PreferenceBatch) -> LossAndMetrics:
         """Bradley-Terry on the scores after the last token."""
         scores = required(output.bootstrap, "model output")
         return bradley_terry(
@@ -96,7 +97,7 @@ class ProcessLearner(Learner[Steps]):
         return {"eval/accuracy": float(right.mean()), "eval/majority": max(share, 1 - share)}
 
 
-def step_loss(output: Output, batch: StepBatch) -> tuple[Tensor, dict[str, Tensor]]:
+def step_loss(output: Output, batch: StepBatch) -> LossAndMetrics:
     """Cross-entropy of the labels after each step."""
     values = required(output.values, "model output")
     return process_reward(values, batch.labels.to(values.dtype), batch.loss_weights)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from oxrl.config import Config
-from oxrl.engines.train.base import Saved
+from oxrl.engines.train.base import Engines, Saved
 from oxrl.engines.train.ranks import Ranks
 from oxrl.engines.train.share import FLUSH_BYTES
 from oxrl.errors import CheckpointWriteError, DeadlineError
@@ -52,7 +52,7 @@ class Saver:
 
     def save(
         self,
-        engines: Mapping[str, Saved],
+        engines: Engines,
         step: int,
         new_writer: Callable[[], CheckpointWriter],
         *,
@@ -80,7 +80,7 @@ class Saver:
 
     def _save(
         self,
-        engines: Mapping[str, Saved],
+        engines: Engines,
         step: int,
         new_writer: Callable[[], CheckpointWriter],
         wait: bool,
@@ -107,7 +107,7 @@ class Saver:
         # The previous checkpoint is intact: a full disk costs safety, not the run.
         log.warning("no checkpoint at step %d, trying again at the next boundary: %s", step, error)
 
-    def load(self, found: Checkpoint, engines: Mapping[str, Saved]) -> None:
+    def load(self, found: Checkpoint, engines: Engines) -> None:
         """Restore engines from a checkpoint; on every rank."""
         with self._ranks.within(self._waits.of("load", size_of(found.path)), "a checkpoint"):
             for name, engine in engines.items():
@@ -139,7 +139,7 @@ class Saver:
             self._writer.drop()
             self._writer = None
 
-    def newest(self, root: Path, engines: Mapping[str, Saved]) -> Checkpoint | None:
+    def newest(self, root: Path, engines: Engines) -> Checkpoint | None:
         """The newest whole checkpoint, at whose parts all ranks look; collective."""
         if self._ranks.first:
             found = latest_checkpoint(root, look_at_parts=lambda path: self._look(path, engines))
@@ -150,13 +150,11 @@ class Saver:
                 _problems(Path(path), engines)
         return self._ranks.agree(found)
 
-    def _look(self, path: Path, engines: Mapping[str, Saved]) -> list[str]:
+    def _look(self, path: Path, engines: Engines) -> list[str]:
         self._ranks.agree(str(path))
         return _problems(path, engines)
 
-    def _begin(
-        self, engines: Mapping[str, Saved], writer: CheckpointWriter, background: bool
-    ) -> None:
+    def _begin(self, engines: Engines, writer: CheckpointWriter, background: bool) -> None:
         begun = False
 
         def write(directory: Path) -> None:
@@ -181,9 +179,7 @@ class Saver:
                 # The other ranks wait to hear whether there is anything to write.
                 self._ranks.agree("")
 
-    def _refer(
-        self, engines: Mapping[str, Saved], new_writer: Callable[[], CheckpointWriter]
-    ) -> None:
+    def _refer(self, engines: Engines, new_writer: Callable[[], CheckpointWriter]) -> None:
         """Name the models of the run instead of writing them; they are as they were built."""
         if not self._ranks.first:
             return
@@ -199,7 +195,7 @@ class Saver:
 
         self._writer.fill(write)
 
-    def _follow(self, engines: Mapping[str, Saved], background: bool) -> None:
+    def _follow(self, engines: Engines, background: bool) -> None:
         for engine in engines.values():
             # The first rank knows where.
             if not engine.begin_save(Path(), background):  # pyright: ignore[reportAttributeAccessIssue]
@@ -273,7 +269,7 @@ def _writes_meanwhile(engine: Saved) -> bool:
     return hasattr(engine, "begin_save")
 
 
-def _problems(path: Path, engines: Mapping[str, Saved]) -> list[str]:
+def _problems(path: Path, engines: Engines) -> list[str]:
     found: list[str] = []
     for name, engine in engines.items():
         if _writes_meanwhile(engine):

@@ -9,13 +9,14 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from oxrl.config import Config
 from oxrl.data.conversations import ConversationDataset, Example
 from oxrl.data.token_rows import pad_rows, to_token_batch
 from oxrl.engines.train.base import TrainEngine
 from oxrl.errors import required
+from oxrl.functional.masks import LossAndMetrics
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
 from oxrl.models.network import check_packing
@@ -84,7 +85,7 @@ class SupervisedLearner(Learner[Example]):
         return found
 
 
-def loss_fn(output: Output, batch: SupervisedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+def loss_fn(output: Output, batch: SupervisedBatch) -> LossAndMetrics:
     """The negative log-likelihood of a batch."""
     logprobs = required(output.logprobs, "model output")
     return supervised_loss(logprobs, batch.inputs.response_mask, batch.loss_weights)

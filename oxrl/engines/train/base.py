@@ -70,6 +70,10 @@ class Saved(Protocol):
         ...
 
 
+# What a checkpoint stores: by the folder in it, "." the checkpoint itself.
+Engines = Mapping[str, Saved]
+
+
 class TrainEngine(Scorer, Saved, Protocol):
     """A model, its gradient and its optimizer."""
 

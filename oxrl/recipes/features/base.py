@@ -14,6 +14,7 @@ from torch import Tensor
 
 from oxrl.engines.train.base import Saved, TrainEngine
 from oxrl.functional.advantage_inputs import AdvantageInputs
+from oxrl.functional.masks import LossAndMetrics
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch, Want
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Feature:
         """Complete a minibatch."""
         return batch
 
-    def loss(self, output: Output, batch: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]] | None:
+    def loss(self, output: Output, batch: PolicyBatch) -> LossAndMetrics | None:
         """A term that is added to the policy's loss, and its metrics."""
         return None
 

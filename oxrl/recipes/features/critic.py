@@ -8,6 +8,7 @@ from torch import Tensor
 
 from oxrl.errors import required
 from oxrl.functional.advantage_inputs import AdvantageInputs
+from oxrl.functional.masks import LossAndMetrics
 from oxrl.functional.metrics import value_metrics
 from oxrl.functional.value_losses import value_loss
 from oxrl.functional.weights import token_mean
@@ -47,7 +48,7 @@ class Critic(Feature):
         )
         return batch
 
-    def value_loss(self, output: Output, batch: ValueBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def value_loss(self, output: Output, batch: ValueBatch) -> LossAndMetrics:
         """The critic's loss, a LossFn."""
         return value_loss(
             required(output.values, "values"),

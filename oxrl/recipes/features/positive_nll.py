@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from torch import Tensor
-
 from oxrl.errors import required
-from oxrl.functional.masks import weighted_sum
+from oxrl.functional.masks import LossAndMetrics, weighted_sum
 from oxrl.functional.metrics import PASS_REWARD
 from oxrl.functional.weights import token_mean
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
@@ -33,7 +31,7 @@ class PositiveNLL(Feature):
         right = batch.inputs.response_mask & (weights > 0)
         return dataclasses.replace(batch, likelihood_weights=token_mean(right))
 
-    def loss(self, output: Output, batch: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]] | None:
+    def loss(self, output: Output, batch: PolicyBatch) -> LossAndMetrics | None:
         """See Feature."""
         logprobs = required(output.logprobs, "logprobs")
         weights = required(batch.likelihood_weights, "likelihood_weights")
