@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from oxrl.data.rows import Fields, Json, Record
+from oxrl.data.rows import Fields, Json, JsonObject, Record
 
 Columns = Mapping[str, str]
 NO_COLUMNS: Columns = {}
@@ -80,7 +80,7 @@ def field_at(fields: Fields, path: str) -> tuple[bool, Json]:
     return True, here
 
 
-def _with_instruction(fields: dict[str, Json]) -> dict[str, Json]:
+def _with_instruction(fields: JsonObject) -> JsonObject:
     """Alpaca: the instruction and its input are the prompt, the output is the completion."""
     instruction = fields.get("instruction")
     has_prompt = any(name in fields for name in ("prompt", "messages", "conversations"))
@@ -98,7 +98,7 @@ def _with_instruction(fields: dict[str, Json]) -> dict[str, Json]:
     return translated
 
 
-def _with_conversations(fields: dict[str, Json]) -> dict[str, Json]:
+def _with_conversations(fields: JsonObject) -> JsonObject:
     """ShareGPT: a conversation, or one that ends where two judged replies begin."""
     turns = fields.get("conversations")
     if not isinstance(turns, list) or "messages" in fields or "prompt" in fields:
@@ -108,7 +108,7 @@ def _with_conversations(fields: dict[str, Json]) -> dict[str, Json]:
     return {**fields, name: [*_system(fields), *turns]}
 
 
-def _with_verdict(fields: dict[str, Json]) -> dict[str, Json]:
+def _with_verdict(fields: JsonObject) -> JsonObject:
     """A whole conversation with a verdict: it is on the last message."""
     turns = fields.get("messages")
     if not isinstance(turns, list) or len(turns) < 2 or not isinstance(fields.get("label"), bool):

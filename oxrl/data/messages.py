@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from oxrl.data.rows import Json, Record
+from oxrl.data.rows import Json, JsonObject, Record
 
 Message = Mapping[str, Json]
 Messages = tuple[Message, ...]
@@ -170,7 +170,7 @@ def _message(record: Record, item: Mapping[str, Json], name: str, expected: str)
     if role is None or text is None:
         kinds = f"role {speaker!r} and content of type {type(content).__name__}"
         record.fail(f"{name} has {kinds}", expected)
-    message: dict[str, Json] = {"role": role, "content": text}
+    message: JsonObject = {"role": role, "content": text}
     for key, value in given.items():
         if not isinstance(value, str):
             record.fail(f"{key} of {name} is {type(value).__name__}", expected)
@@ -278,9 +278,9 @@ def _text(record: Record, content: Json, name: str) -> str | None:
     return "".join(texts)
 
 
-def _calls(record: Record, calls: Json, name: str) -> list[dict[str, Json]]:
+def _calls(record: Record, calls: Json, name: str) -> list[JsonObject]:
     """Calls of functions with arguments as objects, which is what chat templates expect."""
-    found: list[dict[str, Json]] = []
+    found: list[JsonObject] = []
     for call in calls if isinstance(calls, list) else [calls]:
         inner = call.get("function") or call if isinstance(call, dict) else None
         if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):

@@ -15,6 +15,9 @@ from oxrl.errors import DataError
 # is read, with errors that name the record.
 Json = Any
 Fields = Mapping[str, Json]
+# An object that is being made.
+JsonObject = dict[str, Json]
+Rows = list[Fields]
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -144,7 +147,7 @@ def _jsonl(path: Path) -> Iterator[Record]:
             start += len(line)
 
 
-def _parse(line: bytes, place: str, start: int) -> dict[str, Json]:
+def _parse(line: bytes, place: str, start: int) -> JsonObject:
     """The JSON object on a line that begins at byte `start` of its file."""
     try:
         fields = json.loads(line.decode("utf-8"))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from pydantic import ConfigDict, ValidationError, create_model
 
 from oxrl.data.hub import locate
-from oxrl.data.prepare.generated import Arithmetic, Made, ReasoningGym
+from oxrl.data.prepare.generated import Arithmetic, Files, Made, ReasoningGym
 from oxrl.data.prepare.published import (
     CONVERTERS,
     FOLDER,
@@ -23,7 +23,7 @@ from oxrl.data.prepare.published import (
 )
 from oxrl.data.prepare.split import split_rows
 from oxrl.data.prepare.visual import VisualQuestions
-from oxrl.data.rows import Fields, Json, Record, file_hash, read_rows
+from oxrl.data.rows import Fields, Json, JsonObject, Record, Rows, file_hash, read_rows
 from oxrl.errors import DataError, MissingExtraError
 from oxrl.runs.bars import followed
 from oxrl.runs.files import write_atomically
@@ -32,7 +32,9 @@ from oxrl.seeds import stable_seed
 if TYPE_CHECKING:
     from oxrl.data.prepare.demonstrations import Made as MadeActions
 
-Report = dict[str, Json]
+Report = JsonObject
+# A file or folder, here or on the hub; None for what is generated.
+Source = Path | str | None
 
 
 class Hub(NamedTuple):
@@ -74,7 +76,7 @@ GENERATORS: dict[str, Callable[..., Generator]] = {
 
 def prepare(
     name: str,
-    source: Path | str | None,
+    source: Source,
     out: Path,
     *,
     seed: int = 0,
@@ -113,9 +115,9 @@ def prepare(
     else:
         chosen = _options(name, CONVERTERS[name], options)
         paths, raw = _raw_files(name, source)
-        rejects: list[Fields] = []
+        rejects: Rows = []
         converter = partial(CONVERTERS[name], **chosen)
-        files: dict[str, list[Fields]] = {}
+        files: Files = {}
         for stem, records in raw.items():
             rows = _converted(name, stem, records, converter, rejects)
             if not rows:
@@ -135,7 +137,7 @@ def prepare(
 
 
 def prepare_judged(
-    source: Path | str | None,
+    source: Source,
     out: Path,
     *,
     seed: int = 0,
@@ -175,7 +177,7 @@ def prepare_judged(
     out.mkdir(parents=True, exist_ok=True)
     judged = Judged(**chosen)
     pool = judged.pool(out)
-    files: dict[str, list[Fields]] = {}
+    files: Files = {}
     facts: Report = {}
     for stem, records in raw.items():
         files[stem], facts[stem] = judged.make(pool, stem, records)
@@ -188,7 +190,7 @@ def prepare_judged(
 
 
 def prepare_demonstrations(
-    source: Path | str | None,
+    source: Source,
     out: Path,
     *,
     seed: int = 0,
@@ -230,7 +232,7 @@ def prepare_demonstrations(
 
 
 def prepare_lerobot(
-    source: Path | str | None,
+    source: Source,
     out: Path,
     *,
     seed: int = 0,
@@ -266,7 +268,7 @@ def prepare_lerobot(
 
 
 def prepare_gguf(
-    source: Path | str | None,
+    source: Source,
     out: Path,
     *,
     seed: int = 0,
@@ -329,10 +331,10 @@ def _converted(
     stem: str,
     records: Iterable[Record],
     converter: Callable[[Fields], Converted],
-    rejects: list[Fields],
-) -> list[Fields]:
+    rejects: Rows,
+) -> Rows:
     """The rows made of raw records, with uid and source; adds what was rejected, and why."""
-    rows: list[Fields] = []
+    rows: Rows = []
     for number, record in enumerate(followed(records, f"rows of {stem}")):
         try:
             fields = record.fields
@@ -349,9 +351,7 @@ def _converted(
     return rows
 
 
-def _split(
-    files: Mapping[str, list[Fields]], test: float, seed: int
-) -> tuple[dict[str, list[Fields]], Report]:
+def _split(files: Mapping[str, Rows], test: float, seed: int) -> tuple[Files, Report]:
     """The rows of one file in two, and what the report says of it."""
     if len(files) > 1:
         raise DataError(f"--test splits one file, and there are {', '.join(files)}")
@@ -361,7 +361,7 @@ def _split(
 
 
 def _raw_files(
-    name: str, source: Path | str | None
+    name: str, source: Source
 ) -> tuple[Mapping[str, Path], Mapping[str, Iterable[Record]]]:
     """Paths, where they are local, and records of the raw files, by the stem of what is written."""
     hub = HUB.get(name)
@@ -374,7 +374,7 @@ def _raw_files(
     return {}, {split: _hub_rows(hub, split) for split in hub.splits}
 
 
-def _subset(rows: list[Fields], seed: int, limit: int | None) -> list[Fields]:
+def _subset(rows: Rows, seed: int, limit: int | None) -> Rows:
     """At most `limit` of the rows, chosen by `seed`, in their original order."""
     if limit is None or limit >= len(rows):
         return rows
@@ -382,7 +382,7 @@ def _subset(rows: list[Fields], seed: int, limit: int | None) -> list[Fields]:
     return [rows[index] for index in sorted(kept)]
 
 
-def _options(name: str, function: Callable[..., object], given: Fields) -> dict[str, Json]:
+def _options(name: str, function: Callable[..., object], given: Fields) -> JsonObject:
     """All options of a dataset, the keyword arguments of `function`: those given, and defaults.
 
     Raises:

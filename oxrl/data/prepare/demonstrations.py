@@ -16,7 +16,8 @@ from oxrl.data.actions import ActionHead
 from oxrl.data.contexts import system_part
 from oxrl.data.fast import SCALE, FastCode, fit
 from oxrl.data.lerobot import statistics
-from oxrl.data.rows import Fields, Json
+from oxrl.data.prepare.generated import Files
+from oxrl.data.rows import Fields, Json, JsonObject, Rows
 from oxrl.environments.base import Message, Step
 from oxrl.environments.find import as_messages, as_step, find_environment
 from oxrl.errors import DataError
@@ -54,9 +55,9 @@ class Made(NamedTuple):
     code: the pieces of FAST, where they are asked for.
     """
 
-    files: dict[str, list[Fields]]
-    facts: dict[str, Json]
-    statistics: dict[str, Json] | None
+    files: Files
+    facts: JsonObject
+    statistics: JsonObject | None
     played: Sequence[Demonstration] = ()
     code: FastCode | None = None
 
@@ -126,13 +127,13 @@ class Demonstrations:
             raise DataError(f"{self.environment}: none of {count} episodes of its expert succeeded")
         rows = [row for done in kept for row in self._rows(done)]
         own = self._json("columns")
-        evaluated: list[Fields] = []
+        evaluated: Rows = []
         for number in range(held_out):
             begins = stable_seed("demonstration eval", seed, number) % 2**31
             evaluated.append({"prompt": self.prompt, "seed": begins, **self._json("eval_columns")})
         files = {"sft": rows, "rl": [{"prompt": self.prompt, **own}], "eval": evaluated}
         steps = [len(done.steps) for done in kept]
-        facts: dict[str, Json] = {
+        facts: JsonObject = {
             "expert_episodes": count,
             "expert_failed": count - len(kept),
             "expert_steps": sum(steps),
@@ -182,7 +183,7 @@ class Demonstrations:
             raise DataError(f"{self.environment} has no method expert() that says what to do")
         return make(**self._json("options"))
 
-    def _rows(self, done: Demonstration) -> list[Fields]:
+    def _rows(self, done: Demonstration) -> Rows:
         actions = [seen.action for seen in done.steps]
         padded = actions + [actions[-1]] * (self.chunk - 1)
         if self.rows == "turns":
@@ -196,7 +197,7 @@ class Demonstrations:
             messages.append({"role": "assistant", "actions": padded[at : at + self.chunk]})
         return [{"messages": messages}]
 
-    def _json(self, name: str) -> dict[str, Json]:
+    def _json(self, name: str) -> JsonObject:
         text = getattr(self, name)
         try:
             found = json.loads(text)
@@ -233,7 +234,7 @@ def succeeded(last: Step) -> bool:
     return last.reward > 0 if last.success is None else last.success
 
 
-def statistics_of(done: Sequence[Demonstration]) -> dict[str, Json] | None:
+def statistics_of(done: Sequence[Demonstration]) -> JsonObject | None:
     """What `action.statistics` reads; None of actions that are names.
 
     Args:

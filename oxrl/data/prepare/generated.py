@@ -9,12 +9,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from oxrl.data.rows import Fields, Json
+from oxrl.data.rows import Fields, Json, JsonObject, Rows
 from oxrl.errors import DataError, MissingExtraError
 from oxrl.seeds import stable_seed
 
 # Rows by the stem of their file, and facts for the report.
-Made = tuple[dict[str, list[Fields]], dict[str, Json]]
+# The rows of each file, by its name without `.jsonl`.
+Files = dict[str, Rows]
+Made = tuple[Files, JsonObject]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class Arithmetic:
                 "raise high"
             )
         held_out: set[tuple[int, ...]] = set()
-        files: dict[str, list[Fields]] = {}
+        files: Files = {}
         for split, count in counts.items():
             chance = random.Random(stable_seed("arithmetic", split, seed))
             rows = files[split] = []
@@ -187,8 +189,8 @@ class ReasoningGym:
             raise DataError(told) from error
         verify = library.get_score_answer_fn(task)
         taken: set[str] = set()
-        files: dict[str, list[Fields]] = {}
-        rejects: list[Fields] = []
+        files: Files = {}
+        rejects: Rows = []
         for split, count in {"train": self.train_rows, "eval": self.eval_rows}.items():
             size = count if limit is None else min(count, limit)
             split_seed = stable_seed("reasoning-gym", split, seed) % 2**31

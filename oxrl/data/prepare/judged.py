@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from oxrl.data.rows import Fields, Json, Record
+from oxrl.data.rows import Json, Record, Rows
 from oxrl.errors import DataError
 from oxrl.rewards.judge.options import RUBRIC, JudgeOptions
 from oxrl.rewards.judge.pool import JudgePool
@@ -80,9 +80,7 @@ class Judged:
             field="judged",
         )
 
-    def make(
-        self, pool: JudgePool, stem: str, records: Iterable[Record]
-    ) -> tuple[list[Fields], Json]:
+    def make(self, pool: JudgePool, stem: str, records: Iterable[Record]) -> tuple[Rows, Json]:
         """The pairs of one file, and what came of its prompts.
 
         Args:
@@ -101,7 +99,7 @@ class Judged:
                 scores = pool.score(groups, Patience(lambda: bool(stop)))
             finally:
                 pool.close()
-        rows: list[Fields] = []
+        rows: Rows = []
         failures: list[str] = []
         for (prompt, members), judged in zip(groups, scores, strict=True):
             failures += [score.reason for score in judged if score.value is None]
@@ -119,7 +117,7 @@ class Judged:
 
     def _pairs(
         self, stem: str, prompt: Prompt, members: Sequence[Completion], scores: Sequence[Score]
-    ) -> list[Fields]:
+    ) -> Rows:
         found: list[tuple[float, str]] = []
         for score, completion in zip(scores, members, strict=True):
             if score.value is not None:
@@ -128,7 +126,7 @@ class Judged:
         chosen = list(combinations(range(len(ranked)), 2))
         if self.pairs == "best_worst":
             chosen = chosen and [(0, len(ranked) - 1)]
-        rows: list[Fields] = []
+        rows: Rows = []
         for better, worse in chosen:
             gap = ranked[better][0] - ranked[worse][0]
             if gap <= self.least_gap:

@@ -16,10 +16,10 @@ from itertools import combinations, pairwise
 from pathlib import Path
 
 from oxrl.data.layouts import field_at
-from oxrl.data.rows import Fields, Json
+from oxrl.data.rows import Fields, Json, Rows
 from oxrl.rewards.math import closing_brace
 
-Converted = list[Fields]
+Converted = Rows
 _FINAL_NUMBER = (
     'Think step by step, then write the final number alone on the last line as "#### N".'
 )
@@ -451,7 +451,7 @@ def _messages(turns: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
-def _replies(node: Fields) -> list[Fields]:
+def _replies(node: Fields) -> Rows:
     """The replies to a message of an OpenAssistant tree that were not deleted."""
     return [reply for reply in node.get("replies", ()) if not reply.get("deleted")]
 

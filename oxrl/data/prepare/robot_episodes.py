@@ -11,7 +11,7 @@ from oxrl.data.fast import SCALE
 from oxrl.data.lerobot import Frame, RobotEpisode, read_episodes, statistics
 from oxrl.data.messages import text_of
 from oxrl.data.prepare.demonstrations import Demonstration, Made, pieces_of, succeeded
-from oxrl.data.rows import Fields, Json
+from oxrl.data.rows import Json, JsonObject, Rows
 from oxrl.environments.base import Message
 from oxrl.errors import DataError
 
@@ -51,7 +51,7 @@ class LeRobotRows:
         Raises:
             DataError: no dataset, no such camera, or no episode that may be learned from.
         """
-        rows: list[Fields] = []
+        rows: Rows = []
         actions: list[Sequence[float]] = []
         count = 0
         for episode in read_episodes(source):
@@ -64,15 +64,15 @@ class LeRobotRows:
             count += 1
         if not rows:
             raise DataError(f"{source}: no episode that may be learned from")
-        facts: dict[str, Json] = {"episodes": count, "frames": len(actions)}
-        told: dict[str, Json] = {"action": statistics(actions)}
+        facts: JsonObject = {"episodes": count, "frames": len(actions)}
+        told: JsonObject = {"action": statistics(actions)}
         code = pieces_of(rows, told, pieces=self.fast, scale=self.fast_scale)
         return Made({"sft": rows}, facts, told, code=code)
 
-    def _rows(self, episode: RobotEpisode, source: Path) -> list[Fields]:
+    def _rows(self, episode: RobotEpisode, source: Path) -> Rows:
         done = [list(map(float, frame.action)) for frame in episode.frames]
         padded = done + [done[-1]] * (self.chunk - 1)
-        rows: list[Fields] = []
+        rows: Rows = []
         for at, frame in enumerate(episode.frames):
             shown = base64.b64encode(self._image(frame, source)).decode()
             text = self.instruction.format(task=episode.task)

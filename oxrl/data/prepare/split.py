@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from oxrl.data.rows import Fields, Json
+from oxrl.data.rows import Fields, JsonObject, Rows
 from oxrl.errors import DataError
 from oxrl.seeds import stable_seed
 
@@ -15,9 +15,9 @@ from oxrl.seeds import stable_seed
 class Parts(NamedTuple):
     """Rows in their original order, and facts for the report."""
 
-    train: list[Fields]
-    test: list[Fields]
-    facts: dict[str, Json]
+    train: Rows
+    test: Rows
+    facts: JsonObject
 
 
 def split_rows(rows: Sequence[Fields], share: float, seed: int) -> Parts:

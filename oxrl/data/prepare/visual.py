@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import NamedTuple
 
-from oxrl.data.prepare.generated import Made
-from oxrl.data.rows import Fields
+from oxrl.data.prepare.generated import Files, Made
+from oxrl.data.rows import Fields, Rows
 from oxrl.errors import DataError
 from oxrl.seeds import stable_seed
 
@@ -102,7 +102,7 @@ class VisualQuestions:
                 if split == "eval":
                     held_out.add(scene)
                 found.append((scene, chance.randrange(self.cells)))
-        files: dict[str, list[Fields]] = {}
+        files: Files = {}
         for split, drawn in asked.items():
             scenes = [scene for scene, _ in drawn]
             files[split] = _rows(split, drawn, scenes)
@@ -157,9 +157,9 @@ def _rows(
     asked: Sequence[tuple[Scene, int]],
     shown: Sequence[Scene],
     questions: Sequence[int] | None = None,
-) -> list[Fields]:
+) -> Rows:
     """Rows of a file; the answers are those to what was asked, whatever is shown instead."""
-    rows: list[Fields] = []
+    rows: Rows = []
     for number, (scene, question) in enumerate(asked):
         letter = LETTERS[question if questions is None else questions[number]]
         coded = base64.b64encode(draw(shown[number])).decode()
