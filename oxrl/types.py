@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Metrics = dict[str, float]
+TokenIds = tuple[int, ...]
 # What is asked of a model: "logprobs", "entropy", "values", "sum_p_squared", "top_k=<K>".
 Want = frozenset[str]
 Batch = TypeVar("Batch", bound="RowBatch")
@@ -67,7 +68,7 @@ class Prompt:
 
     uid: str
     messages: tuple[Mapping[str, str], ...]
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     answer: Any = None
     images: tuple[str, ...] = ()
     source: str = ""
@@ -93,7 +94,7 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     max_tokens: int = 128
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: TokenIds = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,7 @@ class Prefix:
     `versions` says which weights sampled each of them, `logprobs` (nats) how likely it was then.
     """
 
-    token_ids: tuple[int, ...] = ()
+    token_ids: TokenIds = ()
     logprobs: tuple[float, ...] = ()
     versions: tuple[int, ...] = ()
 
@@ -134,14 +135,14 @@ class Segment:
     0. `context`: what stood before, where that is not the prompt and the segments before.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     origin: Literal["policy", "environment"] = "policy"
     images: tuple[str, ...] = ()
     reward: float | None = None
     turn: int = 0
-    context: tuple[int, ...] | None = None
+    context: TokenIds | None = None
 
     def __post_init__(self) -> None:
         tokens = len(self.token_ids)
@@ -179,7 +180,7 @@ class Completion:
     reason: str = ""
 
     @property
-    def token_ids(self) -> tuple[int, ...]:
+    def token_ids(self) -> TokenIds:
         """Tokens of all segments in order."""
         return tuple(token for segment in self.segments for token in segment.token_ids)
 

@@ -141,6 +141,10 @@ NO_OWN_LOSS = (
 )
 
 
+# Dotted paths of fields, and why they are not read.
+Unread = Iterator[tuple[str, str]]
+
+
 def row_fields(row: Row) -> frozenset[str]:
     """Dotted `train.*` paths that the cells and features of `row` read."""
     return frozenset(f"train.{name}" for name in row.defaults)
@@ -179,7 +183,7 @@ def _unread(cfg: Config) -> dict[str, str]:
     return found
 
 
-def _switched_off(cfg: Config) -> Iterator[tuple[str, str]]:
+def _switched_off(cfg: Config) -> Unread:
     """(dotted path, reason) of fields that the algorithm could read, and this run does not."""
     row = cfg.train.row
     backend = cfg.train.backend
@@ -215,7 +219,7 @@ def _switched_off(cfg: Config) -> Iterator[tuple[str, str]]:
     yield from _of_parts(cfg)
 
 
-def _of_samplers(cfg: Config) -> Iterator[tuple[str, str]]:
+def _of_samplers(cfg: Config) -> Unread:
     """What is read of samplers with weights of their own, and of vLLM."""
     if not cfg.samplers:
         yield from ((path, NO_SAMPLERS) for path in PROBE)
@@ -235,7 +239,7 @@ def _without_reward_model(cfg: Config) -> list[str]:
     return [] if models else ["reward.actors"]
 
 
-def _of_parts(cfg: Config) -> Iterator[tuple[str, str]]:
+def _of_parts(cfg: Config) -> Unread:
     """What each part of a reward has of its own."""
     parts = cfg.reward.parts.values()
     if not parts:
@@ -249,7 +253,7 @@ def _of_parts(cfg: Config) -> Iterator[tuple[str, str]]:
             yield f"reward.{name}", OF_EACH_PART.format(name)
 
 
-def _of_episodes(cfg: Config) -> Iterator[tuple[str, str]]:
+def _of_episodes(cfg: Config) -> Unread:
     """What is read with an environment only, and of the reward that it may stand for."""
     if not cfg.environment.name:
         yield from ((path, NO_ENVIRONMENT) for path in OF_EPISODES)
@@ -262,7 +266,7 @@ def _of_episodes(cfg: Config) -> Iterator[tuple[str, str]]:
         yield "rollout.rewritten_history", NO_HISTORY
 
 
-def _of_actions(cfg: Config) -> Iterator[tuple[str, str]]:
+def _of_actions(cfg: Config) -> Unread:
     """What is read where turns are actions, and what then is not."""
     if not cfg.action.exists:
         for name in ("bins", "chunk", "ids", "statistics", "code", "fast"):

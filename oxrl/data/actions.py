@@ -23,6 +23,7 @@ from typing import NamedTuple, cast
 
 from oxrl.data.rows import Json
 from oxrl.errors import DataError
+from oxrl.types import TokenIds
 
 # Beside the weights of a checkpoint, and in the run directory.
 HEAD_FILE = "action_head.json"
@@ -48,7 +49,7 @@ class ActionHead:
         low, high: of every number of a continuous one, the ends of its bins.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     chunk: int = 1
     choices: tuple[str, ...] = ()
     low: tuple[float, ...] = ()
@@ -65,7 +66,7 @@ class ActionHead:
         return self.chunk * self.width
 
     @property
-    def support(self) -> tuple[int, ...]:
+    def support(self) -> TokenIds:
         """Tokens that share all probability."""
         return self.token_ids
 
@@ -95,7 +96,7 @@ class ActionHead:
         """
         return len(token_ids) - (self.chunk - executed) * self.width
 
-    def encode(self, actions: Sequence[Json]) -> tuple[int, ...]:
+    def encode(self, actions: Sequence[Json]) -> TokenIds:
         """The tokens of a chunk.
 
         Args:

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from oxrl.data.messages import Message, Tools, images_of
 from oxrl.data.turns import TurnEncoder
+from oxrl.types import TokenIds
 
 WINDOW = "window"
 
@@ -19,7 +20,7 @@ WINDOW = "window"
 class Exchange(NamedTuple):
     """A turn that is over: what the policy sampled and wrote, and what it was answered."""
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     text: str
     answer: Sequence[Message]
 
@@ -43,7 +44,7 @@ class Reading(NamedTuple):
     images: names of those that it shows, in their order.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     new: bool
     images: tuple[str, ...] = ()
 

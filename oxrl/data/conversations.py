@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oxrl.data.chat import ChatEncoder, TemplateError
-from oxrl.data.dataset import Dataset, Dropped, ReadOptions
+from oxrl.data.dataset import Dataset, Dropped, Measured, ReadOptions
 from oxrl.data.layouts import OTHERS
 from oxrl.data.messages import (
     EXPECTED_MESSAGES,
@@ -20,6 +20,7 @@ from oxrl.data.messages import (
     reasoning_of,
 )
 from oxrl.data.rows import Record, content_uid
+from oxrl.types import TokenIds
 
 EXPECTED = (
     f'{{"messages": {EXPECTED_MESSAGES}}} or {{"prompt": text or messages, "completion": text or '
@@ -36,7 +37,7 @@ class Example:
     """
 
     uid: str
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     trained: tuple[bool, ...]
     images: tuple[str, ...] = ()
 
@@ -65,7 +66,7 @@ class ConversationDataset(Dataset[Example]):
         return [encode_conversation(messages, encoder, tools=read_tools(record))]
 
     @classmethod
-    def measure(cls, units: Sequence[Example]) -> tuple[int, Mapping[str, int]]:
+    def measure(cls, units: Sequence[Example]) -> Measured:
         """The length of the conversation, and how many of its tokens are learned."""
         (example,) = units
         return len(example.token_ids), {"trained_tokens": sum(example.trained)}

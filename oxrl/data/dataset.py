@@ -98,6 +98,8 @@ class Identified(Protocol):
 
 Unit = TypeVar("Unit", bound=Identified)
 Held = TypeVar("Held", covariant=True)
+# Tokens of the longest unit of a record, and numbers that the record adds to the report.
+Measured = tuple[int, Mapping[str, int]]
 
 
 class Units(Protocol[Held]):
@@ -237,7 +239,7 @@ class Dataset(ABC, Generic[Unit]):
 
     @classmethod
     @abstractmethod
-    def measure(cls, units: Sequence[Unit]) -> tuple[int, Mapping[str, int]]:
+    def measure(cls, units: Sequence[Unit]) -> Measured:
         """The length of a record's longest unit in tokens, and what the record adds to the report.
 
         Args:
@@ -404,9 +406,7 @@ class Dataset(ABC, Generic[Unit]):
             raise DataError(f"{record.place}: {error}") from error
 
     @classmethod
-    def _measured(
-        cls, record: Record, units: list[Unit], options: ReadOptions
-    ) -> tuple[int, Mapping[str, int]]:
+    def _measured(cls, record: Record, units: list[Unit], options: ReadOptions) -> Measured:
         tokens, counts = cls.measure(units)
         longest = options.max_tokens
         if longest is not None and tokens > longest:

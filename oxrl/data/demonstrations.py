@@ -15,6 +15,7 @@ from oxrl.data.chat import ChatEncoder
 from oxrl.data.messages import Message, images_of, read_messages
 from oxrl.data.rows import Json, Record, content_uid
 from oxrl.data.turns import TurnEncoder
+from oxrl.types import TokenIds
 
 ACTIONS = "actions"
 EXPECTED = (
@@ -27,7 +28,7 @@ class Encoded(NamedTuple):
     """What `oxrl.data.conversations.Example` holds, of a row of actions."""
 
     uid: str
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     trained: tuple[bool, ...]
     images: tuple[str, ...]
 

@@ -11,6 +11,7 @@ from oxrl.data.actions import Action, ActionHead
 from oxrl.data.fast import FastCode, code_of
 from oxrl.data.rows import Json
 from oxrl.errors import DataError
+from oxrl.types import TokenIds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class FastHead(ActionHead):
         return self.chunk * len(self.low) + 1
 
     @property
-    def support(self) -> tuple[int, ...]:
+    def support(self) -> TokenIds:
         """See ActionHead."""
         return (*self.token_ids, self.end)
 
@@ -41,7 +42,7 @@ class FastHead(ActionHead):
         """See ActionHead."""
         return self.end
 
-    def encode(self, actions: Sequence[Json]) -> tuple[int, ...]:
+    def encode(self, actions: Sequence[Json]) -> TokenIds:
         """See ActionHead."""
         import numpy as np  # who only reads tokens of names does without
 

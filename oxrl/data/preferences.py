@@ -16,14 +16,14 @@ from oxrl.data.conversations import (
     encode_conversation,
     has_blank_reply,
 )
-from oxrl.data.dataset import Dataset, Dropped, ReadOptions, Units
+from oxrl.data.dataset import Dataset, Dropped, Measured, ReadOptions, Units
 from oxrl.data.layouts import OTHERS
 from oxrl.data.messages import Messages, read_messages, read_tools
 from oxrl.data.rows import Record
 from oxrl.data.token_rows import to_token_batch
 from oxrl.errors import InvariantError
 from oxrl.seeds import stable_seed
-from oxrl.types import Images, PreferenceBatch
+from oxrl.types import Images, PreferenceBatch, TokenIds
 
 EXPECTED = (
     '{"prompt", "chosen", "rejected": each text or messages}, without "prompt" where the other two '
@@ -105,7 +105,7 @@ class PreferenceDataset(Dataset[Judged]):
         return [Judged(uid=uid, rows=tuple(rows), columns=_columns(record))]
 
     @classmethod
-    def measure(cls, units: Sequence[Judged]) -> tuple[int, Mapping[str, int]]:
+    def measure(cls, units: Sequence[Judged]) -> Measured:
         """The longest completion with its prompt, and whether the better one is longer than the
         worse.
         """
@@ -187,7 +187,7 @@ class PreferenceDataset(Dataset[Judged]):
         return PreferenceDataset(ChangedUnits(self._units, change), self.report)
 
 
-def prompt_tokens(row: Example) -> tuple[int, ...]:
+def prompt_tokens(row: Example) -> TokenIds:
     """The tokens before the first one that is trained.
 
     Args:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from oxrl.data.chat import ChatEncoder
-from oxrl.data.dataset import Dataset, Dropped, ReadOptions
+from oxrl.data.dataset import Dataset, Dropped, Measured, ReadOptions
 from oxrl.data.layouts import OTHERS
 from oxrl.data.messages import (
     EXPECTED_MESSAGES,
@@ -87,7 +87,7 @@ class PromptDataset(Dataset[Prompt]):
         return [prompt]
 
     @classmethod
-    def measure(cls, units: Sequence[Prompt]) -> tuple[int, Mapping[str, int]]:
+    def measure(cls, units: Sequence[Prompt]) -> Measured:
         """The length of the prompt with its template."""
         return len(units[0].token_ids), {}
 

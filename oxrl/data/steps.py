@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from oxrl.data.chat import ChatEncoder, TemplateError
-from oxrl.data.dataset import Dataset, Dropped, ReadOptions
+from oxrl.data.dataset import Dataset, Dropped, Measured, ReadOptions
 from oxrl.data.messages import Message, images_of, read_messages
 from oxrl.data.rows import Json, Record, content_uid
 from oxrl.data.token_rows import pad_rows, to_token_batch
-from oxrl.types import Images, StepBatch
+from oxrl.types import Images, StepBatch, TokenIds
 
 EXPECTED = (
     '{"prompt": text or messages, "completions": [a text per step], '
@@ -30,7 +30,7 @@ class Steps:
     """
 
     uid: str
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     ends: tuple[int, ...]
     labels: tuple[float, ...] = ()
     images: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class StepDataset(Dataset[Steps]):
         return [unit]
 
     @classmethod
-    def measure(cls, units: Sequence[Steps]) -> tuple[int, Mapping[str, int]]:
+    def measure(cls, units: Sequence[Steps]) -> Measured:
         """The length of the solution with its prompt, how many steps it has, and how many are
         right.
         """

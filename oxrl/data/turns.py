@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.messages import Message, Tools, message_texts
+from oxrl.types import TokenIds
 
 # Stands for what the assistant wrote while a suffix is rendered: text that no template touches.
 MARK = "OxrlMarkOfATurn"
@@ -36,7 +37,7 @@ class Suffix:
     """
 
     stop_id: int
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
 
 
 class TurnEncoder:
@@ -62,7 +63,7 @@ class TurnEncoder:
         self._stops = frozenset(stop_token_ids)
         self._tool_role = tool_role
 
-    def opening(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[int, ...]:
+    def opening(self, messages: Sequence[Message], tools: Tools = ()) -> TokenIds:
         """Token ids up to where the policy writes its first turn.
 
         Args:
@@ -116,7 +117,7 @@ class TurnEncoder:
             )
         return Suffix(stop_id=ids[0], token_ids=tuple(ids[1:]))
 
-    def after(self, turn: Sequence[int], suffix: Suffix) -> tuple[int, ...] | None:
+    def after(self, turn: Sequence[int], suffix: Suffix) -> TokenIds | None:
         """What is read behind a turn of the policy's.
 
         Args:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from oxrl.errors import InvariantError
 from oxrl.tables.vision import VISION_FAMILIES, VisionFamily
-from oxrl.types import TokenBatch
+from oxrl.types import TokenBatch, TokenIds
 
 # Of `TokenBatch.extras`: for micro-batches, no input of a model.
 PATCHES = "patches"
@@ -42,7 +42,7 @@ def never_sampled(decoder: Any, vocabulary: int, device: torch.device) -> Tensor
     return never
 
 
-def banned_tokens(config: object) -> tuple[int, ...]:
+def banned_tokens(config: object) -> TokenIds:
     """Ids of tokens that stand in prompts alone; none of a model of text.
 
     Args:

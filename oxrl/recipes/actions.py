@@ -16,6 +16,7 @@ from oxrl.data.fast import FastCode, read_code
 from oxrl.data.fast_head import FastHead
 from oxrl.data.turns import TurnEncoder
 from oxrl.errors import ConfigError
+from oxrl.types import TokenIds
 
 
 def action_head(cfg: Config, tokenizer: PreTrainedTokenizerBase) -> ActionHead | None:
@@ -88,7 +89,7 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int:
     return turns.suffix([{"role": "user", "content": "x"}]).stop_id
 
 
-def _token_ids(cfg: Config, tokenizer: PreTrainedTokenizerBase, count: int) -> tuple[int, ...]:
+def _token_ids(cfg: Config, tokenizer: PreTrainedTokenizerBase, count: int) -> TokenIds:
     """Tokens for so many actions: the last plain ones, or those that the tokenizer does not use."""
     known = len(tokenizer)
     if cfg.action.ids == "reserved":

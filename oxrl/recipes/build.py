@@ -48,7 +48,7 @@ from oxrl.seeds import stable_seed
 from oxrl.tables.cells import CRITIC
 from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.tables.numbers import CRITIC_LR, KL_COEFF
-from oxrl.types import Sampling
+from oxrl.types import Sampling, TokenIds
 
 if TYPE_CHECKING:
     from oxrl.data.actions import ActionHead
@@ -72,9 +72,9 @@ class Limits(NamedTuple):
     """
 
     longest: int | None
-    stop_token_ids: tuple[int, ...]
+    stop_token_ids: TokenIds
     context: int | None
-    never: tuple[int, ...] = ()
+    never: TokenIds = ()
 
 
 def choose_device(cfg: Config) -> torch.device:
@@ -649,7 +649,7 @@ def limits_of(trainer: Trainer, cfg: Config) -> Limits:
     return prompt_limits(cfg, cast(PreTrainedModel, trainer.model), build_tokenizer(cfg))
 
 
-def stop_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> tuple[int, ...]:
+def stop_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> TokenIds:
     """The tokenizer's end token and whatever else the model's generation config ends on."""
     listed = getattr(model.generation_config, "eos_token_id", None)
     extra = listed if isinstance(listed, list) else [] if listed is None else [listed]
@@ -683,7 +683,7 @@ def prompt_limits(
 
 
 def training_sampling(
-    cfg: Config, stop_token_ids: tuple[int, ...], temperature: float | None = None
+    cfg: Config, stop_token_ids: TokenIds, temperature: float | None = None
 ) -> Sampling:
     """What `rollout` says, at another temperature if there is one; training has no top_p or top_k
     (see the checks).

@@ -56,7 +56,7 @@ from oxrl.runs.clock import Clock
 from oxrl.runs.directory import ROLLOUTS
 from oxrl.runs.patience import Patience, StopAsked, never
 from oxrl.tables.cells import GROUPS, REWARD_PARTS
-from oxrl.types import ENVIRONMENT
+from oxrl.types import ENVIRONMENT, TokenIds
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore
@@ -362,7 +362,7 @@ def compared_parts(cfg: Config) -> tuple[str, ...]:
 
 
 def build_row_rules(
-    cfg: Config, tokenizer: PreTrainedTokenizerBase, stop_token_ids: tuple[int, ...]
+    cfg: Config, tokenizer: PreTrainedTokenizerBase, stop_token_ids: TokenIds
 ) -> RowRules:
     """What every row that is trained on has to satisfy."""
     return RowRules(

@@ -14,7 +14,7 @@ from oxrl.data.repetition import repetition_metrics
 from oxrl.errors import InvariantError
 from oxrl.functional.metrics import reward_metrics
 from oxrl.rollouts.sync import RolloutStep
-from oxrl.types import Images, Metrics, Rollout, RolloutBatch
+from oxrl.types import Images, Metrics, Rollout, RolloutBatch, TokenIds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class RowRules:
     """
 
     pad_id: int
-    stop_token_ids: tuple[int, ...]
+    stop_token_ids: TokenIds
     max_tokens: int | None
     strict: bool
     max_staleness: int

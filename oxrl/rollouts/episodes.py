@@ -29,7 +29,16 @@ from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode,
 from oxrl.errors import DeadlineError, EngineError, InvariantError
 from oxrl.runs.patience import Patience
 from oxrl.seeds import stable_seed
-from oxrl.types import Completion, EpisodeEnd, FinishReason, Metrics, Request, Segment, Turn
+from oxrl.types import (
+    Completion,
+    EpisodeEnd,
+    FinishReason,
+    Metrics,
+    Request,
+    Segment,
+    TokenIds,
+    Turn,
+)
 
 Answer = Opening | Step
 # Gives the images in messages their names; the messages themselves where there are none.
@@ -598,9 +607,9 @@ class EpisodeEngine:
 
 def _read_segment(
     episode: Episode,
-    token_ids: tuple[int, ...],
+    token_ids: TokenIds,
     images: tuple[str, ...],
-    context: tuple[int, ...] | None = None,
+    context: TokenIds | None = None,
 ) -> Segment:
     """What the policy reads after its last turn."""
     count = len(token_ids)
@@ -615,7 +624,7 @@ def _read_segment(
     )
 
 
-def sampled_in(episode: Episode, turn: int) -> tuple[int, ...]:
+def sampled_in(episode: Episode, turn: int) -> TokenIds:
     """The tokens that the policy sampled in a turn."""
     found: list[int] = []
     for segment in episode.segments:

@@ -21,11 +21,11 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.engines.sample.base import Finished
 from oxrl.engines.sample.module_sampler import ModuleSampler
-from oxrl.engines.sample.prefill import PREFILL_TOKENS, TokenIds, prompt_of
+from oxrl.engines.sample.prefill import PREFILL_TOKENS, prompt_of
 from oxrl.engines.sample.slots import Slots
 from oxrl.errors import EngineError
 from oxrl.functional.logprobs import head_logits
-from oxrl.types import FinishReason, Request
+from oxrl.types import FinishReason, Request, TokenIds
 
 UNLIMITED = 2**31
 # What a model's forward pass and its output call the cache.

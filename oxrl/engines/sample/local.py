@@ -22,7 +22,6 @@ from oxrl.engines.sample.cache import RowCache, decoding_attention
 from oxrl.engines.sample.module_sampler import ModuleSampler
 from oxrl.engines.sample.prefill import (
     Prompts,
-    TokenIds,
     prompt_of,
     read_rows,
     row_batches,
@@ -30,7 +29,7 @@ from oxrl.engines.sample.prefill import (
 from oxrl.engines.sample.slots import Slots
 from oxrl.errors import EngineError
 from oxrl.functional.logprobs import head_logits
-from oxrl.types import FinishReason, Request
+from oxrl.types import FinishReason, Request, TokenIds
 
 UNLIMITED = 2**31
 

@@ -13,12 +13,10 @@ from transformers import DynamicCache
 from oxrl.engines.sample.base import TokenRows
 from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import CausalNetwork
-from oxrl.types import Request
+from oxrl.types import Request, TokenIds
 
 # Rows are read at most this many tokens at a time, padding included.
 PREFILL_TOKENS = 16384
-
-TokenIds = tuple[int, ...]
 
 
 class Prefilled(NamedTuple):
