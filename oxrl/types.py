@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, float]
 TokenIds = tuple[int, ...]
+# By name; the second one is only read.
+Tensors = dict[str, "Tensor"]
+TensorMap = Mapping[str, "Tensor"]
 # What is asked of a model: "logprobs", "entropy", "values", "sum_p_squared", "top_k=<K>".
 Want = frozenset[str]
 Batch = TypeVar("Batch", bound="RowBatch")
@@ -353,7 +356,7 @@ class TokenBatch(RowBatch):
         """[B, T, ...] of the rows that `as_read` gives, by those that are here."""
         return values
 
-    def named(self) -> dict[str, Tensor]:
+    def named(self) -> Tensors:
         """Its tensors, as they are recorded."""
         return {
             "tokens": self.tokens,
@@ -412,7 +415,7 @@ class RolloutBatch(RowBatch):
     terminated: Tensor
     truncated: Tensor
     valid: Tensor
-    part_rewards: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
+    part_rewards: TensorMap = field(default_factory=dict[str, "Tensor"])
     greedy_rewards: Tensor | None = None
     turns: Tensor | None = None
 
@@ -449,7 +452,7 @@ class PolicyBatch(RowBatch):
     likelihood_weights: Tensor | None = None
     ages: Tensor | None = None
     correction: Tensor | None = None
-    signals: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
+    signals: TensorMap = field(default_factory=dict[str, "Tensor"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -502,7 +505,7 @@ class PreferenceBatch(RowBatch):
     ref_logprobs: Tensor | None
     loss_weights: Tensor
     desirable: Tensor | None = None
-    extras: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
+    extras: TensorMap = field(default_factory=dict[str, "Tensor"])
 
     def __len__(self) -> int:
         return len(self.loss_weights)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oxrl.data.token_rows import lay_out, pad_rows, to_inputs
 from oxrl.errors import InvariantError
-from oxrl.types import Completion, Images, Rollout, RolloutBatch
+from oxrl.types import Completion, Images, Rollout, RolloutBatch, Tensors
 
 # A log-probability above this is a wrong gather or a wrong temperature, not rounding.
 LOGPROB_CEILING = 1e-3
@@ -65,10 +65,10 @@ def to_rollout_batch(
     )
 
 
-def _part_rewards(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
+def _part_rewards(rollouts: Sequence[Rollout]) -> Tensors:
     """Name -> [B] float64, of every part that a score has; NaN where it has none."""
     names = sorted({name for rollout in rollouts for name in rollout.score.parts})
-    found: dict[str, Tensor] = {}
+    found: Tensors = {}
     for name in names:
         values = [rollout.score.parts.get(name, math.nan) for rollout in rollouts]
         found[name] = torch.tensor(values, dtype=torch.float64)

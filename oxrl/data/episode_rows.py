@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from oxrl.data.token_rows import Laid, pad_rows, to_inputs, to_token_batch
-from oxrl.types import Batch, Forward, Images, Output, TokenBatch
+from oxrl.types import Batch, Forward, Images, Output, Tensors, TokenBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class EpisodeInputs(TokenBatch):
         if candidates is not None:
             rows = dataclasses.replace(rows, candidates=self.split(candidates))
         said = forward(rows, want)
-        found: dict[str, Tensor] = {}
+        found: Tensors = {}
         for name, value in vars(said).items():
             if value is not None:
                 found[name] = value[self.last_rows] if name == "bootstrap" else self.join(value)
@@ -148,7 +148,7 @@ class EpisodeInputs(TokenBatch):
             return value
         return self.split(value) if value.ndim >= 2 else value[self.episode_ids]
 
-    def named(self) -> dict[str, Tensor]:
+    def named(self) -> Tensors:
         """See TokenBatch; and what each row is made of."""
         rows = {f"rows.{name}": value for name, value in self.rows.named().items()}
         places = {"rows.episode_ids": self.episode_ids, "rows.columns": self.columns}

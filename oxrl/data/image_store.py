@@ -35,7 +35,7 @@ from oxrl.data.rows import Json, Record
 from oxrl.errors import DataError, InvariantError
 from oxrl.models.vision_network import PATCHES
 from oxrl.runs.files import make_folder, write_atomically
-from oxrl.types import Ragged, TokenBatch
+from oxrl.types import Ragged, TensorMap, TokenBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,7 +51,7 @@ class Read(Protocol):
     """What the model makes of an image; see `oxrl.models.image_features.Features`."""
 
     @property
-    def tensors(self) -> Mapping[str, Tensor]:
+    def tensors(self) -> TensorMap:
         """The model's inputs of the image by name, such as pixels."""
         ...
 

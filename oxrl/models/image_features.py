@@ -6,7 +6,6 @@ transformers' processors of each family write there; those cannot all be loaded 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from oxrl.models.builtin import is_builtin
 from oxrl.models.builtin_vision import vision_config, vision_processor
 from oxrl.models.load import named_in_errors
 from oxrl.models.vision import vision_family
+from oxrl.types import TensorMap
 
 # Towers of LLaVA, and how many tokens each puts in front of those of its patches.
 LLAVA_TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
@@ -36,7 +36,7 @@ class Features:
     tokens: how many of its tokens an image feature takes the place of.
     """
 
-    tensors: Mapping[str, Tensor]
+    tensors: TensorMap
     patches: int
     text: str
     tokens: int

@@ -27,6 +27,7 @@ from oxrl.models.lora import has_adapter
 from oxrl.models.network import ValueModel
 from oxrl.models.stored import KEPT_TYPES
 from oxrl.models.weights import WeightType, buckets, kept_buffers
+from oxrl.types import TensorMap
 
 WEIGHT = "weight"
 SINGLE = "model.safetensors"
@@ -148,7 +149,7 @@ def _hugging_face_files(host: PreTrainedModel, entries: list[Entry]) -> list[Fil
     ]
 
 
-def _split(shapes: Mapping[str, Tensor]) -> Any:
+def _split(shapes: TensorMap) -> Any:
     return split_torch_state_dict_into_shards(
         dict(shapes), filename_pattern=PATTERN, max_shard_size=MOST_BYTES
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -28,6 +28,7 @@ from oxrl.models.four_bit import in_four_bits, note_four_bit, whole_weight
 from oxrl.models.later import home_of, weights_later
 from oxrl.models.vision_network import family_of
 from oxrl.models.vision_parts import language_linears
+from oxrl.types import TensorMap
 
 # peft's own file names: whatever reads adapters reads these.
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -204,7 +205,7 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def save_adapter(model: PreTrainedModel, directory: Path, tensors: Mapping[str, Tensor]) -> None:
+def save_adapter(model: PreTrainedModel, directory: Path, tensors: TensorMap) -> None:
     """Write the adapter's `tensors` (names of `model`) in peft's format.
 
     Transformers loads them with their base.
@@ -235,7 +236,7 @@ def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
 
 
 def merged_weights(
-    base: Iterable[tuple[str, Tensor]], adapter: Mapping[str, Tensor], scale: float
+    base: Iterable[tuple[str, Tensor]], adapter: TensorMap, scale: float
 ) -> Iterator[tuple[str, Tensor]]:
     """Every weight of a model with an adapter as one without has it.
 
@@ -270,7 +271,7 @@ def merged_weights(
 
 
 def merged_into(
-    model: nn.Module, weights: Iterable[tuple[str, Tensor]], adapter: Mapping[str, Tensor]
+    model: nn.Module, weights: Iterable[tuple[str, Tensor]], adapter: TensorMap
 ) -> Iterator[tuple[str, Tensor]]:
     """The weights of a model with an adapter, as one without has them.
 

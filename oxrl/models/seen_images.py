@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from oxrl.models.vision_network import family_of
 from oxrl.models.vision_parts import part_of
+from oxrl.types import TensorMap, Tensors
 
 # The input of a model with what its tower would make of the images.
 OUTPUTS = "mm_encoder_outputs"
@@ -65,7 +66,7 @@ class SeenImages:
         self._held.clear()
         self._bytes = 0
 
-    def outputs(self, pixels: Mapping[str, Mapping[str, Tensor]], names: Sequence[str]) -> Any:
+    def outputs(self, pixels: Mapping[str, TensorMap], names: Sequence[str]) -> Any:
         """What the tower says of images, as the model takes it.
 
         Args:
@@ -85,10 +86,10 @@ class SeenImages:
         deep = [list(layer) for layer in zip(*(one.deep for one in seen), strict=True)]
         return SimpleNamespace(pooler_output=pooled, deepstack_features=deep)
 
-    def _read(self, pixels: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def _read(self, pixels: Mapping[str, TensorMap]) -> None:
         """Have the tower read images that it has not read yet."""
         decoder = self._decoder
-        inputs: dict[str, Tensor] = {}
+        inputs: Tensors = {}
         for field in next(iter(pixels.values())):
             values = torch.cat([tensors[field] for tensors in pixels.values()])
             values = values.to(decoder.device)

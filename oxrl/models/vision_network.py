@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from oxrl.errors import InvariantError
 from oxrl.tables.vision import VISION_FAMILIES, VisionFamily
-from oxrl.types import TokenBatch, TokenIds
+from oxrl.types import Tensors, TokenBatch, TokenIds
 
 # Of `TokenBatch.extras`: for micro-batches, no input of a model.
 PATCHES = "patches"
@@ -139,9 +139,9 @@ def _packed_positions(decoder: Any, batch: TokenBatch, counted: Tensor) -> Tenso
     return torch.cat([counted[None], found])
 
 
-def _pixel_inputs(decoder: Any, family: VisionFamily, batch: TokenBatch) -> dict[str, Tensor]:
+def _pixel_inputs(decoder: Any, family: VisionFamily, batch: TokenBatch) -> Tensors:
     """Pixels as the model's forward takes them; nothing of a batch without images."""
-    found: dict[str, Tensor] = {}
+    found: Tensors = {}
     for name, ragged in batch.extras.items():
         if name == PATCHES or not len(ragged.values):
             continue

@@ -23,6 +23,7 @@ from oxrl.models.load import VALUE_HEAD_FILE, read_weights
 from oxrl.models.lora import ADAPTER_FILE, has_adapter, model_name, save_adapter
 from oxrl.models.network import ValueModel
 from oxrl.models.stored import GivenTensor, Source, stored_in_folder
+from oxrl.types import TensorMap, Tensors
 
 BUCKET_BYTES = 512 * 2**20
 # Of weights on their way to a sampler, from a GPU: one bucket is gathered while another is on its
@@ -151,7 +152,7 @@ def save_model(
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _under(prefix: str, tensors: TensorMap) -> Tensors:
     """The tensors whose names start with `prefix`, without it."""
     return {
         name.removeprefix(prefix): tensor
@@ -160,7 +161,7 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _save_whole(host: Any, directory: Path, tensors: Mapping[str, Tensor]) -> None:
+def _save_whole(host: Any, directory: Path, tensors: TensorMap) -> None:
     dtype = next(iter(tensors.values())).dtype
     host.save_pretrained(directory, state_dict={**tensors, **kept_buffers(host)})
     # That describes the parameters in memory, which FSDP holds in float32 whatever is stored.
@@ -168,7 +169,7 @@ def _save_whole(host: Any, directory: Path, tensors: Mapping[str, Tensor]) -> No
     host.config.save_pretrained(directory)
 
 
-def kept_buffers(host: nn.Module) -> dict[str, Tensor]:
+def kept_buffers(host: nn.Module) -> Tensors:
     """What a checkpoint holds and nothing trains: a router's bias, but no rotary frequencies."""
     kept = host.state_dict().keys()
     return {name: buffer.detach().cpu() for name, buffer in host.named_buffers() if name in kept}

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Self
-
-from torch import Tensor
 
 from oxrl.engines.train.base import TrainEngine
 from oxrl.recipes.session import Session
 from oxrl.runs.stop import StopRequest
-from oxrl.types import Metrics
+from oxrl.types import Metrics, TensorMap
 
 
 class Follower(Session):
@@ -27,7 +24,7 @@ class Follower(Session):
     def message(self, text: str) -> None: ...
     def record(self, step: int, metrics: Metrics, *, tokens: float) -> None: ...
     def finish(self, step: int) -> None: ...
-    def dump(self, step: int, tensors: Mapping[str, Tensor]) -> None: ...
+    def dump(self, step: int, tensors: TensorMap) -> None: ...
 
     def keep_best(self, engine: TrainEngine, step: int) -> None:
         engine.save(self._cfg.run.directory)  # rank 0 says where

@@ -17,6 +17,7 @@ from oxrl.config.checks.own_gate import POSITIONAL, WANTED
 from oxrl.errors import ConfigError
 from oxrl.functional.masks import LossAndMetrics, OptionalTensor, fill_masked
 from oxrl.recipes.own_code import load_own, made_again
+from oxrl.types import Tensors
 
 # Rows add up in another order than one batch does, in float32.
 TOLERANCE = 1e-4
@@ -72,7 +73,7 @@ class OwnGate:
         if not isinstance(metrics, Mapping):
             kind = type(metrics).__name__
             raise self.problem(f"its metrics are {kind}, need a mapping of names to numbers")
-        told: dict[str, Tensor] = {}
+        told: Tensors = {}
         for name, value in cast(Mapping[object, object], metrics).items():
             number = value if isinstance(value, Tensor) else None
             if isinstance(value, int | float):

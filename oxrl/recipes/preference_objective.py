@@ -18,7 +18,7 @@ from oxrl.functional.preference_pairs import LossAndMetrics
 from oxrl.functional.preference_statistics import length_desensitized_logprobs, sequence_logprobs
 from oxrl.recipes.build import build_images
 from oxrl.tables.preference import METHODS, Method
-from oxrl.types import Images, Output, PreferenceBatch, TokenBatch
+from oxrl.types import Images, Output, PreferenceBatch, Tensors, TokenBatch
 
 WANT = frozenset({"logprobs"})
 
@@ -73,7 +73,7 @@ class PreferenceObjective:
         """Weigh and add the method's loss, or its parts, and the mix, over one forward."""
         sums, lengths = self.sums(output, batch.inputs)
         total = sums.new_zeros(())
-        metrics: dict[str, Tensor] = {}
+        metrics: Tensors = {}
         for part, weight, numbers in self._parts():
             loss, more = part_loss(part, numbers, batch, sums, lengths)
             total = total + weight * loss

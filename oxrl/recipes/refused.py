@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-
-from torch import Tensor
 
 from oxrl.errors import NonFiniteError
 from oxrl.runs.files import make_folder
 from oxrl.runs.tensors import save_tensors
+from oxrl.types import TensorMap
 
 log = logging.getLogger(__name__)
 
 
-def keep_batch(run: Path, step: int, tensors: Mapping[str, Tensor]) -> None:
+def keep_batch(run: Path, step: int, tensors: TensorMap) -> None:
     """Keep the batch of a refused step for inspection: dumps/step_<8 digits>.safetensors.
 
     Args:

@@ -40,7 +40,7 @@ from oxrl.runs.files import Json, encode_line, read_numbers, read_records
 from oxrl.runs.recorder import Recorder
 from oxrl.runs.stop import StopRequest
 from oxrl.runs.tensors import load_tensors
-from oxrl.types import Metrics
+from oxrl.types import Metrics, TensorMap
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class KeepingRecorder:
         if drawn >= self._last and not self._tokens:
             raise Replayed
 
-    def record_rollouts(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+    def record_rollouts(self, step: int, tensors: TensorMap) -> None:
         """As of Recorder.
 
         Raises:
@@ -211,7 +211,7 @@ class ReplaySession(Session):
 
     def message(self, text: str) -> None: ...
     def work(self, what: str, done: int, total: int, *, unit: str, rate: float) -> None: ...
-    def dump(self, step: int, tensors: Mapping[str, Tensor]) -> None: ...
+    def dump(self, step: int, tensors: TensorMap) -> None: ...
     def keep_best(self, engine: TrainEngine, step: int) -> None: ...
     def finish(self, step: int) -> None: ...
 
@@ -387,8 +387,8 @@ def _compare_lines(what: str, recorded: Json, now: Json, tolerance: float) -> It
 
 def _compare_tensors(
     what: str,
-    recorded: Mapping[str, Tensor],
-    now: Mapping[str, Tensor],
+    recorded: TensorMap,
+    now: TensorMap,
     row: int,
     tolerance: float,
 ) -> Iterator[Finding]:

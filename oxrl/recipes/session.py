@@ -6,12 +6,10 @@ import dataclasses
 import gc
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
-
-from torch import Tensor
 
 from oxrl.config import Config
 from oxrl.config.plan import reference_text
@@ -26,7 +24,7 @@ from oxrl.rewards.workers import ScoringPool
 from oxrl.runs.checkpoint import CheckpointWriter, save_best
 from oxrl.runs.clock import Clock, resident_mb
 from oxrl.runs.files import read_records
-from oxrl.types import Metrics
+from oxrl.types import Metrics, TensorMap
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +176,7 @@ class Session:
 
         raise too_many_in_a_row(self.run.path, self._skipped_in_a_row, most, empty=bool(empty))
 
-    def dump(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+    def dump(self, step: int, tensors: TensorMap) -> None:
         """Keep the batch of a refused step for inspection: dumps/step_<8 digits>.safetensors."""
         from oxrl.recipes.refused import keep_batch  # most runs have none
 

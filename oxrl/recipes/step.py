@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oxrl.engines.train.base import TrainEngine
 from oxrl.recipes.session import Session
-from oxrl.types import LossFn, Metrics, Output, TrainBatch, Want
+from oxrl.types import LossFn, Metrics, Output, Tensors, TrainBatch, Want
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def all_finite(*tensors: Tensor | None, mask: Tensor) -> bool:
     return all(bool(torch.isfinite(tensor[mask]).all()) for tensor in known)
 
 
-def named_tensors(batch: TrainBatch) -> dict[str, Tensor]:
+def named_tensors(batch: TrainBatch) -> Tensors:
     """A batch as named tensors, for rollouts/*.safetensors and the dumps of refused steps."""
     tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
     return tensors | batch.inputs.named()

@@ -15,8 +15,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
-from torch import Tensor
-
 from oxrl.errors import OxrlError, RunDirectoryError
 from oxrl.runs.chain import Chain, first_break
 from oxrl.runs.directory import ROLLOUTS, RunDirectory
@@ -31,7 +29,7 @@ from oxrl.runs.files import (
     write_atomically,
 )
 from oxrl.runs.tensors import save_tensors
-from oxrl.types import Metrics
+from oxrl.types import Metrics, TensorMap
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +84,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._append(SAMPLES, b"".join(encode_line(sample) for sample in samples))
         self.show(samples)
 
-    def record_rollouts(self, step: int, tensors: Mapping[str, Tensor]) -> Path:
+    def record_rollouts(self, step: int, tensors: TensorMap) -> Path:
         """Write rollouts/step_<8 digits>.safetensors, whole or not at all."""
         path = self._rollouts / f"step_{step:08d}.safetensors"
         try:

@@ -9,15 +9,13 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from oxrl.errors import RunDirectoryError
 from oxrl.runs.files import clear, fsync
+from oxrl.types import TensorMap, Tensors
 
 
-def save_tensors(
-    tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
-) -> None:
+def save_tensors(tensors: TensorMap, path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write named tensors, and what is to be said of them, to `path`, in place of what is there.
 
     Raises:
@@ -38,7 +36,7 @@ def save_tensors(
         raise
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
+def load_tensors(path: Path) -> Tensors:
     """What `save_tensors` wrote.
 
     Raises:

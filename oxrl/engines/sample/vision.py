@@ -21,7 +21,7 @@ from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import unpadded
 from oxrl.models.seen_images import SeenImages, tower_is_still
 from oxrl.models.vision_network import family_of, read_with_images, rotary_positions
-from oxrl.types import Request, TokenBatch
+from oxrl.types import Request, Tensors, TokenBatch
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore
@@ -68,7 +68,7 @@ class VisionSampler(CachedSampler):
         if lane.cache is None:
             output = self._read_whole(tokens, requests)
         else:
-            positions: dict[str, Tensor] = {}
+            positions: Tensors = {}
             if self._rotary:
                 positions["position_ids"] = self._next_positions(lane)
             output = self.network.decoder(

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from oxrl.engines.sample.vllm_worker import vllm_module
 from oxrl.errors import EngineError
+from oxrl.types import Tensors
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore, Read
@@ -78,7 +78,7 @@ def _item(read: Read, *, counted: bool) -> object:
         counted: the model is told how many squares or tiles the image has.
     """
     types = vllm_module("multimodal.inputs")
-    tensors: dict[str, Tensor] = dict(read.tensors)
+    tensors: Tensors = dict(read.tensors)
     if counted:
         tensors["num_patches"] = torch.tensor([len(tensors["pixel_values"])])
     fields: dict[str, object] = {}

@@ -6,7 +6,7 @@ called on all workers at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from importlib import import_module
@@ -27,6 +27,7 @@ from oxrl.models.fingerprints import Piece, fingerprint
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.lora import merged_weights
 from oxrl.models.weights import buckets, sent_bytes
+from oxrl.types import TensorMap, Tensors
 
 # (name, how to get the tensor): its arguments are handles when the tensor lies in another process's
 # GPU memory.
@@ -47,7 +48,7 @@ class WorkerExtension:
     rank: int
     oxrl_receiver: Receiver | None = None
     # Of a policy with an adapter: the weights under it, and what its term is multiplied by.
-    oxrl_base: Mapping[str, Tensor] | None = None
+    oxrl_base: TensorMap | None = None
     oxrl_base_prints: Fingerprints
     oxrl_scale: float
     # Whether what is being loaded goes straight to where the model has it.
@@ -102,7 +103,7 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         self.oxrl_unloaded = {name for name, _ in model.named_parameters()}
         self.oxrl_received: dict[str, str] = {}
-        self.oxrl_adapter: dict[str, Tensor] = {}
+        self.oxrl_adapter: Tensors = {}
         self.oxrl_shapes: dict[str, torch.Size] = {}
         # vLLM's reload builds every layer anew and copies it to where the old one is, which takes
         # twice as long as to load it there.
@@ -141,7 +142,7 @@ class WorkerExtension:
             self.oxrl_adapter[name] = given.to(self.device)
             self.oxrl_received[name] = fingerprint(self.oxrl_adapter[name])
 
-    def _oxrl_merge(self, base: Mapping[str, Tensor]) -> None:
+    def _oxrl_merge(self, base: TensorMap) -> None:
         """Load the weights that come of the adapter."""
         self.oxrl_received.update(self.oxrl_base_prints)
         here = ((name, weight.to(self.device)) for name, weight in base.items())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from oxrl.engines.train.options import TrainerOptions
+from oxrl.types import TensorMap
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -23,7 +24,7 @@ class Piece(NamedTuple):
     """
 
     weight: Tensor
-    state: Mapping[str, Tensor] | None
+    state: TensorMap | None
     decay: float
     rate: float = 1.0
     change: Tensor | None = None

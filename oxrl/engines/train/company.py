@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from oxrl.models.vision_network import PATCHES
-from oxrl.types import Output, Ragged, TokenBatch, TrainBatch
+from oxrl.types import Output, Ragged, Tensors, TokenBatch, TrainBatch
 
 FIELDS = ("tokens", "attention_mask", "response_mask", "position_ids", "candidates")
 
@@ -69,7 +69,7 @@ def company(inputs: TokenBatch) -> TokenBatch:
 def side_by_side(first: TokenBatch, second: TokenBatch) -> TokenBatch:
     """The rows of two batches as one batch, as long as the longer of them."""
     length = max(first.tokens.shape[1], second.tokens.shape[1])
-    fields: dict[str, Tensor] = {}
+    fields: Tensors = {}
     for name in FIELDS:
         pieces = [getattr(first, name), getattr(second, name)]
         if pieces[0] is not None:
@@ -88,7 +88,7 @@ def without_company(output: Output, inputs: TokenBatch) -> Output:
         inputs: [B, T].
     """
     rows, length = inputs.tokens.shape
-    fields: dict[str, Tensor] = {}
+    fields: Tensors = {}
     for name, value in vars(output).items():
         if value is not None:
             own = value[:rows]

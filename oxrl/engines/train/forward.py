@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedConfig
 
 from oxrl.errors import EngineError
 from oxrl.models.network import TokenModel, read_tokens
 from oxrl.models.shared_prefix import attention_by
-from oxrl.types import TokenBatch, Want
+from oxrl.types import Tensors, TokenBatch, Want
 
 # Runs a model and raises where something is wrong with it.
 Check = Callable[[], None]
@@ -29,7 +29,7 @@ class Reader(nn.Module):
         self._network = (network,)
         self._temperature = temperature
 
-    def forward(self, inputs: TokenBatch | Check, want: Want) -> dict[str, Tensor]:
+    def forward(self, inputs: TokenBatch | Check, want: Want) -> Tensors:
         """The fields of Output that were asked for, in a dict: hooks look into plain containers.
 
         A check is called instead, where the weights that it reads are gathered.

@@ -38,7 +38,7 @@ from oxrl.models.fingerprints import Piece, pieces_of
 from oxrl.models.later import materialised
 from oxrl.models.lora import has_adapter
 from oxrl.models.weights import Whole, buckets, room_for, sent_bytes
-from oxrl.types import Output, TokenBatch, TrainBatch, Want
+from oxrl.types import Output, Tensors, TokenBatch, TrainBatch, Want
 
 
 class FsdpTrainer(LocalTrainer):
@@ -156,7 +156,7 @@ class FsdpTrainer(LocalTrainer):
         shapes = [(name, tensor.shape) for name, tensor in described]
         dtypes = {tensor.dtype if dtype is None else dtype for _, tensor in described}
         whole: Whole | None = None
-        room: dict[str, Tensor] = {}
+        room: Tensors = {}
         if self.ranks.rank == owner and len(dtypes) == 1:
             whole = room_for(shapes, dtypes.pop(), self.device)
             room = dict(whole.bucket)

@@ -22,6 +22,7 @@ from oxrl.models.four_bit import whole_weight
 from oxrl.models.layout import WEIGHT
 from oxrl.models.stored import Source
 from oxrl.models.weights import NamedTensor
+from oxrl.types import Tensors
 
 
 class LocalTrainer(Trainer):
@@ -138,7 +139,7 @@ class LocalTrainer(Trainer):
 
     def _pieces(self) -> Iterator[Piece]:
         for name, master in self._masters.items():
-            state: dict[str, Tensor] = {}
+            state: Tensors = {}
             if master.grad is not None:
                 held = self._adam.state[master]
                 state = {key: self._piece(value) for key, value in held.items()}
@@ -189,7 +190,7 @@ class LocalTrainer(Trainer):
         self._adam.state.pop(master, None)
         if not stored.moments:
             return
-        state: dict[str, Tensor] = {}
+        state: Tensors = {}
         for kind, source in stored.moments.items():
             state[kind] = self._empty_kept(stored.name, kind, master)
             piece = self._place_kept(stored.name, kind, state[kind])

@@ -19,12 +19,13 @@ from oxrl.errors import EngineError, MissingExtraError
 from oxrl.functional.rounding import NOISE, round_stochastically
 from oxrl.seeds import stable_seed
 from oxrl.tables.engines import Optimizer
+from oxrl.types import TensorMap, Tensors
 
 # Random numbers of a weight are drawn by blocks, so that a piece of it needs its own alone.
 DRAWN = 1 << 20
 Place = Callable[[str, Tensor], PieceOfWeight]
 Group = Mapping[str, Any]
-State = dict[str, Tensor]
+State = Tensors
 
 
 class OneByOne(torch.optim.Optimizer):
@@ -169,7 +170,7 @@ def _moments(state: State) -> list[str]:
 def adamw_step(
     weight: Tensor,
     gradient: Tensor,
-    moments: Mapping[str, Tensor],
+    moments: TensorMap,
     group: Group,
     options: TrainerOptions,
     step: Tensor,

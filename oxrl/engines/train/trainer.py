@@ -73,7 +73,7 @@ from oxrl.models.weights import (
     stored_names,
 )
 from oxrl.runs.parts import part_problems
-from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch, Want
+from oxrl.types import LossFn, Metrics, Output, Tensors, TokenBatch, TrainBatch, Want
 
 log = logging.getLogger(__name__)
 # How long a rank may take to notice that nobody wants its share any more, in seconds.
@@ -640,7 +640,7 @@ class Merged:
 
     def __init__(self, inputs: TokenBatch) -> None:
         self._shape = inputs.tokens.shape
-        self._fields: dict[str, Tensor] = {}
+        self._fields: Tensors = {}
 
     def add(self, rows: Tensor, output: Output) -> None:
         """Place `output` at `rows` of the batch.

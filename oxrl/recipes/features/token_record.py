@@ -22,7 +22,7 @@ from oxrl.functional.kl import kl_k3
 from oxrl.recipes.features.base import Feature, Prepared
 from oxrl.runs.files import make_folder
 from oxrl.runs.tensors import save_tensors
-from oxrl.types import Output, PolicyBatch, TokenBatch
+from oxrl.types import Output, PolicyBatch, Tensors, TokenBatch
 
 
 class TokenRecord(Feature):
@@ -34,7 +34,7 @@ class TokenRecord(Feature):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._kept: dict[str, Tensor] = {}
+        self._kept: Tensors = {}
         self._of_rows: list[Tensor] = []
         self._inputs: TokenBatch | None = None
 
