@@ -229,22 +229,6 @@ def read_quantiles(path: Path) -> Quantiles:
     return Quantiles(low, high)
 
 
-def quantiles_of(actions: Sequence[Sequence[float]]) -> Quantiles:
-    """The quantiles of recorded actions, 1 % and 99 %, interpolated as numpy does.
-
-    Args:
-        actions: [n][size], in the data's own units, n at least 1.
-
-    Returns:
-        One of each for every number of an action.
-    """
-    import numpy as np  # who only reads tokens does without
-
-    table = np.asarray(actions, dtype=np.float64)
-    low, high = np.quantile(table, [0.01, 0.99], axis=0)
-    return Quantiles(tuple(low.tolist()), tuple(high.tolist()))
-
-
 def object_in(path: Path) -> Mapping[str, Json]:
     """The JSON object in a file.
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import SupportsFloat, cast
 
 from oxrl.errors import RewardDefinitionError
 from oxrl.processes.user_code import raised_as, text_of
-from oxrl.rewards.base import LoadedReward, find_reward
+from oxrl.rewards.base import LoadedReward
 from oxrl.rewards.repeats import differs
 from oxrl.types import Completion, Prompt, Score, Segment
 
@@ -29,24 +29,6 @@ DRY_PROMPT = Prompt(
 DRY_TEXT = "#### 2"
 # Completions of a group: one that returns a list of one thing would pass with one.
 DRY_GROUP = 2
-
-
-def load_reward(name: str, options: Mapping[str, object] | None = None) -> LoadedReward:
-    """Find a reward and call it once on a made-up sample.
-
-    Args:
-        name, options: as of `find_reward`.
-
-    Returns:
-        The reward, ready to score.
-
-    Raises:
-        RewardDefinitionError: nothing loadable under that name, or the dry call failed; says what
-            to change.
-    """
-    reward = find_reward(name, options)
-    dry_call(reward)
-    return reward
 
 
 def dry_call(reward: LoadedReward) -> None:

@@ -75,25 +75,6 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / "manifest.json").is_file() and (folder / "state.json").is_file()
 
 
-def save_checkpoint(
-    root: Path,
-    step: int,
-    write: Callable[[Path], None],
-    *,
-    state: Mapping[str, object],
-    offsets: Mapping[str, int],
-    keep: int,
-) -> Path:
-    """Write `root/step_<8 digits>` atomically and remove old ones; see CheckpointWriter.
-
-    Args:
-        write: called with an empty directory, writes the engine's files there.
-    """
-    writer = CheckpointWriter(root, step, state=state, offsets=offsets, keep=keep)
-    writer.fill(write)
-    return writer.complete()
-
-
 class CheckpointWriter:
     """One checkpoint, `root/step_<8 digits>`, from its first file until it has its name.
 

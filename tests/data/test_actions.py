@@ -13,7 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from oxrl.data.action_heads import read_head
-from oxrl.data.actions import ActionHead, quantiles_of, read_quantiles
+from oxrl.data.actions import ActionHead, Quantiles, read_quantiles
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import ReadOptions
@@ -89,13 +89,11 @@ def test_a_head_is_kept_beside_the_weights_and_read_again(tmp_path: Path) -> Non
 
 def test_quantiles_are_read_as_we_and_as_lerobot_write_them(tmp_path: Path) -> None:
     actions = np.random.default_rng(1).normal(size=(500, 2))
-    found = quantiles_of(actions.tolist())
-    expected = [np.quantile(actions, share, axis=0) for share in (0.01, 0.99)]
-    assert np.allclose(found.low, expected[0]) and np.allclose(found.high, expected[1])
-    fields = {"q01": list(found.low), "q99": list(found.high)}
+    low, high = np.quantile(actions, [0.01, 0.99], axis=0).tolist()
+    fields = {"q01": low, "q99": high}
     for content in (fields, {"action": {**fields, "mean": [0, 0]}, "observation.state": {}}):
         (tmp_path / "stats.json").write_text(json.dumps(content))
-        assert read_quantiles(tmp_path / "stats.json") == found
+        assert read_quantiles(tmp_path / "stats.json") == Quantiles(tuple(low), tuple(high))
     for wrong in ("{}", "[1]", "{", '{"q01": [1, 2], "q99": [0, 3]}', '{"q01": [], "q99": []}'):
         (tmp_path / "stats.json").write_text(wrong)
         with pytest.raises(DataError):

@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 from test_conformance import needs_deepspeed
 from tiny import batches
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from whole_checkpoints import save_checkpoint
 
 from oxrl.engines.train.ranks import ALONE
 from oxrl.models.load import load_policy
 from oxrl.models.stored import GivenTensor, stored_in
 from oxrl.models.weights import save_model
-from oxrl.runs.checkpoint import save_checkpoint, verify_checkpoint
+from oxrl.runs.checkpoint import verify_checkpoint
 from oxrl.runs.parts import part_problems, read_parts
 
 KINDS = [("policy", "bfloat16"), ("critic", "float32"), ("adapter", "float32"), ("dora", "float32")]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from loaded_rewards import load_reward
 
 from oxrl.data.prepare.published import aqua, bbh
 from oxrl.errors import RewardDefinitionError
@@ -14,7 +15,6 @@ from oxrl.rewards.base import option_problem
 from oxrl.rewards.choices import choice_reward
 from oxrl.rewards.formats import cosine_length_value, format_reward, repetition_reward
 from oxrl.rewards.tool_calls import tool_call_reward
-from oxrl.rewards.trial import load_reward
 from oxrl.types import Completion, Prompt, Segment
 
 PROMPT = Prompt(uid="p", messages=(), token_ids=(1,), answer="2")

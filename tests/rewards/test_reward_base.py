@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from loaded_rewards import load_reward
 
 from oxrl.errors import RewardError
 from oxrl.rewards.base import LoadedReward
-from oxrl.rewards.trial import load_reward
 from oxrl.types import Completion, Prompt, Score, Segment
 
 PROMPT = Prompt(

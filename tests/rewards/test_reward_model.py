@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loaded_rewards import load_reward
 from safetensors.torch import load_file
 from small_runs import rl_config
 
@@ -20,7 +21,6 @@ from oxrl.errors import RewardDefinitionError, Stopped
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
 from oxrl.recipes import run
 from oxrl.rewards.model_pool import ModelPool
-from oxrl.rewards.trial import load_reward
 from oxrl.rewards.workers import RewardPool
 from oxrl.runs.patience import Patience
 from oxrl.types import Completion, Prompt

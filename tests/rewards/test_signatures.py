@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loaded_rewards import load_reward
 
 from oxrl.errors import RewardDefinitionError
 from oxrl.rewards.base import LoadedReward
-from oxrl.rewards.trial import load_reward
 from oxrl.rewards.workers import RewardPool
 from oxrl.types import Completion, Prompt, Score, Segment
 

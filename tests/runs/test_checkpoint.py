@@ -21,13 +21,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from whole_checkpoints import save_checkpoint
 
 from oxrl.errors import CheckpointError, CheckpointWriteError, NonFiniteError
 from oxrl.runs.checkpoint import (
     latest_checkpoint,
     remove_leftovers,
     save_best,
-    save_checkpoint,
     verify_checkpoint,
 )
 
@@ -299,13 +299,13 @@ def test_a_place_that_went_away_is_a_clear_error_and_is_not_made_anew(
     assert names(tmp_path) == ["file"]
 
 
-# The victim stops at a named place inside save_checkpoint, says so through a file, and is killed
+# The victim stops at a named place inside CheckpointWriter, says so through a file, and is killed
 # there. Places are the calls by which a checkpoint reaches the disk, counted: no function of ours
 # is replaced.
 VICTIM = """
 import os, sys, time
 from pathlib import Path
-from oxrl.runs.checkpoint import save_checkpoint
+from oxrl.runs.checkpoint import CheckpointWriter
 
 root, place, here = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 calls = 0
@@ -330,7 +330,9 @@ def write(directory):
             file.write(b"y" * 1000)
 
 os.fsync, os.rename = stop_at(os.fsync), stop_at(os.rename)
-save_checkpoint(root, 20, write, state={"draw": 2}, offsets={}, keep=2)
+writer = CheckpointWriter(root, 20, state={"draw": 2}, offsets={}, keep=2)
+writer.fill(write)
+writer.complete()
 here.write_text("done")
 """
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from whole_checkpoints import save_checkpoint
 
 from oxrl.errors import (
     CheckpointWriteError,
@@ -28,7 +29,7 @@ from oxrl.errors import (
     RunDirectoryError,
 )
 from oxrl.recipes.evaluate import evaluation_config
-from oxrl.runs.checkpoint import save_best, save_checkpoint, why_not_best
+from oxrl.runs.checkpoint import save_best, why_not_best
 from oxrl.runs.console import Console, run_logging
 from oxrl.runs.directory import FILES, FOLDERS, RunDirectory, open_run
 from oxrl.runs.faults import explained

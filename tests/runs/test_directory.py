@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
+from whole_checkpoints import save_checkpoint
 
 from oxrl.config import Config
 from oxrl.errors import RunDirectoryError
-from oxrl.runs.checkpoint import save_checkpoint
 from oxrl.runs.directory import MAY_CHANGE, REORDER_SUMS, differences, flatten_config, open_run
 from oxrl.runs.environment import command_line, environment
 from oxrl.runs.files import read_records
