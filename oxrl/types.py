@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, float]
 TokenIds = tuple[int, ...]
+# With a role and a content.
+ChatMessage = Mapping[str, str]
 # By name; the second one is only read.
 Tensors = dict[str, "Tensor"]
 TensorMap = Mapping[str, "Tensor"]
@@ -70,7 +72,7 @@ class Prompt:
     """
 
     uid: str
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[ChatMessage, ...]
     token_ids: TokenIds
     answer: Any = None
     images: tuple[str, ...] = ()
@@ -161,7 +163,7 @@ class Turn:
     """One turn of an episode: what the policy wrote, what the environment answered, the reward."""
 
     text: str
-    messages: tuple[Mapping[str, str], ...] = ()
+    messages: tuple[ChatMessage, ...] = ()
     reward: float = 0.0
     reason: str = ""
 
@@ -178,7 +180,7 @@ class Completion:
     text: str
     finish_reason: FinishReason
     turns: tuple[Turn, ...] = ()
-    opening: tuple[Mapping[str, str], ...] = ()
+    opening: tuple[ChatMessage, ...] = ()
     end: EpisodeEnd | None = None
     reason: str = ""
 
@@ -218,6 +220,12 @@ class Score:
         if (self.value is None) == (self.status == "ok"):
             found = f"{self.value!r}, {self.status!r}"
             raise ValueError(f"a score has a value exactly when its status is ok, got {found}")
+
+
+# A prompt and its completions, which are scored together.
+Group = tuple[Prompt, Sequence[Completion]]
+# Of groups, in their order: a score for each of their completions, in theirs.
+Scores = list[list[Score]]
 
 
 @dataclass(frozen=True, kw_only=True)

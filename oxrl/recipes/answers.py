@@ -12,10 +12,10 @@ from oxrl.config import Config
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.errors import InvariantError, required
 from oxrl.recipes.build import Limits
-from oxrl.rewards.base import Group, GroupScorer, Scores
+from oxrl.rewards.base import GroupScorer
 from oxrl.rewards.builtin import BUILTINS
 from oxrl.runs.patience import Patience, StopAsked
-from oxrl.types import Prompt
+from oxrl.types import Group, Prompt, Scores
 
 if TYPE_CHECKING:
     from oxrl.recipes.features.base import Feature

@@ -46,7 +46,7 @@ from oxrl.rewards.model_options import (
 )
 from oxrl.rewards.signatures import RewardFunction, form_of
 from oxrl.runs.patience import Patience
-from oxrl.types import Completion, Prompt, Score, ScoreStatus
+from oxrl.types import Completion, Group, Prompt, Score, Scores, ScoreStatus
 
 # Of `oxrl.train`: what a function is given by.
 ARGUMENT = "reward"
@@ -68,11 +68,6 @@ class Reward(Protocol):
             One score for each completion, in their order.
         """
         ...
-
-
-Group = tuple[Prompt, Sequence[Completion]]
-# Of groups, in order: a score for each of their completions, in theirs.
-Scores = list[list[Score]]
 
 
 class GroupScorer(Protocol):

@@ -12,12 +12,12 @@ import torch
 
 from oxrl.errors import OxrlError, RewardDefinitionError
 from oxrl.processes.user_code import MOST_REASON, capped, text_of
-from oxrl.rewards.base import Group, Scores, sample_range
+from oxrl.rewards.base import sample_range
 from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.rewards.workers import SinglePool
 from oxrl.runs.patience import Patience
-from oxrl.types import Completion, Metrics, Prompt, Score, ScoreStatus
+from oxrl.types import Completion, Group, Metrics, Prompt, Score, Scores, ScoreStatus
 
 
 class RewardModelPool(SinglePool, Protocol):

@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from oxrl.rewards.base import Group, Scores
 from oxrl.rewards.workers import SinglePool
 from oxrl.runs.patience import Patience
-from oxrl.types import Metrics, Score, ScoreStatus
+from oxrl.types import Group, Metrics, Score, Scores, ScoreStatus
 
 
 @dataclass(frozen=True, kw_only=True)

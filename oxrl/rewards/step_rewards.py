@@ -12,9 +12,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from oxrl.rewards.base import Group, GroupScorer, Scores
+from oxrl.rewards.base import GroupScorer
 from oxrl.runs.patience import Patience
-from oxrl.types import Completion, Score
+from oxrl.types import Completion, Group, Score, Scores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from oxrl.rewards.base import Group, GroupScorer, Scores
+from oxrl.rewards.base import GroupScorer
 from oxrl.runs.patience import Patience
-from oxrl.types import ENVIRONMENT, Completion, Score
+from oxrl.types import ENVIRONMENT, Completion, Group, Score, Scores
 
 
 class EpisodeScorer:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import NamedTuple, get_args
@@ -30,6 +30,7 @@ from oxrl.errors import DeadlineError, EngineError, InvariantError
 from oxrl.runs.patience import Patience
 from oxrl.seeds import stable_seed
 from oxrl.types import (
+    ChatMessage,
     Completion,
     EpisodeEnd,
     FinishReason,
@@ -82,7 +83,7 @@ class EpisodeLimits:
 class Branch(NamedTuple):
     """Where an episode stood when a turn of it was sampled: a conversation, and turns of it."""
 
-    opening: Sequence[Mapping[str, str]]
+    opening: Sequence[ChatMessage]
     exchanges: list[Exchange]
     turns: int
 
@@ -101,10 +102,10 @@ class Episode:
     begins_row: bool = True
     segments: list[Segment] = field(default_factory=list[Segment])
     turns: list[Turn] = field(default_factory=list[Turn])
-    opening: tuple[Mapping[str, str], ...] = ()
+    opening: tuple[ChatMessage, ...] = ()
     tools: Tools = ()
     # What the present conversation began with, and its turns.
-    conversation: Sequence[Mapping[str, str]] = ()
+    conversation: Sequence[ChatMessage] = ()
     exchanges: list[Exchange] = field(default_factory=list[Exchange])
     branches: list[Branch] = field(default_factory=list[Branch])
     sampled: int = 0
@@ -487,7 +488,7 @@ class EpisodeEngine:
         del episode.tokens[len(episode.tokens) - undone :]
         episode.sampled -= undone
 
-    def _go_on(self, episode: Episode, step: Step, messages: Sequence[Mapping[str, str]]) -> None:
+    def _go_on(self, episode: Episode, step: Step, messages: Sequence[ChatMessage]) -> None:
         """Append the answer, and sample the next turn unless a limit is reached."""
         reading = self._next_reading(episode, step, messages)
         if reading is None:
@@ -509,7 +510,7 @@ class EpisodeEngine:
         self._sample_turn(episode)
 
     def _next_reading(
-        self, episode: Episode, step: Step, messages: Sequence[Mapping[str, str]]
+        self, episode: Episode, step: Step, messages: Sequence[ChatMessage]
     ) -> Reading | None:
         """What the next turn reads; None: the policy said that it writes no more."""
         last = len(episode.turns) - 1

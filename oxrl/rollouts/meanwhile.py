@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from oxrl.engines.sample.base import Finished
 from oxrl.errors import Stopped
-from oxrl.rewards.base import Group, GroupScorer, Scores
+from oxrl.rewards.base import GroupScorer
 from oxrl.runs.patience import LOOK_S, Patience, StopAsked
-from oxrl.types import Completion, Metrics, Score
+from oxrl.types import Completion, Group, Metrics, Score, Scores
 
 # The completions of a group, by identity: the same objects are asked for later.
 Key = tuple[int, ...]

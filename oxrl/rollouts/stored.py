@@ -9,9 +9,8 @@ from typing import Any
 
 from oxrl.data.sample_record import recorded_prompt
 from oxrl.errors import RunDirectoryError
-from oxrl.rewards.base import Group
 from oxrl.runs.files import read_records
-from oxrl.types import Completion, Segment, Turn
+from oxrl.types import Completion, Group, Segment, Turn
 
 Line = Mapping[str, Any]
 # Stands for every token of a response: samples.jsonl says how many there are, not which.

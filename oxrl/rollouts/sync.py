@@ -14,11 +14,11 @@ from typing import Protocol
 from oxrl.data.order import RowSource
 from oxrl.engines.sample.base import Heard, RolloutEngine, generate, unheard
 from oxrl.errors import RewardError
-from oxrl.rewards.base import Group, GroupScorer
+from oxrl.rewards.base import GroupScorer
 from oxrl.runs.clock import Clock
 from oxrl.runs.patience import Patience, StopAsked
 from oxrl.seeds import sample_seed, stable_seed
-from oxrl.types import Completion, Metrics, Prompt, Request, Rollout, Sampling, Score
+from oxrl.types import Completion, Group, Metrics, Prompt, Request, Rollout, Sampling, Score
 
 
 @dataclass(kw_only=True)

@@ -21,13 +21,12 @@ from oxrl.engines.ray.cluster import (
 )
 from oxrl.errors import LostActorError, OxrlError, RewardDefinitionError
 from oxrl.processes.user_code import text_of
-from oxrl.rewards.base import Group, Scores
 from oxrl.rewards.model_pool import RewardModelPool, failed_score, named_failures
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.rewards.workers import in_threads
 from oxrl.runs.deadlines import LEAST_LOAD_S, Deadline
 from oxrl.runs.patience import Patience
-from oxrl.types import Score
+from oxrl.types import Group, Score, Scores
 
 log = logging.getLogger(__name__)
 
