@@ -9,7 +9,7 @@ from typing import Any
 
 from oxrl.errors import MissingExtraError, did_you_mean, known
 from oxrl.rewards.choices import choice_reward
-from oxrl.rewards.code import PROGRAM_MB, PROGRAM_S, code_reward, require_sandbox
+from oxrl.rewards.code import TOTAL_S, judged, require_sandbox, sandbox_of
 from oxrl.rewards.formats import (
     THINK_ANSWER,
     compiled,
@@ -104,31 +104,23 @@ def score_code(
     prompt: Prompt,
     text: str,
     *,
-    sandbox: str,
     partial: bool = False,
-    program_s: float = PROGRAM_S,
-    program_mb: int = PROGRAM_MB,
-    url: str = "",
+    total_s: float = TOTAL_S,
+    **of_sandbox: Any,
 ) -> Score:
     """`code`: whether the program in a response passes its tests; see `oxrl.rewards.code`.
 
     Args:
         prompt: whose `answer` holds the tests.
         text: the response.
-        sandbox, partial, program_s, program_mb, url: as of `code_reward`; a level must be named.
+        partial, total_s: as of `judged`.
+        of_sandbox: as of `sandbox_of`; a level must be named.
 
     Returns:
         As of `code_reward`.
     """
-    return code_reward(
-        text,
-        prompt.answer,
-        sandbox=sandbox,
-        partial=partial,
-        program_s=program_s,
-        program_mb=program_mb,
-        url=url,
-    )
+    used = sandbox_of(**of_sandbox)
+    return judged(used, text, prompt.answer, partial=partial, total_s=total_s)
 
 
 def score_format(_prompt: Prompt, text: str, *, pattern: str = THINK_ANSWER) -> Score:
@@ -289,6 +281,7 @@ BUILTINS: dict[str, Callable[..., Score | float | list[Score]]] = {
 OF_GROUPS = frozenset({"cosine", "judge"})
 # Functions that get the options which a reward does not name itself.
 PASSES_ON: dict[str, Callable[..., object]] = {
+    "code": sandbox_of,
     "cosine": cosine_length_value,
     "judge": JudgeOptions,
 }

@@ -21,7 +21,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from oxrl.errors import RewardDefinitionError, did_you_mean
 from oxrl.rewards.sandbox.client import LEVELS, Level, Sandbox
@@ -60,23 +60,23 @@ def code_reward(
         sandbox: "strict", "basic" or "off"; there is no default, so that none is chosen in silence.
         partial: the share of asserts or cases that hold, instead of all or nothing.
         program_s: seconds of processor time for the program, and for each case; WAIT_S more may
-            pass in waiting.
+            pass in waiting. One that this machine was too busy for is judged once more, with no
+            other beside it, and has to end then.
         program_mb: megabytes of memory for the program.
         url: of a service with SandboxFusion's `/run_code`, which is used instead of this machine.
 
     Returns:
         Value 1.0 if every test holds, else 0.0 with a reason, or the share with `partial`. Status
         "error" without a level, or where the sandbox cannot be had or fails; "invalid" if `answer`
-        holds no tests; "timeout" if this machine was too busy to let the program run, or all its
-        cases together took more than TOTAL_S seconds.
+        holds no tests. All cases together have TOTAL_S seconds; those that have not begun then do
+        not hold.
     """
     if sandbox not in LEVELS:
         levels = ", ".join(LEVELS)
         hint = did_you_mean(sandbox, LEVELS) if isinstance(sandbox, str) else ""
         reason = f"code needs sandbox= one of {levels}, got {sandbox!r}{hint}"
         return Score(value=None, status="error", reason=reason)
-    limits = Limits(cpu_s=program_s, memory_mb=program_mb, disk_mb=FOLDER_MB)
-    used = _sandbox(sandbox, limits, url)
+    used = sandbox_of(sandbox=sandbox, program_s=program_s, program_mb=program_mb, url=url)
     return judged(used, response, answer, partial=partial)
 
 
@@ -95,7 +95,7 @@ def judged(
         response: the text that the model wrote.
         answer: the tests; see the top of this file.
         partial: the share of asserts or cases that hold, instead of all or nothing.
-        total_s: seconds for all cases together; looked at before each.
+        total_s: seconds for all cases together; those that have not begun then do not hold.
 
     Returns:
         As of `code_reward`.
@@ -108,27 +108,29 @@ def judged(
     findings: list[Finding] = []
     for number, job in enumerate(jobs, start=1):
         if time.monotonic() > end:
-            reason = f"{number - 1} of {len(jobs)} cases took {total_s:g} s, all that there was"
-            return Score(value=None, status="timeout", reason=reason)
+            reason = f"not begun: those before it took {total_s:g} s, all that there was"
+            findings.append(Finding(0, len(jobs) - number + 1, reason))
+            break
         try:
             found = used.judge(job)
+            if found.starved:
+                found = used.judge(job, alone=True)
         except SandboxError as error:
             return Score(value=None, status="error", reason=str(error))
         findings.append(found)
-        if found.bad or found.starved or (found.reason and not partial):
+        if found.bad or (found.reason and not partial):
             break
     return score_of(findings, len(jobs), partial=partial)
 
 
-def require_sandbox(
+def sandbox_of(
     *,
     sandbox: str,
     program_s: float = PROGRAM_S,
     program_mb: int = PROGRAM_MB,
     url: str = "",
-    **_others: object,
-) -> None:
-    """Start the sandbox that `code_reward` with the same arguments uses.
+) -> Sandbox | RemoteSandbox:
+    """The warm sandbox of this process for some limits.
 
     Args:
         sandbox: "strict", "basic" or "off".
@@ -136,12 +138,27 @@ def require_sandbox(
         program_mb: megabytes of memory for a program.
         url: of a service to use instead of this machine; empty: none.
 
+    Returns:
+        The same one for the same arguments; it may not have been started.
+    """
+    limits = Limits(cpu_s=program_s, memory_mb=program_mb, disk_mb=FOLDER_MB)
+    return _sandbox(cast(Level, sandbox), limits, url)
+
+
+def require_sandbox(
+    *, sandbox: str, url: str = "", partial: bool = False, total_s: float = 0.0, **limits: Any
+) -> None:
+    """Start the sandbox that `score_code` with the same options uses.
+
+    Args:
+        sandbox, url, limits: as of `sandbox_of`.
+        partial, total_s: of `judged`; not read.
+
     Raises:
         RewardDefinitionError: it cannot be had; says why, and what to install or write.
     """
-    limits = Limits(cpu_s=program_s, memory_mb=program_mb, disk_mb=FOLDER_MB)
     try:
-        _sandbox(cast(Level, sandbox), limits, url).start()
+        sandbox_of(sandbox=sandbox, url=url, **limits).start()
     except SandboxError as error:
         if url:
             raise RewardDefinitionError(f"reward.sandbox_url: {error}") from error
@@ -160,15 +177,11 @@ def score_of(findings: Sequence[Finding], count: int, *, partial: bool) -> Score
         partial: the share that held, instead of all or nothing.
 
     Returns:
-        The score; status "invalid" where the tests are bad, "timeout" where the machine was too
-        busy.
+        The score; status "invalid" where the tests are bad.
     """
     last = findings[-1]
     if last.bad:
         return Score(value=None, status="invalid", reason=last.bad)
-    if last.starved:
-        reason = "this machine was too busy to let the program use its time"
-        return Score(value=None, status="timeout", reason=reason)
     problems = [
         f"case {number}: {found.reason}" if count > 1 else found.reason
         for number, found in enumerate(findings, start=1)
@@ -286,7 +299,6 @@ def _texts(fields: Mapping[str, object], name: str) -> list[str]:
 
 @functools.cache
 def _sandbox(level: Level, limits: Limits, url: str) -> Sandbox | RemoteSandbox:
-    """The warm sandbox of this process for some limits."""
     if url:
         from oxrl.rewards.sandbox.remote import RemoteSandbox  # HTTP, which most do without
 

@@ -178,6 +178,13 @@ class RewardPool:
             self._inline = find_reward(name, options)
         self._size = workers
         self._timeout_s = timeout_s
+        # When a worker is killed.
+        self._most_s = timeout_s
+        if name == "code":
+            # It keeps to `timeout_s` itself: a case that has not begun then does not hold. The last
+            # one may wait for its turn and is judged, and both once more.
+            self._options.setdefault("total_s", timeout_s)
+            self._most_s = 5 * timeout_s
         self._per_sample: bool | None = None  # known once a worker has loaded the reward
         # One slot per process, the last used on top. None, or a worker that has died, is replaced
         # when it is needed.
@@ -439,7 +446,7 @@ class RewardPool:
     def _outcome(self, worker: Worker, task: Task, patience: Patience) -> list[Score] | str:
         """The scores of a task, or what makes the worker suspect, which is then gone."""
         count = len(task.completions)
-        limit_s = self._timeout_s * count
+        limit_s = self._most_s * count
         fresh = not worker.asked
         worker.asked += 1
         what = f"{self.name} to answer; it is at {self._samples(task)}. {ADVICE}"

@@ -32,6 +32,17 @@ def connect(address: str, port: str = "PORT") -> str:
     )
 
 
+# Calls of x86_64 that change what is known of a file, by number, with the path where PATH stands:
+# the families of chmod, utime, chown, setxattr, removexattr, truncate and link.
+CHANGES = (
+    (90, "PATH, 0o777"), (268, "-100, PATH, 0o777"), (452, "-100, PATH, 0o777, 0"),
+    (132, "PATH, None"), (235, "PATH, None"), (261, "-100, PATH, None"), (280, "-100, PATH, None, 0"),
+    (92, "PATH, -1, -1"), (94, "PATH, -1, -1"), (260, "-100, PATH, -1, -1, 0"),
+    (188, "PATH, b'user.x', b'x', 1, 0"), (189, "PATH, b'user.x', b'x', 1, 0"),
+    (197, "PATH, b'user.there'"), (198, "PATH, b'user.there'"), (76, "PATH, 0"),
+    (86, "PATH, b'linked'"), (265, "-100, PATH, -100, b'linked', 0"),
+)  # fmt: skip
+
 # OUTSIDE, HOME and PORT are replaced: a folder outside, the home folder, a port that is listened to.
 ESCAPES: dict[str, str] = {
     "connect to loopback": connect("127.0.0.1"),
@@ -54,6 +65,29 @@ ESCAPES: dict[str, str] = {
     "write a file outside": attempt("open('OUTSIDE/written', 'w').write('x')"),
     "write by a link": attempt(
         "os.symlink('OUTSIDE', 'link')", "open('link/written', 'w').write('x')"
+    ),
+    "files: a mode": attempt("os.chmod('OUTSIDE/secret', 0o777)"),
+    "files: the mode of a folder": attempt("os.chmod('OUTSIDE', 0o700)"),
+    "files: a mode by a descriptor": attempt(
+        "os.fchmod(os.open('OUTSIDE/secret', os.O_WRONLY | os.O_RDWR), 0o777)"
+    ),
+    "files: the times": attempt("os.utime('OUTSIDE/secret', (1, 1))"),
+    "files: the length": attempt("os.truncate('OUTSIDE/secret', 0)"),
+    "files: opened in no known way": attempt("os.open('OUTSIDE/secret', os.O_WRONLY | os.O_RDWR)"),
+    "files: emptied when opened": attempt(
+        "os.open('OUTSIDE/secret', os.O_WRONLY | os.O_RDWR | os.O_TRUNC)"
+    ),
+    "files: locked": attempt(
+        "import fcntl", "fcntl.flock(os.open(os.__file__, os.O_RDONLY), fcntl.LOCK_EX)"
+    ),
+    "files: moved": attempt("os.rename('OUTSIDE/secret', 'moved')"),
+    "files: removed": attempt("os.unlink('OUTSIDE/secret')"),
+    "files: by number": attempt(
+        "import ctypes",
+        "call = ctypes.CDLL(None).syscall",
+        "PATH = b'OUTSIDE/secret'",
+        f"done = [{', '.join(f'call({number}, {given})' for number, given in CHANGES)}]",
+        "assert 0 in done",
     ),
     "write into the standard library": attempt("open(os.__file__, 'a').write('x')"),
     "read processes": attempt("[p for p in os.listdir('/proc') if p.isdigit()][0]"),
@@ -108,6 +142,7 @@ ESCAPES: dict[str, str] = {
     ),
 }
 
+FILL = "for number in range(250): open(str(number), 'wb').write(bytes(1 << 20))\n"
 HARM: dict[str, str] = {
     "fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n",
     "thread bomb": (
@@ -128,6 +163,19 @@ HARM: dict[str, str] = {
     "closed folders": (
         "import os\nos.makedirs('a/b'); open('a/b/c', 'w').close(); os.chmod('a/b', 0); os.chmod('a', 0)\n"
         "def add(a, b): return 0\n"
+    ),
+    "files: a closed folder that is filled": (
+        "import os, time\nos.mkdir('d', 0o300); os.chdir('d')\n" + FILL + "time.sleep(60)\n"
+    ),
+    "files: a folder that is closed and filled": (
+        "import os, time\ntry: os.chmod('.', 0o300)\nexcept OSError: pass\n"
+        + FILL
+        + "time.sleep(60)\n"
+    ),
+    "files: long names that are filled": (
+        "import os, time\nfor _ in range(20): os.mkdir('n' * 250); os.chdir('n' * 250)\n"
+        + FILL
+        + "time.sleep(60)\n"
     ),
     "endless loop": "while True: pass\n",
     "endless loop in C": "import itertools\nsum(itertools.count())\n",

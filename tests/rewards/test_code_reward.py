@@ -229,6 +229,24 @@ def test_a_pool_scores_programs_and_says_before_the_run_where_a_level_cannot_be_
     nowhere.close()
 
 
+def test_cases_that_take_too_long_together_count_nothing_in_a_pool_either() -> None:
+    cases = [{"input": f"{number}\n", "output": f"{number}\n"} for number in range(9)]
+    prompt = Prompt(uid="p", messages=(), token_ids=(1,), answer={"cases": cases})
+    segment = Segment(token_ids=(5,), logprobs=(0.0,), versions=(0,))
+    slow = "import time\nprint(input(), flush=True)\ntime.sleep(0.6)\n"
+    options = {"sandbox": LEVEL, "partial": True, "program_s": 1.0}
+    for text, least, most in ((slow, 0.1, 0.7), (slow + "raise SystemExit(1)", 0.0, 0.0)):
+        pool = RewardPool("code", timeout_s=2.0, options=options)
+        try:
+            group = [Completion(segments=(segment,), text=text, finish_reason="stop")]
+            ((found,),) = pool.score([(prompt, group)])
+        finally:
+            pool.close()
+        assert found.status == "ok" and found.value is not None
+        assert least <= found.value <= most
+        assert "2 s, all that there was" in found.reason or "case 1" in found.reason
+
+
 def published(real_data: Callable[[str], Path], name: str) -> list[dict[str, Any]]:
     folder, convert = {"humaneval": ("HumanEval", humaneval), "mbpp": ("mbpp", mbpp)}[name]
     lines = (real_data(name) / f"{folder}.jsonl").read_text().splitlines()

@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,8 +31,6 @@ from oxrl.rewards.sandbox.layers import why_not  # noqa: E402
 from oxrl.types import Score  # noqa: E402
 
 ORDINARY_USER = 1000
-# A machine that is too busy says so instead of judging; then it is asked again, with more time.
-TRIES = 5
 RIGHT = "def add(a, b): return a + b\n"
 # At least one of each kind for every commit; `make test-full` runs all, on every level.
 EVERY = 8
@@ -45,11 +42,14 @@ def outside() -> Iterator[dict[str, str]]:
     os.environ["OXRL_TEST_SECRET"] = "secret"
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
         os.chmod(folder, 0o777)
-        (Path(folder) / "secret").write_text("secret")
+        secret = Path(folder) / "secret"
+        secret.write_text("secret")
+        before = secret.stat()
         server.setblocking(False)
         port = server.getsockname()[1]
         yield {"OUTSIDE": folder, "HOME": str(Path.home()), "PORT": str(port)}
         assert os.listdir(folder) == ["secret"]
+        assert secret.stat()[:7] + secret.stat()[8:] == before[:7] + before[8:]  # but when read
         try:
             server.accept()
         except BlockingIOError:
@@ -58,23 +58,19 @@ def outside() -> Iterator[dict[str, str]]:
 
 
 def verdict(sandbox: Sandbox, code: str, tests: object) -> Score:
-    usual = sandbox.limits
-    for attempt in range(TRIES):
-        sandbox.limits = replace(usual, wait_s=usual.wait_s * 2**attempt)
-        score = judged(sandbox, code, tests, partial=False, total_s=300)
-        if score.status != "timeout":
-            break
-    sandbox.limits = usual
-    return score
+    return judged(sandbox, code, tests, partial=False, total_s=300)
 
 
-def wrong_verdicts(level: Level, every: int = 1) -> list[str]:
-    """The programs that did not get 0, and those after which a right one did not get 1."""
+def wrong_verdicts(level: Level, every: int = 1, only: str = "") -> list[str]:
+    """The programs whose names begin so that did not get 0, and those after which a right one did
+    not get 1.
+    """
     wrong: list[str] = []
     sandbox = Sandbox(level, Limits(cpu_s=1.0, memory_mb=256, disk_mb=16, wait_s=2.0))
     try:
         with outside() as words:
-            for name, code, tests in programs()[::every]:
+            chosen = [program for program in programs() if program[0].startswith(only)]
+            for name, code, tests in chosen[::every]:
                 for word, value in words.items():
                     code = code.replace(word, value)
                 score = verdict(sandbox, code, tests)
@@ -106,7 +102,7 @@ def ordinary_python() -> str:
 
 
 if __name__ == "__main__":
-    for line in wrong_verdicts(sys.argv[1], int(sys.argv[2])):  # pyright: ignore
+    for line in wrong_verdicts(sys.argv[1], int(sys.argv[2]), sys.argv[3]):  # pyright: ignore
         sys.stdout.write(line + "\n")
     sys.exit(0)
 
@@ -119,13 +115,13 @@ def need(level: Level) -> None:
         pytest.skip(f"this machine has no sandbox of level {level}: {why}")
 
 
-def as_ordinary_user(level: Level, every: int) -> str:
+def as_ordinary_user(level: Level, every: int, only: str = "") -> str:
     """What `wrong_verdicts` prints as an ordinary user."""
     python = ordinary_python()
     if os.getuid() != 0 or not python or not reachable_by_others(str(ROOT)):
         pytest.skip("needs root, and a Python and a checkout that other users can read")
     done = subprocess.run(
-        [python, "-B", str(Path(__file__)), level, str(every)],
+        [python, "-B", str(Path(__file__)), level, str(every), only],
         env={"PATH": os.environ["PATH"], "HOME": "/"},
         cwd="/",
         user=ORDINARY_USER,
@@ -154,6 +150,12 @@ def test_some_hostile_programs_get_nothing(level: Level) -> None:
 def test_some_hostile_programs_get_nothing_as_an_ordinary_user() -> None:
     need("strict")
     assert as_ordinary_user("strict", EVERY) == ""
+
+
+@pytest.mark.parametrize("level", ["strict", "basic"])
+def test_files_of_the_same_ordinary_user_stay_as_they_are(level: Level) -> None:
+    need(level)
+    assert as_ordinary_user(level, 1, "files") == ""
 
 
 @pytest.mark.full

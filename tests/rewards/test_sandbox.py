@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,9 +10,11 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,10 +23,11 @@ import pytest
 
 from oxrl.rewards.code import code_reward, judged
 from oxrl.rewards.sandbox import client, layers
-from oxrl.rewards.sandbox.client import Sandbox
-from oxrl.rewards.sandbox.findings import Job, SandboxError
+from oxrl.rewards.sandbox.client import Level, Sandbox
+from oxrl.rewards.sandbox.findings import Finding, Job, SandboxError
 from oxrl.rewards.sandbox.inside import confine, filters, folders, kernel, plain
 from oxrl.rewards.sandbox.inside.confine import Limits
+from oxrl.types import Score
 
 LIMITS = Limits(cpu_s=2.0, memory_mb=256, disk_mb=8)
 ADD = {"tests": ["assert add(1, 2) == 3"]}
@@ -47,8 +51,7 @@ def test_a_layer_that_does_not_hold_is_found_before_any_program_runs(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is sent into the sandbox with one layer taken out: the unit tries what must not work.
-    real = client.bundle.sources()
-    modules = json.loads(real[4:])
+    modules = dict(client.bundle.sources())
     name = "oxrl.rewards.sandbox.inside.confine"
     line = {
         "filters": "kernel.install_filter(filters.program(kernel.machine(), os.getpid()))",
@@ -56,12 +59,257 @@ def test_a_layer_that_does_not_hold_is_found_before_any_program_runs(
     }[broken]
     assert line in modules[name]
     modules[name] = modules[name].replace(line, "pass")
-    text = json.dumps(modules).encode()
-    monkeypatch.setattr(client.bundle, "sources", lambda: struct.pack("!I", len(text)) + text)
+    monkeypatch.setattr(client.bundle, "sources", lambda: modules)
     sandbox = Sandbox("basic", LIMITS)
     with pytest.raises(SandboxError, match="judged code could still"):
         sandbox.start()
     sandbox.close()
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("calls", "problem"),
+    [('"chmod": (90, None), "fchmodat": (268, 53),', "change a mode"),
+     ('"utimensat": (280, 88),', "change times")],
+)  # fmt: skip
+def test_a_filter_that_lets_files_be_changed_is_found_before_any_program_runs(
+    calls: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = dict(client.bundle.sources())
+    name = "oxrl.rewards.sandbox.inside.filters"
+    line = "ALLOWED: dict[str, tuple[int, int | None]] = {"
+    assert line in modules[name]
+    modules[name] = modules[name].replace(line, line + calls)
+    monkeypatch.setattr(client.bundle, "sources", lambda: modules)
+    sandbox = Sandbox("basic", LIMITS)
+    with pytest.raises(SandboxError, match=f"could still {problem}"):
+        sandbox.start()
+    sandbox.close()
+
+
+@LINUX
+def test_no_file_is_emptied_where_landlock_is_too_old_to_forbid_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    modules = dict(client.bundle.sources())
+    name = "oxrl.rewards.sandbox.inside.kernel"
+    line = "version = landlock_version()"
+    assert line in modules[name]
+    modules[name] = modules[name].replace(line, "version = 1")  # that of Linux 5.13
+    monkeypatch.setattr(client.bundle, "sources", lambda: modules)
+    sandbox = Sandbox("basic", LIMITS)
+    tests = {"tests": ["assert attempt() is None"]}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o777)
+            path = Path(folder) / "file"
+            path.write_text("much")
+            path.chmod(0o666)
+            for call in (
+                f"os.truncate({str(path)!r}, 0)",
+                f"os.close(os.open({str(path)!r}, os.O_WRONLY | os.O_RDWR | os.O_TRUNC))",
+            ):
+                program = f"import os\ndef attempt(): return {call}\n"
+                assert judged(sandbox, program, tests, partial=False).value == 0.0
+            assert path.read_text() == "much"
+    finally:
+        sandbox.close()
+
+
+@LINUX
+def test_files_are_opened_to_read_or_to_write_or_not_at_all() -> None:
+    why = layers.why_not("basic")
+    if why:
+        pytest.skip(why)
+    program = (
+        "import os\n"
+        "def opened(flags):\n"
+        "    try:\n"
+        "        os.close(os.open('/dev/null', flags))\n"
+        "    except OSError as error:\n"
+        "        return error.errno\n"
+        "    return 0\n"
+    )
+    neither = os.O_WRONLY | os.O_RDWR
+    refused = (os.O_TRUNC, neither, neither | os.O_TRUNC, neither | os.O_NONBLOCK)
+    allowed = (
+        os.O_RDONLY,
+        os.O_WRONLY,
+        os.O_RDWR,
+        os.O_WRONLY | os.O_TRUNC,
+        os.O_RDWR | os.O_TRUNC,
+    )
+    tests = [f"assert opened({flags}) == {errno.EPERM}" for flags in refused]
+    tests += [f"assert opened({flags}) == 0" for flags in allowed]
+    sandbox = Sandbox("basic", LIMITS)
+    try:
+        assert judged(sandbox, program, {"tests": tests}, partial=False) == Score(value=1.0)
+    finally:
+        sandbox.close()
+
+
+def test_what_ordinary_programs_do_with_files_works() -> None:
+    level = "basic" if not layers.why_not("basic") else "off"
+    program = (
+        "import os, pathlib, shutil, sqlite3, tempfile, zipfile\n"
+        "def attempt():\n"
+        "    with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile() as file:\n"
+        "        file.write(b'much'); file.flush()\n"
+        "        shutil.copyfile(file.name, folder + '/copy')\n"
+        "        with open(folder + '/copy', 'r+') as copy: copy.truncate(1)\n"
+        "        os.rename(folder + '/copy', 'moved')\n"
+        "    pathlib.Path('moved').touch(); pathlib.Path('new').touch()\n"
+        "    with sqlite3.connect('base') as base: base.execute('create table t (x)')\n"
+        "    zipfile.ZipFile('z', 'w').write('moved'); zipfile.ZipFile('z').extractall('out')\n"
+        "    open('new', 'a').write('more')\n"
+        "    return open('out/moved').read() + open('new').read()\n"
+    )
+    sandbox = Sandbox(level, LIMITS)
+    try:
+        tests = {"tests": ["assert attempt() == 'mmore'"]}
+        assert judged(sandbox, program, tests, partial=False).value == 1.0
+    finally:
+        sandbox.close()
+
+
+def test_a_program_that_has_closed_its_folder_is_judged_like_any_other() -> None:
+    sandbox = Sandbox("off", LIMITS)
+    try:
+        closes = "import os\nopen('x', 'w').close(); os.chmod('.', 0o300)\n"
+        assert judged(sandbox, closes, ADD, partial=False).value == 0.0
+        assert judged(sandbox, closes + RIGHT, ADD, partial=False).value == 1.0
+        empty = "import os\nseen = os.listdir('.')\ndef add(a, b): return 3 if not seen else seen\n"
+        assert judged(sandbox, empty, ADD, partial=False).value == 1.0
+    finally:
+        sandbox.close()
+
+
+# Programs that stand in line for one processor with many others: what a busy machine is.
+YIELDS = """
+import os, threading, time
+threading.stack_size(1 << 16)
+def spin():
+    end = time.monotonic() + 0.6
+    while time.monotonic() < end: os.sched_yield()
+for _ in range(8): threading.Thread(target=spin).start()
+time.sleep(60)
+"""
+WORKS = "import time\nwhile time.process_time() < 0.25: pass\n"
+
+
+class Asked(Sandbox):
+    """A sandbox that ends others before a program is judged alone.
+
+    Args:
+        others: to be ended then.
+    """
+
+    def __init__(self, level: Level, limits: Limits, others: list[subprocess.Popen[bytes]]) -> None:
+        super().__init__(level, limits)
+        self.others = others
+        self.alone: list[bool] = []
+
+    def judge(self, job: Job, *, alone: bool = False) -> Finding:
+        self.alone.append(alone)
+        while alone and self.others:
+            self.others[-1].kill()
+            self.others.pop().wait()
+        return super().judge(job, alone=alone)
+
+
+@contextmanager
+def busy(count: int = 16) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """One processor for this process, what it starts, and `count` that never rest."""
+    usual = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usual)})
+    command = [sys.executable, "-S", "-c", "while True: pass"]
+    others = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
+    started = list(others)
+    try:
+        yield others
+    finally:
+        os.sched_setaffinity(0, usual)
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@LINUX
+@pytest.mark.parametrize("level", ["strict", "basic", "off"])
+def test_a_program_that_yields_in_many_threads_keeps_its_zero(level: Level) -> None:
+    why = layers.why_not(level)
+    if why:
+        pytest.skip(why)
+    sandbox = Asked(level, Limits(cpu_s=1.0, memory_mb=1024, disk_mb=8, wait_s=1.5), [])
+    try:
+        score = judged(sandbox, YIELDS + RIGHT, ADD, partial=False)
+        assert (score.value, score.status) == (0.0, "ok")
+        assert "did not end within" in score.reason
+    finally:
+        sandbox.close()
+
+
+@LINUX
+@pytest.mark.parametrize("level", ["strict", "off"])
+def test_a_program_that_the_machine_was_too_busy_for_is_judged_once_more_alone(
+    level: Level,
+) -> None:
+    why = layers.why_not(level)
+    if why:
+        pytest.skip(why)
+    limits = Limits(cpu_s=1.0, memory_mb=256, disk_mb=8, wait_s=1.0)
+    sandbox = Asked(level, limits, [])
+    sandbox.start()
+    sandbox.close()
+    with busy() as others:
+        sandbox.others = others
+        try:
+            assert judged(sandbox, WORKS + RIGHT, ADD, partial=False).value == 1.0
+            assert sandbox.alone == [False, True]
+        finally:
+            sandbox.close()
+
+
+@LINUX
+def test_a_program_that_never_ends_counts_nothing_however_busy_the_machine_is() -> None:
+    sandbox = Asked("off", Limits(cpu_s=1.0, memory_mb=256, disk_mb=8, wait_s=1.0), [])
+    with busy():
+        try:
+            score = judged(sandbox, "while True: pass\n", ADD, partial=False)
+        finally:
+            sandbox.close()
+    assert (score.value, score.status) == (0.0, "ok")
+    assert sandbox.alone == [False, True]
+
+
+def test_who_judges_alone_waits_for_others_and_is_waited_for() -> None:
+    seen: list[str] = []
+
+    def beside(name: str, seconds: float) -> None:
+        with client.turn(9, alone=False):
+            seen.append(f"{name} begins")
+            time.sleep(seconds)
+            seen.append(f"{name} ends")
+
+    first = threading.Thread(target=beside, args=("first", 0.4))
+    first.start()
+    while not seen:
+        time.sleep(0.01)
+    later = threading.Thread(target=beside, args=("later", 0.0))
+    threading.Timer(0.2, later.start).start()
+    with client.turn(9, alone=True):
+        seen.append("alone begins")
+        time.sleep(0.3)
+        seen.append("alone ends")
+    first.join()
+    later.join()
+    assert seen == [
+        *("first begins", "first ends", "alone begins", "alone ends", "later begins", "later ends")
+    ]
+    with client.turn(9, alone=True):
+        began = time.monotonic()
+        with client.turn(0.3, alone=False):  # nobody is waited for without end
+            assert 0.2 < time.monotonic() - began < 5
 
 
 def test_a_sandbox_that_dies_is_an_error_once_and_then_started_anew() -> None:
@@ -128,10 +376,27 @@ def test_folders_are_emptied_however_deep_and_closed_they_are(tmp_path: Path) ->
     (closed / "c").write_text("x")
     closed.chmod(0)
     closed.parent.chmod(0)
+    (tmp_path / "top").mkdir()
+    tmp_path.chmod(0o300)
     (tmp_path / "link").symlink_to("/")
     assert folders.size(str(tmp_path)) == float("inf")
     folders.empty(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_lies_below_long_names_is_counted(tmp_path: Path) -> None:
+    here = os.getcwd()
+    try:
+        os.chdir(tmp_path)
+        for _ in range(20):
+            os.mkdir("n" * 250)
+            os.chdir("n" * 250)
+        Path("large").write_bytes(bytes(1 << 20))
+    finally:
+        os.chdir(here)
+    (tmp_path / "link").symlink_to("/usr")
+    assert 1 << 20 < folders.size(str(tmp_path)) < 2 << 20
+    folders.empty(str(tmp_path))
 
 
 def test_data_that_is_not_plain_does_not_pass() -> None:
@@ -208,7 +473,7 @@ def test_jobs_that_are_sent_while_nobody_reads_end_in_time(monkeypatch: pytest.M
     assert process is not None
     process.send_signal(19)  # SIGSTOP
     job = Job("calls", {"code": "x" * (1 << 20)}, {"tests": ["assert x"], "setup": ""})
-    with pytest.raises(SandboxError, match="does not read"):
+    with pytest.raises(SandboxError, match="did not answer in time"):
         sandbox.judge(job)
     sandbox.close()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
+
+from oxrl.processes import descendants
 
 # Without site packages and the current folder, with UTF-8.
 OPTIONS = ("-P", "-s", "-S", "-X", "utf8")
@@ -20,7 +21,7 @@ while len(text) < length:
 sources = json.loads(text)
 class Sources(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path=None, target=None):
-        folder = "oxrl.rewards.sandbox.inside".startswith(name)
+        folder = any(known.startswith(name + ".") for known in sources)
         if folder or name in sources:
             return importlib.machinery.ModuleSpec(name, self, is_package=folder)
     def exec_module(self, module):
@@ -33,16 +34,18 @@ sys.exit(unit.main(control, results))
 
 
 @functools.cache
-def sources() -> bytes:
-    """The modules of `inside` by name, as the message that BOOT reads first."""
+def sources() -> dict[str, str]:
+    """The modules of `inside`, and one that they share with others, by name: the message that BOOT
+    reads first.
+    """
     folder = Path(__file__).parent / "inside"
     modules = {
         f"{PACKAGE}.{path.stem}": path.read_text()
         for path in sorted(folder.glob("*.py"))
         if path.stem != "__init__"
     }
-    text = json.dumps(modules).encode()
-    return len(text).to_bytes(4, "big") + text
+    modules[descendants.__name__] = Path(descendants.__file__).read_text()
+    return modules
 
 
 def command(python: str) -> list[str]:

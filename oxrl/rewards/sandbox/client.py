@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
+import fcntl
 import os
-import select
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,8 +18,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from oxrl.rewards.sandbox import bundle
-from oxrl.rewards.sandbox.findings import Finding, Job, Json, SandboxError, finding, framed
-from oxrl.rewards.sandbox.inside import confine, kernel
+from oxrl.rewards.sandbox.findings import Finding, Job, Json, SandboxError, finding
+from oxrl.rewards.sandbox.inside import confine, kernel, plain
 from oxrl.rewards.sandbox.inside.confine import Limits
 from oxrl.runs.killed import end_of
 
@@ -27,6 +28,8 @@ LEVELS: tuple[Level, ...] = ("strict", "basic", "off")
 # A unit gets so long to start, and so much longer than a program to answer.
 START_S = 20.0
 MARGIN_S = 5.0
+# How often it is asked whether those who judge meanwhile have ended, in seconds.
+TURN_S = 0.01
 MOST_LAST_WORDS = 500
 FOLDER_OF_BUBBLEWRAP = "/job"
 
@@ -104,6 +107,7 @@ class Sandbox:
         self.limits = limits
         self.way = ""
         self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._lock = threading.Lock()
         self._jobs = 0
@@ -113,11 +117,12 @@ class Sandbox:
         with self._lock:
             self._start()
 
-    def judge(self, job: Job) -> Finding:
+    def judge(self, job: Job, *, alone: bool = False) -> Finding:
         """Have a program judged; starts the unit if it is not running.
 
         Args:
             job: the program, its tests and how they are run.
+            alone: no other is judged meanwhile by this installation of oxRL.
 
         Returns:
             What the tests found, or why the program failed them.
@@ -126,22 +131,22 @@ class Sandbox:
             SandboxError: nothing is known of the program; the unit is ended, and the next job
                 starts another.
         """
-        with self._lock:
+        with self._lock, turn(self.limits.wall_s, alone=alone):
             self._start()
             self._jobs += 1
             limits = dataclasses.asdict(self.limits)
             header = {"id": self._jobs, "kind": job.kind, "partial": job.partial, "limits": limits}
             graded: Json | None = None
-            end = time.monotonic() + self.limits.wall_s + MARGIN_S
             try:
+                fd = self._wait_at_most(self.limits.wall_s + MARGIN_S)
                 for message in (header, job.program, job.tests):
-                    self._send(message, end)
-                reply = self._receive(end)
+                    plain.send(fd, message)
+                reply = plain.receive(fd)
                 if "graded" in reply:
                     graded = reply["graded"]
-                    reply = self._receive(end)
-            except (OSError, SandboxError) as error:
-                raise SandboxError(f"the sandbox failed: {error}{self._close()}") from error
+                    reply = plain.receive(fd)
+            except (plain.Closed, plain.TooLong) as error:
+                raise SandboxError(f"the sandbox failed: {_why(error)}{self._close()}") from error
             if "broken" in reply or reply.get("id") != self._jobs:
                 problem = reply.get("broken", "it answered something else")
                 raise SandboxError(f"the sandbox failed: {problem}{self._close()}")
@@ -160,8 +165,8 @@ class Sandbox:
         for way in ways(self.level):
             try:
                 self._start_by(way)
-            except (OSError, SandboxError) as error:
-                problems.append(f"{way.name}: {error}{self._close()}")
+            except (OSError, plain.Closed, SandboxError) as error:
+                problems.append(f"{way.name}: {_why(error)}{self._close()}")
                 continue
             self.way = way.name
             return
@@ -178,18 +183,16 @@ class Sandbox:
         if not way.wrapper:
             os.chmod(self._folder.name, 0o711)
             os.mkdir(folder)
-        self._process = subprocess.Popen(
-            [*way.wrapper, *bundle.command(interpreter())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            env=environment(),
-            bufsize=0,
-        )
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*way.wrapper, *bundle.command(interpreter())],
+                stdin=theirs,
+                stdout=theirs,
+                stderr=subprocess.PIPE,
+                cwd="/",
+                env=environment(),
+            )
         config: Json = {
             "level": self.level,
             "limits": dataclasses.asdict(self.limits),
@@ -199,42 +202,20 @@ class Sandbox:
             "mount_point": self._folder.name,
             "watch": True,
         }
-        end = time.monotonic() + START_S
-        self._write(bundle.sources(), end)
-        self._send(config, end)
-        said = self._receive(end)
+        fd = self._wait_at_most(START_S)
+        plain.send(fd, bundle.sources())
+        plain.send(fd, config)
+        said = plain.receive(fd)
         if "failed" in said:
             raise SandboxError(str(said["failed"]))
 
-    def _send(self, message: Json, end: float) -> None:
-        self._write(framed(message), end)
-
-    def _write(self, data: bytes, end: float) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        fd = self._process.stdin.fileno()
-        rest = memoryview(data)
-        while rest:
-            if not select.select([], [fd], [], max(0.0, end - time.monotonic()))[1]:
-                raise SandboxError("it does not read what it is sent")
-            rest = rest[os.write(fd, rest) :]
-
-    def _receive(self, end: float) -> Json:
-        """The next message, if it comes in time."""
-        text = self._read(int.from_bytes(self._read(4, end), "big"), end)
-        return json.loads(text)
-
-    def _read(self, count: int, end: float) -> bytes:
-        assert self._process is not None and self._process.stdout is not None
-        fd = self._process.stdout.fileno()
-        data = b""
-        while len(data) < count:
-            if not select.select([fd], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise SandboxError("it did not answer in time")
-            chunk = os.read(fd, count - len(data))
-            if not chunk:
-                raise SandboxError("it ended")
-            data += chunk
-        return data
+    def _wait_at_most(self, seconds: float) -> int:
+        """The descriptor of the socket, where each part of a message may be waited for so long."""
+        assert self._socket is not None
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        return self._socket.fileno()
 
     def _close(self) -> str:
         """End the unit.
@@ -245,15 +226,13 @@ class Sandbox:
         process = self._process
         self._process = None
         said = ""
+        if self._socket is not None:
+            self._socket.close()
         if process is not None:
-            assert process.stdin is not None and process.stdout is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
             process.kill()
             end_of(process, "a sandbox")
-            process.stdout.close()
             said = _last_words(process)
         if self._folder is not None:
             self._folder.cleanup()
@@ -261,9 +240,44 @@ class Sandbox:
         return said
 
 
+@contextlib.contextmanager
+def turn(patience_s: float, *, alone: bool) -> Iterator[None]:
+    """While inside, others judge beside this, or none does.
+
+    Who wants to be alone closes a gate, where all who come next wait, and then waits for those who
+    are at it. Two files of the package stand for that: nobody has to make them.
+
+    Args:
+        patience_s: seconds after which nobody is waited for any more.
+        alone: none does.
+
+    Returns:
+        A context manager.
+    """
+    kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+    end = time.monotonic() + patience_s
+    with open(__file__) as gate, open(kernel.__file__) as judging:
+        for lock in (gate, judging):
+            while time.monotonic() < end:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(lock, kind | fcntl.LOCK_NB)
+                    break
+                time.sleep(TURN_S)
+        if not alone:
+            fcntl.flock(gate, fcntl.LOCK_UN)
+        yield
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error.__cause__, BlockingIOError):
+        return "it did not answer in time"
+    return str(error) or "it ended"
+
+
 def _last_words(process: subprocess.Popen[bytes]) -> str:
     assert process.stderr is not None
     with process.stderr as stream:
+        os.set_blocking(stream.fileno(), False)  # who else has it may live on
         text = (stream.read() or b"").decode(errors="replace").strip()
     return f" ({text[-MOST_LAST_WORDS:]})" if text else ""
 
@@ -272,25 +286,3 @@ def environment() -> dict[str, str]:
     """All that a unit inherits. Sets and dictionaries have the same order every time."""
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", **kept}
-
-
-@contextlib.contextmanager
-def opened(level: Level, limits: Limits) -> Iterator[Sandbox]:
-    """A sandbox for a while: started before, closed after.
-
-    Args:
-        level: what is promised; never less.
-        limits: of each program.
-
-    Returns:
-        A context manager of the sandbox.
-
-    Raises:
-        SandboxError: the level cannot be had here.
-    """
-    sandbox = Sandbox(level, limits)
-    try:
-        sandbox.start()
-        yield sandbox
-    finally:
-        sandbox.close()

@@ -36,7 +36,8 @@ class Finding:
     """What came of a job.
 
     held, run: asserts. reason: why not all held; empty if they did.
-    bad: why the tests can judge no program. starved: the machine was too busy; nothing is known.
+    bad: why the tests can judge no program. starved: it stood in line for a processor instead of
+    ending, so that another look may find more.
     output: what the program printed, where that was asked for.
     """
 
@@ -68,12 +69,11 @@ def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Find
         ended: the unit's message; see `Unit.judge`.
 
     Returns:
-        How many asserts held, and why not all of them; or that nothing is known.
+        How many asserts held, and why not all of them.
     """
     program = ended["program"]
     tests = ended["tests"]
-    if program["starved"] and (graded is None or kind == "case"):
-        return Finding(starved=True)
+    starved = program["starved"] or tests["starved"]
     blamed = reason_of(program, limits)
     if graded is not None and "bad" in graded:
         return Finding(bad=graded["bad"])
@@ -85,15 +85,18 @@ def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Find
         elif kind == "case" and blamed:
             held = 0
             reason = f"the program {blamed}"
-        return Finding(held, graded["run"], reason, output=graded.get("output", ""))
+        output = graded.get("output", "")
+        return Finding(held, graded["run"], reason, starved=starved, output=output)
     if program["full"]:
         return Finding(0, 1, f"the program {blamed}")
     if tests["late"] and ended["waiting"]:
-        return Finding(0, 1, f"the program {reason_of(tests, limits)}")
+        return Finding(0, 1, f"the program {reason_of(tests, limits)}", starved=starved)
     how = reason_of(tests, limits) or "ended in silence"
     if ended["answered"]:
-        return Finding(0, 1, f"the tests could not cope with what the program returned: they {how}")
-    return Finding(bad=f"the tests {how}, before the program had answered anything")
+        reason = f"the tests could not cope with what the program returned: they {how}"
+        return Finding(0, 1, reason, starved=starved)
+    bad = f"the tests {how}, before the program had answered anything"
+    return Finding(bad=bad, starved=starved)
 
 
 def reason_of(ended: Json, limits: Limits) -> str:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from oxrl.processes import descendants
 from oxrl.rewards.sandbox.inside import filters, kernel
 
 # Shared libraries, the standard library and its data. No third-party packages.
@@ -116,7 +117,7 @@ def confine(around: Confinement, kept: Sequence[int], base_bytes: int) -> None:
     """
     os.setsid()
     if sys.platform == "linux":
-        kernel.die_with_parent()
+        descendants.die_with_parent()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     held = [fd for fd in (around.rules,) if fd is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 
@@ -10,9 +11,7 @@ MOST_DEPTH = 50
 
 
 def size(folder: str) -> float:
-    """Bytes that are written below a folder, infinite where it is too deep.
-
-    Folders that cannot be read count nothing.
+    """Bytes that are written below a folder, infinite where it is too deep or cannot be read.
 
     Args:
         folder: path; what is in it may change meanwhile.
@@ -21,25 +20,29 @@ def size(folder: str) -> float:
         Whole blocks, at least 4096 for every entry, so that many empty files count too.
     """
     total = 0
-    waiting = [(folder, 0)]
-    while waiting:
-        path, depth = waiting.pop()
-        if depth > MOST_DEPTH:
-            return float("inf")
-        try:
-            entries = list(os.scandir(path))
-            states = [entry.stat(follow_symlinks=False) for entry in entries]
-        except OSError:
-            continue
-        for entry, state in zip(entries, states, strict=True):
-            total += max(state.st_blocks * 512, 4096)
-            if entry.is_dir(follow_symlinks=False):
-                waiting.append((entry.path, depth + 1))
+    deepest = folder.count(os.sep) + MOST_DEPTH
+    try:
+        # By descriptors: no path is too long, and no link that takes a folder's place is followed.
+        for path, below, files, place in os.fwalk(folder, onerror=_unless_gone):
+            if path.count(os.sep) > deepest:
+                return float("inf")
+            for name in (*below, *files):
+                with contextlib.suppress(FileNotFoundError):
+                    state = os.stat(name, dir_fd=place, follow_symlinks=False)
+                    total += max(state.st_blocks * 512, 4096)
+    except OSError:
+        return float("inf")
     return total
 
 
+def _unless_gone(error: OSError) -> None:
+    """Raise what keeps a folder from being read, but that it is there no more."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
 def empty(folder: str) -> None:
-    """Remove everything below a folder, however deep it is.
+    """Remove everything below a folder, however deep and closed it is.
 
     What lies deeper is moved up first, so that no path gets long.
 
@@ -50,6 +53,7 @@ def empty(folder: str) -> None:
         OSError: something cannot be removed.
     """
     number = 0
+    os.chmod(folder, 0o700)
     while entries := list(os.scandir(folder)):
         for entry in entries:
             if not entry.is_dir(follow_symlinks=False):

@@ -27,12 +27,10 @@ NEW_USERS = 0x10000000
 NEW_PIDS = 0x20000000
 NEW_NETWORK = 0x40000000
 
-_SET_PARENT_DEATH = 1
 _SET_DUMPABLE = 4
 _KEEP_CAPABILITIES = 8
 _SET_FILTER = 22
 _DROP_BOUND = 24
-_SET_SUBREAPER = 36
 _NO_NEW_PRIVILEGES = 38
 _FILTER_MODE = 2
 _READ_SEARCH = 1 << 2
@@ -48,10 +46,6 @@ _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 
 
-class KernelError(OSError):
-    """The kernel refused a call; the text says which."""
-
-
 def machine() -> str:
     """The processor family, as the kernel calls it; empty where this is no Linux."""
     return os.uname().machine if sys.platform == "linux" else ""
@@ -60,7 +54,7 @@ def machine() -> str:
 def _checked(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
-        raise KernelError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{what}: {os.strerror(number)}")
     return result
 
 
@@ -71,16 +65,6 @@ def _call(number: int, what: str, *arguments: object) -> int:
 def _control(what: str, *arguments: int) -> None:
     rest = [0] * (5 - len(arguments))
     _checked(LIBC.prctl(*(ctypes.c_ulong(value) for value in (*arguments, *rest))), what)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends."""
-    _control("die with the parent", _SET_PARENT_DEATH, 9)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of what descendants leave behind, so that it can be found and killed."""
-    _control("adopt orphans", _SET_SUBREAPER, 1)
 
 
 def hide_memory() -> None:
@@ -170,7 +154,7 @@ def landlock_rules(readable: Sequence[str], writable: Sequence[str]) -> int:
         A file descriptor for `landlock_restrict`.
 
     Raises:
-        KernelError: Landlock is missing or switched off.
+        OSError: Landlock is missing or switched off.
     """
     version = landlock_version()
     everything = _file_rights(version)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
+from oxrl.processes import descendants
 from oxrl.rewards.sandbox.inside import confine, kernel
 
 ROOM = (
@@ -52,7 +53,7 @@ def in_room(live: Callable[[int | None], int], mount_point: str, disk_mb: int) -
         # As long as it lives; it is whoever started this process that ends both, by a limit.
         _, status = os.waitpid(child, 0)
         return os.waitstatus_to_exitcode(status) & 0xFF
-    kernel.die_with_parent()
+    descendants.die_with_parent()
     try:
         _furnish(mount_point, disk_mb)
     except OSError as error:

@@ -24,8 +24,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NoReturn
 
+from oxrl.processes import descendants
 from oxrl.rewards.sandbox.inside import (
     confine,
     filters,
@@ -79,9 +81,6 @@ LAST_WORDS_S = 0.2
 LOOK_S = 0.1
 # How often it is asked whether a process has ended, in seconds.
 SOON_S = 0.0002
-# Switches per second of work away from a process that wanted to go on: more, and it waited for a
-# processor.
-STARVED = 10.0
 
 
 class Broken(Exception):
@@ -97,7 +96,8 @@ class Ended:
     """How a process ended.
 
     status: exit status, or minus the signal; None: it did not end by itself.
-    late: the time was over. starved: it had waited for a processor then, not slept.
+    late: the time was over. starved: of that it had stood in line for a processor for longer than
+    it may wait, or nobody knows for how long.
     full: it had written more than it may.
     """
 
@@ -108,15 +108,15 @@ class Ended:
 
 
 class Unit:
-    """Judges programs under one confinement.
+    """Judges programs under one confinement; works in /proc, as it is outside of any room.
 
     Args:
         around: put around every process.
         control: descriptor that messages come by.
         results: descriptor of what comes of them.
-        base_bytes: address space of this process.
+        config: `base_bytes`, address space of this process; `watch`: end when the control is
+            closed, else when all that came by it is done.
         in_room: this is the first process of a namespace of its own.
-        watch: end when the control is closed; else when all that came by it is done.
     """
 
     def __init__(
@@ -124,17 +124,15 @@ class Unit:
         around: Confinement,
         control: int,
         results: int,
-        base_bytes: int,
+        config: Json,
         *,
         in_room: bool,
-        watch: bool,
     ) -> None:
         self._around = around
         self._control = control
         self._results = results
-        self._base_bytes = base_bytes
+        self._config = config
         self._in_room = in_room
-        self._watch = watch
 
     def prove(self) -> str:
         """Try what must not be possible, in a process confined as judged code will be.
@@ -168,10 +166,10 @@ class Unit:
             header: `id`, `limits`, `partial`, and `kind`: "calls" of functions, or a "case" of what
                 is printed for what is read, compared or only told.
         """
-        limits = Limits(**header["limits"])
+        self._around = replace(self._around, limits=Limits(**header["limits"]))
         try:
             judge = self._calls if header["kind"] == "calls" else self._case
-            result = judge(replace(self._around, limits=limits), header)
+            result = judge(self._around, header)
         except Broken as error:
             result = {"broken": str(error)}
         finally:
@@ -310,7 +308,7 @@ class Unit:
         status = 125
         try:
             live = prepare()
-            confine.confine(around, [*kept, writing], self._base_bytes)
+            confine.confine(around, [*kept, writing], self._config["base_bytes"])
             random.seed(0)
             os.write(writing, CONFINED)
             os.close(writing)
@@ -330,7 +328,7 @@ class Unit:
             Gone: nobody wants results any more.
         """
         poll = select.poll()
-        if self._watch:
+        if self._config["watch"]:
             poll.register(self._control, 0)  # told of its end alone
         most = self._around.limits.disk_mb << 20
         with _watched(child) as watched:
@@ -348,47 +346,45 @@ class Unit:
         return False
 
     def _end(self, child: int, late: bool) -> Ended:
-        """Kill a process with all that it left behind."""
+        """Kill a process; what it left behind is ended by `_clean`."""
         by_itself = not _is_running(child)
         full = False
         if late and not self._in_room:
             full = folders.size(self._around.folder) > self._around.limits.disk_mb << 20
-        try:
-            os.killpg(child, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            os.kill(child, signal.SIGKILL)  # it has no group of its own yet
+        starved = late and not full and self._delay_s(child) > self._around.limits.wait_s
+        os.kill(child, signal.SIGKILL)
         # Without a limit, on purpose: a killed process that stays is in a call that the kernel does
         # not cut short, and nothing here could go on beside it. Whoever sent the job has a limit,
         # and ends this unit then with all that is in it.
-        _, status, usage = os.wait4(child, 0)
+        _, status = os.waitpid(child, 0)
         if by_itself:
             return Ended(os.waitstatus_to_exitcode(status))
-        used_s = usage.ru_utime + usage.ru_stime
-        starved = late and not full and usage.ru_nivcsw > STARVED * max(1.0, used_s)
         return Ended(None, late=late, starved=starved, full=full)
+
+    def _delay_s(self, child: int) -> float:
+        """Seconds that the main thread of a child, which is not waited for yet, has stood in line
+        for a processor; infinite where nobody tells.
+
+        Source: proc(5), fdinfo of a pidfd; sched-stats.rst of the kernel, /proc/pid/schedstat.
+        """
+        waited_ns = 0
+        with contextlib.suppress(OSError), _watched(child) as watched:
+            # Its number there, which may be another than here.
+            told = Path(f"self/fdinfo/{watched}").read_text().partition("Pid:")[2]
+            waited_ns = int(Path(told.split()[0], "schedstat").read_text().split()[1])
+        # None at all: this kernel does not count.
+        return waited_ns / 1e9 or float("inf")
 
     def _clean(self) -> None:
         """Leave nothing of a program: no process and no file."""
-        if self._in_room:
-            try:
-                os.kill(-1, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        while True:
-            try:
-                if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                    break
-            except ChildProcessError:
-                break
-        if not os.listdir(self._around.folder):
-            return
-        if self._in_room:
+        descendants.end_all()
+        if not self._in_room:
+            folders.empty(self._around.folder)
+        elif os.listdir(self._around.folder):
             room.fresh_folder(self._around.limits.disk_mb)
             if self._around.rules is not None:
                 os.close(self._around.rules)
                 self._around = replace(self._around, rules=rules_for(self._around.folder))
-        else:
-            folders.empty(self._around.folder)
 
 
 def _both(tests: Ended, program: Ended) -> Json:
@@ -428,6 +424,8 @@ def escapes(around: Confinement) -> str:
         "start a process": _start_process,
         "signal its parent": lambda: os.kill(os.getppid(), 0),
         "read its parent's memory": lambda: open(f"/proc/{os.getppid()}/mem").close(),
+        "change a mode": lambda: os.chmod(around.folder, 0o700),
+        "change times": lambda: os.utime(around.folder),
     }
     if around.rules is not None:
         attempts |= {
@@ -482,7 +480,7 @@ def confinement(config: Json, folder: str, user: int | None, *, in_room: bool) -
     if sys.platform == "linux":
         kernel.hide_memory()
         kernel.drop_bounding_set()
-        kernel.adopt_orphans()
+        descendants.adopt_orphans()
     limits = Limits(**config["limits"])
     if config["level"] == "off":
         return Confinement(folder, limits)
@@ -517,14 +515,8 @@ def live(config: Json, control: int, results: int, user: int | None, *, in_room:
     folder = room.FOLDER if in_room else os.path.abspath(config["folder"])
     try:
         around = confinement(config, folder, user, in_room=in_room)
-        unit = Unit(
-            around,
-            control,
-            results,
-            config["base_bytes"],
-            in_room=in_room,
-            watch=config["watch"],
-        )
+        os.fchdir(config["processes"])
+        unit = Unit(around, control, results, config, in_room=in_room)
         possible = unit.prove() if around.filtered else ""
         if possible:
             raise OSError(f"judged code could still {possible}")
@@ -579,6 +571,8 @@ def main(control: int, results: int) -> int:
     for name in WARM:
         __import__(name)
     config["base_bytes"] = folders.address_space()
+    # Where there is no /proc, nothing of what is looked for is there.
+    config["processes"] = os.open("/proc" if os.path.isdir("/proc") else "/", os.O_RDONLY)
     nothing = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1):
         os.dup2(nothing, fd)
