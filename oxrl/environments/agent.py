@@ -139,7 +139,7 @@ class AgentEnvironment(Environment):
         with tempfile.TemporaryFile() as given:
             given.write(json.dumps(row | known).encode() + b"\n")
             given.seek(0)
-            # It is of the episode's session, and ends with it.
+            # The keeper of the episode ends it, and what it starts.
             self._process = subprocess.Popen(
                 words,
                 stdin=given,

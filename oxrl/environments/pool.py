@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from oxrl.data.actions import Action
@@ -39,23 +39,6 @@ START_TIMEOUT_S = 60.0
 FORK_TIMEOUT_S = 20.0
 # Longest answer of an environment, in bytes.
 MOST_ANSWER = 1 << 24
-
-
-@contextlib.contextmanager
-def closed_unless_done(end: socket.socket) -> Iterator[None]:
-    """Close a socket where what is done inside fails, also by a signal to stop.
-
-    Args:
-        end: of a pair of sockets; it stays open where all is well.
-
-    Returns:
-        A context manager.
-    """
-    try:
-        yield
-    except BaseException:
-        end.close()
-        raise
 
 
 class LostEpisode(Exception):
@@ -177,7 +160,6 @@ class EpisodeProcess:
         limit_s = self._pool.timeout_s
         advice = "Raise run.deadlines.rollout, or see what it waits for"
         what = f"{self._pool.name} to answer {call}. {advice}"
-        message = message | {"limit_s": limit_s}
         try:
             reply = self._channel.ask(message, limit_s, patience, what, most=MOST_ANSWER)
         except LateReply as error:
@@ -309,10 +291,12 @@ class EnvironmentPool:
             what = f"a process for an episode of {self.name}"
             message = {"memory_mb": self._memory_mb}
             try:
-                with theirs, closed_unless_done(ours):
+                with theirs, contextlib.ExitStack() as unless_done:
+                    unless_done.callback(ours.close)  # also by a signal to stop
                     reply = worker.channel.ask(
                         message, FORK_TIMEOUT_S, patience, what, hand_over=theirs
                     )
+                    unless_done.pop_all()
             except (LateReply, LostWorker, SuspectWorker) as error:
                 how = self._drop(worker)
                 reason = f"no process for an episode could be started ({how})"
@@ -402,7 +386,7 @@ class EnvironmentPool:
         return EnvironmentDefinitionError(f"environment.name={self.name}: {problem}")
 
     def _drop(self, worker: Worker) -> str:
-        """Kill a worker; the kernel then kills its episodes."""
+        """Kill a worker and its episodes."""
         self._worker = None
         self._idle.clear()
         return worker.end()

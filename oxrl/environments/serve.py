@@ -9,7 +9,6 @@ when it is told to end them, so that a process number is never another's.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import inspect
 import os
 import random
@@ -19,7 +18,6 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,13 +26,13 @@ from oxrl.environments.base import Step
 from oxrl.environments.find import as_messages, as_step, find_environment, locate
 from oxrl.errors import EnvironmentDefinitionError, OxrlError
 from oxrl.processes.given import FIELD, receive
-from oxrl.processes.messages import Json, Replies, decode, encode, prompt_of, set_alarm
+from oxrl.processes.keeper import leave_keeper
+from oxrl.processes.messages import Json, Replies, decode, encode, prompt_of
 from oxrl.processes.user_code import raised_as
 from oxrl.runs.killed import end_of_pid
 from oxrl.types import Prompt
 
 MOST_REQUEST = 1 << 16
-PR_SET_PDEATHSIG = 1
 
 
 class Episode:
@@ -115,15 +113,13 @@ def live(episode: Episode, fd: int) -> None:
     replies = Replies(fd)
     for line in replies.requests:
         request = decode(line)
-        # The parent kills a late step. Should the parent be dead, the kernel's alarm ends it.
-        set_alarm(signal.ITIMER_REAL, 2 * request["limit_s"] + 5)
         reply = episode.answer(request)
-        set_alarm(signal.ITIMER_REAL, 0)
         replies.send({"id": request["id"]} | reply)
 
 
 def begin(episode: Episode, fd: int, memory_mb: int) -> None:
-    """In the child: become a session of its own that dies with its parent, and serve; no return.
+    """In the child: leave a keeper behind, which ends all that is started here, and serve; no
+    return.
 
     Args:
         episode: not begun.
@@ -132,8 +128,7 @@ def begin(episode: Episode, fd: int, memory_mb: int) -> None:
     """
     code = 1
     try:
-        os.setsid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        leave_keeper()
         if memory_mb:
             most = mapped() + (memory_mb << 20)
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -155,15 +150,12 @@ def end(pid: int) -> int:
     """Kill an episode's process and all it started.
 
     Args:
-        pid: of the process, a child of this one that has not been waited for.
+        pid: of its keeper, a child of this one that has not been waited for.
 
     Returns:
         As `subprocess.Popen.returncode`: how it had ended, -9 where it had not.
     """
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)  # before it has become a group
+    os.kill(pid, signal.SIGTERM)
     return end_of_pid(pid, "an episode")
 
 
@@ -243,7 +235,6 @@ def serve(fd: int) -> None:
     """
     parent = socket.socket(fileno=fd)
     parent.set_inheritable(False)
-    cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)  # a kill then loses no line
     request = decode(first_line(parent))
     try:
         episode, reply = load(request)

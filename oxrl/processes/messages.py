@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,6 @@ Json = dict[str, Any]
 # Above what user code opens, and what it closes by guessing: few programs hold a hundred files.
 LOWEST_FD = 100
 write = os.write
-set_alarm = signal.setitimer
 
 
 def fields_of(value: object) -> Json:

@@ -56,10 +56,12 @@ class Printed:
 
 
 class Worker:
-    """A process that serves one module, used by one thread at a time.
+    """A process that serves one module, used by one thread at a time; it has a keeper, which ends
+    all that it started when it ends, and both when this process is gone.
 
     Args:
-        module: run as `python -m MODULE FD`, FD its end of the socket.
+        module: run as `python -m MODULE FD`, FD its end of the socket, by
+            `oxrl.processes.keeper`.
         printed: gets what the process writes to its standard output and error.
         threads: that libraries may compute with there.
     """
@@ -72,7 +74,14 @@ class Worker:
         with theirs:
             self.process = subprocess.Popen(
                 # -B: of a file that is edited twice in a second, the cache would be read.
-                [sys.executable, "-P", "-B", "-m", module, str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-PB",
+                    "-m",
+                    "oxrl.processes.keeper",
+                    module,
+                    str(theirs.fileno()),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=their_output,
                 stderr=subprocess.STDOUT,
@@ -112,10 +121,11 @@ class Worker:
         if self._ended:
             return self._ended
         self.ends_by_itself(patience_s)
-        # It has its own session, and so its own group; members may outlive their leader.
+        self.process.terminate()
+        code = end_of(self.process, "a worker")
+        # A keeper that hangs, or none: it has its own group; members may outlive their leader.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        code = end_of(self.process, "a worker")
         self.read_output()
         self.channel.close()
         os.close(self._output)

@@ -6,10 +6,7 @@ repeats the id of its request. What the reward prints goes elsewhere, and what i
 
 from __future__ import annotations
 
-import signal
 import sys
-from io import TextIOWrapper
-from typing import cast
 
 from oxrl.errors import RewardDefinitionError, RewardError
 from oxrl.processes.given import FIELD, receive
@@ -19,7 +16,6 @@ from oxrl.processes.messages import (
     completion_of,
     decode,
     prompt_of,
-    set_alarm,
 )
 from oxrl.processes.user_code import raised_as
 from oxrl.rewards.base import LoadedReward, find_reward
@@ -30,25 +26,17 @@ from oxrl.rewards.watch import Watch
 def score(reward: LoadedReward, watch: Watch, request: Json) -> Json:
     """The scores of one request, and whether scoring changed this process.
 
-    Seconds that it may take stand in the request; an alarm ends the process at twice that and 5
-    more.
-
     Args:
         reward: loaded.
         watch: what this process was like before.
-        request: `prompt`, `completions`, `first` (index of the first of them in its group),
-            `limit_s`.
+        request: `prompt`, `completions`, `first` (index of the first of them in its group).
 
     Returns:
         `scores`, one for each completion in order; `changed`, empty or what was changed.
     """
     prompt = prompt_of(request["prompt"])
     completions = [completion_of(fields) for fields in request["completions"]]
-    # The parent kills a late worker. Should the parent be dead, the kernel's alarm ends even a hang
-    # inside C code.
-    set_alarm(signal.ITIMER_REAL, 2 * request["limit_s"] + 5)
     scores = reward(prompt, completions, request["first"])
-    set_alarm(signal.ITIMER_REAL, 0)
     return {"scores": scores, "changed": watch.changed()}
 
 
@@ -104,7 +92,6 @@ def serve(fd: int) -> None:
         fd: descriptor of the socket to the parent.
     """
     replies = Replies(fd)
-    cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)  # a kill then loses no line
     try:
         reward = prepare(replies)
     except RewardError:

@@ -451,9 +451,8 @@ class RewardPool:
         worker.asked += 1
         what = f"{self.name} to answer; it is at {self._samples(task)}. {ADVICE}"
         try:
-            message = {**vars(task), "limit_s": limit_s}
             most = MOST_REPLY + MOST_PER_SCORE * count
-            reply = worker.channel.ask(message, limit_s, patience, what, most=most)
+            reply = worker.channel.ask(vars(task), limit_s, patience, what, most=most)
             scores = scores_of(reply, count)
         except LateReply:
             self._discard(worker)

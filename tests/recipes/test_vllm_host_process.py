@@ -150,8 +150,8 @@ def train(directory: Path, *words: str) -> Command:
 
 
 def of_run(directory: Path) -> list[int]:
-    """Processes that were started in the folder of a run, its sampling process among them."""
-    found: list[int] = []
+    """Sampling processes that were started in the folder of a run, without their keepers."""
+    found: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) > 1:
             try:
@@ -160,8 +160,9 @@ def of_run(directory: Path) -> list[int]:
             except OSError:
                 continue
             if home == directory.parent and b"oxrl.engines.sample.host" in words:
-                found.append(int(entry.name))
-    return found
+                state = (entry / "stat").read_text().rpartition(")")[2].split()
+                found[int(entry.name)] = int(state[1])
+    return [process for process, parent in found.items() if parent in found]
 
 
 def wait_for(what: Any, seconds: float = 300) -> None:

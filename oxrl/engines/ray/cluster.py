@@ -407,7 +407,7 @@ def leave_with_raylet() -> None:
 
     Ray sees to that as a rule; an actor that waits in a collective, for one, was seen to stay.
     """
-    leave_with_parent(functools.partial(os._exit, 1))
+    leave_with_parent()
 
 
 def enter(directory: str) -> None:

@@ -5,8 +5,6 @@ See `sample/hosted.py` for the other side.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import traceback
 
@@ -21,7 +19,6 @@ from oxrl.errors import (
 )
 from oxrl.processes.given import unpacked
 from oxrl.processes.messages import Json, Replies, decode
-from oxrl.processes.parent import leave_with_parent
 from oxrl.processes.user_code import raised_as
 
 # What arrives as it was raised; anything else is an error of the engine.
@@ -51,24 +48,13 @@ def answer(actor: EngineActor, request: Json) -> Json:
         return {"error": EngineError.__name__, "text": raised_as(error, None)}
 
 
-def leave() -> None:
-    """End this process and all that it has started, which is of its group."""
-    os.killpg(0, signal.SIGKILL)
-
-
 def main() -> None:
     """Serve until the other end is closed."""
-    leave_with_parent(leave)
     replies = Replies(int(sys.argv[1]))
     actor = EngineActor()
-    try:
-        for line in replies.requests:
-            request = decode(line)
-            replies.send({"id": request["id"], **answer(actor, request)})
-    except Exception:  # noqa: BLE001 - such as an answer that nobody is there to take
-        traceback.print_exc()
-    finally:
-        leave()  # what it started goes with it, however it ends
+    for line in replies.requests:
+        request = decode(line)
+        replies.send({"id": request["id"], **answer(actor, request)})
 
 
 if __name__ == "__main__":
