@@ -36,7 +36,9 @@ Loss weights are computed once per optimizer step over the global batch, so micr
 and ranks cannot change a gradient. At `r = 1` every gate has the gradient of the plain policy
 gradient, unless its row says otherwise.
 
-`oxrl algorithms` prints the table, `oxrl algorithms --check` runs the proofs of every row:
+`oxrl algorithms` prints the table, `oxrl algorithms --family NAME` the rows of one recipe (`rl`,
+`preference`, ...) or with one cell or need (`cispo`, `critic`), and `oxrl algorithms --check` runs
+the proofs of every row:
 
 """
 COMPARED = ("ppo", "sgrpo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "maxrl")

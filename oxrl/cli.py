@@ -181,6 +181,7 @@ def evaluate(
     out: Out = None,
 ) -> None:
     """Reward, pass@k and best-of-k on held-out data; of supervised runs loss and perplexity."""
+    _import_model_classes()
     from oxrl.recipes.evaluate import run_eval
 
     metrics = run_eval(
@@ -230,6 +231,7 @@ def score(
     ] = None,
 ) -> None:
     """Score the samples of a run with another reward; say what would have changed."""
+    _import_model_classes()
     from oxrl.recipes.rescore import report, run_score
 
     _say(report(run_score(run, overrides or [], out)))
@@ -267,6 +269,7 @@ def generate(
 ) -> None:
     """Sample from a model or checkpoint; with --env, play episodes and print them."""
     _check_together(top_p, image, engine, env)
+    _import_model_classes()
     from oxrl.types import Sampling
 
     given = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
@@ -292,6 +295,13 @@ def generate(
         model, prompts, samples=n, sampling=sampling, seed=seed, images=image or [], engine=engine
     )
     _show([_told(record) for record in records], records, out)
+
+
+def _import_model_classes() -> None:
+    """What every model is made of, before anything imports it together with more."""
+    from oxrl.models.lean import import_model_classes
+
+    import_model_classes()
 
 
 def _check_together(
@@ -396,6 +406,7 @@ def replay(
 
     It begins at the nearest checkpoint before and writes nothing. Exit code 0: equal, 1: different.
     """
+    _import_model_classes()
     from oxrl.recipes.replay import TOLERANCE
     from oxrl.recipes.replay import replay as go_through_again
 
@@ -499,17 +510,20 @@ def algorithms(
     check: Annotated[
         bool, typer.Option("--check", help="Prove every row: gradients, identities, limits.")
     ] = False,
+    family: Annotated[
+        str, typer.Option(metavar="NAME", help="Rows of a recipe, or with a cell or a need.")
+    ] = "",
 ) -> None:
     """Print the table of algorithms, or one in full; with --check, run every row's proofs."""
+    if (check and (name or family)) or (name and family):
+        raise typer.BadParameter("give one of NAME, --family and --check")
     if name is not None:
-        if check:
-            raise typer.BadParameter("proves every row: leave NAME out", param_hint="--check")
         from oxrl.algorithm_page import describe
 
         typer.echo(describe(name))
         return
     if not check:
-        typer.echo(algorithm_table())
+        typer.echo(algorithm_table(family))
         return
     from oxrl_proofs.rows import check_all
 
@@ -537,12 +551,23 @@ HEADER = (
 )
 
 
-def algorithm_table() -> str:
-    """The table as text: a line of cells per algorithm, then a line of words per algorithm."""
-    table = [HEADER, *(_cells(row) for row in ROWS.values())]
+def algorithm_table(family: str = "") -> str:
+    """The table as text: a line of cells per algorithm, then a line of words per algorithm.
+
+    Args:
+        family: a recipe, or the name of a cell or need: only rows with it.
+
+    Raises:
+        ConfigError: no row has it.
+    """
+    every = ROWS.values()
+    rows = [row for row in every if not family or family in (*_cells(row), *row.needs)]
+    if not rows:
+        raise ConfigError(f"no algorithm has a recipe, cell or need {family!r}: try preference")
+    table = [HEADER, *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
-    words = [f"{row.name}: {row.summary} ({row.source})" for row in ROWS.values()]
+    words = [f"{row.name}: {row.summary} ({row.source})" for row in rows]
     return "\n".join([*lines, "", *words])
 
 
@@ -562,10 +587,12 @@ def doctor(
     from oxrl.doctor import examine
 
     findings = examine(runs)
-    for finding in findings:
-        typer.echo(f"{finding.state:<8}{finding.subject:<16}{finding.text}")
-        if finding.fix:
-            typer.echo(f"{'':<21}fix: {finding.fix}")
+    for title in ("needed by every run", "optional"):
+        typer.echo(title)
+        for state, subject, text, fix, optional in findings:
+            if optional == (title == "optional"):
+                before = "; " if optional else f"\n{'':<26}fix: "
+                typer.echo(f"  {state:<8}{subject:<16}{text}{before + fix if fix else ''}")
     raise typer.Exit(1 if any(finding.state == "FAIL" for finding in findings) else 0)
 
 

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,12 +23,15 @@ REPAIR = "pip install -e . -c constraints.txt"
 class Finding(NamedTuple):
     """One line of the report: FAIL stops training, warn may slow or limit it, missing is optional
     and not there.
+
+    optional: no run needs it but those that its text names.
     """
 
     state: Literal["ok", "missing", "warn", "FAIL"]
     subject: str
     text: str
     fix: str = ""
+    optional: bool = False
 
 
 def examine(runs: Path) -> list[Finding]:
@@ -51,44 +53,50 @@ def _packages() -> Iterator[Finding]:
         yield Finding("FAIL", "oxrl", "is not installed as a package", fix)
         return
     yield Finding("ok", "oxrl", f"{version('oxrl')} at {Path(__file__).parent}")
+    extras: dict[str, list[str]] = {}
     for requirement in stated:
         marker = requirement.marker
         extra = str(marker or "").partition("extra ==")[2].strip(" \"'")
         applies = marker is None or marker.evaluate({"extra": extra})
         if applies and extra != "dev":
-            yield _package(requirement, extra)
+            extras.setdefault(requirement.name, []).append(extra)
+    for requirement in stated:
+        if requirement.name in extras:
+            yield _package(requirement, extras.pop(requirement.name))
     yield _flash()
-    if find_spec("vllm") is not None:
-        places = "a process of its own"
-        if find_spec("ray") is not None:
-            places += ", or in Ray actors (inference_engine.actors)"
-        yield Finding("ok", "vLLM", f"inference_engine.name=vllm samples in {places}")
 
 
-def _package(requirement: Requirement, extra: str) -> Finding:
-    """Whether one package is there, in a version that fits; `extra` of oxRL asks for it, or ""."""
+def _package(requirement: Requirement, extras: list[str]) -> Finding:
+    """Whether one package is there, in a version that fits.
+
+    Args:
+        requirement: names it.
+        extras: of oxRL that ask for it; the first is "" where every run needs it.
+    """
     name = requirement.name
-    fix = f'pip install -e ".[{extra}]"' if extra else REPAIR
+    extra = extras[0]
+    optional = bool(extra)
+    purpose = f", for {', '.join(extras)}" if optional else ""
+    fix = f'pip install -e ".[{extra}]"' if optional else REPAIR
     try:
         found = version(name)
     except PackageNotFoundError:
-        if extra:
-            return Finding("missing", name, f"optional, not installed; for {extra}: {fix}")
-        return Finding("FAIL", name, "is not installed", fix)
+        state = "missing" if optional else "FAIL"
+        return Finding(state, name, f"not installed{purpose}", fix, optional)
     if requirement.specifier.contains(found, prereleases=True):
-        return Finding("ok", name, found)
+        return Finding("ok", name, found + purpose, "", optional)
     text = f"{found} is installed, this version of oxRL needs {requirement.specifier}"
-    return Finding("warn" if extra else "FAIL", name, text, fix)
+    return Finding("warn" if optional else "FAIL", name, text + purpose, fix, optional)
 
 
 def _flash() -> Finding:
     """The package behind `model.attention: flash_attention_2`, which no extra can install."""
+    purpose = "for model.attention: flash_attention_2 on a GPU"
     try:
-        return Finding("ok", "flash-attn", version("flash-attn"))
+        return Finding("ok", "flash-attn", f"{version('flash-attn')}, {purpose}", "", True)
     except PackageNotFoundError:
-        purpose = "for model.attention: flash_attention_2 on a GPU"
-        text = f"optional, not installed; {purpose}: {FLASH_INSTALL}"
-        return Finding("missing", "flash-attn", text)
+        text = f"not installed, {purpose}"
+        return Finding("missing", "flash-attn", text, FLASH_INSTALL, True)
 
 
 def _torch() -> Iterator[Finding]:
@@ -132,15 +140,16 @@ def _sandbox() -> Iterator[Finding]:
     """Try the levels at which programs of the model can be judged."""
     found = layers.layers()
     told = [f"{name}: {value}" for name, value in found.items()]
-    yield Finding("ok", "sandbox layers", "; ".join(told))
+    yield Finding("ok", "sandbox layers", "; ".join(told), "", True)
     for level in ("strict", "basic"):
         why = layers.why_not(level)
         subject = f"sandbox {level}"
         if not why:
-            yield Finding("ok", subject, f"works (reward.name=code reward.sandbox={level})")
+            text = f"works (reward.name=code reward.sandbox={level})"
+            yield Finding("ok", subject, text, "", True)
             continue
         text = f"cannot be had, so reward.name=code is refused with it: {why}"
-        yield Finding("warn", subject, text, layers.FIXES[level])
+        yield Finding("warn", subject, text, layers.FIXES[level], True)
 
 
 def _disk(runs: Path) -> Finding:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from command_line import oxrl
 
+from oxrl.tables.policy import ROWS
+
 ROOT = Path(__file__).resolve().parent.parent
 OXRL = Path(sys.executable).with_name("oxrl")
 CONFIG = """\
@@ -158,6 +160,29 @@ def test_plan_prints_the_batch_equation_and_the_warning_goes_to_standard_error(
     assert result.stderr.count("warning:") == 1
 
 
+WITHOUT = ("sklearn", "scipy", "pandas", "pyarrow")
+SERVE = (
+    "import socket, sys\nfrom oxrl.recipes.preflight_process import serve\n"
+    "ours, theirs = socket.socketpair()\ntheirs.close()\nserve(ours.fileno())\n"
+)
+GENERATE = (
+    "import sys\nfrom oxrl.cli import main\n"
+    "sys.argv = ['oxrl', 'generate', 'builtin:tiny', '--prompt', 'x', '--max-tokens', '1']\n"
+    "try:\n    main()\nexcept SystemExit:\n    pass\n"
+)
+
+
+@pytest.mark.parametrize("program", [SERVE, GENERATE], ids=["the checks of a plan", "generate"])
+def test_models_are_had_without_the_libraries_that_only_others_need(
+    folder: Path, program: str
+) -> None:
+    """A fifth of their time to start went into scikit-learn and what that imports."""
+    found = f"print('found', *[name for name in {WITHOUT!r} if name in sys.modules])"
+    told = f"print('models', 'transformers.modeling_utils' in sys.modules)\n{found}"
+    done = call(folder, sys.executable, "-c", program + told)
+    assert done.stdout.splitlines()[-2:] == ["models True", "found"], done.stderr
+
+
 def test_config_show_loads_to_the_same_text_and_diff_says_what_changed(folder: Path) -> None:
     shown = call(folder, OXRL, "config", "show", "run.yaml", "train.lr=3e-6").stdout
     (folder / "shown.yaml").write_text(shown)
@@ -183,6 +208,38 @@ def test_the_table_lists_every_algorithm(folder: Path) -> None:
         "token_mean",
         "critic",
     ]
+
+
+@pytest.mark.parametrize(
+    ("family", "first", "least"),
+    [("preference", "dpo", 45), ("critic", "ppo", 4), ("cispo", "cispo", 2)],
+)
+def test_a_family_is_the_rows_of_a_recipe_or_with_a_cell_or_a_need(
+    family: str, first: str, least: int, tmp_path: Path
+) -> None:
+    text = oxrl("algorithms", "--family", family, folder=tmp_path).stdout
+    table, _, words = text.partition("\n\n")
+    rows = [line.split()[0] for line in table.splitlines()[1:]]
+    assert len(rows) >= least and first in rows and len(rows) < 60
+    assert [line.partition(":")[0] for line in words.splitlines()] == rows
+
+
+def test_a_family_that_no_row_has_is_refused_and_one_thing_is_asked_at_a_time(
+    tmp_path: Path,
+) -> None:
+    unknown = oxrl("algorithms", "--family", "prefrence", folder=tmp_path)
+    assert unknown.returncode == 2 and "prefrence" in unknown.stderr
+    for others in (("dpo",), ("--check",)):
+        asked = ("algorithms", "--family", "preference", *others)
+        assert oxrl(*asked, folder=tmp_path).returncode == 2
+
+
+def test_every_algorithm_is_told_in_words_of_its_own() -> None:
+    summaries = [row.summary for row in ROWS.values()]
+    assert len(set(summaries)) == len(summaries)
+    assert all(
+        20 <= len(summary) <= 110 for summary in summaries if summary != "supervised fine-tuning"
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,9 +278,18 @@ def test_doctor_reports_and_exits_with_0_where_everything_is_there(folder: Path)
     assert result.returncode == 0, result.stdout
     for subject in ("python", "torch", "transformers", "device", "run directory"):
         assert subject in result.stdout
-    optional = [line for line in result.stdout.splitlines() if "not installed" in line]
-    assert optional, "flash-attn at least is nowhere in this environment"
-    assert all(line.startswith("missing ") and "pip install" in line for line in optional)
+    needed, _, optional = result.stdout.partition("\noptional\n")
+    assert needed.startswith("needed by every run\n") and "missing" not in needed
+    assert all(name not in needed for name in ("sandbox", "peft", "flash-attn"))
+    lines = optional.splitlines()
+    absent = [line for line in lines if "not installed" in line]
+    assert absent, "flash-attn at least is nowhere in this environment"
+    assert all(line.startswith("  missing ") and "pip install" in line for line in absent)
+    assert not [line for line in lines if not line.startswith(("  ok ", "  missing ", "  warn "))]
+    packages = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("  ")]
+    assert not [name for name in packages if packages.count(name) > 1 and name != "sandbox"]
+    (peft,) = [line for line in lines if " peft " in line]
+    assert "for lora, qlora" in peft
 
 
 def test_doctor_fails_where_the_run_directory_cannot_be_written(folder: Path) -> None:

@@ -119,6 +119,10 @@ def _reply(request: Json, prepared: Prepared) -> Json:
 def serve(fd: int) -> None:
     """Make the check of every request until nobody asks any more."""
     replies = Replies(fd)
+    # Imported here: whoever asks for checks needs nothing of it.
+    from oxrl.models.lean import import_model_classes
+
+    import_model_classes()  # before anything below imports them
     from oxrl.recipes.preflight import Prepared
 
     with Prepared() as prepared:

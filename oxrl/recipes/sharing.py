@@ -21,6 +21,7 @@ from oxrl.models.folder import adapter_base
 from oxrl.models.load import named_in_errors
 from oxrl.models.shared_prefix import SharingRefused
 from oxrl.models.sharing_trial import try_sharing
+from oxrl.models.trial_cache import remembered_trial
 from oxrl.recipes.build import DTYPES
 from oxrl.runs.checkpoint import list_checkpoints
 from oxrl.runs.choices import Choice, note_choice, noted_choice
@@ -72,7 +73,9 @@ def _model_config(name: str, revision: str | None, trust_remote_code: bool) -> P
 @functools.cache
 def _tried(name: str, revision: str | None, trust_remote_code: bool, dtype: str) -> float:
     config = _model_config(name, revision, trust_remote_code)
-    return try_sharing(config, DTYPES[dtype], trust_remote_code=trust_remote_code)
+    if trust_remote_code:
+        return try_sharing(config, DTYPES[dtype], trust_remote_code=True)
+    return remembered_trial(config, DTYPES[dtype])
 
 
 def settled(cfg: Config, choice: Choice) -> Config:

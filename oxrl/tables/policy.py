@@ -171,7 +171,7 @@ def _preference_row(name: str, method: Method) -> Row:
     return Row(
         name,
         f"arXiv:{method.source}",
-        "preference loss",
+        method.summary,
         recipe="preference",
         numbers=(*method.reads, *method.around),
         use="Judged answers and no reward to sample against.",

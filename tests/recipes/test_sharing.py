@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -18,6 +19,7 @@ from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.models import shared_prefix, sharing_trial
 from oxrl.models.shared_prefix import SharingRefused
 from oxrl.models.sharing_trial import try_sharing
+from oxrl.models.trial_cache import remembered_trial
 from oxrl.recipes import run
 from oxrl.recipes.replay import replay
 from oxrl.recipes.sharing import decided
@@ -227,3 +229,43 @@ def test_a_damaged_choice_is_named(trained: dict[str, Config], tmp_path: Path) -
         (cfg.run.directory / CHOICES_FILE).write_text(content)
         with pytest.raises(RunDirectoryError, match="choices.json is not the JSON written there"):
             run(cfg, resume=True)
+
+
+def test_a_trial_is_kept_in_the_users_cache_by_kind_and_precision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A number that no trial says shows who answered; what is no difference is written anew."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = tiny("qwen3").config
+    found = remembered_trial(config, torch.float32)
+    assert found == pytest.approx(try_sharing(config, torch.float32), abs=1e-6)
+    (file,) = (tmp_path / "cache" / "oxrl" / "sharing_trials").iterdir()
+    file.write_text("1.25e-09")
+    renamed = copy.deepcopy(config)
+    renamed.name_or_path = "elsewhere"
+    assert remembered_trial(renamed, torch.float32) == 1.25e-09
+    assert remembered_trial(config, torch.bfloat16) != 1.25e-09
+    wider = copy.deepcopy(config)
+    wider.rms_norm_eps = 1e-4
+    assert remembered_trial(wider, torch.float32) != 1.25e-09
+    for foreign in ("", "{", "[" * 100_000, "[1]", '"x"', "null", "NaN", "-1", "0.5", "\xff"):
+        file.write_bytes(foreign.encode("latin-1"))
+        assert remembered_trial(config, torch.float32) == found, foreign
+        assert json.loads(file.read_text()) == found
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert remembered_trial(tiny("qwen3").config, torch.float32) < 1e-5
+
+
+def test_a_refusal_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = copy.deepcopy(tiny("qwen3").config)
+    config._attn_implementation = "eager"
+    with pytest.raises(SharingRefused):
+        remembered_trial(config, torch.float32)
+    assert not list(tmp_path.rglob("*.json"))
