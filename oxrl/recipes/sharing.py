@@ -74,7 +74,7 @@ def _model_config(name: str, revision: str | None, trust_remote_code: bool) -> P
 def _tried(name: str, revision: str | None, trust_remote_code: bool, dtype: str) -> float:
     config = _model_config(name, revision, trust_remote_code)
     if trust_remote_code:
-        return try_sharing(config, DTYPES[dtype], trust_remote_code=True)
+        return try_sharing(config, DTYPES[dtype], trust_remote_code=trust_remote_code)
     return remembered_trial(config, DTYPES[dtype])
 
 
