@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,20 @@ from oxrl.tables.policy import ROWS
 
 # Digits that a curve shows.
 DIGITS = 6
-WHOLE_STEP = "time/step_s"
+# What a run came to is told by these, as far as it measured them: metric -> which value is best.
+RESULTS: Mapping[str, Callable[[list[float]], float]] = {
+    "reward/mean": max,
+    "eval/reward": max,
+    "preference/accuracy": max,
+    "reward_model/accuracy": max,
+    "eval/accuracy": max,
+    "eval/loss": min,
+    "update/loss": min,
+}
 
 
 def run_facts(directory: Path) -> Json:
-    """Configuration, environment, starts, health and phases of a run, and its metrics by columns.
+    """Configuration, environment, starts, results and health of a run, and its metrics by columns.
 
     Raises:
         RunDirectoryError: no run is there, or its record is not what was written.
@@ -40,6 +49,7 @@ def run_facts(directory: Path) -> Json:
     wanted = config.get("run.health")
     wanted = wanted if isinstance(wanted, dict) else {}
     checks = [verdict._asdict() for verdict in verdicts(lines, vocabulary, wanted)]
+    columns = columns_of(lines)
     result = read_json(directory / "result.json")
     return {
         "name": str(config.get("run.name", directory.name)),
@@ -47,13 +57,14 @@ def run_facts(directory: Path) -> Json:
         "algorithm": config.get("train.alg_name"),
         "finished": result is not None,
         "wanted": config.get("run.steps"),
+        "seed": config.get("run.seed"),
         "config": list(config_rows(config)),
         "environment": list(environment_rows(read_json(directory / "environment.json") or {})),
         "starts": [start_row(start) for start in read_records(directory / "starts.jsonl")],
         "checkpoints": [step for step, _ in list_checkpoints(directory / "checkpoints")],
         "health": checks,
-        "phases": phases(lines),
-        "metrics": columns_of(lines),
+        "results": results(columns),
+        "metrics": columns,
     }
 
 
@@ -69,11 +80,9 @@ def config_rows(config: Mapping[str, Any]) -> Iterator[list[Any]]:
         if section == "train" and name in of_row:
             default = of_row[name]
         if default is PydanticUndefined:
-            yield [path, masked(_text(value)), "none: it has to be given"]
-        elif default == value:
-            yield [path, masked(_text(value)), None]
-        else:
-            yield [path, masked(_text(value)), _text(default)]
+            default = "none: it has to be given"
+        told = None if default == value else _text(default)
+        yield [path, masked(_text(value)), told]
 
 
 def environment_rows(environment: Json, prefix: str = "") -> Iterator[list[str]]:
@@ -95,40 +104,26 @@ def start_row(start: Json) -> Json:
     return {"time": start.get("time"), "resuming": start.get("resuming"), "changes": told}
 
 
-def phases(lines: list[Json]) -> list[list[Any]]:
-    """[phase, mean seconds per step, share of the step] of what was timed."""
-    seconds: dict[str, list[float]] = {}
-    for line in lines:
+def columns_of(lines: list[Json]) -> dict[str, list[float | None]]:
+    """Metric -> its value in every line; null where the line has none, or none that is finite."""
+    columns: dict[str, list[float | None]] = {}
+    for place, line in enumerate(lines):
         for name, value in line.items():
-            if name.startswith("time/"):
-                seconds.setdefault(name, []).append(float(value))
-    # A phase that was not in a step took no time in it.
-    means = {name: math.fsum(found) / max(1, len(lines)) for name, found in seconds.items()}
-    whole = means.get(WHOLE_STEP, 0.0)
-    rows = sorted(means.items(), key=lambda pair: -pair[1])
-    return [[name, mean, mean / whole if whole else None] for name, mean in rows]
-
-
-def columns_of(lines: list[Json]) -> dict[str, list[float | str | None]]:
-    """Metric -> its value in every line; null where the line has none."""
-    names: dict[str, None] = {}
-    for line in lines:
-        names |= dict.fromkeys(line)
-    names.pop(CHAIN_FIELD, None)
-    columns: dict[str, list[float | str | None]] = {}
-    for name in names:
-        columns[name] = [_number(line.get(name)) for line in lines]
+            number = float(value)
+            if name != CHAIN_FIELD and math.isfinite(number):
+                column = columns.setdefault(name, [None] * len(lines))
+                column[place] = float(f"{number:.{DIGITS}g}")
     return columns
 
 
-def _number(value: object) -> float | None:
-    """A number as a curve shows it; one that is not finite leaves a gap."""
-    if value is None:
-        return None
-    number = float(value)  # pyright: ignore
-    if not math.isfinite(number):
-        return None
-    return float(f"{number:.{DIGITS}g}")
+def results(columns: Mapping[str, list[float | None]]) -> Json:
+    """Metric of RESULTS -> its first, last and best value, of those that the run has."""
+    found: Json = {}
+    for name, best in RESULTS.items():
+        known = [value for value in columns.get(name, []) if value is not None]
+        if known:
+            found[name] = {"first": known[0], "last": known[-1], "best": best(known)}
+    return found
 
 
 def _text(value: object) -> str:

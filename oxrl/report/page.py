@@ -12,14 +12,13 @@ import gzip
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 
 from oxrl.errors import RunDirectoryError, why_no_file
 from oxrl.report.facts import run_facts
 from oxrl.report.images import image_pieces
 from oxrl.report.samples import Samples, token_pieces
-from oxrl.runs.files import Json, clear, open_own, write_all
+from oxrl.runs.files import Json, write_atomically
 
 HERE = Path(__file__).parent
 REPORT = "report.html"
@@ -41,29 +40,24 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
         RunDirectoryError: one is no run, or the file cannot be written.
     """
     target = runs[0] / REPORT if out is None else out
-    partial = target.with_name(f".tmp-{target.name}")
-    parts = page_parts(runs)
-    first = next(parts)  # whether these are runs is known before anything is written
+    page = "".join(page_parts(runs))
     try:
-        clear(partial)
-        with open_own(partial, "xb") as file:
-            for part in chain([first], parts):
-                write_all(file, part.encode("utf-8"))
-        partial.replace(target)
+        write_atomically(target, page)
     except OSError as error:
         why = error.strerror if target.parent.is_dir() else why_no_file(target)
         raise RunDirectoryError(f"{target} cannot be written: {why}") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return target
 
 
-def page_parts(runs: Sequence[Path], *, live: bool = False) -> Iterator[str]:
+def page_parts(
+    runs: Sequence[Path], *, live: bool = False, charts: Sequence[str] = ()
+) -> Iterator[str]:
     """The page, a part at a time.
 
     Args:
         runs: directories of runs.
         live: the page can be asked for again, and shows how.
+        charts: metrics of which nothing but the curves is shown, without samples; none: everything.
     """
     facts = [run_facts(run) for run in runs]
     styles = [(HERE / name).read_text(encoding="utf-8") for name in STYLES]
@@ -83,6 +77,9 @@ def page_parts(runs: Sequence[Path], *, live: bool = False) -> Iterator[str]:
     shown: set[str] = set()
     for number, (run, found) in enumerate(zip(runs, facts, strict=True)):
         yield packed(f"metrics-{number}", found.pop("metrics"))
+        if charts:
+            described.append(found)
+            continue
         samples = Samples(run)
         pieces = 0
         for piece in samples.pieces():
@@ -99,7 +96,7 @@ def page_parts(runs: Sequence[Path], *, live: bool = False) -> Iterator[str]:
             steps.append(step)
         known = {"count": samples.count, "words": samples.words, "token_steps": steps}
         described.append(found | known)
-    yield packed("runs", {"live": live, "runs": described})
+    yield packed("runs", {"live": live, "charts": charts, "runs": described})
     for script in scripts:
         yield f"<script>{script}</script>\n"
     yield "</body></html>\n"

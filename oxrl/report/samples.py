@@ -21,7 +21,7 @@ PIECE = 250
 MOST_WITH_TOKENS = 2_000
 # Columns of words, as numbers of what they name.
 WORDS = ("status", "end", "source")
-NUMBERS = ("step", "draw", "sample", "reward", "advantage", "length")
+NUMBERS = ("step", "draw", "sample", "reward", "advantage", "length", "prompt")
 DIGITS = 4
 # Of a token, by the name of the tensor; the versions are in the line of the sample.
 TOKEN_NUMBERS = {
@@ -43,6 +43,7 @@ class Samples:
         self.words: dict[str, list[str]] = {name: [] for name in WORDS}
         # Names of the images that samples show, in the order of their last showing.
         self.images: dict[str, None] = {}
+        self._prompts: dict[str, int] = {}
 
     @property
     def count(self) -> int:
@@ -74,6 +75,8 @@ class Samples:
     def _note(self, line: Json) -> None:
         values: dict[str, Any] = {name: line.get(name) for name in NUMBERS}
         values["length"] = length_of(line)
+        # One number for every answer to one prompt: what it was answered early and late.
+        values["prompt"] = self._prompts.setdefault(str(line.get("uid")), len(self._prompts))
         for name in ("reward", "advantage"):
             value = values[name]
             values[name] = None if value is None else float(f"{float(value):.{DIGITS}g}")
