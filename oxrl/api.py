@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from oxrl.config import Config, load_source
-from oxrl.config.reads import read_values
+from oxrl.config.reads import read_values, sections_of
 from oxrl.config.source import Source, mapping_source, read_source
 from oxrl.data.memory import lines_of
 from oxrl.errors import ConfigError, RunDirectoryError
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from oxrl.recipes.replay import Finding
+    from oxrl.report.notebook import Curves
     from oxrl.types import Metrics
 
 TRAIN_ROWS = "train.jsonl"
@@ -72,7 +73,7 @@ def train(
     resume: bool = False,
     accept: Sequence[str] = (),
 ) -> Run:
-    """Train, and wait until it is done.
+    """Train, and wait until it is done; a notebook shows the curves meanwhile.
 
     Args:
         config: a YAML file, or its sections as a mapping: {"run": {"name": ...}, ...}. What is
@@ -99,6 +100,7 @@ def train(
         OxrlError: the run failed; says what and where.
     """
     from oxrl.recipes import run as run_recipe
+    from oxrl.report.notebook import live_curves
 
     source = _read(config, overrides)
     found = Given()
@@ -117,7 +119,8 @@ def train(
     _say_what_stays_here(for_workers)
     with giving(found.objects), _rows_in(directory, found.texts, resume=resume, accept=accept):
         cfg = load_source(source)
-        run_recipe(cfg, resume=resume, accept=accept)
+        with live_curves(directory):
+            run_recipe(cfg, resume=resume, accept=accept)
     return Run(directory, found.objects)
 
 
@@ -166,6 +169,10 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        """A run that is the last thing in a notebook's cell shows what it came to."""
+        return self.plot()._repr_html_()
 
     @property
     def config(self) -> dict[str, Any]:
@@ -250,7 +257,17 @@ class Run:
         """
         from oxrl.report.page import write_report
 
-        return write_report([self.path], None if out is None else Path(out))
+        return write_report([self.path], out)
+
+    def plot(self, *metrics: str) -> Curves:
+        """The curves of some metrics, for a notebook.
+
+        Args:
+            metrics: their names; none: what the run came to, its health and its main curves.
+        """
+        from oxrl.report.notebook import Curves
+
+        return Curves(self.path, metrics)
 
     def replay(
         self, step: int, sample: int | None = None, *, tolerance: float | None = None
@@ -319,11 +336,7 @@ class Run:
 def _read(config: object, overrides: Sequence[str]) -> Source:
     """What a configuration says, whichever way it was given."""
     if isinstance(config, Config):
-        values: dict[str, dict[str, object]] = {}
-        for path, value in read_values(config).items():
-            section, _, name = path.partition(".")
-            values.setdefault(section, {})[name] = value
-        return mapping_source("the configuration", values, overrides)
+        config = sections_of(read_values(config))
     if isinstance(config, str | Path):
         return read_source(config, overrides)
     if not isinstance(config, Mapping):

@@ -91,12 +91,11 @@ def _package(requirement: Requirement, extras: list[str]) -> Finding:
 
 def _flash() -> Finding:
     """The package behind `model.attention: flash_attention_2`, which no extra can install."""
-    purpose = "for model.attention: flash_attention_2 on a GPU"
+    purpose = ", for model.attention: flash_attention_2 on a GPU"
     try:
-        return Finding("ok", "flash-attn", f"{version('flash-attn')}, {purpose}", "", True)
+        return Finding("ok", "flash-attn", version("flash-attn") + purpose, "", True)
     except PackageNotFoundError:
-        text = f"not installed, {purpose}"
-        return Finding("missing", "flash-attn", text, FLASH_INSTALL, True)
+        return Finding("missing", "flash-attn", f"not installed{purpose}", FLASH_INSTALL, True)
 
 
 def _torch() -> Iterator[Finding]:
@@ -130,10 +129,8 @@ def _shared_memory() -> Iterator[Finding]:
         return
     size = shutil.disk_usage(path).total / 1e9
     text = f"{size:.1f} GB; the local engine does not need it, multi-process engines do"
-    if size < 0.5:
-        yield Finding("warn", "/dev/shm", text, "in a container: --shm-size=8g")
-    else:
-        yield Finding("ok", "/dev/shm", text)
+    fix = "in a container: --shm-size=8g" if size < 0.5 else ""
+    yield Finding("warn" if fix else "ok", "/dev/shm", text, fix)
 
 
 def _sandbox() -> Iterator[Finding]:
@@ -143,13 +140,11 @@ def _sandbox() -> Iterator[Finding]:
     yield Finding("ok", "sandbox layers", "; ".join(told), "", True)
     for level in ("strict", "basic"):
         why = layers.why_not(level)
-        subject = f"sandbox {level}"
-        if not why:
-            text = f"works (reward.name=code reward.sandbox={level})"
-            yield Finding("ok", subject, text, "", True)
-            continue
-        text = f"cannot be had, so reward.name=code is refused with it: {why}"
-        yield Finding("warn", subject, text, layers.FIXES[level], True)
+        text = f"works (reward.name=code reward.sandbox={level})"
+        if why:
+            text = f"cannot be had, so reward.name=code is refused with it: {why}"
+        fix = layers.FIXES[level] if why else ""
+        yield Finding("warn" if why else "ok", f"sandbox {level}", text, fix, True)
 
 
 def _disk(runs: Path) -> Finding:
@@ -162,7 +157,6 @@ def _disk(runs: Path) -> Finding:
         fix = "choose another folder with run.dir, or change its permissions"
         return Finding("FAIL", "run directory", text, fix)
     text = f"{runs.resolve()}, {free:.1f} GB free"
-    if free < 1:
-        fix = "free space or set run.dir to another disk; `oxrl plan` says what a checkpoint needs"
-        return Finding("warn", "run directory", text, fix)
-    return Finding("ok", "run directory", text)
+    more = "free space or set run.dir to another disk; `oxrl plan` says what a checkpoint needs"
+    fix = more if free < 1 else ""
+    return Finding("warn" if fix else "ok", "run directory", text, fix)

@@ -390,6 +390,15 @@ def read_values(cfg: Config) -> dict[str, object]:
     return found
 
 
+def sections_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Values by dotted path as YAML has them: section -> field -> value."""
+    sections: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        section, _, name = path.partition(".")
+        sections.setdefault(section, {})[name] = value
+    return sections
+
+
 def _plain(value: object) -> object:
     """A value as YAML has it: the parts of a reward as mappings, without what they leave open."""
     if not isinstance(value, dict):

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from oxrl.errors import RunDirectoryError
 from oxrl.models.sharing_trial import MOST, try_sharing
-from oxrl.runs.files import write_atomically
+from oxrl.runs.files import read_json, write_atomically
 
 
 def remembered_trial(config: PreTrainedConfig, dtype: torch.dtype) -> float:
@@ -38,12 +38,11 @@ def remembered_trial(config: PreTrainedConfig, dtype: torch.dtype) -> float:
     key = hashlib.sha256(described.encode()).hexdigest()
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     file = Path(caches, "oxrl", "sharing_trials", f"{key}.json")
-    with suppress(OSError, ValueError, TypeError, RecursionError):
-        kept = json.loads(file.read_bytes())
-        if 0 <= kept <= MOST:
-            return float(kept)
+    kept = (read_json(file) or {}).get("difference")
+    if isinstance(kept, float) and 0 <= kept <= MOST:
+        return kept
     difference = try_sharing(config, dtype)
     with suppress(OSError, RunDirectoryError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(difference))
+        write_atomically(file, json.dumps({"difference": difference}))
     return difference

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from oxrl.config import Config
 from oxrl.config.checks.share_prefix import sharing_is_read
-from oxrl.config.reads import read_values
+from oxrl.config.reads import read_values, sections_of
 from oxrl.config.reward_options import asked_rewards
 from oxrl.config.schema import is_own
 from oxrl.errors import OxrlError
@@ -39,10 +39,7 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
     Raises:
         OxrlError: something is wrong that is no mistake in the input.
     """
-    values: dict[str, dict[str, object]] = {}
-    for path, value in read_values(cfg).items():
-        section, _, name = path.partition(".")
-        values.setdefault(section, {})[name] = value
+    values = sections_of(read_values(cfg))
     printed = Printed("a check")
     worker = Worker(__name__, printed)
     try:

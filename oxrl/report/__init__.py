@@ -1,1 +1,39 @@
-"""`oxrl report`: runs as one HTML file that asks nothing of a network."""
+"""`oxrl report`: runs as one HTML file that asks nothing of a network.
+
+From Python this module is called like a function: `oxrl.report([one, other])`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from oxrl.api import Run
+
+
+class Report(ModuleType):
+    """A module that can be called: importing `oxrl.report.page` puts it where a function was."""
+
+    def __call__(self, runs: Sequence[Run | str | Path], out: str | Path | None = None) -> Path:
+        """Write several runs as one HTML page, as `oxrl report` does.
+
+        Args:
+            runs: what `train` and `load_run` give, or run directories.
+            out: the file; None: report.html in the first of them.
+
+        Returns:
+            The file.
+
+        Raises:
+            RunDirectoryError: one is no run, or the file cannot be written.
+        """
+        from oxrl.report.page import write_report
+
+        return write_report([Path(getattr(run, "path", run)) for run in runs], out)
+
+
+sys.modules[__name__].__class__ = Report

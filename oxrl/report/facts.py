@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,10 @@ from oxrl.tables.policy import ROWS
 
 # Digits that a curve shows.
 DIGITS = 6
-# What a run came to is told by these, as far as it measured them: metric -> which value is best.
-RESULTS: Mapping[str, Callable[[list[float]], float]] = {
-    "reward/mean": max,
-    "eval/reward": max,
-    "preference/accuracy": max,
-    "reward_model/accuracy": max,
-    "eval/accuracy": max,
-    "eval/loss": min,
-    "update/loss": min,
-}
 
 
 def run_facts(directory: Path) -> Json:
-    """Configuration, environment, starts, results and health of a run, and its metrics by columns.
+    """Configuration, environment, starts and health of a run, and its metrics by columns.
 
     Raises:
         RunDirectoryError: no run is there, or its record is not what was written.
@@ -49,22 +39,15 @@ def run_facts(directory: Path) -> Json:
     wanted = config.get("run.health")
     wanted = wanted if isinstance(wanted, dict) else {}
     checks = [verdict._asdict() for verdict in verdicts(lines, vocabulary, wanted)]
-    columns = columns_of(lines)
-    result = read_json(directory / "result.json")
     return {
         "name": str(config.get("run.name", directory.name)),
-        "path": str(directory),
-        "algorithm": config.get("train.alg_name"),
-        "finished": result is not None,
-        "wanted": config.get("run.steps"),
-        "seed": config.get("run.seed"),
+        "finished": read_json(directory / "result.json") is not None,
         "config": list(config_rows(config)),
         "environment": list(environment_rows(read_json(directory / "environment.json") or {})),
         "starts": [start_row(start) for start in read_records(directory / "starts.jsonl")],
         "checkpoints": [step for step, _ in list_checkpoints(directory / "checkpoints")],
         "health": checks,
-        "results": results(columns),
-        "metrics": columns,
+        "metrics": columns_of(lines),
     }
 
 
@@ -96,11 +79,11 @@ def environment_rows(environment: Json, prefix: str = "") -> Iterator[list[str]]
 
 def start_row(start: Json) -> Json:
     """When a run was started or went on, and what was another then."""
-    changes: Json = {}
+    told: list[str] = []
     for kind in ("config_changes", "input_changes"):
         found = start.get(kind)
-        changes |= found if isinstance(found, dict) else {}
-    told = [f"{name}: {masked(_text(change))}" for name, change in changes.items()]
+        changes = found.items() if isinstance(found, dict) else ()
+        told += [f"{name}: {masked(_text(change))}" for name, change in changes]
     return {"time": start.get("time"), "resuming": start.get("resuming"), "changes": told}
 
 
@@ -114,16 +97,6 @@ def columns_of(lines: list[Json]) -> dict[str, list[float | None]]:
                 column = columns.setdefault(name, [None] * len(lines))
                 column[place] = float(f"{number:.{DIGITS}g}")
     return columns
-
-
-def results(columns: Mapping[str, list[float | None]]) -> Json:
-    """Metric of RESULTS -> its first, last and best value, of those that the run has."""
-    found: Json = {}
-    for name, best in RESULTS.items():
-        known = [value for value in columns.get(name, []) if value is not None]
-        if known:
-            found[name] = {"first": known[0], "last": known[-1], "best": best(known)}
-    return found
 
 
 def _text(value: object) -> str:

@@ -8,8 +8,6 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from oxrl.runs.files import Json
-
 NAME = re.compile("[0-9a-f]{64}")
 FOLDER = "images"
 # Of the files in one report, those of the newest samples first.
@@ -24,18 +22,16 @@ KINDS = {
 }
 
 
-def images_in(line: Json) -> Iterator[str]:
-    """Names of the images in a line of samples.jsonl, a name perhaps several times."""
-    yield from _named(line.get("images"))
-    turns = line.get("turns")
-    conversations = [line.get("messages"), line.get("opening")]
-    if isinstance(turns, list):
-        conversations += [turn.get("messages") for turn in turns if isinstance(turn, dict)]
-    for messages in conversations:
-        for message in messages if isinstance(messages, list) else []:
-            content = message.get("content") if isinstance(message, dict) else None
-            parts = content if isinstance(content, list) else []
-            yield from _named([part.get("image") for part in parts if isinstance(part, dict)])
+def images_in(value: object) -> Iterator[str]:
+    """Names of the images in a line of samples.jsonl, or in a part of it; one perhaps several
+    times. What only looks like a name has no file.
+    """
+    if isinstance(value, str):
+        if NAME.fullmatch(value):
+            yield value
+    elif isinstance(value, list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from images_in(part)
 
 
 def image_pieces(directory: Path, names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -56,9 +52,3 @@ def image_pieces(directory: Path, names: Iterable[str]) -> Iterator[tuple[str, s
             continue
         room -= len(content)
         yield name, f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
-
-
-def _named(values: object) -> Iterator[str]:
-    for value in values if isinstance(values, list) else []:
-        if isinstance(value, str) and NAME.fullmatch(value):
-            yield value

@@ -26,7 +26,7 @@ SCRIPTS = ("uPlot.iife.min.js", "report.js")
 STYLES = ("uPlot.min.css", "report.css")
 
 
-def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
+def write_report(runs: Sequence[Path], out: str | Path | None = None) -> Path:
     """Write the report of one or several runs.
 
     Args:
@@ -39,7 +39,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     Raises:
         RunDirectoryError: one is no run, or the file cannot be written.
     """
-    target = runs[0] / REPORT if out is None else out
+    target = runs[0] / REPORT if out is None else Path(out)
     page = "".join(page_parts(runs))
     try:
         write_atomically(target, page)
@@ -50,14 +50,15 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def page_parts(
-    runs: Sequence[Path], *, live: bool = False, charts: Sequence[str] = ()
+    runs: Sequence[Path], *, live: bool = False, curves: Sequence[str] | None = None
 ) -> Iterator[str]:
     """The page, a part at a time.
 
     Args:
         runs: directories of runs.
         live: the page can be asked for again, and shows how.
-        charts: metrics of which nothing but the curves is shown, without samples; none: everything.
+        curves: metrics of which nothing but the curve is shown; empty: nothing but what a run came
+            to, its health and main curves. None: everything, samples too.
     """
     facts = [run_facts(run) for run in runs]
     styles = [(HERE / name).read_text(encoding="utf-8") for name in STYLES]
@@ -77,14 +78,12 @@ def page_parts(
     shown: set[str] = set()
     for number, (run, found) in enumerate(zip(runs, facts, strict=True)):
         yield packed(f"metrics-{number}", found.pop("metrics"))
-        if charts:
+        if curves is not None:
             described.append(found)
             continue
         samples = Samples(run)
-        pieces = 0
-        for piece in samples.pieces():
-            yield packed(f"samples-{number}-{pieces}", piece)
-            pieces += 1
+        for place, piece in enumerate(samples.pieces()):
+            yield packed(f"samples-{number}-{place}", piece)
         yield packed(f"index-{number}", samples.columns)
         for image, url in image_pieces(run, reversed(samples.images)):
             if image not in shown:
@@ -96,7 +95,7 @@ def page_parts(
             steps.append(step)
         known = {"count": samples.count, "words": samples.words, "token_steps": steps}
         described.append(found | known)
-    yield packed("runs", {"live": live, "charts": charts, "runs": described})
+    yield packed("runs", {"live": live, "curves": curves, "runs": described})
     for script in scripts:
         yield f"<script>{script}</script>\n"
     yield "</body></html>\n"
@@ -110,8 +109,5 @@ def packed(name: str, value: object) -> str:
 
 
 def _hashes(texts: Sequence[str]) -> str:
-    found: list[str] = []
-    for text in texts:
-        digest = hashlib.sha256(text.encode("utf-8")).digest()
-        found.append(f"'sha256-{base64.b64encode(digest).decode('ascii')}'")
-    return " ".join(found)
+    digests = [hashlib.sha256(text.encode("utf-8")).digest() for text in texts]
+    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)

@@ -18,6 +18,9 @@ const UNITS = [[/tokens_per_s$/, "tokens per second"], [/^time\/|_s$/, "seconds"
 const PHASES = { "time/step_s": "the whole step", "time/rollout_s": "sampling responses", "time/reward_s": "waiting for rewards", "time/logprobs_s": "forward passes before the update",
   "time/update_s": "update: gradients and optimizer", "time/eval_s": "evaluation", "time/checkpoint_s": "writing checkpoints", "time/sync_s": "handing weights to the sampler (inside sampling and evaluation)",
   "time/rows_s": "turning samples into rows", "time/samples_s": "writing samples, cutting minibatches", "time/record_s": "writing metrics, console", "time/setup_s": "start: models and workers" };
+// What a run came to is told by these, as far as it measured them: metric -> which value is best.
+const RESULTS = { "reward/mean": Math.max, "preference/accuracy": Math.max, "reward_model/accuracy": Math.max, "update/loss": Math.min,
+  "eval/reward": Math.max, "eval/accuracy": Math.max, "eval/loss": Math.min };
 // Runs that differ in nothing else are seeds of one.
 const OF_A_SEED = new Set(["run.seed", "run.name", "run.dir"]);
 const PAGE = 25;
@@ -72,6 +75,14 @@ function duration(seconds) {
   const s = Math.round(seconds);
   return s < 90 ? `${number(seconds, 3)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${number(s / 3600, 3)} h`;
 }
+function resultsOf(run) {
+  const found = {};
+  for (const [name, best] of Object.entries(RESULTS)) {
+    const known = (run.metrics[name] || []).filter((value) => value !== null);
+    if (known.length) found[name] = { first: known[0], last: known[known.length - 1], best: known.reduce((one, other) => best(one, other)) };
+  }
+  return found;
+}
 // The measure that a run is told by, and the one on held-out data: names of metrics, "" for none.
 function measureOf(run, heldOut) { return Object.keys(run.results).find((name) => name.startsWith("eval/") === heldOut) || ""; }
 function stepOf(run, name, value) { return run.metrics.step[run.metrics[name].indexOf(value)]; }
@@ -98,7 +109,7 @@ function headline(run) {
     const result = run.results[name];
     return tile(titleOf(name), told(result), `best ${number(result.best, 4)} at step ${stepOf(run, name, result.best)}`);
   });
-  const seed = run.seed === null || run.seed === undefined ? "" : `, seed ${run.seed}`;
+  const seed = run.seed === "" ? "" : `, seed ${run.seed}`;
   return make("div", { class: "tiles" }, learned, tile("state", stateOf(run), `${run.last} of ${run.wanted} steps in ${duration(wallOf(run))}`), tile("what", run.algorithm || "", `on ${field(run, "model.name")}${seed}`));
 }
 function field(run, name) { const row = run.config.find(([other]) => other === name); return row ? row[1] : ""; }
@@ -117,7 +128,7 @@ function overview(data) {
     const name = measureOf(run, false), heldOut = measureOf(run, true), result = run.results[name] || {};
     const kept = run.checkpoints.length > 3 ? `${run.checkpoints.length}, newest ${run.checkpoints[run.checkpoints.length - 1]}` : run.checkpoints.join(", ");
     const values = [colored(place, run.name), name, number(result.first, 4), number(result.last, 4), number(result.best, 4), ...(several ? [place ? against(run, data.runs[0]) : ""] : []),
-      told(run.results[heldOut]), number((run.results[heldOut] || {}).best, 4), duration(wallOf(run)), String(run.seed ?? ""), stateOf(run), run.algorithm || "", String(run.count), kept];
+      told(run.results[heldOut]), number((run.results[heldOut] || {}).best, 4), duration(wallOf(run)), run.seed, stateOf(run), run.algorithm || "", String(run.count), kept];
     table.append(make("tr", {}, values.map((value) => make("td", {}, value))));
   });
   for (const group of seedGroups(data).filter((places) => places.length > 1)) {
@@ -251,10 +262,10 @@ function mainNames(data) {
 }
 // The curves that tell most, drawn before anything is scrolled to.
 function mainCurves(data, names) {
-  const grid = make("div", { id: "main-charts", class: data.charts.length ? "grid" : "grid small" }, names.map(figureOf));
+  const grid = make("div", { id: "main-charts", class: data.curves && data.curves.length ? "grid" : "grid small" }, names.map(figureOf));
   const mean = seedGroups(data).some((places) => places.length > 1);
   const note = mean ? make("div", { class: "quiet" }, "Curves of seeds: their mean, and one standard deviation to both sides.") : "";
-  return [[grid, note], () => { for (const box of grid.children) drawChart(box, chartOf(box.dataset.name, data, { mean }), !data.charts.length); }];
+  return [[grid, note], () => { for (const box of grid.children) drawChart(box, chartOf(box.dataset.name, data, { mean }), grid.classList.contains("small")); }];
 }
 function curves(data) {
   const names = namesOf(data), seeds = seedGroups(data).some((places) => places.length > 1);
@@ -506,11 +517,11 @@ async function sampleBrowser(data) {
     group.scrollIntoView({ block: "nearest" });
   }
   async function filter() {
-    const mine = ++turn, number = chosen(), run = data.runs[number], index = await unpack(`index-${number}`);
+    const mine = ++turn, number = chosen(), index = await unpack(`index-${number}`);
     let places = index.step.map((_, place) => place);
     for (const name of ["status", "end", "source"]) {
       const word = value(picks[name]);
-      if (word !== "") { const wanted = run.words[name].indexOf(word); places = places.filter((place) => index[name][place] === wanted); }
+      if (word !== "") places = places.filter((place) => index[name][place] === word);
     }
     for (const [key, label] of Object.entries(ranges)) {
       if (value(label) === "") continue;
@@ -561,12 +572,17 @@ async function begin() {
   await Promise.all(data.runs.map(async (run, number) => {
     run.metrics = await unpack(`metrics-${number}`);
     run.metrics.step = run.metrics.step || [];
+    run.results = resultsOf(run);
+    run.seed = field(run, "run.seed");
+    run.wanted = field(run, "run.steps");
+    run.algorithm = field(run, "train.alg_name");
     run.last = run.metrics.step.length ? run.metrics.step[run.metrics.step.length - 1] : 0;
   }));
   const main = document.getElementById("report");
-  const [shownFirst, drawMain] = mainCurves(data, data.charts.length ? data.charts : mainNames(data));
-  if (data.charts.length) {
-    main.append(...shownFirst);
+  const [shownFirst, drawMain] = mainCurves(data, data.curves && data.curves.length ? data.curves : mainNames(data));
+  if (data.curves) {
+    // Part of a notebook: what is asked for, and no more.
+    main.append(...(data.curves.length ? [] : [headline(data.runs[0]), health(data)]), ...shownFirst);
     drawMain();
     document.documentElement.dataset.ready = "true";
     return;

@@ -19,7 +19,6 @@ from oxrl.runs.files import Json, read_records
 PIECE = 250
 # Samples whose tokens are in a report, the newest: each takes about a kilobyte.
 MOST_WITH_TOKENS = 2_000
-# Columns of words, as numbers of what they name.
 WORDS = ("status", "end", "source")
 NUMBERS = ("step", "draw", "sample", "reward", "advantage", "length", "prompt")
 DIGITS = 4
@@ -40,7 +39,6 @@ class Samples:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.columns: dict[str, list[Any]] = {name: [] for name in (*NUMBERS, *WORDS)}
-        self.words: dict[str, list[str]] = {name: [] for name in WORDS}
         # Names of the images that samples show, in the order of their last showing.
         self.images: dict[str, None] = {}
         self._prompts: dict[str, int] = {}
@@ -49,6 +47,11 @@ class Samples:
     def count(self) -> int:
         """Samples read so far."""
         return len(self.columns["step"])
+
+    @property
+    def words(self) -> dict[str, list[str]]:
+        """What there is to choose from in the columns of words."""
+        return {name: list(dict.fromkeys(self.columns[name])) for name in WORDS}
 
     def pieces(self) -> Iterator[list[Json]]:
         """Every sample, PIECE at a time, in the order of the file.
@@ -80,16 +83,9 @@ class Samples:
         for name in ("reward", "advantage"):
             value = values[name]
             values[name] = None if value is None else float(f"{float(value):.{DIGITS}g}")
-        found = {
-            "status": str(line.get("status", "")),
-            "end": str(line.get("end") or line.get("finish_reason") or ""),
-            "source": str(line.get("source") or ""),
-        }
-        for name, word in found.items():
-            known = self.words[name]
-            if word not in known:
-                known.append(word)
-            values[name] = known.index(word)
+        values["status"] = str(line.get("status", ""))
+        values["end"] = str(line.get("end") or line.get("finish_reason") or "")
+        values["source"] = str(line.get("source") or "")
         shown = dict.fromkeys(images_in(line))
         for name, column in self.columns.items():
             column.append(values[name])
@@ -121,8 +117,8 @@ def token_pieces(directory: Path, columns: Mapping[str, list[Any]]) -> Iterator[
     room = MOST_WITH_TOKENS
     for file in files:
         step = int(file.name[5:13])
-        drawn = [place for place, at in enumerate(columns["step"]) if at == step]
-        places = [place for place in drawn if columns["advantage"][place] is not None]
+        trained = zip(columns["step"], columns["advantage"], strict=True)
+        places = [n for n, (at, value) in enumerate(trained) if at == step and value is not None]
         if room <= 0:
             return
         room -= len(places)

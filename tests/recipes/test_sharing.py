@@ -240,7 +240,7 @@ def test_a_trial_is_kept_in_the_users_cache_by_kind_and_precision(
     found = remembered_trial(config, torch.float32)
     assert found == pytest.approx(try_sharing(config, torch.float32), abs=1e-6)
     (file,) = (tmp_path / "cache" / "oxrl" / "sharing_trials").iterdir()
-    file.write_text("1.25e-09")
+    file.write_text('{"difference": 1.25e-09}')
     renamed = copy.deepcopy(config)
     renamed.name_or_path = "elsewhere"
     assert remembered_trial(renamed, torch.float32) == 1.25e-09
@@ -248,10 +248,12 @@ def test_a_trial_is_kept_in_the_users_cache_by_kind_and_precision(
     wider = copy.deepcopy(config)
     wider.rms_norm_eps = 1e-4
     assert remembered_trial(wider, torch.float32) != 1.25e-09
-    for foreign in ("", "{", "[" * 100_000, "[1]", '"x"', "null", "NaN", "-1", "0.5", "\xff"):
-        file.write_bytes(foreign.encode("latin-1"))
-        assert remembered_trial(config, torch.float32) == found, foreign
-        assert json.loads(file.read_text()) == found
+    values = ("NaN", "-1.0", "0.5", '"x"', "null", "[]", "true")
+    foreign = ["", "{", "[" * 100_000, "[1]", '"x"', "null", "\xff", "{}"]
+    for text in [*foreign, *(f'{{"difference": {value}}}' for value in values)]:
+        file.write_bytes(text.encode("latin-1"))
+        assert remembered_trial(config, torch.float32) == found, text[:20]
+        assert json.loads(file.read_text()) == {"difference": found}
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(
