@@ -117,10 +117,9 @@ def train(
     elif dataset is None:
         _find_rows_of_start(source, directory)
     _say_what_stays_here(for_workers)
-    with giving(found.objects), _rows_in(directory, found.texts, resume=resume, accept=accept):
-        cfg = load_source(source)
-        with live_curves(directory):
-            run_recipe(cfg, resume=resume, accept=accept)
+    rows_there = _rows_in(directory, found.texts, resume=resume, accept=accept)
+    with giving(found.objects), rows_there, live_curves(directory):
+        run_recipe(load_source(source), resume=resume, accept=accept)
     return Run(directory, found.objects)
 
 
@@ -447,8 +446,7 @@ def _rows_in(
     fields = {file: path for path, file in ROWS.values()}
     for file, text in texts.items():
         path = folder / file
-        same = path.is_file() and path.read_text(encoding="utf-8") == text
-        if same:
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
         if resume and is_run(directory) and path.is_file() and fields[file] not in accept:
             raise RunDirectoryError(

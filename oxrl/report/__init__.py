@@ -9,16 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from oxrl.api import Run
 
 
 class Report(ModuleType):
     """A module that can be called: importing `oxrl.report.page` puts it where a function was."""
 
-    def __call__(self, runs: Sequence[Run | str | Path], out: str | Path | None = None) -> Path:
+    def __call__(self, runs: Sequence[object], out: str | Path | None = None) -> Path:
         """Write several runs as one HTML page, as `oxrl report` does.
 
         Args:

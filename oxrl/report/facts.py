@@ -65,7 +65,7 @@ def config_rows(config: Mapping[str, Any]) -> Iterator[list[Any]]:
         if default is PydanticUndefined:
             default = "none: it has to be given"
         told = None if default == value else _text(default)
-        yield [path, masked(_text(value)), told]
+        yield [path, _text(value), told]
 
 
 def environment_rows(environment: Json, prefix: str = "") -> Iterator[list[str]]:
@@ -74,7 +74,7 @@ def environment_rows(environment: Json, prefix: str = "") -> Iterator[list[str]]
         if isinstance(value, dict):
             yield from environment_rows(value, f"{prefix}{name}.")
         else:
-            yield [f"{prefix}{name}", masked(_text(value))]
+            yield [f"{prefix}{name}", _text(value)]
 
 
 def start_row(start: Json) -> Json:
@@ -83,7 +83,7 @@ def start_row(start: Json) -> Json:
     for kind in ("config_changes", "input_changes"):
         found = start.get(kind)
         changes = found.items() if isinstance(found, dict) else ()
-        told += [f"{name}: {masked(_text(change))}" for name, change in changes]
+        told += [f"{name}: {_text(change)}" for name, change in changes]
     return {"time": start.get("time"), "resuming": start.get("resuming"), "changes": told}
 
 
@@ -100,5 +100,6 @@ def columns_of(lines: list[Json]) -> dict[str, list[float | None]]:
 
 
 def _text(value: object) -> str:
+    """A value in words, with nothing in it that is secret."""
     safe = json_safe(value)
-    return safe if isinstance(safe, str) else json.dumps(safe, ensure_ascii=False)
+    return masked(safe if isinstance(safe, str) else json.dumps(safe, ensure_ascii=False))

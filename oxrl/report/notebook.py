@@ -15,6 +15,8 @@ from oxrl.report.page import page_parts
 from oxrl.runs.directory import is_run
 
 EVERY_S = 5.0
+# Imported where code runs in a notebook, and nowhere else.
+KERNEL = "ipykernel.zmqshell"
 
 
 class Curves(NamedTuple):
@@ -40,8 +42,7 @@ def live_curves(directory: Path) -> Iterator[None]:
     Args:
         directory: of the run, which may begin later.
     """
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if not hasattr(shell, "kernel"):
+    if KERNEL not in sys.modules:
         yield
         return
     ended = threading.Event()

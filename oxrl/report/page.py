@@ -67,10 +67,12 @@ def page_parts(
         f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    yield "<!doctype html>\n<html lang=en><head><meta charset=utf-8>\n"
-    yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-    yield '<meta name=viewport content="width=device-width,initial-scale=1">\n'
-    yield "<title>oxRL report</title>\n"
+    yield (
+        "<!doctype html>\n<html lang=en><head><meta charset=utf-8>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name=viewport content="width=device-width,initial-scale=1">\n'
+        "<title>oxRL report</title>\n"
+    )
     for style in styles:
         yield f"<style>{style}</style>\n"
     yield "</head><body><main id=report></main>\n"

@@ -1,0 +1,182 @@
+"""Reports and curves from Python: `oxrl.report`, `Run.plot`, a run and a training in a notebook."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import needs_browser, opened, pieces
+from small_runs import metric_lines, rl_config
+
+import oxrl
+from oxrl.errors import RunDirectoryError
+from oxrl.recipes import run
+from oxrl.report import notebook
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two seeds of one run, and one with another learning rate."""
+    folder = tmp_path_factory.mktemp("seeds")
+    found: list[Path] = []
+    for name, changes in (
+        ("a", ["run.seed=1"]),
+        ("b", ["run.seed=2"]),
+        ("slow", ["run.seed=1", "train.lr=1e-6"]),
+    ):
+        cfg = rl_config(folder, name, ["run.steps=3", *changes])
+        run(cfg)
+        found.append(cfg.run.directory)
+    return found
+
+
+def framed(shown: str) -> str:
+    """The page inside what a notebook is given."""
+    (source,) = re.findall('<iframe srcdoc="([^"]*)"', shown)
+    assert "<script" not in shown  # of the page alone, where it is text
+    return html.unescape(source)
+
+
+def test_several_runs_are_one_page_whatever_was_imported_before(
+    seeds: list[Path], tmp_path: Path
+) -> None:
+    """The function and the folder of modules have one name."""
+    one = oxrl.load_run(seeds[0])
+    page = oxrl.report([one, str(seeds[1]), seeds[2]], tmp_path / "all.html")
+    data = pieces(page.read_text())
+    assert [found["name"] for found in data["runs"]["runs"]] == ["a", "b", "slow"]
+    program = (
+        "import sys, oxrl\nassert 'torch' not in sys.modules\n"
+        "import oxrl.report.page\nprint(oxrl.report([sys.argv[1]]))\n"
+        "from oxrl import report\nprint(report([oxrl.load_run(sys.argv[1])]))\n"
+    )
+    command = [sys.executable, "-c", program, str(seeds[1])]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert told.splitlines() == [str(seeds[1] / "report.html")] * 2
+    with pytest.raises(RunDirectoryError, match="no run directory"):
+        oxrl.report([tmp_path])
+
+
+def test_the_page_holds_what_answers_are_found_by(seeds: list[Path], tmp_path: Path) -> None:
+    """Every answer has the number of its prompt, so that an early and a late one can be laid side
+    by side; words stand as words.
+    """
+    data = pieces(oxrl.report(seeds[:1], tmp_path / "one.html").read_text())
+    index, samples = data["index-0"], data["samples-0-0"]
+    uids = [line["uid"] for line in samples]
+    pairs = set(zip(index["prompt"], uids, strict=True))
+    assert len(pairs) == len(set(index["prompt"])) == len(set(uids)) > 1
+    assert index["step"] == [line["step"] for line in samples]
+    assert set(index["status"]) == set(data["runs"]["runs"][0]["words"]["status"]) == {"ok"}
+
+
+def test_a_run_shows_itself_and_its_curves_in_a_notebook(seeds: list[Path]) -> None:
+    found = oxrl.load_run(seeds[0])
+    data = pieces(framed(found._repr_html_()))
+    assert data["runs"]["curves"] == [] and "samples-0-0" not in data
+    lines = [line["reward/mean"] for line in metric_lines(seeds[0])]
+    assert data["metrics-0"]["reward/mean"] == pytest.approx(lines, rel=1e-5)
+    data = pieces(framed(found.plot("update/loss", "policy/entropy")._repr_html_()))
+    assert data["runs"]["curves"] == ["update/loss", "policy/entropy"]
+    assert str(seeds[0]) in repr(found.plot()) and "<" not in repr(found)
+
+
+class Handle:
+    """IPython's handle of an output, as far as it is used: what is drawn is made HTML at once."""
+
+    def __init__(self) -> None:
+        self.drawn: list[tuple[str, str]] = []
+        HANDLES.append(self)
+
+    def display(self, shown: Any) -> None:
+        self.drawn.append(("display", framed(shown._repr_html_())))
+
+    def update(self, shown: Any) -> None:
+        self.drawn.append(("update", framed(shown._repr_html_())))
+
+
+HANDLES: list[Handle] = []
+
+
+def small(folder: Path, name: str) -> oxrl.Run:
+    """A run of two steps from Python."""
+    return oxrl.train(
+        {
+            "run": {"name": name, "steps": 2, "dir": str(folder / name), "mlflow": False},
+            "model": {"name": "builtin:tiny"},
+            "data": {"prompts_per_step": 2},
+            "rollout": {"n_samples": 2, "max_tokens": 4},
+            "train": {"alg_name": "sgrpo"},
+        },
+        reward=lambda prompt, completion: len(set(completion)) / 4,
+        dataset=[{"prompt": f"{n}="} for n in range(4)],
+    )
+
+
+def test_a_training_in_a_notebook_draws_its_curves_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where there is no notebook nothing is drawn; where there is one, one output is drawn anew."""
+    HANDLES.clear()
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    display = types.ModuleType("IPython.display")
+    display.DisplayHandle = Handle  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setattr(notebook, "EVERY_S", 0.05)
+    small(tmp_path, "terminal")
+    assert not HANDLES
+    monkeypatch.setitem(sys.modules, notebook.KERNEL, types.ModuleType(notebook.KERNEL))
+    small(tmp_path, "cell")
+    (handle,) = HANDLES
+    kinds = [kind for kind, _ in handle.drawn]
+    assert kinds[0] == "display" and set(kinds[1:]) <= {"update"} and len(kinds) > 1
+    assert pieces(handle.drawn[-1][1])["metrics-0"]["step"] == [1, 2]
+
+
+@needs_browser
+def test_a_browser_shows_seeds_results_and_differences_and_nothing_runs_off_its_edge(
+    seeds: list[Path], tmp_path: Path
+) -> None:
+    file = oxrl.report(seeds, tmp_path / "all.html")
+    seen, dom = opened(file, "--window-size=400,800")
+    assert "error" not in seen and seen["overflow"] == "0"
+    assert 'data-seeds="2"' in dom and "mean ± standard deviation" in dom
+    assert "train.lr 1e-06 (0.001)" in dom
+    assert "One prompt, answered at the start and at the end" in dom
+    main = dom[dom.index('id="main-charts"') : dom.index("Curves</h2>")]
+    assert main.count("<figure") == 5 == main.count('class="uplot')
+    assert "sampling responses" in dom and "time/rollout_s" in dom
+
+
+@needs_browser
+def test_a_browser_draws_in_the_frame_of_a_notebook(seeds: list[Path], tmp_path: Path) -> None:
+    for number, names in enumerate([(), ("update/loss",)]):
+        shown = oxrl.load_run(seeds[0]).plot(*names)._repr_html_()
+        file = tmp_path / f"{number}.html"
+        file.write_text(framed(shown))
+        seen, dom = opened(file)
+        assert "error" not in seen and seen["charts"] == ("1" if names else "5")
+        assert ('class="tiles"' in dom) != bool(names) and 'id="samples"' not in dom
+
+
+@needs_browser
+def test_a_browser_sets_a_hundred_thousand_marks_only_when_they_are_asked_for(
+    seeds: list[Path], tmp_path: Path
+) -> None:
+    lines = (seeds[0] / "samples.jsonl").read_text().splitlines()
+    marks = "a" + "\u0301" * 100_000
+    copy = tmp_path / "run"
+    shutil.copytree(seeds[0], copy, ignore=shutil.ignore_patterns("checkpoints"))
+    changed = json.dumps(json.loads(lines[-1]) | {"response": marks})
+    (copy / "samples.jsonl").write_text("\n".join([*lines[:-1], changed]) + "\n")
+    seen, dom = opened(oxrl.report([copy]))
+    assert "error" not in seen and seen["shown"] == "25"
+    assert dom.count("\u0301") < 100 and "all 100,001 characters" in dom
