@@ -30,6 +30,8 @@ from oxrl.config.source import Source, mapping_source, read_source
 from oxrl.data.memory import lines_of
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.processes.given import KEPT_HERE, PREFIX, giving, is_given, name_of, packed
+from oxrl.report.notebook import Curves, live_curves
+from oxrl.report.page import write_report
 from oxrl.runs.chain import FIELD as CHAIN_FIELD
 from oxrl.runs.directory import GIVEN, is_run, recorded_config, refuse_what_is_there
 from oxrl.runs.files import Json, clear, read_numbers, read_records, write_atomically
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from oxrl.recipes.replay import Finding
-    from oxrl.report.notebook import Curves
     from oxrl.types import Metrics
 
 TRAIN_ROWS = "train.jsonl"
@@ -100,7 +101,6 @@ def train(
         OxrlError: the run failed; says what and where.
     """
     from oxrl.recipes import run as run_recipe
-    from oxrl.report.notebook import live_curves
 
     source = _read(config, overrides)
     found = Given()
@@ -254,8 +254,6 @@ class Run:
         Raises:
             RunDirectoryError: the file cannot be written.
         """
-        from oxrl.report.page import write_report
-
         return write_report([self.path], out)
 
     def plot(self, *metrics: str) -> Curves:
@@ -264,8 +262,6 @@ class Run:
         Args:
             metrics: their names; none: what the run came to, its health and its main curves.
         """
-        from oxrl.report.notebook import Curves
-
         return Curves(self.path, metrics)
 
     def replay(
