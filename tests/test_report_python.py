@@ -154,6 +154,8 @@ def test_a_browser_shows_seeds_results_and_differences_and_nothing_runs_off_its_
     main = dom[dom.index('id="main-charts"') : dom.index("Curves</h2>")]
     assert main.count("<figure") == 5 == main.count('class="uplot')
     assert "sampling responses" in dom and "time/rollout_s" in dom
+    (wanted,) = re.findall(r'id="charts" data-wanted="(\d+)"', dom)
+    assert int(seen["charts"]) == 5 + int(wanted) > 10, "drawn without being scrolled to"
 
 
 @needs_browser
@@ -180,3 +182,36 @@ def test_a_browser_sets_a_hundred_thousand_marks_only_when_they_are_asked_for(
     seen, dom = opened(oxrl.report([copy]))
     assert "error" not in seen and seen["shown"] == "25"
     assert dom.count("\u0301") < 100 and "all 100,001 characters" in dom
+
+
+CHARTS = """
+const runs = [0, 1, 2].map((seed) => ({ name: `a "run" <${seed}`, config: [["train.lr", "1"], ["run.seed", String(seed)]],
+  metrics: { step: [1, 2, 4], "reward/mean": [0.5, seed, null] } }));
+runs.push({ name: "other", config: [["train.lr", "2"]], metrics: { step: [1, 3], "reward/mean": [0.25, 0.75] } });
+const chart = chartOf("reward/mean", { runs }, { mean: true });
+document.body.innerHTML = svgOf(chart);
+document.body.append(make("pre", {}, csvOf(chart)));
+"""
+
+
+@needs_browser
+def test_the_files_of_a_chart_have_its_numbers_means_and_titles(tmp_path: Path) -> None:
+    """Three seeds of one run are a mean and its deviation; what is another run stays a line."""
+    folder = Path(notebook.__file__).parent
+    scripts = [(folder / name).read_text() for name in ("uPlot.iife.min.js", "report.js")]
+    file = tmp_path / "charts.html"
+    tags = "".join(f"<script>{script}</script>" for script in [*scripts, CHARTS])
+    file.write_text(f"<html><body></body>{tags}</html>")
+    _, dom = opened(file)
+    (csv,) = re.findall("<pre>(.*?)</pre>", dom, re.DOTALL)
+    rows = [line.split(",") for line in html.unescape(csv).splitlines()[1:]]
+    assert rows == [
+        ["1", "0.5", "0.5", "0.5", "0.25"],
+        ["2", "1", "0", "2", ""],
+        ["3", "", "", "", "0.75"],
+        ["4", "", "", "", ""],
+    ]
+    assert '"a ""run"" <0, mean of 3 seeds"' in html.unescape(csv)
+    (svg,) = re.findall("<svg.*?</svg>", dom, re.DOTALL)
+    assert "optimizer step" in svg and "reward (reward/mean)" in svg and "&lt;0, mean of" in svg
+    assert svg.count("<polyline") == 2 and svg.count("<polygon") == 1

@@ -198,7 +198,7 @@ function save(chart, kind, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 function csvOf(chart) {
-  const cell = (value) => value === null ? "" : /[",\r\n]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value);
+  const cell = (value) => value === null ? "" : typeof value === "number" ? String(Number(value.toPrecision(10))) : /[",\r\n]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value);
   const columns = chart.lines.flatMap(({ label, values, low, high }) => low ? [[label, values], [`${label}, minus deviation`, low], [`${label}, plus deviation`, high]] : [[label, values]]);
   const rows = chart.steps.map((step, index) => [step, ...columns.map(([, values]) => values[index])]);
   return [["step", ...columns.map(([label]) => label)], ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
@@ -211,7 +211,7 @@ function marks(least, most) {
   return found;
 }
 function svgOf(chart) {
-  const W = 640, H = 360, L = 70, R = 14, T = 34, B = 50 + 16 * Math.max(0, chart.lines.length - 1);
+  const W = 640, H = 360, L = 70, R = 14, T = 34, B = 44 + (chart.lines.length > 1 ? 12 + 16 * chart.lines.length : 0);
   const safe = (text) => String(text).replace(/[^\t\n\r\x20-\ud7ff\ue000-\ufffd]/g, "\ufffd").replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
   const scaled = (value) => value === null ? null : chart.log ? Math.log10(value) : value;
   const all = chart.lines.flatMap(({ values, low, high }) => [...values, ...(low || []), ...(high || [])]).filter((value) => value !== null).map(scaled);
