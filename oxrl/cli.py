@@ -560,8 +560,7 @@ def algorithm_table(family: str = "") -> str:
     Raises:
         ConfigError: no row has it.
     """
-    every = ROWS.values()
-    rows = [row for row in every if not family or family in (*_cells(row), *row.needs)]
+    rows = [row for row in ROWS.values() if not family or family in (*_cells(row), *row.needs)]
     if not rows:
         raise ConfigError(f"no algorithm has a recipe, cell or need {family!r}: try preference")
     table = [HEADER, *map(_cells, rows)]

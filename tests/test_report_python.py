@@ -42,6 +42,7 @@ def framed(shown: str) -> str:
     """The page inside what a notebook is given."""
     (source,) = re.findall('<iframe srcdoc="([^"]*)"', shown)
     assert "<script" not in shown  # of the page alone, where it is text
+    assert 'sandbox="allow-scripts allow-downloads"' in shown
     return html.unescape(source)
 
 

@@ -15,6 +15,11 @@ from oxrl.report.page import page_parts
 from oxrl.runs.directory import is_run
 
 EVERY_S = 5.0
+# It may run its script and save a chart; what is around it is out of its reach.
+FRAME = (
+    '<iframe srcdoc="{}" sandbox="allow-scripts allow-downloads" '
+    'style="border: 0; width: 100%; height: 30rem"></iframe>'
+)
 # Imported where code runs in a notebook, and nowhere else.
 KERNEL = "ipykernel.zmqshell"
 
@@ -32,7 +37,7 @@ class Curves(NamedTuple):
 
     def _repr_html_(self) -> str:
         page = html.escape("".join(page_parts([self.directory], curves=self.names)))
-        return f'<iframe srcdoc="{page}" style="border: 0; width: 100%; height: 30rem"></iframe>'
+        return FRAME.format(page)
 
 
 @contextmanager
