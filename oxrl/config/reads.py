@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -390,9 +390,9 @@ def read_values(cfg: Config) -> dict[str, object]:
     return found
 
 
-def sections_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def sections_of(values: Mapping[str, object]) -> dict[str, dict[str, object]]:
     """Values by dotted path as YAML has them: section -> field -> value."""
-    sections: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, object]] = {}
     for path, value in values.items():
         section, _, name = path.partition(".")
         sections.setdefault(section, {})[name] = value
