@@ -9,79 +9,56 @@ What counts as the final answer, in this order:
 3. Without a marker: the last number, or what math-verify reads if the response holds LaTeX or the
    answer is no number.
 
-Plain numbers (currency, thousands commas, units and punctuation around them allowed) are compared
-exactly, as decimals: math-verify takes 20 times as long and decides some spellings otherwise.
-Inequalities and intervals are compared as the sets of numbers they are (`relations`), never by a
-number that stands in them, and several solutions as the values they name (`solutions`). Everything
-else goes to math-verify, without its own timeouts: it runs in a worker process that has a deadline.
+Plain numbers (`quantities`: currency, thousands commas, fractions, magnitudes, units around them
+allowed) are compared exactly: math-verify takes 20 times as long and decides some spellings
+otherwise. What holds a number and says another thing (`not 5`, `5n`, `5 to 7`) is not that number.
+Inequalities and intervals are compared as the sets of numbers they are (`relations`), several
+solutions as the values they name (`solutions`), times, ratios, numerals and families by their form
+(`forms`). Other expressions go to math-verify, without its own timeouts: it runs in a worker
+process that has a deadline. Words are the same if they are spelled alike.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 from math import isfinite
-from types import ModuleType
 
-from oxrl.rewards.relations import (
-    RELATIONS,
-    compare,
-    is_relation,
-    mark_relations,
+from oxrl.rewards.forms import same_form
+from oxrl.rewards.quantities import (
+    TEXT_COMMAND,
+    Quantity,
+    around,
+    is_equation,
+    plain,
+    read_number,
 )
-from oxrl.rewards.solutions import names_solutions, same_solutions
+from oxrl.rewards.relations import compare, library, mark_relations, parse, spelling
+from oxrl.rewards.rewrites import rewritten
+from oxrl.rewards.solutions import same_solutions
 from oxrl.types import Score
 
-_MINUS = "−"
-_CURRENCY = "$€£¥₹₩"
-_SPACES = "\\ \u00a0\u202f\u2009"  # what may stand between thousands
-# At most 3 exponent digits: 1e999999999 must stay cheap to compare.
-_NUMBER = re.compile(
-    rf"""
-    (?<![\w.^]) (?P<sign>[-+{_MINUS}]?\s?) [{_CURRENCY}]?\s?(?P<inner>-?)
-    (?P<digits>
-        \d{{1,3}}(?:,\d{{3}})+(?![\d,]) (?:\.\d+)?     # 1,234.5
-      | \d{{1,3}}(?:[{_SPACES}]\d{{3}})+(?![\d,]) (?:\.\d+)?     # 1 234.5
-      | \d{{1,2}}(?:,\d{{2}})+,\d{{3}}(?![\d,])        # 12,34,567
-      | \d+,\d+(?![\d,])                               # 1000,99: a decimal comma
-      | (?:\d+(?:\.\d+)?|\.\d+) (?:[eE][-+]?\d{{1,3}}(?!\w))?
-    )
-    (?P<percent>\s?(?:%|percent\b|pct\b))?
-    """,
-    re.VERBOSE,
-)
-_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,2}(?:,\d{2})+,\d{3}")
-# 1 234 567 as LaTeX has it, which math-verify reads as several numbers.
-_SPACED = re.compile(rf"(?<![\w.^])\d{{1,3}}(?:(?:[{_SPACES}~]|\\[,;:! ])\d{{3}})+(?!\d)")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # What may stand between boxes that state one answer together: "\boxed{1} and \boxed{2}".
 _GLUE = re.compile(r"(?:\\text\{[^{}]*\}|\\q?quad|\\[()\[\],;! ]|[\s$.,;&]|\b(?:and|or)\b)*")
 _LATEX = re.compile(r"\\[a-zA-Z(\[]")
-_ENVIRONMENT = re.compile(r"\$|\\\(|\\\[|\\boxed")
+_ENVIRONMENT = re.compile(r"\$|\\\(|\\\[")
 _PROSE = re.compile(r"(?im)^\W*A:|\banswers?\b(?!>)[^\n.:=]{0,60}?(?:\bis\b|:|=)")
+# What prose must hold to state an answer: a digit, LaTeX or a set that has a name.
+_READABLE = re.compile(r"(?i)[\d\\$∅ℝ]|\bno (?:real )?solution|\bempty set|\breal numbers")
 _SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
 # Bounds on what a response that repeats itself thousands of times can cost.
 _LONGEST_LINE = 2000
 _MOST_BOXES = 16
 _LONGEST_TEXT = 10_000
 _LONGEST_STATEMENT = 12  # words
-_OPERATORS = re.compile(r"[/*^×÷·+±<>≤≥≠]|\d\s*-|\bsqrt\b|[([{]")
-# A number of running text beside one of these is a part of an expression.
-_BINDS_BEFORE = (*"/*^×÷±([{", *RELATIONS)
-_BINDS_AFTER = (*"/*^×÷+-=([{)]}", *RELATIONS)
 # "x = 1 or x = 3" states no number, "x = 2 + 3 = 5" does.
 _SEVERAL = re.compile(r"=.*(?:\bor\b|\band\b|[;&]|,(?!\d{3})).*=")
-# Variables that no unit is called by, right after a number; and one that a sign follows.
-_FACTOR = re.compile(r"[xyz](?![a-zA-Z])")
-_OPERAND = re.compile(r"(?<![a-zA-Z])(?:[b-zB-HJ-Z]|[a-zA-Z]\^\{?\d+\}?|\d*[xyz]\))$")
 _MATH = re.compile(r"\$\$?(.+?)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _JOINED = re.compile(r"\W*(?:\b(?:or|and)\b\W*)*")
-_COMMAND = re.compile(r"\\text\{[^{}]*\}|\\[a-zA-Z]+")
+_COMMAND = re.compile(r"\\(?:begin|end|operatorname)\*?\{[a-z]*\}|\\text\{[^{}]*\}|\\[a-zA-Z]+")
 _ASSIGNED = re.compile(r"[\s$\\(\[]*([a-zA-Z])\s*=")
 _STRUCTURE = re.compile(
     r"""
@@ -105,21 +82,28 @@ _SUM = re.compile(
     """,
     re.VERBOSE,
 )
-_LISTED = re.compile(r"\s*(?:[,;]|,?\s*\b(?:or|and)\b)\s*\$?\s*[-+−]?\$?\d")
 # A quoted line of markdown, in running text.
 _QUOTE = re.compile(r"(?m)^\s*>+\s")
-# What a number may mean: 20% is 20 and 0.2, as answers are published either way.
-_Readings = frozenset[Decimal]
 
 
 @dataclass(frozen=True)
 class _Final:
-    """The text that states the answer, and where its marker starts: -1 if there is none."""
+    """The text that states the answer.
+
+    Args:
+        text: after its marker, or in it.
+        start: where the marker starts; -1 if there is none.
+        lead: of running text, what stands before `text` in its sentence; None of a text that
+            states the answer and nothing else.
+        boxed: whether the marker is a box.
+        bare: whether the response is nothing but the answer.
+    """
 
     text: str
     start: int = -1
-    prose: bool = False
+    lead: str | None = None
     boxed: bool = False
+    bare: bool = False
 
     @property
     def marked(self) -> bool:
@@ -166,49 +150,47 @@ def _gold_text(answer: object) -> str | None:
     return str(answer).strip() or None
 
 
-@functools.lru_cache(maxsize=4096)
-def _gold_number(gold: str) -> _Readings | None:
-    final = _final_answer(gold)
-    if final is not None and (final.marked and not _is_formula(gold) or _is_bare(gold)):
-        return _read_number(final)
-    return None
-
-
-def _is_bare(text: str) -> bool:
-    """True if `text` is a number and perhaps a unit, as opposed to an expression or a sentence."""
-    plain = _plain(text).strip().removeprefix("+")
-    if "=" in text or len(text.split()) > 4 or _OPERATORS.search(plain):
-        return False
-    return len(_NUMBER.findall(plain)) == 1
-
-
 def _is_equal(final: _Final, gold: str) -> bool | None:
     """Whether the answer equals the ground truth; None if it cannot be read."""
     number = _read_number(final)
-    expected = _gold_number(gold)
+    expected = _read_number(_gold_final(gold))
     said = _statement(final)
     meant = _statement(_gold_final(gold))
-    if number is not None and expected is not None:
-        named = _ASSIGNED.match(said)
-        asked = _ASSIGNED.match(meant)
-        another = bool(named and asked and named[1] != asked[1])  # x = 5 is not y = 5
-        return bool(number & expected) and not another
-    decided = same_solutions(meant, said)
+    if number and expected and (number.exact and expected.exact or number.values & expected.values):
+        names = [match[1] for match in map(_ASSIGNED.match, (said, meant)) if match]
+        return names[:1] == names[-1:] and expected.agrees(number)  # x = 5 is not y = 5
+    if said and spelling(said) == spelling(meant):
+        return True
+    decided = same_form(meant, said)
     if decided is None:
-        decided = compare(meant, said)
+        decided = same_solutions(meant, said, in_order=not final.bare)
     if decided is not None:
         return decided
-    parsed = _parse(final)
-    if not parsed:
+    return _same_value(expected.text if expected else meant, number.text if number else said)
+
+
+def _same_value(meant: str, said: str) -> bool | None:
+    """Whether two relations or expressions are equal; None if the second cannot be read."""
+    decided = compare(meant, said)
+    if decided is not None:
+        return decided
+    for one, other in ((meant, said), (said, meant)):
+        if _holds_words(one) or (is_equation(one) and "=" not in other):
+            return False
+    if not said:
         return None
-    return _library().verify(_gold_expressions(gold), parsed, timeout_seconds=None)
+    return library().verify(parse(meant), parse(said), timeout_seconds=None)
 
 
 def _is_readable(gold: str) -> bool:
-    meant = _statement(_gold_final(gold))
-    if _gold_number(gold) is not None or is_relation(meant) or names_solutions(meant):
+    final = _gold_final(gold)
+    if _read_number(final):
         return True
-    return bool(_gold_expressions(gold))
+    meant = _statement(final)
+    if any(same(meant, meant) for same in (same_form, same_solutions, compare)):
+        return True
+    # A string is text that math-verify could not parse; alone it is no expression.
+    return not all(isinstance(item, str) for item in parse(meant))
 
 
 def _gold_final(gold: str) -> _Final:
@@ -217,38 +199,38 @@ def _gold_final(gold: str) -> _Final:
 
 
 def _statement(final: _Final) -> str:
-    """The mathematics that states the answer: of running text, its last formula."""
+    """The mathematics that states the answer, as `rewritten`: of running text, its last formula."""
+    return rewritten(_formula(final))
+
+
+def _formula(final: _Final) -> str:
+    """The statement as it is written; nothing where the words around it turn it into another."""
     text = final.text[-_LONGEST_TEXT:]
     formulas = list(_MATH.finditer(text))
-    if not formulas:
-        states = final.marked or _is_short(text)
-        return text if states else ""
-    joined = _JOINED.fullmatch(_MATH.sub(" ", text))
-    if len(formulas) > 1 and (joined or final.marked):
-        return text  # "$x < 1$ or $x > 3$"
-    last = formulas[-1]
-    if not final.marked and re.search(r"\d", text[last.end() :]):
+    joined = len(formulas) > 1 and (final.marked or _JOINED.fullmatch(_MATH.sub(" ", text)))
+    before = after = ""
+    if formulas and not joined:  # not "$x < 1$ or $x > 3$"
+        before = text[: formulas[-1].start()]
+        after = text[formulas[-1].end() :]
+        text = "".join(formulas[-1].groups(""))
+    elif not (joined or final.marked or _is_short(text)):
+        return ""
+    if not final.marked and re.search(r"\d", after):
         return ""  # A number after it states the answer.
-    return last[1] or last[2] or last[3]
-
-
-@functools.lru_cache(maxsize=4096)
-def _gold_expressions(gold: str) -> list[object]:
-    parsed = _parse(_gold_final(gold))
-    # A string in the list is text that math-verify could not parse; alone it is no expression.
-    return [] if all(isinstance(item, str) for item in parsed) else parsed
+    turned = around(f"{final.lead or ''} {plain(before)}", plain(after)) - {"operator"}
+    return "" if turned else text
 
 
 def _final_answer(response: str) -> _Final | None:
     """The text at the last answer marker, or everything; None if there is nothing to read."""
     text = response.rpartition("</think>")[2]
     found = [*_answer_tag(text), *_last_boxes(text), *_hash_marks(text), *_prose(text)]
-    readable = [final for final in found if re.search(r"\w", final.text)]
+    readable = [final for final in found if re.search(r"[\w\\∅]", final.text)]
     if readable:
         return max(readable, key=lambda final: final.start)
     if _is_formula(text):
-        return _Final(text, start=0)
-    return _Final(text) if re.search(r"\d|\\|\$", text) else None
+        return _Final(text, start=0, bare=True)
+    return _Final(text) if _READABLE.search(text) else None
 
 
 def _is_formula(text: str) -> bool:
@@ -256,7 +238,7 @@ def _is_formula(text: str) -> bool:
     if len(text) > _LONGEST_LINE or not _is_short(text) or _WORD.search(_COMMAND.sub(" ", text)):
         return False
     sums = "\n" not in text.strip() and _SUM.search(text)
-    return bool(sums or _STRUCTURE.search(text))
+    return bool(sums or _STRUCTURE.search(mark_relations(text)))
 
 
 def _is_short(text: str) -> bool:
@@ -271,7 +253,7 @@ def _answer_tag(text: str) -> Iterator[_Final]:
         content = text[start + len("<answer>") :].partition("</answer>")[0].strip()
         inner = _final_answer(content)
         found = inner if inner and inner.marked else _Final(content)
-        yield dataclasses.replace(found, start=start)
+        yield dataclasses.replace(found, start=start, bare=False)
 
 
 def _last_boxes(text: str) -> Iterator[_Final]:
@@ -287,7 +269,9 @@ def _last_boxes(text: str) -> Iterator[_Final]:
         brace = closing_brace(text, match.end())
         contents.append(text[match.end() : brace])
         end = brace + 1
-    if contents:
+    said_before = text[:start].rpartition("\n")[2]
+    said_after = text[end : end + _LONGEST_LINE]
+    if contents and "denied" not in around(plain(said_before[-_LONGEST_LINE:]), said_after):
         yield _Final(", ".join(contents), start, boxed=True)
 
 
@@ -302,8 +286,10 @@ def _prose(text: str) -> Iterator[_Final]:
     for match in _PROSE.finditer(text):
         line = _first_line(text[match.end() : match.end() + _LONGEST_LINE])
         sentence = _SENTENCE_END.split(line, maxsplit=1)[0]
-        if re.search(r"[\d\\$]", sentence):
-            yield _Final(sentence, match.start(), prose=True)
+        if _READABLE.search(sentence):
+            line = text[: match.end()].rpartition("\n")[2]
+            lead = _SENTENCE_END.split(line[-_LONGEST_LINE:])[-1]
+            yield _Final(sentence, match.start(), lead)
 
 
 def _first_line(text: str) -> str:
@@ -329,98 +315,25 @@ def closing_brace(text: str, start: int) -> int:
     return len(text)
 
 
-def _plain(text: str) -> str:
-    """Undo the LaTeX and markdown around a plain number; other LaTeX stays, as no plain number."""
-    text = re.sub(r",\\!\s*|\{,\}", ",", text)
-    text = re.sub(r"\\(?:text|mathrm|textnormal|mbox|textbf|mathbf)\s*\{([^{}]*)\}", r" \1 ", text)
-    text = re.sub(r"\\([$%])", r"\1", text)
-    return re.sub(r"\\[,;:! ]|\\[()\[\]]|\*\*|`|~", " ", text)
-
-
-def _read_number(final: _Final) -> _Readings | None:
+def _read_number(final: _Final) -> Quantity | None:
     """The plain number at `final`; None if it is an expression, several numbers or no number."""
-    text = _plain(final.text)
+    text = plain(final.text)
+    if not final.marked and _LATEX.search(text):
+        text = plain(_MATH.sub("$", final.text).rpartition("$")[2])
     if _LATEX.search(text) or (final.marked and _SEVERAL.search(text)):
         return None
     text = mark_relations(text if final.marked else _QUOTE.sub("", text))
+    formula = final.boxed or _ENVIRONMENT.search(final.text) is not None
     if final.marked:
-        result = text.rpartition("=")[2]  # "5 + 3 = 8" states 8
+        left, _, result = text.rpartition("=")  # "5 + 3 = 8" states 8
         if re.search(r"\d", result):
+            if is_equation(text):
+                return None
             text = result
-    if final.marked and not final.prose:
-        match = _only_number(text)
-    else:
-        match = _number_in_prose(text, last=not final.marked)
-    if match is None:
-        return None
-    digits = match["digits"]
-    if "," in digits and not _is_grouped(digits) and (final.boxed or "$" in text):
-        return None  # in LaTeX "2,1" is a list, in text it is 2.1
-    return _readings(match)
+    lead = final.lead if final.marked else ""
+    return read_number(text, lead, last=not final.marked, formula=formula)
 
 
-def _only_number(text: str) -> re.Match[str] | None:
-    """The number in a text that states one, perhaps with a unit."""
-    matches = list(_NUMBER.finditer(text))
-    if len(matches) != 1:
-        return None
-    before = text[: matches[0].start()]
-    after = text[matches[0].end() :]
-    if _FACTOR.match(after.lstrip()) or (matches[0]["sign"] and _OPERAND.search(before.rstrip())):
-        return None
-    return None if _OPERATORS.search(before + after) else matches[0]
-
-
-def _number_in_prose(text: str, last: bool) -> re.Match[str] | None:
-    """The first or last number of running text, if it stands for itself."""
-    matches = list(_NUMBER.finditer(text))
-    if not matches:
-        return None
-    match = matches[-1 if last else 0]
-    before = text[: match.start()].rstrip()
-    after = text[match.end() :].lstrip()
-    if before.endswith(_BINDS_BEFORE) or after.startswith(_BINDS_AFTER):
-        return None
-    if _FACTOR.match(after) or (match["sign"] and _OPERAND.search(before)):
-        return None
-    if not last and _LISTED.match(text, match.end()):
-        return None  # "5 or -5" is two answers.
-    return match
-
-
-def _is_grouped(digits: str) -> bool:
-    return _GROUPED.fullmatch(digits) is not None and not digits.startswith("0")
-
-
-def _readings(match: re.Match[str]) -> _Readings:
-    text = re.sub(r"\s", "", match["digits"])
-    value = Decimal(text.replace(",", "" if _is_grouped(text) else "."))
-    if match["sign"].strip() in ("-", _MINUS) or match["inner"] == "-":
-        value = value.copy_negate()
-    if not match["percent"]:
-        return frozenset({value})
-    # Not a division: that would round to the context's precision.
-    sign, digits, exponent = value.as_tuple()
-    hundredth = Decimal((sign, digits, int(exponent) - 2))
-    return frozenset({value, hundredth})
-
-
-@functools.cache
-def _library() -> ModuleType:
-    """math-verify, imported late: sympy costs half a second that plain numbers never need."""
-    import math_verify
-
-    # It warns on every start that its own timeouts are off; the worker's deadline replaces them.
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return math_verify
-
-
-def _parse(final: _Final) -> list[object]:
-    """What math-verify reads; a bare expression is marked as LaTeX so that all of it is read."""
-    text = _SPACED.sub(lambda digits: re.sub(r"\D", "", digits[0]), final.text[-_LONGEST_TEXT:])
-    if final.boxed:
-        text = f"$\\boxed{{{text}}}$"
-    elif not _ENVIRONMENT.search(text) and _is_short(text):
-        if final.marked or _LATEX.search(text):
-            text = f"${text.strip(' .')}$"
-    return _library().parse(text, parsing_timeout=None)
+def _holds_words(text: str) -> bool:
+    """Whether there is more in a statement than formulas: it is the same only if spelled alike."""
+    return _PROSE_WORD.search(_COMMAND.sub(" ", TEXT_COMMAND.sub(r" \1 ", text))) is not None

@@ -12,12 +12,16 @@ worker with a deadline.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import operator
+import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
+
+from oxrl.rewards.quantities import TEXT_COMMAND, rewrite
 
 # Spelling -> relation, the longest first. A calculator's annotation, a tag and an arrow are none.
 _NOISE = re.compile(
@@ -29,21 +33,21 @@ _NOISE = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_PLAIN_RELATIONS = {
-    "≥": r"≥|⩾|≧|>=|=>",
-    "≤": r"≤|⩽|≦|<=|=<",
-    "≠": r"≠|!=|=/=|=\\=|<>",
-    "<": r"<|＜|&lt;",
-    ">": r">|＞|&gt;",
-}
-_LATEX_RELATIONS = {
-    "≠": r"\\neq?(?![a-zA-Z])|\\not\s*=",
-    ">": r"\\gt(?![a-zA-Z])|\\not\s*\\leq?(?![a-zA-Z])|\\nleq(?:slant)?(?![a-zA-Z])",
-    "<": r"\\lt(?![a-zA-Z])|\\not\s*\\geq?(?![a-zA-Z])|\\ngeq(?:slant)?(?![a-zA-Z])",
-    "≥": r"\\(?:ge|geq|geqq|geqslant|nless)(?![a-zA-Z])|\\not\s*(?:<|\\lt(?![a-zA-Z]))",
-    "≤": r"\\(?:le|leq|leqq|leqslant|ngtr)(?![a-zA-Z])|\\not\s*(?:>|\\gt(?![a-zA-Z]))",
-}
-RELATIONS = ("<", ">", "≤", "≥", "≠")
+_PLAIN_RELATIONS = (
+    (_NOISE, " "),
+    (r"≥|⩾|≧|>=|=>", " ≥ "),
+    (r"≤|⩽|≦|<=|=<", " ≤ "),
+    (r"≠|(?<!\d)!=|=/=|=\\=|<>", " ≠ "),
+    (r"<|＜|&lt;", " < "),
+    (r">|＞|&gt;", " > "),
+)
+_LATEX_RELATIONS = (
+    (r"\\neq?(?![a-zA-Z])|\\not\s*=", " ≠ "),
+    (r"\\gt(?![a-zA-Z])|\\not\s*\\leq?(?![a-zA-Z])|\\nleq(?:slant)?(?![a-zA-Z])", " > "),
+    (r"\\lt(?![a-zA-Z])|\\not\s*\\geq?(?![a-zA-Z])|\\ngeq(?:slant)?(?![a-zA-Z])", " < "),
+    (r"\\(?:ge|geq|geqq|geqslant|nless)(?![a-zA-Z])|\\not\s*(?:<|\\lt(?![a-zA-Z]))", " ≥ "),
+    (r"\\(?:le|leq|leqq|leqslant|ngtr)(?![a-zA-Z])|\\not\s*(?:>|\\gt(?![a-zA-Z]))", " ≤ "),
+)
 _RELATION = re.compile("[<>≤≥≠]")
 # Relations that no set of reals tells: the same only if spelled alike.
 _OTHER_RELATIONS = re.compile(
@@ -51,32 +55,26 @@ _OTHER_RELATIONS = re.compile(
     r"|\\(?:sub|sup)set(?:eq)?(?![a-zA-Z])|\\not\s*\\in(?![a-zA-Z])"
 )
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_GROUP_SPACE = re.compile(r"(?<![\w.^])\d{1,3}(?:[ \u00a0\u202f\u2009]\d{3})+(?!\d)")
 _ANY_RELATION = re.compile("[<>≤≥≠=]")
 _TURNED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠", "=": "="}
-_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt,
-    ">": operator.gt,
-    "≤": operator.le,
-    "≥": operator.ge,
-    "≠": operator.ne,
-    "=": operator.eq,
-}
-# What only changes how an answer looks.
-_LAYOUT = re.compile(
-    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|q?quad|[,;:!])(?![a-zA-Z])"
-    r"|\\ |\\[()\[\]]|[$~]"
+_SYMPY_RELATIONS = {"<": "<", ">": ">", "≤": "<=", "≥": ">=", "≠": "!=", "=": "=="}
+# The symbols of a statement in one way, without what only changes how it looks.
+_CLEANED = (
+    (r"∞", r"\\infty "),
+    (r"∈", r"\\in "),
+    (r"∪", r"\\cup "),
+    (r"±", r"\\pm "),
+    (r"∖", r"\\setminus "),
+    *_LATEX_RELATIONS,
+    *_PLAIN_RELATIONS,
+    (r"\{,\}", ","),
+    (TEXT_COMMAND.pattern, r" \1 "),
+    (
+        r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|q?quad|[,;:!])(?![a-zA-Z])"
+        r"|\\ |\\[()\[\]]|[$~]",
+        " ",
+    ),
 )
-_SYMBOLS = {
-    "∞": r"\infty ",
-    "∈": r"\in ",
-    "∪": r"\cup ",
-    "±": r"\pm ",
-    "−": "-",
-    "ℝ": r"\mathbb{R}",
-    "∖": r"\setminus ",
-}
-_TEXT = re.compile(r"\\(?:text|mathrm|textnormal|mbox|textbf|mathbf|operatorname)\s*\{([^{}]*)\}")
 OR = re.compile(r"\s*(?:,?\s*\bor\b|\\lor(?![a-zA-Z])|\\vee(?![a-zA-Z])|∨)\s*")
 AND = re.compile(r"\s*(?:,?\s*\band\b|\\land(?![a-zA-Z])|\\wedge(?![a-zA-Z])|∧)\s*")
 _CUP = re.compile(r"\\cup(?![a-zA-Z])")
@@ -91,7 +89,7 @@ _BUILDER = re.compile(
 )
 _REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?|\\R(?![a-zA-Z])")
 _INFINITY = re.compile(r"([-+]?)\s*(?:\\(?:infty|infinity)(?![a-zA-Z])|inf(?:inity)?|oo)\s*")
-_EXACT = re.compile(r"[-+]?\s*(?:\d+(?:\.\d+)?|\.\d+)(?:\s*/\s*0*[1-9]\d*)?")
+_EXACT = re.compile(r"[-+]?\s*(?:\d{1,999}(?:\.\d{1,999})?|\.\d{1,999})(?:\s*/\s*0*[1-9]\d{,99})?")
 # Three letters and more in a row are a word, not a product, unless LaTeX or a function.
 _WORD = re.compile(r"(?<![\\a-zA-Z])(?!(?:sin|cos|tan|cot|log|exp|sqrt|abs|max|min)\b)[a-zA-Z]{3,}")
 _OPEN = "([{"
@@ -129,16 +127,7 @@ def mark_relations(text: str) -> str:
     Returns:
         The text with <, >, ≤, ≥, ≠; LaTeX spellings (`\\le`) stay.
     """
-    return _replace(_NOISE.sub(" ", text), _PLAIN_RELATIONS)
-
-
-def is_relation(text: str) -> bool:
-    """Whether a statement holds an inequality, an interval or the membership in a set.
-
-    Args:
-        text: of one answer, without its marker.
-    """
-    return _shape(text) in ("relation", "interval")
+    return rewrite(text, _PLAIN_RELATIONS)
 
 
 def compare(gold: str, answer: str) -> bool | None:
@@ -157,37 +146,17 @@ def compare(gold: str, answer: str) -> bool | None:
     shapes = {_shape(gold), _shape(answer)}
     if shapes & {"relation", "interval"}:
         return _same_meaning(gold, answer)
-    if "named" in shapes and len(shapes) == 2:
-        return "set" not in shapes and _same_elements(gold, answer)
     if shapes in ({"tuple", "set"}, {"tuple", "list"}, {"single", "list"}):
         return False
     return None
 
 
 def _same_meaning(gold: str, answer: str) -> bool:
-    if _spelling(gold) == _spelling(answer):
+    if spelling(gold) == spelling(answer):
         return True
     meant = _read(cleaned(gold))
     said = _read(cleaned(answer))
     return meant is not None and said is not None and meant.agrees(said)
-
-
-def _same_elements(gold: str, answer: str) -> bool:
-    """Whether "x = 2, y = 3" and "(2, 3)" hold the same values in the same order."""
-    listed: list[list[Any]] = []
-    for text in (cleaned(gold), cleaned(answer)):
-        pair = bracketed(text, "(", ")")
-        parts = split_parts(AND.sub(",", text if pair is None else pair))
-        listed.append([expression(part.rpartition("=")[2]) for part in parts])
-    if len(listed[0]) != len(listed[1]) or None in listed[0] + listed[1]:
-        return False
-    return all((one - other).equals(0) is True for one, other in zip(*listed, strict=True))
-
-
-def _replace(text: str, spellings: dict[str, str]) -> str:
-    for relation, pattern in spellings.items():
-        text = re.sub(pattern, f" {relation} ", text)
-    return text
 
 
 @functools.lru_cache(maxsize=4096)
@@ -200,25 +169,21 @@ def cleaned(text: str) -> str:
     Returns:
         LaTeX that the functions of this file read.
     """
-    for symbol, command in _SYMBOLS.items():
-        text = text.replace(symbol, command)
-    text = _replace(text, _LATEX_RELATIONS)
-    text = _TEXT.sub(r" \1 ", mark_relations(text).replace("{,}", ","))
-    text = _GROUP_SPACE.sub(_closed_up, _LAYOUT.sub(" ", text).strip())
-    return text.rstrip(".;,").strip()
+    return rewrite(text, _CLEANED).strip().rstrip(".;,").strip()
 
 
-def _closed_up(digits: re.Match[str]) -> str:
-    return re.sub(r"\s", "", digits[0])
+def spelling(text: str) -> str:
+    """Write an answer without what only changes how it looks.
 
-
-def _spelling(text: str) -> str:
+    Args:
+        text: of one answer, without its marker.
+    """
     return re.sub(r"\s|\*\*|`", "", cleaned(text))
 
 
 @functools.lru_cache(maxsize=4096)
 def _shape(text: str) -> str:
-    """relation, interval, tuple, set (with braces), list, named ("x = 1, y = 2") or single."""
+    """relation, interval, tuple, set (with braces), list or single."""
     text = cleaned(text)
     if _RELATION.search(text) or _OTHER_RELATIONS.search(text):
         return "relation"
@@ -233,17 +198,12 @@ def _shape(text: str) -> str:
     if braces is not None or r"\pm" in inner:
         return "set"
     several = len(split_parts(THOUSANDS.sub("", inner))) > 1
-    if not several and not OR.search(inner) and not AND.search(inner):
-        return "single"
-    # "x = 1, y = 2" names the places of a tuple; "x = 1 or x = 3" and "x = 1, 3" are lists.
-    names = re.findall(r"([^\s,;=]+)\s*=", inner)
-    is_named = len(names) == len(split_parts(AND.sub(",", inner))) == len(set(names))
-    return "named" if is_named else "list"
+    return "list" if several or OR.search(inner) or AND.search(inner) else "single"
 
 
 def _is_interval(text: str) -> bool:
     """Whether it can be nothing but a set of reals: infinite, half-open, square or a union."""
-    if _CUP.search(text) or _REALS.search(text) or "\\setminus" in text:
+    if _CUP.search(text) or _REALS.search(text) or re.search(r"\\setminus|\\emptyset", text):
         return True
     if text[:1] not in ("(", "[", "]") or text[-1:] not in (")", "]", "["):
         return False
@@ -385,47 +345,12 @@ def _solve(difference: Any, relation: str, variable: Any) -> Any:
     """The reals for which `difference relation 0` holds; None if sympy does not find them."""
     import sympy
 
-    slope = sympy.simplify(difference.diff(variable))
-    if slope.is_number:
-        return _solve_linear(slope, difference.subs(variable, 0), relation)
-    if relation in ("=", "≠"):
-        found = sympy.solveset(difference, variable, sympy.S.Reals)
-        if not isinstance(found, sympy.FiniteSet):
-            return None
-        return found if relation == "=" else sympy.S.Reals - found
-    compared = {"<": sympy.Lt, ">": sympy.Gt, "≤": sympy.Le, "≥": sympy.Ge}[relation]
     try:
-        return sympy.solve_univariate_inequality(
-            compared(difference, 0), variable, relational=False, domain=sympy.S.Reals
-        )
+        compared = sympy.Rel(difference, 0, _SYMPY_RELATIONS[relation])
+        found = sympy.solveset(compared, variable, sympy.S.Reals)
     except (NotImplementedError, ValueError, TypeError):
         return None  # The relation itself is compared then.
-
-
-def _solve_linear(slope: Any, start: Any, relation: str) -> Any:
-    """The reals x for which `slope x + start relation 0` holds; None if a number is not real."""
-    import sympy
-
-    start = sympy.simplify(start)
-    if not (slope.is_real and start.is_real):
-        return None
-    if slope.is_zero:
-        return sympy.S.Reals if _OPERATORS[relation](start, 0) else sympy.S.EmptySet
-    bound = sympy.nsimplify(-start / slope)
-    return _half_line(bound, _TURNED[relation] if slope.is_negative else relation)
-
-
-def _half_line(bound: Any, relation: str) -> Any:
-    """The reals x with `x relation bound`."""
-    import sympy
-
-    if relation == "=":
-        return sympy.FiniteSet(bound)
-    if relation == "≠":
-        return sympy.S.Reals - sympy.FiniteSet(bound)
-    if relation in "<≤":
-        return sympy.Interval(-sympy.oo, bound, True, relation == "<")
-    return sympy.Interval(bound, sympy.oo, relation == ">", True)
+    return None if found.has(sympy.ConditionSet) else found
 
 
 def _terms(difference: Any, relation: str) -> tuple[str, Any]:
@@ -461,18 +386,15 @@ def _piece(text: str) -> Any:
 
     if _REALS.fullmatch(text):
         return sympy.S.Reals
-    braces = bracketed(text.replace(r"\{", "{").replace(r"\}", "}"), "{", "}")
-    if braces is not None:
-        elements = [expression(part) for part in split_parts(braces)]
-        return None if None in elements else sympy.FiniteSet(*elements)
     if text[:1] in ("(", "[", "]") and text[-1:] in (")", "]", "["):
         ends = [expression(part, infinite=True) for part in split_parts(text[1:-1])]
-        if len(ends) != 2:
-            return None
-        if any(end is None or end.free_symbols for end in ends):
+        if len(ends) != 2 or any(end is None or end.free_symbols for end in ends):
             return None
         found = sympy.Interval(ends[0], ends[1], text[0] != "[", text[-1] != "]")
         return None if found.is_empty else found
+    text = re.sub(r"^\\?\{(.*?)\\?\}$", r"\1", text)
+    if text in (r"\emptyset", ""):
+        return sympy.S.EmptySet
     elements = [expression(part) for part in alternatives(text)]
     return None if None in elements else sympy.FiniteSet(*elements)
 
@@ -512,22 +434,51 @@ def expression(text: str, infinite: bool = False) -> Any:
         return (-sympy.oo if match[1] == "-" else sympy.oo) if infinite else None
     if _EXACT.fullmatch(text):
         return sympy.Rational(text.replace(" ", ""))
-    if re.fullmatch("[a-zA-Z]", text):
+    if re.fullmatch("[a-hj-zA-Z]", text):
         return sympy.Symbol(text, real=True)
     if not text or _WORD.search(text):
         return None
-    return _parsed(text)
-
-
-def _parsed(text: str) -> Any:
-    import math_verify
-    import sympy
-
-    parse: Any = math_verify.parse  # Its annotation has no room for "no timeout".
-    found = parse(f"${text}$", parsing_timeout=None)
+    found = parse(text)
     # A mere string, or a set, a relation, a matrix.
     if not found or not isinstance(found[0], sympy.Expr):
         return None
-    term: Any = found[0].doit()
-    real = {symbol: sympy.Symbol(str(symbol), real=True) for symbol in term.free_symbols}
-    return term.subs(real)
+    symbols = found[0].free_symbols
+    return found[0].subs({symbol: sympy.Symbol(str(symbol), real=True) for symbol in symbols})
+
+
+@functools.cache
+def library() -> ModuleType:
+    """Import math-verify late: sympy costs half a second that plain numbers never need."""
+    import math_verify
+
+    # It warns on every start that its own timeouts are off; the worker's deadline replaces them.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    return math_verify
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(text: str) -> list[Any]:
+    """Read all of a text as math-verify does, and work it out; what is a unit is decided elsewhere.
+
+    Args:
+        text: LaTeX, in its dollar signs or bare.
+
+    Returns:
+        What it is taken for, and a string: the text. Empty if there is nothing to read.
+    """
+    config = library().LatexExtractionConfig()
+    shown = dataclasses.replace(config.normalization_config, units=False)
+    reader = dataclasses.replace(config, normalization_config=shown)
+    formula = text if re.search(r"\$|\\[(\[]", text) else f"${text}$"
+    found = library().parse(formula, [reader], parsing_timeout=None)
+    return [_evaluated(item) for item in found]
+
+
+def _evaluated(term: Any) -> Any:
+    """Factorials, powers of i and the like, which math-verify leaves as they are written."""
+    import sympy
+
+    if not isinstance(term, sympy.Expr):
+        return term
+    imaginary = {symbol: sympy.I for symbol in term.free_symbols if symbol.name == "i"}
+    return term.subs(imaginary).doit()

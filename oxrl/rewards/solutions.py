@@ -37,22 +37,26 @@ class _Solutions:
         values: sympy expressions, or tuples of them.
         name: of what is solved for, without its index; empty where the answer says none.
         assigned: whether it is one point, each place of which is named: "x = 1, y = 2".
+        place: the values of a point, or of a list that may be one without its brackets, in the
+            order in which they are written.
     """
 
     values: tuple[Any, ...]
     name: str = ""
     assigned: bool = False
+    place: tuple[Any, ...] | None = None
 
     @property
     def is_point(self) -> bool:
         return len(self.values) == 1
 
 
-def same_solutions(gold: str, answer: str) -> bool | None:
+def same_solutions(gold: str, answer: str, in_order: bool = True) -> bool | None:
     """Whether two answers name the same solutions.
 
     Args:
         gold, answer: of one answer each, without its marker.
+        in_order: a list may be a point without its brackets.
 
     Returns:
         True or False; None unless both name several, or points, and all of them can be read.
@@ -61,20 +65,13 @@ def same_solutions(gold: str, answer: str) -> bool | None:
     said = _read(cleaned(answer))
     if meant is None or said is None:
         return None
-    if meant.assigned != said.assigned and not (meant.is_point and said.is_point):
-        return None  # "x = 1, y = 2" may be written "1, 2", in this order.
+    if meant.is_point != said.is_point:
+        # "x = 1, y = 2" may be written "1, 2", in this order; so may (1, 2).
+        ordered = said.assigned or meant.assigned or (meant.is_point and in_order)
+        return ordered and said.place is not None and _equal(meant.place, said.place)
     if meant.name and said.name and meant.name != said.name:
         return False
     return _same_values(meant.values, said.values)
-
-
-def names_solutions(text: str) -> bool:
-    """Whether an answer names several solutions, all of which can be read.
-
-    Args:
-        text: LaTeX, such as a ground truth.
-    """
-    return _read(cleaned(text)) is not None
 
 
 def _same_values(meant: tuple[Any, ...], said: tuple[Any, ...]) -> bool:
@@ -129,8 +126,15 @@ def _read(text: str) -> _Solutions | None:
     point = len(values) == 1 and isinstance(values[0], tuple)
     if len(names) > 1 or (len(values) < 2 and not point):
         return None
-    assigned = len(clauses) == 1 and bool(_assignments(clauses[0]))
-    return _Solutions(tuple(values), next(iter(names), ""), assigned)
+    assigned = _assignments(clauses[0]) if len(clauses) == 1 else {}
+    if assigned:
+        names = {f"({','.join(sorted(assigned))})"}
+    place = values[0] if point else None
+    if assigned:
+        place = tuple(expression(value) for value in assigned.values())
+    elif not re.search(r"[=;()]|^\\?\{|\bor\b|\band\b", text):
+        place = tuple(values)
+    return _Solutions(tuple(values), next(iter(names), ""), bool(assigned), place)
 
 
 def _clauses(text: str) -> list[str]:
