@@ -21,6 +21,7 @@ process that has a deadline. Words are the same if they are spelled alike.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -154,11 +155,12 @@ def _is_equal(final: _Final, gold: str) -> bool | None:
     """Whether the answer equals the ground truth; None if it cannot be read."""
     number = _read_number(final)
     expected = _read_number(_gold_final(gold))
+    if number and expected and (number.exact and expected.exact or number.values & expected.values):
+        texts = (final.text, _gold_final(gold).text)
+        names = [match[1] for match in map(_ASSIGNED.match, texts) if match]
+        return names[:1] == names[-1:] and expected.agrees(number)  # x = 5 is not y = 5
     said = _statement(final)
     meant = _statement(_gold_final(gold))
-    if number and expected and (number.exact and expected.exact or number.values & expected.values):
-        names = [match[1] for match in map(_ASSIGNED.match, (said, meant)) if match]
-        return names[:1] == names[-1:] and expected.agrees(number)  # x = 5 is not y = 5
     if said and spelling(said) == spelling(meant):
         return True
     decided = same_form(meant, said)
@@ -193,11 +195,13 @@ def _is_readable(gold: str) -> bool:
     return not all(isinstance(item, str) for item in parse(meant))
 
 
+@functools.lru_cache(maxsize=4096)
 def _gold_final(gold: str) -> _Final:
     final = _final_answer(gold)
     return final if final is not None and final.marked else _Final(gold, start=0)
 
 
+@functools.lru_cache(maxsize=1024)
 def _statement(final: _Final) -> str:
     """The mathematics that states the answer, as `rewritten`: of running text, its last formula."""
     return rewritten(_formula(final))
@@ -315,6 +319,7 @@ def closing_brace(text: str, start: int) -> int:
     return len(text)
 
 
+@functools.lru_cache(maxsize=1024)
 def _read_number(final: _Final) -> Quantity | None:
     """The plain number at `final`; None if it is an expression, several numbers or no number."""
     text = plain(final.text)

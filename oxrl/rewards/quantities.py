@@ -16,6 +16,18 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 
+Table = list[tuple[re.Pattern[str], str]]
+
+
+def compiled(*rows: tuple[str, str]) -> Table:
+    """Make the table of patterns that `rewrite` reads.
+
+    Args:
+        rows: pairs of a pattern and what takes its place.
+    """
+    return [(re.compile(pattern), new) for pattern, new in rows]
+
+
 # At most 3 exponent digits: 1e999999999 must stay cheap to compare.
 _NUMBER = re.compile(
     r"""
@@ -81,14 +93,14 @@ _PER = re.compile(
 TEXT_COMMAND = re.compile(
     r"\\(?:text|mathrm|textnormal|mbox|textbf|mathbf|textit|rm|operatorname)\s*\{\s*([^{}]*)\}"
 )
-_FOLDED = (
+_FOLDED = compiled(
     (r"([⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+)", r"^{\1}"),
     (r"([₀-₉]+)", r"_{\1}"),
     (r"(?<=\d)(?=[¼-¾⅐-⅞])", " "),
     (r"ℝ", r"\\mathbb{R}"),
     (r"ℤ", r"\\mathbb{Z}"),
 )
-_PLAIN = (
+_PLAIN = compiled(
     (r",\\!\s*|\{,\}", ","),
     (TEXT_COMMAND.pattern, " \u2060\\1 "),
     (r"\\[dtc]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))", r" \1\2/\3\4"),
@@ -102,7 +114,7 @@ _EQUATION = re.compile(
     rf"{_VARIABLE}[^a-zA-Z]*[-+*×·\d]|[-+*×·\d][^a-zA-Z]*{_VARIABLE}|[a-z]\s+[a-z](?![a-zA-Z])"
     r"|(?<![a-zA-Z])[abcpqrxyz]{2,3}(?![a-zA-Z])|\|\s*[a-z]\s*\|"
 )
-_SIDE = (
+_SIDE = compiled(
     (r"_\{[^{}]*\}|_\w|(?<=[a-zA-Z])\([^()]*\)", ""),
     (TEXT_COMMAND.pattern, ""),
     (r"\\sqrt|\^", "+"),
@@ -176,16 +188,28 @@ class Quantity:
     """A number and what it counts or measures.
 
     Args:
-        values: what the number may mean; 20% is 20 and 0.2, as answers are published either way.
+        value: of 20%, 20.
+        percent: whether it may mean a hundredth of this, too: answers are published either way.
         unit: name of a known unit; empty for none, a word or a currency.
-        text: the number in LaTeX.
         exact: whether it was written as a decimal, and not as a quotient.
     """
 
-    values: frozenset[Fraction]
+    value: Fraction
+    percent: bool
     unit: str
-    text: str
     exact: bool
+
+    @property
+    def values(self) -> set[Fraction]:
+        """What the number may mean."""
+        return {self.value, self.value / 100} if self.percent else {self.value}
+
+    @property
+    def text(self) -> str:
+        """The number in LaTeX."""
+        quotient = str(self.value)
+        decimal = f"{Decimal(self.value.numerator) / self.value.denominator:f}"
+        return (decimal if self.exact else quotient) + r"\%" * self.percent
 
     def agrees(self, other: Quantity) -> bool:
         """Whether both may be the same number of the same unit.
@@ -198,7 +222,7 @@ class Quantity:
         return bool(self.values & other.values)
 
 
-def rewrite(text: str, table: tuple[tuple[str, str], ...]) -> str:
+def rewrite(text: str, table: Table) -> str:
     """Replace every pattern of a table, in its order.
 
     Args:
@@ -206,7 +230,7 @@ def rewrite(text: str, table: tuple[tuple[str, str], ...]) -> str:
         table: pairs of a pattern and what takes its place.
     """
     for pattern, new in table:
-        text = re.sub(pattern, new, text)
+        text = pattern.sub(new, text)
     return text
 
 
@@ -295,12 +319,7 @@ def _read(
     unit, rest = measured
     if "operator" in around("", rest) or (match["sign"].strip() and _OPERAND_BEFORE.search(before)):
         return None
-    number = str(value)
-    if not match["below"]:
-        number = f"{Decimal(value.numerator) / value.denominator:f}"
-    if match["percent"]:
-        return Quantity(frozenset({value, value / 100}), unit, rf"{number}\%", not match["below"])
-    return Quantity(frozenset({value}), unit, number, not match["below"])
+    return Quantity(value, bool(match["percent"]), unit, exact=not match["below"])
 
 
 def _unit(after: str, formula: bool) -> tuple[str, str] | None:
@@ -327,7 +346,10 @@ def _value(match: re.Match[str], formula: bool) -> Fraction | None:
     if len(digits) > _LONGEST or ("," in digits and formula and not grouped):
         return None  # In LaTeX "2,1" is a list, in text it is 2.1.
     value = Fraction(digits.replace(",", "" if grouped else "."))
-    value = value / int(match["below"] or 1) + int(match["whole"] or 0)
-    value *= Fraction(10) ** int(match["power"] or 0)
-    value *= _MAGNITUDES.get((match["magnitude"] or "").lower(), 1)
+    if match["below"]:
+        value = value / int(match["below"]) + int(match["whole"] or 0)
+    if match["power"]:
+        value *= Fraction(10) ** int(match["power"])
+    if match["magnitude"]:
+        value *= _MAGNITUDES[match["magnitude"].lower()]
     return -value if match["sign"].strip(" \n\t+") or match["inner"] else value

@@ -21,32 +21,22 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from oxrl.rewards.quantities import TEXT_COMMAND, rewrite
+from oxrl.rewards.quantities import TEXT_COMMAND, compiled, rewrite
 
 # Spelling -> relation, the longest first. A calculator's annotation, a tag and an arrow are none.
-_NOISE = re.compile(
-    r"""
+_NOISE = r"""(?xi)
     <<[^<>\n]*>>                                   # GSM8K's <<5+3=8>>
   | </?[a-z][a-z0-9]+\s*/?> | </?[biups]> | <\|[^<>\n]*\|>
   | <?[-=]{2,}> | <?->
   | (?<!\b[a-zA-Z]\s)(?<!\b[a-zA-Z])=>             # but x => 5 is a relation
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
-_PLAIN_RELATIONS = (
+"""
+_PLAIN_RELATIONS = compiled(
     (_NOISE, " "),
     (r"≥|⩾|≧|>=|=>", " ≥ "),
     (r"≤|⩽|≦|<=|=<", " ≤ "),
     (r"≠|(?<!\d)!=|=/=|=\\=|<>", " ≠ "),
     (r"<|＜|&lt;", " < "),
     (r">|＞|&gt;", " > "),
-)
-_LATEX_RELATIONS = (
-    (r"\\neq?(?![a-zA-Z])|\\not\s*=", " ≠ "),
-    (r"\\gt(?![a-zA-Z])|\\not\s*\\leq?(?![a-zA-Z])|\\nleq(?:slant)?(?![a-zA-Z])", " > "),
-    (r"\\lt(?![a-zA-Z])|\\not\s*\\geq?(?![a-zA-Z])|\\ngeq(?:slant)?(?![a-zA-Z])", " < "),
-    (r"\\(?:ge|geq|geqq|geqslant|nless)(?![a-zA-Z])|\\not\s*(?:<|\\lt(?![a-zA-Z]))", " ≥ "),
-    (r"\\(?:le|leq|leqq|leqslant|ngtr)(?![a-zA-Z])|\\not\s*(?:>|\\gt(?![a-zA-Z]))", " ≤ "),
 )
 _RELATION = re.compile("[<>≤≥≠]")
 # Relations that no set of reals tells: the same only if spelled alike.
@@ -58,15 +48,21 @@ THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _ANY_RELATION = re.compile("[<>≤≥≠=]")
 _TURNED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠", "=": "="}
 _SYMPY_RELATIONS = {"<": "<", ">": ">", "≤": "<=", "≥": ">=", "≠": "!=", "=": "=="}
-# The symbols of a statement in one way, without what only changes how it looks.
-_CLEANED = (
+# The symbols of a statement in one way.
+_SYMBOLS = compiled(
     (r"∞", r"\\infty "),
     (r"∈", r"\\in "),
     (r"∪", r"\\cup "),
     (r"±", r"\\pm "),
     (r"∖", r"\\setminus "),
-    *_LATEX_RELATIONS,
-    *_PLAIN_RELATIONS,
+    (r"\\neq?(?![a-zA-Z])|\\not\s*=", " ≠ "),
+    (r"\\gt(?![a-zA-Z])|\\not\s*\\leq?(?![a-zA-Z])|\\nleq(?:slant)?(?![a-zA-Z])", " > "),
+    (r"\\lt(?![a-zA-Z])|\\not\s*\\geq?(?![a-zA-Z])|\\ngeq(?:slant)?(?![a-zA-Z])", " < "),
+    (r"\\(?:ge|geq|geqq|geqslant|nless)(?![a-zA-Z])|\\not\s*(?:<|\\lt(?![a-zA-Z]))", " ≥ "),
+    (r"\\(?:le|leq|leqq|leqslant|ngtr)(?![a-zA-Z])|\\not\s*(?:>|\\gt(?![a-zA-Z]))", " ≤ "),
+)
+# What only changes how an answer looks.
+_LAYOUT = compiled(
     (r"\{,\}", ","),
     (TEXT_COMMAND.pattern, r" \1 "),
     (
@@ -169,7 +165,8 @@ def cleaned(text: str) -> str:
     Returns:
         LaTeX that the functions of this file read.
     """
-    return rewrite(text, _CLEANED).strip().rstrip(".;,").strip()
+    text = mark_relations(rewrite(text, _SYMBOLS))
+    return rewrite(text, _LAYOUT).strip().rstrip(".;,").strip()
 
 
 def spelling(text: str) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import re
 
-from oxrl.rewards.quantities import TEXT_COMMAND, folded, rewrite
+from oxrl.rewards.quantities import TEXT_COMMAND, compiled, folded, rewrite
 
 _RECURRING = re.compile(
     r"(?<![\w.])(\d{,99})\.(\d{,99})"
     r"(?:\\(?:overline|bar|dot)\s*\{?|\()(\d{1,99})[})]?"
 )
-_REWRITES = (
+_REWRITES = compiled(
     # 1 234 567 as LaTeX has it, which math-verify reads as several numbers.
     (r"(?<!\d{4})(?<=\d)(?:[ ~]|\\[,;:! ])(?=\d{3}(?!\d))", ""),
     (r"[“”\"*`]{2,}", " "),
@@ -55,7 +55,7 @@ _COLUMN = re.compile(
     r"(?:\\\\)?\s*\\end\{\1matrix\}",
     re.DOTALL,
 )
-_WORDS = (
+_WORDS = compiled(
     (
         r"(?i)^(?:(?:there (?:is|are)|it has|the equation has) )?no (?:real )?(?:solution|root)s?"
         r"(?: exists?)?$|^(?:the )?(?:empty|null) set$",
