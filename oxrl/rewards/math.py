@@ -36,7 +36,14 @@ from oxrl.rewards.quantities import (
     plain,
     read_number,
 )
-from oxrl.rewards.relations import compare, library, mark_relations, parse, spelling
+from oxrl.rewards.relations import (
+    closing_bracket,
+    compare,
+    library,
+    mark_relations,
+    parse,
+    spelling,
+)
 from oxrl.rewards.rewrites import rewritten
 from oxrl.rewards.solutions import same_solutions
 from oxrl.types import Score
@@ -270,7 +277,7 @@ def _last_boxes(text: str) -> Iterator[_Final]:
         if len(contents) == _MOST_BOXES or not _GLUE.fullmatch(text, end, match.start()):
             contents = []
         start = match.start()
-        brace = closing_brace(text, match.end())
+        brace = closing_bracket(text, match.end())
         contents.append(text[match.end() : brace])
         end = brace + 1
     said_before = text[:start].rpartition("\n")[2]
@@ -299,24 +306,6 @@ def _prose(text: str) -> Iterator[_Final]:
 def _first_line(text: str) -> str:
     """The first line with content, without the punctuation that joins it to a marker."""
     return text.lstrip(" \t\r\n:=*").partition("\n")[0].strip()
-
-
-def closing_brace(text: str, start: int) -> int:
-    """Find where the brace that opened just before `start` is closed.
-
-    Args:
-        text: LaTeX.
-        start: index in `text`, right after the opening brace.
-
-    Returns:
-        The index of the closing brace; the length of `text` if it is never closed.
-    """
-    depth = 1
-    for position in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return position
-    return len(text)
 
 
 @functools.lru_cache(maxsize=1024)

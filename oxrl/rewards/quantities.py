@@ -301,10 +301,6 @@ def read_number(text: str, lead: str | None, last: bool, formula: bool) -> Quant
     after = text[match.end() :]
     if lead is not None:
         return _read(match, f"{lead} {before}", after.partition("\n")[0], formula, alone=False)
-    _, rest = _unit(after, formula) or ("", "")
-    bound = f"{_OPERATORS}|{_VARIABLE}" if formula else _OPERATORS
-    if re.search(_OPERATORS, before) or re.search(bound, rest):
-        return None
     return _read(match, before, after, formula, alone=True)
 
 
@@ -318,6 +314,9 @@ def _read(
         return None
     unit, rest = measured
     if "operator" in around("", rest) or (match["sign"].strip() and _OPERAND_BEFORE.search(before)):
+        return None
+    bound = f"{_OPERATORS}|{_VARIABLE}" if formula else _OPERATORS
+    if alone and (re.search(_OPERATORS, before) or re.search(bound, rest)):
         return None
     return Quantity(value, bool(match["percent"]), unit, exact=not match["below"])
 

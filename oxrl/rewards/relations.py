@@ -64,6 +64,7 @@ _SYMBOLS = compiled(
 # What only changes how an answer looks.
 _LAYOUT = compiled(
     (r"\{,\}", ","),
+    (r"\\([{}])", r"\1"),
     (TEXT_COMMAND.pattern, r" \1 "),
     (
         r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|q?quad|[,;:!])(?![a-zA-Z])"
@@ -73,6 +74,7 @@ _LAYOUT = compiled(
 )
 OR = re.compile(r"\s*(?:,?\s*\bor\b|\\lor(?![a-zA-Z])|\\vee(?![a-zA-Z])|∨)\s*")
 AND = re.compile(r"\s*(?:,?\s*\band\b|\\land(?![a-zA-Z])|\\wedge(?![a-zA-Z])|∧)\s*")
+_SET = re.compile(r"\\(?:cup|setminus|emptyset|R|mathbb\s*\{?\s*R)(?![a-zA-Z])")
 _CUP = re.compile(r"\\cup(?![a-zA-Z])")
 _MEMBER = re.compile(r"\s*(\\?[a-zA-Z]+(?:_\w|_\{\w+\})?)\s*\\in(?![a-zA-Z])(.*)", re.DOTALL)
 _ASSIGNED = re.compile(r"([a-zA-Z])\s*=([^=]*)", re.DOTALL)
@@ -191,7 +193,7 @@ def _shape(text: str) -> str:
     pair = bracketed(inner, "(", ")")
     if pair is not None and len(split_parts(pair)) > 1:
         return "tuple"
-    braces = bracketed(inner.replace(r"\{", "{").replace(r"\}", "}"), "{", "}")
+    braces = bracketed(inner, "{", "}")
     if braces is not None or r"\pm" in inner:
         return "set"
     several = len(split_parts(THOUSANDS.sub("", inner))) > 1
@@ -200,15 +202,30 @@ def _shape(text: str) -> str:
 
 def _is_interval(text: str) -> bool:
     """Whether it can be nothing but a set of reals: infinite, half-open, square or a union."""
-    if _CUP.search(text) or _REALS.search(text) or re.search(r"\\setminus|\\emptyset", text):
+    if _SET.search(text):
         return True
-    if text[:1] not in ("(", "[", "]") or text[-1:] not in (")", "]", "["):
-        return False
-    ends = split_parts(text[1:-1])
-    if len(ends) != 2 or any(character in text[1:-1] for character in "[]&"):
-        return False
-    square = text[0] != "(" or text[-1] != ")"
-    return square or any(_INFINITY.fullmatch(end.strip()) for end in ends)
+    ends = split_parts(text[1:-1]) if re.fullmatch(r"[(\[\]][^\[\]&]*[)\]\[]", text) else []
+    square = not re.fullmatch(r"\(.*\)", text)
+    return len(ends) == 2 and (square or any(_INFINITY.fullmatch(end.strip()) for end in ends))
+
+
+def closing_bracket(text: str, start: int, pair: str = "{}") -> int:
+    """Find where the bracket that opened just before `start` is closed.
+
+    Args:
+        text: LaTeX.
+        start: index in `text`, right after the opening bracket.
+        pair: the opening and the closing bracket.
+
+    Returns:
+        The index of the closing bracket; the length of `text` if it is never closed.
+    """
+    depth = 1
+    for position in range(start, len(text)):
+        depth += (text[position] == pair[0]) - (text[position] == pair[1])
+        if depth == 0:
+            return position
+    return len(text)
 
 
 def bracketed(text: str, opening: str, closing: str) -> str | None:
@@ -221,14 +238,8 @@ def bracketed(text: str, opening: str, closing: str) -> str | None:
     Returns:
         That; None where the text is not one pair of such brackets.
     """
-    if not (text.startswith(opening) and text.endswith(closing)):
-        return None
-    depth = 0
-    for position, character in enumerate(text):
-        depth += (character in _OPEN) - (character in _CLOSE)
-        if depth == 0 and position < len(text) - 1:
-            return None
-    return text[1:-1]
+    end = closing_bracket(text, 1, opening + closing)
+    return text[1:-1] if text[:1] == opening and end == len(text) - 1 else None
 
 
 def split_parts(text: str) -> list[str]:
@@ -263,15 +274,12 @@ def _read(text: str) -> _Meaning | None:
         clauses = pattern.split(text)
         if len(clauses) > 1:
             return _joined(clauses, join)
-    return _read_inequality(text) if _RELATION.search(text) else _read_values(text)
-
-
-def _read_inequality(text: str) -> _Meaning | None:
+    if not _RELATION.search(text):
+        return _read_values(text)
     if not any(bracket in text for bracket in _OPEN):
         text = THOUSANDS.sub("", text)
     clauses = split_parts(text)
-    # A comma may mean "and" as well as "or": only such a list says the same.
-    return _listed(clauses) if len(clauses) > 1 else _chain(text)
+    return _joined(clauses, None) if len(clauses) > 1 else _chain(text)
 
 
 def _read_values(text: str) -> _Meaning | None:
@@ -286,46 +294,36 @@ def _read_values(text: str) -> _Meaning | None:
     return None if values is None else _Meaning(values)
 
 
-def _joined(clauses: list[str], join: Callable[..., Any]) -> _Meaning | None:
-    meanings = [_read(clause.strip()) for clause in clauses]
-    if any(meaning is None for meaning in meanings):
+def _joined(clauses: list[str], join: Callable[..., Any] | None) -> _Meaning | None:
+    """What several statements say together; with no `join`, a comma that may mean "and" or "or"."""
+    import sympy
+
+    read: list[Any] = [_read(clause.strip()) for clause in clauses]
+    if None in read:
         return None
-    read = [meaning for meaning in meanings if meaning is not None]
     names = {meaning.variable for meaning in read} - {""}
-    if len(names) < 2 and all(meaning.values is not None for meaning in read):
+    if join is None:
+        # That x is real says nothing.
+        read = [meaning for meaning in read if meaning.values != sympy.S.Reals]
+    elif len(names) < 2 and all(meaning.values is not None for meaning in read):
         values = join(*(meaning.values for meaning in read))
         # What nothing fulfils says nothing: two such statements are not the same.
         if not values.is_empty:
             return _Meaning(values, next(iter(names), ""))
-    terms = (
-        (join.__name__, meaning.values, meaning.relations, meaning.variable) for meaning in read
-    )
-    return _Meaning(relations=frozenset(terms))
-
-
-def _listed(clauses: list[str]) -> _Meaning | None:
-    import sympy
-
-    meanings = [_read(clause.strip()) for clause in clauses]
-    if any(meaning is None for meaning in meanings):
-        return None
-    # That x is real says nothing.
-    told = [m for m in meanings if m is not None and m.values != sympy.S.Reals]
-    if len(told) == 1:
-        return told[0]
-    return _Meaning(relations=frozenset(("list", meaning) for meaning in told))
+    if len(read) == 1:
+        return read[0]
+    return _Meaning(relations=frozenset((str(join), meaning) for meaning in read))
 
 
 def _chain(text: str) -> _Meaning | None:
     """a < b < c: every neighbouring pair of sides is a relation of its own."""
     import sympy
-    from sympy.core.function import AppliedUndef
 
     sides = [expression(side) for side in _ANY_RELATION.split(text)]
-    if any(side is None for side in sides):
-        return None
+    if None in sides or all(side.is_number for side in sides):
+        return None  # 3 < 5 says nothing.
     pairs = list(zip(sides[:-1], _ANY_RELATION.findall(text), sides[1:], strict=True))
-    names: set[Any] = set().union(*(side.free_symbols for side in sides if side is not None))
+    names: set[Any] = set().union(*(side.free_symbols for side in sides))
     if len(names) == 1:
         (variable,) = names
         solved = [_solve(left - right, relation, variable) for left, relation, right in pairs]
@@ -333,8 +331,6 @@ def _chain(text: str) -> _Meaning | None:
             values = sympy.Intersection(*solved)
             if not values.is_empty:
                 return _Meaning(values, variable.name)
-    if not names and not any(side.atoms(AppliedUndef) for side in sides if side is not None):
-        return None  # 3 < 5 says nothing.
     return _Meaning(relations=frozenset(_terms(left - right, op) for left, op, right in pairs))
 
 
@@ -357,9 +353,8 @@ def _terms(difference: Any, relation: str) -> tuple[str, Any]:
     if relation in ">≥":
         difference, relation = -difference, _TURNED[relation]
     expanded = sympy.expand(difference)
-    ordered = sorted(expanded.as_ordered_terms(), key=lambda term: str(term.as_coeff_Mul()[1]))
-    variable_terms = [term for term in ordered if term.as_coeff_Mul()[1] != 1]
-    leading = variable_terms[0].as_coeff_Mul()[0] if variable_terms else sympy.Integer(1)
+    found = {term: number for term, number in expanded.as_coefficients_dict().items() if term != 1}
+    leading = found[min(found, key=str)] if found else sympy.Integer(1)
     scale = leading if relation in ("=", "≠") else abs(leading)
     return relation, sympy.expand(expanded / scale)
 
@@ -389,7 +384,7 @@ def _piece(text: str) -> Any:
             return None
         found = sympy.Interval(ends[0], ends[1], text[0] != "[", text[-1] != "]")
         return None if found.is_empty else found
-    text = re.sub(r"^\\?\{(.*?)\\?\}$", r"\1", text)
+    text = re.sub(r"^\{(.*)\}$", r"\1", text)
     if text in (r"\emptyset", ""):
         return sympy.S.EmptySet
     elements = [expression(part) for part in alternatives(text)]
@@ -439,8 +434,7 @@ def expression(text: str, infinite: bool = False) -> Any:
     # A mere string, or a set, a relation, a matrix.
     if not found or not isinstance(found[0], sympy.Expr):
         return None
-    symbols = found[0].free_symbols
-    return found[0].subs({symbol: sympy.Symbol(str(symbol), real=True) for symbol in symbols})
+    return found[0]
 
 
 @functools.cache
@@ -477,5 +471,5 @@ def _evaluated(term: Any) -> Any:
 
     if not isinstance(term, sympy.Expr):
         return term
-    imaginary = {symbol: sympy.I for symbol in term.free_symbols if symbol.name == "i"}
-    return term.subs(imaginary).doit()
+    real = {symbol: sympy.Symbol(symbol.name, real=True) for symbol in term.free_symbols}
+    return term.subs(real).subs(sympy.Symbol("i", real=True), sympy.I).doit()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from fractions import Fraction
 
 from oxrl.rewards.quantities import TEXT_COMMAND, compiled, folded, rewrite
 
@@ -86,7 +87,7 @@ def rewritten(text: str) -> str:
 
 def _quotient(decimal: re.Match[str]) -> str:
     """A recurring decimal as the quotient that it is."""
-    before, fixed, cycle = decimal.groups()
-    nines = 10 ** len(cycle) - 1
-    top = int(before + fixed or 0) * nines + int(cycle)
-    return rf"\frac{{{top}}}{{{nines * 10 ** len(fixed)}}}"
+    whole, fixed, cycle = decimal.groups()
+    repeated = Fraction(int(cycle), 10 ** len(fixed) * (10 ** len(cycle) - 1))
+    value = Fraction(f"{whole}.{fixed}0") + repeated
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"

@@ -76,25 +76,13 @@ def same_solutions(gold: str, answer: str, in_order: bool = True) -> bool | None
 
 def _same_values(meant: tuple[Any, ...], said: tuple[Any, ...]) -> bool:
     """Whether both hold the same values in any order; as often, where the first repeats any."""
-    left = list(said)
-    if len(_distinct(meant)) == len(meant):
-        left = _distinct(said)
-    if len(meant) != len(left):
-        return False
-    for value in meant:
-        found = next((other for other in left if _equal(value, other)), None)
-        if found is None:
-            return False
-        left.remove(found)
-    return True
+    if any(_count(value, meant) > 1 for value in meant):
+        return all(_count(value, meant) == _count(value, said) for value in (*meant, *said))
+    return all(_count(value, meant) and _count(value, said) for value in (*meant, *said))
 
 
-def _distinct(values: tuple[Any, ...]) -> list[Any]:
-    found: list[Any] = []
-    for value in values:
-        if not any(_equal(value, other) for other in found):
-            found.append(value)
-    return found
+def _count(value: Any, values: tuple[Any, ...]) -> int:
+    return sum(_equal(value, other) for other in values)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -132,7 +120,7 @@ def _read(text: str) -> _Solutions | None:
     place = values[0] if point else None
     if assigned:
         place = tuple(expression(value) for value in assigned.values())
-    elif not re.search(r"[=;()]|^\\?\{|\bor\b|\band\b", text):
+    elif not re.search(r"[=;()]|^\{|\bor\b|\band\b", text):
         place = tuple(values)
     return _Solutions(tuple(values), next(iter(names), ""), bool(assigned), place)
 
@@ -172,19 +160,15 @@ def _values(text: str) -> list[Any] | None:
     """The solutions in one clause: several of a set in braces or of "plus or minus"."""
     text = text.strip()
     assigned = _assignments(text)
-    if assigned:
-        return _tuple_of([assigned[name] for name in sorted(assigned)])
-    braces = bracketed(text.replace(r"\{", "{").replace(r"\}", "}"), "{", "}")
+    braces = bracketed(text, "{", "}")
+    inside = bracketed(text, "(", ")")
     if braces is not None:
         found = [_values(part) for part in split_parts(braces)]
         return None if None in found else [value for values in found if values for value in values]
-    inside = bracketed(text, "(", ")")
+    places = [assigned[name] for name in sorted(assigned)]
     if inside is not None and len(split_parts(inside)) > 1:
-        return _tuple_of(split_parts(inside))
-    read = [expression(part) for part in alternatives(text)]
-    return None if any(value is None for value in read) else read
-
-
-def _tuple_of(parts: list[str]) -> list[Any] | None:
-    read = [expression(part) for part in parts]
-    return None if any(value is None for value in read) else [tuple(read)]
+        places = split_parts(inside)
+    read = [expression(part) for part in places or alternatives(text)]
+    if None in read:
+        return None
+    return [tuple(read)] if places else read

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from oxrl.data.layouts import field_at
 from oxrl.data.rows import Fields, Json, Rows
-from oxrl.rewards.math import closing_brace
+from oxrl.rewards.relations import closing_bracket
 
 Converted = Rows
 _FINAL_NUMBER = (
@@ -71,7 +71,7 @@ def math(fields: Fields) -> Converted:
     """
     solution = fields["solution"]
     _, marker, rest = solution.rpartition("\\boxed{")
-    end = closing_brace(rest, 0)
+    end = closing_bracket(rest, 0)
     if not marker or end == len(rest):
         raise ValueError("no \\boxed{} in the solution, or it never ends")
     kept = {name: fields[name] for name in ("level", "type") if name in fields}
