@@ -90,6 +90,7 @@ _INFINITY = re.compile(r"([-+]?)\s*(?:\\(?:infty|infinity)(?![a-zA-Z])|inf(?:ini
 _EXACT = re.compile(r"[-+]?\s*(?:\d{1,999}(?:\.\d{1,999})?|\.\d{1,999})(?:\s*/\s*0*[1-9]\d{,99})?")
 # Three letters and more in a row are a word, not a product, unless LaTeX or a function.
 _WORD = re.compile(r"(?<![\\a-zA-Z])(?!(?:sin|cos|tan|cot|log|exp|sqrt|abs|max|min)\b)[a-zA-Z]{3,}")
+_LARGEST = 9999  # number of a factorial that is worked out
 _OPEN = "([{"
 _CLOSE = ")]}"
 
@@ -470,6 +471,9 @@ def _evaluated(term: Any) -> Any:
     import sympy
 
     if not isinstance(term, sympy.Expr):
+        return term
+    factors = term.atoms(sympy.factorial)
+    if any(number > _LARGEST for factor in factors for number in factor.atoms(sympy.Number)):
         return term
     real = {symbol: sympy.Symbol(symbol.name, real=True) for symbol in term.free_symbols}
     return term.subs(real).subs(sympy.Symbol("i", real=True), sympy.I).doit()

@@ -57,7 +57,11 @@ WATCHED = (
     "oxrl.rewards.base",
     "oxrl.rewards.builtin",
     "oxrl.rewards.math",
+    "oxrl.rewards.forms",
+    "oxrl.rewards.quantities",
     "oxrl.rewards.relations",
+    "oxrl.rewards.rewrites",
+    "oxrl.rewards.solutions",
     "oxrl.rewards.signatures",
 )
 # Of these classes the methods too: the others are written in C and cannot be changed.
