@@ -90,7 +90,8 @@ _INFINITY = re.compile(r"([-+]?)\s*(?:\\(?:infty|infinity)(?![a-zA-Z])|inf(?:ini
 _EXACT = re.compile(r"[-+]?\s*(?:\d{1,999}(?:\.\d{1,999})?|\.\d{1,999})(?:\s*/\s*0*[1-9]\d{,99})?")
 # Three letters and more in a row are a word, not a product, unless LaTeX or a function.
 _WORD = re.compile(r"(?<![\\a-zA-Z])(?!(?:sin|cos|tan|cot|log|exp|sqrt|abs|max|min)\b)[a-zA-Z]{3,}")
-_LARGEST = 9999  # number of a factorial that is worked out
+# A factorial that would take days.
+_ENDLESS = re.compile(r"\d{5}\s*!|[\^}][^!]{,3}!")
 _OPEN = "([{"
 _CLOSE = ")]}"
 
@@ -456,8 +457,11 @@ def parse(text: str) -> list[Any]:
         text: LaTeX, in its dollar signs or bare.
 
     Returns:
-        What it is taken for, and a string: the text. Empty if there is nothing to read.
+        What it is taken for, and a string: the text. Empty if there is nothing to read,
+        or if it would take days to work out.
     """
+    if _ENDLESS.search(text):
+        return []
     config = library().LatexExtractionConfig()
     shown = dataclasses.replace(config.normalization_config, units=False)
     reader = dataclasses.replace(config, normalization_config=shown)
@@ -471,9 +475,6 @@ def _evaluated(term: Any) -> Any:
     import sympy
 
     if not isinstance(term, sympy.Expr):
-        return term
-    factors = term.atoms(sympy.factorial)
-    if any(number > _LARGEST for factor in factors for number in factor.atoms(sympy.Number)):
         return term
     real = {symbol: sympy.Symbol(symbol.name, real=True) for symbol in term.free_symbols}
     return term.subs(real).subs(sympy.Symbol("i", real=True), sympy.I).doit()
