@@ -91,7 +91,7 @@ _EXACT = re.compile(r"[-+]?\s*(?:\d{1,999}(?:\.\d{1,999})?|\.\d{1,999})(?:\s*/\s
 # Three letters and more in a row are a word, not a product, unless LaTeX or a function.
 _WORD = re.compile(r"(?<![\\a-zA-Z])(?!(?:sin|cos|tan|cot|log|exp|sqrt|abs|max|min)\b)[a-zA-Z]{3,}")
 # A factorial that would take days.
-_ENDLESS = re.compile(r"\d{5}\s*!|[\^}][^!]{,3}!")
+_ENDLESS = re.compile(r"\d{5}\s*!|\}\s*\)?\s*!|\^\w{,3}\)\s*!")
 _OPEN = "([{"
 _CLOSE = ")]}"
 
