@@ -131,7 +131,7 @@ class Window:
     """`whole` and `window: k`: sampled tokens as they were sampled, answers encoded once.
 
     Args:
-        encoder: of answers.
+        encoder: of answers, and of whole conversations.
         shown: how many answers of the environment a turn reads; None: all.
     """
 
@@ -159,17 +159,8 @@ class Window:
         return Reading(tuple(tokens), new=True, images=tuple(images))
 
 
-class Rendered:
-    """As `Window`, but where the template rewrites what was said before, what it makes of it.
-
-    Args:
-        encoder: of answers and of whole conversations.
-        shown: how many answers of the environment a turn reads; None: all.
-    """
-
-    def __init__(self, encoder: TurnEncoder, shown: int | None) -> None:
-        self._encoder = encoder
-        self._shown = shown
+class Rendered(Window):
+    """As `Window`, but where the template rewrites what was said before, what it makes of it."""
 
     def next(self, talk: Conversation) -> Reading | None:
         """See Contexts."""

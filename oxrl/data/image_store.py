@@ -11,6 +11,7 @@ import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -306,14 +307,7 @@ class ImageStore:
         if names:
             counts = [[torch.tensor([read.patches]) for read in images] for images in shown]
             extras[PATCHES] = _ragged(counts)
-        return TokenBatch(
-            tokens=inputs.tokens,
-            attention_mask=inputs.attention_mask,
-            response_mask=inputs.response_mask,
-            position_ids=inputs.position_ids,
-            candidates=inputs.candidates,
-            extras=extras,
-        )
+        return replace(inputs, extras=extras)
 
     def _hold(self, name: str, read: Read) -> None:
         """Hold the pixels of an image, and let go of those that were used longest ago."""

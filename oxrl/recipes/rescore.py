@@ -12,6 +12,7 @@ from pathlib import Path
 from oxrl.config.load import load_reward_config
 from oxrl.errors import ConfigError, DataError
 from oxrl.recipes.build import build_rewards
+from oxrl.recipes.scored_answers import mean
 from oxrl.rewards.base import GroupScorer
 from oxrl.rollouts.episode_scores import EpisodeScorer
 from oxrl.rollouts.stored import Line, StoredGroup, stored_groups
@@ -191,12 +192,12 @@ def report(found: Comparison) -> str:
             lines.append(f"{outcome:<24}{before:>12}{now:>12}")
     scored = [float(one.line["reward"]) for one in samples if one.difference is not None]
     rescored = [float(one.score.value or 0.0) for one in samples if one.difference is not None]
-    lines.append(f"{'mean of those with both':<24}{_mean(scored):>12.6g}{_mean(rescored):>12.6g}")
+    lines.append(f"{'mean of those with both':<24}{mean(scored):>12.6g}{mean(rescored):>12.6g}")
     lines.append(f"{'groups that differ':<24}{found.teaching:>12}{found.now_teaching:>12}")
     lines += [
         "",
         f"{len(changed)} of {len(known)} samples have another reward, by "
-        f"{_mean(list(map(abs, changed))):.6g} on average"
+        f"{mean(list(map(abs, changed))):.6g} on average"
         if changed
         else f"none of {len(known)} samples has another reward",
         f"{found.other_order} of {found.groups} groups rank their responses otherwise, "
@@ -220,7 +221,3 @@ def _largest(samples: Sequence[Rescored]) -> list[str]:
         reason = f" ({one.score.reason[:120]})" if one.score.reason else ""
         told.append(f"  {place}: {before} -> {now}{reason}")
     return ["", "largest changes:", *told] if told else []
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan

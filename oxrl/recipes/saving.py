@@ -71,37 +71,28 @@ class Saver:
             CheckpointWriteError: the disk refused, and it was to `wait`; on the first rank.
         """
         self.settle(wait=True)
+        background = self._background and not wait
         with self._within():
-            self._save(engines, step, new_writer, wait)
+            try:
+                if step == 0 and self._cfg.run.first_checkpoint == "reference":
+                    self._refer(engines, new_writer)
+                elif self._ranks.first:
+                    self._begin(engines, new_writer(), background)
+                elif self._ranks.agree(""):
+                    self._follow(engines, background)
+                if not background:
+                    self._complete()
+            except CheckpointWriteError as error:
+                if wait:
+                    raise
+                self._warn(step, error)
+                return
+        self._step_before = self.step
+        self.step = step
 
     def _within(self) -> AbstractContextManager[None]:
         """Other ranks are waited for as long as the disk is."""
         return self._ranks.within(self._waits.of("checkpoint"), "a checkpoint to be written")
-
-    def _save(
-        self,
-        engines: Engines,
-        step: int,
-        new_writer: Callable[[], CheckpointWriter],
-        wait: bool,
-    ) -> None:
-        background = self._background and not wait
-        try:
-            if step == 0 and self._cfg.run.first_checkpoint == "reference":
-                self._refer(engines, new_writer)
-            elif self._ranks.first:
-                self._begin(engines, new_writer(), background)
-            elif self._ranks.agree(""):
-                self._follow(engines, background)
-            if not background:
-                self._complete()
-        except CheckpointWriteError as error:
-            if wait:
-                raise
-            self._warn(step, error)
-            return
-        self._step_before = self.step
-        self.step = step
 
     def _warn(self, step: int, error: CheckpointWriteError) -> None:
         # The previous checkpoint is intact: a full disk costs safety, not the run.
