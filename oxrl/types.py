@@ -132,6 +132,9 @@ class Request:
     group_seed: int = 0
 
 
+Requests = Sequence[Request]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Segment:
     """A run of tokens of one origin, with one logprob and one weight version per token.
@@ -241,6 +244,9 @@ class Rollout:
     group_id: int
     sample: int
     seed: int
+
+
+Rollouts = Sequence[Rollout]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Literal
 
 import torch
@@ -11,15 +11,13 @@ from torch import Tensor
 
 from oxrl.data.token_rows import lay_out, pad_rows, to_inputs
 from oxrl.errors import InvariantError
-from oxrl.types import Completion, Images, Rollout, RolloutBatch, Tensors
+from oxrl.types import Completion, Images, RolloutBatch, Rollouts, Tensors
 
 # A log-probability above this is a wrong gather or a wrong temperature, not rounding.
 LOGPROB_CEILING = 1e-3
 
 
-def to_rollout_batch(
-    rollouts: Sequence[Rollout], *, pad_id: int, images: Images = None
-) -> RolloutBatch:
+def to_rollout_batch(rollouts: Rollouts, *, pad_id: int, images: Images = None) -> RolloutBatch:
     """Lay scored rollouts out as padded tensors, in the order given.
 
     Args:
@@ -65,7 +63,7 @@ def to_rollout_batch(
     )
 
 
-def _part_rewards(rollouts: Sequence[Rollout]) -> Tensors:
+def _part_rewards(rollouts: Rollouts) -> Tensors:
     """Name -> [B] float64, of every part that a score has; NaN where it has none."""
     names = sorted({name for rollout in rollouts for name in rollout.score.parts})
     found: Tensors = {}
@@ -95,7 +93,7 @@ def how_it_ended(completion: Completion) -> Literal["terminated", "truncated", "
 
 
 def checked_rollout_batch(
-    rollouts: Sequence[Rollout],
+    rollouts: Rollouts,
     *,
     pad_id: int,
     images: Images,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Sequence
 
-from oxrl.types import Metrics, Rollout
+from oxrl.types import Metrics, Rollouts
 
 # Bytes below which a text is too short to be called a loop.
 SHORTEST_LOOP = 200
@@ -15,7 +14,7 @@ SHORTEST_LOOP = 200
 LOOP_LEFT = 0.15
 
 
-def repetition_metrics(rollouts: Sequence[Rollout]) -> Metrics:
+def repetition_metrics(rollouts: Rollouts) -> Metrics:
     """How often responses of a rollout step repeat themselves, and those of their group.
 
     Args:

@@ -24,7 +24,7 @@ from oxrl.models.network import CausalNetwork
 from oxrl.models.support import is_restricted
 from oxrl.models.vision_network import family_of
 from oxrl.seeds import stable_seed
-from oxrl.types import Images, Rollout, TokenBatch
+from oxrl.types import Images, Rollout, Rollouts, TokenBatch
 
 HIGHER = {
     torch.float64: torch.float64,
@@ -164,9 +164,7 @@ class SampledRows(NamedTuple):
     shown: Shown
 
 
-def sampled_rows(
-    rollouts: Sequence[Rollout], tokens: int, compared: Compared = EVERYTHING
-) -> SampledRows:
+def sampled_rows(rollouts: Rollouts, tokens: int, compared: Compared = EVERYTHING) -> SampledRows:
     """The ends of samples, from all over them, until `tokens` are scored or there are no more.
 
     Those with images are taken whole.

@@ -53,7 +53,7 @@ from oxrl.engines.transport.base import (
 from oxrl.engines.transport.direct import Direct
 from oxrl.errors import WeightSyncError
 from oxrl.models.lora import plain_name
-from oxrl.types import Images, Metrics, Rollout, TokenBatch
+from oxrl.types import Images, Metrics, Rollouts, TokenBatch
 
 # Weight version of the perturbed copy: no sample of it can pass for one of the policy.
 PERTURBED = -1
@@ -183,7 +183,7 @@ class WeightSync:
         self._base: Fingerprints = {}
         self._metrics: Metrics = {}
 
-    def remember(self, rollouts: Sequence[Rollout]) -> Metrics:
+    def remember(self, rollouts: Rollouts) -> Metrics:
         """Take the newest samples for the next probe.
 
         Args:

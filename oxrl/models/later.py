@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from oxrl.data.reach import hub_or_cache
-from oxrl.models.stored import StoredTensor, stored_in_folder
+from oxrl.models.stored import StoredTensor, StoredTensors, stored_in_folder
 
 ATTRIBUTE = "oxrl_weights_later"
 WEIGHTS = "model*.safetensors"
@@ -52,10 +52,10 @@ def home_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device if later is None else later.device
 
 
-def awaited(model: nn.Module) -> dict[str, StoredTensor]:
+def awaited(model: nn.Module) -> StoredTensors:
     """Where every parameter is stored that is still to come, by its name in `model`."""
     later = weights_later(model)
-    found: dict[str, StoredTensor] = {}
+    found: StoredTensors = {}
     for name, parameter in model.named_parameters():
         if later is not None and parameter.is_meta:
             plain = name.replace(UNDER_ADAPTER, ".")

@@ -106,7 +106,11 @@ def non_finite_values(tensor: Tensor) -> int:
     return int((~tensor.isfinite()).sum())
 
 
-def stored_in(path: Path, types: Mapping[str, torch.dtype] = TYPES) -> dict[str, StoredTensor]:
+# By name.
+StoredTensors = dict[str, StoredTensor]
+
+
+def stored_in(path: Path, types: Mapping[str, torch.dtype] = TYPES) -> StoredTensors:
     """Every tensor of numbers in a safetensors file, by name; of `types`, as the format has them.
 
     The file begins with eight bytes of length and a header in JSON, with the place of each tensor
@@ -121,7 +125,7 @@ def stored_in(path: Path, types: Mapping[str, torch.dtype] = TYPES) -> dict[str,
             header = json.loads(file.read(length))
         except (ValueError, MemoryError, OverflowError) as error:
             raise DataError(f"{path} is no safetensors file: {error}") from error
-    found: dict[str, StoredTensor] = {}
+    found: StoredTensors = {}
     for name, entry in header.items():
         if name == "__metadata__" or entry["dtype"] not in types:
             continue
@@ -136,9 +140,9 @@ def stored_in(path: Path, types: Mapping[str, torch.dtype] = TYPES) -> dict[str,
 
 def stored_in_folder(
     folder: Path, pattern: str, types: Mapping[str, torch.dtype] = TYPES
-) -> dict[str, StoredTensor]:
+) -> StoredTensors:
     """Every tensor of `types` in the safetensors files of `pattern`, by name."""
-    found: dict[str, StoredTensor] = {}
+    found: StoredTensors = {}
     for path in sorted(folder.glob(pattern)):
         found |= stored_in(path, types)
     return found

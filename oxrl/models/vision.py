@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from oxrl.models.builtin import BUILTIN_VISION, is_builtin
 from oxrl.models.folder import ADAPTER_CONFIG, BASE
+from oxrl.runs.files import Json
 from oxrl.tables.vision import VISION_FAMILIES, VisionFamily
 
 CONFIG = "config.json"
@@ -16,7 +16,7 @@ PROCESSOR = "preprocessor_config.json"
 BUILTIN_FAMILY = VISION_FAMILIES["qwen3_vl"]
 
 
-def model_config(name: str) -> dict[str, Any] | None:
+def model_config(name: str) -> Json | None:
     """What config.json of a model says; None where it is not here.
 
     Args:
@@ -62,7 +62,7 @@ def has_image_processor(name: str) -> bool:
     return is_builtin(name) or (config_file(name).parent / PROCESSOR).is_file()
 
 
-def _object_in(file: Path) -> dict[str, Any] | None:
+def _object_in(file: Path) -> Json | None:
     """A JSON object; None where the file holds none."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))

@@ -36,6 +36,8 @@ VALUE_HEAD = "value_head."
 
 
 NamedTensor = tuple[str, Tensor]
+# One after the other, as they are read or gathered.
+NamedTensors = Iterator[NamedTensor]
 
 
 class WeightType(NamedTuple):

@@ -24,9 +24,9 @@ from oxrl.recipes import build
 from oxrl.recipes.answers import answering
 from oxrl.recipes.targets import find_target
 from oxrl.rollouts.sync import make_requests
-from oxrl.runs.files import encode_line
+from oxrl.runs.files import Json, encode_line
 from oxrl.runs.patience import never
-from oxrl.types import Completion, Prompt, Request, Sampling, Score
+from oxrl.types import Completion, Prompt, Request, Requests, Sampling, Score
 
 # What an environment that opens by itself is given, where no prompt is.
 NO_PROMPT = "Begin."
@@ -43,7 +43,7 @@ def run_play(
     samples: int = 1,
     sampling: Sampling,
     seed: int = 0,
-) -> list[dict[str, Any]]:
+) -> list[Json]:
     """Play episodes with any model or checkpoint.
 
     Args:
@@ -145,14 +145,14 @@ def option_overrides(
 
 
 def grouped(
-    requests: Sequence[Request], completions: Sequence[Completion], samples: int
+    requests: Requests, completions: Sequence[Completion], samples: int
 ) -> list[tuple[Prompt, Sequence[Completion]]]:
     """The episodes of each prompt."""
     starts = range(0, len(requests), samples)
     return [(requests[start].prompt, completions[start : start + samples]) for start in starts]
 
 
-def record(request: Request, completion: Completion, score: Score) -> dict[str, Any]:
+def record(request: Request, completion: Completion, score: Score) -> Json:
     """What there is to see of an episode."""
     return {
         "prompt": request.prompt.messages[-1]["content"],

@@ -6,7 +6,6 @@ Source: arXiv:2308.01825; with one response kept per prompt, RAFT, arXiv:2304.06
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from oxrl.config import Config
@@ -17,7 +16,7 @@ from oxrl.recipes.session import Session
 from oxrl.rollouts.sync import check_error_rate
 from oxrl.runs.files import clear, encode_line, open_own, write_all
 from oxrl.tables.numbers import KEEP_PER_PROMPT, KEEP_REWARD
-from oxrl.types import Rollout
+from oxrl.types import Rollout, Rollouts
 
 # Columns of the rows that are kept, as far as training reads them.
 KEPT = ("prompt", "completion")
@@ -83,7 +82,7 @@ def sample_and_keep(cfg: Config, session: Session, out: Path) -> None:
         )
 
 
-def survivors(cfg: Config, group: Sequence[Rollout]) -> list[Rollout]:
+def survivors(cfg: Config, group: Rollouts) -> list[Rollout]:
     """Of one prompt's responses those to learn from, the best first.
 
     They ended by themselves with a reward of `train.keep_reward`, and each text counts once.

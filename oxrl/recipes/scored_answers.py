@@ -17,7 +17,7 @@ from oxrl.rewards.base import GroupScorer
 from oxrl.rollouts.sync import make_requests, score_groups
 from oxrl.runs.patience import Patience, StopAsked, never
 from oxrl.seeds import stable_seed
-from oxrl.types import Metrics, Prompt, Rollout, Sampling
+from oxrl.types import Metrics, Prompt, Rollout, Rollouts, Sampling
 
 Item = TypeVar("Item")
 
@@ -72,7 +72,7 @@ def evaluation_seed(cfg: Config) -> int:
     return stable_seed("evaluation", cfg.run.seed)
 
 
-def evaluation_metrics(rollouts: Sequence[Rollout], *, samples: int) -> Metrics:
+def evaluation_metrics(rollouts: Rollouts, *, samples: int) -> Metrics:
     """Means over scored responses; pass@k and best@k for k = 1, 2, 4 ... of scored prompts.
 
     `eval/errors` are responses without a score; a mean is NaN where none has one.

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from oxrl.types import Rollout
+from oxrl.types import Rollouts
 
 
-def rewards_of_groups(baselines: Sequence[Rollout], group_ids: Tensor) -> Tensor:
+def rewards_of_groups(baselines: Rollouts, group_ids: Tensor) -> Tensor:
     """[B] float64: the reward of the baseline of each row's group, NaN where it has none."""
     known = {b.group_id: b.score.value for b in baselines if b.score.value is not None}
     rewards = [known.get(group, math.nan) for group in group_ids.tolist()]

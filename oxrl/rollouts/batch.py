@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ from oxrl.data.repetition import repetition_metrics
 from oxrl.errors import InvariantError
 from oxrl.functional.metrics import reward_metrics
 from oxrl.rollouts.sync import RolloutStep
-from oxrl.types import Images, Metrics, Rollout, RolloutBatch, TokenIds
+from oxrl.types import Images, Metrics, RolloutBatch, Rollouts, TokenIds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +90,7 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
     return TrainableRows(batch=batch.select(rows), places=rows.tolist(), dropped=dropped)
 
 
-def scored_rewards(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
+def scored_rewards(rollouts: Rollouts) -> tuple[Tensor, Tensor]:
     """(rewards float64, group ids int64) of the rollouts that have a score."""
     rewards: list[float] = []
     group_ids: list[int] = []

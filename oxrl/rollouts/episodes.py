@@ -36,6 +36,7 @@ from oxrl.types import (
     FinishReason,
     Metrics,
     Request,
+    Requests,
     Segment,
     TokenIds,
     Turn,
@@ -170,7 +171,7 @@ class EpisodeEngine:
     def version(self) -> int:
         return self._engine.version
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Requests) -> None:
         """See RolloutEngine. An interrupted episode cannot go on: it begins anew.
 
         Raises:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from oxrl.types import Metrics, Rollout
+from oxrl.types import Metrics, Rollouts
 
 
-def rewards_by_source(rollouts: Sequence[Rollout]) -> Metrics:
+def rewards_by_source(rollouts: Rollouts) -> Metrics:
     """`reward/mean/<source>` of every source, NaN of one without a score; none of a single one."""
     sources = sorted({rollout.prompt.source for rollout in rollouts if rollout.prompt.source})
     metrics: Metrics = {}

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import torch
 
 from oxrl.functional.shaping import informative_groups
-from oxrl.types import Metrics, Rollout, Score, ScoreStatus
+from oxrl.types import Metrics, Rollouts, Score, ScoreStatus
 
 # What becomes of a part without a score.
 FAILURES: tuple[ScoreStatus, ...] = ("timeout", "error", "invalid")
 
 
-def metrics_of_parts(rollouts: Sequence[Rollout], compared: Sequence[str]) -> Metrics:
+def metrics_of_parts(rollouts: Rollouts, compared: Sequence[str]) -> Metrics:
     """What the parts of the rewards of a step say.
 
     Args:
@@ -59,7 +59,7 @@ def part_metrics(scores: Sequence[Score]) -> Metrics:
     return metrics
 
 
-def groups_of_different_parts(rollouts: Sequence[Rollout], names: Sequence[str]) -> list[int]:
+def groups_of_different_parts(rollouts: Rollouts, names: Sequence[str]) -> list[int]:
     """Groups, in draw order, in which a part of the reward differs between scored responses.
 
     Args:
@@ -76,7 +76,7 @@ def groups_of_different_parts(rollouts: Sequence[Rollout], names: Sequence[str])
     return sorted(found)
 
 
-def alike_groups(rollouts: Sequence[Rollout], names: Sequence[str]) -> float:
+def alike_groups(rollouts: Rollouts, names: Sequence[str]) -> float:
     """The share of groups in which no part of these names differs."""
     groups = {rollout.group_id for rollout in rollouts if rollout.score.value is not None}
     return 1 - len(groups_of_different_parts(rollouts, names)) / max(len(groups), 1)

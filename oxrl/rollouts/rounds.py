@@ -5,13 +5,12 @@ Where every group is trained on one round is enough, and nothing of this is impo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from oxrl.rollouts.sync import RolloutParts, RolloutStep, SyncRollouts
 from oxrl.runs.patience import StopAsked
-from oxrl.types import Rollout
+from oxrl.types import Rollouts
 
 
 class GroupChoice(Protocol):
@@ -22,11 +21,11 @@ class GroupChoice(Protocol):
         """Most rounds of sampling per rollout step."""
         ...
 
-    def missing(self, rollouts: Sequence[Rollout], *, wanted: int, rounds: int) -> int:
+    def missing(self, rollouts: Rollouts, *, wanted: int, rounds: int) -> int:
         """How many prompts more are to be sampled; 0: it is enough after `rounds` rounds."""
         ...
 
-    def groups(self, rollouts: Sequence[Rollout], *, wanted: int) -> tuple[int, ...]:
+    def groups(self, rollouts: Rollouts, *, wanted: int) -> tuple[int, ...]:
         """Group ids that are trained on, ascending; at most `wanted`."""
         ...
 

@@ -7,7 +7,7 @@ not in its samples; every other one is a prompt with the responses to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import get_args
@@ -18,7 +18,7 @@ from oxrl.rollouts.rounds import choose_groups
 from oxrl.rollouts.sync import RolloutParts, RolloutSource, RolloutStep, SyncRollouts
 from oxrl.runs.files import make_folder, write_atomically
 from oxrl.runs.patience import StopAsked
-from oxrl.types import EpisodeEnd, Metrics, Rollout, Score
+from oxrl.types import EpisodeEnd, Metrics, Rollout, Rollouts, Score
 
 
 def whole_samples(folder: Path, step: int) -> Path:
@@ -98,7 +98,7 @@ class StoredRollouts(SyncRollouts):
         return found
 
 
-def episode_counts(rollouts: Sequence[Rollout]) -> Metrics:
+def episode_counts(rollouts: Rollouts) -> Metrics:
     """What is counted of episodes when they are played, from their ends; empty without any."""
     episodes = [rollout.completion for rollout in rollouts if rollout.completion.end is not None]
     if not episodes:

@@ -175,6 +175,8 @@ class Review:
     noted: dict[str, Json] = field(default_factory=dict[str, Json])
 
 
+# Field -> what it was, and is now.
+Changes = dict[str, tuple[Any, Any]]
 # Looks at the inputs of the run in a directory, and writes nothing.
 Reviewer = Callable[[Path], Review]
 
@@ -441,7 +443,7 @@ def flatten_config(config_yaml: str) -> Json:
 
 def differences(
     old: Mapping[str, Any], new: Mapping[str, Any], absent: str | None = None
-) -> dict[str, tuple[Any, Any]]:
+) -> Changes:
     """Dotted path -> (old value, new value) wherever two flat configs differ.
 
     Args:
@@ -454,7 +456,7 @@ def differences(
         return list(value.items()) if isinstance(value, Mapping) else value
 
     old, new = with_parts(old), with_parts(new)
-    found: dict[str, tuple[Any, Any]] = {}
+    found: Changes = {}
     for path in {**old, **new}:
         before = old.get(path, absent)
         now = new.get(path, absent)
@@ -463,9 +465,9 @@ def differences(
     return found
 
 
-def with_parts(values: Mapping[str, Any]) -> dict[str, Any]:
+def with_parts(values: Mapping[str, Any]) -> Json:
     """A flat config in which every field of a reward's parts has a path of its own."""
-    found: dict[str, Any] = {}
+    found: Json = {}
     for path, value in values.items():
         if path != PARTS or not isinstance(value, Mapping):
             found[path] = value
@@ -477,7 +479,7 @@ def with_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _config_changes(directory: Path, new: Json) -> dict[str, tuple[Any, Any]]:
+def _config_changes(directory: Path, new: Json) -> Changes:
     """(value in config.yaml, value now) of every field that differs.
 
     Raises:
@@ -550,7 +552,7 @@ class Start:
     resuming: bool
     finished: bool
     doubt: str
-    changes: Mapping[str, tuple[Any, Any]]
+    changes: Changes
     schedule: str
     accept: frozenset[str]
     review: Review

@@ -9,7 +9,7 @@ from typing import Protocol
 from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.errors import DeadlineError, Stopped
 from oxrl.runs.patience import Patience, StopAsked, never
-from oxrl.types import Completion, Metrics, Request
+from oxrl.types import Completion, Metrics, Request, Requests
 
 # Rows of token ids, of any lengths.
 TokenRows = Sequence[Sequence[int]]
@@ -35,7 +35,7 @@ class RolloutEngine(Protocol):
         """Weight version that the next token is sampled with."""
         ...
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Requests) -> None:
         """Take requests in; nothing is sampled before `poll`.
 
         Args:
@@ -146,7 +146,7 @@ def unheard(finished: Finished) -> None:
 
 def generate(
     engine: RolloutEngine,
-    requests: Sequence[Request],
+    requests: Requests,
     *,
     deadline_s: float,
     stop: StopAsked = never,

@@ -25,7 +25,7 @@ from oxrl.engines.sample.prefill import PREFILL_TOKENS, prompt_of
 from oxrl.engines.sample.slots import Slots
 from oxrl.errors import EngineError
 from oxrl.functional.logprobs import head_logits
-from oxrl.types import FinishReason, Request, TokenIds
+from oxrl.types import FinishReason, Request, Requests, TokenIds
 
 UNLIMITED = 2**31
 # What a model's forward pass and its output call the cache.
@@ -101,7 +101,7 @@ class CachedSampler(ModuleSampler):
         self._waiting = deque(request for request in self._waiting if request.id not in ids)
         return taken
 
-    def _open_lane(self, requests: Sequence[Request]) -> None:
+    def _open_lane(self, requests: Requests) -> None:
         """Read the prompts, each once, and sample the first tokens."""
         prompts = [self._prompt(request) for request in requests]
         # Of each different prompt the last request: any of them will do.
@@ -139,7 +139,7 @@ class CachedSampler(ModuleSampler):
         self._counted["active_rows"] += active
         self._finished += self._release(lane, self._sample(slots, 0, logits))
 
-    def _read(self, lane: Lane, tokens: Tensor, requests: Sequence[Request]) -> Tensor:
+    def _read(self, lane: Lane, tokens: Tensor, requests: Requests) -> Tensor:
         """Logits [n, V] after `tokens` [n, t], which the lane's cache then holds as well.
 
         Args:

@@ -29,7 +29,7 @@ from oxrl.engines.sample.prefill import (
 from oxrl.engines.sample.slots import Slots
 from oxrl.errors import EngineError
 from oxrl.functional.logprobs import head_logits
-from oxrl.types import FinishReason, Request, TokenIds
+from oxrl.types import FinishReason, Request, Requests, TokenIds
 
 UNLIMITED = 2**31
 
@@ -98,7 +98,7 @@ class LocalSampler(ModuleSampler):
             for request in admitted:
                 self._prompts.forget(request)
 
-    def _prefill(self, requests: Sequence[Request]) -> None:
+    def _prefill(self, requests: Requests) -> None:
         wanted = sum(len(prompt_of(request)) for request in requests)
         read = self._prompts.read(requests)
         self._counted["prefill_tokens"] += read

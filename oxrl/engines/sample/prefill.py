@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from oxrl.engines.sample.base import TokenRows
 from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import CausalNetwork
-from oxrl.types import Request, TokenIds
+from oxrl.types import Request, Requests, TokenIds
 
 # Rows are read at most this many tokens at a time, padding included.
 PREFILL_TOKENS = 16384
@@ -51,7 +51,7 @@ class Prompts:
             del self._waiting[prompt]
             self._prefilled.pop(prompt, None)
 
-    def read(self, requests: Sequence[Request]) -> int:
+    def read(self, requests: Requests) -> int:
         """Read the prompts that have not been read yet. Returns how many tokens they have."""
         wanted = dict.fromkeys(prompt_of(request) for request in requests)
         missing = [prompt for prompt in wanted if prompt not in self._prefilled]

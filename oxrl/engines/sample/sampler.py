@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from oxrl.engines.sample.base import Finished
 from oxrl.errors import DeadlineError, EngineError
-from oxrl.types import Completion, FinishReason, Metrics, Prefix, Request, Segment
+from oxrl.types import Completion, FinishReason, Metrics, Prefix, Request, Requests, Segment
 
 
 class Sampler(ABC):
@@ -64,7 +64,7 @@ class Sampler(ABC):
         """Most tokens of a prompt and its response."""
         return self._context
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Requests) -> None:
         """See RolloutEngine.
 
         Raises:

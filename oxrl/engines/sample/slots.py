@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from oxrl.types import Prefix, Request
+from oxrl.types import Prefix, Request, Requests
 
 
 class Moves(NamedTuple):
@@ -56,7 +56,7 @@ class Slots:
         self.greedy = False
         self.restricted = False
 
-    def occupy(self, requests: Sequence[Request]) -> None:
+    def occupy(self, requests: Requests) -> None:
         """Put `requests` into the next free slots, each with the prefix that it continues."""
         first = len(self.requests)
         new = slice(first, first + len(requests))
@@ -151,7 +151,7 @@ class Slots:
         lengths = self.prompt_end[source] + self.count[source] + 1
         return Moves(source, target, int(lengths.max()))
 
-    def _make_room(self, requests: Sequence[Request]) -> None:
+    def _make_room(self, requests: Requests) -> None:
         """Widen the tensors to the longest response and the most stop tokens of `requests`."""
         response = max(request.sampling.max_tokens for request in requests)
         stops = max(len(request.sampling.stop_token_ids) for request in requests)

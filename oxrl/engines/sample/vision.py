@@ -6,7 +6,7 @@ go on where those of the prompt end: after an image that is not the number of to
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import unpadded
 from oxrl.models.seen_images import SeenImages, tower_is_still
 from oxrl.models.vision_network import family_of, read_with_images, rotary_positions
-from oxrl.types import Request, Tensors, TokenBatch
+from oxrl.types import Request, Requests, Tensors, TokenBatch
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore
@@ -64,7 +64,7 @@ class VisionSampler(CachedSampler):
         # Equal tokens may stand for other images of the same size.
         return prompt_of(request), request.prompt.images
 
-    def _read(self, lane: Lane, tokens: Tensor, requests: Sequence[Request]) -> Tensor:
+    def _read(self, lane: Lane, tokens: Tensor, requests: Requests) -> Tensor:
         if lane.cache is None:
             output = self._read_whole(tokens, requests)
         else:
@@ -84,7 +84,7 @@ class VisionSampler(CachedSampler):
         inputs = self.images.attach(inputs.to("cpu"), rows)
         return inputs.to(self.model.device)
 
-    def _read_whole(self, tokens: Tensor, requests: Sequence[Request]) -> Any:
+    def _read_whole(self, tokens: Tensor, requests: Requests) -> Any:
         """Rows from their first token on, with their images."""
         batch = unpadded(tokens)
         if self.images is not None:
@@ -98,7 +98,7 @@ class VisionSampler(CachedSampler):
         seen = self._seen_by(requests)
         return read_with_images(self.network.decoder, batch, seen, use_cache=True)
 
-    def _seen_by(self, requests: Sequence[Request]) -> object | None:
+    def _seen_by(self, requests: Requests) -> object | None:
         """What the tower makes of the images of rows, if that is kept; None: it is not."""
         names = [name for request in requests for name in request.prompt.images]
         if self._seen is None or self.images is None or not names:

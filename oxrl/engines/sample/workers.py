@@ -21,7 +21,7 @@ from oxrl.engines.sample.base import Finished, RolloutEngine, RowLogprobs, Shown
 from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.errors import DeadlineError, EngineError, LostActorError, WeightSyncError
 from oxrl.runs.deadlines import Deadline, Deadlines, Phase, waiting_for
-from oxrl.types import Completion, Metrics, Request
+from oxrl.types import Completion, Metrics, Request, Requests
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore
@@ -267,7 +267,7 @@ class RolloutWorkers:
     def version(self) -> int:
         return self._version
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Requests) -> None:
         """See RolloutEngine. Samples of one prompt go to one actor, which reads the prompt once."""
         in_flight = {id for worker in self._workers for id in worker.in_flight}
         for request in requests:
@@ -280,7 +280,7 @@ class RolloutWorkers:
             self._submit_to(worker, samples, self.call)
             worker.in_flight.update((request.id, request) for request in samples)
 
-    def _submit_to(self, worker: RolloutWorker, requests: Sequence[Request], call: Calling) -> None:
+    def _submit_to(self, worker: RolloutWorker, requests: Requests, call: Calling) -> None:
         """Give requests to a worker, and with them the images that they show."""
         if self._images is None:
             call(worker, RolloutEngine.submit, requests)
@@ -574,7 +574,7 @@ def _shown_by(requests: Iterable[Request]) -> list[str]:
 
 def submit_with_images(
     engine: RolloutEngine,
-    requests: Sequence[Request],
+    requests: Requests,
     contents: Mapping[str, bytes],
     kept: Sequence[str],
 ) -> None:

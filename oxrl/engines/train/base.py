@@ -12,13 +12,15 @@ from typing import Literal, Protocol
 
 import torch
 
-from oxrl.models.weights import NamedTensor
+from oxrl.models.weights import NamedTensor, Whole
 from oxrl.types import LossFn, Metrics, Output, TokenBatch, TrainBatch, Want
 
 # Of a policy with an adapter: all of its weights, the adapter's alone, or those of a model without
 # adapter that computes the same.
 Part = Literal["all", "adapter", "merged"]
 Bucket = list[NamedTensor]
+# Whole on one rank only; None: it is another rank's.
+OneRanksBucket = Bucket | Whole | None
 # Of weights, by name.
 Fingerprints = Mapping[str, str]
 

@@ -27,7 +27,7 @@ from oxrl.models.stored import (
     stored_in_folder,
 )
 from oxrl.models.weights import (
-    NamedTensor,
+    NamedTensors,
     WeightType,
     stored_weights,
 )
@@ -65,9 +65,7 @@ class CollectiveWriter:
         self._refused: OSError | SafetensorError | None = None
         self._not_finite: str | None = None
 
-    def write(
-        self, write: Callable[[Iterator[NamedTensor]], None], named: Iterator[NamedTensor], of: str
-    ) -> None:
+    def write(self, write: Callable[[NamedTensors], None], named: NamedTensors, of: str) -> None:
         """Call `write` on rank 0 with tensors that are gathered one by one as it reads them.
 
         Args:
@@ -82,7 +80,7 @@ class CollectiveWriter:
         for _ in seen:
             pass
 
-    def _seen(self, named: Iterator[NamedTensor], of: str) -> Iterator[NamedTensor]:
+    def _seen(self, named: NamedTensors, of: str) -> NamedTensors:
         """The same tensors; the first that is not finite is remembered."""
         for name, tensor in named:
             if self._not_finite is None and name in self._stored:

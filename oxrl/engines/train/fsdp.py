@@ -26,7 +26,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from oxrl.engines.train.base import Bucket, Part
+from oxrl.engines.train.base import Bucket, OneRanksBucket, Part
 from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import Share
@@ -134,7 +134,7 @@ class FsdpTrainer(LocalTrainer):
 
     def weights_in_turn(
         self, part: Part = "all", dtype: torch.dtype | None = None
-    ) -> Iterator[Bucket | Whole | None]:
+    ) -> Iterator[OneRanksBucket]:
         """See Trainer. On a CPU no other rank gathers a bucket either."""
         if part == "merged" or self.device.type != "cpu":
             yield from super().weights_in_turn(part, dtype)
@@ -149,9 +149,7 @@ class FsdpTrainer(LocalTrainer):
         return torch.empty(parameter.shape, dtype=self._stored[name].dtype, device="meta")
 
     @torch.no_grad()
-    def _gathered(
-        self, described: Bucket, dtype: torch.dtype | None, owner: int
-    ) -> Bucket | Whole | None:
+    def _gathered(self, described: Bucket, dtype: torch.dtype | None, owner: int) -> OneRanksBucket:
         """Whole weights, cast, on the rank that owns them; the others give what they hold."""
         shapes = [(name, tensor.shape) for name, tensor in described]
         dtypes = {tensor.dtype if dtype is None else dtype for _, tensor in described}

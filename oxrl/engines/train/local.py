@@ -21,7 +21,7 @@ from oxrl.engines.train.trainer import Trainer
 from oxrl.models.four_bit import whole_weight
 from oxrl.models.layout import WEIGHT
 from oxrl.models.stored import Source
-from oxrl.models.weights import NamedTensor
+from oxrl.models.weights import NamedTensors
 from oxrl.types import Tensors
 
 
@@ -110,7 +110,7 @@ class LocalTrainer(Trainer):
                 master.grad += gradient
             parameter.grad = None
 
-    def gradients(self) -> Iterator[NamedTensor]:
+    def gradients(self) -> NamedTensors:
         """See Trainer."""
         for name, master in self._masters.items():
             if master.grad is not None:
@@ -148,11 +148,11 @@ class LocalTrainer(Trainer):
             piece = self._piece(master.detach())
             yield Piece(piece, state or None, self._decays[name], rate, change)
 
-    def _own_weights(self, part: Part) -> Iterator[NamedTensor]:
+    def _own_weights(self, part: Part) -> NamedTensors:
         for name, p in self._of(part):
             yield name, self._whole(whole_weight(p)).to(self._stored[name].dtype)
 
-    def masters(self, part: Part = "all") -> Iterator[NamedTensor]:
+    def masters(self, part: Part = "all") -> NamedTensors:
         """See Trainer."""
         for name, parameter in self._of(part):
             yield name, self._whole(whole_weight(self._masters.get(name, parameter)))

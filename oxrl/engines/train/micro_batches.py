@@ -27,9 +27,13 @@ class MicroBatch(NamedTuple):
     length: int
 
 
+# One after the other, on one rank.
+MicroBatches = list[MicroBatch]
+
+
 def micro_batches(
     batch: TrainBatch, *, budget: int, ranks: int = 1, price: int | None = None
-) -> list[list[MicroBatch]]:
+) -> list[MicroBatches]:
     """Micro-batches of every rank: longest units first, at most `budget` tokens each.
 
     Units (rows, or pairs of rows) are sorted by length and dealt out one by one, so every rank gets
@@ -78,8 +82,8 @@ def micro_batches(
     ]
 
 
-def _pieces(units: Tensor, lengths: list[int], counts: list[int]) -> list[MicroBatch]:
-    cut: list[MicroBatch] = []
+def _pieces(units: Tensor, lengths: list[int], counts: list[int]) -> MicroBatches:
+    cut: MicroBatches = []
     start = 0
     for count in counts:
         cut.append(MicroBatch(units[start : start + count], lengths[start]))
@@ -87,8 +91,8 @@ def _pieces(units: Tensor, lengths: list[int], counts: list[int]) -> list[MicroB
     return cut
 
 
-def _cut(units: Tensor, lengths: list[int], budget: int) -> list[MicroBatch]:
-    cut: list[MicroBatch] = []
+def _cut(units: Tensor, lengths: list[int], budget: int) -> MicroBatches:
+    cut: MicroBatches = []
     start = 0
     while start < len(lengths):
         count = max(1, budget // lengths[start])
@@ -99,9 +103,9 @@ def _cut(units: Tensor, lengths: list[int], budget: int) -> list[MicroBatch]:
 
 def _cut_with_patches(
     units: Tensor, lengths: list[int], patches: list[int], budget: int
-) -> list[MicroBatch]:
+) -> MicroBatches:
     """As `_cut`, of rows whose images take some of the budget: a vision tower reads patches."""
-    cut: list[MicroBatch] = []
+    cut: MicroBatches = []
     start = 0
     seen = 0
     for at, count in enumerate(patches):
@@ -118,7 +122,7 @@ def _cut_with_patches(
 
 def group_micro_batches(
     batch: TrainBatch, *, budget: int, ranks: int = 1, price: int | None = None
-) -> list[list[MicroBatch]]:
+) -> list[MicroBatches]:
     """As `micro_batches`, with the rows of a prompt side by side as far as they fit.
 
     Args:
@@ -177,9 +181,9 @@ def _fitting(group: Group, lengths: list[int], budget: int) -> list[Group]:
     return pieces
 
 
-def _filled(pieces: list[Group], lengths: list[int], budget: int) -> list[MicroBatch]:
+def _filled(pieces: list[Group], lengths: list[int], budget: int) -> MicroBatches:
     """Pieces one after the other into micro-batches."""
-    cut: list[MicroBatch] = []
+    cut: MicroBatches = []
     rows: list[int] = []
     used = 0
     for piece in pieces:
@@ -216,7 +220,7 @@ class Cut(Protocol):
 
     def __call__(
         self, batch: TrainBatch, *, budget: int, ranks: int = 1, price: int | None = None
-    ) -> list[list[MicroBatch]]: ...
+    ) -> list[MicroBatches]: ...
 
 
 def own_share(

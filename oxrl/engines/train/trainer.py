@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oxrl.engines.train.adamw import Piece, last_change, weight_decays
-from oxrl.engines.train.base import Bucket, Part
+from oxrl.engines.train.base import Bucket, OneRanksBucket, Part
 from oxrl.engines.train.checkpoint import (
     MASTER,
     CollectiveWriter,
@@ -65,8 +65,8 @@ from oxrl.models.shrink import check_small
 from oxrl.models.stored import GivenTensor
 from oxrl.models.weights import (
     NamedTensor,
+    NamedTensors,
     WeightType,
-    Whole,
     buckets,
     save_model,
     sent_bytes,
@@ -145,18 +145,18 @@ class Trainer(ABC):
         """Add the gradient of `loss`, summed over ranks, to what has accumulated."""
 
     @abstractmethod
-    def gradients(self) -> Iterator[NamedTensor]:
+    def gradients(self) -> NamedTensors:
         """(name, whole gradient accumulated so far) on every rank; collective.
 
         Only `skip_step` may follow.
         """
 
     @abstractmethod
-    def _own_weights(self, part: Part) -> Iterator[NamedTensor]:
+    def _own_weights(self, part: Part) -> NamedTensors:
         """(name, whole weight as the model computes with it) on every rank; collective."""
 
     @abstractmethod
-    def masters(self, part: Part = "all") -> Iterator[NamedTensor]:
+    def masters(self, part: Part = "all") -> NamedTensors:
         """(name, whole weight as the optimizer holds it) on every rank; collective.
 
         Not what `weights` reads, wherever there are two copies.
@@ -521,7 +521,7 @@ class Trainer(ABC):
 
     def weights_in_turn(
         self, part: Part = "all", dtype: torch.dtype | None = None
-    ) -> Iterator[Bucket | Whole | None]:
+    ) -> Iterator[OneRanksBucket]:
         """The buckets of `weights`, each whole on one rank only: bucket i on rank i % world.
 
         Args:
@@ -535,7 +535,7 @@ class Trainer(ABC):
             yield bucket if index % self.ranks.world == self.ranks.rank else None
 
     @torch.no_grad()
-    def _merged(self, read: Callable[[Part], Iterator[NamedTensor]]) -> Iterator[NamedTensor]:
+    def _merged(self, read: Callable[[Part], NamedTensors]) -> NamedTensors:
         """What a model without adapter has to hold, computed on every rank; collective.
 
         Args:
@@ -569,7 +569,7 @@ class Trainer(ABC):
             own = index % self.ranks.world == self.ranks.rank
             yield name, [piece_of(weight if dtype is None else weight.to(dtype))] if own else []
 
-    def _stored_masters(self, part: Part) -> Iterator[NamedTensor]:
+    def _stored_masters(self, part: Part) -> NamedTensors:
         """Masters, rounded as they are stored."""
         for name, master in self.masters(part):
             yield name, self._delivered(name, master, None)

@@ -31,7 +31,8 @@ from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.later import materialised
 from oxrl.models.layout import WEIGHT
-from oxrl.models.weights import NamedTensor
+from oxrl.models.weights import NamedTensors
+from oxrl.runs.files import Json
 from oxrl.types import Output, TokenBatch, Want
 
 
@@ -42,7 +43,7 @@ def deepspeed_config(
     zero_stage: int,
     offload_optimizer: bool = False,
     offload_param: bool = False,
-) -> dict[str, Any]:
+) -> Json:
     """DeepSpeed's own configuration.
 
     Args:
@@ -66,14 +67,14 @@ def deepspeed_config(
             f"deepspeed.zero_stage {zero_stage} cannot offload: optimizer needs stage 1, "
             "parameters stage 3"
         )
-    zero: dict[str, Any] = {"stage": zero_stage, "overlap_comm": False}
+    zero: Json = {"stage": zero_stage, "overlap_comm": False}
     on_cpu = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if offload_optimizer:
         zero["offload_optimizer"] = on_cpu
     if offload_param:
         zero["offload_param"] = on_cpu
     clipping = options.max_grad_norm if math.isfinite(options.max_grad_norm) else 0.0
-    config: dict[str, Any] = {
+    config: Json = {
         # Rows per rank vary from step to step: these numbers only have to be consistent, nothing is
         # computed from them.
         "train_micro_batch_size_per_gpu": 1,
@@ -144,7 +145,7 @@ class DeepSpeedTrainer(Trainer):
         # Reduction at stage 0 is ours to call, so that the norm is known before DeepSpeed steps.
         self._engine.enable_backward_allreduce = zero_stage > 0
 
-    def _cut_weights(self, config: dict[str, Any]) -> None:
+    def _cut_weights(self, config: Json) -> None:
         """Stage 3: cut every weight over the ranks, one after the other, and read what waits.
 
         DeepSpeed's own conversion takes whole models and sends rank 0's weights to all.
@@ -185,7 +186,7 @@ class DeepSpeedTrainer(Trainer):
         kept = size - self._own_end(p).numel()
         return PieceOfWeight(name, size * self.ranks.rank, p.ds_tensor[:kept])
 
-    def _initialize(self, adam: torch.optim.AdamW | None, config: dict[str, Any]) -> Any:
+    def _initialize(self, adam: torch.optim.AdamW | None, config: Json) -> Any:
         reader = Reader(self.model, self.network, self.options.temperature)
         buffers = [(module, dict(module._buffers)) for module in self.model.modules()]  # pyright: ignore[reportPrivateUsage]
         engine = self._deepspeed.initialize(model=reader, optimizer=adam, config=config)[0]
@@ -242,7 +243,7 @@ class DeepSpeedTrainer(Trainer):
             self._zero.set_gradient_accumulation_boundary(True)
             self._zero.reduce_gradients()
 
-    def gradients(self) -> Iterator[NamedTensor]:
+    def gradients(self) -> NamedTensors:
         """See Trainer."""
         self._reduce()
         whole_gradient = self._deepspeed.utils.safe_get_full_grad
@@ -304,7 +305,7 @@ class DeepSpeedTrainer(Trainer):
         group_of_piece = getattr(self._zero, "sub_group_to_group_id", {})
         return [decays[group] for group in group_of_piece.values()] or decays
 
-    def _own_weights(self, part: Part) -> Iterator[NamedTensor]:
+    def _own_weights(self, part: Part) -> NamedTensors:
         for name, p in self._of(part):
             yield name, self._whole_weight(p)
 
@@ -314,7 +315,7 @@ class DeepSpeedTrainer(Trainer):
         with self._deepspeed.zero.GatheredParameters([p]):
             return p.detach().clone()
 
-    def masters(self, part: Part = "all") -> Iterator[NamedTensor]:
+    def masters(self, part: Part = "all") -> NamedTensors:
         """See Trainer. At stage 0, and of what is not trained, there is one copy only."""
         has_copies = self._stage > 0 and bool(self._flat)
         for name, p in self._of(part):

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from oxrl.engines.probe import Forwards, Rows, Shown, perturb, two_forwards
-from oxrl.engines.train.base import Bucket, Fingerprints, Part, TrainEngine
+from oxrl.engines.train.base import Bucket, Fingerprints, OneRanksBucket, Part, TrainEngine
 from oxrl.errors import EngineError
-from oxrl.models.weights import Whole
 from oxrl.types import Images, Metrics
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ def weights_of(policy: TrainEngine, copy: Copy) -> Iterator[Bucket]:
     return policy.weights() if copy.part == "all" else policy.weights(copy.part)
 
 
-def weights_in_turn(policy: Trainer, copy: Copy) -> Iterator[Bucket | Whole | None]:
+def weights_in_turn(policy: Trainer, copy: Copy) -> Iterator[OneRanksBucket]:
     """What a copy is made of, each bucket whole on one rank only; collective across ranks.
 
     Args:

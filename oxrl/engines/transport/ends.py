@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 
 from oxrl.engines.sample.base import RolloutEngine
-from oxrl.engines.train.base import Bucket, Fingerprints
+from oxrl.engines.train.base import Bucket, Fingerprints, OneRanksBucket
 from oxrl.engines.transport.base import LINE_BROKE, Copy, LineError, copied
 from oxrl.engines.transport.line import Line, Meeting, Seat
 from oxrl.models.fingerprints import fingerprint
@@ -73,7 +73,7 @@ class Sender:
         kept = self.kept.values()
         return {name: fingerprint(tensor) for bucket in kept for name, tensor in bucket}
 
-    def send(self, weights: Iterator[Bucket | Whole | None], copy: Copy, *, by_line: bool) -> Sent:
+    def send(self, weights: Iterator[OneRanksBucket], copy: Copy, *, by_line: bool) -> Sent:
         """Send this rank's share of a copy.
 
         While a bucket is on its way the ranks gather the next one, and no more. A line that breaks
@@ -94,7 +94,7 @@ class Sender:
             raise
 
     def _send(
-        self, weights: Iterator[Bucket | Whole | None], copy: Copy, line: Line | None, broken: str
+        self, weights: Iterator[OneRanksBucket], copy: Copy, line: Line | None, broken: str
     ) -> Sent:
         waiting: list[Callable[[], None]] = []
         size = most = sent = count = 0

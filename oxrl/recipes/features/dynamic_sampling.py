@@ -13,7 +13,7 @@ from oxrl.recipes.features.base import Feature, FeatureInputs
 from oxrl.rollouts.batch import scored_rewards
 from oxrl.rollouts.parts import groups_of_different_parts
 from oxrl.tables.numbers import SAMPLING_ROUNDS
-from oxrl.types import Rollout
+from oxrl.types import Rollouts
 
 
 class TeachingGroups:
@@ -32,7 +32,7 @@ class TeachingGroups:
         self.rounds = rounds
         self.parts = parts
 
-    def missing(self, rollouts: Sequence[Rollout], *, wanted: int, rounds: int) -> int:
+    def missing(self, rollouts: Rollouts, *, wanted: int, rounds: int) -> int:
         """As many prompts more as should do, at the share of groups that taught so far."""
         teaching = len(self.teaching(rollouts))
         if teaching >= wanted or rounds >= self.rounds:
@@ -41,20 +41,20 @@ class TeachingGroups:
         needed = math.ceil((wanted - teaching) * sampled / max(teaching, 1))
         return min(wanted, needed)
 
-    def groups(self, rollouts: Sequence[Rollout], *, wanted: int) -> tuple[int, ...]:
+    def groups(self, rollouts: Rollouts, *, wanted: int) -> tuple[int, ...]:
         """The first `wanted` groups that teach something."""
         every_group = dict.fromkeys(rollout.group_id for rollout in rollouts)
         chosen = self.teaching(rollouts) or list(every_group)
         return tuple(chosen[:wanted])
 
-    def teaching(self, rollouts: Sequence[Rollout]) -> list[int]:
+    def teaching(self, rollouts: Rollouts) -> list[int]:
         """Groups that teach something, in draw order."""
         if self.parts:
             return groups_of_different_parts(rollouts, self.parts)
         return teaching_groups(rollouts)
 
 
-def teaching_groups(rollouts: Sequence[Rollout]) -> list[int]:
+def teaching_groups(rollouts: Rollouts) -> list[int]:
     """Groups, in draw order, whose rewards differ, before any shaping of rewards."""
     rewards, group_ids = scored_rewards(rollouts)
     return group_ids[informative_groups(rewards, group_ids)].unique().tolist()
