@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from oxrl.engines.sample.base import RowLogprobs
 from oxrl.engines.train.base import Bucket
 from oxrl.functional.logprobs import head_logits
 from oxrl.functional.masks import at_least_float32
@@ -43,7 +44,6 @@ LOOSER = 2.0
 HIGH_QUANTILE = 0.9
 
 Rows = list[list[int]]
-Scores = list[list[float]]
 # Of each row the images that it shows, by name; empty: no row shows any.
 Shown = list[tuple[str, ...]]
 
@@ -134,8 +134,8 @@ EVERYTHING = Compared()
 class Forwards(NamedTuple):
     """What the same weights say of the probe in the sampler's dtype, and in a higher one."""
 
-    low: Scores
-    high: Scores
+    low: RowLogprobs
+    high: RowLogprobs
 
 
 def fixed_rows(vocabulary: int, tokens: int, compared: Compared = EVERYTHING) -> Rows:
@@ -207,7 +207,7 @@ def _images_of(rollout: Rollout) -> tuple[str, ...]:
     return rollout.prompt.images + tuple(name for segment in segments for name in segment.images)
 
 
-def compared_scores(scores: Scores, rows: Rows, compared: Compared) -> Scores:
+def compared_scores(scores: RowLogprobs, rows: Rows, compared: Compared) -> RowLogprobs:
     """Scores without those that are not compared, such as of tokens that nobody samples.
 
     Args:
@@ -220,7 +220,7 @@ def compared_scores(scores: Scores, rows: Rows, compared: Compared) -> Scores:
     """
     if compared == EVERYTHING:
         return scores
-    found: Scores = []
+    found: RowLogprobs = []
     for said, row in zip(scores, rows, strict=True):
         found.append([0.0, *[said[at] for at in compared.places(row)]])
     return found
@@ -236,7 +236,7 @@ def count_scored(rows: Rows, compared: Compared = EVERYTHING) -> int:
     return sum(len(compared.places(row)) for row in rows)
 
 
-def differences(found: Scores, expected: Scores) -> Tensor:
+def differences(found: RowLogprobs, expected: RowLogprobs) -> Tensor:
     """Found less expected, over the scored tokens of all rows; the first entry of a row is not one.
 
     Args:
@@ -250,7 +250,7 @@ def differences(found: Scores, expected: Scores) -> Tensor:
     return torch.tensor(ours, dtype=torch.float64) - torch.tensor(theirs, dtype=torch.float64)
 
 
-def distance(found: Scores, expected: Scores) -> Distance:
+def distance(found: RowLogprobs, expected: RowLogprobs) -> Distance:
     """How far two scores of the same rows are apart.
 
     Args:
@@ -344,7 +344,7 @@ def model_logprobs(
     temperature: float,
     images: Images = None,
     shown: Shown | None = None,
-) -> Scores:
+) -> RowLogprobs:
     """Log-probabilities of rows by a Hugging Face causal LM, from its whole logits.
 
     Args:
@@ -358,7 +358,7 @@ def model_logprobs(
         Token-aligned, in nats; the first entry of each row is 0.0.
     """
     device = next(model.parameters()).device
-    scores: Scores = []
+    scores: RowLogprobs = []
     for start in range(0, len(rows), ROWS_AT_ONCE):
         some = rows[start : start + ROWS_AT_ONCE]
         width = max(map(len, some))

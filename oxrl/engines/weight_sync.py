@@ -30,7 +30,6 @@ from oxrl.engines.probe import (
     Forwards,
     Rows,
     SampledRows,
-    Scores,
     Shown,
     compared_scores,
     count_scored,
@@ -39,7 +38,7 @@ from oxrl.engines.probe import (
     limits,
     sampled_rows,
 )
-from oxrl.engines.sample.base import RolloutEngine
+from oxrl.engines.sample.base import RolloutEngine, RowLogprobs
 from oxrl.engines.sample.prefill import pad_rows
 from oxrl.engines.train.base import Part, TrainEngine
 from oxrl.engines.transport.base import (
@@ -268,7 +267,7 @@ class WeightSync:
         self._metrics = {}
         return metrics
 
-    def _before(self) -> tuple[Scores, Fingerprints]:
+    def _before(self) -> tuple[RowLogprobs, Fingerprints]:
         """What the policy says of the probe, and what its optimizer holds.
 
         Samplers show at the same time that they hold what they did, unless this process has both.
@@ -328,7 +327,7 @@ class WeightSync:
         every = self.options.probe_every
         return every > 0 and self._deliveries % every == 0
 
-    def _attempt(self, version: int, expected: Scores, masters: Fingerprints) -> Proved:
+    def _attempt(self, version: int, expected: RowLogprobs, masters: Fingerprints) -> Proved:
         if self._perturbed_copy_is_due():
             self._prove_perturbed(expected)
         held = self._load(version, 0.0, masters)
@@ -406,14 +405,14 @@ class WeightSync:
         check_same(base, arrived.base, UNDER)
         return {**base, **arrived.made}
 
-    def _prove_perturbed(self, expected: Scores) -> None:
+    def _prove_perturbed(self, expected: RowLogprobs) -> None:
         """The sampler must follow a copy that differs from the policy by far more than rounding."""
         strength, forwards = self._perturb(expected)
         self._load(PERTURBED, strength)
         distances = self._distances(PERTURBED, forwards.low)
         _check_distances(distances, self._allowed(forwards))
 
-    def _perturb(self, expected: Scores) -> tuple[float, Forwards]:
+    def _perturb(self, expected: RowLogprobs) -> tuple[float, Forwards]:
         """The strength of a copy that can be told from the policy; what it says of the probe."""
         tried: list[str] = []
         for strength in STRENGTHS:
@@ -441,14 +440,14 @@ class WeightSync:
         found = self._transport.score(probe, options.copy(strength))
         return Forwards(self._compared(found.low), self._compared(found.high))
 
-    def _compared(self, scores: Scores) -> Scores:
+    def _compared(self, scores: RowLogprobs) -> RowLogprobs:
         return compared_scores(scores, self.rows, self.options.compared)
 
     def _allowed(self, forwards: Forwards) -> Distance:
         options = self.options
         return limits(forwards, multiple=options.probe_limit, temperature=options.temperature)
 
-    def _distances(self, version: int, expected: Scores) -> dict[str, Distance]:
+    def _distances(self, version: int, expected: RowLogprobs) -> dict[str, Distance]:
         """How far from what is expected each member scores the probe."""
         found: dict[str, Distance] = {}
         for name, member in self._members().items():
@@ -459,7 +458,7 @@ class WeightSync:
             found[holder] = distance(self._compared(scores), expected)
         return found
 
-    def _policy_logprobs(self) -> Scores:
+    def _policy_logprobs(self) -> RowLogprobs:
         """The probe as the trainer scores it."""
         tokens, lengths = pad_rows(self.rows, torch.device("cpu"))
         real = torch.arange(tokens.shape[1]) < lengths[:, None]

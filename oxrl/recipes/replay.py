@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Self, cast
 from torch import Tensor
 
 from oxrl.config import Config, load_config
-from oxrl.engines.train.base import Engines, TrainEngine
+from oxrl.engines.train.base import SavedEngines, TrainEngine
 from oxrl.errors import Interrupted, NoCheckpointError, RunDirectoryError
 from oxrl.recipes import loop_of
 from oxrl.recipes.build import training_ranks
@@ -179,7 +179,7 @@ class ReplaySession(Session):
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def restore(self, engines: Engines, fresh: P) -> P:
+    def restore(self, engines: SavedEngines, fresh: P) -> P:
         """Load the checkpoint to begin at."""
         found = self._checkpoint
         if found is None:
@@ -200,7 +200,7 @@ class ReplaySession(Session):
         if step >= self._last_step:
             raise Replayed
 
-    def boundary(self, engines: Engines, progress: Progress) -> None:
+    def boundary(self, engines: SavedEngines, progress: Progress) -> None:
         """Nothing is saved.
 
         Raises:

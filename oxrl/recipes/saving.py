@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oxrl.config import Config
-from oxrl.engines.train.base import Engines, Saved
+from oxrl.engines.train.base import Saved, SavedEngines
 from oxrl.engines.train.ranks import Ranks
 from oxrl.engines.train.share import FLUSH_BYTES
 from oxrl.errors import CheckpointWriteError, DeadlineError
@@ -52,7 +52,7 @@ class Saver:
 
     def save(
         self,
-        engines: Engines,
+        engines: SavedEngines,
         step: int,
         new_writer: Callable[[], CheckpointWriter],
         *,
@@ -98,7 +98,7 @@ class Saver:
         # The previous checkpoint is intact: a full disk costs safety, not the run.
         log.warning("no checkpoint at step %d, trying again at the next boundary: %s", step, error)
 
-    def load(self, found: Checkpoint, engines: Engines) -> None:
+    def load(self, found: Checkpoint, engines: SavedEngines) -> None:
         """Restore engines from a checkpoint; on every rank."""
         with self._ranks.within(self._waits.of("load", size_of(found.path)), "a checkpoint"):
             for name, engine in engines.items():
@@ -130,7 +130,7 @@ class Saver:
             self._writer.drop()
             self._writer = None
 
-    def newest(self, root: Path, engines: Engines) -> Checkpoint | None:
+    def newest(self, root: Path, engines: SavedEngines) -> Checkpoint | None:
         """The newest whole checkpoint, at whose parts all ranks look; collective."""
         if self._ranks.first:
             found = latest_checkpoint(root, look_at_parts=lambda path: self._look(path, engines))
@@ -141,11 +141,11 @@ class Saver:
                 _problems(Path(path), engines)
         return self._ranks.agree(found)
 
-    def _look(self, path: Path, engines: Engines) -> list[str]:
+    def _look(self, path: Path, engines: SavedEngines) -> list[str]:
         self._ranks.agree(str(path))
         return _problems(path, engines)
 
-    def _begin(self, engines: Engines, writer: CheckpointWriter, background: bool) -> None:
+    def _begin(self, engines: SavedEngines, writer: CheckpointWriter, background: bool) -> None:
         begun = False
 
         def write(directory: Path) -> None:
@@ -170,7 +170,7 @@ class Saver:
                 # The other ranks wait to hear whether there is anything to write.
                 self._ranks.agree("")
 
-    def _refer(self, engines: Engines, new_writer: Callable[[], CheckpointWriter]) -> None:
+    def _refer(self, engines: SavedEngines, new_writer: Callable[[], CheckpointWriter]) -> None:
         """Name the models of the run instead of writing them; they are as they were built."""
         if not self._ranks.first:
             return
@@ -186,7 +186,7 @@ class Saver:
 
         self._writer.fill(write)
 
-    def _follow(self, engines: Engines, background: bool) -> None:
+    def _follow(self, engines: SavedEngines, background: bool) -> None:
         for engine in engines.values():
             # The first rank knows where.
             if not engine.begin_save(Path(), background):  # pyright: ignore[reportAttributeAccessIssue]
@@ -260,7 +260,7 @@ def _writes_meanwhile(engine: Saved) -> bool:
     return hasattr(engine, "begin_save")
 
 
-def _problems(path: Path, engines: Engines) -> list[str]:
+def _problems(path: Path, engines: SavedEngines) -> list[str]:
     found: list[str] = []
     for name, engine in engines.items():
         if _writes_meanwhile(engine):

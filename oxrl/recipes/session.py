@@ -13,7 +13,7 @@ from typing import Self
 
 from oxrl.config import Config
 from oxrl.config.plan import reference_text
-from oxrl.engines.train.base import Engines, TrainEngine
+from oxrl.engines.train.base import SavedEngines, TrainEngine
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.errors import Interrupted, Stopped
 from oxrl.recipes.opening import open_session
@@ -99,7 +99,7 @@ class Session:
         """Whether a signal asked the run to stop."""
         return bool(self.stop)
 
-    def restore(self, engines: Engines, fresh: P) -> P:
+    def restore(self, engines: SavedEngines, fresh: P) -> P:
         """Where to go on: the newest whole checkpoint, engines loaded and records cut back to it.
 
         Args:
@@ -190,7 +190,7 @@ class Session:
         """Whether an evaluation belongs between optimizer steps `before` and `step`."""
         return step >= self._cfg.run.steps or crossed(self._cfg.run.eval_every, before, step)
 
-    def boundary(self, engines: Engines, progress: Progress) -> None:
+    def boundary(self, engines: SavedEngines, progress: Progress) -> None:
         """Save if it is time, the run is complete, or a signal asked to stop.
 
         Raises:
@@ -212,7 +212,7 @@ class Session:
             )
 
     @contextmanager
-    def saved_if_stopped(self, engines: Engines, progress: Progress) -> Iterator[None]:
+    def saved_if_stopped(self, engines: SavedEngines, progress: Progress) -> Iterator[None]:
         """Inside, a signal may cut the work short; then `progress` as it is gets saved.
 
         Raises:
@@ -239,7 +239,7 @@ class Session:
         self.run.finish(step, dict(last[0]) if last else {})
         self.message(f"done: {step} steps, everything is in {self.run.path}")
 
-    def _save(self, engines: Engines, progress: Progress, *, wait: bool) -> None:
+    def _save(self, engines: SavedEngines, progress: Progress, *, wait: bool) -> None:
         state = dataclasses.asdict(progress)
         state["skipped_in_a_row"] = self._skipped_in_a_row
 

@@ -73,7 +73,7 @@ class Saved(Protocol):
 
 
 # What a checkpoint stores: by the folder in it, "." the checkpoint itself.
-Engines = Mapping[str, Saved]
+SavedEngines = Mapping[str, Saved]
 
 
 class TrainEngine(Scorer, Saved, Protocol):
