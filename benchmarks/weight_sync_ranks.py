@@ -30,12 +30,12 @@ from typing import Any, NamedTuple
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from oxrl.engines.probe import Distance, Scores
+from oxrl.engines.probe import Distance
 from oxrl.engines.ray.cluster import Cluster, layout
 from oxrl.engines.ray.rollouts import RayRollouts
 from oxrl.engines.ray.trainer import RankGroup, RayTrainer
 from oxrl.engines.ray.transport import RayTransport
-from oxrl.engines.sample.base import RolloutEngine
+from oxrl.engines.sample.base import RolloutEngine, RowLogprobs
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import joined_ranks
 from oxrl.engines.train.trainer import Trainer
@@ -204,16 +204,16 @@ class WithoutProbe(WeightSync):
     grows with bytes alone.
     """
 
-    def _policy_logprobs(self) -> Scores:
+    def _policy_logprobs(self) -> RowLogprobs:
         return []
 
-    def _distances(self, version: int, expected: Scores) -> dict[str, Distance]:
+    def _distances(self, version: int, expected: RowLogprobs) -> dict[str, Distance]:
         return {name: Distance(0.0, 0.0, 0.0, 0.0) for name in self._members()}
 
     def _calibrate(self) -> Distance:
         return Distance(1.0, 1.0, 1.0, 1.0)
 
-    def _prove_perturbed(self, expected: Scores) -> None:
+    def _prove_perturbed(self, expected: RowLogprobs) -> None:
         """Nobody is asked."""
 
 
