@@ -87,6 +87,23 @@ class Sign(NamedTuple):
     patience: int = PATIENCE
 
 
+def at_least(name: str, least: float) -> Callable[[Seen], bool]:
+    """A sign that one metric shows by itself.
+
+    Args:
+        name: of the metric; a line without it shows nothing.
+        least: from where on it does.
+
+    Returns:
+        Whether the newest line shows it.
+    """
+
+    def shown(seen: Seen) -> bool:
+        return seen.line.get(name, 0.0) >= least
+
+    return shown
+
+
 def all_equal(seen: Seen) -> bool:
     """Every reward of the step is the same number, and not 0."""
     rewards = _rewards(seen.line)
@@ -96,11 +113,6 @@ def all_equal(seen: Seen) -> bool:
 def all_zero(seen: Seen) -> bool:
     """Every reward of the step is 0."""
     return _rewards(seen.line) == (0.0, 0.0) and not _parts_differ(seen.line)
-
-
-def failing(seen: Seen) -> bool:
-    """Half or more of the responses have no reward."""
-    return seen.line.get("reward/failed_frac", 0.0) >= HALF
 
 
 def no_gradient(seen: Seen) -> bool:
@@ -175,31 +187,11 @@ def repeating(seen: Seen) -> bool:
     return line.get("data/looping_frac", 0.0) >= HALF or (same and wrong)
 
 
-def truncated(seen: Seen) -> bool:
-    """Half or more of the responses are cut by the token limit."""
-    return seen.line.get("data/truncated_frac", 0.0) >= HALF
-
-
 def clipped(seen: Seen) -> bool:
     """A large share of the tokens has left the trust region."""
     line = seen.line
     share = line.get("update/clip_frac_high", 0.0) + line.get("update/clip_frac_low", 0.0)
     return share >= CLIPPED
-
-
-def jumping_policy(seen: Seen) -> bool:
-    """A single update moves the policy far."""
-    return seen.line.get("kl/old_k3", 0.0) >= FAR_STEP
-
-
-def mismatched(seen: Seen) -> bool:
-    """Trainer and sampler disagree about the same tokens."""
-    return seen.line.get("mismatch/kl_k3", 0.0) >= MISMATCH
-
-
-def far_from_reference(seen: Seen) -> bool:
-    """The policy has gone far from its reference."""
-    return seen.line.get("kl/ref_k3", 0.0) >= FAR_FROM_REFERENCE
 
 
 def displaced(seen: Seen) -> bool:
@@ -214,11 +206,6 @@ def dropped(seen: Seen) -> bool:
     return gone > 0 and gone >= line.get("data/rows", 0.0)
 
 
-def stale(seen: Seen) -> bool:
-    """Tokens are older than the algorithms without a correction stand."""
-    return seen.line.get("data/staleness_mean", 0.0) >= STALE
-
-
 def skipped(seen: Seen) -> bool:
     """A tenth or more of the newest steps were refused."""
     refused = [line.get("update/skipped", 0.0) for line in seen.lines]
@@ -230,11 +217,6 @@ def spiking_gradient(seen: Seen) -> bool:
     norms = [line.get("update/grad_norm", math.nan) for line in seen.lines]
     usual = [norm for norm in norms[:-1] if math.isfinite(norm)]
     return len(usual) >= 10 and norms[-1] > SPIKE * statistics.median(usual) > 0
-
-
-def large_update(seen: Seen) -> bool:
-    """One step changes the weights by a large share of themselves."""
-    return seen.line.get("update/update_norm_ratio", 0.0) >= LARGE_UPDATE
 
 
 SIGNS = (
@@ -259,7 +241,7 @@ SIGNS = (
     ),
     Sign(
         "failing-rewards",
-        failing,
+        at_least("reward/failed_frac", HALF),
         "half or more of the responses have no reward, and nothing is learned from those. The "
         "reason of each is in samples.jsonl; reward.timeout_s and reward.workers help where they "
         "are late",
@@ -345,7 +327,7 @@ SIGNS = (
     ),
     Sign(
         "truncated-responses",
-        truncated,
+        at_least("data/truncated_frac", HALF),
         "half or more of the responses are cut by the token limit, and cannot be right. Raise "
         "rollout.max_tokens, or leave them out of the loss with train.mask_truncated",
         "data/truncated_frac is 0.5 or more",
@@ -363,7 +345,7 @@ SIGNS = (
     ),
     Sign(
         "jumping-policy",
-        jumping_policy,
+        at_least("kl/old_k3", FAR_STEP),
         "one update moves the policy far from itself. Lower train.lr, or train.epochs and "
         "train.minibatches",
         "kl/old_k3 is 0.1 nats per token or more",
@@ -372,7 +354,7 @@ SIGNS = (
     ),
     Sign(
         "sampler-mismatch",
-        mismatched,
+        at_least("mismatch/kl_k3", MISMATCH),
         "the sampler gives its own tokens other probabilities than the trainer: gradients are "
         "those of another policy. Use one dtype for both, a correction (train.correction: "
         "truncate), and see whether the sampler's build has a defect",
@@ -382,7 +364,7 @@ SIGNS = (
     ),
     Sign(
         "far-from-reference",
-        far_from_reference,
+        at_least("kl/ref_k3", FAR_FROM_REFERENCE),
         "the policy is far from its reference, and may have found a way around the reward. Read "
         "samples; raise train.kl_coeff",
         "kl/ref_k3 is 1 nat per token or more",
@@ -412,7 +394,7 @@ SIGNS = (
     ),
     Sign(
         "stale-samples",
-        stale,
+        at_least("data/staleness_mean", STALE),
         "samples are several weight versions old when they are trained on. Lower "
         "rollout.max_staleness, or use a correction (train.correction: truncate)",
         "data/staleness_mean is 4 versions or more",
@@ -440,7 +422,7 @@ SIGNS = (
     ),
     Sign(
         "large-updates",
-        large_update,
+        at_least("update/update_norm_ratio", LARGE_UPDATE),
         "each step changes the weights by a tenth of themselves, which forgets what they knew. "
         "Lower train.lr",
         "update/update_norm_ratio is 0.1 or more",
