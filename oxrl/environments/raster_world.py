@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from oxrl.data.rows import Json
+from oxrl.data.rows import Json, JsonObject
 from oxrl.environments.adapting import seed_of, shown_with
 from oxrl.environments.base import Message, Step
 from oxrl.types import Prompt
@@ -202,11 +202,11 @@ class RasterEnvironment:
         name = list(MOVES)[self.world.layout.goal]
         return name if self._control == "steps" else list(MOVES[name])
 
-    def state(self) -> dict[str, Json]:
+    def state(self) -> JsonObject:
         """All that decides what comes next, for `restore`."""
         return {"layout": self.world.layout, "place": self.world.place, "steps": self._steps}
 
-    def restore(self, state: dict[str, Json]) -> None:
+    def restore(self, state: JsonObject) -> None:
         """Go on from where `state` was taken.
 
         Args:

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from oxrl.data.rows import Json
+from oxrl.data.rows import Json, JsonObject
 from oxrl.environments.adapting import need, seed_of, shown_with
 from oxrl.environments.base import Message, Step
 from oxrl.environments.gymnasium_adapter import action_names, make
@@ -168,11 +168,11 @@ class SimulatorEnvironment:
         """End the environment."""
         self._made.close()
 
-    def state(self) -> dict[str, Json]:
+    def state(self) -> JsonObject:
         """All that decides what comes next, for `restore` into an environment that was reset."""
         inner = self._made.unwrapped
         steps = [(layer, vars(layer)["_elapsed_steps"]) for layer in _counting(self._made)]
-        found: dict[str, Json] = {"steps": [count for _, count in steps]}
+        found: JsonObject = {"steps": [count for _, count in steps]}
         found["random"] = copy.deepcopy(inner.np_random.bit_generator.state)
         found["inner"] = _mujoco_state(inner) if _is_mujoco(inner) else copy.deepcopy(_own(inner))
         return found
@@ -250,7 +250,7 @@ def _counting(made: Made) -> list[Made]:
     return found
 
 
-def _own(inner: Made) -> dict[str, Json]:
+def _own(inner: Made) -> JsonObject:
     """What an environment of Python objects is made of, without its windows."""
     return {name: value for name, value in vars(inner).items() if name not in ("window", "clock")}
 
