@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from oxrl.config.fields import cell_names
 from oxrl.config.other_names import OTHER_NAMES
-from oxrl.config.schema import FIELDS, SECTIONS, cell_names
+from oxrl.config.schema import FIELDS, SECTIONS
 from oxrl.tables.policy import ROWS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "coming_from.md"

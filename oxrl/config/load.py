@@ -15,19 +15,10 @@ from pydantic_core import ErrorDetails
 
 from oxrl.config.checks import evaluation_problems, notices, training_problems
 from oxrl.config.checks.reward import check_reward
+from oxrl.config.fields import CELLS, why_bounded
 from oxrl.config.other_names import meant_by
 from oxrl.config.reads import OF_EVALUATIONS, fields_read, why_unread
-from oxrl.config.schema import (
-    CELLS,
-    EVALUATED,
-    FIELDS,
-    SECTIONS,
-    Config,
-    fields_of,
-    recipe_of,
-    root_class,
-    why_bounded,
-)
+from oxrl.config.schema import EVALUATED, FIELDS, SECTIONS, Config, fields_of, recipe_of, root_class
 from oxrl.config.sections.reward import RewardPart
 from oxrl.config.source import (
     PARTS,

@@ -13,22 +13,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
-from oxrl.config.fields import ANSWERING, EVALUATING, Section
-from oxrl.config.reward_options import CODE, CODE_OPTIONS, asked_rewards, is_folder
-from oxrl.config.schema import (
+from oxrl.config.fields import (
+    ANSWERING,
     CELLS,
     COMPARING,
-    FIELDS,
+    EVALUATING,
     OFFLINE,
     PREFERENCE,
     RL,
     SAMPLING,
-    SECTIONS,
-    Config,
-    fields_of,
-    is_own,
+    Section,
     readers,
 )
+from oxrl.config.reward_options import CODE, CODE_OPTIONS, asked_rewards, is_folder
+from oxrl.config.schema import FIELDS, SECTIONS, Config, fields_of
+from oxrl.config.sections.train import is_own
 from oxrl.models.builtin import is_builtin
 from oxrl.models.vision import model_config, vision_family
 from oxrl.runs.directory import differences

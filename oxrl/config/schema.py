@@ -24,18 +24,11 @@ from pydantic import (
 from oxrl.config.fields import (
     ALL,
     ANSWERING,
-    CELLS,
-    COMPARING,
     EVALUATING,
-    OFFLINE,
-    PREFERENCE,
     RL,
-    SAMPLING,
     Section,
-    cell_names,
     readers,
     setting,
-    why_bounded,
 )
 from oxrl.config.sections.action import ActionConfig
 from oxrl.config.sections.data import DataConfig
@@ -46,49 +39,12 @@ from oxrl.config.sections.model import LoraConfig, ModelConfig
 from oxrl.config.sections.reward import RewardConfig
 from oxrl.config.sections.rollout import EngineConfig, RolloutConfig
 from oxrl.config.sections.run import RunConfig
-from oxrl.config.sections.train import TrainConfig, compose_row, is_own
+from oxrl.config.sections.train import TrainConfig, compose_row
 from oxrl.tables.cells import CELLS as TABLE
 from oxrl.tables.cells import FEATURES
 from oxrl.tables.engines import SAMPLING_ENGINES
 from oxrl.tables.numbers import NUMBERS, AnyNumber
 from oxrl.tables.policy import ROWS
-
-__all__ = [
-    "ALL",
-    "CELLS",
-    "EVALUATED",
-    "FIELDS",
-    "OFFLINE",
-    "COMPARING",
-    "PREFERENCE",
-    "RL",
-    "SAMPLING",
-    "SECTIONS",
-    "Config",
-    "DataConfig",
-    "DeepSpeedConfig",
-    "EngineConfig",
-    "EnvironmentConfig",
-    "FsdpConfig",
-    "LoraConfig",
-    "ModelConfig",
-    "ReferenceConfig",
-    "RewardConfig",
-    "RolloutConfig",
-    "RunConfig",
-    "Section",
-    "TrainConfig",
-    "cell_names",
-    "compose_row",
-    "config_schema",
-    "fields_of",
-    "is_own",
-    "readers",
-    "recipe_of",
-    "root_class",
-    "why_bounded",
-    "with_defaults",
-]
 
 Magnitude = Annotated[float, AfterValidator(abs)]  # `load_config` warns where it drops a sign
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedModel
 
 from oxrl.config import Config
-from oxrl.config.schema import RolloutConfig
 from oxrl.config.sections.model import LoraConfig
+from oxrl.config.sections.rollout import RolloutConfig
 from oxrl.engines.train.base import TrainEngine
 from oxrl.engines.weight_sync import WeightSync
 from oxrl.recipes.build import Limits, build_trainer, hosted_sampler

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oxrl.config import Config
 from oxrl.config.reward_options import asked_rewards
-from oxrl.config.schema import is_own
+from oxrl.config.sections.train import is_own
 from oxrl.data.hub import identity, locate
 from oxrl.data.templates import template_file
 from oxrl.engines.train.ranks import Ranks

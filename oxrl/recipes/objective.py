@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from oxrl.config.schema import TrainConfig
+from oxrl.config.sections.train import TrainConfig
 from oxrl.engines.train.base import Scorer, TrainEngine
 from oxrl.errors import required
 from oxrl.functional.advantage_inputs import AdvantageInputs

@@ -22,12 +22,13 @@ from rich.filesize import decimal
 from oxrl.config import Config
 from oxrl.config.checks.share_prefix import open_choice, sharing_is_read
 from oxrl.config.dims import ModelDims, context_length, model_dims
+from oxrl.config.fields import SAMPLING
 from oxrl.config.memory import machine_memory, on_cpu, rows_no_longer
 from oxrl.config.micro_batch import FIELD as MICRO_BATCH
 from oxrl.config.plan import disk_needed, memory_needed
 from oxrl.config.reward_options import JUDGE, asked_rewards
-from oxrl.config.schema import SAMPLING, is_own
 from oxrl.config.sections.action import ActionConfig
+from oxrl.config.sections.train import is_own
 from oxrl.data.dataset import Dataset, ReadOptions
 from oxrl.data.hub import locate
 from oxrl.data.layouts import in_our_words

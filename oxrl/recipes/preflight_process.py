@@ -14,7 +14,7 @@ from oxrl.config import Config
 from oxrl.config.checks.share_prefix import sharing_is_read
 from oxrl.config.reads import read_values, sections_of
 from oxrl.config.reward_options import asked_rewards
-from oxrl.config.schema import is_own
+from oxrl.config.sections.train import is_own
 from oxrl.errors import OxrlError
 from oxrl.processes.channel import LateReply, LostWorker, SuspectWorker
 from oxrl.processes.messages import Json, Replies, decode

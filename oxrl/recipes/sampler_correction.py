@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from oxrl.config.schema import TrainConfig
+from oxrl.config.sections.train import TrainConfig
 from oxrl.functional.corrections import CORRECTIONS, Correction, Level
 from oxrl.tables.numbers import CORRECTION_LEVEL
 from oxrl.types import PolicyBatch

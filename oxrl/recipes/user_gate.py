@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from oxrl.config.schema import is_own
+from oxrl.config.sections.train import is_own
 from oxrl.functional.gates import Gate
 from oxrl.functional.policy_losses import GATES
 

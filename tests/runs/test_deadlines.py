@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from small_runs import sft_config
 
 from oxrl.config.plan import plan_text
-from oxrl.config.schema import RunConfig
+from oxrl.config.sections.run import RunConfig
 from oxrl.errors import DeadlineError
 from oxrl.runs import deadlines, killed, patience
 from oxrl.runs.console import run_logging

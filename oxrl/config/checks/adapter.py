@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from oxrl.config.checks.base import Problems, at
-from oxrl.config.schema import EVALUATING, Config
+from oxrl.config.fields import EVALUATING
+from oxrl.config.schema import Config
 from oxrl.models.builtin import is_builtin
 from oxrl.models.folder import ADAPTER_CONFIG
 from oxrl.models.vision import vision_family

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from oxrl.config.checks.base import Problems, at
+from oxrl.config.fields import CELLS
 from oxrl.config.reads import row_fields
-from oxrl.config.schema import CELLS, Config
+from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 from oxrl.tables.numbers import CORRECTION_MAX, CORRECTION_MIN, PASS_K, WEIGHT_MAX, WEIGHT_MIN
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from inspect import Parameter
 
 from oxrl.config.checks.base import Problems
-from oxrl.config.schema import Config, is_own
+from oxrl.config.schema import Config
+from oxrl.config.sections.train import is_own
 from oxrl.config.source import Problem
 from oxrl.errors import did_you_mean
 from oxrl.processes.given import given, is_given

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from oxrl.config.checks.base import Problems, at
-from oxrl.config.schema import COMPARING, Config
+from oxrl.config.fields import COMPARING
+from oxrl.config.schema import Config
 from oxrl.models.vision import vision_family
 from oxrl.tables.preference import METHODS
 

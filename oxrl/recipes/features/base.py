@@ -18,7 +18,7 @@ from oxrl.functional.masks import LossAndMetrics
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch, Want
 
 if TYPE_CHECKING:
-    from oxrl.config.schema import TrainConfig
+    from oxrl.config.sections.train import TrainConfig
     from oxrl.recipes.progress import RolloutProgress
     from oxrl.rollouts.rounds import GroupChoice
     from oxrl.tables.policy import Row
