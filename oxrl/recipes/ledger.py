@@ -29,6 +29,7 @@ from torch import Tensor
 
 from oxrl.config import Config
 from oxrl.config.dims import ModelDims, model_dims
+from oxrl.data.batching import to_rollout_batch
 from oxrl.engines.train.micro_batches import group_micro_batches, micro_batches
 from oxrl.models.prefix_layout import groups_of, worth_packing
 from oxrl.models.work import FORWARD_AND_BACKWARD, ModelWork
@@ -47,6 +48,8 @@ SIZES = {"float32": 4, "bfloat16": 2}
 OPTIMIZER_BYTES = {"adamw": 28.0, "muon": 20.0, "adamw_8bit": 16.0}
 # Without masters the weight has two bytes.
 WITHOUT_MASTERS = -4.0
+# A group, and what a row of it begins with: equal ones need to be read once.
+Beginning = tuple[int, ...]
 
 
 @dataclass
@@ -95,12 +98,18 @@ def model_work(dims: ModelDims | None, *, dtype: str) -> ModelWork | None:
     )
 
 
+def _beginnings(inputs: TokenBatch, lengths: Tensor, group_ids: Tensor) -> list[Beginning]:
+    """Of every row its group, and its first `lengths` tokens."""
+    rows = zip(group_ids.tolist(), inputs.tokens.tolist(), lengths.tolist(), strict=True)
+    return [(group, *row[:length]) for group, row, length in rows]
+
+
 class Rows:
     """The rows that a model reads in one pass.
 
     Args:
         inputs: [B, T] of them.
-        group_ids: [B], rows of one prompt.
+        group_ids: [B], rows of one prompt or episodes from one beginning.
         given: how they are cut, and the operations of the model.
     """
 
@@ -114,31 +123,31 @@ class Rows:
         self.own = given.counted.forward(lengths, mask.sum(1))
         self.again = torch.zeros_like(self.own)
         padded = lengths.clone()
+        begins = _beginnings(inputs, prompts, group_ids)
         if given.share_prefix:
-            self._read_prompts_once(inputs, group_ids, given, padded)
+            self._read_prompts_once(inputs, begins, given, padded)
         else:
-            self._read_row_by_row(inputs, group_ids, given, padded)
+            self._read_row_by_row(inputs, begins, given, padded)
         self.padding = given.counted.forward(padded) - given.counted.forward(lengths)
 
     def _read_row_by_row(
-        self, inputs: TokenBatch, group_ids: Tensor, given: LedgerInputs, padded: Tensor
+        self, inputs: TokenBatch, begins: list[Beginning], given: LedgerInputs, padded: Tensor
     ) -> None:
         cuts = micro_batches(inputs, budget=given.budget, ranks=given.ranks, price=given.price)
         for cut in cuts:
             for share in cut:
                 padded[share.units] = share.length
-        first: dict[int, int] = {}
-        places = [first.setdefault(group, row) for row, group in enumerate(group_ids.tolist())]
+        first: dict[Beginning, int] = {}
+        places = [first.setdefault(begin, row) for row, begin in enumerate(begins)]
         self.again = self._of_prompts * (torch.tensor(places) != torch.arange(len(places)))
 
     def _read_prompts_once(
-        self, inputs: TokenBatch, group_ids: Tensor, given: LedgerInputs, padded: Tensor
+        self, inputs: TokenBatch, begins: list[Beginning], given: LedgerInputs, padded: Tensor
     ) -> None:
         """As `train.share_prefix` reads them: a prompt once in each micro-batch that it is in, and
         no padding; a micro-batch that would save little is read row by row.
         """
-        known: set[int] = set()
-        ids: list[int] = group_ids.tolist()
+        known: set[Beginning] = set()
         cuts = group_micro_batches(
             inputs, budget=given.budget, ranks=given.ranks, price=given.price
         )
@@ -155,9 +164,9 @@ class Rows:
                         self.own[rows[1:]] -= self._of_prompts[rows[1:]]
                         readers = rows[:1]
                     for row in readers.tolist():
-                        if ids[row] in known:
+                        if begins[row] in known:
                             self.again[row] = self._of_prompts[row]
-                        known.add(ids[row])
+                        known.add(begins[row])
 
     def spent(self, cause: str, without: Tensor, *, times: float = 1.0) -> Work:
         """The operations of a pass.
@@ -251,31 +260,38 @@ class Ledger:
             self._pass_before(rows, "reference_pass", step.step == 0)
 
     def count_sampling(self, step: RolloutStep) -> None:
-        """Count what sampling took."""
-        everyone = (*step.rollouts, *step.baselines)
-        groups = [rollout.group_id for rollout in everyone]
-        prompts = torch.tensor([len(rollout.prompt.token_ids) for rollout in everyone])
-        responses = torch.tensor([len(rollout.completion.token_ids) for rollout in everyone])
-        once = torch.tensor([*dict(zip(groups, prompts.tolist(), strict=True)).values()])
-        whole = self._work.forward(prompts + responses, responses)
-        decoded = whole - self._work.forward(prompts)
-        read_again = step.sampler.get("rollout/prefill_tokens", 0.0) - float(once.sum())
+        """Count what sampling took: what was written decoded, what was read read once.
+
+        A row ends with its last sampled token: what an environment said after it nobody read.
+        """
+        batch = to_rollout_batch([*step.rollouts, *step.baselines], pad_id=0)
+        inputs, of_rollout = batch.inputs.read_by_models(torch.arange(len(batch)))
+        written = inputs.response_mask
+        begins = written.int().argmax(1)
+        sampled = written.sum(1)
+        lengths = (written * torch.arange(1, written.shape[1] + 1)).amax(1)
+        heard = int((lengths - begins - sampled).sum())
+        different = set(_beginnings(inputs, begins, batch.group_ids[of_rollout]))
+        once = torch.tensor([len(begin) - 1 for begin in different])
+        after = self._work.forward(lengths, sampled) - self._work.forward(begins)
+        read_again = step.sampler.get("rollout/prefill_tokens", 0.0) - float(once.sum()) - heard
         again = self._work.body * max(0.0, read_again)
         prefilled = float(self._work.forward(once).sum())
-        total = prefilled + again + float(decoded.sum())
+        total = prefilled + again + float(after.sum())
         self._step = Work(total, {"prompts_again": again})
-        kept = len(step.rollouts)
-        self._samples = Counter(groups[:kept])
+        self._samples = Counter(rollout.group_id for rollout in step.rollouts)
         self._sampled = dict.fromkeys(self._samples, 0.0)
-        for group, operations in zip(groups[:kept], decoded.tolist(), strict=False):
-            self._sampled[group] += operations
+        of_each = after.new_zeros(len(batch)).index_add_(0, of_rollout, after)
+        for rollout, operations in zip(step.rollouts, of_each.tolist(), strict=False):
+            self._sampled[rollout.group_id] += operations
         self._useful += total - again
         speed = self._given.speed
         if speed is not None:
             floor = self._work.decode_floor(
-                prompts, responses, flops=speed.flops, bandwidth=speed.bandwidth
+                begins, sampled, flops=speed.flops, bandwidth=speed.bandwidth
             )
-            raise_by(self._floors, "time/rollout_s", prefilled / speed.flops + floor)
+            floor += (prefilled + self._work.body * heard) / speed.flops
+            raise_by(self._floors, "time/rollout_s", floor)
 
     def _pass_before(self, rows: Rows, cause: str, in_vain: bool) -> None:
         """Count a forward pass over all rows."""

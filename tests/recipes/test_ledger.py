@@ -141,6 +141,82 @@ def test_every_cause_of_waste_is_what_it_is_by_hand() -> None:
     assert later["work/tflop"] * 1e12 == pytest.approx(3 * (OWN + PADDING))
 
 
+def heard(count: int) -> Segment:
+    """What an environment said, `count` tokens."""
+    return Segment(
+        token_ids=(3,) * count,
+        logprobs=(0.0,) * count,
+        versions=(-1,) * count,
+        origin="environment",
+    )
+
+
+def written(count: int, context: tuple[int, ...] | None = None) -> Segment:
+    """What the policy sampled in a turn, `count` tokens."""
+    numbers = (0,) * count
+    return Segment(token_ids=numbers, logprobs=(0.0,) * count, versions=numbers, context=context)
+
+
+def episode(group: int, *segments: Segment) -> Rollout:
+    return Rollout(
+        prompt=Prompt(uid=str(group), messages=(), token_ids=(1, 1)),
+        completion=Completion(segments=segments, text="", finish_reason="stop"),
+        score=Score(value=1.0),
+        group_id=group,
+        sample=0,
+        seed=0,
+    )
+
+
+def sampling_of(watched: Ledger, rollouts: list[Rollout], read: float) -> tuple[float, float]:
+    """Operations of sampling, and those of reading again."""
+    counters = {"rollout/prefill_tokens": read}
+    watched.count_sampling(RolloutStep(step=1, start=0, end=1, rollouts=rollouts, sampler=counters))
+    policy, _ = batches(reference=False)
+    metrics = watched.count_update(policy)
+    total = metrics["work/tflop"] * 1e12
+    padded = 3 * PADDING / total
+    again = (metrics["waste/prompts_again"] - 3 * AGAIN / total) * total
+    assert metrics["waste/padding"] == pytest.approx(padded)
+    return total - 3 * (OWN + PADDING), again
+
+
+def test_what_an_environment_said_is_read_once_and_never_decoded() -> None:
+    # Three turns of 2, 1 and 2 tokens, answers of 3 and 2; one of 4 that no turn read.
+    talk = episode(7, written(2), heard(3), written(1), heard(2), written(2), heard(4))
+    # A sampler without a cache reads 2, then 2 + 2 + 3, then 7 + 1 + 2 tokens: 7 of them are new.
+    total, again = sampling_of(ledger(), [talk], read=19.0)
+    # 12 tokens, of which 5 are predicted: 10 * 12 + 4 * 5 + 12 * 13.
+    assert again == pytest.approx(12 * 10)
+    assert total == pytest.approx(296 + 12 * 10)
+    # One that keeps what it has read reads 2, 3 and 2.
+    total, again = sampling_of(ledger(), [talk], read=7.0)
+    assert again == pytest.approx(0.0, abs=1e-6)
+    assert total == pytest.approx(296)
+
+
+def test_every_context_of_an_episode_is_a_beginning_of_its_own() -> None:
+    # Two episodes of a group: both begin with the prompt, and then read other contexts.
+    one = episode(7, written(2), written(1, context=(9, 8, 7)))
+    other = episode(7, written(1), written(1, context=(9, 8)), written(0, context=(5,) * 4))
+    total, again = sampling_of(ledger(), [one, other], read=7.0)
+    prompt, three, two = 26, 10 * 3 + 12, 10 * 2 + 6
+    # Rows of 4, 4, 3 and 3 tokens; the context that no turn read is none.
+    rows = (68 - prompt) + (10 * 4 + 4 + 20 - three) + (46 - prompt) + (46 - two)
+    assert again == pytest.approx(0.0, abs=1e-6)
+    assert total == pytest.approx(prompt + three + two + rows)
+
+
+def test_rows_of_a_group_that_begin_otherwise_are_not_read_again() -> None:
+    policy, _ = batches(reference=False)
+    policy.inputs.tokens[1, :2] = 5
+    for shared in (False, True):
+        metrics = ledger(share_prefix=shared, budget=4).count_update(policy)
+        # Of the four rows only the last begins like one before it.
+        total = metrics["work/tflop"] * 1e12
+        assert metrics["waste/prompts_again"] * total == pytest.approx(3 * 12)
+
+
 def test_what_is_needed_is_no_waste() -> None:
     watched = ledger(old_known=False, all_learn=True, budget=1)
     policy, rollouts = batches(reference=True)
