@@ -455,6 +455,34 @@ def test_the_kl_coefficient_is_steered_by_the_mean_kl_of_a_response(tmp_path: Pa
         assert progress.kl_coeff == pytest.approx(0.4 * (1 + error * 3 / 50))
 
 
+def test_rows_that_are_not_trained_on_do_not_thin_the_kl_that_steers(tmp_path: Path) -> None:
+    objective = build(tmp_path, alg_name="ppo_rlhf", kl_coeff=0.4, kl_target=0.5, kl_horizon=50.0)
+    feature = only(objective, "AdaptiveKL")
+    # Rows 0 and 3 are cut and masked. What is left are tokens 3 to 5, in rows 1 and 2.
+    mask = MASK & torch.tensor([False, True, True, False])[:, None]
+    given = batch(inputs=dataclasses.replace(tokens(), response_mask=mask))
+    left = [old - reference for old, reference in zip(OLD, REF, strict=True)][3:6]
+    kl = sum(left) / 2
+    progress = SimpleNamespace(kl_coeff=0.4)
+    steered = feature.steer(given, progress)
+    assert steered == pytest.approx({"kl/coeff": 0.4, "kl/steered": kl})
+    error = max(-0.2, min(0.2, kl / 0.5 - 1))
+    assert progress.kl_coeff == pytest.approx(0.4 * (1 + error * 2 / 50))
+    # The same as without these rows.
+    alone = SimpleNamespace(kl_coeff=0.4)
+    assert feature.steer(batch().select(torch.tensor([1, 2])), alone) == pytest.approx(steered)
+    assert alone.kl_coeff == pytest.approx(progress.kl_coeff)
+
+
+def test_a_batch_of_which_nothing_is_trained_on_does_not_steer(tmp_path: Path) -> None:
+    objective = build(tmp_path, alg_name="ppo_rlhf", kl_coeff=0.4, kl_target=0.5, kl_horizon=50.0)
+    feature = only(objective, "AdaptiveKL")
+    given = batch(inputs=dataclasses.replace(tokens(), response_mask=MASK & False))
+    progress = SimpleNamespace(kl_coeff=0.4)
+    steered = feature.steer(given, progress)
+    assert math.isnan(steered["kl/steered"]) and progress.kl_coeff == 0.4
+
+
 def test_ages_are_counted_in_rollout_batches(tmp_path: Path) -> None:
     """Two optimizer steps per batch: a sampler behind by 1 or 2 of them is one batch old."""
     feature = only(build(tmp_path, alg_name="a3po", epochs=2), "InterpolatedAnchor")

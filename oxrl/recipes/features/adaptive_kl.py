@@ -19,13 +19,19 @@ class AdaptiveKL(Feature):
         self.horizon = given.train.value(KL_HORIZON)
 
     def steer(self, batch: PolicyBatch, progress: RolloutProgress) -> Metrics:
-        """Set the next rollout step's coefficient by how far this one's KL is off its target."""
+        """Set the next rollout step's coefficient by how far this one's KL is off its target.
+
+        Rows of which nothing is trained on have no KL, and do not count; where all are such, the KL
+        is NaN and the coefficient stays.
+        """
         sampled = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
         reference = required(batch.ref_logprobs, "ref_logprobs")
-        per_row = masked_sum(sampled - reference, batch.inputs.response_mask, dim=1)
+        trained = batch.inputs.response_mask
+        per_row = masked_sum(sampled - reference, trained, dim=1)[trained.any(1)]
         kl = float(per_row.mean())
         used = float(progress.kl_coeff)
-        progress.kl_coeff = adapt_kl_coeff(
-            used, kl, kl_target=self.target, kl_horizon=self.horizon, rows=len(batch)
-        )
+        if len(per_row):
+            progress.kl_coeff = adapt_kl_coeff(
+                used, kl, kl_target=self.target, kl_horizon=self.horizon, rows=len(per_row)
+            )
         return {"kl/coeff": used, "kl/steered": kl}
