@@ -432,7 +432,7 @@ def pass_at_k_rewards(rewards: Tensor, group_ids: Tensor, *, pass_k: int) -> Ten
 
     Args:
         rewards, group_ids: [B], as in the module's docstring; rewards 0 or 1.
-        pass_k: k, from 1 to the group size n.
+        pass_k: k, at least 1; a group of n < k rows is taken for n tries.
 
     Returns:
         [B] float64.
@@ -445,7 +445,8 @@ def pass_at_k_rewards(rewards: Tensor, group_ids: Tensor, *, pass_k: int) -> Ten
     groups = Groups.of(group_ids)
     successes = _successes(rewards, groups)
     reached = 1 - failure_chance(groups.size - 1, successes, k=pass_k - 1)
-    return pass_k / groups.size * torch.where(rewards == 1, 1.0, reached)
+    tries = groups.size.clamp(max=pass_k)
+    return tries / groups.size * torch.where(rewards == 1, 1.0, reached)
 
 
 def pass_at_k_advantage(
@@ -460,7 +461,7 @@ def pass_at_k_advantage(
 
     Args:
         rewards, group_ids: [B], as in the module's docstring; rewards 0 or 1.
-        pass_k: k, from 1 to the group size n.
+        pass_k: k, at least 1; a group of n < k rows is taken for n tries.
 
     Returns:
         [B].
@@ -476,7 +477,8 @@ def pass_at_k_advantage(
     others = groups.size - 1
     right = successes - rewards
     reached = 1 - failure_chance((others - 1).clamp(min=0), right, k=pass_k - 1)
-    baseline = pass_k * (right + (others - right) * reached) / others.clamp(min=1)
+    tries = groups.size.clamp(max=pass_k)
+    baseline = tries * (right + (others - right) * reached) / others.clamp(min=1)
     advantages = torch.where(groups.flat(rewards), 0.0, scores - baseline)
     return in_dtype_of(rewards, advantages)
 

@@ -114,6 +114,29 @@ def test_the_pass_at_k_gradient_is_unbiased_with_and_without_its_baseline(
     assert found == pytest.approx(pass_at_k_slope(0.3, k), abs=1e-9)
 
 
+@pytest.mark.parametrize(("size", "k"), [(2, 3), (3, 4), (3, 8)])
+def test_a_group_of_fewer_rows_than_k_climbs_the_pass_rate_of_as_many_tries_as_it_has(
+    size: int, k: int
+) -> None:
+    """Rows without a score leave n of k rows: what they can say is pass@n, at its own scale."""
+
+    def raw(rewards: Tensor, ids: Tensor) -> Tensor:
+        return size * pass_at_k_rewards(rewards, ids, pass_k=k)
+
+    assert expected_gradient(raw, size, 0.3) == pytest.approx(pass_at_k_slope(0.3, size), abs=1e-9)
+    # A right row of two: n s = 2 * 1, less what the wrong one reaches alone, 0. The wrong one: all
+    # that it could reach, the right one reaches without it.
+    two = pass_at_k_advantage(f64([1, 0]), torch.zeros(2, dtype=torch.long), pass_k=k)
+    assert two.tolist() == [2.0, 0.0]
+    # Groups of several sizes are each taken for their own: 2 right of 3, and one of four at k = 3.
+    mixed = f64([1, 1, 0, 1, 0, 0, 0])
+    ids = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    of_three = pass_at_k_advantage(mixed[:3], ids[:3], pass_k=3).tolist()
+    of_four = pass_at_k_advantage(mixed[3:], ids[3:], pass_k=min(k, 4)).tolist()
+    found = pass_at_k_advantage(mixed, ids, pass_k=k).tolist()
+    assert found == pytest.approx(of_three + of_four)
+
+
 @pytest.mark.parametrize("size", [2, 4, 6])
 def test_mean_normalized_rewards_climb_the_sum_of_pass_at_k_below_the_group_size(size: int) -> None:
     expected = sum(pass_at_k_slope(0.2, k) / k for k in range(1, size))
