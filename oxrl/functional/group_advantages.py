@@ -374,7 +374,10 @@ def _successes(rewards: Tensor, groups: Groups) -> Tensor:
     """Successes in the row's group. [B] float64."""
     if not bool(((rewards == 0) | (rewards == 1)).all()):
         found = sorted(set(rewards.tolist()))[:5]
-        raise ValueError(f"this advantage counts successes: rewards must be 0 or 1, got {found}")
+        raise ValueError(
+            f"this advantage counts successes: rewards must be 0 or 1, got {found}; let the reward "
+            "give nothing else, or choose a train.alg_name that takes any number"
+        )
     return groups.sum(rewards)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oxrl.config.sections.train import TrainConfig
 from oxrl.engines.train.base import Scorer, TrainEngine
-from oxrl.errors import required
+from oxrl.errors import RewardError, required
 from oxrl.functional.advantage_inputs import AdvantageInputs
 from oxrl.functional.advantages import ADVANTAGES
 from oxrl.functional.masks import LossAndMetrics, weighted_sum
@@ -216,7 +216,11 @@ def prepare_update(
 def estimate_advantages(
     objective: Objective, rollouts: RolloutBatch
 ) -> tuple[Tensor, Tensor | None]:
-    """The advantage of every token, [B, T], and what a critic is to learn, where there is one."""
+    """The advantage of every token, [B, T], and what a critic is to learn, where there is one.
+
+    Raises:
+        RewardError: the rewards are none that the advantage takes.
+    """
     given = AdvantageInputs(
         rewards=rollouts.rewards,
         token_rewards=rollouts.token_rewards,
@@ -226,7 +230,10 @@ def estimate_advantages(
     )
     for feature in objective.features:
         given = feature.on_advantage_inputs(given, rollouts)
-    return objective.advantage(given)
+    try:
+        return objective.advantage(given)
+    except ValueError as error:
+        raise RewardError(f"the rewards are not such as train.advantage takes: {error}") from error
 
 
 def without_cut_rows(rollouts: RolloutBatch) -> TokenBatch:

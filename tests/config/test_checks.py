@@ -235,6 +235,37 @@ def test_a_number_at_which_a_preference_loss_has_no_value_is_refused(
         load_config(write(train=train))
 
 
+SUCCESSES = "counts successes, which are 0 or 1"
+
+
+@pytest.mark.parametrize("advantage", ["maxrl", "pkpo", "mean_normalize", "pass_at_k"])
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        (["reward.normalize=running"], "reward.normalize = 'running'"),
+        (["reward.normalize=batch"], "reward.normalize = 'batch'"),
+        (["reward.clip=0.9"], "reward.clip = 0.9"),
+        (["train.kl=reward_k1", "train.kl_coeff=0.01"], "train.kl = 'reward_k1'"),
+    ],
+)
+def test_what_counts_successes_refuses_what_makes_other_numbers_of_them(
+    write: Callable[..., Path], advantage: str, overrides: list[str], field: str
+) -> None:
+    chosen = {"alg_name": "sgrpo", "advantage": advantage}
+    if advantage in ROWS:
+        chosen = {"alg_name": advantage}
+    # Successes stay what they are under a bound of 1, and under a KL in the loss.
+    harmless = ["reward.clip=1", "train.kl=loss_k3", "train.kl_coeff=0.01"]
+    load_config(write(train=chosen), harmless)
+    with pytest.raises(ConfigError, match=f"(?s)^1 problem in .*{field}.*{SUCCESSES}"):
+        load_config(write(train=chosen), overrides)
+
+
+def test_what_counts_successes_refuses_a_penalty_of_the_row(write: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match=f"(?s)overlong penalty of dapo.*{SUCCESSES}"):
+        load_config(write(train={"alg_name": "dapo", "advantage": "mean_normalize"}))
+
+
 def test_a_column_that_the_recipe_does_not_read_is_refused(write: Callable[..., Path]) -> None:
     path = write(train={"alg_name": "dpo"}, data={"columns": {"promt": "question"}})
     with pytest.raises(ConfigError, match=r"(?s)data\.columns.*no column that dpo reads.*'prompt'"):

@@ -16,12 +16,14 @@ import torch
 from small_runs import rl_config
 from torch import Tensor
 
+from oxrl.errors import RewardError
 from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
 from oxrl.recipes.features.dynamic_sampling import TeachingGroups
 from oxrl.recipes.objective import (
     Models,
     Objective,
+    estimate_advantages,
     minibatch,
     prepare_update,
     start_of_update,
@@ -408,6 +410,15 @@ def test_the_kl_comes_off_rows_and_tokens() -> None:
     assert found.rewards[0].item() == pytest.approx(1.0 - 2 * sum(d[:3]))
     assert found.token_rewards[0, 1].item() == pytest.approx(-2 * d[0])
     assert found.token_rewards[0, 3].item() == pytest.approx(1.0 - 2 * d[2])
+
+
+def test_rewards_that_an_advantage_cannot_take_are_told_and_no_bare_error(tmp_path: Path) -> None:
+    objective = build(tmp_path, alg_name="maxrl")
+    half = rollouts(rewards=torch.tensor([0.5, 1.0, 0.0, 1.0], dtype=torch.float64))
+    with pytest.raises(
+        RewardError, match=r"train\.advantage takes.*must be 0 or 1, got \[0\.0, 0\.5"
+    ):
+        estimate_advantages(objective, half)
 
 
 def test_a_minibatch_is_normalised_over_itself(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from oxrl.config.checks.base import Check, Problems, at
@@ -95,28 +96,49 @@ def check_reference_reset(cfg: Config) -> Problems:
         )
 
 
+# What chooses the advantage.
+CHOSEN = ("train.alg_name", "train.advantage")
+
+
+def _kept_rewards(cfg: Config, whole: str, read: str, most: float) -> Problems:
+    """Rewards that reach the advantage as they were given.
+
+    Args:
+        whole: what would be changed, in words; read: what the advantage makes of it.
+        most: bounds of rewards from there on change nothing.
+    """
+    row = cfg.train.row
+    rule = f"changes {whole}, and {row.advantage} {read}: remove it, or change train.alg_name"
+    if cfg.reward.normalize != "none":
+        yield at(cfg, "reward.normalize", rule, *CHOSEN)
+    if cfg.reward.clip is not None and cfg.reward.clip < most:
+        yield at(cfg, "reward.clip", rule, *CHOSEN)
+    if row.kl.startswith("reward_") and cfg.train.value(KL_COEFF) > 0:
+        rule = f"is subtracted from {whole}, and {row.advantage} {read}: set loss_k3 here"
+        yield Problem("train.kl", rule, row.kl, also=CHOSEN)
+    if row.has(OVERLONG_PENALTY):
+        rule = f"the overlong penalty of {row.name} is added to {whole}, and {row.advantage} {read}"
+        yield Problem("train.advantage", f"{rule}: choose another of the two", also=CHOSEN)
+
+
 def check_reward_parts(cfg: Config) -> Problems:
     """A reward of parts, which nothing is added to that is no part."""
-    row = cfg.train.row
-    chosen = ("train.alg_name", "train.advantage")
     if not cfg.reward.parts:
-        rule = f"{row.name} compares the parts of a reward: write reward.parts, not reward.name"
-        yield Problem("reward.parts", rule, also=("reward.name", *chosen))
-    for field in ("reward.normalize", "reward.clip"):
-        if getattr(cfg.reward, field.removeprefix("reward.")) not in ("none", None):
-            rule = f"changes the sum, and {row.advantage} reads the parts: remove it"
-            yield at(cfg, field, rule, *chosen)
-    if row.kl.startswith("reward_") and cfg.train.value(KL_COEFF) > 0:
-        rule = f"is subtracted from the sum, and {row.advantage} reads the parts: set loss_k3 here"
-        yield Problem("train.kl", rule, row.kl, also=chosen)
-    if row.has(OVERLONG_PENALTY):
-        rule = f"is added to the sum, and {row.advantage} reads the parts: write it as a part"
-        yield Problem("train.advantage", f"the overlong penalty of {row.name} {rule}", also=chosen)
+        name = cfg.train.row.name
+        rule = f"{name} compares the parts of a reward: write reward.parts, not reward.name"
+        yield Problem("reward.parts", rule, also=("reward.name", *CHOSEN))
+    yield from _kept_rewards(cfg, "the sum", "reads the parts", math.inf)
+
+
+def check_binary_rewards(cfg: Config) -> Problems:
+    """Rewards that stay 0 or 1: normalised ones are no successes, and cannot be counted."""
+    yield from _kept_rewards(cfg, "the reward", "counts successes, which are 0 or 1", 1.0)
 
 
 OF_FEATURE: Mapping[str, Check] = {
     "groups": check_groups,
     "reward_parts": check_reward_parts,
+    "binary_rewards": check_binary_rewards,
     "dynamic_sampling": check_dynamic_sampling,
     "overlong_penalty": check_overlong_penalty,
     "interpolated_anchor": check_interpolated_anchor,
