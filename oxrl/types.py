@@ -47,7 +47,9 @@ Batch = TypeVar("Batch", bound="RowBatch")
 FinishReason = Literal["stop", "length", "abort"]
 # What the rewards of an episode's own turns are called among the parts of its score.
 ENVIRONMENT = "environment"
-ScoreStatus = Literal["ok", "timeout", "error", "invalid"]
+# The last is of parts of a reward: there is a value, and it does not count, because the part failed
+# on another response of the group.
+ScoreStatus = Literal["ok", "timeout", "error", "invalid", "left_out"]
 # How an episode of several turns ended. The first two are ends of the task itself, the next are
 # limits of the run, the last two failures of the environment.
 EpisodeEnd = Literal[

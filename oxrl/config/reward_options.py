@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from oxrl.config.sections.reward import RewardConfig
 from oxrl.tables.engines import TRAINING_ENGINES
@@ -41,7 +41,7 @@ class AskedReward:
     timeout_s: float
     workers: int
     weight: float = 1.0
-    optional: bool = False
+    optional: bool | Literal["group"] = False
 
 
 def asked_rewards(reward: RewardConfig) -> list[AskedReward]:

@@ -220,7 +220,8 @@ def score_cosine(
 
     Args:
         prompt: as the judging reward reads it.
-        completions: the group; each is scored by itself, by its number of tokens.
+        completions: the group; each is scored by itself, by the number of tokens that the policy
+            sampled: what an environment or a tool said is no part of its length.
         judge: a key of JUDGES, the reward that says which are right: those it gives more than 0.5.
         max_tokens: the length at which a long response's value is reached, tokens.
         values: `right_short`, `right_long`, `wrong_short` and `wrong_long` of
@@ -237,9 +238,8 @@ def score_cosine(
     for completion in completions:
         judged = JUDGES[judge](prompt, completion.text)
         if judged.value is not None:
-            tokens = len(completion.token_ids)
             right = judged.value > 0.5
-            value = cosine_length_value(tokens, right, max_tokens=max_tokens, **values)
+            value = cosine_length_value(completion.sampled, right, max_tokens=max_tokens, **values)
             judged = Score(value=value, parts={judge: judged.value}, reason=judged.reason)
         scores.append(judged)
     return scores

@@ -3,15 +3,17 @@
     R_i = sum over the parts k of weight_k * R_ik
 
 Every part has its own workers, deadline and status, and all are asked at the same time. A response
-on which a part failed has no score, unless that part is optional: then the others are its score.
+on which a part failed has no score, unless that part is optional: then the others are its score,
+and, where that part says so, the score of every response of its group.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from typing import Literal
 
 from oxrl.rewards.workers import SinglePool
 from oxrl.runs.patience import Patience
@@ -23,12 +25,12 @@ class Part:
     """One part of a reward.
 
     pool: scores it. weight: times which its score is added. optional: whether a response has a
-    score where this part failed.
+    score where this part failed; "group": and no response of its group has this part in its score.
     """
 
     pool: SinglePool
     weight: float
-    optional: bool
+    optional: bool | Literal["group"]
 
 
 class PartsPool:
@@ -70,12 +72,19 @@ class PartsPool:
         by_part = dict(zip(self._parts, _at_once(works, patience), strict=True))
         found: Scores = []
         for index, (_, completions) in enumerate(groups):
+            of_group = {name: scores[index] for name, scores in by_part.items()}
+            left_out = self._left_out(of_group)
             group: list[Score] = []
             for place in range(len(completions)):
-                own = {name: scores[index][place] for name, scores in by_part.items()}
-                group.append(combined(self._parts, own))
+                own = {name: scores[place] for name, scores in of_group.items()}
+                group.append(combined(self._parts, own, left_out))
             found.append(group)
         return found
+
+    def _left_out(self, scores: Mapping[str, Sequence[Score]]) -> set[str]:
+        """The parts that no score of a group has, because they failed on one of it."""
+        failed = {name for name, own in scores.items() if any(s.value is None for s in own)}
+        return {name for name in failed if self._parts[name].optional == "group"}
 
     def close(self) -> None:
         """Kill the workers of every part."""
@@ -96,22 +105,26 @@ def _at_once(works: Sequence[Callable[[], Scores]], patience: Patience) -> list[
     return [done.result() for done in asked]
 
 
-def combined(parts: Mapping[str, Part], scores: Mapping[str, Score]) -> Score:
+def combined(
+    parts: Mapping[str, Part], scores: Mapping[str, Score], left_out: Collection[str] = ()
+) -> Score:
     """The score of a response from those of its parts.
 
     Args:
         parts: by name.
         scores: of the same names.
+        left_out: parts that failed on another response of the group, and do not count here either.
 
     Returns:
-        The weighted sum of the parts that have a score; a failure where a part failed that is not
-        optional, or every part did. `parts` holds what each part gave, and under "name.inner" what
-        that is made of.
+        The weighted sum of the parts that have a score and count; a failure where a part failed
+        that is not optional, or none is left. `parts` holds what each part gave, and under
+        "name.inner" what that is made of.
     """
     values: dict[str, float] = {}
     statuses: dict[str, ScoreStatus] = {}
     reasons: list[str] = []
     terms: list[float] = []
+    steps: list[tuple[int, float]] = []
     failed: list[ScoreStatus] = []
     for name, score in scores.items():
         statuses[name] = score.status
@@ -119,7 +132,13 @@ def combined(parts: Mapping[str, Part], scores: Mapping[str, Score]) -> Score:
             reasons.append(f"{name}: {score.reason}")
         if score.value is not None:
             values[name] = score.value
-            terms.append(parts[name].weight * score.value)
+            weight = parts[name].weight
+            if name in left_out:
+                statuses[name] = "left_out"
+                reasons.append(f"{name}: left out, it failed on another response to this prompt")
+            else:
+                terms.append(weight * score.value)
+                steps += [(end, weight * share) for end, share in score.steps]
         elif not parts[name].optional:
             failed.append(score.status)
         values |= {f"{name}.{inner}": value for inner, value in score.parts.items()}
@@ -140,17 +159,8 @@ def combined(parts: Mapping[str, Part], scores: Mapping[str, Score]) -> Score:
         parts=values,
         reason=reason,
         statuses=statuses,
-        steps=_steps(parts, scores),
+        steps=tuple(steps),
     )
-
-
-def _steps(parts: Mapping[str, Part], scores: Mapping[str, Score]) -> tuple[tuple[int, float], ...]:
-    """The steps of all parts, each times the weight of its part."""
-    found: list[tuple[int, float]] = []
-    for name, score in scores.items():
-        weight = parts[name].weight
-        found += [(end, weight * share) for end, share in score.steps]
-    return tuple(found)
 
 
 def _sum(terms: Sequence[float]) -> float | None:

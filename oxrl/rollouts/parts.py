@@ -11,8 +11,8 @@ import torch
 from oxrl.functional.shaping import informative_groups
 from oxrl.types import Metrics, Rollouts, Score, ScoreStatus
 
-# What becomes of a part without a score.
-FAILURES: tuple[ScoreStatus, ...] = ("timeout", "error", "invalid")
+# What becomes of a part that is not in the score, but for the last because it failed there.
+FAILURES: tuple[ScoreStatus, ...] = ("timeout", "error", "invalid", "left_out")
 
 
 def metrics_of_parts(rollouts: Rollouts, compared: Sequence[str]) -> Metrics:
@@ -20,8 +20,20 @@ def metrics_of_parts(rollouts: Rollouts, compared: Sequence[str]) -> Metrics:
 
     Args:
         compared: parts that advantages compare one by one; empty: they compare the sums.
+
+    Returns:
+        Those of `part_metrics`, and of every part of the config `reward/part/<name>/uneven_groups`:
+        in how many groups it counts for some responses and, having failed, for others not.
     """
     metrics = part_metrics([rollout.score for rollout in rollouts])
+    found: dict[tuple[str, int], set[str]] = {}
+    for rollout in rollouts:
+        if rollout.score.value is not None:
+            for name, status in rollout.score.statuses.items():
+                found.setdefault((name, rollout.group_id), set()).add(status)
+    for (name, _), statuses in found.items():
+        key = f"reward/part/{name}/uneven_groups"
+        metrics[key] = metrics.get(key, 0.0) + ("ok" in statuses and len(statuses) > 1)
     if compared and any(rollout.score.value is not None for rollout in rollouts):
         # Equal sums of parts that differ teach something.
         metrics["reward/zero_variance_groups"] = alike_groups(rollouts, compared)

@@ -14,8 +14,8 @@ from small_runs import metric_lines, rl_config
 from oxrl.config import Config, load_config
 from oxrl.errors import ConfigError, RewardDefinitionError, RunDirectoryError
 from oxrl.recipes import check_accepted, run
-from oxrl.rollouts.parts import part_metrics
-from oxrl.types import Score
+from oxrl.rollouts.parts import metrics_of_parts, part_metrics
+from oxrl.types import Completion, Prompt, Rollout, Score
 
 REWARD = """
 from oxrl.types import Score
@@ -45,6 +45,59 @@ def test_parts_have_means_spreads_and_counts_by_name() -> None:
         "reward/part/b/count": 1.0,
     }
     assert part_metrics([Score(value=1.0)]) == {}
+
+
+def test_groups_are_counted_whose_baseline_a_failed_part_moves() -> None:
+    def scored(group: int, status: str, value: float | None = 1.0) -> Rollout:
+        statuses: dict[str, Any] = {"a": "ok", "b": status}
+        score = Score(value=value, status="ok" if value else "error", statuses=statuses)
+        prompt = Prompt(uid="p", messages=(), token_ids=(1,))
+        completion = Completion(segments=(), text="", finish_reason="stop")
+        return Rollout(
+            prompt=prompt, completion=completion, score=score, group_id=group, sample=0, seed=0
+        )
+
+    rollouts = [
+        # Counts for one and not for the other.
+        *(scored(0, "ok"), scored(0, "timeout"), scored(0, "error")),
+        *(scored(1, "invalid"), scored(1, "ok")),
+        # For all, or for none.
+        *(scored(2, "ok"), scored(2, "ok")),
+        *(scored(3, "error"), scored(3, "timeout")),
+        *(scored(4, "left_out"), scored(4, "error")),
+        # The response without it has no score at all.
+        *(scored(5, "ok"), scored(5, "error", value=None)),
+    ]
+    found = metrics_of_parts(rollouts, ())
+    assert found["reward/part/a/uneven_groups"] == 0.0
+    assert found["reward/part/b/uneven_groups"] == 2.0
+    assert found["reward/part/b/left_out"] == 1.0
+    assert found["reward/part/b/error"] == 4.0
+
+
+@pytest.mark.parametrize("optional", [True, "group"])
+def test_a_run_says_where_a_part_failed_for_some_of_a_group(
+    tmp_path: Path, optional: bool | str
+) -> None:
+    cfg = two_parts(tmp_path, "run", name=f"{tmp_path / 'parts.py'}:moody", optional=optional)
+    run(cfg)
+    samples = [line for line in samples_of(cfg) if line["step"] == 1]
+    failed = {line["draw"] for line in samples if line["part_statuses"]["even"] == "error"}
+    kinds: dict[int, set[str]] = {}
+    for line in samples:
+        kinds.setdefault(line["draw"], set()).add(line["part_statuses"]["even"])
+    line = metric_lines(cfg.run.directory)[-1]
+    assert failed
+    if optional is True:
+        uneven = sum(found == {"ok", "error"} for found in kinds.values())
+        assert line["reward/part/even/uneven_groups"] == uneven > 0
+        assert line["reward/part/even/left_out"] == 0.0
+        return
+    assert line["reward/part/even/uneven_groups"] == 0.0
+    assert line["reward/part/even/left_out"] > 0.0
+    for sample in samples:
+        counted = 0.0 if sample["draw"] in failed else 0.25 * sample["parts"]["even"]
+        assert sample["reward"] == pytest.approx(sample["parts"]["digits"] + counted)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +130,11 @@ def even(prompt, completion):
     if completion.startswith("a"):
         raise ValueError("an a")
     return float(len(completion) % 2 == 0)
+
+def moody(prompt, completion):
+    if sum(map(ord, completion)) % 4 == 0:
+        raise ValueError("a mood")
+    return 1.0
 
 def broken(prompt, completion):
     return 1 / 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from loaded_rewards import load_reward
@@ -84,6 +85,18 @@ def test_the_cosine_reward_counts_tokens_and_asks_a_judge() -> None:
     assert scores[0].parts == {"exact": 1.0}
     unreadable = Prompt(uid="p", messages=(), token_ids=(1,), answer=None)
     assert reward(unreadable, [completion("2", 5)])[0].status == "invalid"
+
+
+def test_what_a_tool_said_is_no_part_of_a_responses_length() -> None:
+    def segment(tokens: int, origin: Literal["policy", "environment"]) -> Segment:
+        ids = (1,) * tokens
+        return Segment(token_ids=ids, logprobs=(0.0,) * tokens, versions=ids, origin=origin)
+
+    turns = (segment(2, "policy"), segment(40, "environment"), segment(3, "policy"))
+    talk = Completion(segments=turns, text="2", finish_reason="stop")
+    reward = load_reward("cosine", {"judge": "exact", "max_tokens": 10})
+    # Half of max_tokens: in the middle of 1 and 0.5.
+    assert reward(PROMPT, [talk])[0].value == pytest.approx(0.75)
 
 
 CALL = {"name": "search", "arguments": {"text": "rice", "count": 2, "exact": True}}

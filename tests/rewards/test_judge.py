@@ -81,6 +81,18 @@ def test_pairs_are_asked_in_both_orders_and_a_judge_who_prefers_the_first_says_n
     assert [s.value for s in once] == [1.0, 0.0]
 
 
+def test_a_pair_of_equal_texts_weighs_as_much_as_any_other_pair(server: JudgeServer) -> None:
+    """Each response meets two others: the mean of a tie and a victory, and of two defeats."""
+    for swap in (True, False):
+        judge = pool(server, compare="group", swap=swap)
+        found = scores(judge, "12", "12", "1")
+        assert [score.value for score in found] == [0.75, 0.75, 0.0]
+        assert [score.parts["verdict"] for score in found] == [0.75, 0.75, 0.0]
+    # Nobody was asked about the tie; of the two pairs, which are one question, in both orders, and
+    # in one.
+    assert len(server.requests) == 2 + 1
+
+
 def test_a_response_is_held_against_the_answer_and_equal_texts_are_a_tie_that_nobody_is_asked_about(
     server: JudgeServer,
 ) -> None:

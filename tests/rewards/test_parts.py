@@ -65,7 +65,9 @@ def open_parts(tmp_path: Path) -> Iterator[Open]:
             place = function if function in ("math", "exact") else f"{path}:{function}"
             field = f"reward.parts.{name}"
             pool = RewardPool(place, timeout_s=timeout_s, field=field)
-            found[name] = Part(pool=pool, weight=weight, optional=bool(optional and optional[0]))
+            found[name] = Part(
+                pool=pool, weight=weight, optional=optional[0] if optional else False
+            )
         pools.append(PartsPool(found))
         return pools[-1]
 
@@ -114,6 +116,44 @@ def test_an_optional_part_that_fails_is_left_out(open_parts: Open) -> None:
     assert scores[1].status == "ok"
     assert scores[1].statuses == {"long": "ok", "fussy": "error"}
     assert "an x" in scores[1].reason
+
+
+def test_a_part_that_failed_once_may_be_left_out_of_its_group_and_of_no_other(
+    open_parts: Open,
+) -> None:
+    pool = open_parts(long=("length", 1.0), fussy=("fussy", 10.0, "group"), made=("made", -1.0))
+    one, other = pool.score([group("ok", "x", "four"), group("ok", "five")])
+    # Of the first group nobody has the 10 of the part: the baseline is that of the lengths.
+    assert [score.value for score in one] == [2.0 - 2.0, 1.0 - 2.0, 4.0 - 2.0]
+    assert [score.value for score in other] == [12.0 - 2.0, 14.0 - 2.0]
+    assert [score.statuses["fussy"] for score in one] == ["left_out", "error", "left_out"]
+    assert {score.statuses["fussy"] for score in other} == {"ok"}
+    assert {score.status for score in one} == {"ok"}
+    # What it said is recorded, and why it does not count.
+    assert one[0].parts["fussy"] == 1.0 and "fussy: left out" in one[0].reason
+    assert "an x" in one[1].reason
+
+
+def test_steps_of_a_part_that_is_left_out_are_left_out() -> None:
+    pool = RewardPool("exact")
+    parts = {
+        "a": Part(pool=pool, weight=2.0, optional=False),
+        "b": Part(pool=pool, weight=3.0, optional="group"),
+    }
+    scores = {
+        "a": Score(value=1.0, steps=((4, 0.5),)),
+        "b": Score(value=1.0, steps=((2, 0.25), (3, 0.25))),
+    }
+    whole = combined(parts, scores)
+    assert whole.value == 5.0 and sorted(whole.steps) == [(2, 0.75), (3, 0.75), (4, 1.0)]
+    without = combined(parts, scores, left_out={"b"})
+    assert without.value == 2.0 and without.steps == ((4, 1.0),)
+
+
+def test_a_group_that_has_no_part_left_has_no_scores(open_parts: Open) -> None:
+    pool = open_parts(fussy=("fussy", 1.0, "group"), other=("fussy", 1.0, "group"))
+    assert [score.value for score in only(pool.score([group("ok", "x")]))] == [None, None]
+    assert [score.value for score in only(pool.score([group("ok", "pie")]))] == [2.0, 2.0]
 
 
 def test_a_row_without_any_part_has_no_score(open_parts: Open) -> None:

@@ -25,8 +25,10 @@ class RewardPart(Section):
     weight: float = setting(
         1.0, "Times which its score is added to the others; 0: it is only reported."
     )
-    optional: bool = setting(
-        False, "Whether a response has a reward where this part fails: that of the other parts."
+    optional: bool | Literal["group"] = setting(
+        False,
+        "Whether a response has a reward where this part fails: that of the other parts, to which "
+        "it adds nothing; group: nor does it add to that of any other response to the prompt.",
     )
     options: dict[str, Any] = setting(
         {}, "As reward.options; of `code` also sandbox, url, partial, program_s and program_mb."

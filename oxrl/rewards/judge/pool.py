@@ -180,13 +180,12 @@ class JudgePool:
         self, prompt: Prompt, one: str, other: str
     ) -> list[tuple[bool, Messages | None]]:
         """A question, and with `swap` the same with A and B exchanged."""
+        turns = [False, True] if self._options.swap else [False]
         if one == other:
-            return [(False, None)]
-        orders: list[tuple[bool, Messages | None]] = []
-        orders.append((False, question(self._options, prompt, one, other)))
-        if self._options.swap:
-            orders.append((True, question(self._options, prompt, other, one)))
-        return orders
+            # Nobody is asked, and a pair weighs as much as any other.
+            return [(swapped, None) for swapped in turns]
+        texts = {False: (one, other), True: (other, one)}
+        return [(swapped, question(self._options, prompt, *texts[swapped])) for swapped in turns]
 
     def _enter(
         self, verdicts: list[list[_Verdict]], one: _Asked, outcome: Outcome | None, prompt: Prompt
