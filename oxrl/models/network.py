@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,8 @@ from oxrl.models.vision_network import family_of, read_with_images
 from oxrl.types import Output, TokenBatch, Want
 
 TOP_K = "top_k="
+# Rotary positions that transformers computes anew by the longest row of every batch.
+CHANGING_ROTATIONS = ("dynamic", "longrope")
 
 
 class TokenModel(Protocol):
@@ -54,6 +56,7 @@ class CausalNetwork:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.decoder = model.base_model
+        fix_rotations(model)
         output = model.get_output_embeddings()
         if output is None or self.decoder is model:
             raise EngineError(
@@ -101,6 +104,24 @@ class CausalNetwork:
                 "hidden states times the output embedding give other numbers than the model's own "
                 "forward"
             )
+
+
+def fix_rotations(model: nn.Module, longest: int | None = None) -> None:
+    """Rotate tokens always as in the longest row, whatever else is in a batch or was read before.
+
+    What a model says of a row would otherwise depend on the rows beside it.
+
+    Args:
+        model: changed in place; only the first call does anything.
+        longest: tokens of the longest row that is ever read; None: what the model's configuration
+            allows.
+    """
+    for module in model.modules():
+        if getattr(module, "rope_type", None) in CHANGING_ROTATIONS:
+            rotary: Any = module
+            last = (longest or rotary.config.max_position_embeddings) - 1
+            rotary(rotary.inv_freq, torch.tensor([[last]], device=rotary.inv_freq.device))
+            rotary.rope_type = "fixed"
 
 
 class ValueModel(nn.Module):

@@ -39,7 +39,7 @@ from oxrl.errors import ConfigError
 from oxrl.models.four_bit import FourBit
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import AdapterOptions, add_adapter
-from oxrl.models.network import ValueModel
+from oxrl.models.network import ValueModel, fix_rotations
 from oxrl.models.vision import PROCESSOR, has_image_processor, vision_family
 from oxrl.models.vision_network import banned_tokens
 from oxrl.rewards.workers import RewardPool, ScoringPool, SinglePool
@@ -204,6 +204,7 @@ def load_model(
             four_bit=four_bit,
         ),
     )
+    fix_rotations(model, cfg.model.max_length)
     host = getattr(model, "decoder", model)
     computes = getattr(host.config, "_attn_implementation", None)
     log.info("%s: attention is computed by %s (model.attention)", cfg.model.name, computes)

@@ -44,7 +44,8 @@ class ModelConfig(Section):
     )
     max_length: int | None = setting(
         None,
-        "Longest row, prompt and response, in tokens; null: the model's.",
+        "Longest row, prompt and response, in tokens; null: the model's. Rotary positions that "
+        "change with the length of rows (dynamic, longrope) are those of such a row in every row.",
         ge=2,
         le=10**8,
         why="no model reads longer rows",
