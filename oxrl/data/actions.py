@@ -96,6 +96,15 @@ class ActionHead:
         """
         return len(token_ids) - (self.chunk - executed) * self.width
 
+    def clipped(self, actions: Sequence[Json]) -> int:
+        """How many numbers of a code the tokens of a chunk stand for that is not its own, but the
+        nearest one there is; here none but those outside of the quantiles, which are not counted.
+
+        Args:
+            actions: of a turn, as `encode` takes them.
+        """
+        return 0
+
     def encode(self, actions: Sequence[Json]) -> TokenIds:
         """The tokens of a chunk.
 

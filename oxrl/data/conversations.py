@@ -33,24 +33,25 @@ class Example:
     """One conversation; `trained[t]` says that the assistant wrote `token_ids[t]`, a target.
 
     "<|user|>1+1<|end|><|assistant|>2<|end|>" has the mask 0 0 0 0 0 0 1 1: the reply and the token
-    that stops it. `images` names those in it, in their order.
+    that stops it. `images` names those in it, in their order. `clipped`: see `ActionHead.clipped`.
     """
 
     uid: str
     token_ids: TokenIds
     trained: tuple[bool, ...]
     images: tuple[str, ...] = ()
+    clipped: int = 0
 
 
 class ConversationDataset(Dataset[Example]):
     """Conversations with loss masks, from rows of the form `EXPECTED`.
 
     A row with a blank reply is empty. Several assistant turns in a row are all learned. `report`
-    counts trained_tokens too.
+    counts trained_tokens too, and of actions how many numbers were clipped.
     """
 
     noun = "conversation"
-    counts = ("trained_tokens",)
+    counts = ("trained_tokens", "clipped")
 
     @classmethod
     def encode(cls, record: Record, encoder: ChatEncoder, options: ReadOptions) -> list[Example]:
@@ -69,7 +70,8 @@ class ConversationDataset(Dataset[Example]):
     def measure(cls, units: Sequence[Example]) -> Measured:
         """The length of the conversation, and how many of its tokens are learned."""
         (example,) = units
-        return len(example.token_ids), {"trained_tokens": sum(example.trained)}
+        counted = {"trained_tokens": sum(example.trained), "clipped": example.clipped}
+        return len(example.token_ids), counted
 
 
 def assistant_texts(messages: Sequence[Message]) -> list[str]:

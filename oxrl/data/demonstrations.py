@@ -2,7 +2,8 @@
 
 A row is `{"prompt" or "messages": ..., "images": [...], "actions": [[...], ...]}`: the actions of
 one turn, after what was seen. An episode may be one row as well: then messages of the assistant
-have their own `actions` in the place of content.
+have their own `actions` in the place of content. Beside `actions`, `padded` says how many at their
+end nobody did: they fill a chunk at the end of an episode, and are not learned.
 """
 
 from __future__ import annotations
@@ -18,10 +19,39 @@ from oxrl.data.turns import TurnEncoder
 from oxrl.types import TokenIds
 
 ACTIONS = "actions"
+PADDED = "padded"
 EXPECTED = (
     '{"prompt": text or messages, "actions": [the actions of a turn]}, or {"messages": [...]} in '
     'which those of the assistant have "actions" instead of content'
 )
+
+
+def chunk_at(actions: Sequence[Json], at: int, chunk: int) -> dict[str, Json]:
+    """The actions of an episode from a place on, as a row or a message has them.
+
+    Args:
+        actions: of the whole episode.
+        at: the first one that is taken.
+        chunk: how many are; those beyond the end repeat the last one.
+
+    Returns:
+        `actions`, and `padded` where some are beyond the end.
+    """
+    done = list(actions[at : at + chunk])
+    missing = chunk - len(done)
+    if not missing:
+        return {ACTIONS: done}
+    return {ACTIONS: done + [actions[-1]] * missing, PADDED: missing}
+
+
+def padded_in(rows: Sequence[Mapping[str, Json]]) -> int:
+    """How many actions of rows, as `chunk_at` makes them, nobody did.
+
+    Args:
+        rows: with `messages`.
+    """
+    parts = [part for row in rows for part in (row, *row["messages"])]
+    return sum(part.get(PADDED, 0) for part in parts)
 
 
 class Encoded(NamedTuple):
@@ -31,6 +61,7 @@ class Encoded(NamedTuple):
     token_ids: TokenIds
     trained: tuple[bool, ...]
     images: tuple[str, ...]
+    clipped: int
 
 
 def encode_demonstration(record: Record, encoder: ChatEncoder, head: ActionHead) -> Encoded:
@@ -42,7 +73,8 @@ def encode_demonstration(record: Record, encoder: ChatEncoder, head: ActionHead)
         head: of what is done.
 
     Returns:
-        Tokens, and which of them are trained: those of actions.
+        Tokens, and which of them are trained: those of actions that somebody did. A code whose
+        tokens stand for a chunk as a whole learns no chunk of which a part was not done.
 
     Raises:
         DataError: no row of that form, or an action that is none; names the row.
@@ -52,7 +84,8 @@ def encode_demonstration(record: Record, encoder: ChatEncoder, head: ActionHead)
     done: tuple[int, ...] = ()
     ids: list[int] = []
     trained: list[bool] = []
-    for number, (said, actions) in enumerate(talk):
+    clipped = 0
+    for number, (said, actions, padded) in enumerate(talk):
         if number:
             read = turns.after(done, turns.suffix(said)) or ()
         else:
@@ -61,27 +94,33 @@ def encode_demonstration(record: Record, encoder: ChatEncoder, head: ActionHead)
             done = head.encode(actions)
         except (ValueError, TypeError) as error:
             record.fail(f"turn {number + 1} {error}", EXPECTED)
+        clipped += head.clipped(actions)
+        learned = len(done)
+        if padded:
+            # Where turns have an end of their own, every token stands for the whole chunk.
+            learned = head.kept(done, head.chunk - padded) if head.ends_by is None else 0
         ids += (*read, *done)
-        trained += [False] * len(read) + [True] * len(done)
-    messages = [message for said, _ in talk for message in said]
+        trained += [False] * len(read) + [True] * learned + [False] * (len(done) - learned)
+    messages = [message for said, _, _ in talk for message in said]
     known = [dict(message) for message in messages]
     return Encoded(
-        uid=content_uid(known, [list(actions) for _, actions in talk]),
+        uid=content_uid(known, [list(actions) for _, actions, _ in talk]),
         token_ids=tuple(ids),
         trained=tuple(trained),
         images=images_of(messages),
+        clipped=clipped,
     )
 
 
-def _talk(record: Record) -> list[tuple[Sequence[Message], Sequence[Json]]]:
-    """What is read before each turn, and what is done in it."""
+def _talk(record: Record) -> list[tuple[Sequence[Message], Sequence[Json], int]]:
+    """What is read before each turn, what is done in it, and how much of that nobody did."""
     fields = record.fields
     name = "messages" if "messages" in fields else "prompt"
     given: Json = fields.get(name)
     items: list[Json] = list(given) if isinstance(given, list) else [given]
     if fields.get(ACTIONS) is not None:
-        items.append({"role": "assistant", ACTIONS: fields[ACTIONS]})
-    talk: list[tuple[Sequence[Message], Sequence[Json]]] = []
+        items.append({**fields, "role": "assistant"})
+    talk: list[tuple[Sequence[Message], Sequence[Json], int]] = []
     said: list[Json] = []
     for item in items:
         if not isinstance(item, Mapping) or item.get("role") != "assistant":
@@ -90,7 +129,10 @@ def _talk(record: Record) -> list[tuple[Sequence[Message], Sequence[Json]]]:
         actions = item.get(ACTIONS)
         if not isinstance(actions, list) or not said:
             record.fail(f"a reply without actions: {str(dict(item))[:120]}", EXPECTED)
-        talk.append((read_messages(record, said, what=name), actions))
+        padded = item.get(PADDED) or 0
+        if padded not in range(len(actions)):
+            record.fail(f"padded is {padded!r:.40} of {len(actions)} actions", EXPECTED)
+        talk.append((read_messages(record, said, what=name), actions, padded))
         said = []
     if not talk:
         record.fail("no actions: nothing to learn", EXPECTED)

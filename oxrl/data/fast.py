@@ -74,6 +74,14 @@ class FastCode:
             found.append(found[merge.left] + found[merge.right])
         return found
 
+    def coefficients(self, numbers: Table) -> Table:
+        """The rounded coefficients of a chunk, [chunk, size].
+
+        Args:
+            numbers: [chunk, size], between -1 and 1.
+        """
+        return (self.scale * (cosines(self.chunk) @ numbers)).round()
+
     def encode(self, numbers: Table) -> list[int]:
         """The pieces of a chunk.
 
@@ -83,10 +91,7 @@ class FastCode:
         Returns:
             Numbers of pieces; coefficients that have no piece of their own become the nearest.
         """
-        import numpy as np  # who only reads tokens of names does without
-
-        coefficients = np.rint(self.scale * (cosines(self.chunk) @ numbers)).astype(int)
-        bounded = np.clip(coefficients, self.least, self.most).flatten()
+        bounded = self.coefficients(numbers).clip(self.least, self.most).flatten()
         return self.joined([int(value) - self.least for value in bounded])
 
     def decode(self, places: Sequence[int]) -> Table | None:

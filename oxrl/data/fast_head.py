@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from oxrl.data.actions import Action, ActionHead
 from oxrl.data.fast import FastCode, code_of
 from oxrl.data.rows import Json
 from oxrl.errors import DataError
 from oxrl.types import TokenIds
+
+if TYPE_CHECKING:
+    from oxrl.data.fast import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +47,21 @@ class FastHead(ActionHead):
 
     def encode(self, actions: Sequence[Json]) -> TokenIds:
         """See ActionHead."""
-        import numpy as np  # who only reads tokens of names does without
-
         if len(actions) != self.chunk:
             raise ValueError(f"has {len(actions)} actions, and a turn has {self.chunk}")
-        numbers = 2.0 * np.asarray([self.shares(action) for action in actions]) - 1.0
-        places = self.code.encode(numbers)
+        places = self.code.encode(self._numbers(actions))
         return (*(self.token_ids[place] for place in places), self.end)
+
+    def clipped(self, actions: Sequence[Json]) -> int:
+        """See ActionHead: of coefficients."""
+        found = self.code.coefficients(self._numbers(actions))
+        return int(((found < self.code.least) | (found > self.code.most)).sum())
+
+    def _numbers(self, actions: Sequence[Json]) -> Table:
+        """[chunk, size], from -1 at q01 to 1 at q99."""
+        import numpy as np  # who only reads tokens of names does without
+
+        return 2.0 * np.asarray([self.shares(action) for action in actions]) - 1.0
 
     def decode(self, token_ids: Sequence[int]) -> list[Action]:
         """See ActionHead.

@@ -89,7 +89,6 @@ def reward_metrics(rewards: Tensor, group_ids: Tensor) -> Metrics:
     groups = Groups.of(group_ids)
     rows = torch.arange(len(rewards), device=rewards.device)
     first = groups.extreme(rows, "amin") == rows  # one row speaks for each group
-    variance = groups.mean(rewards.double().square()) - groups.mean(rewards).square()
     passed = rewards > PASS_REWARD
     rate = groups.mean(passed)
     return {
@@ -101,7 +100,7 @@ def reward_metrics(rewards: Tensor, group_ids: Tensor) -> Metrics:
         "reward/zero_variance_groups": _mean(groups.flat(rewards)[first]),
         "reward/all_pass_groups": _mean((rate == 1)[first]),
         "reward/all_fail_groups": _mean((rate == 0)[first]),
-        "reward/group_std": _mean(variance.clamp(min=0).sqrt()[first]),
+        "reward/group_std": _mean(groups.std(rewards)[first]),
     }
 
 
@@ -114,7 +113,7 @@ def data_metrics(response_mask: Tensor, truncated: Tensor, rewards: Tensor) -> M
         rewards: [B].
 
     Returns:
-        Metrics over rows.
+        Metrics over rows; the length of right or wrong ones is NaN where there are none.
     """
     lengths = response_mask.sum(1).double()
     passed = rewards > PASS_REWARD
@@ -127,8 +126,9 @@ def data_metrics(response_mask: Tensor, truncated: Tensor, rewards: Tensor) -> M
         metrics["data/length_mean"] = _mean(lengths)
         metrics["data/length_p95"] = quantile(lengths, 0.95)
         metrics["data/length_max"] = float(lengths.max())
-        metrics["data/length_correct"] = _mean(lengths[passed])
-        metrics["data/length_wrong"] = _mean(lengths[~passed])
+        # Of nothing: NaN.
+        metrics["data/length_correct"] = float(lengths[passed].mean())
+        metrics["data/length_wrong"] = float(lengths[~passed].mean())
         metrics["data/truncated_frac"] = _mean(truncated)
     return metrics
 

@@ -104,25 +104,3 @@ def process_reward(
             "reward_model/label_mean": masked_mean(labels, ends),
         }
     return weighted_loss(losses, loss_weights), metrics
-
-
-def potential_rewards(step_scores: Tensor, step_mask: Tensor) -> Tensor:
-    """Pay for each step the change of the score it brings: its score minus the one before.
-
-    A sum of scores would pay for more steps; differences telescope to the last score, so a step
-    that changes no score changes no return.
-
-    Args:
-        step_scores: [B, T] probabilities or values.
-        step_mask: [B, T] bool, True where a step ends.
-
-    Returns:
-        Dense rewards [B, T], 0 where no step ends; the score before the first step counts as 0.
-    """
-    scores = fill_masked(step_scores, step_mask)
-    # Index of the latest step end strictly before t, or -1.
-    positions = torch.arange(scores.shape[1], device=scores.device).expand_as(step_mask)
-    latest = torch.where(step_mask, positions, -1).cummax(1).values.roll(1, 1)
-    latest[:, 0] = -1
-    previous = torch.where(latest >= 0, scores.gather(1, latest.clamp(min=0)), 0.0)
-    return torch.where(step_mask, scores - previous, 0.0)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
+from oxrl.data.token_rows import to_token_batch
 from oxrl.errors import ConfigError
 from oxrl.models.network import CausalNetwork
 from oxrl.models.prefix_layout import Block, PrefixLayout, packed
@@ -157,6 +158,20 @@ def _taken(tokens: Tensor, places: Tensor) -> Tensor:
 AttentionInterface.register(SHARED, attend)
 
 
+def trial_rows() -> TokenBatch:
+    """Groups of several, of one, without a prompt, and of a prompt of one token."""
+    groups = [(7, (5, 2, 9)), (3, (4,)), (0, (6, 6)), (1, (3, 8))]
+    rows: list[list[int]] = []
+    trained: list[list[bool]] = []
+    for number, (prompt, responses) in enumerate(groups):
+        begin = [2 + (5 * number + 3 * at) % 31 for at in range(prompt)]
+        for sample, length in enumerate(responses):
+            rest = [2 + (11 * number + 7 * sample + 13 * at) % 59 for at in range(length)]
+            rows.append(begin + rest)
+            trained.append([False] * prompt + [True] * length)
+    return to_token_batch(rows, trained, 0)
+
+
 @torch.no_grad()
 def check_sharing(model: PreTrainedModel) -> None:
     """Make sure that rows computed together are what they are one by one.
@@ -166,12 +181,8 @@ def check_sharing(model: PreTrainedModel) -> None:
             attention, or attends in a way that is not known here.
     """
     network = CausalNetwork(model)
-    rows = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 6, 0], [7, 8, 9, 9, 9]], device=model.device)
-    real = torch.ones_like(rows, dtype=torch.bool)
-    real[1, 4] = False
-    trained = real.clone()
-    trained[:, :3] = False
-    batch = TokenBatch(tokens=rows, attention_mask=real, response_mask=trained)
+    batch = trial_rows().to(model.device)
+    real = batch.attention_mask
     plain = network.backbone(batch)[real].float()
     try:
         shared = SharedPrefixNetwork(model).backbone(batch)[real].float()

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from oxrl.models.network import CausalNetwork
-from oxrl.models.shared_prefix import SharedPrefixNetwork, SharingRefused
+from oxrl.models.shared_prefix import SharedPrefixNetwork, SharingRefused, trial_rows
 from oxrl.models.shrink import shrink
-from oxrl.types import TokenBatch
 
 SEED = 17
 VOCABULARY = 64
@@ -89,7 +88,7 @@ def _gradient(model: PreTrainedModel, *, share: bool) -> Tensor:
         SharingRefused: the model does not hand the layout of a row to its attention.
     """
     network = SharedPrefixNetwork(model) if share else CausalNetwork(model)
-    batch = _rows()
+    batch = trial_rows()
     try:
         hidden = network.backbone(batch)[batch.attention_mask].float()
     except TypeError as error:
@@ -105,23 +104,3 @@ def _gradient(model: PreTrainedModel, *, share: bool) -> Tensor:
 
 def _apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).norm())
-
-
-def _rows() -> TokenBatch:
-    """Groups of several, of one, without a prompt, and of a prompt of one token."""
-    groups = [(7, (5, 2, 9)), (3, (4,)), (0, (6, 6)), (1, (3, 8))]
-    made: list[tuple[list[int], int]] = []
-    for number, (prompt, responses) in enumerate(groups):
-        begin = [2 + (5 * number + 3 * at) % 31 for at in range(prompt)]
-        for sample, length in enumerate(responses):
-            rest = [2 + (11 * number + 7 * sample + 13 * at) % 59 for at in range(length)]
-            made.append((begin + rest, prompt))
-    longest = max(len(row) for row, _ in made)
-    tokens = torch.zeros(len(made), longest, dtype=torch.int64)
-    real = torch.zeros_like(tokens, dtype=torch.bool)
-    trained = torch.zeros_like(real)
-    for at, (row, prompt) in enumerate(made):
-        tokens[at, : len(row)] = torch.tensor(row)
-        real[at, : len(row)] = True
-        trained[at, prompt : len(row)] = True
-    return TokenBatch(tokens=tokens, attention_mask=real, response_mask=trained)

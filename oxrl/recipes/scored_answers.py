@@ -73,26 +73,30 @@ def evaluation_seed(cfg: Config) -> int:
 
 
 def evaluation_metrics(rollouts: Rollouts, *, samples: int) -> Metrics:
-    """Means over scored responses; pass@k and best@k for k = 1, 2, 4 ... of scored prompts.
+    """Mean reward, pass@k and best@k for k = 1, 2, 4 ... of the prompts whose responses all have a
+    score.
 
-    `eval/errors` are responses without a score; a mean is NaN where none has one.
+    `eval/errors` are responses without a score; the mean is NaN where every prompt has one of them.
 
     Args:
         rollouts: `samples` in a row per prompt.
     """
     values = [rollout.score.value for rollout in rollouts]
-    known = [value for value in values if value is not None]
+    scored: list[Sequence[float]] = []
+    for group in in_groups(values, samples):
+        known = [value for value in group if value is not None]
+        if len(known) == len(group):
+            scored.append(known)
     lengths = [rollout.completion.sampled for rollout in rollouts]
     truncated = [how_it_ended(rollout.completion) == "truncated" for rollout in rollouts]
     count = max(len(rollouts), 1)
     metrics: Metrics = {
-        "eval/reward": mean(known),
+        "eval/reward": mean([value for group in scored for value in group]),
         "eval/responses": float(len(rollouts)),
-        "eval/errors": float(len(rollouts) - len(known)),
+        "eval/errors": float(values.count(None)),
         "eval/length_mean": sum(lengths) / count,
         "eval/truncated_frac": sum(truncated) / count,
     }
-    scored = [group for group in in_groups(values, samples) if None not in group]
     if not scored:
         return metrics
     rewards = torch.tensor(scored, dtype=torch.float64)

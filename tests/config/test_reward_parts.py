@@ -65,7 +65,11 @@ def test_a_code_part_has_the_sections_sandbox_and_may_have_another(parts: Path) 
         ("reward.parts.form.weight=abc", "reward.parts.form.weight", "valid number"),
         ("reward.parts.form.weight=.inf", "reward.parts.form.weight", "finite"),
         ("reward.parts.form.weight=", "reward.parts.form.weight", "is empty"),
-        ("reward.parts.form.optional=1", "reward.parts.form.optional", "must be true, false or group"),
+        (
+            "reward.parts.form.optional=1",
+            "reward.parts.form.optional",
+            "must be true, false or group",
+        ),
         ("reward.parts.form.workers=0", "reward.parts.form.workers", "each is a process"),
         ("reward.parts.form.timeout_s=0", "reward.parts.form.timeout_s", "answer"),
         ("reward.parts.form.name=", "reward.parts.form.name", "is empty"),

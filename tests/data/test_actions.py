@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import runpy
@@ -17,7 +18,9 @@ from oxrl.data.actions import ActionHead, Quantiles, read_quantiles
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import ReadOptions
-from oxrl.data.lerobot import read_episodes, write_episodes
+from oxrl.data.fast import FastCode
+from oxrl.data.fast_head import FastHead
+from oxrl.data.lerobot import read_episodes, statistics, write_episodes
 from oxrl.data.prepare import PREPARERS
 from oxrl.data.turns import TurnEncoder
 from oxrl.environments.raster_world import LAYOUTS, RasterEnvironment, RasterWorld
@@ -280,6 +283,94 @@ def test_episodes_of_robots_are_written_and_read_again(tmp_path: Path) -> None:
     assert rows_of[0] == rows_of[1]
     quantiles = [read_quantiles(tmp_path / n / "statistics.json") for n in ("played", "rows")]
     assert quantiles[0] == quantiles[1] == read_quantiles(place / "meta" / "stats.json")
+
+
+WALK = """
+from oxrl.environments import Step
+
+
+class Walk:
+    def reset(self, prompt, seed):
+        self.steps = 0
+        return "Begin."
+
+    def act(self, actions):
+        self.steps += len(actions)
+        return Step("Go on.", reward=1.0, terminated=self.steps == 2)
+
+    def expert(self):
+        return [0.5, self.steps - 0.5]
+"""
+
+
+def test_rows_of_a_robots_dataset_say_which_actions_are_padded(tmp_path: Path) -> None:
+    options = {"options": '{"control": "velocity"}', "limit": 3}
+    PREPARERS["demonstrations"](None, tmp_path / "played", lerobot=True, **options)
+    place = tmp_path / "played" / "lerobot"
+    report = PREPARERS["lerobot"](place, tmp_path / "rows", chunk=3)
+    text = (tmp_path / "rows" / "sft.jsonl").read_text()
+    found = [json.loads(line) for line in text.splitlines()]
+    # Three episodes of two steps: from the first on one is missing, from the second on two.
+    assert [row["padded"] for row in found] == [1, 2] * 3
+    assert all(len(row["actions"]) == 3 for row in found)
+    assert all(row["actions"][-1] == row["actions"][-2] for row in found)
+    assert report["padded_actions"] == 9
+    single = PREPARERS["lerobot"](place, tmp_path / "single")
+    assert single["padded_actions"] == 0
+    assert "padded" not in (tmp_path / "single" / "sft.jsonl").read_text()
+
+
+@pytest.mark.parametrize("rows", ["turns", "episodes"])
+def test_actions_that_nobody_did_fill_a_chunk_are_counted_and_not_learned(
+    tmp_path: Path, rows: str
+) -> None:
+    (tmp_path / "walk.py").write_text(WALK)
+    report = PREPARERS["demonstrations"](
+        None,
+        tmp_path / "played",
+        environment=f"{tmp_path / 'walk.py'}:Walk",
+        chunk=3,
+        rows=rows,
+        limit=4,
+    )
+    lines = (tmp_path / "played" / "sft.jsonl").read_text().splitlines()
+    head = ActionHead(token_ids=tuple(range(20, 28)), chunk=3, low=(-1.0,) * 2, high=(1.0,) * 2)
+    assert report["expert_steps"] == 8  # four episodes of two steps
+    examples = read(tmp_path / "played" / "sft.jsonl", head)
+    if rows == "episodes":
+        # One chunk each, of which the third action is none.
+        assert report["padded_actions"] == 4 and len(lines) == 4
+        wanted = [[True] * 4 + [False] * 2] * 4
+    else:
+        # From the first step on one is missing, from the second on two.
+        assert report["padded_actions"] == 4 * (1 + 2)
+        wanted = [[True] * 4 + [False] * 2, [True] * 2 + [False] * 4] * 4
+    assert [list(example.trained[-6:]) for example in examples] == wanted
+    assert not any(any(example.trained[:-6]) for example in examples)
+    # The tokens are there: what is read later stands where it would.
+    first = json.loads(lines[0])
+    talk = first["messages"][-1] if rows == "episodes" else first
+    assert talk["actions"][1] == talk["actions"][2] and talk["padded"] == 1
+
+
+def test_a_chunk_that_nobody_did_as_a_whole_is_not_learned_where_tokens_stand_for_all_of_it(
+    tmp_path: Path,
+) -> None:
+    code = FastCode(chunk=2, size=1, scale=10.0, least=-14, most=14)
+    ids = tuple(range(30, 30 + len(code.pieces)))
+    head = FastHead(token_ids=ids, chunk=2, low=(0.0,), high=(4.0,), code=code, end=1)
+    whole = {"prompt": "go", "actions": [[4.0], [0.0]]}
+    cut = {"prompt": "go", "actions": [[4.0], [4.0]], "padded": 1}
+    examples = read(rows(tmp_path, whole, cut), head)
+    assert [sum(example.trained) for example in examples] == [3, 0]
+
+
+@pytest.mark.parametrize("padded", [2, -1, "1", 0.5])
+def test_a_wrong_number_of_padded_actions_is_refused(tmp_path: Path, padded: object) -> None:
+    line = {"prompt": "go", "actions": ["up", "up"], "padded": padded}
+    head = dataclasses.replace(NAMES, chunk=2)
+    with pytest.raises(DataError, match=r"padded is .* of 2 actions"):
+        read(rows(tmp_path, line), head)
 
 
 PUSH = """

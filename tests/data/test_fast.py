@@ -10,9 +10,12 @@ import pytest
 
 from oxrl.data.action_heads import read_head
 from oxrl.data.actions import ActionHead
+from oxrl.data.conversations import ConversationDataset
+from oxrl.data.dataset import ReadOptions
 from oxrl.data.fast import FastCode, Merge, cosines, fit, read_code
 from oxrl.data.fast_head import FastHead
 from oxrl.errors import DataError
+from oxrl.models.builtin import builtin_tokenizer
 
 CHUNK = 8
 SIZE = 3
@@ -94,6 +97,38 @@ def test_what_training_never_had_becomes_the_nearest_that_it_had(code: FastCode)
     values = [value for place in places for value in code.pieces[place]]
     assert len(values) == CHUNK * SIZE
     assert min(values) >= code.least and max(values) <= code.most
+
+
+def test_coefficients_that_have_no_piece_of_their_own_are_counted() -> None:
+    """Two actions of one number, [1, -1]: coefficients 0 and sqrt 2, times 10 and rounded 0, 14."""
+    code = FastCode(chunk=2, size=1, scale=10.0, least=-3, most=14)
+    narrow = FastCode(chunk=2, size=1, scale=10.0, least=-3, most=13)
+    for found, count, most in ((code, 0, 14), (narrow, 1, 13)):
+        ids = tuple(range(len(found.pieces)))
+        head = FastHead(token_ids=ids, chunk=2, low=(0.0,), high=(4.0,), code=found, end=END)
+        assert head.clipped([[4.0], [0.0]]) == count
+        assert [found.pieces[place] for place in found.encode(np.asarray([[1.0], [-1.0]]))] == [
+            (0,), (most,)
+        ]  # fmt: skip
+        # From -1 to 1 it is -14, below the least.
+        assert head.clipped([[0.0], [4.0]]) == 1
+    bins = ActionHead(token_ids=tuple(range(8)), chunk=2, low=(0.0,), high=(4.0,))
+    assert bins.clipped([[9.0], [-9.0]]) == 0
+
+
+def test_the_report_of_a_file_counts_what_was_clipped(tmp_path: Path) -> None:
+    code = FastCode(chunk=2, size=1, scale=10.0, least=-3, most=13)
+    ids = tuple(range(30, 30 + len(code.pieces)))
+    head = FastHead(token_ids=ids, chunk=2, low=(0.0,), high=(4.0,), code=code, end=END)
+    lines = [
+        {"prompt": "go", "actions": [[4.0], [0.0]]},
+        {"prompt": "stay", "actions": [[2.0], [2.0]]},
+        {"prompt": "back", "actions": [[0.0], [4.0]]},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = ConversationDataset.load(path, builtin_tokenizer(), ReadOptions(actions=head))
+    assert data.report["clipped"] == 2 and data.report["kept"] == 3
 
 
 def test_a_turn_of_actions_comes_back_between_its_quantiles(head: FastHead) -> None:

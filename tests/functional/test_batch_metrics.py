@@ -33,7 +33,7 @@ def test_groups_that_cannot_teach_are_counted_apart() -> None:
         == metrics["reward/all_fail_groups"]
         == pytest.approx(1 / 3)
     )
-    assert metrics["reward/group_std"] == pytest.approx(0.5 / 3)
+    assert metrics["reward/group_std"] == pytest.approx(math.sqrt(0.5) / 3)
 
 
 def test_lengths_of_right_and_wrong_answers_are_told_apart() -> None:
@@ -171,4 +171,6 @@ def test_an_empty_batch_has_finite_metrics() -> None:
         data_metrics(empty, torch.tensor([False]), torch.tensor([0.0])),
         staleness_metrics(torch.zeros(1, 2, dtype=torch.long), empty, version=3),
     ]
+    # Nobody was right, so right answers have no length.
+    assert math.isnan(every[4].pop("data/length_correct"))
     assert all(math.isfinite(value) for metrics in every for value in metrics.values())

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from oxrl.functional.group_advantages import group_normalize
 from oxrl.functional.metrics import (
     advantage_metrics,
     data_metrics,
@@ -58,7 +59,8 @@ def test_rewards_of_four_groups() -> None:
             "reward/zero_variance_groups": 3 / 4,
             "reward/all_pass_groups": 1 / 4,
             "reward/all_fail_groups": 2 / 4,
-            "reward/group_std": statistics.pstdev([1, 0, 0.5, 0.9]) / 4,
+            # Unbiased, as advantages have it; of one row, and of equal ones, 0.
+            "reward/group_std": statistics.stdev([1, 0, 0.5, 0.9]) / 4,
         },
     )
     assert reward_metrics(f64([]), torch.tensor([], dtype=torch.long)) == {}
@@ -67,7 +69,7 @@ def test_rewards_of_four_groups() -> None:
 
 
 def test_the_variance_of_equal_rewards_is_not_below_zero() -> None:
-    """Rounding makes mean(r^2) - mean(r)^2 of three rewards of 0.1 negative."""
+    """As rounding would make mean(r^2) - mean(r)^2 of three rewards of 0.1."""
     for reward in (0.1, 0.2, 0.3, 0.7, 1 / 3):
         for size in range(2, 9):
             ids = torch.zeros(size, dtype=torch.long)
@@ -94,6 +96,25 @@ def test_lengths_of_right_and_wrong_answers() -> None:
     )
     nothing = data_metrics(MASK[:0], torch.zeros(0, dtype=torch.bool), f64([]))
     check(nothing, {"data/tokens": 0.0, "data/rows": 0.0, "data/empty_rows": 0.0})
+
+
+def test_the_length_of_right_answers_is_not_a_number_where_none_is_right() -> None:
+    cut = torch.zeros(3, dtype=torch.bool)
+    for reward, there, nothing in ((0.0, "wrong", "correct"), (1.0, "correct", "wrong")):
+        found = data_metrics(MASK, cut, f64([reward] * 3))
+        assert math.isnan(found[f"data/length_{nothing}"])
+        assert found[f"data/length_{there}"] == pytest.approx(5 / 3)
+
+
+def test_the_deviation_of_a_group_is_the_one_that_advantages_divide_by() -> None:
+    rewards = f64([1.0, 0.0, 0.0, 3.0])
+    ids = torch.zeros(4, dtype=torch.long)
+    # Mean 1, squared distances 0 + 1 + 1 + 4, over 4 - 1.
+    std = reward_metrics(rewards, ids)["reward/group_std"]
+    assert std == pytest.approx(math.sqrt(2.0))
+    assert group_normalize(rewards, ids, eps=0.0).tolist() == pytest.approx(
+        [0.0, -1 / std, -1 / std, 2 / std]
+    )
 
 
 @pytest.mark.parametrize(

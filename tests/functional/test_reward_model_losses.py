@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oxrl.functional.reward_model_losses import bradley_terry, potential_rewards, process_reward
+from oxrl.functional.reward_model_losses import bradley_terry, process_reward
 
 
 def f64(*values: float) -> Tensor:
@@ -100,19 +100,6 @@ def test_process_reward_is_finite_at_huge_scores() -> None:
         and scores.grad is not None
         and scores.grad.isfinite().all()
     )
-
-
-def test_potential_rewards_telescope_so_that_an_empty_step_changes_nothing() -> None:
-    scores = torch.tensor(
-        [[0.0, 0.3, 9, 0.7, 9, 0.6], [9, 0.2, 0.2, 9, 9, 0.9]], dtype=torch.float64
-    )
-    mask = torch.tensor([[0, 1, 0, 1, 0, 1], [0, 1, 1, 0, 0, 1]], dtype=torch.bool)
-    rewards = potential_rewards(scores, mask)
-    expected = torch.tensor(
-        [[0, 0.3, 0, 0.4, 0, -0.1], [0, 0.2, 0, 0, 0, 0.7]], dtype=torch.float64
-    )
-    torch.testing.assert_close(rewards, expected)
-    torch.testing.assert_close(rewards.sum(1), f64(0.6, 0.9))
 
 
 def test_a_wrong_shape_names_the_tensor() -> None:

@@ -19,7 +19,7 @@ from oxrl.functional.logprobs import (
     spread,
 )
 from oxrl.functional.masks import masked_values
-from oxrl.functional.reward_model_losses import bradley_terry, potential_rewards, process_reward
+from oxrl.functional.reward_model_losses import bradley_terry, process_reward
 from oxrl.functional.selections import (
     SELECTIONS,
     above_row_quantile,
@@ -140,23 +140,6 @@ def test_a_process_reward_is_judged_at_the_ends_of_steps_only() -> None:
             "reward_model/label_mean": 3.6 / 6,
         }
     )
-
-
-def test_steps_are_paid_for_the_change_they_bring() -> None:
-    """A step may end at the first token, at the last, and nowhere."""
-    ends = torch.tensor(
-        [
-            [True, False, True, True],
-            [False, True, False, False],
-            [False, False, False, False],
-            [True, True, False, True],
-        ]
-    )
-    scores = f64([[0.5, NAN, 0.2, 0.9], [NAN, 0.4, NAN, NAN], [NAN] * 4, [0.3, 0.3, NAN, 0.7]])
-    found = potential_rewards(scores, ends)
-    expected = [[0.5, 0.0, -0.3, 0.7], [0.0, 0.4, 0.0, 0.0], [0.0] * 4, [0.3, 0.0, 0.0, 0.4]]
-    for row, wanted in zip(found.tolist(), expected, strict=True):
-        assert row == pytest.approx(wanted)
 
 
 # --- selections ---

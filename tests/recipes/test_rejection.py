@@ -169,6 +169,19 @@ def test_an_evaluation_reports_best_of_k_and_what_another_reward_would_pick() ->
     }
 
 
+def test_the_mean_reward_and_pass_at_k_are_of_the_same_prompts() -> None:
+    """The second prompt lacks a score: neither its right response nor its wrong one counts."""
+    values = [1.0, 0.0, 1.0, None, 0.0, 0.0]
+    rollouts = [rollout(str(i), value, sample=i % 2) for i, value in enumerate(values)]
+    metrics = evaluation_metrics(rollouts, samples=2)
+    assert metrics["eval/reward"] == metrics["eval/pass@1"] == metrics["eval/best@1"] == 0.25
+    assert metrics["eval/pass@2"] == metrics["eval/best@2"] == 0.5
+    assert metrics["eval/errors"] == 1.0 and metrics["eval/responses"] == 6.0
+    # Of no prompt all scores are there.
+    metrics = evaluation_metrics(rollouts[2:4], samples=2)
+    assert math.isnan(metrics["eval/reward"]) and "eval/pass@1" not in metrics
+
+
 def test_an_evaluation_whose_every_reward_failed_is_not_a_number() -> None:
     metrics = evaluation_metrics([rollout("a", None), rollout("b", None, sample=1)], samples=2)
     assert math.isnan(metrics["eval/reward"]) and metrics["eval/errors"] == 2.0

@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 
 from oxrl.data.actions import ActionHead
 from oxrl.data.contexts import system_part
+from oxrl.data.demonstrations import chunk_at, padded_in
 from oxrl.data.fast import SCALE, FastCode, fit
 from oxrl.data.lerobot import statistics
 from oxrl.data.prepare.generated import Files
@@ -74,7 +75,8 @@ class Demonstrations:
         eval_rows: episodes to evaluate on, each with a seed of its own that no other file has.
         columns, eval_columns: further columns of rows of sft and rl, and of eval, in JSON.
         rows: "turns", what a policy with `rollout.context: last` reads, a row each; or "episodes".
-        chunk: actions of a row; what is missing at an episode's end repeats the last one.
+        chunk: actions of a row; what is missing at an episode's end repeats the last one, is
+            counted as `padded`, and not learned.
         most_steps: of an episode.
         fast: at most so many pieces of FAST's code of the chunks, in fast.json; 0: none.
         fast_scale: what FAST's coefficients are multiplied by before they are rounded.
@@ -137,6 +139,7 @@ class Demonstrations:
             "expert_episodes": count,
             "expert_failed": count - len(kept),
             "expert_steps": sum(steps),
+            "padded_actions": padded_in(rows),
         }
         told = statistics_of(kept)
         code = pieces_of(rows, told, pieces=self.fast, scale=self.fast_scale)
@@ -185,16 +188,15 @@ class Demonstrations:
 
     def _rows(self, done: Demonstration) -> Rows:
         actions = [seen.action for seen in done.steps]
-        padded = actions + [actions[-1]] * (self.chunk - 1)
         if self.rows == "turns":
             return [
-                {"messages": list(seen.messages), "actions": padded[at : at + self.chunk]}
+                {"messages": list(seen.messages), **chunk_at(actions, at, self.chunk)}
                 for at, seen in enumerate(done.steps)
             ]
         messages: list[Json] = []
         for at in range(0, len(actions), self.chunk):
             messages += done.steps[at].messages
-            messages.append({"role": "assistant", "actions": padded[at : at + self.chunk]})
+            messages.append({"role": "assistant", **chunk_at(actions, at, self.chunk)})
         return [{"messages": messages}]
 
     def _json(self, name: str) -> JsonObject:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from oxrl.data.demonstrations import chunk_at, padded_in
 from oxrl.data.fast import SCALE
 from oxrl.data.lerobot import Frame, RobotEpisode, read_episodes, statistics
 from oxrl.data.messages import text_of
@@ -24,7 +25,8 @@ class LeRobotRows:
 
     Args:
         camera: what follows observation.images. in the dataset; empty: the only one.
-        chunk: actions of a row; what is missing at an episode's end repeats the last one.
+        chunk: actions of a row; what is missing at an episode's end repeats the last one, is
+            counted as `padded`, and not learned.
         instruction: beside every image; `{task}` becomes the episode's.
         fast: at most so many pieces of FAST's code of the chunks, in fast.json; 0: none.
         fast_scale: what FAST's coefficients are multiplied by before they are rounded.
@@ -65,20 +67,20 @@ class LeRobotRows:
         if not rows:
             raise DataError(f"{source}: no episode that may be learned from")
         facts: JsonObject = {"episodes": count, "frames": len(actions)}
+        facts["padded_actions"] = padded_in(rows)
         told: JsonObject = {"action": statistics(actions)}
         code = pieces_of(rows, told, pieces=self.fast, scale=self.fast_scale)
         return Made({"sft": rows}, facts, told, code=code)
 
     def _rows(self, episode: RobotEpisode, source: Path) -> Rows:
         done = [list(map(float, frame.action)) for frame in episode.frames]
-        padded = done + [done[-1]] * (self.chunk - 1)
         rows: Rows = []
         for at, frame in enumerate(episode.frames):
             shown = base64.b64encode(self._image(frame, source)).decode()
             text = self.instruction.format(task=episode.task)
             parts = [{"type": "image", "base64": shown}, {"type": "text", "text": text}]
             said = {"role": "user", "content": parts}
-            rows.append({"messages": [said], "actions": padded[at : at + self.chunk]})
+            rows.append({"messages": [said], **chunk_at(done, at, self.chunk)})
         return rows
 
     def _image(self, frame: Frame, source: Path) -> bytes:
