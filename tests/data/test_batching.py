@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal, cast, get_args
 
 import pytest
 
 from oxrl.data.batching import check_rollout_batch, to_rollout_batch
 from oxrl.errors import InvariantError
-from oxrl.types import Completion, Prompt, Rollout, RolloutBatch, Score, Segment
+from oxrl.types import (
+    Completion,
+    EpisodeEnd,
+    Prompt,
+    Rollout,
+    RolloutBatch,
+    Score,
+    Segment,
+    Turn,
+)
 
 STOP = 2
 
@@ -70,6 +80,80 @@ def test_a_failed_score_is_an_invalid_row_and_never_a_zero() -> None:
 def test_an_aborted_sample_is_never_valid() -> None:
     batch = to_rollout_batch([rollout([1], [4, 5], "abort", 1.0, 0)], pad_id=0)
     assert batch.valid.tolist() == [False]
+
+
+ENDS: dict[str, tuple[bool, bool, bool]] = {
+    # How it ended -> terminated, truncated, valid.
+    "completed": (True, False, True),
+    "parse_error": (True, False, True),
+    "max_turns": (False, True, True),
+    "max_tokens": (False, True, True),
+    "max_tool_calls": (False, True, True),
+    "max_seconds": (False, True, True),
+    "context": (False, True, True),
+    "environment_error": (False, False, False),
+    "timeout": (False, False, False),
+}
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+@pytest.mark.parametrize("end", ENDS)
+def test_an_episode_is_over_cut_or_broken_off_as_it_says_itself(end: str, finish: str) -> None:
+    """Whatever its last turn ended with; of a response alone that decides."""
+    assert set(ENDS) == set(get_args(EpisodeEnd))
+    plain = rollout([11], [4, STOP], finish, 1.0, 5)
+    completion = dataclasses.replace(plain.completion, end=cast(EpisodeEnd, end))
+    batch = to_rollout_batch([dataclasses.replace(plain, completion=completion), plain], pad_id=0)
+    found = (batch.terminated[0], batch.truncated[0], batch.valid[0])
+    assert tuple(map(bool, found)) == ENDS[end]
+    assert batch.terminated[1] == (finish == "stop") and batch.truncated[1] == (finish == "length")
+
+
+def part(
+    tokens: int,
+    turn: int,
+    origin: Literal["policy", "environment"] = "policy",
+    context: tuple[int, ...] | None = None,
+) -> Segment:
+    ids = (9,) * tokens
+    return Segment(
+        token_ids=ids,
+        logprobs=(-0.5,) * tokens,
+        versions=ids,
+        origin=origin,
+        turn=turn,
+        context=context,
+    )
+
+
+def episode(*segments: Segment) -> Rollout:
+    completion = Completion(
+        segments=segments, text="", finish_reason="stop", turns=(Turn(text=""),), end="completed"
+    )
+    return dataclasses.replace(rollout([11, 12], [], "stop", 1.0, 5), completion=completion)
+
+
+def test_every_sampled_token_has_the_number_of_its_turn() -> None:
+    whole = episode(part(2, 0), part(1, 0, "environment"), part(1, 1), part(2, 2))
+    short = episode(part(1, 0))
+    batch = to_rollout_batch([whole, short], pad_id=0)
+    assert batch.turns is not None
+    assert batch.turns.tolist() == [
+        [-1, -1, 0, 0, -1, 1, 2, 2],
+        [-1, -1, 0, -1, -1, -1, -1, -1],
+    ]
+    assert to_rollout_batch([rollout([1], [4, STOP], "stop", 1.0, 5)], pad_id=0).turns is None
+
+
+def test_turns_that_read_other_things_keep_their_numbers_in_the_line_of_their_episode() -> None:
+    parted = episode(part(2, 0), part(1, 1, context=(5, 6, 7)), part(2, 2, context=(8,)))
+    batch = to_rollout_batch([parted, episode(part(1, 0))], pad_id=0)
+    assert batch.turns is not None
+    # One token before each turn, then those of the turn.
+    assert batch.turns.tolist() == [
+        [-1, 0, 0, -1, 1, -1, 2, 2],
+        [-1, 0, -1, -1, -1, -1, -1, -1],
+    ]
 
 
 def test_environment_tokens_are_read_but_not_trained() -> None:

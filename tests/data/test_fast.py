@@ -91,6 +91,41 @@ def test_the_slowest_changes_of_all_numbers_come_first_and_merges_in_their_order
     )
 
 
+def test_coefficients_are_rounded_to_the_nearest_and_not_towards_zero() -> None:
+    """A chunk of one action is its own transform."""
+    code = FastCode(chunk=1, size=4, scale=10.0, least=-9, most=9)
+    places = code.encode(np.asarray([[0.16, -0.16, 0.14, -0.14]]))
+    assert [code.pieces[place] for place in places] == [(2,), (-2,), (1,), (-1,)]
+    # A fit has pieces from the least to the most of what it rounded likewise.
+    fitted = fit([np.asarray([[0.16, -0.16]]), np.asarray([[0.14, 0.0]])], pieces=9, scale=10.0)
+    assert (fitted.least, fitted.most) == (-2, 2)
+
+
+def test_merges_go_by_their_order_and_from_the_left() -> None:
+    a, b, c = 0, 1, 2
+    code = FastCode(
+        chunk=3, size=1, scale=1.0, least=0, most=2, merges=(Merge(b, c), Merge(a, b), Merge(a, a))
+    )
+    bc, ab, aa = 3, 4, 5
+    assert code.joined([a, b, c]) == [a, bc]  # not ab first, though it stands first
+    assert code.joined([a, b, a]) == [ab, a]
+    assert code.joined([a, a, a]) == [aa, a]
+    assert code.joined([a, b, c, a, b, c, c]) == [a, bc, a, bc, c]
+    assert code.joined([c, b, a]) == [c, b, a]
+    chained = FastCode(
+        chunk=4, size=1, scale=1.0, least=0, most=1, merges=(Merge(0, 1), Merge(2, 2))
+    )
+    assert chained.joined([0, 1, 0, 1]) == [3] and chained.pieces[3] == (0, 1, 0, 1)
+
+
+def test_the_most_frequent_pair_is_the_first_merge() -> None:
+    chunks = [np.asarray([[0.0, 1.0, 1.0]])] * 3 + [np.asarray([[0.0, 0.0, 1.0]])]
+    code = fit(chunks, pieces=4, scale=1.0)
+    # Pieces 0 and 1; "0 1" stands there four times, "1 1" three times.
+    assert code.merges[0] == Merge(0, 1)
+    assert code.pieces[2] == (0, 1)
+
+
 def test_what_training_never_had_becomes_the_nearest_that_it_had(code: FastCode) -> None:
     wild = np.ones((CHUNK, SIZE)) * np.asarray([1.0, -1.0] * 4)[:, None]
     places = code.encode(wild)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import joined_ranks
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy
+from oxrl.models.network import CausalNetwork
 from oxrl.models.prefix_layout import groups_of, laid_out
 from oxrl.models.shared_prefix import SharedPrefixNetwork, check_sharing
 from oxrl.recipes import run
@@ -230,6 +232,21 @@ def test_rows_without_a_trained_token_and_without_a_prompt_are_read_too() -> Non
     shared, found = said_and_gradient(model, batch, share=True, budget=10**6)
     assert torch.allclose(shared, plain, rtol=0, atol=1e-5)
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
+
+
+def test_packed_rows_keep_their_positions_and_are_not_packed_again() -> None:
+    """Rows that begin alike, in each of which an example ends and another one begins."""
+    batch = rows_of([(6, [6, 6, 6])], shuffled=False)
+    positions = torch.tensor([[*range(7), *range(5)]] * 3)
+    packed = dataclasses.replace(batch, position_ids=positions)
+    model = load_policy("builtin:tiny", LoadOptions(seed=0))
+    with torch.no_grad():
+        plain = CausalNetwork(model).backbone(packed)
+        shared = SharedPrefixNetwork(model).backbone(packed)
+        unpacked = SharedPrefixNetwork(model).backbone(batch)
+    assert torch.allclose(shared, plain, rtol=0, atol=1e-5)
+    # Positions say that what follows place 7 sees nothing before it.
+    assert float((unpacked - plain).abs().max()) > 1e-2
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -199,6 +199,17 @@ def test_bf16_hidden_states_are_scored_in_float32() -> None:
     assert weight.grad.dtype == torch.bfloat16
 
 
+def test_the_gradient_of_a_bf16_head_is_summed_in_float32() -> None:
+    """512 positions of probability a half each add 0.5: a bf16 sum of them stands still at 128."""
+    weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    bias = torch.zeros(2, dtype=torch.bfloat16, requires_grad=True)
+    hidden = torch.ones(512, 1, dtype=torch.bfloat16)
+    targets = torch.zeros(512, dtype=torch.long)
+    chunked_head(hidden, Head(weight, bias), targets, chunk=1).logprobs.sum().backward()
+    assert weight.grad is not None and bias.grad is not None
+    assert weight.grad.flatten().tolist() == bias.grad.tolist() == [256.0, -256.0]
+
+
 def test_tokens_that_are_never_sampled_have_no_share_of_the_probability() -> None:
     hidden, weight, bias, _ = _problem()
     never = torch.tensor([index in (0, 4, 10) for index in range(VOCABULARY)])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from oxrl.config.dims import model_dims
+from oxrl.config.dims import ModelDims, model_dims
 from oxrl.models.builtin import builtin_policy
 from oxrl.models.work import ModelWork
 from oxrl.recipes.ledger import Ledger, LedgerInputs, model_work
@@ -307,6 +307,63 @@ def test_the_operations_of_a_model_are_those_that_torch_counts() -> None:
         model(input_ids=torch.ones(1, 32, dtype=torch.int64), use_cache=False)
     whole_squares = work.body * 32 + work.head * 32 + work.attention * 32 * 32
     assert counter.get_total_flops() == pytest.approx(whole_squares, rel=0.01)
+
+
+@pytest.mark.parametrize(("tied", "kv_heads"), [(True, 4), (True, 1), (False, 4), (False, 2)])
+def test_heads_that_are_not_tied_and_grouped_keys_are_counted_as_they_are(
+    tied: bool, kv_heads: int
+) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    hidden, vocabulary, layers, heads, head_dim, inner = 32, 50, 3, 4, 8, 48
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        tie_word_embeddings=tied,
+        attn_implementation="eager",
+    )
+    model = LlamaForCausalLM(config)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    dims = ModelDims(
+        parameters=parameters,
+        layers=layers,
+        hidden=hidden,
+        intermediate=inner,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        context=None,
+        vocabulary=vocabulary,
+        heads=heads,
+        tied=tied,
+        routed=False,
+        normed_heads=False,
+    )
+    work = model_work(dims, dtype="float32")
+    assert work is not None
+    head = vocabulary * hidden
+    assert work.head == 2 * head
+    assert work.parameters == parameters
+    body = parameters - head * (1 if tied else 2)
+    assert work.body == 2 * body
+    # The embeddings are looked up; what is read of weights is the body and the head.
+    assert work.weight_bytes == 4 * (body + head)
+    assert work.kv_bytes == 2 * 4 * layers * kv_heads * head_dim
+    assert work.attention == 4 * layers * heads * head_dim
+    half = model_work(dims, dtype="bfloat16")
+    assert half is not None and half.weight_bytes == 2 * (body + head)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        model(input_ids=torch.ones(1, 16, dtype=torch.int64), use_cache=False)
+    # Scores are whole squares here; norms, of which torch counts no operations, are in the body.
+    norms = 2 * hidden * (2 * layers + 1)
+    expected = (work.body - norms) * 16 + work.head * 16 + work.attention * 16 * 16
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-3)
 
 
 def test_experts_are_not_counted_as_if_all_of_them_read_every_token() -> None:

@@ -428,6 +428,14 @@ def test_a_minibatch_is_normalised_over_itself(tmp_path: Path) -> None:
     assert part.advantages[0, 1] == 0.5 and part.group_ids.tolist() == [9, 4]
 
 
+def test_the_prompts_of_a_minibatch_are_those_of_its_own_rows(tmp_path: Path) -> None:
+    """Rows 2, 1 and 3: one of prompt 4, two of prompt 9; each prompt has half of the weight."""
+    objective = build(tmp_path, **PLAIN, weights="prompt_mean")
+    part = minibatch(objective, batch(), torch.tensor([2, 1, 3]))
+    # Tokens 1, 2 and 2 of them; prompt 9 has three, prompt 4 two.
+    assert part.loss_weights.sum(1).tolist() == pytest.approx([1 / 6, 1 / 2, 1 / 3])
+
+
 # --- features ---
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,7 +22,8 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import NonFiniteError
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.recipes import run, supervised
-from oxrl.recipes.supervised import loss_fn, pack, to_supervised_batch
+from oxrl.recipes.supervised import evaluate_loss, loss_fn, pack, to_supervised_batch
+from oxrl.types import Output, TokenBatch
 
 WANT = frozenset({"logprobs"})
 
@@ -70,6 +73,30 @@ def test_packed_padded_and_single_rows_give_the_same_loss_and_gradient(
     for name, gradient in padded.items():
         torch.testing.assert_close(packed[name], gradient, rtol=0, atol=tolerance)
         torch.testing.assert_close(one_by_one[name], gradient, rtol=0, atol=tolerance)
+
+
+class Said:
+    """An engine that says minus the token's id of every token, whatever comes before."""
+
+    def forward(self, inputs: TokenBatch, want: frozenset[str]) -> Output:
+        return Output(logprobs=-inputs.tokens.float())
+
+
+def test_a_held_out_loss_is_the_mean_over_trained_tokens_alone() -> None:
+    class Held:
+        def batches(self, size: int, /) -> Iterator[list[Example]]:
+            assert size == 2
+            long = Example(uid="a", token_ids=(9, 9, 9, 1, 2), trained=(False,) * 3 + (True,) * 2)
+            short = Example(uid="b", token_ids=(9, 6), trained=(False, True))
+            # Its first token has nothing before it.
+            last = Example(uid="c", token_ids=(9, 9, 3), trained=(True, False, True))
+            yield [long, short]
+            yield [last]
+
+    found = evaluate_loss(cast(Any, Said()), Held(), 0, rows_per_batch=2)
+    assert found["eval/tokens"] == 4.0
+    assert found["eval/loss"] == pytest.approx((1 + 2 + 6 + 3) / 4)
+    assert found["eval/perplexity"] == pytest.approx(math.exp(3.0))
 
 
 def test_best_fit_decreasing_fills_rows_and_keeps_examples_whole() -> None:

@@ -1,0 +1,122 @@
+"""What a preference method reads of completions, by hand: sums of log-probabilities, lengths, and how
+far the chosen ones have fallen.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from oxrl.functional.preference_losses import PAIR_LOSSES
+from oxrl.recipes.preference_objective import PreferenceObjective, displacement
+from oxrl.tables.preference import METHODS
+from oxrl.types import Output, PreferenceBatch, TokenBatch
+
+NAN = float("nan")
+# Two pairs, chosen before rejected: of 3 and 1 tokens, and of 1 and 2, behind a prompt of one.
+LENGTHS = [3, 1, 1, 2]
+MASK = torch.tensor([[False] + [t < n for t in range(3)] for n in LENGTHS])
+LOGPROBS = [[-1.0, -2.0, -4.0], [-3.0], [-0.5], [-1.5, -2.5]]
+SUMS = [-7.0, -3.0, -0.5, -4.0]
+REF = [-6.0, -3.5, -0.25, -5.0]
+
+
+def said() -> Tensor:
+    found = torch.full(MASK.shape, NAN, dtype=torch.float64)
+    found[MASK] = torch.tensor([x for row in LOGPROBS for x in row], dtype=torch.float64)
+    return found
+
+
+def inputs() -> TokenBatch:
+    tokens = torch.ones(MASK.shape, dtype=torch.int64)
+    return TokenBatch(tokens=tokens, attention_mask=MASK | True, response_mask=MASK)
+
+
+def batch(weights: tuple[float, float] = (0.5, 0.5), ref: list[float] = REF) -> PreferenceBatch:
+    return PreferenceBatch(
+        inputs=inputs(),
+        ref_logprobs=torch.tensor(ref, dtype=torch.float64),
+        loss_weights=torch.tensor(weights, dtype=torch.float64),
+    )
+
+
+def objective(name: str, **numbers: float) -> PreferenceObjective:
+    nobody = cast(Any, None)
+    return PreferenceObjective(
+        method=METHODS[name],
+        numbers=numbers,
+        mix={},
+        policy=nobody,
+        moving_reference=None,
+        pad_id=0,
+    )
+
+
+@pytest.mark.parametrize("tail_coeff", [0.0, 0.25, 1.0])
+def test_behind_the_shorter_completion_of_a_pair_tokens_count_less(tail_coeff: float) -> None:
+    """LD-DPO: the shared length is 1 in both pairs, whichever of the two is the longer one."""
+    shortened = objective("ld_dpo", tail_coeff=tail_coeff)
+    sums, lengths = shortened.sums(Output(logprobs=said()), inputs())
+    expected = [-1.0 - 6.0 * tail_coeff, -3.0, -0.5, -1.5 - 2.5 * tail_coeff]
+    assert sums.tolist() == pytest.approx(expected)
+    assert lengths.tolist() == LENGTHS
+
+
+def test_the_loss_of_ld_dpo_is_not_that_of_dpo() -> None:
+    """DPO of the shortened sums, and DPO itself at a tail that counts in full."""
+    output = Output(logprobs=said())
+    found, _ = objective("ld_dpo", tail_coeff=0.5, beta=0.3).loss(output, batch())
+    plain, _ = objective("dpo", beta=0.3).loss(output, batch())
+    whole, _ = objective("ld_dpo", tail_coeff=1.0, beta=0.3).loss(output, batch())
+    margins = torch.tensor(
+        [(-4.0 + 6.0) - (-3.0 + 3.5), (-0.5 + 0.25) - (-2.75 + 5.0)], dtype=torch.float64
+    )
+    expected = -torch.nn.functional.logsigmoid(0.3 * margins).mean()
+    assert found.item() == pytest.approx(expected.item())
+    assert whole.item() == pytest.approx(plain.item())
+    assert abs(found.item() - plain.item()) > 0.1
+
+
+def test_displacement_is_per_token_of_the_chosen_completion() -> None:
+    sums = torch.tensor(SUMS, dtype=torch.float64)
+    lengths = torch.tensor(LENGTHS)
+    first = (-6.0 + 7.0) / 3
+    second = (-0.25 + 0.5) / 1
+    assert displacement(batch(), sums, lengths).item() == pytest.approx((first + second) / 2)
+    # A pair that does not count is not there.
+    assert displacement(batch((0.0, 1.0)), sums, lengths).item() == pytest.approx(second)
+    assert displacement(batch((0.0, 0.0)), sums, lengths).item() == 0.0
+    # Only the chosen ones are asked.
+    other = batch(ref=[REF[0], 99.0, REF[2], -99.0])
+    assert displacement(other, sums, lengths).item() == pytest.approx((first + second) / 2)
+    empty = torch.tensor([0, 1, 1, 2])
+    assert displacement(batch((1.0, 0.0)), sums, empty).item() == pytest.approx(1.0)
+
+
+def test_the_displacement_of_a_step_is_reported_with_its_loss() -> None:
+    _, metrics = objective("dpo", beta=0.3).loss(Output(logprobs=said()), batch())
+    assert metrics["preference/displacement"].item() == pytest.approx((1 / 3 + 0.25) / 2)
+
+
+def test_a_mix_adds_the_losses_by_their_weights() -> None:
+    output = Output(logprobs=said())
+    mixed = PreferenceObjective(
+        method=METHODS["dpo"],
+        numbers={"beta": 0.3},
+        mix={"ipo": 0.25},
+        policy=cast(Any, None),
+        moving_reference=None,
+        pad_id=0,
+    )
+    sums = torch.tensor(SUMS, dtype=torch.float64)
+    ref = torch.tensor(REF, dtype=torch.float64)
+    lengths = torch.tensor(LENGTHS)
+    given = (sums[0::2], sums[1::2], ref[0::2], ref[1::2], lengths[0::2], lengths[1::2])
+    weights = batch().loss_weights
+    dpo, _ = PAIR_LOSSES["dpo"](*given, weights, beta=0.3)
+    ipo, _ = PAIR_LOSSES["ipo"](*given, weights, **METHODS["ipo"].numbers)
+    loss, _ = mixed.loss(output, batch())
+    assert loss.item() == pytest.approx((dpo + 0.25 * ipo).item())
