@@ -1,5 +1,9 @@
 """Break the formulas one small change at a time and see whether a test notices: `make mutants`.
 
+    python tests/mutants                                    the formulas, by the tests of formulas
+    python tests/mutants FILE ... --tests TEST ...          any files, by any tests
+    git diff --diff-filter=A --name-only COMMIT -- oxrl/data | xargs python tests/mutants --size 300
+
 Writes build/mutants/mutants.md and mutants.json; exits 1 unless 95 % of the mutants are killed and
 every survivor has an argument in argued.toml.
 """
@@ -21,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from mutation_points import by_hand, sample  # noqa: E402
+from mutation_points import by_hand, drawn, sample  # noqa: E402
 from mutation_report import read_arguments, write  # noqa: E402
 from mutation_runs import Session  # noqa: E402
 
@@ -33,7 +37,19 @@ OBJECTIVE = [
 ]
 FOLDERS = ["oxrl/functional", "oxrl/recipes/features"]
 # Quick ones, which run the code in their own process.
-TESTS = ["tests/functional", "tests/recipes/test_objective.py", "tests/recipes/test_step.py"]
+TESTS = [
+    "tests/functional",
+    "tests/recipes/test_objective.py",
+    "tests/recipes/test_step.py",
+    # Of mutants made by hand.
+    "tests/recipes/test_preference_objective.py",
+    "tests/recipes/test_ledger.py",
+    "tests/recipes/test_supervised.py",
+    "tests/data/test_batching.py",
+    "tests/data/test_fast.py",
+    "tests/engines/test_share_prefix.py",
+    "tests/models/test_weights.py",
+]
 
 
 def sources() -> list[str]:
@@ -45,8 +61,15 @@ def sources() -> list[str]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python tests/mutants", description=__doc__)
+    parser.add_argument(
+        "files",
+        nargs="*",
+        help="Python files, from the root; others are passed over; none: formulas",
+    )
     parser.add_argument("--seed", type=int, default=11)
-    parser.add_argument("--size", type=int, default=500, help="mutants, at least; 0 for all")
+    parser.add_argument(
+        "--size", type=int, default=500, help="mutants: at least, of given files at most; 0 for all"
+    )
     parser.add_argument("--workers", type=int, default=2, help="mutants at a time")
     parser.add_argument("--only", action="append", help="part of FILE:FUNCTION; may be repeated")
     parser.add_argument("--by-hand", action="store_true", help="only the mutants of by_hand.toml")
@@ -60,12 +83,18 @@ def main() -> int:
     given = arguments()
     torch.set_num_threads(1)
     began = time.monotonic()
-    files = sources()
     size = given.size or None
     named = by_hand(ROOT, HERE / "by_hand.toml")
+    if given.files:
+        files = sorted({name for name in given.files if name.endswith(".py")})
+        named = [mutant for mutant in named if mutant.point.segment.file in files]
+    else:
+        files = sources()
     mutants = named
     if not given.by_hand:
-        mutants = named + sample(ROOT, files, seed=given.seed, size=size, only=given.only)
+        choose = drawn if given.files else sample
+        mutants = named + choose(ROOT, files, seed=given.seed, size=size, only=given.only)
+    files = sorted({*files, *(mutant.point.segment.file for mutant in named)})
     print(
         f"{len(mutants)} mutants of {len(files)} files, {len(named)} of them by hand, "
         f"seed {given.seed}",

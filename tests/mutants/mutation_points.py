@@ -223,6 +223,30 @@ def by_hand(root: Path, path: Path) -> list[Mutant]:
     return made
 
 
+def drawn(
+    root: Path, files: list[str], *, seed: int, size: int | None, only: list[str] | None = None
+) -> list[Mutant]:
+    """A seeded draw from all that can be done to some files, each thing as likely as any other.
+
+    Args:
+        root, files, seed, only: as of `sample`.
+        size: at most so many mutants; None for all.
+    """
+    found: list[Point] = []
+    for file in files:
+        for segment in segments(root, file):
+            if only is None or any(part in f"{file}:{segment.function}" for part in only):
+                found += points(segment, seed)
+    made: dict[tuple[str, str, str], Mutant] = {}
+    for point in sorted(found, key=lambda point: point.rank):
+        if len(made) == size:
+            break
+        mutant = make(root, point)
+        if mutant is not None:
+            made.setdefault((point.segment.file, point.segment.function, mutant.meaning), mutant)
+    return list(made.values())
+
+
 def meaning(source: str) -> str | None:
     """The syntax tree of a source as text; None where it has none."""
     try:

@@ -12,6 +12,7 @@ import ast
 import functools
 import gc
 import importlib
+import inspect
 import json
 import os
 import select
@@ -321,8 +322,9 @@ def named(module: types.ModuleType, function: str) -> Any:
     found: Any = module
     for part in function.split("."):
         found = vars(found)[part]
-    found = getattr(found, "__func__", found)
-    return getattr(found, "fget", found)
+    for wrapper in ("__func__", "fget", "func"):
+        found = getattr(found, wrapper, found)
+    return inspect.unwrap(found)
 
 
 def code_name(code: types.CodeType) -> tuple[str, int]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -9,9 +13,9 @@ import pytest
 pytest.importorskip("cosmic_ray", reason="`make mutants` installs it")
 
 from cosmic_ray.mutating import mutate_code
-from mutation_points import Mutant, by_hand, make, points, sample, segments
+from mutation_points import Mutant, by_hand, drawn, make, points, sample, segments
 from mutation_report import judge, read_arguments
-from mutation_runs import Outcome
+from mutation_runs import Outcome, named
 from tensor_operators import OURS
 
 HERE = Path(__file__).resolve().parent
@@ -60,6 +64,47 @@ def test_a_function_has_the_same_mutants_wherever_it_stands(tmp_path: Path) -> N
     few = sample(tmp_path, ["formula.py"], seed=1, size=4)
     assert {m.key[1] for m in few} == {"<module>", "loss", "more"}
     assert [m.key for m in few] == [m.key for m in sample(tmp_path, ["formula.py"], seed=1, size=4)]
+
+
+def test_given_files_are_drawn_from_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "formula.py").write_text(SOURCE)
+    (tmp_path / "other.py").write_text("def more() -> int:\n    return 1 + 1\n")
+    files = ["formula.py", "other.py"]
+    everything = drawn(tmp_path, files, seed=1, size=None)
+    assert {m.key for m in everything} == {
+        m.key for m in sample(tmp_path, files, seed=1, size=None)
+    }
+    few = drawn(tmp_path, files, seed=1, size=3)
+    assert [m.key for m in few] == [m.key for m in everything[:3]]
+    assert [m.key for m in drawn(tmp_path, files, seed=2, size=3)] != [m.key for m in few]
+    alone = drawn(tmp_path, files, seed=1, size=None, only=["other.py:more"])
+    assert {m.key[0] for m in alone} == {"other.py"}
+
+
+def test_defaults_are_found_behind_what_wraps_a_function() -> None:
+    class Wrapped:
+        @cached_property
+        def late(self) -> int:
+            return 1
+
+        @property
+        def now(self) -> int:
+            return 1
+
+        @staticmethod
+        @cache
+        def kept(x: int = 1) -> int:
+            return x
+
+        @contextmanager
+        def held(self, x: int = 1) -> Iterator[int]:
+            yield x
+
+    module = types.ModuleType("m")
+    vars(module)["Wrapped"] = Wrapped
+    for name in ("late", "now", "kept", "held"):
+        found = named(module, f"Wrapped.{name}")
+        assert type(found) is types.FunctionType and found.__name__ == name
 
 
 def test_survivors_need_an_argument_and_arguments_a_survivor(tmp_path: Path) -> None:
