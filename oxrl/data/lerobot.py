@@ -195,8 +195,8 @@ def _write_episode(
 
     frames = episode.frames
     count = len(frames)
-    columns: dict[str, Json] = {"action": pa.array([list(map(float, f.action)) for f in frames])}
-    columns["action"] = columns["action"].cast(pa.list_(pa.float32()))
+    actions = [list(map(float, frame.action)) for frame in frames]
+    columns: dict[str, Json] = {"action": pa.array(actions, pa.list_(pa.float32()))}
     if frames[0].state is not None:
         states = [list(map(float, frame.state or ())) for frame in frames]
         columns["observation.state"] = pa.array(states, pa.list_(pa.float32()))
@@ -207,16 +207,19 @@ def _write_episode(
             for at, frame in enumerate(frames)
         ]
         columns[IMAGES + camera] = pa.array(shown, picture)
-    steps = range(count)
-    columns["timestamp"] = pa.array([at / fps for at in steps], pa.float32())
-    columns["frame_index"] = pa.array(steps, pa.int64())
-    columns["episode_index"] = pa.array([number] * count, pa.int64())
-    columns["index"] = pa.array([first + at for at in steps], pa.int64())
-    columns["task_index"] = pa.array([task] * count, pa.int64())
-    columns["next.reward"] = pa.array([frame.reward for frame in frames], pa.float32())
-    columns["next.done"] = pa.array([at == count - 1 for at in steps])
-    ends = [at == count - 1 and episode.success for at in steps]
-    columns["next.success"] = pa.array(ends)
+    before = [False] * (count - 1)
+    told: dict[str, Json] = {
+        "timestamp": [at / fps for at in range(count)],
+        "frame_index": range(count),
+        "episode_index": [number] * count,
+        "index": range(first, first + count),
+        "task_index": [task] * count,
+        "next.reward": [frame.reward for frame in frames],
+        "next.done": [*before, True],
+        "next.success": [*before, episode.success],
+    }
+    for name, kind in (NUMBERS | OUTCOMES).items():
+        columns[name] = pa.array(told[name], kind)
     path = directory / PLACE.format(episode_chunk=number // CHUNK, episode_index=number)
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path)

@@ -48,15 +48,15 @@ def try_sharing(
         raise SharingRefused(f"attention of {name} is computed by {by}, not by sdpa")
     plain = _gradient(model, share=False)
     shared = _gradient(model, share=True)
-    difference = _apart(shared, plain) / float(plain.norm())
+    difference = float((shared - plain).norm() / plain.norm())
     if not difference <= MOST:
         raise SharingRefused(
             f"gradients of a small {name} differ by {difference:.2g}, above {MOST:g}"
         )
     if dtype != torch.float32:
         nn.Module.to(model, dtype)
-        usual = _apart(_gradient(model, share=False), plain)
-        found = _apart(_gradient(model, share=True), plain)
+        usual = float((_gradient(model, share=False) - plain).norm())
+        found = float((_gradient(model, share=True) - plain).norm())
         if not found <= MOST_TIMES * usual:
             raise SharingRefused(
                 f"gradients of a small {name} in {dtype} are {found / usual:.2g} times as far from "
@@ -100,7 +100,3 @@ def _gradient(model: PreTrainedModel, *, share: bool) -> Tensor:
     found = [p.grad.flatten().float() for p in model.parameters() if p.grad is not None]
     model.zero_grad()
     return torch.cat(found)
-
-
-def _apart(one: Tensor, other: Tensor) -> float:
-    return float((one - other).norm())

@@ -229,8 +229,8 @@ class Ledger:
         self._work = asked.counted
         # Of the rollout step, until its first minibatch.
         self._step = Work()
-        # Operations of the samples by group, and how many they are.
-        self._sampled: dict[int, float] = {}
+        # Group and operations of every sample, and how many a group has.
+        self._sampled: list[tuple[int, float]] = []
         self._samples: Counter[int] = Counter()
         # Of the line: operations that are no padding, and the least seconds of every phase.
         self._useful = 0.0
@@ -249,7 +249,7 @@ class Ledger:
         if self._given.samples:
             self.count_sampling(step)
         trained = Counter(rollouts.group_ids.tolist())
-        for group, operations in self._sampled.items():
+        for group, operations in self._sampled:
             lost = 1 - trained[group] / self._samples[group]
             raise_by(self._step.wasted, "dropped", operations * lost)
         inputs, group_ids = rollouts.inputs.read_by_models(rollouts.group_ids)
@@ -279,11 +279,10 @@ class Ledger:
         prefilled = float(self._work.forward(once).sum())
         total = prefilled + again + float(after.sum())
         self._step = Work(total, {"prompts_again": again})
-        self._samples = Counter(rollout.group_id for rollout in step.rollouts)
-        self._sampled = dict.fromkeys(self._samples, 0.0)
+        groups = [rollout.group_id for rollout in step.rollouts]
+        self._samples = Counter(groups)
         of_each = after.new_zeros(len(batch)).index_add_(0, of_rollout, after)
-        for rollout, operations in zip(step.rollouts, of_each.tolist(), strict=False):
-            self._sampled[rollout.group_id] += operations
+        self._sampled = list(zip(groups, of_each.tolist(), strict=False))
         self._useful += total - again
         speed = self._given.speed
         if speed is not None:

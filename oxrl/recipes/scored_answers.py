@@ -82,16 +82,13 @@ def evaluation_metrics(rollouts: Rollouts, *, samples: int) -> Metrics:
         rollouts: `samples` in a row per prompt.
     """
     values = [rollout.score.value for rollout in rollouts]
-    scored: list[Sequence[float]] = []
-    for group in in_groups(values, samples):
-        known = [value for value in group if value is not None]
-        if len(known) == len(group):
-            scored.append(known)
+    scored = [group for group in in_groups(values, samples) if None not in group]
+    rewards = torch.tensor(scored, dtype=torch.float64)
     lengths = [rollout.completion.sampled for rollout in rollouts]
     truncated = [how_it_ended(rollout.completion) == "truncated" for rollout in rollouts]
     count = max(len(rollouts), 1)
     metrics: Metrics = {
-        "eval/reward": mean([value for group in scored for value in group]),
+        "eval/reward": float(rewards.mean()),
         "eval/responses": float(len(rollouts)),
         "eval/errors": float(values.count(None)),
         "eval/length_mean": sum(lengths) / count,
@@ -99,7 +96,6 @@ def evaluation_metrics(rollouts: Rollouts, *, samples: int) -> Metrics:
     }
     if not scored:
         return metrics
-    rewards = torch.tensor(scored, dtype=torch.float64)
     total = torch.full((len(scored),), samples)
     correct = (rewards > 0.5).sum(1)
     k = 1

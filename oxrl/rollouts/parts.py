@@ -26,15 +26,12 @@ def metrics_of_parts(rollouts: Rollouts, compared: Sequence[str]) -> Metrics:
         in how many groups it counts for some responses and, having failed, for others not.
     """
     metrics = part_metrics([rollout.score for rollout in rollouts])
-    found: dict[tuple[str, int], set[str]] = {}
-    for rollout in rollouts:
-        if rollout.score.value is not None:
-            for name, status in rollout.score.statuses.items():
-                found.setdefault((name, rollout.group_id), set()).add(status)
-    for (name, _), statuses in found.items():
-        key = f"reward/part/{name}/uneven_groups"
-        metrics[key] = metrics.get(key, 0.0) + ("ok" in statuses and len(statuses) > 1)
-    if compared and any(rollout.score.value is not None for rollout in rollouts):
+    scored = [rollout for rollout in rollouts if rollout.score.value is not None]
+    for name in {name for rollout in scored for name in rollout.score.statuses}:
+        counts = {r.group_id for r in scored if r.score.statuses.get(name) == "ok"}
+        lacks = {r.group_id for r in scored if r.score.statuses.get(name) != "ok"}
+        metrics[f"reward/part/{name}/uneven_groups"] = float(len(counts & lacks))
+    if compared and scored:
         # Equal sums of parts that differ teach something.
         metrics["reward/zero_variance_groups"] = alike_groups(rollouts, compared)
     return metrics
