@@ -233,7 +233,7 @@ def estimate_advantages(
     try:
         return objective.advantage(given)
     except ValueError as error:
-        raise RewardError(f"the rewards are not such as train.advantage takes: {error}") from error
+        raise RewardError(f"train.advantage: {error}") from error
 
 
 def without_cut_rows(rollouts: RolloutBatch) -> TokenBatch:

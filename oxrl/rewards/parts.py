@@ -73,18 +73,14 @@ class PartsPool:
         found: Scores = []
         for index, (_, completions) in enumerate(groups):
             of_group = {name: scores[index] for name, scores in by_part.items()}
-            left_out = self._left_out(of_group)
+            failed = {name for name, own in of_group.items() if any(s.value is None for s in own)}
+            left_out = {name for name in failed if self._parts[name].optional == "group"}
             group: list[Score] = []
             for place in range(len(completions)):
                 own = {name: scores[place] for name, scores in of_group.items()}
                 group.append(combined(self._parts, own, left_out))
             found.append(group)
         return found
-
-    def _left_out(self, scores: Mapping[str, Sequence[Score]]) -> set[str]:
-        """The parts that no score of a group has, because they failed on one of it."""
-        failed = {name for name, own in scores.items() if any(s.value is None for s in own)}
-        return {name for name in failed if self._parts[name].optional == "group"}
 
     def close(self) -> None:
         """Kill the workers of every part."""

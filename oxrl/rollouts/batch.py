@@ -92,12 +92,9 @@ def trainable_rows(step: RolloutStep, rules: RowRules, *, version: int) -> Train
 
 def scored_rewards(rollouts: Rollouts) -> tuple[Tensor, Tensor]:
     """(rewards float64, group ids int64) of the rollouts that have a score."""
-    rewards: list[float] = []
-    group_ids: list[int] = []
-    for rollout in rollouts:
-        if rollout.score.value is not None:
-            rewards.append(rollout.score.value)
-            group_ids.append(rollout.group_id)
+    known = [rollout for rollout in rollouts if rollout.score.value is not None]
+    rewards = [rollout.score.value for rollout in known]
+    group_ids = [rollout.group_id for rollout in known]
     return torch.tensor(rewards, dtype=torch.float64), torch.tensor(group_ids, dtype=torch.int64)
 
 
