@@ -151,6 +151,16 @@ def test_coefficients_that_have_no_piece_of_their_own_are_counted() -> None:
     assert bins.clipped([[9.0], [-9.0]]) == 0
 
 
+def test_what_decodes_beyond_the_quantiles_is_the_quantile() -> None:
+    """Of a chunk of one action coefficients are the number, times 10: 1.5 and -1.5 are beyond."""
+    code = FastCode(chunk=1, size=1, scale=10.0, least=-15, most=15)
+    ids = tuple(range(len(code.pieces)))
+    head = FastHead(token_ids=ids, chunk=1, low=(0.0,), high=(4.0,), code=code, end=99)
+    places = {value: place for place, (value,) in enumerate(code.pieces)}
+    for value, number in ((15, 4.0), (10, 4.0), (5, 3.0), (0, 2.0), (-10, 0.0), (-15, 0.0)):
+        assert head.decode([places[value], 99]) == [[pytest.approx(number)]]
+
+
 def test_the_report_of_a_file_counts_what_was_clipped(tmp_path: Path) -> None:
     code = FastCode(chunk=2, size=1, scale=10.0, least=-3, most=13)
     ids = tuple(range(30, 30 + len(code.pieces)))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
+from small_runs import rl_config
 
 from oxrl.config.dims import ModelDims, model_dims
 from oxrl.models.builtin import builtin_policy
 from oxrl.models.work import ModelWork
-from oxrl.recipes.ledger import Ledger, LedgerInputs, model_work
+from oxrl.recipes.ledger import Ledger, LedgerInputs, Rows, model_work, note_machine
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.runs.clock import Clock
 from oxrl.runs.machine import MachineSpeed, machine_speed
@@ -38,6 +41,10 @@ OWN, PADDING, AGAIN, NO_SIGNAL = 216, 16, 26 + 12, 30 + 60
 
 
 def ledger(**changes: object) -> Ledger:
+    return Ledger(ledger_inputs(**changes))
+
+
+def ledger_inputs(**changes: object) -> LedgerInputs:
     given = {
         "work": WORK,
         "speed": None,
@@ -48,7 +55,7 @@ def ledger(**changes: object) -> Ledger:
         "old_known": True,
         "all_learn": False,
     }
-    return Ledger(LedgerInputs(**{**given, **changes}))  # pyright: ignore[reportArgumentType]
+    return LedgerInputs(**{**given, **changes})  # pyright: ignore[reportArgumentType]
 
 
 def inputs() -> TokenBatch:
@@ -181,6 +188,35 @@ def sampling_of(watched: Ledger, rollouts: list[Rollout], read: float) -> tuple[
     return total - 3 * (OWN + PADDING), again
 
 
+def test_a_prompt_that_packed_micro_batches_share_is_read_again_in_each_but_the_first() -> None:
+    # Four rows of one group, prompt of 4 and response of 1: two of them are 6 tokens, packed.
+    tokens = torch.tensor([[1, 1, 1, 1, row] for row in range(4)])
+    everywhere = torch.ones(4, 5, dtype=torch.bool)
+    rows = TokenBatch(
+        tokens=tokens,
+        attention_mask=everywhere,
+        response_mask=everywhere & (torch.arange(5) == 4),
+    )
+    found = Rows(rows, torch.zeros(4), ledger_inputs(share_prefix=True, budget=6))
+    prompt = 10 * 4 + 4 * 5
+    response = (10 * 5 + 4 + 5 * 6) - prompt
+    assert found.own.tolist() == [prompt + response, response, prompt + response, response]
+    assert found.again.tolist() == [0.0, 0.0, prompt, 0.0]
+    assert not found.padding.any()
+
+
+def test_a_run_of_reinforcement_notes_how_fast_its_machine_is(tmp_path: Path) -> None:
+    for algorithm, noted in (("sgrpo", True), ("sft", False)):
+        cfg = rl_config(tmp_path / algorithm, algorithm)
+        row = cfg.train.model_copy(update={"alg_name": algorithm})
+        cfg = cfg.model_copy(update={"train": row})
+        folder = cfg.run.directory
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "environment.json").write_text("{}")
+        note_machine(cfg)
+        assert (json.loads((folder / "environment.json").read_text()) != {}) == noted
+
+
 def test_what_an_environment_said_is_read_once_and_never_decoded() -> None:
     # Three turns of 2, 1 and 2 tokens, answers of 3 and 2; one of 4 that no turn read.
     talk = episode(7, written(2), heard(3), written(1), heard(2), written(2), heard(4))
@@ -238,6 +274,9 @@ def test_prompts_that_are_read_once_are_counted_once() -> None:
     assert metrics["work/tflop"] * 1e12 == pytest.approx(3 * own)
     assert metrics["waste/padding"] == 0.0
     assert metrics["waste/no_signal"] == pytest.approx((72 + 18) / own)
+    assert metrics["waste/total"] == metrics["waste/no_signal"]
+    for nothing in ("old_pass", "reference_pass", "dropped"):
+        assert metrics[f"waste/{nothing}"] == 0.0
     assert metrics["waste/prompts_again"] == 0.0
     # A budget that parts the groups has prompts read again: those of 26 and 12.
     parted = ledger(share_prefix=True, budget=4).count_update(policy)

@@ -415,9 +415,7 @@ def test_the_kl_comes_off_rows_and_tokens() -> None:
 def test_rewards_that_an_advantage_cannot_take_are_told_and_no_bare_error(tmp_path: Path) -> None:
     objective = build(tmp_path, alg_name="maxrl")
     half = rollouts(rewards=torch.tensor([0.5, 1.0, 0.0, 1.0], dtype=torch.float64))
-    with pytest.raises(
-        RewardError, match=r"train\.advantage: .*must be 0 or 1, got \[0\.0, 0\.5"
-    ):
+    with pytest.raises(RewardError, match=r"train\.advantage: .*must be 0 or 1, got \[0\.0, 0\.5"):
         estimate_advantages(objective, half)
 
 

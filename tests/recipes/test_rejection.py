@@ -177,6 +177,13 @@ def test_the_mean_reward_and_pass_at_k_are_of_the_same_prompts() -> None:
     assert metrics["eval/reward"] == metrics["eval/pass@1"] == metrics["eval/best@1"] == 0.25
     assert metrics["eval/pass@2"] == metrics["eval/best@2"] == 0.5
     assert metrics["eval/errors"] == 1.0 and metrics["eval/responses"] == 6.0
+    assert metrics["eval/truncated_frac"] == 0.0
+    cut = replace(rollouts[0], completion=replace(rollouts[0].completion, finish_reason="length"))
+    cut_once = evaluation_metrics([cut, *rollouts[1:]], samples=2)
+    assert cut_once["eval/truncated_frac"] == pytest.approx(1 / 6)
+    assert cut_once["eval/length_mean"] == pytest.approx(
+        sum(one.completion.sampled for one in rollouts) / 6
+    )
     # Of no prompt all scores are there.
     metrics = evaluation_metrics(rollouts[2:4], samples=2)
     assert math.isnan(metrics["eval/reward"]) and "eval/pass@1" not in metrics

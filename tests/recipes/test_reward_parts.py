@@ -14,7 +14,12 @@ from small_runs import metric_lines, rl_config
 from oxrl.config import Config, load_config
 from oxrl.errors import ConfigError, RewardDefinitionError, RunDirectoryError
 from oxrl.recipes import check_accepted, run
-from oxrl.rollouts.parts import metrics_of_parts, part_metrics
+from oxrl.rollouts.parts import (
+    alike_groups,
+    groups_of_different_parts,
+    metrics_of_parts,
+    part_metrics,
+)
 from oxrl.types import Completion, Prompt, Rollout, Score
 
 REWARD = """
@@ -73,6 +78,31 @@ def test_groups_are_counted_whose_baseline_a_failed_part_moves() -> None:
     assert found["reward/part/b/uneven_groups"] == 2.0
     assert found["reward/part/b/left_out"] == 1.0
     assert found["reward/part/b/error"] == 4.0
+
+
+def test_groups_teach_where_a_part_of_a_scored_response_differs() -> None:
+    def scored(group: int, value: float | None, **parts: float) -> Rollout:
+        score = Score(value=value, status="error" if value is None else "ok", parts=parts)
+        completion = Completion(segments=(), text="", finish_reason="stop")
+        prompt = Prompt(uid="p", messages=(), token_ids=(1,))
+        return Rollout(
+            prompt=prompt, completion=completion, score=score, group_id=group, sample=0, seed=0
+        )
+
+    rollouts = [
+        # Equal sums of parts that differ.
+        *(scored(3, 1.0, a=1.0, b=0.0), scored(3, 1.0, a=0.0, b=1.0)),
+        # Equal parts; one differs where the response has no score.
+        *(scored(1, 1.0, a=1.0), scored(1, 1.0, a=1.0), scored(1, None, a=0.0)),
+        # A part that nobody compares differs.
+        *(scored(2, 1.0, a=1.0, c=0.0), scored(2, 1.0, a=1.0, c=1.0)),
+        # One alone has nothing to differ from.
+        scored(4, 1.0, a=1.0, b=0.0),
+    ]
+    assert groups_of_different_parts(rollouts, ["a", "b"]) == [3]
+    assert alike_groups(rollouts, ["a", "b"]) == 0.75
+    assert groups_of_different_parts(rollouts, ["a", "b", "c"]) == [2, 3]
+    assert alike_groups(rollouts[4:5], ["a"]) == 1.0
 
 
 @pytest.mark.parametrize("optional", [True, "group"])
