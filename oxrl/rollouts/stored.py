@@ -79,17 +79,21 @@ def recorded_completion(line: Line) -> Completion:
     Raises:
         KeyError, TypeError, ValueError, AttributeError: the line holds none.
     """
-    tokens = max((int(end) for _, _, end in line.get("versions", [])), default=0)
-    segment = Segment(
-        token_ids=(UNKNOWN_TOKEN,) * tokens,
-        logprobs=(0.0,) * tokens,
-        versions=(0,) * tokens,
-    )
+    segments: list[Segment] = []
+    for version, first, end in line.get("versions", []):
+        tokens = int(end) - int(first)
+        segment = Segment(
+            token_ids=(UNKNOWN_TOKEN,) * tokens,
+            logprobs=(0.0,) * tokens,
+            versions=(int(version),) * tokens,
+            origin="environment" if version < 0 else "policy",
+        )
+        segments.append(segment)
     turns: list[Turn] = []
     for turn in line.get("turns", []):
         turns.append(Turn(**{**turn, "messages": tuple(turn["messages"])}))
     return Completion(
-        segments=(segment,),
+        segments=tuple(segments),
         text=str(line["response"]),
         finish_reason=line["finish_reason"],
         turns=tuple(turns),

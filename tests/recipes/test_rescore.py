@@ -172,8 +172,11 @@ def test_a_prompt_and_an_episode_come_back_from_their_line() -> None:
     )
     turn = Turn(text="t", messages=({"role": "user", "content": "no"},), reward=0.5, reason="r")
     segment = Segment(token_ids=(5, 6), logprobs=(-1.0, -1.0), versions=(3, 3))
+    heard = Segment(
+        token_ids=(7,) * 4, logprobs=(0.0,) * 4, versions=(-1,) * 4, origin="environment"
+    )
     completion = Completion(
-        segments=(segment,),
+        segments=(segment, heard, segment),
         text="t",
         finish_reason="stop",
         turns=(turn,),
@@ -191,7 +194,10 @@ def test_a_prompt_and_an_episode_come_back_from_their_line() -> None:
     )  # fmt: skip
     again = recorded_completion(line)
     assert (again.text, again.turns, again.opening) == ("t", (turn,), completion.opening)
-    assert (again.end, len(again.token_ids)) == ("completed", 2)
+    assert (again.end, len(again.token_ids)) == ("completed", 8)
+    # What the policy sampled is told from what it heard, as rewards of lengths do.
+    assert again.sampled == completion.sampled == 4
+    assert [part.versions for part in again.segments] == [(3, 3), (-1,) * 4, (3, 3)]
 
 
 def test_ranks_of_equal_and_missing_rewards() -> None:
