@@ -3,7 +3,7 @@
 A row is `{"prompt" or "messages": ..., "images": [...], "actions": [[...], ...]}`: the actions of
 one turn, after what was seen. An episode may be one row as well: then messages of the assistant
 have their own `actions` in the place of content. Beside `actions`, `padded` says how many at their
-end nobody did: they fill a chunk at the end of an episode, and are not learned.
+end nobody did: they fill a chunk at the end of an episode, and their tokens are not learned.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def encode_demonstration(record: Record, encoder: ChatEncoder, head: ActionHead)
         head: of what is done.
 
     Returns:
-        Tokens, and which of them are trained: those of actions that somebody did. A code whose
-        tokens stand for a chunk as a whole learns no chunk of which a part was not done.
+        Tokens, and which of them are trained: those of actions that somebody did; of a code whose
+        tokens stand for a chunk as a whole, all.
 
     Raises:
         DataError: no row of that form, or an action that is none; names the row.
@@ -95,10 +95,7 @@ def encode_demonstration(record: Record, encoder: ChatEncoder, head: ActionHead)
         except (ValueError, TypeError) as error:
             record.fail(f"turn {number + 1} {error}", EXPECTED)
         clipped += head.clipped(actions)
-        learned = len(done)
-        if padded:
-            # Where turns have an end of their own, every token stands for the whole chunk.
-            learned = head.kept(done, head.chunk - padded) if head.ends_by is None else 0
+        learned = head.kept(done, head.chunk - padded)
         ids += (*read, *done)
         trained += [False] * len(read) + [True] * learned + [False] * (len(done) - learned)
     messages = [message for said, _, _ in talk for message in said]

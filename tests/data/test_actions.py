@@ -353,7 +353,7 @@ def test_actions_that_nobody_did_fill_a_chunk_are_counted_and_not_learned(
     assert talk["actions"][1] == talk["actions"][2] and talk["padded"] == 1
 
 
-def test_a_chunk_that_nobody_did_as_a_whole_is_not_learned_where_tokens_stand_for_all_of_it(
+def test_a_chunk_of_which_a_part_was_not_done_is_learned_where_tokens_stand_for_all_of_it(
     tmp_path: Path,
 ) -> None:
     code = FastCode(chunk=2, size=1, scale=10.0, least=-14, most=14)
@@ -362,7 +362,7 @@ def test_a_chunk_that_nobody_did_as_a_whole_is_not_learned_where_tokens_stand_fo
     whole = {"prompt": "go", "actions": [[4.0], [0.0]]}
     cut = {"prompt": "go", "actions": [[4.0], [4.0]], "padded": 1}
     examples = read(rows(tmp_path, whole, cut), head)
-    assert [sum(example.trained) for example in examples] == [3, 0]
+    assert [sum(example.trained) for example in examples] == [3, 3]
 
 
 @pytest.mark.parametrize("padded", [2, -1, "1", 0.5])

@@ -76,7 +76,7 @@ class Demonstrations:
         columns, eval_columns: further columns of rows of sft and rl, and of eval, in JSON.
         rows: "turns", what a policy with `rollout.context: last` reads, a row each; or "episodes".
         chunk: actions of a row; what is missing at an episode's end repeats the last one, is
-            counted as `padded`, and not learned.
+            counted as `padded`, and, but for FAST's tokens, not learned.
         most_steps: of an episode.
         fast: at most so many pieces of FAST's code of the chunks, in fast.json; 0: none.
         fast_scale: what FAST's coefficients are multiplied by before they are rounded.

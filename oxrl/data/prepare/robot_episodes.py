@@ -26,7 +26,7 @@ class LeRobotRows:
     Args:
         camera: what follows observation.images. in the dataset; empty: the only one.
         chunk: actions of a row; what is missing at an episode's end repeats the last one, is
-            counted as `padded`, and not learned.
+            counted as `padded`, and, but for FAST's tokens, not learned.
         instruction: beside every image; `{task}` becomes the episode's.
         fast: at most so many pieces of FAST's code of the chunks, in fast.json; 0: none.
         fast_scale: what FAST's coefficients are multiplied by before they are rounded.
