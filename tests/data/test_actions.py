@@ -20,7 +20,7 @@ from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.fast import FastCode
 from oxrl.data.fast_head import FastHead
-from oxrl.data.lerobot import read_episodes, statistics, write_episodes
+from oxrl.data.lerobot import read_episodes, write_episodes
 from oxrl.data.prepare import PREPARERS
 from oxrl.data.turns import TurnEncoder
 from oxrl.environments.raster_world import LAYOUTS, RasterEnvironment, RasterWorld
