@@ -82,11 +82,12 @@ def recorded_completion(line: Line) -> Completion:
     segments: list[Segment] = []
     for version, first, end in line.get("versions", []):
         tokens = int(end) - int(first)
+        origin = "environment" if version < 0 else "policy"
         segment = Segment(
             token_ids=(UNKNOWN_TOKEN,) * tokens,
             logprobs=(0.0,) * tokens,
             versions=(int(version),) * tokens,
-            origin="environment" if version < 0 else "policy",
+            origin=origin,
         )
         segments.append(segment)
     turns: list[Turn] = []
