@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -196,24 +197,66 @@ def test_a_late_verdict_is_a_timeout_also_where_the_server_drips(server: JudgeSe
     (score,) = scores(pool(server, timeout_s=0.5), "12")
     assert (score.value, score.status) == (None, "timeout") and "timeout_s=0.5" in score.reason
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        drips = threading.Thread(target=drip, args=(listening,), daemon=True)
+        drips = threading.Thread(target=drip, args=(listening, start), daemon=True)
         drips.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        judge = JudgePool({"url": url, "model": "m"}, timeout_s=0.5)
+        judge = JudgePool({"url": url, "model": "m", "retries": 0}, timeout_s=0.5)
         assert scores(judge, "12")[0].status == "timeout"
     assert time.monotonic() - start < 4.0
 
 
-def drip(listening: socket.socket) -> None:
-    """Send a header a byte at a time, for longer than anybody should wait."""
+def drip(listening: socket.socket, start: float, sent: bytes = b"") -> None:
+    """Send something at once, then a byte at a time, for longer than anybody should wait."""
     connection, _ = listening.accept()
-    with connection:
-        for _ in range(60):
-            try:
-                connection.sendall(b"H")
-            except OSError:
-                return
+    with connection, suppress(OSError):
+        connection.sendall(sent)
+        while time.monotonic() < start + 8:
+            connection.sendall(b"H")
             time.sleep(0.1)
+
+
+@pytest.mark.parametrize("length", ["", "Content-Length: 1000\r\n"], ids=["to the end", "counted"])
+@pytest.mark.parametrize("asked", ["verdict", "models"])
+def test_a_reply_whose_body_drips_is_cut_at_the_deadline(length: str, asked: str) -> None:
+    start = time.monotonic()
+    head = f"HTTP/1.1 200 OK\r\nConnection: close\r\n{length}\r\n".encode()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=drip, args=(listening, start, head), daemon=True).start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        judge = JudgePool({"url": url, "model": "m", "retries": 0}, timeout_s=0.5)
+        if asked == "models":
+            assert "no answer in time" in judge.unreachable(0.5)
+        else:
+            assert scores(judge, "12")[0].status == "timeout"
+    assert time.monotonic() - start < 4.0
+
+
+HOSTILE = {
+    "braces": "{" * 100_000,
+    "nested": '{"a":' * 100_000,
+    "nested again and again": ('{"a":' * 900 + "x") * 200,
+    "huge": '{"score": 1' + "0" * 400 + "}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_reply_is_no_verdict_and_takes_no_time(server: JudgeServer, name: str) -> None:
+    server.answer = lambda request: said(HOSTILE[name])
+    start = time.monotonic()
+    (score,) = scores(pool(server), "12")
+    assert (score.value, score.status) == (None, "invalid")
+    assert time.monotonic() - start < 5.0
+
+
+def test_tokens_that_nobody_can_have_counted_are_none(server: JudgeServer) -> None:
+    usage = {"prompt_tokens": 10**400, "completion_tokens": True}
+    status, headers, body = said('{"score": 5}')
+    whole = json.dumps(json.loads(body) | {"usage": usage}).encode()
+    server.answer = lambda request: (status, headers, whole)
+    judge = pool(server)
+    assert scores(judge, "12")[0].status == "ok"
+    counted = judge.counters()
+    assert counted["system/judge/prompt_tokens"] == counted["system/judge/completion_tokens"] == 0.0
 
 
 def test_no_more_requests_at_once_than_asked_for(server: JudgeServer) -> None:

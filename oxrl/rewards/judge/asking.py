@@ -156,7 +156,6 @@ class Judge:
         found: dict[str, Outcome] = {}
         try:
             while len(found) < len(missing):
-                endpoint.end_late()
                 try:
                     key, outcome = done.get(timeout=min(patience.slice_s, LOOK_S) or 0.01)
                 except queue.Empty:

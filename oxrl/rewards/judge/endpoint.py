@@ -27,6 +27,8 @@ FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 # The longest reply that is read, in bytes.
 MOST_BYTES = 1 << 22
+# More tokens than any question or reply has.
+MOST_TOKENS = 1 << 40
 # Answers that another attempt may not get.
 PASSING = frozenset({408, 409, 425, 429, *range(500, 600)})
 # Of its own, so that nobody's seeds depend on how often a server failed.
@@ -71,7 +73,8 @@ class Endpoint:
         self._parts = urllib.parse.urlsplit(self.url)
         self._key = key
         self._retries = retries
-        self._open: dict[http.client.HTTPConnection, float] = {}
+        # The socket of each exchange: a connection lets go of its own once it reads a reply.
+        self._open: dict[http.client.HTTPConnection, socket.socket | None] = {}
         self._lock = threading.Lock()
         self._closed = False
         self.requests = 0
@@ -139,21 +142,13 @@ class Endpoint:
             return str(error)
         return ""
 
-    def end_late(self) -> None:
-        """Cut connections whose time is up: a server may send a byte now and then for ever."""
-        now = time.monotonic()
-        with self._lock:
-            late = [connection for connection, deadline in self._open.items() if now > deadline]
-        for connection in late:
-            _cut(connection)
-
     def close(self) -> None:
         """Cut every connection; whoever waits gives up."""
         with self._lock:
             self._closed = True
             still = list(self._open)
         for connection in still:
-            _cut(connection)
+            self._cut(connection)
 
     def _wait(
         self, attempt: int, wait_s: float | None, deadline: float, failure: JudgeError
@@ -180,9 +175,17 @@ class Endpoint:
             raise JudgeError(f"{self.url}: no answer in time", late=True)
         connection, target = self._connection(path, left)
         with self._lock:
-            self._open[connection] = deadline
+            self._open[connection] = None
             self.requests += body is not None
+        # A server may send a byte now and then for ever: no wait for one byte is too long.
+        timer = threading.Timer(left, self._cut, [connection])
+        timer.daemon = True
+        timer.start()
         try:
+            connection.connect()
+            self._open[connection] = connection.sock
+            if time.monotonic() >= deadline:
+                raise TimeoutError
             data = self._exchange(connection, target, body)
             found = json.loads(data)
         except _Refused:
@@ -192,12 +195,20 @@ class Endpoint:
             said = "no answer in time" if late else f"{type(error).__name__}: {error}"
             raise JudgeError(self._hidden(f"{self.url}: {said}"), late=late) from None
         finally:
+            timer.cancel()
             with self._lock:
                 del self._open[connection]
             connection.close()
         if not isinstance(found, dict):
             raise JudgeError(f"{self.url} answered with JSON that is no object")
         return found
+
+    def _cut(self, connection: http.client.HTTPConnection) -> None:
+        """End an exchange; whoever reads there gets nothing more."""
+        opened = self._open.get(connection) or connection.sock
+        if opened is not None:
+            with contextlib.suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
 
     def _exchange(
         self, connection: http.client.HTTPConnection, target: str, body: Json | None
@@ -287,7 +298,8 @@ def _reply_of(found: Json) -> Reply:
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    """A number of tokens as a server says it; 0 of anything that can be none."""
+    return value if type(value) is int and 0 < value < MOST_TOKENS else 0
 
 
 def _retry_after(response: http.client.HTTPResponse) -> float | None:
@@ -297,10 +309,3 @@ def _retry_after(response: http.client.HTTPResponse) -> float | None:
         return min(max(float(text), 0.0), 3600.0)
     except ValueError:
         return None
-
-
-def _cut(connection: http.client.HTTPConnection) -> None:
-    opened = connection.sock
-    if opened is not None:
-        with contextlib.suppress(OSError):
-            opened.shutdown(socket.SHUT_RDWR)
