@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+# What rendering a template raises, which is a program, of messages and tools that are anything.
+UNWRITABLE = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
 class TemplateError(DataError):
     """The chat template cannot be used for some messages; who knows their row adds it."""
 
@@ -27,7 +39,7 @@ class ChatEncoder:
     The text of a special token inside a message ("<|im_end|>" typed by a user) is encoded as the
     plain text that it is: it is hidden behind a placeholder while the template renders, and encoded
     apart. Messages without such text get exactly the ids of `tokenizer.apply_chat_template`.
-    `hidden` counts the texts that were hidden so far.
+    `hidden` counts the texts that were hidden so far; `longest` is the most characters of a token.
 
     Args:
         tokenizer: of the model that reads the ids.
@@ -47,6 +59,8 @@ class ChatEncoder:
         self._tokenizer = tokenizer
         self.hidden = 0
         self.stop_text = str(tokenizer.eos_token)
+        # Characters of the longest token: a text of more for each has more tokens.
+        self.longest = max(map(len, tokenizer.get_vocab()))
         special = set(tokenizer.all_special_tokens)
         for token in tokenizer.added_tokens_decoder.values():
             if token.special:
@@ -103,7 +117,7 @@ class ChatEncoder:
             The text, with the template's special tokens in it.
 
         Raises:
-            TemplateError: the template refuses the messages, or leaves out what one says.
+            TemplateError: the template refuses the messages or tools, or leaves out what one says.
         """
         try:
             text: str = self._tokenizer.apply_chat_template(  # pyright: ignore
@@ -112,7 +126,7 @@ class ChatEncoder:
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
             )
-        except jinja2.TemplateError as error:
+        except UNWRITABLE as error:
             roles = ", ".join(message["role"] for message in messages)
             refused = f"the chat template refuses messages with roles ({roles}): {error}"
             raise TemplateError(refused) from error
@@ -125,6 +139,9 @@ class ChatEncoder:
         Args:
             text: rendered; special tokens in it are encoded as such.
             hidden: placeholder -> what it stands for, of `hide`; empty: nothing is hidden.
+
+        Raises:
+            TemplateError: the tokenizer refuses the text.
         """
         pieces = [text]
         if hidden:
@@ -132,11 +149,14 @@ class ChatEncoder:
             pieces = re.split(f"({placeholders})", text)  # a group keeps what it matched
         ids: list[int] = []
         for piece in pieces:
-            ids += self._tokenizer.encode(
-                hidden.get(piece, piece),
-                add_special_tokens=False,
-                split_special_tokens=piece in hidden,
-            )
+            try:
+                ids += self._tokenizer.encode(
+                    hidden.get(piece, piece),
+                    add_special_tokens=False,
+                    split_special_tokens=piece in hidden,
+                )
+            except (TypeError, ValueError) as error:  # half of a pair of surrogates, say
+                raise TemplateError(f"the tokenizer refuses {piece[:80]!r}: {error}") from error
         return ids
 
     def encode_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:

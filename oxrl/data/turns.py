@@ -41,7 +41,7 @@ class Suffix:
 
 
 class TurnEncoder:
-    """Encodes the opening of an episode, and what each turn adds to it.
+    """Encodes the opening of an episode, and what each turn adds to it; `longest` as its encoder's.
 
     Args:
         encoder: of the policy's tokenizer.
@@ -59,6 +59,7 @@ class TurnEncoder:
         open_turns: bool = False,
     ) -> None:
         self._encoder = encoder
+        self.longest = encoder.longest
         self._open_turns = open_turns
         self._stops = frozenset(stop_token_ids)
         self._tool_role = tool_role

@@ -7,15 +7,18 @@ words that clients of such endpoints expect.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import queue
+import re
 import secrets
+import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, cast
+from typing import Any
 
 from oxrl.data.tool_calls import TAGGED, ToolCall, find_calls
 
@@ -24,6 +27,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 PATH = "/v1/chat/completions"
 # Longest request, in bytes.
 MOST_BODY = 1 << 24
+# Connections at a time that have not shown the key: a further one ends the oldest.
+MOST_STRANGERS = 64
+# Longest wait for the next bytes of a request, and for a client to take an answer, in seconds.
+SOCKET_S = 60.0
 
 
 class BadRequest(Exception):
@@ -52,38 +59,38 @@ def read_request(body: bytes) -> tuple[Asked, Json]:
         BadRequest: it is none, or asks for what a run does not give.
     """
     try:
-        found = json.loads(body)
+        request = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is no JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(request, dict):
         raise BadRequest("the body is no JSON object")
-    request = cast(Json, found)
     if request.get("n") not in (None, 1):
         raise BadRequest(f"n={request['n']!r}: a turn has one answer")
-    messages = request.get("messages")
-    if not isinstance(messages, list) or not messages:
+    plain = [plain_message(message) for message in _objects(request, "messages")]
+    if not plain:
         raise BadRequest("messages must be a list with at least one message")
-    tools = request.get("tools") or []
-    if not isinstance(tools, list):
-        raise BadRequest("tools must be a list")
-    plain = [plain_message(message) for message in cast(list[object], messages)]
     if plain[-1]["role"] == "assistant":
         raise BadRequest("the last message is the assistant's: nothing is asked")
-    return Asked(plain, cast(list[Json], tools)), request
+    return Asked(plain, _objects(request, "tools")), request
 
 
-def plain_message(message: object) -> Json:
+def _objects(given: Json, name: str) -> list[Json]:
+    """The list of objects that is in a field; empty where there is none."""
+    found = given.get(name) or []
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise BadRequest(f"{name} must be a list of objects")
+    return found
+
+
+def plain_message(given: Json) -> Json:
     """A message in one form: text content, and what else a template may read.
 
     Args:
-        message: as a client sent it.
+        given: as a client sent it.
 
     Raises:
         BadRequest: it is no message of text.
     """
-    if not isinstance(message, dict):
-        raise BadRequest(f"a message is {type(message).__name__}, need an object")
-    given = cast(Json, message)
     role = given.get("role")
     if role not in ROLES:
         raise BadRequest(f"a message has the role {role!r}, need one of {', '.join(ROLES)}")
@@ -91,8 +98,9 @@ def plain_message(message: object) -> Json:
     for name in ("name", "tool_call_id"):
         if given.get(name) is not None:
             plain[name] = str(given[name])
-    if given.get("tool_calls"):
-        plain["tool_calls"] = [_plain_call(call) for call in given["tool_calls"]]
+    calls = _objects(given, "tool_calls")
+    if calls:
+        plain["tool_calls"] = [_plain_call(call) for call in calls]
     return plain
 
 
@@ -101,26 +109,22 @@ def _text_of(content: object) -> str:
         return ""
     if isinstance(content, str):
         return content
-    parts = cast(list[object], content) if isinstance(content, list) else [content]
+    parts = content if isinstance(content, list) else [content]
     texts: list[str] = []
     for part in parts:
-        text = cast(Json, part).get("text") if isinstance(part, dict) else None
+        text = part.get("text") if isinstance(part, dict) else None
         if not isinstance(text, str):
             raise BadRequest("the content of a message must be text, or parts of text")
         texts.append(text)
     return "".join(texts)
 
 
-def _plain_call(call: object) -> Json:
-    if not isinstance(call, Mapping):
-        raise BadRequest("a tool call must be an object")
-    fields = cast(Mapping[str, Any], call)
-    function = fields.get("function")
-    if not isinstance(function, Mapping):
+def _plain_call(call: Json) -> Json:
+    named = call.get("function")
+    if not isinstance(named, dict):
         raise BadRequest("a tool call needs a function")
-    named = cast(Mapping[str, Any], function)
     return {
-        "id": str(fields.get("id", "")),
+        "id": str(call.get("id", "")),
         "name": str(named.get("name", "")),
         "arguments": str(named.get("arguments", "")),
     }
@@ -165,10 +169,9 @@ class ChatEndpoint:
     def __init__(self) -> None:
         self.asked: queue.Queue[Asked | None] = queue.Queue()
         self.key = secrets.token_hex(16)
-        # Somebody may hang up while a reply is waited for; nothing is to be said of that.
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._server.daemon_threads = True
-        self._server.endpoint = self  # pyright: ignore[reportAttributeAccessIssue]
+        self.strangers: dict[socket.socket, None] = {}
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.endpoint = self
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     @property
@@ -182,14 +185,31 @@ class ChatEndpoint:
         self._server.server_close()
 
 
+class _Server(ThreadingHTTPServer):
+    """Serves every connection in a thread, those of strangers only as far as there is room."""
+
+    # Somebody may hang up while a reply is waited for; nothing is to be said of that.
+    daemon_threads = True
+    endpoint: ChatEndpoint
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """See BaseServer: whoever connects is a stranger until the key is shown."""
+        strangers = self.endpoint.strangers
+        strangers[request] = None
+        if len(strangers) > MOST_STRANGERS:
+            oldest = [*strangers][0]
+            strangers.pop(oldest, None)
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """One connection of a client."""
 
     protocol_version = "HTTP/1.1"
-
-    @property
-    def _endpoint(self) -> ChatEndpoint:
-        return self.server.endpoint  # pyright: ignore
+    timeout = SOCKET_S
+    server: Any
 
     def do_GET(self) -> None:
         """The list of models, which some clients ask for first."""
@@ -200,17 +220,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """A turn of the policy."""
-        length = int(self.headers.get("Content-Length") or 0)
-        body = self.rfile.read(min(length, MOST_BODY))
+        endpoint: ChatEndpoint = self.server.endpoint
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._endpoint.key.encode()):
+        length = self.headers.get("Content-Length", "")
+        if not hmac.compare_digest(given.encode(), endpoint.key.encode()):
             self._refuse(401, "the key is not that of OPENAI_API_KEY")
         elif self.path.rstrip("/") != PATH:
             self._refuse(404, f"there is no {self.path}; POST {PATH}")
-        elif length > MOST_BODY:
+        elif not re.fullmatch("[0-9]{1,18}", length):
+            self._refuse(400, "Content-Length must be a number of bytes")
+        elif int(length) > MOST_BODY:
             self._refuse(413, f"a request has at most {MOST_BODY} bytes")
         else:
-            self._answer(body)
+            endpoint.strangers.pop(self.connection, None)
+            self._answer(self.rfile.read(int(length)))
 
     def _answer(self, body: bytes) -> None:
         try:
@@ -218,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
         except BadRequest as error:
             self._refuse(400, str(error))
             return
-        self._endpoint.asked.put(asked)
+        self.server.endpoint.asked.put(asked)
         message = asked.reply.get()
         reason = "tool_calls" if "tool_calls" in message else "stop"
         about = {"id": "chatcmpl-oxrl", "created": 0, "model": request.get("model") or "oxrl"}

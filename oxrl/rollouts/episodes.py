@@ -20,7 +20,7 @@ from typing import NamedTuple, get_args
 from oxrl.data.actions import ActionHead
 from oxrl.data.chat import TemplateError
 from oxrl.data.contexts import Contexts, Conversation, Exchange, Reading, Window
-from oxrl.data.messages import Message, Tools, images_of
+from oxrl.data.messages import Message, Tools, images_of, texts_of
 from oxrl.data.turns import TurnEncoder
 from oxrl.engines.sample.base import Finished, RolloutEngine, RowLogprobs, ShownImages, TokenRows
 from oxrl.engines.train.base import Bucket, Fingerprints
@@ -331,12 +331,17 @@ class EpisodeEngine:
                 self._take_step(episode, answer)
         except LostEpisode as error:
             self._end(episode, error.end, str(error))
-        except TemplateError as error:  # the environment says what the template cannot write
+        # The environment says what the template cannot write.
+        except (TemplateError, RecursionError) as error:
             self._end(episode, "environment_error", str(error))
 
     def _open(self, episode: Episode, opening: Opening) -> None:
         """The environment has begun: what it says is what the first turn reads."""
         episode.opening = tuple(self._names(opening.messages))
+        context = self._limits.context
+        if self._too_long([*episode.opening, *opening.tools]):
+            reason = f"its opening is longer than any {context} tokens, the model's context"
+            raise LostEpisode("environment_error", reason)
         prompt = episode.request.prompt
         if episode.opening == tuple(map(dict, prompt.messages)) and not opening.tools:
             episode.tokens = list(prompt.token_ids)
@@ -348,7 +353,6 @@ class EpisodeEngine:
         # What the prompt says need not be said again.
         said = (prompt.token_ids, prompt.images)
         episode.begins_row = (tuple(episode.tokens), episode.images) != said
-        context = self._limits.context
         if len(episode.tokens) + self._fewest > context:
             found = f"its opening has {len(episode.tokens)} tokens"
             reason = f"{found}, and the model's context is {context}"
@@ -366,6 +370,11 @@ class EpisodeEngine:
             return self._named([dict(message) for message in messages])
         except ValueError as error:
             raise LostEpisode("environment_error", str(error)) from error
+
+    def _too_long(self, said: Sequence[Message]) -> bool:
+        """Whether the model cannot read all that, so that nobody need encode it."""
+        most = self._limits.context * self._encoder.longest
+        return sum(map(len, texts_of(said))) > most
 
     def _sample_turn(self, episode: Episode) -> None:
         request = episode.request
@@ -491,6 +500,9 @@ class EpisodeEngine:
 
     def _go_on(self, episode: Episode, step: Step, messages: Sequence[ChatMessage]) -> None:
         """Append the answer, and sample the next turn unless a limit is reached."""
+        if self._too_long(messages):
+            self._end(episode, self._limit(episode, step) or "context", step.reason)
+            return
         reading = self._next_reading(episode, step, messages)
         if reading is None:
             # It ended with a token after which the template puts nothing.

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oxrl.environments.chat_endpoint import BadRequest, answer_message, plain_message, read_request
+from oxrl.environments import chat_endpoint
+from oxrl.environments.chat_endpoint import (
+    BadRequest,
+    ChatEndpoint,
+    answer_message,
+    plain_message,
+    read_request,
+)
 from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode
 from oxrl.errors import EnvironmentDefinitionError
 from oxrl.runs.patience import Patience
@@ -229,6 +239,11 @@ def test_a_command_that_is_not_there_is_found_at_the_start() -> None:
         ({"messages": [{"role": "assistant", "content": "x"}]}, "nothing is asked"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "parts of text"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": 3}, "tools must be"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [1]}, "tools must be"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "tool_calls must be"),
+        ({"messages": [{"role": "assistant", "tool_calls": ["f"]}]}, "tool_calls must be"),
+        ({"messages": ["hi"]}, "messages must be a list of objects"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "a message has the role"),
     ],
 )
 def test_a_request_that_cannot_be_answered_says_why(request_: Any, problem: str) -> None:
@@ -249,3 +264,96 @@ def test_a_broken_call_stays_text() -> None:
     text = "<tool_call>{no json</tool_call>"
     assert answer_message(text, [{}], 0) == {"role": "assistant", "content": text}
     assert answer_message('{"name": "f"}', [], 0)["content"] == '{"name": "f"}'
+
+
+@pytest.fixture
+def served() -> Iterator[ChatEndpoint]:
+    endpoint = ChatEndpoint()
+    yield endpoint
+    endpoint.close()
+
+
+def sent(endpoint: ChatEndpoint, key: str, length: str | None, body: bytes = b"") -> bytes:
+    """What comes back for a request whose length may be anything."""
+    port = int(endpoint.url.removesuffix("/v1").rpartition(":")[2])
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {key}\r\n"
+    head += "Connection: close\r\n"
+    if length is not None:
+        head += f"Content-Length: {length}\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(head.encode() + b"\r\n" + body)
+        with connection.makefile("rb") as answer:
+            return answer.read()
+
+
+def test_whoever_has_not_the_key_is_refused_before_a_byte_of_the_body_is_read(
+    served: ChatEndpoint,
+) -> None:
+    assert b" 401 " in sent(served, "x", "10000000", b"{").partition(b"\r\n")[0]
+    assert b" 401 " in sent(served, "", "-1").partition(b"\r\n")[0]
+
+
+LENGTHS = {"-1": 400, "no": 400, "1e3": 400, "9" * 5000: 400, "": 400, "16777217": 413}
+
+
+@pytest.mark.parametrize("length", [*LENGTHS, None], ids=lambda length: str(length)[:10])
+def test_a_length_that_is_none_is_refused_and_nothing_is_read(
+    served: ChatEndpoint, length: str | None
+) -> None:
+    status = 400 if length is None else LENGTHS[length]
+    assert f" {status} ".encode() in sent(served, served.key, length).partition(b"\r\n")[0]
+
+
+def test_connections_that_ask_nothing_hold_few_threads_and_nobody_up(
+    served: ChatEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = threading.active_count()
+    port = int(served.url.removesuffix("/v1").rpartition(":")[2])
+    silent: list[socket.socket] = []
+    for _ in range(150):
+        silent.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+        silent[-1].sendall(b"POST /v1/chat")
+    until = time.monotonic() + 10
+    while threading.active_count() > before + 64 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert threading.active_count() <= before + 64
+
+    def reply() -> None:
+        asked = served.asked.get()
+        assert asked is not None
+        asked.reply.put({"role": "assistant", "content": "hello"})
+
+    threading.Thread(target=reply, daemon=True).start()
+    body = b'{"messages": [{"role": "user", "content": "q"}]}'
+    assert b"hello" in sent(served, served.key, str(len(body)), body)
+    for connection in silent:
+        connection.close()
+
+
+def test_a_request_that_stops_in_the_middle_is_given_up(
+    served: ChatEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert chat_endpoint._Handler.timeout
+    monkeypatch.setattr(chat_endpoint._Handler, "timeout", 0.3)
+    start = time.monotonic()
+    assert sent(served, served.key, "100", b"{") == b""
+    assert time.monotonic() - start < 4
+
+
+def test_many_requests_at_once_are_all_answered(served: ChatEndpoint) -> None:
+    body = b'{"messages": [{"role": "user", "content": "q"}]}'
+    found: list[bytes] = []
+
+    def ask() -> None:
+        found.append(sent(served, served.key, str(len(body)), body))
+
+    threads = [threading.Thread(target=ask) for _ in range(24)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        asked = served.asked.get(timeout=5)
+        assert asked is not None
+        asked.reply.put({"role": "assistant", "content": "hello"})
+    for thread in threads:
+        thread.join()
+    assert len(found) == 24 and all(b"hello" in answer for answer in found)

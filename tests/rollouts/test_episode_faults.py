@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from scripted import END, HOSTILE, Play, ScriptedSampler, requests
 
+from oxrl.data.chat import ChatEncoder
 from oxrl.engines.sample.base import Finished, generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
@@ -59,6 +60,70 @@ def test_the_process_that_starts_environments_killed_in_a_step_hangs_nobody(play
     assert 3 in lost and len(lost) <= 4  # those that were alive
     for number, completion in enumerate(found):
         assert number in lost or completion == quiet[number]
+
+
+# Of one episode of four, something that no template or tokenizer can write; the others are good.
+UNWRITABLE = """
+from oxrl.environments import Step
+
+class Made:
+    def reset(self, prompt, seed):
+        self.bad = prompt.uid == "2"
+        self.tools = BAD_TOOLS if self.bad else GOOD_TOOLS
+        return OPENING if self.bad else "hello"
+    def step(self, text):
+        return Step(ANSWER if self.bad else "more", 1.0)
+"""
+WITH_TOOLS = (
+    "{% for t in tools or [] %}{{ t.function.name.upper() + t['function']['name'] }}{% endfor %}"
+    "{% for m in messages %}{{ '<|user|>' + m['content'] + '<|end|>' }}{% endfor %}<|assistant|>"
+)
+GOOD_TOOLS = [{"type": "function", "function": {"name": "f"}}]
+UNWRITTEN = {
+    "tools are numbers": {"BAD_TOOLS": "[1, 2]"},
+    "tools without a function": {"BAD_TOOLS": "[{'type': 'function'}]"},
+    "a tool's name is a number": {"BAD_TOOLS": "[{'function': {'name': 5}}]"},
+    "half of a pair": {"BAD_TOOLS": "[{'function': {'name': '\\ud800'}}]"},
+}
+
+
+@pytest.mark.parametrize("name", UNWRITTEN)
+def test_what_no_template_can_write_ends_its_own_episode_alone(play: Play, name: str) -> None:
+    values = {"BAD_TOOLS": "[]", "GOOD_TOOLS": repr(GOOD_TOOLS), "OPENING": "'x'", "ANSWER": "'y'"}
+    source = UNWRITABLE
+    for word, value in (values | UNWRITTEN[name]).items():
+        source = source.replace(word, value)
+    engine = play(source, ScriptedSampler(), template=WITH_TOOLS)
+    found = generate(engine, requests(4), deadline_s=60)
+    assert [completion.end for completion in found][2] == "environment_error"
+    assert "refuses" in found[2].reason
+    assert [len(completion.turns) for completion in found] == [5, 5, 0, 5]
+
+
+@pytest.mark.parametrize("what", ["opening", "answer", "tools"])
+def test_what_cannot_fit_is_measured_before_it_is_encoded(
+    play: Play, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = ChatEncoder.encode
+
+    def watched(self: ChatEncoder, text: str, hidden: Any) -> list[int]:
+        encoded.append(len(text))
+        return encode(self, text, hidden)
+
+    monkeypatch.setattr(ChatEncoder, "encode", watched)
+    values = {"BAD_TOOLS": "[]", "GOOD_TOOLS": "[]", "OPENING": "'x'", "ANSWER": "'y'"}
+    word = {"opening": "OPENING", "answer": "ANSWER", "tools": "BAD_TOOLS"}[what]
+    huge = "'word ' * 3_000_000"
+    values[word] = f"[{{'function': {{'name': {huge}}}}}]" if what == "tools" else huge
+    source = UNWRITABLE
+    for name, value in values.items():
+        source = source.replace(name, value)
+    found = generate(play(source, ScriptedSampler()), requests(4), deadline_s=60)
+    ended = "context" if what == "answer" else "environment_error"
+    assert found[2].end == ended
+    assert [len(completion.turns) for completion in found] == [5, 5, int(what == "answer"), 5]
+    assert encoded and max(encoded) < 10_000
 
 
 class Killing:
