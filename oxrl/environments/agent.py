@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -26,6 +27,11 @@ from oxrl.types import Prompt
 # How much of what a program printed is read for its reward, and shown where it failed.
 MOST_OUTPUT = 1 << 16
 MOST_SHOWN = 300
+PLACE = re.compile("{(prompt|answer|uid|seed)}")
+# What programs take for an option: negative numbers are none.
+OPTION = re.compile(r"-(?!\d*\.?\d+$)")
+# Bytes from which on Linux takes no argument.
+MOST_WORD = 1 << 17
 
 
 class AgentEnvironment(Environment):
@@ -33,7 +39,7 @@ class AgentEnvironment(Environment):
 
     Args:
         command: the program and its arguments, as one text or a list; {prompt}, {answer}, {uid} and
-            {seed} stand for what the row says.
+            {seed} stand for what the row says, as `filled` has it.
         env: further variables of its environment.
     """
 
@@ -124,11 +130,6 @@ class AgentEnvironment(Environment):
     def _start(self, prompt: Prompt, seed: int) -> None:
         last = prompt.messages[-1]["content"] if prompt.messages else ""
         row = {"prompt": last, "answer": prompt.answer, "uid": prompt.uid, "seed": seed}
-        words: list[str] = []
-        for word in self._words:
-            for name, value in row.items():
-                word = word.replace(f"{{{name}}}", "" if value is None else str(value))
-            words.append(word)
         known = {"messages": list(prompt.messages), "metadata": dict(prompt.metadata)}
         address = {
             "OPENAI_BASE_URL": self._endpoint.url,
@@ -141,7 +142,7 @@ class AgentEnvironment(Environment):
             given.seek(0)
             # The keeper of the episode ends it, and what it starts.
             self._process = subprocess.Popen(
-                words,
+                filled(self._words, row),
                 stdin=given,
                 stdout=self._output,
                 stderr=self._errors,
@@ -204,6 +205,31 @@ def words_of(command: str | Sequence[str]) -> list[str]:
         ValueError: a quotation mark of the text is never closed.
     """
     return shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+
+
+def filled(words: Sequence[str], row: Mapping[str, object]) -> list[str]:
+    """The words of a command with what a row says; a placeholder in what it says is plain text.
+
+    Args:
+        words: of the command.
+        row: what placeholders stand for, by name; None is empty.
+
+    Raises:
+        ValueError: a word cannot be an argument of a program, or would be taken for an option.
+    """
+    values = {name: "" if value is None else str(value) for name, value in row.items()}
+    found: list[str] = []
+    for word in words:
+        made = PLACE.sub(lambda place: values[place[1]], word)
+        as_option = OPTION.match(made) and not OPTION.match(word) and "--" not in found
+        if as_option or "\0" in made or len(os.fsencode(made)) >= MOST_WORD:
+            raise ValueError(
+                f"no program can be given {made[:60]!r} for {word}: it begins as an option does, "
+                "or holds a NUL, or is too long. Read the row from standard input, where it is "
+                "JSON; an option's value may stand behind =, and anything behind --"
+            )
+        found.append(made)
+    return found
 
 
 def _end_of(file: IO[bytes]) -> bytes:

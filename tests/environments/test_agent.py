@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from oxrl.environments import chat_endpoint
+from oxrl.environments.agent import filled
 from oxrl.environments.chat_endpoint import (
     BadRequest,
     ChatEndpoint,
@@ -357,3 +358,48 @@ def test_many_requests_at_once_are_all_answered(served: ChatEndpoint) -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 24 and all(b"hello" in answer for answer in found)
+
+
+SAYS = CLIENT + "ask([{'role': 'user', 'content': json.dumps(sys.argv[1:])}])\n"
+
+
+def arguments(begin: Open, text: str) -> list[str]:
+    """What a program gets for a row."""
+    messages = ({"role": "user", "content": text},)
+    prompt = Prompt(uid="7", messages=messages, token_ids=(1,), answer="2")
+    opening = begin(SAYS).reset(prompt, 5, Patience())
+    return json.loads(str(opening.messages[0]["content"]))
+
+
+def test_what_a_row_says_is_put_in_once(begin: Open) -> None:
+    text = "what is {answer} of {uid}? {seed} {prompt} {other} $HOME `id`"
+    assert arguments(begin, text) == [text]
+
+
+ROW = {"prompt": "p", "answer": None, "uid": "u", "seed": 0}
+
+
+def test_placeholders_stand_anywhere_in_a_word() -> None:
+    words = ["run", "{prompt}-{uid}", "[{answer}]", "--seed={seed}", "{other}", "{{prompt}}"]
+    assert filled(words, ROW) == ["run", "p-u", "[]", "--seed=0", "{other}", "{p}"]
+    # Behind "--" and inside of an option anything is safe, and a negative number is no option.
+    hostile = ROW | {"prompt": "--help", "answer": -2.5}
+    words = ["run", "{answer}", "-q{prompt}", "--", "{prompt}"]
+    assert filled(words, hostile) == ["run", "-2.5", "-q--help", "--", "--help"]
+
+
+@pytest.mark.parametrize(
+    "text", ["--help", "-c 1", "-", "a\0b", "x" * 200_000, "\U0001f600" * 40_000]
+)
+def test_a_row_that_no_program_can_be_given_ends_its_episode_with_a_reason(
+    begin: Open, text: str
+) -> None:
+    with pytest.raises(LostEpisode, match="no program can be given") as found:
+        arguments(begin, text)
+    assert found.value.end == "environment_error"
+    assert len(str(found.value)) < 600
+
+
+def test_the_longest_word_that_a_program_can_be_given_is_given(begin: Open) -> None:
+    text = "x" * ((1 << 17) - 1)
+    assert arguments(begin, text) == [text]
