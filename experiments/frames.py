@@ -16,6 +16,8 @@ from typing import Any
 
 from PIL import Image
 
+from oxrl.data.image_files import FORMATS
+
 GAP = 4  # pixels
 
 
@@ -50,7 +52,8 @@ def main() -> None:
         sys.stdout.write(turn["text"] + "\n")
     # What is shown after the last turn nobody reads, and no run keeps it.
     files = [chosen.run / "images" / name for name in names]
-    frames = [Image.open(file).convert("RGB") for file in files if file.is_file()]
+    there = [file for file in files if file.is_file()]
+    frames = [Image.open(file, formats=FORMATS).convert("RGB") for file in there]
     width, height = (chosen.scale * side for side in frames[0].size)
     strip = Image.new("RGB", (len(frames) * (width + GAP) - GAP, height), "white")
     for place, frame in enumerate(frames):

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from oxrl.data.image_files import FORMATS
 from oxrl.data.lerobot import RobotEpisode, read_episodes
 from oxrl.data.prepare.demonstrations import succeeded
 from oxrl.data.prepare.robot_episodes import shown_image
@@ -92,7 +93,7 @@ def strip(episode: RobotEpisode, count: int = 8) -> Image.Image:
     shown: list[Any] = []
     for place in places:
         [image] = episode.frames[place].images.values()
-        shown.append(np.asarray(Image.open(BytesIO(image)).convert("RGB")))
+        shown.append(np.asarray(Image.open(BytesIO(image), formats=FORMATS).convert("RGB")))
     return Image.fromarray(np.concatenate(shown, axis=1))
 
 

@@ -25,6 +25,8 @@ EXPECTED = (
 )
 # How base64 text of the usual formats begins: PNG, JPEG, GIF, WebP, BMP.
 BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk")
+# What is decoded. Others that Pillow knows start programs (EPS), or hide more than an image.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 REMOTE = ("http://", "https://")
 # What is turned into RGB without a choice: grey, palettes without transparency, black and white.
 PLAIN_MODES = ("RGB", "L", "P", "1")
@@ -107,7 +109,7 @@ def decoded(content: bytes, rules: ImageRules) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes, which are looked at here
-            image = Image.open(BytesIO(content))
+            image = Image.open(BytesIO(content), formats=FORMATS)
             _check(image, rules)
             image.load()
             turned = ImageOps.exif_transpose(image)
@@ -116,7 +118,9 @@ def decoded(content: bytes, rules: ImageRules) -> Image.Image:
         raise ValueError(str(problem)) from None
     except UnidentifiedImageError:
         start = content[:12].hex(" ")
-        raise ValueError(f"is no image that can be read: it begins with {start}") from None
+        wanted = ", ".join(FORMATS)
+        problem = f"is no image that can be read ({wanted}): it begins with {start}"
+        raise ValueError(problem) from None
     except (OSError, SyntaxError, ValueError, OverflowError, Image.DecompressionBombError) as error:
         raise ValueError(f"is damaged or cut off: {error}") from None
 

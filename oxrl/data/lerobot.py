@@ -230,11 +230,13 @@ def _features(frame: Frame) -> dict[str, Json]:
 
     from PIL import Image
 
+    from oxrl.data.image_files import FORMATS
+
     found: dict[str, Json] = {"action": _feature("float32", [len(frame.action)])}
     if frame.state is not None:
         found["observation.state"] = _feature("float32", [len(frame.state)])
     for camera, content in frame.images.items():
-        with Image.open(BytesIO(content)) as image:
+        with Image.open(BytesIO(content), formats=FORMATS) as image:
             shape = [image.height, image.width, 3]
         found[IMAGES + camera] = _feature("image", shape) | {
             "names": ["height", "width", "channel"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
@@ -14,7 +15,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from oxrl.data.conversations import ConversationDataset, Example
 from oxrl.data.dataset import ReadOptions
@@ -244,6 +245,13 @@ def palette_with_transparency() -> bytes:
     return found.getvalue()
 
 
+def of_format(name: str) -> bytes:
+    """An image that Pillow reads, and would with what is not looked at here."""
+    found = BytesIO()
+    Image.new("RGB", (32, 32)).save(found, name)
+    return found.getvalue()
+
+
 NOISE = bytes(range(256)) * 40
 REFUSED: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "no image that can be read"),
@@ -263,6 +271,9 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "one pixel": (png(1, 1), "1 x 1 pixels"),
     "line": (png(5000, 1), "5000 x 1 pixels"),
     "huge": (png(10_000, 16), "10000 x 16 pixels"),
+    "postscript": (of_format("EPS"), "no image that can be read .PNG, JPEG"),
+    "icon": (of_format("ICO"), "no image that can be read"),
+    "targa": (of_format("TGA"), "no image that can be read"),
 }
 
 
@@ -284,6 +295,26 @@ def test_a_ratio_that_the_model_refuses_is_told_with_its_row(tmp_path: Path) -> 
     (tmp_path / "line.png").write_bytes(png(8000, 8))
     with pytest.raises(DataError, match=r"rows\.jsonl:1: the image 'line\.png' cannot be shown"):
         read(write(tmp_path, {"prompt": "what?", "images": ["line.png"]}))
+
+
+@pytest.mark.parametrize("name", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+def test_the_usual_formats_are_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a").write_bytes(of_format(name))
+    [prompt] = read(write(tmp_path, {"prompt": "what?", "images": ["a"]}))
+    assert len(prompt.images) == 1
+
+
+def test_postscript_reaches_no_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starter = tmp_path / "bin" / "gs"
+    starter.parent.mkdir()
+    starter.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    starter.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{starter.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", "gs")
+    (tmp_path / "bad.png").write_bytes(of_format("EPS"))
+    with pytest.raises(DataError, match="no image that can be read"):
+        read(write(tmp_path, {"prompt": "what?", "images": ["bad.png"]}))
+    assert not (tmp_path / "started").exists()
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "1", "RGB"])

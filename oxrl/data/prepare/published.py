@@ -373,7 +373,9 @@ def _on_white(content: bytes) -> str:
     """An image without transparency, as a data URL."""
     from PIL import Image
 
-    with Image.open(BytesIO(content)) as image:
+    from oxrl.data.image_files import FORMATS
+
+    with Image.open(BytesIO(content), formats=FORMATS) as image:
         drawn = image.convert("RGBA")
         white = Image.new("RGBA", drawn.size, "white")
         white.alpha_composite(drawn)
