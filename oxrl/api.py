@@ -451,7 +451,8 @@ def _rows_in(
                 f'accept=["{fields[file]}"]'
             )
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
             write_atomically(path, text)
         except OSError as error:
             raise RunDirectoryError(f"{path} cannot be written: {error}") from error

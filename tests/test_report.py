@@ -26,6 +26,7 @@ from oxrl.report.live import LiveServer
 from oxrl.report.page import write_report
 from oxrl.report.samples import PIECE
 from oxrl.runs.files import read_records
+from oxrl.shown import shown
 
 EVIL = '</script><script>document.title="taken"</script><img src=x onerror=alert(1)><!--'
 
@@ -221,7 +222,11 @@ def test_numbers_that_are_not_finite_and_texts_that_are_no_utf8_have_a_page(
 def test_the_live_page_answers_this_machine_alone(recorded: Path) -> None:
     with LiveServer([recorded], 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        for host, path, status in (("", "/", 200), ("evil.example", "/", 403), ("", "/etc", 404)):
+        place = server.url.removeprefix(f"http://127.0.0.1:{server.server_port}")
+        assert len(place) > 20 and shown(server.url) == server.url
+        asked = [("", place, 200), ("evil.example", place, 403), ("", "/etc", 403)]
+        asked += [("", "/", 403), ("", place[:-1], 403), ("", f"{place}/x", 403)]
+        for host, path, status in asked:
             connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
             connection.request("GET", path, headers={"Host": host} if host else {})
             answer = connection.getresponse()

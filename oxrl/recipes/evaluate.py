@@ -242,48 +242,52 @@ def run_eval(
             option is for rewards and there is none.
         CheckpointError: the run has no usable checkpoint.
     """
-    cfg, run = evaluation_config(target, overrides)
-    name = cfg.data.eval or cfg.data.train_files[0]
-    noted = {} if run is None else read_noted(run, DATA_FILE)
-    path = str(locate(name, noted.get(name)))
-    if cfg.train.row.recipe == "supervised" and not (cfg.reward.exists or cfg.environment.name):
-        sampling = {"samples": samples, "temperature": temperature, "pick": pick, "out": out}
-        return likelihood(cfg, path, sampling)
-    if temperature is None:
-        temperature = cfg.rollout.eval_temperature
-    samples = samples or cfg.rollout.eval_samples
-    seed = evaluation_seed(cfg)
-    with sampling_from(
-        cfg, path, held_out=True, samples=samples, temperature=temperature, seed=seed
-    ) as (prompts, scored):
-        draws = list(enumerate(prompts.in_order()))
-        with bars() as tell:
-            count = Count(tell, "responses", len(draws) * samples)
-            rollouts = replace(scored, heard=count.one).answer(draws)
-    metrics = evaluation_metrics(rollouts, samples=samples)
-    if pick is not None:
-        verdicts = judge(cfg, pick, in_groups(rollouts, samples))
-        metrics |= picked_reward(rollouts, verdicts, samples=samples)
-    if out is not None:
-        records = [sample_line(rollout, step=-1, advantage=None) for rollout in rollouts]
-        out.write_bytes(b"".join(map(encode_line, records)))
-    return metrics
+    with ExitStack() as pins:
+        cfg, run = evaluation_config(target, overrides, pins)
+        name = cfg.data.eval or cfg.data.train_files[0]
+        noted = {} if run is None else read_noted(run, DATA_FILE)
+        path = str(locate(name, noted.get(name)))
+        if cfg.train.row.recipe == "supervised" and not (cfg.reward.exists or cfg.environment.name):
+            sampling = {"samples": samples, "temperature": temperature, "pick": pick, "out": out}
+            return likelihood(cfg, path, sampling)
+        if temperature is None:
+            temperature = cfg.rollout.eval_temperature
+        samples = samples or cfg.rollout.eval_samples
+        seed = evaluation_seed(cfg)
+        with sampling_from(
+            cfg, path, held_out=True, samples=samples, temperature=temperature, seed=seed
+        ) as (prompts, scored):
+            draws = list(enumerate(prompts.in_order()))
+            with bars() as tell:
+                count = Count(tell, "responses", len(draws) * samples)
+                rollouts = replace(scored, heard=count.one).answer(draws)
+        metrics = evaluation_metrics(rollouts, samples=samples)
+        if pick is not None:
+            verdicts = judge(cfg, pick, in_groups(rollouts, samples))
+            metrics |= picked_reward(rollouts, verdicts, samples=samples)
+        if out is not None:
+            records = [sample_line(rollout, step=-1, advantage=None) for rollout in rollouts]
+            out.write_bytes(b"".join(map(encode_line, records)))
+        return metrics
 
 
-def evaluation_config(target: str | Path, overrides: Sequence[str]) -> tuple[Config, Path | None]:
+def evaluation_config(
+    target: str | Path, overrides: Sequence[str], pins: ExitStack
+) -> tuple[Config, Path | None]:
     """What is evaluated, and the run that it belongs to, if it does to one.
 
     Args:
         target: a config file; a run, of which the newest checkpoint is meant; a checkpoint; or a
             model by folder or name.
         overrides: as of `load_config`; of a model without a run they say everything.
+        pins: as of `find_target`.
     """
     name = str(target)
     model = Path(name).is_dir() or is_builtin(name)
     on_hub = not Path(name).suffix and not Path(name).exists() and name.count("/") == 1
     if not model and not on_hub:
         return load_evaluation_config(target, overrides), None
-    found = find_target(target)
+    found = find_target(target, pins)
     if found.run is None:
         return model_evaluation_config(found.model, overrides), None
     # An override is YAML: a path may hold ": " or " #".
@@ -412,14 +416,14 @@ def run_generate(
         DataError: an image cannot be used, or a prompt has not as many places as there are images.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = find_target(model).model
-    tokenizer = load_tokenizer(model)
-    policy = load_policy(model, LoadOptions(device=device, seed=seed))
-    store = images_for(model) if images else None
-    asked = questions(prompts, tokenizer, store, images)
-    sampling = replace(sampling, stop_token_ids=build.stop_tokens(tokenizer, policy))
-    requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
     with ExitStack() as stack:
+        model = find_target(model, stack).model
+        tokenizer = load_tokenizer(model)
+        policy = load_policy(model, LoadOptions(device=device, seed=seed))
+        store = images_for(model) if images else None
+        asked = questions(prompts, tokenizer, store, images)
+        sampling = replace(sampling, stop_token_ids=build.stop_tokens(tokenizer, policy))
+        requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
         sampler: RolloutEngine
         local = module_sampler(policy, tokenizer, max_rows=MOST_ROWS, images=store)
         longest = check_room(requests, local.context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import cast
 
@@ -51,7 +52,8 @@ def run_export(
     if not source.is_dir() and looks_local and not is_builtin(name):
         raise DataError(f"{source} is no folder; give that of a model, of a checkpoint or of a run")
     place = checked_place(out, source, overwrite=overwrite)
-    found = find_target(name).model
+    pins = ExitStack()
+    found = find_target(name, pins).model
 
     def write(directory: Path) -> None:
         load = load_critic if (Path(found) / VALUE_HEAD_FILE).is_file() else load_policy
@@ -70,7 +72,8 @@ def run_export(
 
     try:
         # Not before it is known that the export will be wanted, and again when it is there.
-        _write_beside(place, write, lambda: checked_place(out, source, overwrite=overwrite))
+        with pins:
+            _write_beside(place, write, lambda: checked_place(out, source, overwrite=overwrite))
     except (OSError, SafetensorError) as error:
         raise CheckpointWriteError(
             f"the export {out} could not be written: {error}. Nothing of it was kept, and nothing "

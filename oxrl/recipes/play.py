@@ -64,8 +64,8 @@ def run_play(
         ConfigError: no environment, or one that cannot be had.
         EnvironmentDefinitionError: it cannot be loaded, or begins no episode.
     """
-    found = find_target(model).model
     with ExitStack() as stack:
+        found = find_target(model, stack).model
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         rows = prompts if isinstance(prompts, Path) else written(folder, prompts)
         cfg = config_of(environment, found, rows, overrides)

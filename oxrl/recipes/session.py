@@ -21,7 +21,7 @@ from oxrl.recipes.progress import P, Progress
 from oxrl.recipes.saving import Saver
 from oxrl.recipes.targets import CHECKPOINTS
 from oxrl.rewards.workers import ScoringPool
-from oxrl.runs.checkpoint import CheckpointWriter, save_best
+from oxrl.runs.checkpoint import CheckpointWriter, remove_old, save_best
 from oxrl.runs.clock import Clock, resident_mb
 from oxrl.runs.files import read_records
 from oxrl.types import Metrics, TensorMap
@@ -123,6 +123,9 @@ class Session:
         if self.ranks.first:
             self.recorder.truncate(found.offsets)
             self._health.remember(read_records(self.run.metrics))
+            # A kill may have come before the last save had removed what it replaced.
+            keep = self._cfg.run.keep_checkpoints
+            remove_old(self.run.checkpoints, found.step, keep)
         state = dict(found.state)
         self._skipped_in_a_row = state.pop("skipped_in_a_row")
         progress = type(fresh)(**state)

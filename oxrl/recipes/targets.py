@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 from oxrl.errors import CheckpointError
-from oxrl.runs.checkpoint import is_checkpoint, latest_checkpoint
+from oxrl.runs.checkpoint import is_checkpoint, latest_checkpoint, locked
 from oxrl.runs.directory import is_run
 
 CHECKPOINTS = "checkpoints"
@@ -19,12 +20,13 @@ class Target(NamedTuple):
     run: Path | None
 
 
-def find_target(given: str | Path) -> Target:
+def find_target(given: str | Path, pins: ExitStack) -> Target:
     """The model that a run, its folder of checkpoints, a checkpoint or a model's name stands for.
 
     Args:
         given: a run directory (its newest whole checkpoint is meant), a checkpoint in one, a
             model's folder, a hub name, or `builtin:...`.
+        pins: until it is closed, a run that goes on does not remove the checkpoint.
 
     Raises:
         CheckpointError: the run has no usable checkpoint.
@@ -33,8 +35,12 @@ def find_target(given: str | Path) -> Target:
     if folder.name == CHECKPOINTS and is_run(folder.parent):
         folder = folder.parent
     if (folder / CHECKPOINTS).is_dir() or is_run(folder):
-        return Target(str(newest_checkpoint(folder)), folder)
+        with locked(folder):  # the newest stays until it is looked at, and pinned
+            newest = newest_checkpoint(folder)
+            pins.enter_context(locked(newest))
+        return Target(str(newest), folder)
     if is_checkpoint(folder) and is_run(folder.absolute().parent.parent):
+        pins.enter_context(locked(folder))
         return Target(str(given), folder.absolute().parent.parent)
     return Target(str(given), None)
 

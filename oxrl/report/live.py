@@ -1,11 +1,14 @@
 """`oxrl report --live`: the page of runs that go on, made anew whenever it is asked for.
 
-Only programs on this machine can ask: the server listens on the loopback address, and answers no
-request that names another host, as a page of somebody else's could have a browser send.
+Only programs on this machine can ask, and of these who knows the address: it ends in a key of its
+own. The server listens on the loopback address, and answers no request that names another host, as
+a page of somebody else's could have a browser send.
 """
 
 from __future__ import annotations
 
+import hmac
+import secrets
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,7 +38,8 @@ class LiveServer(ThreadingHTTPServer):
             raise OxrlError(
                 f"cannot listen on {ADDRESS}:{port}: {error.strerror}; choose another --port"
             ) from error
-        self.url = f"http://{ADDRESS}:{self.server_port}/"
+        self.place = f"/{secrets.token_hex(16)}"
+        self.url = f"http://{ADDRESS}:{self.server_port}{self.place}"
 
 
 class Page(BaseHTTPRequestHandler):
@@ -45,13 +49,13 @@ class Page(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.0"
 
     def do_GET(self) -> None:
-        """The page, under / alone."""
+        """The page, under the key alone."""
         port = self.server.server_port
         if self.headers.get("Host") not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
             self.send_error(403, "this address serves programs of this machine")
             return
-        if self.path != "/":
-            self.send_error(404)
+        if not hmac.compare_digest(self.path.encode(), self.server.place.encode()):
+            self.send_error(403, "open the whole address that oxrl report --live printed")
             return
         try:
             body = "".join(page_parts(self.server.runs, live=True)).encode("utf-8")

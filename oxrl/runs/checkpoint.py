@@ -13,6 +13,7 @@ one is refused.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -21,7 +22,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,8 @@ logger = logging.getLogger(__name__)
 FORMAT = "oxrl-checkpoint-1"
 PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz"})
 NAME = re.compile(r"step_(\d{8,})")
+# A lock that nobody gets, or waits for, while somebody reads there.
+UNREAD = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ class CheckpointWriter:
             _remove(self._final)
             os.rename(self._temporary, self._final)
             fsync(self._root)
-        _remove_old(self._root, self._step, self._keep)
+        remove_old(self._root, self._step, self._keep)
         return self._final
 
     def drop(self) -> None:
@@ -237,16 +240,47 @@ def _not_written(final: Path, error: Exception) -> CheckpointWriteError:
     )
 
 
-def _remove_old(root: Path, step: int, keep: int) -> None:
-    """Keep the newest `keep` checkpoints up to `step`; the others go."""
+def remove_old(root: Path, step: int, keep: int) -> None:
+    """Keep the newest `keep` checkpoints up to `step`; the others go, but for those in use."""
     found = list_checkpoints(root)
     kept = [path for number, path in found if number <= step][-keep:]
-    for _, path in found:
+    with suppress(BlockingIOError), locked(root.parent, UNREAD):
+        for _, path in found:
+            try:
+                if path not in kept:
+                    with locked(path, UNREAD):
+                        _remove(path)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                logger.warning("the old checkpoint %s could not be removed: %s", path, error)
+
+
+@contextmanager
+def locked(path: Path, how: int = fcntl.LOCK_SH) -> Iterator[None]:
+    """Inside, no run that goes on removes the checkpoint at `path`, or any of the run there.
+
+    The kernel lets go of it with the process, however that ends; nothing is written.
+
+    Args:
+        path: a checkpoint, or a run directory.
+        how: as of `fcntl.flock`; by default for reading, beside others who read.
+
+    Raises:
+        BlockingIOError: another process has it, and `how` says not to wait.
+        FileNotFoundError: it is not there.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
         try:
-            if path not in kept:
-                _remove(path)
-        except OSError as error:
-            logger.warning("the old checkpoint %s could not be removed: %s", path, error)
+            fcntl.flock(descriptor, how)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass  # a disk without locks: nobody has one there
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _remove(path: Path) -> None:

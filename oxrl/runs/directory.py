@@ -282,6 +282,8 @@ def open_run(
     that remain are written to starts.jsonl, and config.yaml then holds the new values. Nothing is
     written where anything is refused.
 
+    A directory that is made is readable by its owner alone: samples hold what the data say.
+
     Args:
         accept: fields of the config that may differ, in value or in what they stand for.
         review: looks at the inputs of the run; None: it has none.
@@ -293,7 +295,7 @@ def open_run(
     """
     directory = Path(directory).absolute()
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not resume:
             refuse_what_is_there(directory, command_line(["--resume"]))
         require_own_kinds(directory)

@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +250,7 @@ def try_run(choose: random.Random, trained: Path, *, resumes: bool) -> None:
     if resumes:
         run(Config.model_validate(sft_values(trained, "copy", steps=2)), resume=True)
     else:
-        evaluation_config(place, [])
+        evaluation_config(place, [], ExitStack())
 
 
 @pytest.mark.parametrize("seeds", chunks(120, 120), ids=str)

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -349,7 +349,7 @@ def test_a_pipe_in_place_of_its_config_does_not_make_an_evaluation_wait(tmp_path
     (tmp_path / "config.yaml").unlink()
     os.mkfifo(tmp_path / "config.yaml")
     with pytest.raises(RunDirectoryError, match=r"config\.yaml, .* is gone or no file"):
-        evaluation_config(tmp_path, [])
+        evaluation_config(tmp_path, [], ExitStack())
 
 
 def test_names_that_a_write_passes_through_are_no_way_out(tmp_path: Path) -> None:
