@@ -5,18 +5,24 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import json
+import logging
 import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
+
+from oxrl.runs.pins import VALUE
 
 SUFFIXES = (".py", *EXTENSION_SUFFIXES)
 # Calls that import what their first argument names.
 IMPORTERS = ("import_module", "__import__")
+logger = logging.getLogger(__name__)
 
 
 def python_sources(path: Path) -> dict[str, Path]:
@@ -107,30 +113,48 @@ def _files_of(module: tuple[str, ...], folder: Path) -> Iterator[Path]:
 
 
 def sources_of(value: object) -> dict[str, str]:
-    """The source that something given is made of, by names for messages; empty where it has none.
+    """The source that something given is made of, by names for messages, and values that it uses.
 
     Of a module's function these are the module's file and those that it imports from its folder. Of
     one from a script or a notebook, whose text may say `resume=True` the next time, it is the text
-    of the function and of the functions and classes of the same place that it uses.
+    of the function and of the functions and classes of the same place that it uses. Either way
+    arguments of a partial, fields, globals and closures are among them; what is no JSON there is
+    told.
 
     Args:
         value: a function, a class, a `functools.partial`, or an object, of which its class counts.
 
     Returns:
-        Name for messages -> text.
+        Name for messages -> text, of values JSON; names of values begin with VALUE.
     """
     inner = inspect.unwrap(getattr(value, "func", value))  # pyright: ignore
+    texts: dict[str, str] = {}
+    if isinstance(value, partial):
+        _add_value("arguments", [value.args, value.keywords], texts)
+    holder = getattr(inner, "__self__", inner)
+    if not inspect.isclass(holder):
+        for name, held in getattr(holder, "__dict__", {}).items():
+            _add_value(name, held, texts)
     if not (inspect.isroutine(inner) or inspect.isclass(inner)):
         inner = type(inner)
+    _add_source(inner, texts)
     module = sys.modules.get(getattr(inner, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     whole = module is not None and module.__name__ != "__main__" and file is not None
     if whole and "<locals>" not in getattr(inner, "__qualname__", ""):
+        values = {name: texts[name] for name in texts if name.startswith(VALUE)}
         found = python_sources(Path(str(file)))
-        return {name: path.read_text("utf-8", "replace") for name, path in found.items()}
-    texts: dict[str, str] = {}
-    _add_source(inner, texts)
+        return values | {name: path.read_text("utf-8", "replace") for name, path in found.items()}
     return texts
+
+
+def _add_value(name: str, value: object, texts: dict[str, str]) -> None:
+    """A value that code uses, as JSON; told where it has none."""
+    try:
+        texts[VALUE + name] = json.dumps(value, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        kind = type(value).__name__
+        logger.warning("a resume will not see changes of %s (%s), which code uses", name, kind)
 
 
 def _add_source(value: Any, texts: dict[str, str]) -> None:
@@ -145,16 +169,23 @@ def _add_source(value: Any, texts: dict[str, str]) -> None:
         functions = [member for _, member in inspect.getmembers(value, inspect.isfunction)]
     for function in functions:
         code = getattr(function, "__code__", None)
-        names = getattr(function, "__globals__", {})
-        for used in names_in(code) if code is not None else ():
-            other = names.get(used)
+        if code is None:
+            continue
+        if function.__defaults__ or function.__kwdefaults__:
+            defaults = [function.__defaults__, function.__kwdefaults__]
+            _add_value(f"defaults of {name}", defaults, texts)
+        names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+        for used in sorted(names.keys() & set(names_in(code))):
+            other = names[used]
             own = getattr(other, "__module__", None) == value.__module__
             if own and (inspect.isfunction(other) or inspect.isclass(other)):
                 _add_source(other, texts)
+            elif not isinstance(other, (type, ModuleType)) and not inspect.isroutine(other):
+                _add_value(f"{used} in {name}", other, texts)
 
 
 def names_in(code: CodeType) -> Iterator[str]:
-    """Global names and attributes that a function uses, also inside of functions in it.
+    """Names of globals, closures and attributes that a function uses, also in functions in it.
 
     Args:
         code: of a function.
@@ -162,7 +193,7 @@ def names_in(code: CodeType) -> Iterator[str]:
     Returns:
         Names, some perhaps more than once.
     """
-    yield from code.co_names
+    yield from (*code.co_names, *code.co_freevars)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from names_in(constant)

@@ -171,6 +171,44 @@ def test_a_gate_with_another_source_is_refused_unless_that_is_accepted(tmp_path:
     assert len(run.metrics) == 3
 
 
+def weighing(weight: object) -> GATE:
+    """A reward with a closure."""
+
+    def weighed(prompt: Any, completion: Any) -> float:
+        return 0.5 if weight else 0.0
+
+    return weighed
+
+
+def test_a_reward_whose_closure_changed_is_refused_unless_that_is_accepted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    oxrl.train(config(tmp_path, steps=1), dataset=ROWS, reward=weighing(1))
+    oxrl.train(config(tmp_path, steps=2), dataset=ROWS, reward=weighing(1), resume=True)
+    more = config(tmp_path, steps=3)
+    with pytest.raises(RunDirectoryError, match=r"reward\.name: value of weight in weighed"):
+        oxrl.train(more, dataset=ROWS, reward=weighing(2), resume=True)
+    with pytest.raises(RunDirectoryError, match=r"reward\.name: value of arguments"):
+        bound = partial(weighing(1), completion="x")
+        oxrl.train(more, dataset=ROWS, reward=bound, resume=True)
+    oxrl.train(more, dataset=ROWS, reward=weighing(2), resume=True, accept=["reward.name"])
+    # A run from before values were noted goes on, and notes them.
+    pins = tmp_path / "run" / "inputs.json"
+    noted = json.loads(pins.read_text())
+    files = noted["reward.name"]["files"]
+    noted["reward.name"]["files"] = {n: f for n, f in files.items() if "value of" not in n}
+    assert noted["reward.name"]["files"] != files
+    del noted["reward.name"]["values"]
+    pins.write_text(json.dumps(noted))
+    more = config(tmp_path, steps=4)
+    oxrl.train(more, dataset=ROWS, reward=weighing(2), resume=True)
+    assert json.loads(pins.read_text())["reward.name"]["files"] == files
+    caplog.clear()
+    more = config(tmp_path, steps=5)
+    oxrl.train(more, dataset=ROWS, reward=weighing({3}), resume=True, accept=["reward.name"])
+    assert "a resume will not see changes of weight in weighed (set)" in caplog.text
+
+
 def plain(change: Callable[[Tensor], object]) -> GATE:
     """A gate that is right up to its last step."""
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from oxrl.rewards.sources import code_digest, python_sources
+from oxrl.rewards.sources import code_digest, python_sources, sources_of
 
 
 def write(folder: Path, **files: str) -> None:
@@ -67,3 +72,108 @@ def test_the_digest_is_of_every_byte_of_it_and_of_nothing_else(tmp_path: Path) -
     assert code_digest(tmp_path / "mine.py") == first
     write(tmp_path, beside="A = 2")
     assert code_digest(tmp_path / "mine.py") != first
+
+
+def worth(weight: object) -> Callable[..., Any]:
+    """A reward with a closure."""
+
+    def score(prompt: Any, completion: Any) -> Any:
+        return [weight for _ in completion]
+
+    return score
+
+
+def through_a_helper(weight: object) -> Callable[..., Any]:
+    def helper() -> object:
+        return weight
+
+    def score(prompt: Any, completion: Any) -> Any:
+        return helper()
+
+    return score
+
+
+def by_default(weight: object) -> Callable[..., Any]:
+    def score(prompt: Any, completion: Any, weight: object = weight) -> Any:
+        return weight
+
+    return score
+
+
+def plain(prompt: Any, completion: Any, weight: object = None) -> Any:
+    return weight
+
+
+def of_module(weight: object) -> Callable[..., Any]:
+    """A reward as a notebook or a script has it, with a global that a comprehension uses."""
+    names: dict[str, Any] = {"__name__": "__main__", "WEIGHT": weight}
+    text = (
+        "def helper(): return [WEIGHT for _ in range(2)]\n"
+        "def score(prompt, completion): return helper()\n"
+    )
+    exec(text, names)
+    return names["score"]
+
+
+def with_field(weight: object) -> Callable[..., Any]:
+    def score(prompt: Any, completion: Any) -> Any:
+        return 1.0
+
+    score.weight = weight  # pyright: ignore[reportFunctionMemberAccess]
+    return score
+
+
+class Holds:
+    def __init__(self, weight: object) -> None:
+        self.weight = weight
+
+    def __call__(self, prompt: Any, completion: Any) -> Any:
+        return self.weight
+
+    def score(self, prompt: Any, completion: Any) -> Any:
+        return self.weight
+
+
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "closure": worth,
+    "closure of a helper": through_a_helper,
+    "default": by_default,
+    "partial, by name": lambda weight: partial(plain, weight=weight),
+    "partial, by place": lambda weight: partial(plain, weight),
+    "partial of a closure": lambda weight: partial(worth(weight), 1),
+    "global": of_module,
+    "field of a function": with_field,
+    "object": Holds,
+    "method": lambda weight: Holds(weight).score,
+}
+VALUES: tuple[tuple[Any, Any], ...] = (
+    (1.0, 2.0),
+    ({"a": [1, {"b": None}]}, {"a": [1, {"b": 0}]}),
+    ("x", "y"),
+    (True, None),
+    ((1, 2), (2, 1)),
+)
+
+
+@pytest.mark.parametrize("kind", HOLDERS)
+@pytest.mark.parametrize("values", VALUES, ids=str)
+def test_a_value_that_code_uses_is_part_of_it(kind: str, values: tuple[Any, Any]) -> None:
+    first, second = values
+    make = HOLDERS[kind]
+    assert sources_of(make(first)) == sources_of(make(first))
+    assert sources_of(make(first)) != sources_of(make(second))
+
+
+def test_the_order_of_a_mapping_is_no_change() -> None:
+    assert sources_of(worth({"a": 1, "b": 2})) == sources_of(worth({"b": 2, "a": 1}))
+
+
+@pytest.mark.parametrize("kind", ["closure", "partial, by name", "global", "object"])
+def test_what_is_no_plain_value_is_told(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = sources_of(HOLDERS[kind](threading.Lock()))
+    assert "a resume will not see changes" in caplog.text
+    assert not any("lock" in text and "value of" in name for name, text in found.items())
+    caplog.clear()
+    sources_of(HOLDERS[kind](1.0))
+    assert caplog.text == ""
