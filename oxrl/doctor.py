@@ -153,10 +153,10 @@ def _disk(runs: Path) -> Finding:
         with tempfile.NamedTemporaryFile(dir=folder):
             free = shutil.disk_usage(folder).free / 1e9
     except OSError as error:
-        text = f"{runs.resolve()} cannot be written: {error.strerror}"
+        text = f"{runs.absolute()} cannot be written: {error.strerror}"
         fix = "choose another folder with run.dir, or change its permissions"
         return Finding("FAIL", "run directory", text, fix)
-    text = f"{runs.resolve()}, {free:.1f} GB free"
+    text = f"{runs.absolute()}, {free:.1f} GB free"
     more = "free space or set run.dir to another disk; `oxrl plan` says what a checkpoint needs"
     fix = more if free < 1 else ""
     return Finding("warn" if fix else "ok", "run directory", text, fix)

@@ -45,6 +45,8 @@ def why_no_file(path: Path | str) -> str:
     path = Path(path)
     if path.is_dir():
         return "is a folder; give a file"
+    if path.is_symlink():
+        return "is a symbolic link that leads to no file"
     if not path.parent.is_dir():
         start = f"relative paths start at {Path.cwd()}"
         return f"no such file: the folder {path.parent} does not exist ({start})"

@@ -39,6 +39,7 @@ def cell_names(kind: str) -> tuple[str, ...]:
 # Of a file and of a path, in bytes: what Linux takes.
 LONGEST_NAME = 255
 LONGEST_PATH = 4000
+LARGEST = 3.4e38
 
 
 class Bounds(TypedDict, total=False):
@@ -104,6 +105,14 @@ class Section(BaseModel):
                 raise ValueError(
                     f"has {len(text):,} characters; no name of a file, model or function is so long"
                 )
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _fits_a_tensor(cls, value: object) -> object:
+        """Numbers are calculated with in tensors of 32 bits."""
+        if isinstance(value, float) and abs(value) > LARGEST:
+            raise ValueError(f"must be at most {LARGEST:g}, the largest number of 32 bits")
         return value
 
 

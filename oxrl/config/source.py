@@ -287,7 +287,9 @@ def _plain(node: Node) -> object:
     if str(node.tag).endswith(":timestamp"):
         return node.value
     try:
-        return YAML(typ="safe", pure=True).constructor.construct_object(node, deep=True)
+        value = YAML(typ="safe", pure=True).constructor.construct_object(node, deep=True)
+        repr(value)  # refuses a number of too many digits, which may have been hexadecimal
+        return value
     except ConstructorError:
         raise ValueError(f"the YAML tag {node.tag} is not supported; write a plain value") from None
 

@@ -249,7 +249,7 @@ def object_in(path: Path) -> Mapping[str, Json]:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(found, dict):
         raise DataError(f"{path} holds {type(found).__name__}, need an object")

@@ -10,7 +10,7 @@ import jinja2
 
 from oxrl.data.messages import Message, Tools, texts_of, with_texts
 from oxrl.data.template_trial import require_end
-from oxrl.data.templates import suggestion
+from oxrl.data.templates import TEMPLATE_FILE, suggestion
 from oxrl.errors import DataError
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ class ChatEncoder:
             )
         except UNWRITABLE as error:
             roles = ", ".join(message["role"] for message in messages)
-            refused = f"the chat template refuses messages with roles ({roles}): {error}"
+            file = getattr(self._tokenizer, TEMPLATE_FILE, self._tokenizer.name_or_path)
+            refused = f"the chat template refuses messages with roles ({roles}): {error} ({file})"
             raise TemplateError(refused) from error
         require_content(messages, text)
         return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from oxrl.data.reach import hub_or_cache, why_silent
+from oxrl.data.reach import NONSENSE, hub_or_cache, why_silent
 from oxrl.data.rows import Json, file_hash
 from oxrl.errors import DataError, UnreachableError
 
@@ -96,7 +96,7 @@ def _files(repo: str, revision: str) -> str:
     try:
         with hub_or_cache():
             names = HfApi().list_repo_files(repo, repo_type="dataset", revision=revision or None)
-    except (OSError, ValueError, errors.HTTPError):
+    except (OSError, errors.HTTPError, *NONSENSE):
         return ""  # only an addition to an error that is raised anyway
     listed = [name for name in names if name.endswith(SUFFIXES)]
     if not listed:

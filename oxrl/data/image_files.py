@@ -252,7 +252,7 @@ def _from_file(path: Path, folder: Path, rules: ImageRules) -> bytes:
         if whole.stat().st_size > MOST_BYTES:
             raise _Unusable(f"has {whole.stat().st_size:,} bytes, more than {MOST_BYTES:,}")
         return whole.read_bytes()
-    except (OSError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:  # a link in a circle is a RuntimeError
         raise _Unusable(f"cannot be read: {error}") from None
 
 

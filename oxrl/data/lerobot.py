@@ -361,7 +361,7 @@ def _seeds(directory: Path) -> dict[int, int]:
             episode = json.loads(line) if line.strip() else {}
             if "seed" in episode:
                 found[int(episode["episode_index"])] = int(episode["seed"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             problem = f"{path} line {number + 1} is no episode, but {line!r:.60}"
             raise DataError(problem) from error
     return found
@@ -371,7 +371,7 @@ def _task_of(path: Path, number: int, line: str) -> tuple[int, str]:
     try:
         task = json.loads(line)
         return int(task["task_index"]), str(task["task"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path} line {number + 1} is no task, but {line!r:.60}") from error
 
 

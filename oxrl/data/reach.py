@@ -18,6 +18,8 @@ from oxrl.errors import DataError
 # Seconds within which the hub has to say anything; the library's own variable sets another time.
 ANSWER_S = 2.5
 VARIABLE = "HF_HUB_ETAG_TIMEOUT"
+# What reading an answer raises that is none of a hub's.
+NONSENSE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def answer_seconds() -> float:
@@ -83,6 +85,8 @@ def check_on_hub(name: str, revision: str | None, field: str) -> None:
                 "or builtin:tiny"
             )
         HfApi().model_info(name, revision=revision, timeout=answer_seconds())
+    except DataError:
+        raise
     except errors.HFValidationError as error:
         raise DataError(f"{field}: {name!r} is no folder here, nor a name on the hub") from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
@@ -91,7 +95,7 @@ def check_on_hub(name: str, revision: str | None, field: str) -> None:
             f"{field}: {name!r} is no folder here, and the hub has no such model{at}; a private or "
             "gated one needs `hf auth login`"
         ) from error
-    except (errors.HTTPError, OSError):
+    except (errors.HTTPError, OSError, *NONSENSE):
         return  # it answers, but not this: whoever loads the model hears why
 
 

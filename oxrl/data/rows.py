@@ -161,6 +161,8 @@ def _parse(line: bytes, place: str, start: int) -> JsonObject:
         raise DataError(f"{place} (byte {at}): not JSON: {error.msg}{hint}") from error
     except RecursionError as error:
         raise DataError(f"{place} (byte {start}): JSON is nested too deeply") from error
+    except ValueError as error:  # a number of too many digits
+        raise DataError(f"{place} (byte {start}): {error}") from error
     if not isinstance(fields, dict):
         found = f"{type(fields).__name__}: {line[:80]!r}"
         raise DataError(f"{place} (byte {start}): a line must be a JSON object, got {found}")

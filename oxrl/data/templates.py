@@ -18,6 +18,8 @@ from oxrl.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# Attribute of a tokenizer that was given another template: its file.
+TEMPLATE_FILE = "oxrl_template_file"
 FOLDER = Path(__file__).parent / "chat_templates"
 # A run has to read the same tokens tomorrow, so training templates write no date.
 DATE = re.compile(r"Current date: [^\n]*\n")

@@ -126,7 +126,7 @@ class OpenEnvEnvironment:
         try:
             action = {self._field: text} if self._field else json.loads(text)
             found = self._ask("step", action)
-        except (json.JSONDecodeError, RefusedAction) as error:
+        except (ValueError, RecursionError, RefusedAction) as error:
             return Step(f"That is no action: {error}", reason="no action")
         reward = found.get("reward")
         over = bool(found.get("done"))

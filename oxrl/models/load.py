@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from oxrl.data.reach import hub_answers, hub_or_cache, why_silent
-from oxrl.data.templates import template_text
+from oxrl.data.templates import TEMPLATE_FILE, template_text
 from oxrl.errors import DataError, OxrlError
 from oxrl.models.builtin import (
     BUILTIN_DIMS,
@@ -103,6 +103,7 @@ def load_tokenizer(
         tokenizer.pad_token = tokenizer.eos_token
     if chat_template is not None:
         tokenizer.chat_template = template_text(chat_template, tokenizer)
+        setattr(tokenizer, TEMPLATE_FILE, chat_template)
     return tokenizer
 
 

@@ -123,7 +123,7 @@ def stored_in(path: Path, types: Mapping[str, torch.dtype] = TYPES) -> StoredTen
         length = int.from_bytes(file.read(8), "little")
         try:
             header = json.loads(file.read(length))
-        except (ValueError, MemoryError, OverflowError) as error:
+        except (ValueError, MemoryError, OverflowError, RecursionError) as error:
             raise DataError(f"{path} is no safetensors file: {error}") from error
     found: StoredTensors = {}
     for name, entry in header.items():

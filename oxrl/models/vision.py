@@ -66,6 +66,6 @@ def _object_in(file: Path) -> Json | None:
     """A JSON object; None where the file holds none."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from oxrl.runs.files import pretty_json, write_atomically
+from oxrl.errors import RunDirectoryError
+from oxrl.runs.files import pretty_json, read_json, write_atomically
 
 # Long enough to keep all cores of a device busy, short enough not to be noticed.
 WIDTH = {"cpu": 512, "cuda": 4096}
@@ -77,6 +77,10 @@ def _wait(device: torch.device) -> None:
 def note_speed(folder: Path, speed: MachineSpeed) -> None:
     """Write what was found into environment.json, at the first start of a run."""
     path = folder / "environment.json"
-    environment = json.loads(path.read_bytes())
+    environment = read_json(path)
+    if environment is None:
+        raise RunDirectoryError(
+            f"{path} is gone, or not the JSON written there. Restore it, or write {{}} into it"
+        )
     if KEY not in environment:
         write_atomically(path, pretty_json(environment | {KEY: asdict(speed)}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
@@ -195,7 +196,7 @@ class RunConfig(Section):
         """A run fills its directory, so it cannot be the root of everything."""
         if value is None:
             return None
-        if Path(value).resolve() == Path(value).resolve().parent:
+        if os.path.realpath(value) == os.sep:
             raise ValueError("must be a directory of the run's own, not the root of all others")
         return printable(value)
 

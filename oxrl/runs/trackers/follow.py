@@ -23,6 +23,7 @@ from oxrl.runs.files import (
     line_starts_at,
     open_own,
     pretty_json,
+    read_json,
     read_records_from,
     write_atomically,
 )
@@ -69,7 +70,7 @@ class Opens(Protocol):
 def tracked_run(directory: Path) -> TrackedRun:
     """Read what a run directory says of its run."""
     params = flatten_config((directory / "config.yaml").read_text(encoding="utf-8"))
-    environment = json.loads((directory / "environment.json").read_bytes())
+    environment = read_json(directory / "environment.json") or {}
     name = str(params.get("run.name", directory.name))
     return TrackedRun(directory, name, params, environment)
 
