@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 
@@ -96,10 +96,7 @@ def main_options(
 
 def _writable(out: Path | None) -> Path | None:
     """Refuse before the work is done what could not be written after it."""
-    if out is None:
-        return None
-    leads_nowhere = out.is_symlink() and not out.exists()
-    if leads_nowhere or out.is_dir() or not out.absolute().parent.is_dir():
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
         raise typer.BadParameter(f"{out}: {why_no_file(out)}")
     return out
 
@@ -684,17 +681,9 @@ def _run(program: Callable[[], object]) -> None:
         with explained():
             program()
     except OxrlError as error:
-        _refuse(str(error), error.exit_code)
-    except OSError as error:  # of a file that somebody named: nothing of ours is missing
-        if error.filename is None:
-            raise
-        _refuse(f"{error.filename}: {error.strerror}", ConfigError.exit_code)
-
-
-def _refuse(why: str, code: int) -> NoReturn:
-    _say(f"error: {why}", err=True)
-    _leave_refusing_output()
-    sys.exit(code)
+        _say(f"error: {error}", err=True)
+        _leave_refusing_output()
+        sys.exit(error.exit_code)
 
 
 def _say(text: str, *, err: bool = False) -> None:

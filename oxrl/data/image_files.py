@@ -118,8 +118,7 @@ def decoded(content: bytes, rules: ImageRules) -> Image.Image:
         raise ValueError(str(problem)) from None
     except UnidentifiedImageError:
         start = content[:12].hex(" ")
-        wanted = ", ".join(FORMATS)
-        problem = f"is no image that can be read ({wanted}): it begins with {start}"
+        problem = f"is no image that can be read {FORMATS}: it begins with {start}"
         raise ValueError(problem) from None
     except (OSError, SyntaxError, ValueError, OverflowError, Image.DecompressionBombError) as error:
         raise ValueError(f"is damaged or cut off: {error}") from None

@@ -159,10 +159,9 @@ def _parse(line: bytes, place: str, start: int) -> JsonObject:
         cut = "; the file ends inside this line: it may be truncated"
         hint = "" if line.endswith(b"\n") else cut
         raise DataError(f"{place} (byte {at}): not JSON: {error.msg}{hint}") from error
-    except RecursionError as error:
-        raise DataError(f"{place} (byte {start}): JSON is nested too deeply") from error
-    except ValueError as error:  # a number of too many digits
-        raise DataError(f"{place} (byte {start}): {error}") from error
+    except (RecursionError, ValueError) as error:  # a number may have too many digits
+        problem = f"JSON is nested too deeply, or holds what cannot be read: {error}"
+        raise DataError(f"{place} (byte {start}): {problem}") from error
     if not isinstance(fields, dict):
         found = f"{type(fields).__name__}: {line[:80]!r}"
         raise DataError(f"{place} (byte {start}): a line must be a JSON object, got {found}")

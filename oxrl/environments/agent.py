@@ -30,8 +30,6 @@ MOST_SHOWN = 300
 PLACE = re.compile("{(prompt|answer|uid|seed)}")
 # What programs take for an option: negative numbers are none.
 OPTION = re.compile(r"-(?!\d*\.?\d+$)")
-# Bytes from which on Linux takes no argument.
-MOST_WORD = 1 << 17
 
 
 class AgentEnvironment(Environment):
@@ -215,18 +213,16 @@ def filled(words: Sequence[str], row: Mapping[str, object]) -> list[str]:
         row: what placeholders stand for, by name; None is empty.
 
     Raises:
-        ValueError: a word cannot be an argument of a program, or would be taken for an option.
+        ValueError: a word would be taken for an option.
     """
     values = {name: "" if value is None else str(value) for name, value in row.items()}
     found: list[str] = []
     for word in words:
         made = PLACE.sub(lambda place: values[place[1]], word)
-        as_option = OPTION.match(made) and not OPTION.match(word) and "--" not in found
-        if as_option or "\0" in made or len(os.fsencode(made)) >= MOST_WORD:
+        if OPTION.match(made) and not OPTION.match(word) and "--" not in found:
             raise ValueError(
-                f"no program can be given {made[:60]!r} for {word}: it begins as an option does, "
-                "or holds a NUL, or is too long. Read the row from standard input, where it is "
-                "JSON; an option's value may stand behind =, and anything behind --"
+                f"{word} is {made[:60]!r}, which a program takes for an option: read the row from "
+                "standard input, where it is JSON, or put -- before it"
             )
         found.append(made)
     return found

@@ -124,8 +124,7 @@ class Session:
             self.recorder.truncate(found.offsets)
             self._health.remember(read_records(self.run.metrics))
             # A kill may have come before the last save had removed what it replaced.
-            keep = self._cfg.run.keep_checkpoints
-            remove_old(self.run.checkpoints, found.step, keep)
+            remove_old(self.run.checkpoints, found.step, self._cfg.run.keep_checkpoints)
         state = dict(found.state)
         self._skipped_in_a_row = state.pop("skipped_in_a_row")
         progress = type(fresh)(**state)

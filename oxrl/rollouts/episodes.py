@@ -340,8 +340,7 @@ class EpisodeEngine:
         episode.opening = tuple(self._names(opening.messages))
         context = self._limits.context
         if self._too_long([*episode.opening, *opening.tools]):
-            reason = f"its opening is longer than any {context} tokens, the model's context"
-            raise LostEpisode("environment_error", reason)
+            raise LostEpisode("environment_error", f"its opening is longer than {context} tokens")
         prompt = episode.request.prompt
         if episode.opening == tuple(map(dict, prompt.messages)) and not opening.tools:
             episode.tokens = list(prompt.token_ids)
@@ -356,8 +355,7 @@ class EpisodeEngine:
         if len(episode.tokens) + self._fewest > context:
             found = f"its opening has {len(episode.tokens)} tokens"
             reason = f"{found}, and the model's context is {context}"
-            self._end(episode, "environment_error", reason)
-            return
+            raise LostEpisode("environment_error", reason)
         self._sample_turn(episode)
 
     def _names(self, messages: Sequence[Message]) -> list[Message]:

@@ -248,10 +248,8 @@ def remove_old(root: Path, step: int, keep: int) -> None:
         for _, path in found:
             try:
                 if path not in kept:
-                    with locked(path, UNREAD):
+                    with suppress(BlockingIOError), locked(path, UNREAD):
                         _remove(path)
-            except BlockingIOError:
-                continue
             except OSError as error:
                 logger.warning("the old checkpoint %s could not be removed: %s", path, error)
 

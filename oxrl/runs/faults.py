@@ -10,7 +10,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from oxrl.errors import MachineError, OxrlError
+from oxrl.errors import DataError, MachineError, OxrlError
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 FILES = (errno.EMFILE, errno.ENFILE)
@@ -31,17 +31,19 @@ RESUME = "What was saved is whole: the same command with --resume goes on from t
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Inside, what the machine refuses becomes an error of ours.
+    """Inside, what the machine refuses becomes an error of ours, and what a file on the disk does.
 
     Raises:
-        MachineError: that happened.
+        MachineError, DataError: that happened.
     """
     try:
         yield
     except OxrlError:
         raise
     except Exception as error:
-        fault = fault_of(error)
+        fault: OxrlError | None = fault_of(error)
+        if fault is None and isinstance(error, OSError) and error.filename is not None:
+            fault = DataError(f"{error.filename}: {error.strerror}")
         if fault is None:
             raise
         raise fault from error

@@ -271,7 +271,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "one pixel": (png(1, 1), "1 x 1 pixels"),
     "line": (png(5000, 1), "5000 x 1 pixels"),
     "huge": (png(10_000, 16), "10000 x 16 pixels"),
-    "postscript": (of_format("EPS"), "no image that can be read .PNG, JPEG"),
+    "postscript": (of_format("EPS"), "no image that can be read .*PNG.*JPEG"),
     "icon": (of_format("ICO"), "no image that can be read"),
     "targa": (of_format("TGA"), "no image that can be read"),
 }
