@@ -108,7 +108,7 @@ def train(
     for_workers = dict(found.objects)  # others are called where the policy learns
     _name_objects(source, found, {"gate": gate})
     _name_features(source, found, feature)
-    directory = _directory(source)
+    directory = source.directory
     for argument, rows in (("dataset", dataset), ("eval_dataset", eval_dataset)):
         if rows is not None:
             _name_rows(source, found, argument, rows, directory)
@@ -204,7 +204,7 @@ class Run:
         Raises:
             CheckpointError: there is none.
         """
-        from oxrl.recipes.targets import newest_checkpoint
+        from oxrl.runs.targets import newest_checkpoint
 
         return newest_checkpoint(self.path)
 
@@ -400,13 +400,6 @@ def _set(source: Source, path: str, value: str, argument: str) -> None:
             f"{path} = {before!r} in {source.file}, and {argument}= was given too: leave one out"
         )
     fields[name] = value
-
-
-def _directory(source: Source) -> Path:
-    """Where the run will be; a wrong name of it is found by the checks."""
-    section = source.values.get("run", {})
-    place = section.get("dir")
-    return Path(str(place)) if place else Path("runs") / str(section.get("name"))
 
 
 def _find_rows_of_start(source: Source, directory: Path) -> None:

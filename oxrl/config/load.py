@@ -32,6 +32,8 @@ from oxrl.config.source import (
     read_source,
 )
 from oxrl.errors import ConfigError, did_you_mean
+from oxrl.runs.directory import is_run, recorded_config
+from oxrl.runs.targets import named_run
 from oxrl.shown import HIDDEN, SECRET_NAME
 
 # Stand in for required fields that are missing or wrong, so that the other checks can still run.
@@ -166,6 +168,7 @@ def _load(
     source: Source, check: Callable[[Config], Iterable[Problem]], *, evaluates: bool
 ) -> Config:
     """Check fields, across sections with `check`, and warn of what does less than it seems to."""
+    _keep_what_was_taken(source)
     cfg, problems = _validate(source, evaluates=evaluates)
     unread = _unread(cfg, source)
     if evaluates:
@@ -179,6 +182,18 @@ def _load(
     for notice in told:
         warnings.warn(notice, UserWarning, stacklevel=3)
     return cfg
+
+
+def _keep_what_was_taken(source: Source) -> None:
+    """A run that is there already keeps the checkpoints that it began with."""
+    if not is_run(source.directory):
+        return
+    for path, began in recorded_config(source.directory).items():
+        section, _, name = path.partition(".")
+        written = source.values.get(section, {}).get(name)
+        if name == "name" and isinstance(written, str) and isinstance(began, str):
+            if named_run(written) in Path(began).parents:
+                source.values[section][name] = began
 
 
 def _dropped_signs(cfg: Config, source: Source) -> list[str]:

@@ -8,6 +8,7 @@ from oxrl.config.dims import ModelDims, context_length, model_dims
 from oxrl.config.kept import DTYPE_BYTES
 from oxrl.config.memory import memory, on_cpu, sync_bytes
 from oxrl.config.micro_batch import FIELD, tokens_by_rule
+from oxrl.config.origins import told_origin
 from oxrl.config.reads import generates_answers, has_reference_model
 from oxrl.config.schema import Config
 from oxrl.data.hub import locate
@@ -41,6 +42,9 @@ def plan_text(cfg: Config) -> str:
         f"{cfg.model.dtype}{held}, device {cfg.run.device}, into {cfg.run.directory}"
     )
     lines = {"run": run} | batch(cfg) | _evaluation(cfg)
+    origin = told_origin(cfg.model.name)
+    if origin:
+        lines["policy"] = origin
     reference = reference_text(cfg)
     if reference:
         lines["reference"] = reference

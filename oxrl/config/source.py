@@ -72,6 +72,13 @@ class Source:
     where: dict[str, str] = field(default_factory=dict[str, str])
     problems: list[Problem] = field(default_factory=list[Problem])
 
+    @property
+    def directory(self) -> Path:
+        """Where the run will be; a wrong name of it is found by the checks."""
+        section = self.values.get("run", {})
+        place = section.get("dir")
+        return Path(str(place)) if place else Path("runs") / str(section.get("name"))
+
     def written(self, path: str) -> bool:
         """Whether the field of this dotted name was given a value."""
         section, _, name = path.partition(".")

@@ -41,12 +41,12 @@ from oxrl.recipes.scored_answers import (
 from oxrl.recipes.session import Session
 from oxrl.recipes.setup import RLSetup
 from oxrl.recipes.supervised import evaluate_loss
-from oxrl.recipes.targets import find_target
 from oxrl.rollouts.sync import make_requests
 from oxrl.runs.bars import Count, Tell, bars
 from oxrl.runs.files import encode_line
 from oxrl.runs.patience import Patience, StopAsked, never
 from oxrl.runs.pins import DATA_FILE, read_noted
+from oxrl.runs.targets import find_target
 from oxrl.tables.engines import SamplingEngineName
 from oxrl.types import Metrics, Prompt, Request, Rollout, Sampling, Score
 

@@ -18,10 +18,10 @@ from oxrl.models.load import VALUE_HEAD_FILE, load_critic, load_policy, load_tok
 from oxrl.models.vision import has_image_processor, vision_family
 from oxrl.models.weights import save_model
 from oxrl.recipes.build import DTYPES
-from oxrl.recipes.targets import find_target
 from oxrl.runs.checkpoint import is_checkpoint
 from oxrl.runs.directory import is_run
 from oxrl.runs.files import Json, fsync, pretty_json, read_json
+from oxrl.runs.targets import find_target
 
 # Says that a folder is an export and nothing else, so that --overwrite may replace it.
 MARKER = "oxrl_export.json"

@@ -22,10 +22,10 @@ from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.recipes import build
 from oxrl.recipes.answers import answering
-from oxrl.recipes.targets import find_target
 from oxrl.rollouts.sync import make_requests
 from oxrl.runs.files import Json, encode_line
 from oxrl.runs.patience import never
+from oxrl.runs.targets import find_target
 from oxrl.types import Completion, Prompt, Request, Requests, Sampling, Score
 
 # What an environment that opens by itself is given, where no prompt is.

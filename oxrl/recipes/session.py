@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from oxrl.config import Config
+from oxrl.config.origins import told_origin
 from oxrl.config.plan import reference_text
 from oxrl.engines.train.base import SavedEngines, TrainEngine
 from oxrl.engines.train.ranks import ALONE, Ranks
@@ -19,11 +20,11 @@ from oxrl.errors import Interrupted, Stopped
 from oxrl.recipes.opening import open_session
 from oxrl.recipes.progress import P, Progress
 from oxrl.recipes.saving import Saver
-from oxrl.recipes.targets import CHECKPOINTS
 from oxrl.rewards.workers import ScoringPool
 from oxrl.runs.checkpoint import CheckpointWriter, remove_old, save_best
 from oxrl.runs.clock import Clock, resident_mb
 from oxrl.runs.files import read_records
+from oxrl.runs.targets import CHECKPOINTS
 from oxrl.types import Metrics, TensorMap
 
 log = logging.getLogger(__name__)
@@ -64,15 +65,18 @@ class Session:
             self._trackers = opened.trackers
             stack.callback(self._saver.drop)
             self._stack = stack.pop_all()
-        self._announce_reference()
+        self._announce_models()
         return self
 
-    def _announce_reference(self) -> None:
-        """Tell of a model that a default may have asked for, on the console and in run.log."""
-        text = reference_text(self._cfg)
-        if text and self.ranks.first and not self.run.finished:
-            log.info("reference: %s", text)
-            self.message(f"reference: {text}")
+    def _announce_models(self) -> None:
+        """Tell of models that a default asked for, or the name of a run, on the console and in
+        run.log.
+        """
+        told = {"policy": told_origin(self._cfg.model.name), "reference": reference_text(self._cfg)}
+        for what, text in told.items():
+            if text and self.ranks.first and not self.run.finished:
+                log.info("%s: %s", what, text)
+                self.message(f"{what}: {text}")
 
     def __exit__(
         self,

@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Literal
 
 from oxrl.config.fields import Section, setting
+from oxrl.config.origins import Learned
 from oxrl.data.templates import TRAINING_TEMPLATES
 
 
 class ModelConfig(Section):
     """The policy that is trained."""
 
-    name: str = setting(
-        ..., 'Folder, hub name, or "builtin:<name>" (needs no files).', min_length=1
+    name: Learned = setting(
+        ...,
+        'Folder, hub name, "builtin:<name>" (needs no files), or a run: what it learned, in best/ '
+        "where it keeps that, else in its newest checkpoint. A run keeps the one it began with.",
+        min_length=1,
     )
     revision: str | None = setting(
         None,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from oxrl.config.fields import RL, SAMPLING, Section, setting
+from oxrl.config.origins import Learned
 from oxrl.types import ENVIRONMENT
 
 # A part's name is written in dotted paths, and in names of metrics between slashes.
@@ -21,7 +22,7 @@ NORMALIZED_CLIP = 10.0
 class RewardPart(Section):
     """One part of a reward of several, under `reward.parts`."""
 
-    name: str = Field(description="What scores a response in this part, as reward.name does.")
+    name: Learned = Field(description="What scores a response in this part, as reward.name does.")
     weight: float = setting(
         1.0, "Times which its score is added to the others; 0: it is only reported."
     )
@@ -52,11 +53,11 @@ class RewardPart(Section):
 class RewardConfig(Section):
     """What scores a response."""
 
-    name: str = setting(
+    name: Learned = setting(
         "",
         'A built-in reward ("math", "exact", "code", see docs/rewards.md), "path.py:function" or a '
-        "reward model's folder (required for reinforcement learning; in supervised fine-tuning it "
-        "scores what evaluations generate).",
+        "reward model's folder, or the run that trained it (required for reinforcement learning; "
+        "in supervised fine-tuning it scores what evaluations generate).",
     )
     options: dict[str, Any] = setting({}, "Keyword arguments of a built-in reward, by name.")
     parts: dict[str, RewardPart] = setting(

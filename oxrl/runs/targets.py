@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 from oxrl.errors import CheckpointError
-from oxrl.runs.checkpoint import is_checkpoint, latest_checkpoint, locked
+from oxrl.runs.checkpoint import is_checkpoint, latest_checkpoint, locked, why_not_best
 from oxrl.runs.directory import is_run
 
 CHECKPOINTS = "checkpoints"
@@ -31,18 +32,29 @@ def find_target(given: str | Path, pins: ExitStack) -> Target:
     Raises:
         CheckpointError: the run has no usable checkpoint.
     """
-    folder = Path(given)
-    if folder.name == CHECKPOINTS and is_run(folder.parent):
-        folder = folder.parent
-    if (folder / CHECKPOINTS).is_dir() or is_run(folder):
-        with locked(folder):  # the newest stays until it is looked at, and pinned
-            newest = newest_checkpoint(folder)
+    run = named_run(given)
+    if run is not None:
+        with locked(run):  # the newest stays until it is looked at, and pinned
+            newest = newest_checkpoint(run)
             pins.enter_context(locked(newest))
-        return Target(str(newest), folder)
+        return Target(str(newest), run)
+    folder = Path(given)
     if is_checkpoint(folder) and is_run(folder.absolute().parent.parent):
         pins.enter_context(locked(folder))
         return Target(str(given), folder.absolute().parent.parent)
     return Target(str(given), None)
+
+
+def named_run(given: str | Path) -> Path | None:
+    """The run that a folder is, or is the folder of checkpoints of; None where it is something
+    else.
+    """
+    folder = Path(given)
+    if folder.name == CHECKPOINTS and is_run(folder.parent):
+        return folder.parent
+    if (folder / "config.json").is_file():  # a model, whatever else lies there
+        return None
+    return folder if (folder / CHECKPOINTS).is_dir() or is_run(folder) else None
 
 
 def newest_checkpoint(run: Path) -> Path:
@@ -55,3 +67,21 @@ def newest_checkpoint(run: Path) -> Path:
     if checkpoint is None:
         raise CheckpointError(f"{run} has no checkpoint")
     return checkpoint.path
+
+
+def learned(run: Path) -> Path:
+    """The folder of the weights that a run is worth going on with.
+
+    Returns:
+        Those of its best evaluation, where it keeps them; else its newest whole checkpoint.
+
+    Raises:
+        CheckpointError: it has neither, or the best ones are damaged.
+    """
+    best = run / "best"
+    if not best.is_dir():
+        return newest_checkpoint(run)
+    problem = why_not_best(run, sys.maxsize)
+    if problem:
+        raise CheckpointError(f"{best}: {problem}. Name one of its checkpoints instead")
+    return best

@@ -1,0 +1,32 @@
+"""Models that are named by the run that trained them: which of its checkpoints is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from oxrl.errors import OxrlError
+from oxrl.runs.directory import is_run
+from oxrl.runs.targets import learned, named_run
+
+
+def _taken(name: str) -> str:
+    """What a name stands for: of a run the checkpoint that is taken, else itself."""
+    run = named_run(name) if name else None
+    try:
+        return name if run is None else str(learned(run))
+    except (OSError, OxrlError) as error:
+        raise ValueError(str(error)) from None
+
+
+# The name of a model, or the directory of a run that trained one.
+Learned = Annotated[str, AfterValidator(_taken)]
+
+
+def told_origin(name: str) -> str:
+    """That a model lies in the directory of a run, in words; empty where it does not."""
+    if not any(map(is_run, Path(name).parents[:2])):
+        return ""
+    return f"begins with what a run learned, as it is in {name}"
