@@ -629,6 +629,16 @@ def config_diff_command(
         _say(f"{path}: {json.dumps(left)} -> {json.dumps(right)}")
 
 
+@config_app.command("convert")
+def config_convert(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML of verl, or of TRL's names.")],
+) -> None:
+    """Print a configuration of TRL or verl as ours; what has no counterpart as comments."""
+    from oxrl.config.convert import converted
+
+    _say(converted(file))
+
+
 def _load(path: Path, overrides: Sequence[str] | None) -> Config:
     """Load a config and print its warnings as lines of our own."""
     with warnings.catch_warnings(record=True) as caught:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pydantic_core import ErrorDetails
 from oxrl.config.checks import evaluation_problems, notices, training_problems
 from oxrl.config.checks.reward import check_reward
 from oxrl.config.fields import CELLS, why_bounded
-from oxrl.config.other_names import meant_by
+from oxrl.config.other_names import OTHER_NAMES, meaning, meant_by, translated
 from oxrl.config.reads import OF_EVALUATIONS, fields_read, why_unread
 from oxrl.config.schema import EVALUATED, FIELDS, SECTIONS, Config, fields_of, recipe_of, root_class
 from oxrl.config.sections.reward import RewardPart
@@ -31,7 +32,7 @@ from oxrl.config.source import (
     homes,
     read_source,
 )
-from oxrl.errors import ConfigError, did_you_mean
+from oxrl.errors import ConfigError, OxrlError, did_you_mean
 from oxrl.runs.directory import is_run, recorded_config
 from oxrl.runs.targets import named_run
 from oxrl.shown import HIDDEN, SECRET_NAME
@@ -168,7 +169,8 @@ def _load(
     source: Source, check: Callable[[Config], Iterable[Problem]], *, evaluates: bool
 ) -> Config:
     """Check fields, across sections with `check`, and warn of what does less than it seems to."""
-    _keep_what_was_taken(source)
+    with suppress(OSError, OxrlError):  # told by the checks, or where the run is opened
+        _keep_what_was_taken(source)
     cfg, problems = _validate(source, evaluates=evaluates)
     unread = _unread(cfg, source)
     if evaluates:
@@ -218,17 +220,24 @@ def _validate(source: Source, *, evaluates: bool) -> tuple[Config, list[Problem]
     """
     recipe = recipe_of(source.values)
     root = root_class(recipe, evaluates=evaluates)
-    foreign = set(FIELDS).difference(fields_of(recipe, evaluates=evaluates))
+    known = fields_of(recipe, evaluates=evaluates)
     values: Values = {section: {} for section in root.model_fields}
     problems = list(source.problems)
     for section, fields in source.values.items():
         for name, value in fields.items():
-            if f"{section}.{name}" in foreign:
-                continue
-            if section in values:
+            if f"{section}.{name}" in known:
                 values[section][name] = value
-            else:
-                problems.append(_unknown_field(section, name, value))
+    for path, value in source.foreign.items():
+        section, dot, _ = path.partition(".")
+        if section in SECTIONS or meaning(path) or not dot:
+            problems.append(_unknown_field(path, value))
+        # Read as what was meant: what is wrong with the value is told at once.
+        meant, found = translated(path, value)
+        for field in meant or [_meant(path)]:
+            section, _, name = field.partition(".")
+            if field in known and name not in values[section]:
+                values[section][name] = found
+                source.where[field] = _place(path, source)
     try:
         return root.model_validate(values), problems
     except ValidationError as error:
@@ -250,15 +259,15 @@ def _field_problem(detail: ErrorDetails) -> Problem:
     path = ".".join(str(part) for part in detail["loc"])
     value = detail["input"]
     context = detail.get("ctx", {})
-    section, _, name = path.partition(".")
+    section = path.partition(".")[0]
     if detail["type"] == "extra_forbidden":
-        return _unknown_field(section, name, value)
+        return _unknown_field(path, value)
     if detail["type"] == "value_error":
         return Problem(path, str(context["error"]), value)
     field = _field_at(detail["loc"])
-    meaning = field.description or ""
+    text = field.description or ""
     if detail["type"] == "missing":
-        return Problem(path, f"is required: {meaning[0].lower()}{meaning[1:]}", also=(section,))
+        return Problem(path, f"is required: {text[0].lower()}{text[1:]}", also=(section,))
     if value is None:
         return Problem(path, "is empty; write a value or remove the line", value)
     rule = detail["msg"].replace("Input should be", "must be").replace("String should", "must")
@@ -270,7 +279,7 @@ def _field_problem(detail: ErrorDetails) -> Problem:
         rule += f"; quote it if it is meant as text: '{value}'"
     if context.keys() & {"ge", "gt", "le", "lt"}:
         rule += why_bounded(field)
-    return Problem(path, f"{rule} ({meaning})", value)
+    return Problem(path, f"{rule} ({text})", value)
 
 
 def _field_at(place: tuple[int | str, ...]) -> FieldInfo:
@@ -281,22 +290,20 @@ def _field_at(place: tuple[int | str, ...]) -> FieldInfo:
     return SECTIONS[section].model_fields[name]
 
 
-def _unknown_field(section: str, name: str, value: object) -> Problem:
+def _unknown_field(path: str, value: object) -> Problem:
     """A field that no recipe has, or no part of a reward, with what may have been meant."""
-    if f"{section}.{name}".startswith(f"{PARTS}."):
+    section, _, name = path.rpartition(".")
+    if path.startswith(f"{PARTS}."):
         of_part = RewardPart.model_fields
-        hint = did_you_mean(name.rpartition(".")[2], of_part)
-        rule = f"unknown field{hint} (of a part: {', '.join(of_part)})"
-        return Problem(f"{section}.{name}", rule, value)
-    names = {path.partition(".")[2]: path for path in FIELDS}
-    elsewhere = get_close_matches(name, names, n=1)
-    hint = (
-        homes(name)
-        or meant_by(name)
-        or did_you_mean(name, SECTIONS[section].model_fields)
-        or (homes(elsewhere[0]) if elsewhere else "")
-    )
-    return Problem(f"{section}.{name}", f"unknown field{hint}", value)
+        hint = f"{did_you_mean(name, of_part)} (of a part: {', '.join(of_part)})"
+        return Problem(path, f"unknown field{hint}", value)
+    hint = meant_by(path) or homes(name)
+    if not hint and section in SECTIONS:
+        hint = did_you_mean(name, SECTIONS[section].model_fields)
+        elsewhere = [field.partition(".")[2] for field in FIELDS]
+        for near in get_close_matches(name, [*elsewhere, *OTHER_NAMES], n=1):
+            hint = hint or homes(near) or meant_by(near)
+    return Problem(path, f"unknown field{hint}", value)
 
 
 def _meant(path: str) -> str:
@@ -304,9 +311,10 @@ def _meant(path: str) -> str:
     close.
     """
     section, dot, name = path.partition(".")
-    if section not in SECTIONS:
-        return next(iter(get_close_matches(section, SECTIONS, n=1)), path)
-    close = get_close_matches(name, SECTIONS[section].model_fields, n=1) if dot else []
+    section = next(iter(get_close_matches(section, SECTIONS, n=1)), section)
+    if not dot or section not in SECTIONS:
+        return section + dot + name
+    close = get_close_matches(name, SECTIONS[section].model_fields, n=1)
     return f"{section}.{close[0]}" if close else path
 
 
@@ -352,9 +360,10 @@ def _report(problems: list[Problem], source: Source) -> str:
         block = f"{place}: {problem.path}{shown}\n    {problem.rule}"
         blocks.append((int(line) if line.isdigit() else float("inf"), block))
     count = "1 problem" if len(blocks) == 1 else f"{len(blocks)} problems"
-    return f"{count} in {source.file}\n\n" + "\n".join(
-        block for _, block in sorted(blocks, key=lambda pair: pair[0])
-    )
+    lines = [block for _, block in sorted(blocks, key=lambda pair: pair[0])]
+    if len([path for path in source.foreign if meaning(path)]) > 2:
+        lines.append(f"\n`oxrl config convert {source.file}` writes it with the names of oxRL")
+    return f"{count} in {source.file}\n\n" + "\n".join(lines)
 
 
 def _place(path: str, source: Source) -> str:

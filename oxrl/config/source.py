@@ -38,6 +38,7 @@ PARTS = "reward.parts"
 # near either.
 MOST_CHARACTERS = 100_000
 MOST_BRACKETS = 200
+MOST_FIELDS = 10_000  # of names that are none of ours
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,13 @@ class Problem:
 class Source:
     """What the user wrote: section -> field -> value, and where each dotted path was written.
 
-    `taken_back` are fields that the file sets, and an override takes back.
+    `taken_back` are fields that the file sets, and an override takes back; `foreign` are values of
+    the file under names that are none of ours.
     """
 
     file: str
     values: Values = field(default_factory=Values)
+    foreign: dict[str, object] = field(default_factory=dict[str, object])
     taken_back: set[str] = field(default_factory=set[str])
     where: dict[str, str] = field(default_factory=dict[str, str])
     problems: list[Problem] = field(default_factory=list[Problem])
@@ -168,7 +171,10 @@ def _take(path: str, value: object, source: Source) -> None:
         return
     if isinstance(value, Mapping):
         value = _plain_mapping(cast(Mapping[object, object], value), depth=1 + (path == PARTS))
-    source.values.setdefault(section, {})[name] = value
+    if path in FIELDS:
+        source.values.setdefault(section, {})[name] = value
+    else:
+        source.foreign[path] = value
 
 
 def _plain_mapping(given: Mapping[object, object], *, depth: int) -> dict[str, object]:
@@ -241,7 +247,9 @@ def _entries(
 def _read_sections(root: MappingNode, source: Source) -> None:
     for section, node, place in _entries(root, "", source):
         if section not in SECTIONS:
-            source.wrong(section, _unknown_section(section), place)
+            if isinstance(node, MappingNode) or not (meant_by(section) or homes(section)):
+                source.wrong(section, _unknown_section(section), place)
+            _foreign(section, node, source)
         elif isinstance(node, MappingNode):
             for path, value, at in _entries(node, f"{section}.", source):
                 _store(path, value, at, source)
@@ -249,9 +257,24 @@ def _read_sections(root: MappingNode, source: Source) -> None:
             source.wrong(section, "is a section and holds fields, not a value", place)
 
 
+def _foreign(path: str, node: Node, source: Source) -> None:
+    """Keep what is written under a name that is none of ours, value by value.
+
+    Raises:
+        ConfigError: it names more than a configuration has, by repeating parts of itself.
+    """
+    if len(source.where) > MOST_FIELDS:
+        raise ConfigError(f"{source.file}: not a configuration: more than {MOST_FIELDS} fields")
+    if isinstance(node, MappingNode):
+        for inner, value, _ in _entries(node, f"{path}.", source):
+            _foreign(inner, value, source)
+    else:
+        source.foreign[path] = _plain(node)
+
+
 def _unknown_section(name: str) -> str:
     section, _, _ = name.partition(".")
-    hint = homes(section) or meant_by(name) or did_you_mean(section, SECTIONS)
+    hint = meant_by(name) or homes(section) or did_you_mean(section, SECTIONS)
     return f"unknown section{hint} (sections: {', '.join(SECTIONS)})"
 
 
@@ -265,7 +288,9 @@ def _store(path: str, node: Node, place: str, source: Source) -> None:
     section, _, name = path.partition(".")
     values = source.values.setdefault(section, {})
     try:
-        if isinstance(node, ScalarNode):
+        if path not in FIELDS:
+            _foreign(path, node, source)
+        elif isinstance(node, ScalarNode):
             values[name] = _plain(node)
         elif path in (*MAPPINGS, PARTS) and isinstance(node, MappingNode):
             values[name] = _mapping(path, node, place, source, depth=1 + (path == PARTS))

@@ -27,7 +27,7 @@ def test_every_name_means_fields_that_there_are_and_is_none_of_ours() -> None:
         ("learning_rate", "train.lr"),
         ("num_train_epochs", "run.steps"),
         ("per_device_train_batch_size", "data.prompts_per_step or data.rows_per_step"),
-        ("gradient_accumulation_steps", "train.micro_batch_tokens"),
+        ("gradient_accumulation_steps", "data.prompts_per_step or data.rows_per_step"),
         ("kl_coef", "train.kl_coeff"),
         ("num_generations", "rollout.n_samples"),
         ("max_completion_length", "rollout.max_tokens"),
@@ -74,3 +74,53 @@ def test_evaluation_is_switched_off_by_one_field(write: Write, off: str) -> None
     assert cfg.data.eval is None
     with pytest.raises(ConfigError, match="has no effect without data.eval"):
         load_config(write(data={"eval_rows": 5}))
+
+
+def test_every_mistake_of_a_file_with_names_of_others_is_told_at_once(tmp_path: Path) -> None:
+    """Their meaning, values that would be wrong under the right name, and what is really missing."""
+    file = tmp_path / "mixed.yaml"
+    file.write_text(
+        "learning_rate: fast\n"
+        "actor_rollout_ref:\n  rollout: {n: many, val_kwargs: {temperature: -2}}\n"
+        "trian: {warmup_steps: -5}\n"
+        "rollout: {top_pp: 3}\n"
+        "run: {run_name: x}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    told = str(caught.value)
+    for problem in (
+        "mixed.yaml:1: learning_rate = 'fast'\n    unknown field; that is train.lr here",
+        "mixed.yaml:1: train.lr = 'fast'\n    must be a valid number",
+        "mixed.yaml:3: actor_rollout_ref.rollout.n = 'many'",
+        "mixed.yaml:3: rollout.n_samples = 'many'\n    must be a valid integer",
+        "mixed.yaml:3: rollout.eval_temperature = -2\n    must be greater than or equal to 0",
+        "mixed.yaml:4: trian\n    unknown section; did you mean 'train'",
+        "mixed.yaml:4: train.warmup_steps = -5",
+        "mixed.yaml:5: rollout.top_p = 3",
+        "model.name\n    is required",
+        f"`oxrl config convert {file}`",
+    ):
+        assert problem in told, problem
+    assert "run.name\n    is required" not in told
+
+
+def test_a_section_of_verl_is_not_taken_for_one_of_ours(write: Write, tmp_path: Path) -> None:
+    file = tmp_path / "verl.yaml"
+    file.write_text("trainer: {total_epochs: 3, save_freq: 20}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert "did you mean 'train'" not in str(caught.value)
+    assert "trainer.save_freq = 20\n    unknown field; that is run.checkpoint_every here" in str(
+        caught.value
+    )
+
+
+def test_a_file_that_repeats_itself_without_end_is_refused(tmp_path: Path) -> None:
+    lines = ["x0: &x0", "  a: 1", "  b: 2"]
+    for level in range(1, 40):
+        lines += [f"x{level}: &x{level}", f"  a: *x{level - 1}", f"  b: *x{level - 1}"]
+    file = tmp_path / "bomb.yaml"
+    file.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match="not a configuration: more than 10000 fields"):
+        load_config(file)
