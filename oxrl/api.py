@@ -270,7 +270,7 @@ class Run:
         """What `oxrl replay RUN --step STEP` finds: a step gone through again, and compared.
 
         Args:
-            step: optimizer step whose update is made again; with `sample` as in samples.jsonl.
+            step: optimizer step whose update is made again, as in metrics.jsonl and samples.jsonl.
             sample: place of a sample among those of its step.
             tolerance: relative, of numbers that are added up; None: the default.
 

@@ -391,9 +391,7 @@ def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
     step: Annotated[
         int,
-        typer.Option(
-            help="Optimizer step, as in metrics.jsonl; with --sample as in samples.jsonl."
-        ),
+        typer.Option(help="Optimizer step, as in metrics.jsonl and samples.jsonl."),
     ],
     sample: Annotated[
         int | None, typer.Option(help="Only this one of the step's samples, from 0.")

@@ -15,11 +15,12 @@ def sample_line(rollout: Rollout, *, step: int, advantage: float | None) -> Samp
 
     Args:
         rollout: the scored sample.
-        step: optimizer steps done when it was trained on; -1 in an evaluation.
+        step: optimizer steps done before it was trained on; -1 in an evaluation.
         advantage: mean over its tokens; None for a sample that is not trained on.
 
     Returns:
-        JSON values by name.
+        JSON values by name; `step` is the first optimizer step that learns from it, counted from 1
+        as in metrics.jsonl.
     """
     prompt = rollout.prompt
     completion = rollout.completion
@@ -29,7 +30,7 @@ def sample_line(rollout: Rollout, *, step: int, advantage: float | None) -> Samp
         "uid": prompt.uid,
         "draw": rollout.group_id,
         "sample": rollout.sample,
-        "step": step,
+        "step": step + 1,
         **prompt_fields(prompt),
         "response": completion.text,
         "reward": score.value,

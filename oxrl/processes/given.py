@@ -38,6 +38,11 @@ def is_given(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
+def is_here(name: str) -> bool:
+    """Whether something in this process stands for a name."""
+    return name in _here
+
+
 def name_of(value: object) -> str:
     """The name that something given has in the configuration."""
     inner = getattr(value, "func", value)  # of a partial

@@ -27,6 +27,7 @@ from torch import Tensor
 from oxrl.config import Config, load_config
 from oxrl.engines.train.base import SavedEngines, TrainEngine
 from oxrl.errors import Interrupted, NoCheckpointError, RunDirectoryError
+from oxrl.processes.given import giving, is_given, is_here
 from oxrl.recipes import loop_of
 from oxrl.recipes.build import training_ranks
 from oxrl.recipes.inputs import review_inputs, with_pinned_inputs
@@ -35,12 +36,12 @@ from oxrl.recipes.progress import P, Progress
 from oxrl.recipes.session import Session
 from oxrl.recipes.sharing import as_noted
 from oxrl.runs.checkpoint import Checkpoint, latest_checkpoint
-from oxrl.runs.directory import RunDirectory, is_run
+from oxrl.runs.directory import RunDirectory, is_run, recorded_config
 from oxrl.runs.files import Json, encode_line, read_numbers, read_records
 from oxrl.runs.recorder import Recorder
 from oxrl.runs.stop import StopRequest
 from oxrl.runs.tensors import load_tensors
-from oxrl.types import Metrics, TensorMap
+from oxrl.types import Metrics, Prompt, Score, TensorMap
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +76,8 @@ class Finding(NamedTuple):
 class Seen:
     """What a replay went through.
 
-    lines: optimizer step -> its metrics. samples: optimizer steps applied when they were drawn ->
-    lines of samples.jsonl. rollouts: the same -> tensors of the batch.
+    lines: optimizer step -> its metrics. samples: step in samples.jsonl -> its lines. rollouts: the
+    same -> tensors of the batch.
     """
 
     lines: dict[int, Metrics] = field(default_factory=dict[int, Metrics])
@@ -89,7 +90,7 @@ class KeepingRecorder:
 
     Args:
         seen: where.
-        last: ends the replay when the samples drawn after so many optimizer steps are there.
+        last: ends the replay when the samples of this step are there.
         tokens: whether tensors of a batch follow its samples.
     """
 
@@ -104,7 +105,7 @@ class KeepingRecorder:
         Raises:
             Replayed: these are all that was asked for.
         """
-        drawn = -1
+        drawn = 0
         for sample in samples:
             line: Json = json.loads(encode_line(sample))
             drawn = int(line["step"])
@@ -118,7 +119,7 @@ class KeepingRecorder:
         Raises:
             Replayed: these are all that was asked for.
         """
-        self._seen.rollouts[step] = dict(tensors)
+        self._seen.rollouts[step + 1] = dict(tensors)
         self.keep_rollouts(step)
 
     def keep_rollouts(self, step: int) -> None:
@@ -127,7 +128,7 @@ class KeepingRecorder:
         Raises:
             Replayed: these are all that was asked for.
         """
-        if step >= self._last:
+        if step + 1 >= self._last:
             raise Replayed
 
 
@@ -145,7 +146,7 @@ class ReplaySession(Session):
         checkpoint: where it begins; None: where the run began.
         seen: what it goes through.
         last_step: it ends when the line of this optimizer step is there,
-        last_samples: or when the samples that were drawn after so many steps are.
+        last_samples: or when the samples of this step are.
     """
 
     def __init__(
@@ -227,9 +228,8 @@ def replay(
 
     Args:
         directory: of the run; nothing in it is changed.
-        step: without `sample` the optimizer step whose update is made again, as in metrics.jsonl;
-            with it the optimizer steps that were applied when the sample was drawn, as in
-            samples.jsonl.
+        step: the optimizer step whose update is made again; with `sample` the one that the sample
+            is of, as in samples.jsonl.
         sample: place of a sample among those of its step, from 0.
         tolerance: relative, of numbers that were added up in floating point.
 
@@ -245,15 +245,13 @@ def replay(
         recorded = recorded_samples(directory, step)
         if not 0 <= sample < len(recorded):
             raise RunDirectoryError(_no_sample(directory, step, sample, len(recorded)))
-        seen = go_through(directory, last_samples=step)
+        with _recorded_scores(directory) as unread:
+            seen = go_through(directory, last_samples=step, unread=unread)
         return [*compare_samples(directory, seen, step, only=sample, tolerance=tolerance)]
     steps = {int(record["step"]) for record in read_numbers(directory / "metrics.jsonl")}
     if step not in steps:
         known = f"it has 1 to {max(steps)}" if steps else "it has none yet"
-        raise RunDirectoryError(
-            f"{directory / 'metrics.jsonl'} has no step {step}: {known}. --step is an optimizer "
-            "step as in that file; with --sample, as in samples.jsonl, where it counts from 0"
-        )
+        raise RunDirectoryError(f"{directory / 'metrics.jsonl'} has no step {step}: {known}")
     seen = go_through(directory, last_step=step)
     return [*compare_update(directory, seen, step, tolerance=tolerance)]
 
@@ -264,27 +262,31 @@ def go_through(
     last_step: int | None = None,
     last_samples: int | None = None,
     begin: int | None = None,
+    unread: str = "",
 ) -> Seen:
     """Run again what leads to a step, from the nearest checkpoint before it.
 
     Args:
         directory: of the run.
         last_step: optimizer step to end with.
-        last_samples: samples to end with, by the optimizer steps applied when they were drawn.
+        last_samples: samples to end with, by their step in samples.jsonl.
         begin: after so many optimizer steps, or fewer; None: as late as possible.
+        unread: an input that the record stands in for.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # told when the run began
         cfg = load_config(directory / "config.yaml")
     review = review_inputs(cfg, directory)
     for change in review.changes:
+        if change.name == unread:
+            continue
         raise RunDirectoryError(
             f"{change.name} is not what it was when {directory} was started: {change.then}, now "
             f"{change.now}. A replay needs the same inputs: put them back"
         )
     if begin is None:
-        begin = last_samples if last_step is None else last_step - 1
-    checkpoint = nearest_checkpoint(directory, begin or 0)
+        begin = (last_step or last_samples or 1) - 1
+    checkpoint = nearest_checkpoint(directory, begin)
     log.info("replay from %s", "the start" if checkpoint is None else checkpoint.path)
     seen = Seen()
     until = math.inf if last_step is None else last_step
@@ -301,6 +303,30 @@ def go_through(
             except Replayed:
                 pass
     return seen
+
+
+@contextmanager
+def _recorded_scores(directory: Path) -> Iterator[str]:
+    """While open, the record scores in place of a reward that Python gave and that is not here.
+
+    Yields:
+        The field of that reward; empty where the run has another one.
+    """
+    name = str(recorded_config(directory).get("reward.name"))
+    if not is_given(name) or is_here(name):
+        yield ""
+        return
+    lines = read_records(directory / "samples.jsonl")
+    scores = {(line.get("uid"), line.get("response")): line for line in lines}
+
+    def recorded(prompt: Prompt, completion: str) -> Score:
+        line = scores.get((prompt.uid, completion))
+        if line is None:
+            return Score(value=None, status="invalid", reason="the record has no such sample")
+        return Score(value=line["reward"], status=line["status"], reason=line["reason"])
+
+    with giving({name: recorded}):
+        yield "reward.name"
 
 
 def nearest_checkpoint(directory: Path, step: int) -> Checkpoint | None:
@@ -322,7 +348,7 @@ def _scratch(directory: Path) -> Iterator[Path]:
 
 
 def recorded_samples(directory: Path, step: int) -> list[Json]:
-    """The lines of samples.jsonl that were drawn after `step` optimizer steps."""
+    """The lines of samples.jsonl that optimizer step `step` was the first to learn from."""
     lines = read_records(directory / "samples.jsonl")
     return [line for line in lines if line.get("step") == step]
 
@@ -344,7 +370,7 @@ def compare_samples(
     Args:
         directory: of the run.
         seen: what the replay went through.
-        step: optimizer steps applied when they were drawn.
+        step: the optimizer step that learned from them first.
         only: one of them; None: all.
         tolerance: of numbers.
     """
@@ -353,7 +379,7 @@ def compare_samples(
     if len(recorded) != len(now):
         yield Finding(f"samples of step {step}", f"{len(recorded)}", f"{len(now)}", False)
         return
-    file = directory / "rollouts" / f"step_{step:08d}.safetensors"
+    file = directory / "rollouts" / f"step_{step - 1:08d}.safetensors"
     kept = load_tensors(file) if file.is_file() else None
     told = "text; run.record: tokens would compare tokens" if kept is None else "text and tokens"
     rows = token_rows(recorded)
@@ -411,7 +437,7 @@ def compare_update(
     directory: Path, seen: Seen, step: int, *, tolerance: float = TOLERANCE
 ) -> Iterator[Finding]:
     """What the record says of an update and its samples, and what came of them now."""
-    drawn = max((before for before in seen.samples if before < step), default=None)
+    drawn = max((first for first in seen.samples if first <= step), default=None)
     if drawn is not None:
         found = list(compare_samples(directory, seen, drawn, tolerance=tolerance))
         wrong = [finding for finding in found if not finding.equal]

@@ -120,6 +120,8 @@ class Session:
         if found is None:
             if self.ranks.first:
                 self.recorder.begin()
+                if self._resume:
+                    self.message(f"{self.run.path} has no checkpoint to go on from: it starts anew")
             # Waited for: lines of metrics without any checkpoint belong to no run that can go on.
             self._save(engines, fresh, wait=True)
             return fresh

@@ -116,7 +116,7 @@ def token_pieces(directory: Path, columns: Mapping[str, list[Any]]) -> Iterator[
     reader = TokenReader(directory, TOKEN_NUMBERS)
     room = MOST_WITH_TOKENS
     for file in files:
-        step = int(file.name[5:13])
+        step = int(file.name[5:13]) + 1
         trained = zip(columns["step"], columns["advantage"], strict=True)
         places = [n for n, (at, value) in enumerate(trained) if at == step and value is not None]
         if room <= 0:

@@ -57,7 +57,7 @@ def code_reward(
     Args:
         response: the text that the model wrote.
         answer: the tests; see the top of this file.
-        sandbox: "strict", "basic" or "off"; there is no default, so that none is chosen in silence.
+        sandbox: "strict", "basic" or "off"; has to be named, so that none is chosen in silence.
         partial: the share of asserts or cases that hold, instead of all or nothing.
         program_s: seconds of processor time for the program, and for each case; WAIT_S more may
             pass in waiting. One that this machine was too busy for is judged once more, with no
@@ -67,15 +67,16 @@ def code_reward(
 
     Returns:
         Value 1.0 if every test holds, else 0.0 with a reason, or the share with `partial`. Status
-        "error" without a level, or where the sandbox cannot be had or fails; "invalid" if `answer`
-        holds no tests. All cases together have TOTAL_S seconds; those that have not begun then do
-        not hold.
+        "error" where the sandbox cannot be had or fails; "invalid" if `answer` holds no tests. All
+        cases together have TOTAL_S seconds; those that have not begun then do not hold.
+
+    Raises:
+        RewardDefinitionError: no level is named.
     """
     if sandbox not in LEVELS:
         levels = ", ".join(LEVELS)
         hint = did_you_mean(sandbox, LEVELS) if isinstance(sandbox, str) else ""
-        reason = f"code needs sandbox= one of {levels}, got {sandbox!r}{hint}"
-        return Score(value=None, status="error", reason=reason)
+        raise RewardDefinitionError(f"code needs sandbox= one of {levels}, got {sandbox!r}{hint}")
     used = sandbox_of(sandbox=sandbox, program_s=program_s, program_mb=program_mb, url=url)
     return judged(used, response, answer, partial=partial)
 

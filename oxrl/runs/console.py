@@ -88,7 +88,7 @@ class Console(AbstractContextManager["Console"]):
             self._stream.reconfigure(errors="replace")
         self._total = total_steps
         self._worked = -PLAIN_EVERY_S  # when a plain line about work was written
-        self._times: deque[float] = deque([time.monotonic()], maxlen=ETA_WINDOW + 1)
+        self._times: deque[float] = deque(maxlen=ETA_WINDOW + 1)
         console = RichConsole(file=self._stream, highlight=False)
         # NO_COLOR asks for plain text, see no-color.org.
         live = mode == "auto" and console.is_interactive and not console.no_color
@@ -105,8 +105,10 @@ class Console(AbstractContextManager["Console"]):
         if self._quiet:
             return
         numbers = "  ".join(_columns(metrics))
-        per_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
-        eta = f"ETA {format_duration(max(0, self._total - step) * per_step)}"
+        eta = ""
+        if len(self._times) > 1:  # the first step sets up what the others find there
+            per_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
+            eta = f"ETA {format_duration(max(0, self._total - step) * per_step)}"
         if self._view is not None:
             with self._or_give_up():
                 self._view.step(step, numbers, eta, metrics)
@@ -164,8 +166,6 @@ class Console(AbstractContextManager["Console"]):
 
     def message(self, text: str) -> None:
         """Say what phase the run is in, on a line of its own that stays."""
-        if len(self._times) == 1:
-            self._times[0] = time.monotonic()  # building the model is not part of a step
         self._line(shown(text))
 
     def close(self) -> None:

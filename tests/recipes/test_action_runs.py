@@ -150,7 +150,7 @@ def test_a_log_probability_is_that_of_the_softmax_over_the_actions_alone(folder:
 
 def test_an_episode_is_a_row_per_turn_and_samples_show_actions_and_frames(folder: Path) -> None:
     lines = sample_lines(folder / "rl")
-    for metrics, step in zip(metric_lines(folder / "rl"), (0, 1), strict=True):
+    for metrics, step in zip(metric_lines(folder / "rl"), (1, 2), strict=True):
         drawn = [line for line in lines if line["step"] == step]
         assert metrics["episode/turns"] == sum(len(line["turns"]) for line in drawn)
         assert metrics["episode/success"] == sum(line["reward"] for line in drawn)

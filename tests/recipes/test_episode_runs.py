@@ -167,7 +167,7 @@ def test_dynamic_sampling_draws_until_enough_groups_of_episodes_differ(tmp_path:
     assert max(len(sample["turns"]) for sample in samples) == 3
     drawn = 0
     for line in lines:
-        mine = [sample for sample in samples if sample["step"] == line["step"] - 1]
+        mine = [sample for sample in samples if sample["step"] == line["step"]]
         worth: dict[int, set[float]] = {}
         for sample in mine:
             worth.setdefault(sample["draw"], set()).add(sample["reward"])

@@ -125,7 +125,7 @@ def test_dynamic_sampling_trains_on_full_batches_of_groups_whose_rewards_differ(
     assert max(line["sampling/rounds"] for line in lines) > 1
     drawn = 0
     for line in lines:
-        mine = [sample for sample in samples if sample["step"] == line["step"] - 1]
+        mine = [sample for sample in samples if sample["step"] == line["step"]]
         rewards: dict[int, set[float]] = {}
         for sample in mine:
             rewards.setdefault(sample["draw"], set()).add(sample["reward"])
@@ -180,7 +180,7 @@ def test_the_length_penalty_shapes_advantages_and_never_the_choice_of_groups(
     )
     run(cfg)
     line = metric_lines(cfg.run.directory)[0]
-    samples = [sample for sample in samples_of(cfg.run.directory) if sample["step"] == 0]
+    samples = [sample for sample in samples_of(cfg.run.directory) if sample["step"] == 1]
     lengths = [sum(end - start for _, start, end in sample["versions"]) for sample in samples]
     penalties = [max(-1.0, min(0.0, (10 - length) / 50)) for length in lengths]
     assert line["reward/zero_variance_groups"] == 1.0 and len(set(lengths)) > 1
@@ -254,7 +254,7 @@ def test_the_reference_and_the_optimizer_start_afresh_on_schedule(
 def test_the_greedy_response_is_a_baseline_and_is_never_trained_on(tmp_path: Path) -> None:
     cfg = config(tmp_path, "remax", reward=SHARE, kl_coeff=0.0)
     run(cfg)
-    samples = [sample for sample in samples_of(cfg.run.directory) if sample["step"] == 5]
+    samples = [sample for sample in samples_of(cfg.run.directory) if sample["step"] == 6]
     greedy = {sample["draw"]: sample for sample in samples if sample["sample"] == 4}
     assert len(samples) == 20 and len(greedy) == 4
     assert all(sample["advantage"] is None for sample in greedy.values())

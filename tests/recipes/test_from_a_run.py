@@ -120,3 +120,22 @@ def test_a_run_that_trained_a_reward_model_scores_by_its_checkpoint(tmp_path: Pa
     parts = f"reward.parts={{liked: {{name: {place}}}, right: {{name: math}}}}"
     several = rl_config(tmp_path, "parts", ["~reward.name", parts])
     assert [part.name for part in several.reward.parts.values()] == [newest, "math"]
+
+
+def test_a_resume_says_from_where_it_goes_on_or_that_it_starts_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = sft_config(tmp_path, "sft", ["run.steps=2"])
+    run(cfg, resume=True)
+    assert f"{cfg.run.directory} has no checkpoint to go on from: it starts anew" in (
+        capsys.readouterr().out
+    )
+    longer = sft_config(tmp_path, "sft", ["run.steps=3"])
+    run(longer, resume=True)
+    told = capsys.readouterr().out
+    assert "resuming after step 2 from" in told and "anew" not in told
+    run(longer, resume=True)
+    assert "is already complete; nothing to do" in capsys.readouterr().out
+    fresh = sft_config(tmp_path, "another", ["run.steps=1"])
+    run(fresh)
+    assert "anew" not in capsys.readouterr().out

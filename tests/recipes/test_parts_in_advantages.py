@@ -132,7 +132,7 @@ def test_a_run_learns_from_parts_whose_sum_is_constant(tmp_path: Path) -> None:
     samples = [
         json.loads(line) for line in (cfg.run.directory / "samples.jsonl").read_text().splitlines()
     ]
-    rows = [line for line in samples if line["step"] == 0]
+    rows = [line for line in samples if line["step"] == 1]
     parts = [[line["parts"]["digits"], line["parts"]["others"]] for line in rows]
     ids = torch.tensor([line["draw"] for line in rows])
     weights = torch.tensor([1.0, 0.5]).double()

@@ -13,6 +13,7 @@ import torch
 from small_runs import preference_config, rl_config, sft_config
 from typer.testing import CliRunner
 
+from oxrl import train
 from oxrl.cli import app
 from oxrl.errors import RunDirectoryError
 from oxrl.recipes import run
@@ -32,7 +33,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_fifty_samples_and_five_updates_of_an_untouched_run_are_equal(recorded: Path) -> None:
     seen = go_through(recorded, last_step=12, begin=0)
-    places = [(step, place) for step in range(0, 12, 2) for place in range(16)]
+    places = [(step, place) for step in range(1, 12, 2) for place in range(16)]
     for step, place in random.Random(0).sample(places, 50):
         (found,) = compare_samples(recorded, seen, step, only=place, tolerance=0.0)
         assert found.equal and "text and tokens" in found.what, found
@@ -56,7 +57,7 @@ def test_every_token_has_its_numbers(recorded: Path) -> None:
 
 
 def tampered(recorded: Path, copy: Path, what: str) -> None:
-    """A copy of the run in which one thing of step 10, or of the samples that led to it, is another."""
+    """A copy of the run in which one thing of step 11, or of its samples, is another."""
     shutil.copytree(recorded, copy)
     if what == "token":
         file = copy / "rollouts" / "step_00000010.safetensors"
@@ -67,7 +68,7 @@ def tampered(recorded: Path, copy: Path, what: str) -> None:
         return
     file = copy / ("metrics.jsonl" if what == "update/grad_norm" else "samples.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    line = next(line for line in lines if line["step"] == (11 if "/" in what else 10))
+    line = next(line for line in lines if line["step"] == 11)
     line[what] = line[what] + ("x" if what == "response" else 0.01)
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -82,9 +83,9 @@ def test_a_tampered_record_is_different(recorded: Path, tmp_path: Path, what: st
     named = {"token": "tokens per token"}.get(what, what)
     assert different and any(named in line for line in different)
     if "/" not in what:
-        sample = CliRunner().invoke(app, ["replay", str(copy), "--step", "10", "--sample", "0"])
+        sample = CliRunner().invoke(app, ["replay", str(copy), "--step", "11", "--sample", "0"])
         assert sample.exit_code == 1
-        other = CliRunner().invoke(app, ["replay", str(copy), "--step", "10", "--sample", "5"])
+        other = CliRunner().invoke(app, ["replay", str(copy), "--step", "11", "--sample", "5"])
         assert other.exit_code == 0 and "equal" in other.output
 
 
@@ -100,7 +101,7 @@ def test_recipes_that_learn_from_given_rows_are_replayed_too(tmp_path: Path) -> 
 
 def test_what_cannot_be_replayed_is_said(recorded: Path, tmp_path: Path) -> None:
     wrong: list[tuple[Any, ...]] = [(13, None, "has 1 to 12"), (0, None, "has 1 to 12")]
-    wrong += [(1, 0, "no sample of step 1"), (0, 16, "0 to 15"), (0, -1, "0 to 15")]
+    wrong += [(2, 0, "no sample of step 2"), (1, 16, "0 to 15"), (1, -1, "0 to 15")]
     for step, sample, text in wrong:
         with pytest.raises(RunDirectoryError, match=text):
             replay(recorded, step, sample)
@@ -112,3 +113,34 @@ def test_what_cannot_be_replayed_is_said(recorded: Path, tmp_path: Path) -> None
     (moved / "data.json").write_text(json.dumps(dict.fromkeys(pins, "0" * 64)))
     with pytest.raises(RunDirectoryError, match="data.train is not what it was"):
         replay(moved, 12)
+
+
+def test_a_sample_scored_by_a_function_of_python_is_drawn_again_without_it(tmp_path: Path) -> None:
+    """Also one that was drawn after updates by its scores: the record has those."""
+    rl_config(tmp_path, "run", ["run.steps=3", "run.checkpoint_every=2"])
+    [config] = tmp_path.glob("*.yaml")
+
+    def digits(prompt: Any, completion: str) -> float:
+        return sum(character.isdigit() for character in completion[:6]) / 6
+
+    changes = ["~reward.name", "run.steps=3", "run.checkpoint_every=2"]
+    done = train(config, overrides=changes, reward=digits)
+    for step in (2, 3):
+        found = CliRunner().invoke(
+            app, ["replay", str(done.path), "--step", str(step), "--sample", "5"]
+        )
+        assert found.exit_code == 0, found.output
+        assert f"sample 5 of step {step}" in found.output and "equal" in found.output
+    update = CliRunner().invoke(app, ["replay", str(done.path), "--step", "2"])
+    assert update.exit_code != 0
+
+
+def test_samples_and_metrics_have_one_step_number(recorded: Path) -> None:
+    """The first step of two that a batch is learned in, counted from 1."""
+    lines = [json.loads(line) for line in (recorded / "samples.jsonl").read_text().splitlines()]
+    assert {line["step"] for line in lines} == {1, 3, 5, 7, 9, 11}
+    metrics = [json.loads(line) for line in (recorded / "metrics.jsonl").read_text().splitlines()]
+    for step in (1, 11):
+        rewards = [line["reward"] for line in lines if line["step"] == step]
+        [line] = [line for line in metrics if line["step"] == step]
+        assert line["reward/mean"] == pytest.approx(sum(rewards) / len(rewards))

@@ -199,7 +199,7 @@ def test_a_run_of_two_parts_records_both(
         parts = line["parts"]
         assert line["reward"] == pytest.approx(parts["digits"] + 0.25 * parts["even"])
     last = metric_lines(cfg.run.directory)[-1]
-    rows = [line for line in samples if line["step"] == 1]
+    rows = [line for line in samples if line["step"] == last["step"]]
     for name in ("digits", "even"):
         values = [line["parts"][name] for line in rows]
         assert last[f"reward/part/{name}"] == pytest.approx(statistics.fmean(values))

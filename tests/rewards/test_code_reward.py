@@ -39,13 +39,14 @@ def fenced(code: str) -> str:
 
 @pytest.mark.parametrize("level", [None, "", "container", "Strict", 1])
 def test_without_a_level_there_is_no_number(level: Any) -> None:
-    assert code_reward(RIGHT, ADD, sandbox=level).status == "error"
+    """Nor a score at all, whose value a caller could take for 0."""
+    with pytest.raises(RewardDefinitionError, match="strict, basic, off"):
+        code_reward(RIGHT, ADD, sandbox=level)
 
 
-def test_nothing_given_is_an_error_and_no_number() -> None:
-    found = code_reward(RIGHT, ADD)
-    assert (found.value, found.status) == (None, "error")
-    assert "strict, basic, off" in found.reason
+def test_without_a_level_nothing_is_judged() -> None:
+    with pytest.raises(RewardDefinitionError, match="sandbox="):
+        code_reward(RIGHT, ADD)
 
 
 @pytest.mark.parametrize(
