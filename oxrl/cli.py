@@ -148,15 +148,15 @@ def plan(config: ConfigFile, overrides: Overrides = None) -> None:
 
     cfg = _load(config, overrides)
     _say(plan_text(cfg))
-    wrong: list[str] = []
+    wrong: dict[str, str] = {}
     for subject, state, text in examine_apart(cfg):
-        if state == "wrong":
-            wrong.append(text)
+        if state == "wrong":  # what a later check finds under the same name follows from the first
+            wrong.setdefault(text.partition(":")[0], text)
         else:
             _say(f"{state:<11}{subject}: {text}")
     if wrong:
         count = "1 problem" if len(wrong) == 1 else f"{len(wrong)} problems"
-        raise ConfigError("\n\n".join((f"{count} in what {config} names", *wrong)))
+        raise ConfigError("\n\n".join((f"{count} in what {config} names", *wrong.values())))
 
 
 @app.command("eval")

@@ -59,14 +59,17 @@ def setting(
     *,
     of: tuple[str, ...] = ALL,
     why: str = "",
+    too_low: str = "",
     **bounds: Unpack[Bounds],
 ) -> Any:
-    """A field that the recipes `of` read; `why` is what makes its bounds bounds."""
+    """A field that the recipes `of` read; `why` there are no higher values, and no lower ones."""
     extra: JsonDict = {}
     if of != ALL:
         extra["recipes"] = [*of]
     if why:
         extra["why"] = why
+    if too_low:
+        extra["too_low"] = too_low
     return Field(default, description=meaning, json_schema_extra=extra or None, **bounds)
 
 
@@ -149,8 +152,12 @@ def readers(field: FieldInfo) -> tuple[str, ...]:
     return ALL if named is None else tuple(cast(list[str], named))
 
 
-def why_bounded(field: FieldInfo) -> str:
-    """Why a field's bounds are where they are, as the end of a sentence; empty where plain."""
+def why_bounded(field: FieldInfo, *, below: bool) -> str:
+    """Why the bound that was crossed is there, as the end of a sentence; empty where plain.
+
+    Args:
+        below: it is the lower one.
+    """
     extra = field.json_schema_extra
-    why = extra.get("why") if isinstance(extra, dict) else None
+    why = extra.get("too_low" if below else "why") if isinstance(extra, dict) else None
     return f", because {why}" if why else ""

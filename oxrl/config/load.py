@@ -278,7 +278,7 @@ def _field_problem(detail: ErrorDetails) -> Problem:
     if detail["type"] == "string_type" and isinstance(value, int | float):
         rule += f"; quote it if it is meant as text: '{value}'"
     if context.keys() & {"ge", "gt", "le", "lt"}:
-        rule += why_bounded(field)
+        rule += why_bounded(field, below=bool(context.keys() & {"ge", "gt"}))
     return Problem(path, f"{rule} ({text})", value)
 
 

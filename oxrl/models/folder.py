@@ -46,7 +46,9 @@ def folder_problems(folder: Path) -> list[str]:
         return list(_adapter_problems(folder))
     if (folder / REFERENCE_FILE).is_file():
         return [_why_reference(folder)]
-    _, wrong = _read_object(folder / "config.json")
+    values, wrong = _read_object(folder / "config.json")
+    if not wrong and values.keys().isdisjoint(("model_type", "auto_map")):
+        wrong = ["config.json names no model_type: it is not the configuration of a model"]
     return [*wrong, *_weight_problems(folder)]
 
 

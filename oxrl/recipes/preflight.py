@@ -26,6 +26,7 @@ from oxrl.config.fields import SAMPLING
 from oxrl.config.memory import machine_memory, on_cpu, rows_no_longer
 from oxrl.config.micro_batch import FIELD as MICRO_BATCH
 from oxrl.config.plan import disk_needed, memory_needed
+from oxrl.config.reads import fields_read
 from oxrl.config.reward_options import JUDGE, asked_rewards
 from oxrl.config.sections.action import ActionConfig
 from oxrl.config.sections.train import is_own
@@ -210,6 +211,20 @@ def check_prompts_read(cfg: Config, prepared: Prepared, patience: Patience) -> s
         own = cfg.model.model_copy(update={"name": str(_folder_of(name)), "revision": None})
         cfg = cfg.model_copy(update={"model": own})
     return told(decided(cfg)).removeprefix("prompts are ")
+
+
+def check_device(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """The device that was asked for is here; with Ray other machines have it."""
+    if cfg.run.device != "cuda":
+        return cfg.run.device
+    from oxrl.recipes.build import choose_device  # torch, as below
+
+    try:
+        return str(choose_device(cfg))
+    except ConfigError:
+        if "run.ray_address" not in fields_read(cfg):
+            raise
+        raise Unknown("none is on this machine; a run asks the Ray cluster for one") from None
 
 
 def check_tokenizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
@@ -583,6 +598,7 @@ def check_disk(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 # In this order: later ones use what earlier ones found.
 CHECKS: Mapping[str, Check] = {
     "model": check_model,
+    "device": check_device,
     "prompts": check_prompts_read,
     "tokenizer": check_tokenizer,
     "data": check_data,

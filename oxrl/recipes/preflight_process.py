@@ -71,6 +71,7 @@ def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
 def _subjects(cfg: Config) -> list[str]:
     """What of `LATE` this run has."""
     absent = {
+        "device": cfg.run.device != "cuda",
         "prompts": not sharing_is_read(cfg),
         "environment": not cfg.environment.name,
         "loss": cfg.train.row.recipe != "rl" or not is_own(cfg.train.row.gate),
@@ -85,6 +86,7 @@ def _subjects(cfg: Config) -> list[str]:
 # What did not come to an end.
 LATE = {
     "model": "its files were not read",
+    "device": "it was not found",
     "prompts": "no small model of its kind was tried",
     "tokenizer": "it was not loaded",
     "data": "the first rows were not rendered by the chat template",

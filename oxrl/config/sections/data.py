@@ -42,7 +42,8 @@ class DataConfig(Section):
         "Pack rows of a step to so many tokens (supervised); null: pad.",
         ge=16,
         le=10**8,
-        why="a pack is to hold several rows, and to fit into memory",
+        too_low="a pack is to hold several rows",
+        why="a pack is to fit into memory",
         of=("supervised", "rejection"),
     )
     max_prompt_tokens: int | None = setting(

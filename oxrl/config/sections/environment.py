@@ -37,7 +37,8 @@ class EnvironmentConfig(Section):
         "depends on the machine.",
         ge=0.1,
         le=10**6,
-        why="less is over before a turn, and more than eleven days is no limit",
+        too_low="less is over before a turn",
+        why="more than eleven days is no limit",
         of=RL,
     )
     timeout_s: float = setting(
@@ -45,7 +46,8 @@ class EnvironmentConfig(Section):
         "Seconds that reset, and each step, may take before the episode's process is killed.",
         ge=0.01,
         le=86400,
-        why="less is over before a process can answer, and more than a day is no limit",
+        too_low="less is over before a process can answer",
+        why="more than a day is no limit",
         of=RL,
     )
     overlap: bool = setting(

@@ -39,7 +39,8 @@ class RewardPart(Section):
         "Seconds one response may take in this part; null: reward.timeout_s.",
         ge=0.01,
         le=86400,
-        why="less is over before a worker can answer, and more than a day is no limit",
+        too_low="less is over before a worker can answer",
+        why="more than a day is no limit",
     )
     workers: int | None = setting(
         None,
@@ -70,7 +71,8 @@ class RewardConfig(Section):
         "Seconds one response may take before its worker is killed.",
         ge=0.01,
         le=86400,
-        why="less is over before a worker can answer, and more than a day is no limit",
+        too_low="less is over before a worker can answer",
+        why="more than a day is no limit",
     )
     workers: int = setting(1, "Reward processes.", ge=1, le=1024, why="each is a process")
     max_error_rate: float = setting(
@@ -89,7 +91,8 @@ class RewardConfig(Section):
         of=RL,
         gt=0,
         le=1e6,
-        why="a bound of 0 leaves nothing to learn from, one of millions bounds nothing",
+        too_low="a bound of 0 leaves nothing to learn from",
+        why="one of millions bounds nothing",
     )
     actors: int = setting(
         0,
@@ -115,14 +118,16 @@ class RewardConfig(Section):
         "Seconds of processor time for a program, or for each of its cases.",
         ge=0.1,
         le=3600,
-        why="no program starts in less, and none is waited for longer",
+        too_low="no program starts in less",
+        why="no program is waited for longer",
     )
     program_mb: int = setting(
         1024,
         "Megabytes of memory for a program.",
         ge=16,
         le=1 << 20,
-        why="no program starts in less, and no machine has more",
+        too_low="no program starts in less",
+        why="no machine has more",
     )
 
     @property

@@ -163,7 +163,8 @@ class EngineConfig(Section):
         "Tokens, of the newest samples, that trainer and samplers both score after a delivery.",
         ge=64,
         le=65536,
-        why="fewer say little about rounding, and more cost more than the delivery",
+        too_low="fewer say little about rounding",
+        why="more cost more than the delivery",
         of=ANSWERING,
     )
     probe_limit: float = setting(
@@ -171,7 +172,8 @@ class EngineConfig(Section):
         "How many times the rounding that is measured with the real weights the two may differ by.",
         gt=0,
         le=1000,
-        why="two right implementations differ by one or two, and no proof is left at a thousand",
+        too_low="two right implementations differ by one or two",
+        why="no proof is left at a thousand",
         of=ANSWERING,
     )
     tensor_parallel: int = setting(

@@ -120,7 +120,8 @@ class RunConfig(Section):
         "Longest wait in seconds, in each phase that run.deadlines does not name.",
         ge=SHORTEST_S,
         le=LONGEST_S,
-        why="less is over before anything can answer, and more than a week is no deadline",
+        too_low="less is over before anything can answer",
+        why="more than a week is no deadline",
     )
     deadlines: dict[Phase, float] = setting(
         {},

@@ -99,7 +99,7 @@ class TrainConfig(Section):
         1.0,
         "Global gradient norm is clipped to this.",
         ge=1e-6,
-        why="smaller gradients disappear beside adam_eps; a large number clips nothing",
+        too_low="smaller gradients disappear beside adam_eps; a large number clips nothing",
     )
     epochs: int = setting(
         1,
