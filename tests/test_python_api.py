@@ -64,10 +64,11 @@ def test_the_page_runs_as_it_stands_in_a_fresh_interpreter(
 ) -> None:
     light = "import sys, oxrl\nassert not {'torch', 'pandas', 'pydantic'} & set(sys.modules)\n"
     after = (
-        "assert list(run.metrics['step']) == [1, 2, 3, 4] and 'system/chain' not in run.metrics\n"
-        "assert len(run.samples) == 64 and run.samples['reward'].between(0, 1).all()\n"
-        "assert run.checkpoint.name == 'step_00000004'\n"
+        "assert list(run.metrics['step']) == [*range(1, 21)] and 'system/chain' not in run.metrics\n"
+        "assert len(run.samples) == 20 * 128 and run.samples['reward'].between(0, 1).all()\n"
+        "assert run.checkpoint.name == 'step_00000020'\n"
         "assert len(run.generate('2+2=', n=2, max_tokens=3)) == 2\n"
+        "print('first example', *run.metrics['reward/mean'].iloc[[0, -1]])\n"
         "again = oxrl.load_run('runs/notebook', reward=digits)\n"
         "assert again.evaluate(dataset=rows[:3])['eval/responses'] == 3\n"
         "assert again.config['reward.name'] == 'python:digits'\n"
@@ -85,6 +86,9 @@ def test_the_page_runs_as_it_stands_in_a_fresh_interpreter(
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    [ends] = [line for line in done.stdout.splitlines() if line.startswith("first example")]
+    first, last = map(float, ends.split()[2:])
+    learned("first example", last - first, at_least=0.5, floor=0.0)
     rewards = [float(line.split()[1]) for line in done.stdout.splitlines()[-20:]]
     gain = sum(rewards[-5:]) / 5 - sum(rewards[:5]) / 5
     learned("gain", gain, at_least=0.1, floor=0.0)

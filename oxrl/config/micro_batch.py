@@ -51,13 +51,18 @@ def tokens_by_rule(cfg: Config, *, on_cpu: bool) -> tuple[int, str]:
         on_cpu: where the model is computed.
     """
     if TRAINING_ENGINES[cfg.train.backend].several_ranks:
-        return USUAL, f"train.backend is {cfg.train.backend}"
+        return USUAL, f"as always with train.backend {cfg.train.backend}"
     if not on_cpu:
-        return USUAL, "the model is not on a CPU"
+        return USUAL, "as always on a GPU"
     dims = model_dims(cfg.model.name)
     if dims is None:
-        return UNKNOWN, "the width of the model is unknown"
+        return UNKNOWN, "for a model of unknown size on a CPU"
     fitting = max(1, WIDEST // dims.intermediate)
     power = 1 << (fitting.bit_length() - 1)
     tokens = min(max(power, LEAST), MOST)
-    return tokens, f"on a CPU, layers of the model are {dims.intermediate:,} wide"
+    return tokens, "for a model of this size on a CPU"
+
+
+def read_at_once(tokens: int) -> str:
+    """In words, what a limit of so many tokens does."""
+    return f"up to {tokens:,} tokens, to fit into memory; what is learned does not depend on it"

@@ -7,7 +7,7 @@ from rich.filesize import decimal
 from oxrl.config.dims import ModelDims, context_length, model_dims
 from oxrl.config.kept import DTYPE_BYTES
 from oxrl.config.memory import memory, on_cpu, sync_bytes
-from oxrl.config.micro_batch import FIELD, tokens_by_rule
+from oxrl.config.micro_batch import FIELD, read_at_once, tokens_by_rule
 from oxrl.config.origins import told_origin
 from oxrl.config.reads import generates_answers, has_reference_model
 from oxrl.config.schema import Config
@@ -129,7 +129,10 @@ def _passes(cfg: Config, drawn: int, unit: str) -> str:
         rows = sum(count_rows(file) for file in files)
     except UnreachableError:
         return f"{', '.join(files)}: unknown rows; {drawn:,} {unit} drawn"
-    passes = f" = {drawn / rows:.2f} passes over the data" if rows else ""
+    share = drawn / max(rows, 1)
+    passes = f" = {share:.2f} passes over the data" if rows else ""
+    if 0 < share < 0.01:
+        passes = ", less than a hundredth of them"
     return f"{', '.join(files)}: {_count(rows, 'row')}; {drawn:,} {unit} drawn{passes}"
 
 
@@ -194,16 +197,16 @@ def _preference_reference(cfg: Config) -> str:
     if method.moves_reference:
         held = f"{_reference_model(cfg)}, which follows it"
         return f"{held}: {cfg.train.alg_name} asks for it; {free}"
-    held = "log-probabilities of the policy before training, computed once and kept on disk"
-    return f"{held} (no second model is held): {cfg.train.alg_name} compares with them; {free}"
+    why = f"{cfg.train.alg_name} compares the policy with itself before training"
+    return f"{why}: what that says of each row is computed once and kept on disk; {free}"
 
 
 def _micro_batches(cfg: Config) -> str:
     tokens = cfg.train.micro_batch_tokens
     if tokens != "auto":
-        return f"at most {_count(tokens, 'token')} in a pass of the model"
+        return f"{read_at_once(tokens)} ({FIELD})"
     found, why = tokens_by_rule(cfg, on_cpu=on_cpu(cfg))
-    return f"at most {_count(found, 'token')} in a pass of the model ({FIELD}: auto): {why}"
+    return f"{read_at_once(found)} ({FIELD}: auto, {why})"
 
 
 def _sizes(cfg: Config) -> dict[str, str]:
@@ -295,8 +298,8 @@ def _waits(cfg: Config) -> str:
     waits = [cfg.run.waits.of(phase, sizes.get(phase, 0)) for phase in PHASES]
     shown = ", ".join(f"{wait.phase} {wait.seconds:.4g} s" for wait in waits)
     return (
-        f"{shown}; of a checkpoint for each next byte, of rollouts for each next answer "
-        "(when a run gives up, not how long anything takes)"
+        f"a run gives up where nothing moves for: {shown} (a checkpoint: no further byte; "
+        "a rollout: no further answer)"
     )
 
 

@@ -92,8 +92,12 @@ def hub_commit(name: str, revision: str | None) -> str | None:
     return path.parts[path.parts.index("snapshots") + 1]
 
 
-def refuse_missing_folder(name: str) -> None:
+def refuse_missing_folder(name: str, what: str = "model.name: no folder") -> None:
     """Tell a folder that is not there from a name on the hub, as far as the name shows it.
+
+    Args:
+        name: of a model, or of something else that a command is pointed at.
+        what: begins the error.
 
     Raises:
         DataError: `name` can be no name on the hub, or begins like a folder here.
@@ -101,11 +105,11 @@ def refuse_missing_folder(name: str) -> None:
     if Path(name).is_dir():
         return
     first, _, rest = name.partition("/")
-    local = Path(first).is_dir() and not (Path(first) / ".git").exists()
+    local = first == "runs" or (Path(first).is_dir() and not (Path(first) / ".git").exists())
     if not (name.startswith((".", "~", "/")) or "/" in rest or (rest and local)):
         return
     neighbours: list[str] = []
     if Path(name).parent.is_dir():
         neighbours = [path.name for path in Path(name).parent.iterdir()]
     hint = did_you_mean(Path(name).name, neighbours)
-    raise DataError(f"model.name: no folder {name!r}{hint}")
+    raise DataError(f"{what} {name!r}{hint}")

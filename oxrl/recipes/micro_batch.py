@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oxrl.config import Config
-from oxrl.config.micro_batch import FIELD, ByRule, tokens_by_rule
+from oxrl.config.micro_batch import FIELD, ByRule, read_at_once, tokens_by_rule
 from oxrl.recipes.build import device_type
 from oxrl.runs.checkpoint import list_checkpoints
 from oxrl.runs.choices import Choice, note_choice, noted_choice
@@ -58,8 +58,5 @@ def _chosen(cfg: Config, session: Session) -> Choice:
         else:
             choice = Choice(*tokens_by_rule(cfg, on_cpu=device_type(cfg) == "cpu"))
         note_choice(run.path, FIELD, choice)
-        session.message(
-            f"at most {choice.value:,} tokens go through the model at once ({FIELD}: auto): "
-            f"{choice.why}"
-        )
+        session.message(f"read at once: {read_at_once(choice.value)} ({FIELD}: auto, {choice.why})")
     return choice

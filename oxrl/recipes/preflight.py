@@ -210,7 +210,7 @@ def check_prompts_read(cfg: Config, prepared: Prepared, patience: Patience) -> s
     if not is_builtin(name):
         own = cfg.model.model_copy(update={"name": str(_folder_of(name)), "revision": None})
         cfg = cfg.model_copy(update={"model": own})
-    return told(decided(cfg)).removeprefix("prompts are ")
+    return told(decided(cfg)).removeprefix("each prompt is ")
 
 
 def check_device(cfg: Config, prepared: Prepared, patience: Patience) -> str:

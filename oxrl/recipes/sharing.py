@@ -40,7 +40,7 @@ def decided(cfg: Config) -> Choice:
         DataError: the model's configuration cannot be read.
     """
     for obstacle in obstacles(cfg):
-        return Choice(False, f"it {obstacle.why}")
+        return Choice(False, f"reading it once {obstacle.why}")
     if cfg.train.row.recipe == "rl" and cfg.rollout.n_samples == 1:
         return Choice(False, "a prompt has one response (rollout.n_samples)")
     config = _model_config(cfg.model.name, cfg.model.revision, cfg.model.trust_remote_code)
@@ -53,7 +53,7 @@ def decided(cfg: Config) -> Choice:
         )
     except SharingRefused as refusal:
         return Choice(False, _reason(refusal))
-    found = f"gradients of a small model of its kind differ by {difference:.0e}"
+    found = f"a small model of its kind learns the same from it, to {difference:.0e}"
     return Choice(True, found)
 
 
@@ -93,8 +93,8 @@ def as_noted(cfg: Config, run: Path) -> Config:
 
 def told(choice: Choice) -> str:
     """A choice in words."""
-    how = "once for all responses" if choice.value else "once per response"
-    return f"prompts are read {how} (train.share_prefix: auto): {choice.why}"
+    how = "once for all of its responses" if choice.value else "anew for each response"
+    return f"each prompt is read {how}: {choice.why} ({FIELD}: auto)"
 
 
 def train_settled(loop: Callable[[Config, Session], None], cfg: Config, session: Session) -> None:

@@ -328,8 +328,9 @@ SIGNS = (
     Sign(
         "truncated-responses",
         at_least("data/truncated_frac", HALF),
-        "half or more of the responses are cut by the token limit, and cannot be right. Raise "
-        "rollout.max_tokens, or leave them out of the loss with train.mask_truncated",
+        "half or more of the responses are cut off by the token limit. Where the reward looks for "
+        "an answer at the end, they cannot have one: raise rollout.max_tokens, or leave them out "
+        "of the loss with train.mask_truncated. Where it scores what is there, all is well",
         "data/truncated_frac is 0.5 or more",
         ("data/truncated_frac",),
         20,

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from oxrl.errors import CheckpointError
+from oxrl.models.builtin import is_builtin
+from oxrl.models.files import refuse_missing_folder
 from oxrl.runs.checkpoint import is_checkpoint, latest_checkpoint, locked, why_not_best
 from oxrl.runs.directory import is_run
 
@@ -31,6 +33,7 @@ def find_target(given: str | Path, pins: ExitStack) -> Target:
 
     Raises:
         CheckpointError: the run has no usable checkpoint.
+        DataError: it names a folder here, and there is none.
     """
     run = named_run(given)
     if run is not None:
@@ -42,6 +45,8 @@ def find_target(given: str | Path, pins: ExitStack) -> Target:
     if is_checkpoint(folder) and is_run(folder.absolute().parent.parent):
         pins.enter_context(locked(folder))
         return Target(str(given), folder.absolute().parent.parent)
+    if not is_builtin(str(given)):
+        refuse_missing_folder(str(given), "no such run, checkpoint or folder of a model:")
     return Target(str(given), None)
 
 

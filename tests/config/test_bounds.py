@@ -58,6 +58,29 @@ def test_a_value_without_a_meaning_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize(
+    ("override", "reason", "of_the_other"),
+    [
+        ("run.steps=0", "(Optimizer", "years"),
+        ("run.steps=10000000000", "years", "nothing"),
+        ("data.prompts_per_step=0", "(Prompts", "memory"),
+        ("reward.timeout_s=0", "before a worker can answer", "day"),
+        ("reward.timeout_s=100000", "more than a day is no limit", "worker can answer"),
+        ("reward.workers=0", "(", "each is a process"),
+        ("train.max_grad_norm=0", "smaller gradients disappear", "nothing else"),
+        ("run.deadline_s=0", "before anything can answer", "week"),
+    ],
+)
+def test_the_reason_is_that_of_the_bound_that_was_crossed(
+    write: Callable[..., Path], override: str, reason: str, of_the_other: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(), [override])
+    report = str(caught.value)
+    assert reason in report
+    assert of_the_other not in report
+
+
+@pytest.mark.parametrize(
     ("overrides", "path", "word"),
     [
         (["train.clip_low=0", "train.clip_high=0"], "train.clip_high", "every token"),

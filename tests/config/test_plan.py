@@ -50,6 +50,28 @@ def test_the_batch_equation_is_told_in_words(write: Callable[..., Path]) -> None
         assert words in text
 
 
+def test_few_rows_of_many_are_told_as_few_and_not_as_none(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    rows = tmp_path / "many.jsonl"
+    rows.write_text('{"prompt": "1+1=", "answer": "2"}\n' * 5000)
+    text = plan_text(
+        load_config(write(), [f"data.train={rows}", "run.steps=1", "data.prompts_per_step=12"])
+    )
+    assert "12 prompts drawn, less than a hundredth of them" in text
+
+
+def test_the_plan_says_what_a_limit_does_before_how_it_came_about(
+    write: Callable[..., Path],
+) -> None:
+    text = plan_text(load_config(write()))
+    [at_once] = [line for line in text.splitlines() if line.startswith("at once")]
+    does, _, how = at_once.partition(" (")
+    assert "to fit into memory; what is learned does not depend on it" in does
+    assert how.startswith("train.micro_batch_tokens: auto, ")
+    assert "a run gives up where nothing moves for: load" in text
+
+
 def test_a_supervised_run_counts_rows(write: Callable[..., Path]) -> None:
     text = plan_text(
         load_config(
@@ -264,7 +286,7 @@ def test_a_reference_is_announced_with_its_cost_its_reason_and_how_to_do_without
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        ("dpo", "(no second model is held): dpo compares with them"),
+        ("dpo", "dpo compares the policy with itself before training: what that says of each row"),
         ("tr_dpo", "which follows it: tr_dpo asks for it"),
         ("simpo", ""),
         ("sft", ""),

@@ -114,6 +114,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "pickle": (pickled, "pickle"),
     "config no JSON": (write("config.json", "{"), "no JSON"),
     "config a list": (write("config.json", "[]"), "a list"),
+    "config empty": (write("config.json", "{}"), "names no model_type"),
     "unknown type": (edit("model_type", "no such"), "no such"),
     "huge": (edit("hidden_size", 10**9), "other shapes"),
     "negative": (edit("num_hidden_layers", -1), "-1"),

@@ -74,6 +74,6 @@ def test_a_driver_without_a_gpu_settles_it_for_ranks_that_have_some(tmp_path: Pa
     cfg = rl_config(tmp_path, "head", [*overrides, "inference_engine.actors=1"])
     with Session(cfg, resume=False) as session:
         settled = with_micro_batches(cfg, session, ALONE)
-    assert choice_of(cfg) == {"value": 16384, "why": "train.backend is fsdp"}
+    assert choice_of(cfg) == {"value": 16384, "why": "as always with train.backend fsdp"}
     assert tokens_at_once(settled) == 16384
     assert price_of_a_cut(settled) == PRICES["cuda"]

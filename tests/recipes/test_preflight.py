@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from command_line import oxrl
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -389,3 +390,45 @@ def test_a_template_that_never_ends_is_given_up(folder: Path) -> None:
     assert state == "wrong"
     assert "template" in text
     assert found["disk"][0] == "ok"
+
+
+def test_a_model_without_a_configuration_is_one_problem(folder: Path) -> None:
+    """Not one more for everything that cannot be made of it."""
+    (folder / "train.jsonl").write_text(PROMPTS)
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    given = changed(RL, model={"name": "./model"})
+    (folder / "config.yaml").write_text(json.dumps(given))
+    found = oxrl("plan", "config.yaml", folder=folder)
+    assert found.returncode == 2
+    assert "1 problem in what config.yaml names" in found.stderr
+    assert "config.json names no model_type" in found.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is here")
+def test_a_device_that_is_not_here_is_wrong_and_unknown_where_other_machines_train(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = {"run": {**RL["run"], "device": "cuda"}}
+    here = Config.model_validate({**RL, **cuda})
+    found = examine(here, Prepared(), "device", Patience())
+    assert (found.state, "PyTorch sees no CUDA device" in found.text) == ("wrong", True)
+    actors = {"inference_engine": {"actors": 1}}
+    there = Config.model_validate({**RL, **cuda, **actors})
+    assert examine(there, Prepared(), "device", Patience()).state == "unknown"
+    (folder / "train.jsonl").write_text(PROMPTS)
+    (folder / "config.yaml").write_text(json.dumps({**RL, **cuda}))
+    told = oxrl("plan", "config.yaml", folder=folder)
+    assert told.returncode == 2 and "run.device is cuda" in told.stderr
+
+
+@pytest.mark.parametrize("command", ["generate", "eval", "export"])
+def test_a_run_that_is_not_there_is_said_to_be_none(folder: Path, command: str) -> None:
+    """Not looked for on the hub, also where there is no folder of runs yet."""
+    more = {"generate": ["--prompt", "x"], "export": ["--out", "there"]}.get(command, [])
+    found = oxrl(command, "runs/nothing", *more, folder=folder)
+    assert found.returncode == 2
+    assert "no such run, checkpoint or folder of a model: 'runs/nothing'" in found.stderr
+    (folder / "runs" / "nothin").mkdir(parents=True)
+    found = oxrl(command, "runs/nothing", *more, folder=folder)
+    assert "did you mean 'nothin'?" in found.stderr

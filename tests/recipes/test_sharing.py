@@ -53,7 +53,9 @@ def test_auto_reads_prompts_once_says_so_and_is_replayed(trained: dict[str, Conf
     assert weights_of(auto) == weights_of(trained["true"])
     assert weights_of(auto) != weights_of(trained["false"])
     choice = choice_of(auto)
-    assert choice["value"] is True and "gradients of a small model" in str(choice["why"])
+    assert choice["value"] is True and "a small model of its kind learns the same" in str(
+        choice["why"]
+    )
     assert all(finding.equal for finding in replay(auto.run.directory, 6, tolerance=0.0))
     noted = json.loads((trained["true"].run.directory / CHOICES_FILE).read_text())
     assert FIELD not in noted
@@ -81,7 +83,9 @@ def test_pairs_share_their_prompts_and_a_run_of_a_time_without_goes_on_without(
         run(runs[value])
     assert weights_of(runs["auto"]) == weights_of(runs["true"])
     choice = choice_of(runs["auto"])
-    assert choice["value"] is True and "gradients of a small model" in str(choice["why"])
+    assert choice["value"] is True and "a small model of its kind learns the same" in str(
+        choice["why"]
+    )
     plain = [line["update/loss"] for line in metric_lines(runs["false"].run.directory)]
     shared = [line["update/loss"] for line in metric_lines(runs["auto"].run.directory)]
     assert shared != plain
@@ -172,7 +176,7 @@ def test_weights_that_are_no_good_for_it_are_trained_without(
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        ("model.attention=eager", "it needs model.attention sdpa, and it is eager"),
+        ("model.attention=eager", "reading it once needs model.attention sdpa, and it is eager"),
         ("rollout.n_samples=1", "a prompt has one response (rollout.n_samples)"),
     ],
 )

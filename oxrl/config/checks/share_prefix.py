@@ -47,7 +47,7 @@ def obstacles(cfg: Config) -> Iterator[Obstacle]:
             "train.backend",
         )
     if vision_family(cfg.model.name) is not None:
-        yield Obstacle("is for models that read text alone", "", "model.name")
+        yield Obstacle("does not work with models that see images", "", "model.name")
     if cfg.train.row.recipe == "rl":
         return
     if cfg.train.backend != "local":
