@@ -35,13 +35,12 @@ def converted(path: Path) -> str:
     ours = Source(f"what {path.name} becomes", theirs.values)
     _set(ours, "run.name", path.stem, "the name of the file")
     _set(ours, "train.alg_name", row, "a guess by the names in the file")
-    if ROWS[row].recipe == "rl":
-        _set(ours, "data.prompts_per_step", _rows(given, GENERATIONS), "prompts of a whole step")
-    else:
-        _set(ours, "data.rows_per_step", _rows(given, 1), "rows of a whole step")
+    recipe = ROWS[row].recipe
+    batch = "data.prompts_per_step" if recipe == "rl" else "data.rows_per_step"
+    _set(ours, batch, _batch(given, recipe), "of a whole step")
     left: list[str] = []
     for name, value in theirs.foreign.items():
-        fields, found = translated(f"{ROWS[row].recipe}.{name}", value)
+        fields, found = translated(f"{recipe}.{name}", value)
         for field in fields:
             _set(ours, field, found, name)
         if not fields:
@@ -58,17 +57,17 @@ def _set(ours: Source, field: str, value: object, was: str) -> None:
         ours.where[field] = was
 
 
-def _rows(given: Mapping[str, object], generations: int) -> int | None:
+def _batch(given: Mapping[str, object], recipe: str) -> int | None:
     """Prompts or rows of an optimizer step; None where the file does not say.
 
     Args:
         given: its values, by the last words of their names.
-        generations: responses to a prompt, where it says nothing; each is a row there.
+        recipe: rl: rows are responses there, several to a prompt.
     """
     known = {name: value for name, value in given.items() if isinstance(value, int)}
     rows = known.get("per_device_train_batch_size", 0) * known.get("gradient_accumulation_steps", 1)
-    if generations > 1:
-        rows //= known.get("num_generations", generations) or 1
+    if recipe == "rl":
+        rows //= known.get("num_generations") or GENERATIONS
     return known.get("train_batch_size") or rows or None
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 from oxrl.config import Config, dump_config
 from oxrl.config.dims import vocabulary_of
+from oxrl.config.origins import told_origin
+from oxrl.config.plan import reference_text
 from oxrl.recipes.inputs import review_inputs
+from oxrl.runs.checkpoint import list_checkpoints
 from oxrl.runs.console import Console, run_logging
 from oxrl.runs.directory import RunDirectory, open_run
 from oxrl.runs.health import Health
 from oxrl.runs.recorder import Recorder
 from oxrl.runs.stop import StopRequest
 from oxrl.runs.trackers.mirrors import Trackers
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +63,10 @@ def open_session(
     health = Health(vocabulary_of(cfg.model.name), cfg.run.health)
     console = stack.enter_context(Console(cfg.run.steps, cfg.run.name, mode=cfg.run.console))
     trackers = stack.enter_context(Trackers(run, cfg.run.shown_in))
+    if not run.finished:
+        for text in _announced(cfg, anew=resume and not list_checkpoints(run.checkpoints)):
+            log.info(text)
+            console.message(text)
     return Opened(
         run=run,
         stop=stop,
@@ -65,3 +75,18 @@ def open_session(
         console=console,
         trackers=trackers,
     )
+
+
+def _announced(cfg: Config, *, anew: bool) -> Iterator[str]:
+    """What is told before a run: models that a default or the name of a run asked for, and that a
+    resume finds nothing to go on from.
+
+    Args:
+        anew: it does.
+    """
+    if anew:
+        yield f"{cfg.run.directory} has no checkpoint to go on from: it starts anew"
+    told = {"policy": told_origin(cfg.model.name), "reference": reference_text(cfg)}
+    for what, text in told.items():
+        if text:
+            yield f"{what}: {text}"

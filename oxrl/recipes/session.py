@@ -12,8 +12,6 @@ from types import TracebackType
 from typing import Self
 
 from oxrl.config import Config
-from oxrl.config.origins import told_origin
-from oxrl.config.plan import reference_text
 from oxrl.engines.train.base import SavedEngines, TrainEngine
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.errors import Interrupted, Stopped
@@ -65,18 +63,7 @@ class Session:
             self._trackers = opened.trackers
             stack.callback(self._saver.drop)
             self._stack = stack.pop_all()
-        self._announce_models()
         return self
-
-    def _announce_models(self) -> None:
-        """Tell of models that a default asked for, or the name of a run, on the console and in
-        run.log.
-        """
-        told = {"policy": told_origin(self._cfg.model.name), "reference": reference_text(self._cfg)}
-        for what, text in told.items():
-            if text and self.ranks.first and not self.run.finished:
-                log.info("%s: %s", what, text)
-                self.message(f"{what}: {text}")
 
     def __exit__(
         self,
@@ -120,8 +107,6 @@ class Session:
         if found is None:
             if self.ranks.first:
                 self.recorder.begin()
-                if self._resume:
-                    self.message(f"{self.run.path} has no checkpoint to go on from: it starts anew")
             # Waited for: lines of metrics without any checkpoint belong to no run that can go on.
             self._save(engines, fresh, wait=True)
             return fresh

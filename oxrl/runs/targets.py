@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 from oxrl.errors import CheckpointError
-from oxrl.models.builtin import is_builtin
 from oxrl.models.files import refuse_missing_folder
-from oxrl.runs.checkpoint import is_checkpoint, latest_checkpoint, locked, why_not_best
+from oxrl.runs.checkpoint import is_checkpoint, latest_checkpoint, locked
 from oxrl.runs.directory import is_run
 
 CHECKPOINTS = "checkpoints"
@@ -45,8 +43,7 @@ def find_target(given: str | Path, pins: ExitStack) -> Target:
     if is_checkpoint(folder) and is_run(folder.absolute().parent.parent):
         pins.enter_context(locked(folder))
         return Target(str(given), folder.absolute().parent.parent)
-    if not is_builtin(str(given)):
-        refuse_missing_folder(str(given), "no such run, checkpoint or folder of a model:")
+    refuse_missing_folder(str(given), "no such run, checkpoint or folder of a model:")
     return Target(str(given), None)
 
 
@@ -81,12 +78,7 @@ def learned(run: Path) -> Path:
         Those of its best evaluation, where it keeps them; else its newest whole checkpoint.
 
     Raises:
-        CheckpointError: it has neither, or the best ones are damaged.
+        CheckpointError: it has neither.
     """
     best = run / "best"
-    if not best.is_dir():
-        return newest_checkpoint(run)
-    problem = why_not_best(run, sys.maxsize)
-    if problem:
-        raise CheckpointError(f"{best}: {problem}. Name one of its checkpoints instead")
-    return best
+    return best if best.is_dir() else newest_checkpoint(run)

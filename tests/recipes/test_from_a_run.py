@@ -93,8 +93,9 @@ def test_a_run_without_a_checkpoint_is_a_problem_beside_the_others(
 
 def test_a_damaged_best_is_told_instead_of_something_else_taken(sft: Path, tmp_path: Path) -> None:
     best = Path(shutil.copytree(sft / "checkpoints" / "step_00000004", sft / "best"))
-    (best / "manifest.json").write_text("{}")
-    with pytest.raises(ConfigError, match="manifest.json is damaged"):
+    weights = best / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="is damaged or cut off"):
         rl_config(tmp_path, "rl", model={"name": str(sft)})
 
 
