@@ -218,26 +218,16 @@ def _validate(source: Source, *, evaluates: bool) -> tuple[Config, list[Problem]
         The configuration, without fields that its recipe cannot read and with defaults in place of
         wrong ones; and what is wrong.
     """
-    recipe = recipe_of(source.values)
+    written = {section: dict(fields) for section, fields in source.values.items()}
+    problems = [*source.problems, *_read_misnamed(source, written)]
+    recipe = recipe_of(written)
     root = root_class(recipe, evaluates=evaluates)
     known = fields_of(recipe, evaluates=evaluates)
     values: Values = {section: {} for section in root.model_fields}
-    problems = list(source.problems)
-    for section, fields in source.values.items():
+    for section, fields in written.items():
         for name, value in fields.items():
             if f"{section}.{name}" in known:
                 values[section][name] = value
-    for path, value in source.foreign.items():
-        section, dot, _ = path.partition(".")
-        if section in SECTIONS or meaning(path) or not dot:
-            problems.append(_unknown_field(path, value))
-        # Read as what was meant: what is wrong with the value is told at once.
-        meant, found = translated(path, value)
-        for field in meant or [_meant(path)]:
-            section, _, name = field.partition(".")
-            if field in known and name not in values[section]:
-                values[section][name] = found
-                source.where[field] = _place(path, source)
     try:
         return root.model_validate(values), problems
     except ValidationError as error:
@@ -253,6 +243,31 @@ def _validate(source: Source, *, evaluates: bool) -> tuple[Config, list[Problem]
         if path in _PLACEHOLDERS:
             values[section][name] = _PLACEHOLDERS[path]
     return root.model_validate(values), problems
+
+
+def _read_misnamed(source: Source, written: Values) -> list[Problem]:
+    """Read values under names that are none of ours as what was meant, where nothing else is
+    written there: what is wrong with them is told at once.
+
+    Args:
+        written: section -> field -> value, of the names that are ours; added to.
+
+    Returns:
+        One problem for each such name, but for those in sections that are none of ours and that
+        no library is known to have: the section has its own.
+    """
+    problems: list[Problem] = []
+    for path, value in source.foreign.items():
+        section, dot, _ = path.partition(".")
+        if section in SECTIONS or meaning(path) or not dot:
+            problems.append(_unknown_field(path, value))
+        meant, found = translated(path, value)
+        for field in meant or [_meant(path)]:
+            section, _, name = field.partition(".")
+            if field in FIELDS and name not in written.setdefault(section, {}):
+                written[section][name] = found
+                source.where[field] = _place(path, source)
+    return problems
 
 
 def _field_problem(detail: ErrorDetails) -> Problem:

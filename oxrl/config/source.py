@@ -85,7 +85,7 @@ class Source:
     def written(self, path: str) -> bool:
         """Whether the field of this dotted name was given a value."""
         section, _, name = path.partition(".")
-        return name in self.values.get(section, {})
+        return path in self.foreign or name in self.values.get(section, {})
 
     def switched_off(self, path: str) -> bool:
         """Whether the field of this dotted name is null by name, or was taken back."""
@@ -268,8 +268,11 @@ def _foreign(path: str, node: Node, source: Source) -> None:
     if isinstance(node, MappingNode):
         for inner, value, _ in _entries(node, f"{path}.", source):
             _foreign(inner, value, source)
-    else:
+        return
+    try:
         source.foreign[path] = _plain(node)
+    except ValueError as error:
+        source.wrong(path, str(error), source.where[path])
 
 
 def _unknown_section(name: str) -> str:
@@ -348,7 +351,8 @@ def _apply_override(override: str, source: Source) -> None:
             )
             source.wrong(path, rule, place)
         else:
-            del source.values[section][name]
+            source.foreign.pop(path, None)
+            source.values.get(section, {}).pop(name, None)
             source.taken_back.add(path)
     elif not equals or (section in SECTIONS and not dot):
         source.wrong(path, "an override is written section.field=value", place)

@@ -124,3 +124,15 @@ def test_a_file_that_repeats_itself_without_end_is_refused(tmp_path: Path) -> No
     file.write_text("\n".join(lines))
     with pytest.raises(ConfigError, match="not a configuration: more than 10000 fields"):
         load_config(file)
+
+
+def test_a_name_of_others_can_be_taken_back_and_a_value_that_is_none_is_told(
+    write: Write, tmp_path: Path
+) -> None:
+    path = write(train={"learning_rate": 1e-5})
+    assert load_config(path, ["~train.learning_rate", "train.lr=1e-4"]).train.lr == 1e-4
+    file = tmp_path / "tags.yaml"
+    file.write_text("trainer: {save_freq: !mine 3}\nlearning_rate: !mine 4\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert str(caught.value).count("the YAML tag !mine is not supported") == 2
