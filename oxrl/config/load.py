@@ -375,10 +375,9 @@ def _report(problems: list[Problem], source: Source) -> str:
         block = f"{place}: {problem.path}{shown}\n    {problem.rule}"
         blocks.append((int(line) if line.isdigit() else float("inf"), block))
     count = "1 problem" if len(blocks) == 1 else f"{len(blocks)} problems"
-    lines = [block for _, block in sorted(blocks, key=lambda pair: pair[0])]
-    if len([path for path in source.foreign if meaning(path)]) > 2:
-        lines.append(f"\n`oxrl config convert {source.file}` writes it with the names of oxRL")
-    return f"{count} in {source.file}\n\n" + "\n".join(lines)
+    return f"{count} in {source.file}\n\n" + "\n".join(
+        block for _, block in sorted(blocks, key=lambda pair: pair[0])
+    )
 
 
 def _place(path: str, source: Source) -> str:

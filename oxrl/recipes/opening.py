@@ -87,6 +87,4 @@ def _announced(cfg: Config, *, anew: bool) -> Iterator[str]:
     if anew:
         yield f"{cfg.run.directory} has no checkpoint to go on from: it starts anew"
     told = {"policy": told_origin(cfg.model.name), "reference": reference_text(cfg)}
-    for what, text in told.items():
-        if text:
-            yield f"{what}: {text}"
+    yield from (f"{what}: {text}" for what, text in told.items() if text)

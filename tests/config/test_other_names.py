@@ -99,7 +99,7 @@ def test_every_mistake_of_a_file_with_names_of_others_is_told_at_once(tmp_path: 
         "mixed.yaml:4: train.warmup_steps = -5",
         "mixed.yaml:5: rollout.top_p = 3",
         "model.name\n    is required",
-        f"`oxrl config convert {file}`",
+        "`oxrl config convert FILE` writes such a file as ours",
     ):
         assert problem in told, problem
     assert "run.name\n    is required" not in told
