@@ -122,7 +122,7 @@ def test_a_browser_shows_and_filters_the_samples_without_a_word_on_its_console(
     seen, _ = opened(file, fragment="step-from=2&step-to=3&reward-from=0.1")
     assert int(seen["found"]) == len(wanted) > 0
     draw = lines[0]["draw"]
-    seen, dom = opened(file, fragment=f"status=error&group=0/{draw}&color=ratio")
+    seen, dom = opened(file, fragment=f"status=error&group=1/{draw}&color=ratio")
     assert seen["found"] == "1" and "error" not in seen
     assert 'id="group" data-count="4"' in dom
     assert EVIL not in dom and "&lt;/script&gt;" in dom
