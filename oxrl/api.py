@@ -171,7 +171,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """A run that is the last thing in a notebook's cell shows what it came to."""
-        return self.plot()._repr_html_()
+        return self.plot()._repr_html_()  # pyright: ignore[reportPrivateUsage]
 
     @property
     def config(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Report(ModuleType):
         """
         from oxrl.report.page import write_report
 
-        return write_report([Path(getattr(run, "path", run)) for run in runs], out)
+        return write_report([Path(str(getattr(run, "path", run))) for run in runs], out)
 
 
 sys.modules[__name__].__class__ = Report

@@ -319,7 +319,7 @@ def _read_number(final: _Final) -> Quantity | None:
     text = mark_relations(text if final.marked else _QUOTE.sub("", text))
     formula = final.boxed or _ENVIRONMENT.search(final.text) is not None
     if final.marked:
-        left, _, result = text.rpartition("=")  # "5 + 3 = 8" states 8
+        _, _, result = text.rpartition("=")  # "5 + 3 = 8" states 8
         if re.search(r"\d", result):
             if is_equation(text):
                 return None

@@ -15,6 +15,7 @@ import unicodedata
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 Table = list[tuple[re.Pattern[str], str]]
 
@@ -328,7 +329,8 @@ def _unit(after: str, formula: bool) -> tuple[str, str] | None:
     in_words = "\u2060" in after[: len(after) - len(rest)]
     symbol = _UNIT.match(rest)
     word = _WORD.match(rest) if apart else None
-    per = _PER.match(rest, (symbol or word).end() if symbol or word else 0)
+    named = symbol or word
+    per: Any = _PER.match(rest, named.end() if named else 0)
     end = rest[per.end() :]
     if symbol and (symbol.end() > 1 or in_words or (not formula and (apart or per[0]))):
         return "" if per["per"] else symbol.lastgroup or "", end

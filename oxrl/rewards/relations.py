@@ -476,5 +476,5 @@ def _evaluated(term: Any) -> Any:
 
     if not isinstance(term, sympy.Expr):
         return term
-    real = {symbol: sympy.Symbol(symbol.name, real=True) for symbol in term.free_symbols}
+    real: Any = {name: sympy.Symbol(str(name), real=True) for name in term.free_symbols}
     return term.subs(real).subs(sympy.Symbol("i", real=True), sympy.I).doit()

@@ -187,8 +187,8 @@ class Sandbox:
         with theirs:
             self._process = subprocess.Popen(
                 [*way.wrapper, *bundle.command(interpreter())],
-                stdin=theirs,
-                stdout=theirs,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
                 stderr=subprocess.PIPE,
                 cwd="/",
                 env=environment(),
