@@ -20,8 +20,8 @@ from figures import THREADS
 import oxrl
 from oxrl.recipes.evaluate import run_eval, run_generate
 from oxrl.recipes.play import run_play
-from oxrl.recipes.targets import find_target
 from oxrl.runs.checkpoint import locked, remove_old
+from oxrl.runs.targets import find_target
 from oxrl.types import Sampling
 
 ROWS = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(4)]
