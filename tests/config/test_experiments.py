@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from oxrl.cli import app
@@ -68,7 +69,11 @@ def load_from_name(file: Path) -> tuple[str, int]:
 )
 def test_plan_accepts_the_file_on_any_number_of_gpus(file: Path, gpus: int) -> None:
     shown = CliRunner().invoke(app, ["plan", str(file), *on_gpus(file, gpus)])
-    assert shown.exit_code == 0, shown.output
+    # Of all that a plan looks at, this machine may lack a GPU alone.
+    problems = str(shown.exception)
+    no_gpu = problems.startswith("1 problem in") and "PyTorch sees no CUDA device" in problems
+    lacks_gpu = no_gpu and not torch.cuda.is_available()
+    assert shown.exit_code == 0 or lacks_gpu, shown.output
     cfg = load_config(file, on_gpus(file, gpus))
     dims = model_dims(cfg.model.name)
     assert dims is not None

@@ -70,7 +70,7 @@ def test_a_code_part_has_the_sections_sandbox_and_may_have_another(parts: Path) 
             "reward.parts.form.optional",
             "must be true, false or group",
         ),
-        ("reward.parts.form.workers=0", "reward.parts.form.workers", "each is a process"),
+        ("reward.parts.form.workers=2000", "reward.parts.form.workers", "each is a process"),
         ("reward.parts.form.timeout_s=0", "reward.parts.form.timeout_s", "answer"),
         ("reward.parts.form.name=", "reward.parts.form.name", "is empty"),
         ("reward.parts.form.name=maths", "reward.parts.form.name", "did you mean 'math'"),

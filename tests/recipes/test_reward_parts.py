@@ -111,7 +111,7 @@ def test_a_run_says_where_a_part_failed_for_some_of_a_group(
 ) -> None:
     cfg = two_parts(tmp_path, "run", name=f"{tmp_path / 'parts.py'}:moody", optional=optional)
     run(cfg)
-    samples = [line for line in samples_of(cfg) if line["step"] == 1]
+    samples = [line for line in samples_of(cfg) if line["step"] == 2]
     failed = {line["draw"] for line in samples if line["part_statuses"]["even"] == "error"}
     kinds: dict[int, set[str]] = {}
     for line in samples:

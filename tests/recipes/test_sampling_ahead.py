@@ -64,7 +64,7 @@ def test_each_batch_is_sampled_whole_by_the_weights_its_wave_began_with(tmp_path
         samples, metrics = lines_of(cfg.run.directory), metric_lines(cfg.run.directory)
         found = [
             {span[0] for sample in samples if sample["step"] == step for span in sample["versions"]}
-            for step in range(0, 6, updates)
+            for step in range(1, 7, updates)
         ]
         assert found == [{version} for version in versions], (bound, updates)
         assert [line["data/staleness_max"] for line in metrics[::updates]] == [
@@ -107,7 +107,7 @@ def test_dynamic_sampling_goes_on_where_the_batch_before_stopped(tmp_path: Path)
     samples, lines = lines_of(cfg.run.directory), metric_lines(cfg.run.directory)
     start = 0
     for line in lines:
-        mine = [sample for sample in samples if sample["step"] == line["step"] - 1]
+        mine = [sample for sample in samples if sample["step"] == line["step"]]
         assert min(sample["draw"] for sample in mine) == start
         start = max(sample["draw"] for sample in mine if sample["advantage"] is not None) + 1
         # More prompts, where the first ones do not suffice, are sampled by the newest weights.

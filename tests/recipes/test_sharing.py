@@ -61,20 +61,7 @@ def test_auto_reads_prompts_once_says_so_and_is_replayed(trained: dict[str, Conf
     assert FIELD not in noted
 
 
-def test_a_run_of_a_time_without_the_field_goes_on_and_is_replayed_row_by_row(
-    trained: dict[str, Config], tmp_path: Path
-) -> None:
-    cut = halfway(trained["false"], tmp_path)
-    forget_later_fields(cut.run.directory)
-    run(cut, resume=True)
-    assert weights_of(cut) == weights_of(trained["false"])
-    assert choice_of(cut)["value"] is False
-    (cut.run.directory / CHOICES_FILE).unlink()
-    forget_later_fields(cut.run.directory)
-    assert all(finding.equal for finding in replay(cut.run.directory, 6, tolerance=0.0))
-
-
-def test_pairs_share_their_prompts_and_a_run_of_a_time_without_goes_on_without(
+def test_pairs_share_their_prompts_and_a_run_that_began_without_goes_on_without(
     tmp_path: Path,
 ) -> None:
     runs: dict[str, Config] = {}
@@ -91,7 +78,6 @@ def test_pairs_share_their_prompts_and_a_run_of_a_time_without_goes_on_without(
     assert shared != plain
     assert shared == pytest.approx(plain, rel=1e-3)
     cut = halfway(runs["false"], tmp_path)
-    forget_later_fields(cut.run.directory, ("  share_prefix:",))
     run(cut, resume=True)
     assert weights_of(cut) == weights_of(runs["false"])
     assert choice_of(cut) == {"value": False, "why": "so it was when the run began"}
@@ -112,18 +98,6 @@ def test_what_learns_from_no_pairs_in_one_process_reads_row_by_row(
     assert why in decided(auto).why
     with pytest.raises(ConfigError, match=rf"(?s)train\.share_prefix = true.*{why}.*false"):
         preference_config(tmp_path, "asked", [*overrides, f"{FIELD}=true"])
-
-
-LATER = ("  share_prefix:", "  features:", "  optimizer:", "  normalize:")
-
-
-def forget_later_fields(run: Path, later: tuple[str, ...] = LATER) -> None:
-    """Take fields out of a run's config that there were not always."""
-    config = run / "config.yaml"
-    lines = config.read_text().splitlines()
-    kept = [line for line in lines if not line.startswith(later)]
-    assert len(kept) == len(lines) - len(later)
-    config.write_text("\n".join(kept) + "\n")
 
 
 @pytest.mark.parametrize("began", ["auto", "false"])

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from oxrl.errors import Interrupted
+from oxrl.runs.chain import Chain
 from oxrl.runs.directory import RunDirectory, open_run
 from oxrl.runs.files import read_records
-from oxrl.runs.recorder import Recorder
+from oxrl.runs.recorder import CHAIN, Recorder
 from oxrl.runs.trackers.follow import read_new_steps
 from oxrl.runs.trackers.mirrors import Trackers
 from oxrl.runs.trackers.mlflow_names import hide_password, mlflow_name
@@ -79,7 +80,9 @@ def test_mlflow_holds_what_the_record_holds_across_a_kill_and_a_resume(
     with open_run(path, CONFIG.replace("steps: 4", "steps: 5"), resume=True) as run:
         with Recorder(run) as recorder:
             lines = run.metrics.read_bytes().splitlines(keepends=True)
-            recorder.truncate({"metrics.jsonl": len(lines[0])})
+            chain = Chain()
+            chain.add(lines[0])
+            recorder.truncate({"metrics.jsonl": len(lines[0]), CHAIN: chain.value()})
         with Trackers(run, ["mlflow"]) as tracker:
             record(run, range(2, 6))
             tracker.check()
