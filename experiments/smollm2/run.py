@@ -371,7 +371,8 @@ def record(options: argparse.Namespace, name: str, seed: int) -> None:
     if family.task in ("arithmetic", "svamp", "calls"):
         told["floors"] = {"most_frequent": round(trial.split.most_frequent(), 4)}
     path = options.out / f"{name}-{seed}.json"
-    text = json.dumps(told | found, ensure_ascii=False)
+    # A record says where in the repository a file is, not where that is on a machine.
+    text = json.dumps(told | found, ensure_ascii=False).replace(f"{ROOT}/", "")
     path.write_text(text.replace(', "', ',\n "') + "\n", encoding="utf-8")
     if not options.keep:
         shutil.rmtree(trial.folder, ignore_errors=True)
