@@ -3,6 +3,7 @@
     python tests/mutants                                    the formulas, by the tests of formulas
     python tests/mutants FILE ... --tests TEST ...          any files, by any tests
     git diff --diff-filter=A --name-only COMMIT -- oxrl/data | xargs python tests/mutants --size 300
+    python tests/mutants FILE ... --copies          survivors once more, in copies of the tree
 
 Writes build/mutants/mutants.md and mutants.json; exits 1 unless 95 % of the mutants are killed and
 every survivor has an argument in argued.toml.
@@ -25,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from mutation_copies import once_more  # noqa: E402
 from mutation_points import by_hand, drawn, sample  # noqa: E402
 from mutation_report import read_arguments, write  # noqa: E402
 from mutation_runs import Session  # noqa: E402
@@ -74,6 +76,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", help="part of FILE:FUNCTION; may be repeated")
     parser.add_argument("--by-hand", action="store_true", help="only the mutants of by_hand.toml")
     parser.add_argument("--tests", nargs="+", default=TESTS)
+    parser.add_argument(
+        "--copies",
+        action="store_true",
+        help="try survivors once more, by whole test files that name the mutated file",
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants")
     return parser.parse_args()
 
@@ -113,6 +120,9 @@ def main() -> int:
     if session.broken or not session.lines.tests:
         print("tests fail before anything is changed:", *session.broken, sep="\n  ")
         return 2
+    outcomes = session.outcomes
+    if given.copies:
+        outcomes = once_more(ROOT, outcomes, workers=given.workers, tell=tell)
     about = {
         "seed": given.seed,
         "by_hand": len(named),
@@ -121,7 +131,7 @@ def main() -> int:
         "load_at_the_end": [round(x, 1) for x in os.getloadavg()],
         "tests": len(session.items),
     }
-    verdict = write(given.out, session.outcomes, read_arguments(HERE / "argued.toml"), about)
+    verdict = write(given.out, outcomes, read_arguments(HERE / "argued.toml"), about)
     print(f"{verdict}\n{about['wall_s']} s; see {given.out / 'mutants.md'}")
     return 0 if verdict.passed else 1
 

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("cosmic_ray", reason="`make mutants` installs it")
 
 from cosmic_ray.mutating import mutate_code
+from mutation_copies import once_more
 from mutation_points import Mutant, by_hand, drawn, make, points, sample, segments
 from mutation_report import judge, read_arguments
 from mutation_runs import Outcome, named
@@ -135,3 +136,49 @@ def test_a_change_without_a_meaning_is_no_mutant(tmp_path: Path) -> None:
     (segment,) = segments(tmp_path, "formula.py")
     made = [make(tmp_path, point) for point in points(segment, 1)]
     assert all(mutant is None or mutant.before != mutant.after for mutant in made)
+
+
+CALLED = '''"""A formula."""
+
+
+def twice(x: float) -> float:
+    return x * 2
+
+
+def thrice(x: float) -> float:
+    return x * 3
+'''
+PROCESSES = '''"""Starts the formula in a process of its own."""
+import subprocess
+import sys
+
+
+def test_twice() -> None:
+    command = [sys.executable, "-c", "from oxrl.formula import twice; assert twice(3) == 6"]
+    assert subprocess.run(command, check=False).returncode == 0
+'''
+BROKEN = "from oxrl.formula import thrice\n\n\ndef test_of_formula() -> None:\n    assert False\n"
+
+
+def test_a_survivor_is_tried_by_tests_that_start_processes_and_pass_without_it(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "root"
+    for name, text in {
+        "oxrl/formula.py": CALLED,
+        "tests/test_formula.py": PROCESSES,
+        "tests/test_broken.py": BROKEN,
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    found = [
+        Outcome(x, "survived", "", 0, 0.0)
+        for x in sample(root, ["oxrl/formula.py"], seed=1, size=None)
+    ]
+    said: list[str] = []
+    again = once_more(root, found, workers=2, tell=said.append)
+    status = {(x.mutant.point.segment.function, x.status) for x in again}
+    assert status == {("twice", "killed"), ("thrice", "survived")}
+    assert all("formula.py" in line for line in said)
+    assert len(said) == sum(x.status == "survived" for x in again)
+    assert (root / "oxrl/formula.py").read_text() == CALLED
