@@ -26,6 +26,7 @@ from oxrl.engines.sample.choice import module_sampler
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.models.builtin import is_builtin
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
+from oxrl.models.network import fix_rotations
 from oxrl.models.vision import has_image_processor, vision_family
 from oxrl.recipes import build
 from oxrl.recipes.answers import answering
@@ -46,12 +47,12 @@ from oxrl.runs.bars import Count, Tell, bars
 from oxrl.runs.files import encode_line
 from oxrl.runs.patience import Patience, StopAsked, never
 from oxrl.runs.pins import DATA_FILE, read_noted
-from oxrl.runs.targets import find_target
+from oxrl.runs.targets import find_target, longest_row
 from oxrl.tables.engines import SamplingEngineName
-from oxrl.types import Metrics, Prompt, Request, Rollout, Sampling, Score
+from oxrl.types import Metrics, Prompt, Rollout, Sampling, Score
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from oxrl.data.image_store import ImageStore
 
@@ -103,11 +104,10 @@ def evaluate_held_out(
     if tell is not None:
         responses = len(draws) * cfg.rollout.eval_samples
         heard = Count(tell, "evaluation", responses, every_s=TOLD_EVERY_S).one
-    temperature = cfg.rollout.eval_temperature
     scored = ScoredSampler(
         sampler=setup.sampler,
         scorer=setup.scorer,
-        sampling=build.training_sampling(cfg, setup.stop_token_ids, temperature),
+        sampling=build.training_sampling(cfg, setup.stop_token_ids, cfg.rollout.eval_temperature),
         samples=cfg.rollout.eval_samples,
         seed=evaluation_seed(cfg),
         deadline_s=cfg.run.waits.seconds["rollout"],
@@ -248,14 +248,21 @@ def run_eval(
         noted = {} if run is None else read_noted(run, DATA_FILE)
         path = str(locate(name, noted.get(name)))
         if cfg.train.row.recipe == "supervised" and not (cfg.reward.exists or cfg.environment.name):
-            sampling = {"samples": samples, "temperature": temperature, "pick": pick, "out": out}
-            return likelihood(cfg, path, sampling)
+            return likelihood(
+                cfg,
+                path,
+                {"samples": samples, "temperature": temperature, "pick": pick, "out": out},
+            )
         if temperature is None:
             temperature = cfg.rollout.eval_temperature
         samples = samples or cfg.rollout.eval_samples
-        seed = evaluation_seed(cfg)
         with sampling_from(
-            cfg, path, held_out=True, samples=samples, temperature=temperature, seed=seed
+            cfg,
+            path,
+            held_out=True,
+            samples=samples,
+            temperature=temperature,
+            seed=evaluation_seed(cfg),
         ) as (prompts, scored):
             draws = list(enumerate(prompts.in_order()))
             with bars() as tell:
@@ -305,20 +312,21 @@ def judge(cfg: Config, reward: str, groups: Sequence[Sequence[Rollout]]) -> list
     """What another reward says of the responses to each prompt, in their order."""
     asked = [(group[0].prompt, [rollout.completion for rollout in group]) for group in groups]
     with closing(build.build_other_reward(cfg, reward)) as pool:
-        scores = pool.score(asked)
-    return list(chain.from_iterable(scores))
+        return list(chain.from_iterable(pool.score(asked)))
 
 
-def check_room(requests: Sequence[Request], context: int) -> int:
-    """The longest prompt and a response fit into the model's context; how many tokens they have.
+def check_room(longest: int, most: int, context: int) -> None:
+    """The longest prompt and a response fit into the model's context.
+
+    Args:
+        longest, most: tokens of the longest prompt, and of a response.
+        context: of the model.
 
     Raises:
         ConfigError: they do not; names the options of `oxrl generate`.
     """
-    longest = max(len(request.prompt.token_ids) for request in requests)
-    most = requests[0].sampling.max_tokens
     if longest + most <= context:
-        return longest + most
+        return
     why = (
         f"--max-tokens {most} and a prompt of {longest} tokens are more than the model's context "
         f"of {context}"
@@ -361,8 +369,9 @@ def questions(
     for index, text in enumerate(texts):
         messages: Messages = ({"role": "user", "content": text},)
         if store is not None:
-            fields = {"prompt": text, "images": list(images)}
-            record = store.prepared(Record("--prompt", fields, folder=Path.cwd()))
+            record = store.prepared(
+                Record("--prompt", {"prompt": text, "images": list(images)}, folder=Path.cwd())
+            )
             messages = read_messages(record, record.fields["prompt"], what="prompt")
         prompt = Prompt(
             uid=str(index),
@@ -384,6 +393,14 @@ def _generation_config(model: str, engine: SamplingEngineName, seed: int, longes
         "inference_engine": {"name": engine, "max_rows": MOST_ROWS},
     }
     return Config.model_validate(values)
+
+
+def _rotate(policy: PreTrainedModel, model: str, asked: int) -> int:
+    """Rotate as in training, if nothing longer is asked for; tokens by which vLLM does the same."""
+    trained = longest_row(model, asked)
+    longest = max(asked, trained or 0)
+    fix_rotations(policy, trained and longest)
+    return longest
 
 
 def run_generate(
@@ -415,7 +432,7 @@ def run_generate(
         ConfigError: the model reads no images, or they and a prompt do not fit its context.
         DataError: an image cannot be used, or a prompt has not as many places as there are images.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     with ExitStack() as stack:
         model = find_target(model, stack).model
         tokenizer = load_tokenizer(model)
@@ -424,24 +441,24 @@ def run_generate(
         asked = questions(prompts, tokenizer, store, images)
         sampling = replace(sampling, stop_token_ids=build.stop_tokens(tokenizer, policy))
         requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
-        sampler: RolloutEngine
+        longest = max(len(prompt.token_ids) for _, prompt in asked)
+        room = _rotate(policy, model, longest + sampling.max_tokens)
         local = module_sampler(policy, tokenizer, max_rows=MOST_ROWS, images=store)
-        longest = check_room(requests, local.context)
-        sampler = local
+        check_room(longest, sampling.max_tokens, local.context)
+        sampler: RolloutEngine = local
         if engine != "local":
-            cfg = _generation_config(model, engine, seed, longest)
-            limits = build.Limits(None, sampling.stop_token_ids, longest)
+            cfg = _generation_config(model, engine, seed, room)
+            limits = build.Limits(None, sampling.stop_token_ids, room)
             sampler = proved_sampler(cfg, policy, limits, len(tokenizer), stack)
         stack.callback(sampler.close)
         completions = generate(sampler, requests, deadline_s=GENERATION_S)
-    records: list[dict[str, object]] = []
-    for request, completion in zip(requests, completions, strict=True):
-        record: dict[str, object] = {
+    return [
+        {
             "prompt": prompts[request.draw],
             "sample": request.sample,
             "response": completion.text,
             "finish_reason": completion.finish_reason,
             "tokens": completion.sampled,
         }
-        records.append(record)
-    return records
+        for request, completion in zip(requests, completions, strict=True)
+    ]

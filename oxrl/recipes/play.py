@@ -20,12 +20,13 @@ from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.choice import module_sampler
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy
+from oxrl.models.network import fix_rotations
 from oxrl.recipes import build
 from oxrl.recipes.answers import answering
 from oxrl.rollouts.sync import make_requests
 from oxrl.runs.files import Json, encode_line
 from oxrl.runs.patience import never
-from oxrl.runs.targets import find_target
+from oxrl.runs.targets import find_target, longest_row
 from oxrl.types import Completion, Prompt, Request, Requests, Sampling, Score
 
 # What an environment that opens by itself is given, where no prompt is.
@@ -69,8 +70,10 @@ def run_play(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         rows = prompts if isinstance(prompts, Path) else written(folder, prompts)
         cfg = config_of(environment, found, rows, overrides)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
         policy = load_policy(found, LoadOptions(device=device, seed=seed))
+        # As in training: before a sampler fixes them by what the model's configuration allows.
+        fix_rotations(policy, longest_row(found, cfg.model.max_length))
         tokenizer = build.build_tokenizer(cfg)
         images = build.build_images(cfg)
         options = build.row_options(cfg, held_out=True)
@@ -78,8 +81,9 @@ def run_play(
         sampler = stack.enter_context(
             closing(module_sampler(policy, tokenizer, max_rows=MOST_ROWS, images=images))
         )
-        scored = cfg.reward.exists
-        scorer = stack.enter_context(closing(build.build_rewards(cfg))) if scored else None
+        scorer = None
+        if cfg.reward.exists:
+            scorer = stack.enter_context(closing(build.build_rewards(cfg)))
         stops = build.stop_tokens(tokenizer, policy)
         limits = build.Limits(None, stops, sampler.context)
         engine, judge = answering(cfg, sampler, scorer, limits, asked[0][1], stack, never)
@@ -107,16 +111,19 @@ def config_of(environment: str, model: str, rows: Path, overrides: Sequence[str]
     Raises:
         ConfigError: it is wrong, or has no environment.
     """
-    given = [f"model.name={json.dumps(model)}", f"data.train={json.dumps(str(rows))}"]
+    data = f"data.train={json.dumps(str(rows))}"
     path = Path(environment)
     source = path / "config.yaml" if path.is_dir() else path
     if source.suffix in (".yaml", ".yml"):
-        cfg = load_evaluation_config(source, [*given, "data.eval=null", *overrides])
+        cfg = load_evaluation_config(
+            source, [f"model.name={json.dumps(model)}", data, "data.eval=null", *overrides]
+        )
         if not cfg.environment.name:
             raise ConfigError(f"--env {environment}: {source} has no environment.name")
         return cfg
-    named = f"environment.name={json.dumps(environment)}"
-    return model_evaluation_config(model, [*given[1:], named, *overrides])
+    return model_evaluation_config(
+        model, [data, f"environment.name={json.dumps(environment)}", *overrides]
+    )
 
 
 def option_overrides(
@@ -148,8 +155,10 @@ def grouped(
     requests: Requests, completions: Sequence[Completion], samples: int
 ) -> list[tuple[Prompt, Sequence[Completion]]]:
     """The episodes of each prompt."""
-    starts = range(0, len(requests), samples)
-    return [(requests[start].prompt, completions[start : start + samples]) for start in starts]
+    return [
+        (requests[start].prompt, completions[start : start + samples])
+        for start in range(0, len(requests), samples)
+    ]
 
 
 def record(request: Request, completion: Completion, score: Score) -> Json:

@@ -16,7 +16,9 @@ from oxrl.data.conversations import encode_conversation
 from oxrl.data.steps import SEPARATOR, encode_steps
 from oxrl.data.token_rows import to_token_batch
 from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
+from oxrl.models.network import fix_rotations
 from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule
+from oxrl.runs.targets import longest_row
 from oxrl.types import Completion, Prompt, Score
 
 # Tokens that a worker reads at a time, padding included.
@@ -59,7 +61,8 @@ class RewardModel:
         steps: StepsRule = DEFAULT_STEPS,
     ) -> None:
         tokenizer = load_tokenizer(str(folder))
-        self._model = load_critic(str(folder), LoadOptions(device=torch.device(device)))
+        self._model = load_critic(str(folder), LoadOptions(device=device))
+        fix_rotations(self._model, longest_row(folder, None))
         self._encoder = ChatEncoder(tokenizer)
         self._pad_id = int(tokenizer.pad_token_id)  # pyright: ignore
         self._device = device
@@ -159,8 +162,7 @@ def _length(row: _Row) -> int:
 def _finite(value: float) -> Score:
     if math.isfinite(value):
         return Score(value=value)
-    reason = f"returned {value}, need a finite number"
-    return Score(value=None, status="invalid", reason=reason)
+    return Score(value=None, status="invalid", reason=f"returned {value}, need a finite number")
 
 
 def scorer(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from oxrl.errors import CheckpointError
 from oxrl.models.files import refuse_missing_folder
 from oxrl.runs.checkpoint import is_checkpoint, latest_checkpoint, locked
-from oxrl.runs.directory import is_run
+from oxrl.runs.directory import is_run, recorded_config
 
 CHECKPOINTS = "checkpoints"
 
@@ -39,10 +39,11 @@ def find_target(given: str | Path, pins: ExitStack) -> Target:
             newest = newest_checkpoint(run)
             pins.enter_context(locked(newest))
         return Target(str(newest), run)
-    folder = Path(given)
-    if is_checkpoint(folder) and is_run(folder.absolute().parent.parent):
+    folder = Path(given).absolute()
+    run = folder.parent.parent
+    if is_checkpoint(folder) and is_run(run):
         pins.enter_context(locked(folder))
-        return Target(str(given), folder.absolute().parent.parent)
+        return Target(str(given), run)
     refuse_missing_folder(str(given), "no such run, checkpoint or folder of a model:")
     return Target(str(given), None)
 
@@ -57,6 +58,27 @@ def named_run(given: str | Path) -> Path | None:
     if (folder / "config.json").is_file():  # a model, whatever else lies there
         return None
     return folder if (folder / CHECKPOINTS).is_dir() or is_run(folder) else None
+
+
+def longest_row(model: str | Path, otherwise: int | None) -> int | None:
+    """`model.max_length` of the run in whose directory a model lies: a checkpoint, or best/.
+
+    Args:
+        model: a folder, a hub name, or `builtin:...`.
+        otherwise: for what is in no run directory.
+
+    Returns:
+        None: the run reads as much as the model's configuration allows.
+
+    Raises:
+        RunDirectoryError: what the run was configured with cannot be read.
+    """
+    folder = Path(model).absolute()
+    for run in folder.parents[:2]:
+        # A name on the hub is no folder. Whoever copies a checkpoint need not copy the run.
+        if folder.is_dir() and (run / "starts.jsonl").is_file():
+            return recorded_config(run).get("model.max_length")
+    return otherwise
 
 
 def newest_checkpoint(run: Path) -> Path:

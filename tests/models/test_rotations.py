@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from oxrl.models.builtin import builtin_tokenizer
 from oxrl.models.network import CausalNetwork, ValueModel, fix_rotations, unpadded
 from oxrl.models.shared_prefix import check_sharing
 from oxrl.models.sharing_trial import try_sharing
+from oxrl.recipes import evaluate, play
 from oxrl.recipes.build import load_model
-from oxrl.types import TokenBatch
+from oxrl.rewards.reward_model import RewardModel
+from oxrl.types import Completion, Prompt, Sampling, TokenBatch
 
 LIMIT = 16  # tokens up to which a row has the factor that the model was first trained with
 LONGEST = 48
@@ -36,9 +39,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def model_of(kind: str) -> PreTrainedModel:
+def model_of(kind: str, vocabulary: int = 64) -> PreTrainedModel:
     config = LlamaConfig(
-        vocab_size=64,
+        vocab_size=vocabulary,
         hidden_size=64,
         intermediate_size=64,
         num_hidden_layers=2,
@@ -155,3 +158,124 @@ def test_a_run_rotates_by_the_longest_row_that_its_config_lets_it_read(tmp_path:
         kept = load_model(cfg).config.rope_parameters
         assert kept["rope_type"] == "longrope"  # what is saved says what it said
     assert not torch.allclose(kinds[0], kinds[1])
+
+
+def longrope_factors() -> tuple[Tensor, Tensor]:
+    """Frequencies of rows up to the limit, and of rows of which some are longer."""
+    short, long = model_of("longrope"), model_of("longrope")
+    fix_rotations(short, LIMIT)
+    fix_rotations(long, LONGEST)
+    return frequencies(short), frequencies(long)
+
+
+def saved(folder: Path, limit: int | None = None, *, of_a_run: bool = True) -> str:
+    """The folder of a model, best/ of a run with that `model.max_length`."""
+    best = folder / "best"
+    model_of("longrope", vocabulary=261).save_pretrained(best)
+    builtin_tokenizer().save_pretrained(best)
+    if of_a_run:
+        (folder / "starts.jsonl").write_text("{}\n")
+        (folder / "config.yaml").write_text(f"model: {{max_length: {limit or 'null'}}}\n")
+    return str(best)
+
+
+def seen_by(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The frequencies of every model that a recipe samples from."""
+    found: list[Tensor] = []
+    real: Callable[..., Any] = recipe.module_sampler
+
+    def spied(model: Any, *given: Any, **named: Any) -> Any:
+        sampler = real(model, *given, **named)
+        found.append(frequencies(model).clone())
+        return sampler
+
+    monkeypatch.setattr(recipe, "module_sampler", spied)
+    return found
+
+
+def test_generating_rotates_as_the_run_of_the_model_did_else_by_the_longest_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, long = longrope_factors()
+    seen = seen_by(evaluate, monkeypatch)
+    few = Sampling(max_tokens=2)
+    for name, model, sampling, expected in (
+        ("limited", saved(tmp_path / "limited", LIMIT), few, short),
+        ("longer", saved(tmp_path / "longer", LONGEST), few, long),
+        ("no run", saved(tmp_path / "none", of_a_run=False), few, short),
+        ("unlimited", saved(tmp_path / "unlimited"), few, long),
+        ("asked", saved(tmp_path / "asked", 4), Sampling(max_tokens=LIMIT), long),
+    ):
+        evaluate.run_generate(model, ["a"], sampling=sampling)
+        assert torch.allclose(seen.pop(), expected), name
+
+
+@pytest.mark.parametrize("limit", [LIMIT, LONGEST])
+def test_a_sampler_in_another_process_is_told_the_length_that_the_rotations_are_of(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It chooses a factor of its own by that length."""
+    told: list[int] = []
+
+    def hosted(cfg: Any, policy: Any, *_: Any) -> LocalSampler:
+        told.append(cfg.model.max_length)
+        return LocalSampler(policy, builtin_tokenizer())
+
+    monkeypatch.setattr(evaluate, "proved_sampler", hosted)
+    model = saved(tmp_path, limit)
+    evaluate.run_generate(model, ["a"], sampling=Sampling(max_tokens=2), engine="vllm")
+    assert told == [limit]
+
+
+TALK = """
+from oxrl.environments import Step
+
+class Talk:
+    def reset(self, prompt, seed):
+        return "a"
+    def step(self, text):
+        return Step("", 0.5, terminated=True)
+"""
+
+
+def test_an_episode_is_played_with_the_rotations_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "talk.py").write_text(TALK)
+    short, long = longrope_factors()
+    seen = seen_by(play, monkeypatch)
+    for name, limit, expected in (("limited", LIMIT, short), ("unlimited", None, long)):
+        model = saved(tmp_path / name, limit)
+        few = ["rollout.max_tokens=2"]
+        talk = f"{tmp_path / 'talk.py'}:Talk"
+        play.run_play(model, talk, ["x"], few, sampling=Sampling(max_tokens=2))
+        assert torch.allclose(seen.pop(), expected), name
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_the_score_of_a_reward_model_depends_on_no_other_completion(
+    kind: str, tmp_path: Path
+) -> None:
+    critic = ValueModel(model_of(kind, vocabulary=261).base_model)
+    torch.nn.init.normal_(critic.value_head.weight)
+    options = TrainerOptions(lr=0.0, tokenizer=builtin_tokenizer())
+    LocalTrainer(critic, options).save(tmp_path / "rm")
+    reward = RewardModel(tmp_path / "rm")
+    prompt = Prompt(uid="p", messages=({"role": "user", "content": "a"},), token_ids=(2, 54, 3))
+    completions = [
+        Completion(segments=(), text=text, finish_reason="stop") for text in ("b", "b" * LIMIT * 2)
+    ]
+    (alone,) = reward(prompt, completions[:1])
+    together = reward(prompt, completions)
+    assert alone.value is not None
+    assert together[0].value == pytest.approx(alone.value, abs=1e-5)
+    assert reward(prompt, completions[:1])[0].value == pytest.approx(alone.value, abs=1e-5)
+
+
+def test_a_reward_model_rotates_as_the_run_that_trained_it_did(tmp_path: Path) -> None:
+    critic = ValueModel(model_of("longrope", vocabulary=261).base_model)
+    options = TrainerOptions(lr=0.0, tokenizer=builtin_tokenizer())
+    saved(tmp_path, LIMIT)
+    LocalTrainer(critic, options).save(tmp_path / "checkpoints" / "step_00000001")
+    reward = RewardModel(tmp_path / "checkpoints" / "step_00000001")
+    assert torch.allclose(frequencies(reward._model), longrope_factors()[0])
