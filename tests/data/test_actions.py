@@ -140,6 +140,15 @@ def test_a_row_of_a_turn_is_a_prompt_and_actions(tmp_path: Path) -> None:
     assert sum(example.trained) == 6 and all(example.trained[-6:])
 
 
+@pytest.mark.parametrize("padded", [1, 1.0])
+def test_actions_that_nobody_did_are_not_learned_however_their_number_is_written(
+    tmp_path: Path, padded: float
+) -> None:
+    row = {"prompt": "go", "actions": [[0, 5, 3], [0, 5, 3]], "padded": padded}
+    [example] = read(rows(tmp_path, row), NUMBERS)
+    assert example.trained[-6:] == (True, True, True, False, False, False)
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
@@ -147,6 +156,9 @@ def test_a_row_of_a_turn_is_a_prompt_and_actions(tmp_path: Path) -> None:
         ({"prompt": "go"}, "no actions"),
         ({"prompt": "go", "completion": "up"}, "no actions"),
         ({"messages": [{"role": "assistant", "actions": ["up"]}]}, "without actions"),
+        ({"prompt": "go", "actions": []}, "turn 1 has 0 actions, and a turn has 1"),
+        ({"prompt": "go", "actions": ["up"], "padded": 1}, "padded is 1 of 1 actions"),
+        ({"prompt": "go", "actions": ["up"], "padded": 0.5}, "padded is 0.5 of 1 actions"),
         (
             {
                 "messages": [
