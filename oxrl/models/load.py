@@ -56,6 +56,7 @@ from oxrl.models.lora import merge_adapter
 from oxrl.models.network import ValueModel
 from oxrl.models.vision import vision_family
 from oxrl.runs.bars import on_terminal
+from oxrl.runs.faults import fault_of
 
 BUILTINS = ", ".join(BUILTIN_DIMS)
 Model = TypeVar("Model", bound=nn.Module)
@@ -84,8 +85,9 @@ def load_tokenizer(
     """
     if is_builtin(name):
         _require_known(name)
-        vision = name in BUILTIN_VISION
-        tokenizer: PreTrainedTokenizerBase = vision_tokenizer() if vision else builtin_tokenizer()
+        tokenizer: PreTrainedTokenizerBase = (
+            vision_tokenizer() if name in BUILTIN_VISION else builtin_tokenizer()
+        )
     else:
         read: Any = AutoTokenizer.from_pretrained
         if Path(name).is_dir() and not has_tokenizer(Path(name)):
@@ -154,17 +156,18 @@ def load_policy(name: str, options: LoadOptions = DEFAULTS) -> PreTrainedModel:
         return merge_adapter(load_policy(base, _of_base(name, options)), name).eval()
     if is_builtin(name):
         _require_known(name)
-        vision = name in BUILTIN_VISION
-        model: PreTrainedModel
-        model = (
-            vision_policy(name, options.seed) if vision else builtin_policy(name, seed=options.seed)
+        model: PreTrainedModel = (
+            vision_policy(name, options.seed)
+            if name in BUILTIN_VISION
+            else builtin_policy(name, seed=options.seed)
         )
         if options.attention != "auto":
             model.set_attn_implementation(options.attention)
     else:
-        images = vision_family(name) is not None
         model = _read(
-            AutoModelForImageTextToText if images else AutoModelForCausalLM, name, options
+            AutoModelForCausalLM if vision_family(name) is None else AutoModelForImageTextToText,
+            name,
+            options,
         )
     return _placed(model, options)
 
@@ -365,19 +368,17 @@ def named_in_errors(what: str, name: str) -> Iterator[None]:
     try:
         with nullcontext() if local else hub_or_cache():
             yield
-    # A machine without memory says nothing about the files.
-    except (OxrlError, MemoryError):
+    except OxrlError:
         raise
-    # Whatever else a library raises here is about the files or the name that it was given.
+    # What is no fault of the machine is about the files or the name that a library was given.
     except Exception as error:
         where = "in that directory"
         if not local:
             where = "on disk, and the hub has none of that name"
             if not hub_answers():
                 where = f"on disk or in the cache, and {why_silent()}"
-        said = " ".join(str(error).split())[:300]
-        reason = f"{type(error).__name__}: {said}"
-        raise DataError(
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise fault_of(error) or DataError(
             f"model.name: no {what} {name!r} {where} ({reason}). "
             f"Without a network use a local directory or one of {BUILTINS}"
         ) from error

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -19,9 +20,15 @@ from oxrl.engines.sample.choice import module_sampler
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.errors import DataError
+from oxrl.errors import DataError, MachineError
 from oxrl.models.builtin import BUILTIN_DIMS
-from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
+from oxrl.models.load import (
+    LoadOptions,
+    load_critic,
+    load_policy,
+    load_tokenizer,
+    named_in_errors,
+)
 from oxrl.models.weights import buckets, save_model
 
 
@@ -147,6 +154,24 @@ def test_an_unknown_name_says_what_would_work(name: str, says: str) -> None:
         load_policy(name)
     with pytest.raises(DataError, match=says):
         load_tokenizer(name)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "memory ran out"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "memory ran out"),
+        (OSError(errno.ENOSPC, "No space left on device", "cache"), "the disk refused"),
+        (MemoryError(), "memory ran out"),
+    ],
+)
+def test_a_machine_without_room_is_not_told_as_a_model_that_is_missing(
+    error: Exception, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(MachineError, match=says), named_in_errors("model", str(tmp_path)):
+        raise error
+    with pytest.raises(DataError, match="no model"), named_in_errors("model", str(tmp_path)):
+        raise RuntimeError("unexpected key")
 
 
 def test_a_chat_template_file_replaces_the_models_own(tmp_path: Path) -> None:
