@@ -66,6 +66,19 @@ def test_several_runs_are_one_page_whatever_was_imported_before(
         oxrl.report([tmp_path])
 
 
+def test_one_run_needs_no_list_and_an_empty_list_says_what_to_give(
+    seeds: list[Path], tmp_path: Path
+) -> None:
+    pages: set[str] = set()
+    for number, given in enumerate((oxrl.load_run(seeds[0]), seeds[0], str(seeds[0]), seeds[:1])):
+        pages.add(oxrl.report(given, tmp_path / f"{number}.html").read_text())
+    assert len(pages) == 1
+    with pytest.raises(RunDirectoryError, match="empty list: give a run directory"):
+        oxrl.report([])
+    with pytest.raises(RunDirectoryError, match="^3 is no run directory"):
+        oxrl.report(3)
+
+
 def test_the_page_holds_what_answers_are_found_by(seeds: list[Path], tmp_path: Path) -> None:
     """Every answer has the number of its prompt, so that an early and a late one can be laid side
     by side; words stand as words.
@@ -168,6 +181,34 @@ def test_a_browser_draws_in_the_frame_of_a_notebook(seeds: list[Path], tmp_path:
         seen, dom = opened(file)
         assert "error" not in seen and seen["charts"] == ("1" if names else "5")
         assert ('class="tiles"' in dom) != bool(names) and 'id="samples"' not in dom
+
+
+@needs_browser
+def test_a_browser_says_which_metric_of_a_plot_is_none(seeds: list[Path], tmp_path: Path) -> None:
+    for number, names in enumerate([("typo",), ("update/loss", "typo", "typos")]):
+        file = tmp_path / f"{number}.html"
+        file.write_text(framed(oxrl.load_run(seeds[0]).plot(*names)._repr_html_()))
+        seen, dom = opened(file)
+        assert "error" not in seen and seen.get("charts", "0") == str(number)
+        assert dom.count("<figure") == number
+        said = "typo, typos" if number else "typo"
+        assert f"no metric is called {said}; there are " in dom
+
+
+@needs_browser
+def test_a_browser_shows_no_first_and_last_answer_of_a_single_step(
+    seeds: list[Path], tmp_path: Path
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(seeds[0], copy, ignore=shutil.ignore_patterns("checkpoints"))
+    lines = (seeds[0] / "samples.jsonl").read_text().splitlines()
+    first = [line for line in lines if json.loads(line)["step"] == 1]
+    assert 1 < len(first) < len(lines)
+    for kept, shown in ((first, False), (lines, True)):
+        (copy / "samples.jsonl").write_text("\n".join(kept) + "\n")
+        seen, dom = opened(oxrl.report(copy))
+        assert "error" not in seen and seen["ready"] == "true"
+        assert ('id="before-after"' in dom) == shown
 
 
 @needs_browser

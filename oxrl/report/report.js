@@ -356,6 +356,7 @@ async function beforeAndAfter(data) {
   });
   const repeated = index.step[pair[0]] !== index.step[pair[1]];
   const last = index.step.findIndex((step) => step === index.step[index.step.length - 1]);
+  if (!repeated && !last) return ""; // of one step: there is no early and late yet
   if (!repeated) pair = [0, last];
   const cards = [];
   for (const place of pair) {
@@ -579,10 +580,12 @@ async function begin() {
     run.last = run.metrics.step.length ? run.metrics.step[run.metrics.step.length - 1] : 0;
   }));
   const main = document.getElementById("report");
-  const [shownFirst, drawMain] = mainCurves(data, data.curves && data.curves.length ? data.curves : mainNames(data));
+  const asked = data.curves || [], known = namesOf(data), unknown = asked.filter((name) => !known.includes(name));
+  const [shownFirst, drawMain] = mainCurves(data, asked.length ? asked.filter((name) => known.includes(name)) : mainNames(data));
   if (data.curves) {
     // Part of a notebook: what is asked for, and no more.
-    main.append(...(data.curves.length ? [] : [headline(data.runs[0]), health(data)]), ...shownFirst);
+    main.append(...(asked.length ? [] : [headline(data.runs[0]), health(data)]), ...shownFirst);
+    if (unknown.length) main.append(make("p", { class: "warned" }, `no metric is called ${unknown.join(", ")}; there are ${known.join(", ")}`));
     drawMain();
     document.documentElement.dataset.ready = "true";
     return;
