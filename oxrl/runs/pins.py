@@ -1,7 +1,7 @@
 """What a run was started with besides its configuration: which bytes, noted once and compared.
 
 inputs.json   field of the config -> {"where", "commit", "files": {name: {"sha256", "bytes",
-              "mtime_ns", "inode"}}, "values": of code, whether what it uses is among them}
+              "mtime_ns", "inode"}}}; of code what it uses is among the files
 data.json     name of a data file -> its sha256, or the hub's commit
 
 A large file is hashed once. Later starts look at its size, time and inode, and hash it again only
@@ -75,7 +75,7 @@ def pin(given: Input, known: Json | None) -> Json:
     for name, text in given.texts.items():
         data = text.encode("utf-8", "surrogatepass")
         files[name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-    return {"where": given.where, "commit": given.commit, "files": files, "values": given.code}
+    return {"where": given.where, "commit": given.commit, "files": files}
 
 
 def _pin_file(path: Path, known: Json | None) -> Json:
@@ -97,8 +97,6 @@ def input_changes(given: Input, then: Json, now: Json) -> Iterator[InputChange]:
     if given.code and then["where"] != now["where"]:
         yield InputChange(given.name, then["where"], f"{now['where']} (from {os.getcwd()})")
     for name in {**then["files"], **now["files"]}:
-        if name.startswith(VALUE) and "values" not in then:
-            continue  # an earlier version noted none
         before = _short(then["files"].get(name))
         after = _short(now["files"].get(name))
         if before != after:
