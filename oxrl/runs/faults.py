@@ -43,7 +43,8 @@ def explained() -> Iterator[None]:
     except Exception as error:
         fault: OxrlError | None = fault_of(error)
         if fault is None and isinstance(error, OSError) and error.filename is not None:
-            fault = DataError(f"{error.filename}: {error.strerror}")
+            # An answer of a server has no words of the system, but some of its own.
+            fault = DataError(f"{error.filename}: {error.strerror or error}")
         if fault is None:
             raise
         raise fault from error

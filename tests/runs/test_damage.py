@@ -15,7 +15,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from email.message import Message
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from whole_checkpoints import save_checkpoint
 
 from oxrl.errors import (
     CheckpointWriteError,
+    DataError,
     MachineError,
     NoCheckpointError,
     OxrlError,
@@ -459,6 +462,19 @@ def test_what_the_machine_refuses_is_an_error_that_teaches(error: Exception, sai
     with pytest.raises(MachineError, match=rf"(?s){said}.*--resume") as raised, explained():
         raise error
     assert raised.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "x"), "x: No such file or directory"),
+        (HTTPError("http://x/y", 500, "boom", Message(), None), "http://x/y: HTTP Error 500: boom"),
+    ],
+)
+def test_an_error_of_a_file_or_an_address_says_which_and_why(error: Exception, said: str) -> None:
+    with pytest.raises(DataError) as raised, explained():
+        raise error
+    assert str(raised.value) == said
 
 
 def test_a_bug_stays_a_bug() -> None:

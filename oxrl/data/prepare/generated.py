@@ -13,9 +13,9 @@ from oxrl.data.rows import Fields, Json, JsonObject, Rows
 from oxrl.errors import DataError, MissingExtraError
 from oxrl.seeds import stable_seed
 
-# Rows by the stem of their file, and facts for the report.
 # The rows of each file, by its name without `.jsonl`.
 Files = dict[str, Rows]
+# Those, and facts for the report.
 Made = tuple[Files, JsonObject]
 
 
@@ -93,16 +93,18 @@ class Arithmetic:
 
     def _check(self, counts: dict[str, int]) -> None:
         if self.operands < 2 or not 0 <= self.low < self.high:
-            found = f"operands={self.operands}, low={self.low}, high={self.high}"
-            raise DataError(f"needs operands >= 2 and 0 <= low < high, got {found}")
+            raise DataError(
+                f"needs operands >= 2 and 0 <= low < high, got operands={self.operands}, "
+                f"low={self.low}, high={self.high}"
+            )
         if not self.operators or not set(self.operators) <= {"+", "-"}:
             raise DataError(f"operators={self.operators!r}: only + and - are known")
         if "{expression}" not in self.question:
             raise DataError(f"question={self.question!r} must contain {{expression}}")
-        plain = self.operators == "+" and not self.reverse
-        if not 0 <= self.slips <= 1 or (self.slips and not plain):
-            rule = "must lie in [0, 1] and needs operators='+' and no reverse"
-            raise DataError(f"slips={self.slips} {rule}")
+        if not 0 <= self.slips <= 1 or (self.slips and (self.operators != "+" or self.reverse)):
+            raise DataError(
+                f"slips={self.slips} must lie in [0, 1] and needs operators='+' and no reverse"
+            )
         if min(counts.values()) < 1:
             raise DataError(f"every file needs at least one row, got {counts}")
 
@@ -176,8 +178,10 @@ class ReasoningGym:
             import reasoning_gym as library  # pyright: ignore[reportMissingImports]
             from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
         except ImportError as error:
-            how = 'pip install -e ".[tasks]" (one of its dependencies needs a C compiler)'
-            raise MissingExtraError(f"reasoning-gym is not installed: {how}") from error
+            raise MissingExtraError(
+                'reasoning-gym is not installed: pip install -e ".[tasks]" (one of its '
+                "dependencies needs a C compiler)"
+            ) from error
         task = self.task
         if task not in DATASETS:
             close = difflib.get_close_matches(task, DATASETS)
@@ -185,21 +189,24 @@ class ReasoningGym:
         try:
             own = dict(json.loads(self.parameters))
         except (TypeError, ValueError) as error:
-            told = f"parameters={self.parameters!r} is no JSON object: {error}"
-            raise DataError(told) from error
+            raise DataError(f"parameters={self.parameters!r} is no JSON object: {error}") from error
         verify = library.get_score_answer_fn(task)
         taken: set[str] = set()
         files: Files = {}
         rejects: Rows = []
         for split, count in {"train": self.train_rows, "eval": self.eval_rows}.items():
             size = count if limit is None else min(count, limit)
-            split_seed = stable_seed("reasoning-gym", split, seed) % 2**31
-            settings = {**own, "size": size, "seed": split_seed}
+            settings = {
+                **own,
+                "size": size,
+                "seed": stable_seed("reasoning-gym", split, seed) % 2**31,
+            }
             try:
                 entries = library.create_dataset(task, **settings)
             except (TypeError, ValueError, AssertionError) as error:
-                told = f"reasoning-gym refuses task={task} with {settings}: {error}"
-                raise DataError(told) from error
+                raise DataError(
+                    f"reasoning-gym refuses task={task} with {settings}: {error}"
+                ) from error
             rows = files[split] = []
             for number, entry in enumerate(entries):
                 place = f"reasoning-gym/{task}/{split}/{number:06d}"
@@ -208,8 +215,9 @@ class ReasoningGym:
                 except (TypeError, ValueError) as error:
                     rejects.append({"place": place, "reason": str(error)})
             if not rows:
-                first = f"first rejects: {rejects[:2]}"
-                raise DataError(f"no usable row of {task} for {split}; {first}")
+                raise DataError(
+                    f"no usable row of {task} for {split}; first rejects: {rejects[:2]}"
+                )
             taken = {row["prompt"] for row in rows}
         return files, {"parameters": own, "rejected": len(rejects), "rejects": rejects}
 
