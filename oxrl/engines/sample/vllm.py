@@ -219,11 +219,13 @@ class VllmEngine(Sampler):
                 arguments(**settings), stat_loggers=[lambda config, index: stat_logger]
             )
         except (RuntimeError, ValueError, OSError, AssertionError) as error:
-            raise EngineError(f"vLLM does not start ({error}); its messages: {log_file}") from error
+            # What vLLM calls its limit is no name that can be set here.
+            told = str(error).replace("max_model_len", "model.max_length")
+            raise EngineError(f"vLLM does not start ({told}); its messages: {log_file}") from error
         # Nobody reads what Prometheus would be told after every step.
         prometheus = vllm_module("v1.metrics.loggers").PrometheusStatLogger
-        told = started.logger_manager.stat_loggers
-        started.logger_manager.stat_loggers = [to for to in told if not isinstance(to, prometheus)]
+        manager = started.logger_manager
+        manager.stat_loggers = [t for t in manager.stat_loggers if not isinstance(t, prometheus)]
         return started
 
     def _check_heads(self) -> None:
