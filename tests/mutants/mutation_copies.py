@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from queue import SimpleQueue
 
 from mutation_runs import Outcome
 
+HERE = Path(__file__).resolve().parent
 # Test files of a mutated one: those that name it most often.
 MOST_FILES = 4
 LIMIT_S = 900.0
@@ -28,7 +30,11 @@ LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "runs", "__pycache__
 
 
 def test_files(root: Path, file: str) -> list[str]:
-    """Test files that speak of a file of the package, those first that do so most."""
+    """Test files of a file of the package: as whole_tests.toml says, or those that name it most."""
+    table = tomllib.loads((HERE / "whole_tests.toml").read_text(encoding="utf-8"))
+    fitting = [beginning for beginning in table if file.startswith(beginning)]
+    if fitting:
+        return table[max(fitting, key=len)]
     module = file.removesuffix(".py").replace("/", ".")
     stem = Path(file).stem
     counts: dict[str, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -182,3 +183,10 @@ def test_a_survivor_is_tried_by_tests_that_start_processes_and_pass_without_it(
     assert all("formula.py" in line for line in said)
     assert len(said) == sum(x.status == "survived" for x in again)
     assert (root / "oxrl/formula.py").read_text() == CALLED
+
+
+def test_the_table_of_whole_tests_names_files_that_are_there() -> None:
+    table = tomllib.loads((HERE / "whole_tests.toml").read_text())
+    for beginning, names in table.items():
+        assert list(ROOT.glob(f"{beginning}*")), beginning
+        assert [name for name in names if not (ROOT / name).is_file()] == []
