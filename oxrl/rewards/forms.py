@@ -15,9 +15,10 @@ from oxrl.rewards.relations import OR, alternatives, cleaned, expression
 
 _TIME = re.compile(r"(\d{1,2})(?:[:.]([0-5]\d))?\s*([ap])\.?\s?m\.?", re.IGNORECASE)
 _CLOCK = re.compile(r"([01]?\d|2[0-4]):([0-5]\d)()")
-_RATIO = re.compile(r"\d{1,99}(?:\.\d{1,99})?(?:\s*(?::|\\colon|to)\s*\d{1,99}(?:\.\d{1,99})?)+")
+# Of three parts and more; one of two is its quotient.
+_RATIO = re.compile(r"\d{1,99}(?:\.\d{1,99})?(?:\s*(?::|\\colon|to)\s*\d{1,99}(?:\.\d{1,99})?){2,}")
 _NUMERAL = re.compile(r"\(?0*(\w*\d\w*)\)?\s*_\s*\{?\s*([2-9]|[1-3]\d|[a-z]{3,5})\s*\}?")
-_BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_BASES = re.split(" ", "two three four five six seven eight nine ten")
 _INTEGER = re.compile(
     r"(?:.*=)?(.+?)[,;]?\s*(?:where|for|with)?\s*\(?(?:(?:any|all|every)\s*)?(?:integers?)?\s*"
     r"\b([a-zA-Z])\s*(?:\\in\s*\\mathbb\s*\{?\s*Z\s*\}?|(?:is\s+)?any?\s+integer)?\)?"
@@ -64,10 +65,10 @@ def _family(text: str) -> Hashable | None:
         return None
     index = expression(match[2])
     values: set[float] = set()
-    for part in OR.split(match[1]):
-        for piece in alternatives(part):
-            term = expression(piece.strip(" ,"))
-            if term is None or term.free_symbols != {index}:
-                return None
-            values |= {round(float(term.subs(index, number)), 9) for number in range(-99, 100)}
+    for piece in alternatives(OR.sub(",", match[1])):
+        term = expression(piece.strip(" ,"))
+        # Of what is not real for every integer, such as 1/k, no values are compared.
+        if term is None or term.free_symbols != {index} or not term.is_real:
+            return None
+        values |= {round(float(term.subs(index, number)), 9) for number in range(-99, 100)}
     return tuple(sorted(values, key=lambda value: (abs(value), value))[:_NEAREST])

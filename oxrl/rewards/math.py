@@ -81,6 +81,10 @@ _PROSE_WORD = re.compile(
     r"(?<![\\a-zA-Z])(?:(?!(?:sin|cos|tan|cot|log|exp|sqrt|abs|max|min)\b)[a-zA-Z]{3,}"
     r"|(?:is|it|we|so|of|to|in|by|be|at|as|if|an|am|my|he|me|no|do|on|km|cm|mm|kg|mg|ml)\b)"
 )
+# What names the value after it, and neither denies or bounds it nor joins it to another.
+_LABEL = re.compile(
+    r"(?is)(?!.*(?:[,;]|n['’]t\b|\b(?:and|or|not?|never|least|most|than|twice|double|half)\b)).*="
+)
 # A sum with a variable in it: x^2 - 3x + 2, (x - 1)(x - 2).
 _SUM = re.compile(
     r"""
@@ -183,12 +187,27 @@ def _same_value(meant: str, said: str) -> bool | None:
     decided = compare(meant, said)
     if decided is not None:
         return decided
-    for one, other in ((meant, said), (said, meant)):
-        if _holds_words(one) or (is_equation(one) and "=" not in other):
-            return False
     if not said:
         return None
-    return library().verify(parse(meant), parse(said), timeout_seconds=None)
+    wanted = _without_label(meant, said)
+    found = _without_label(said, meant)
+    if not (wanted and found):
+        return False
+    return library().verify(parse(wanted), parse(found), timeout_seconds=None)
+
+
+def _without_label(text: str, other: str) -> str:
+    """A value without the words that name it: of `\\text{Area} = 9\\pi` the `9\\pi`.
+
+    Empty where it is the same as the other only if both are spelled alike: it holds more words, is
+    an equation and the other none, or both have a label.
+    """
+    if is_equation(text) and "=" not in other:
+        return ""
+    if not _holds_words(text):
+        return text
+    value = _LABEL.sub("", text)
+    return "" if "=" in other or _holds_words(value) else value
 
 
 def _is_readable(gold: str) -> bool:
@@ -319,7 +338,7 @@ def _read_number(final: _Final) -> Quantity | None:
     text = mark_relations(text if final.marked else _QUOTE.sub("", text))
     formula = final.boxed or _ENVIRONMENT.search(final.text) is not None
     if final.marked:
-        _, _, result = text.rpartition("=")  # "5 + 3 = 8" states 8
+        result = text.rpartition("=")[2]  # "5 + 3 = 8" states 8
         if re.search(r"\d", result):
             if is_equation(text):
                 return None
@@ -329,5 +348,5 @@ def _read_number(final: _Final) -> Quantity | None:
 
 
 def _holds_words(text: str) -> bool:
-    """Whether there is more in a statement than formulas: it is the same only if spelled alike."""
+    """Whether there is more in a statement than formulas."""
     return _PROSE_WORD.search(_COMMAND.sub(" ", TEXT_COMMAND.sub(r" \1 ", text))) is not None

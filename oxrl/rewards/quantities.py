@@ -75,7 +75,9 @@ _UNIT = re.compile(
       | (?P<ml>m[lL]|millilit(?:er|re)s?) | (?P<l>lit(?:er|re)s?|[lL])
       | (?P<hour>hours?|hrs?|h) | (?P<minute>minutes?|mins?) | (?P<second>seconds?|secs?|s)
       | (?P<day>days?) | (?P<week>weeks?) | (?P<month>months?) | (?P<year>years?|yrs?)
-      | (?P<am>[aA]\.?\s?[mM]\b\.?) | (?P<pm>[pP]\.?\s?[mM]\b\.?) | (?P<degree>°|degrees?|deg)
+      | (?P<am>[aA]\.?\s?[mM]\b\.?) | (?P<pm>[pP]\.?\s?[mM]\b\.?)
+      | (?P<celsius>°[\s\u2060]*C) | (?P<fahrenheit>°[\s\u2060]*F) | (?P<degree>°|degrees?|deg)
+      | (?P<kelvin>K)
       | (?P<cent>cents?) | (?P<watt>k?W|watts?) | (?P<volt>V|volts?) | (?P<newton>N|newtons?)
       | (?P<joule>k?J|joules?) | (?P<amp>A|amps?) | (?P<hz>[kMG]?Hz) | (?P<pa>k?Pa) | (?P<kwh>kWh)
       | (?P<mol>mol) )
@@ -83,9 +85,22 @@ _UNIT = re.compile(
     """,
     re.VERBOSE,
 )
+# A degree may be of either scale.
+_ALIKE = ({"degree", "celsius"}, {"degree", "fahrenheit"})
 # What stands at a number without a space: 5th, 5's, and words of languages that write none.
 _ATTACHED = re.compile(r"(?:st|nd|rd|th)\b|['’]s\b|[\u2e80-\uffef]")
-_WORD = re.compile(r"[^\W\d_]{2,}(?:[-'’][^\W\d_]+)*|[a-zA-Z]&[^\W\d_]\S*|o['’]clock|a(?=\s\w)")
+# No words: a factor (5 pi, 5 sin x), a billion, what a number follows (5C2), and at the number (\A)
+# two letters of one case or usual names in a row: 5xy, but 16GB.
+_WORD = re.compile(
+    r"""
+    (?! (?:pi|theta|bn|xy|ab)\b | [^\W\d_]+\d
+      | (?:sin|cos|tan|cot|log|ln)\b\W*(?:[a-z]\b|\d|theta|pi|$)
+      | \A(?:(?:sin|cos|tan|cot|log|ln)[a-z]|[a-z]{2}|(?![KMGT]B)[A-Z]{2}|[abcpqrxyz]{3}|[A-F]{3}
+        |PQR|XYZ)\b )
+    (?:[^\W\d_]{2,}(?:[-'’][^\W\d_]+)*|[a-zA-Z]&[^\W\d_]\S*|o['’]clock|a(?=\s\w))
+    """,
+    re.VERBOSE,
+)
 _PER = re.compile(
     r"(?:\s?\^\{?-?[1-3]\}?(?!\d))?"
     r"(?P<per>(?:\s?/\s?|\sper\s)(?:[^\W\d_]{2,}|[smhLl](?![^\W\d_]))(?:\^\{?[1-3]\}?)?)?"
@@ -131,14 +146,16 @@ _BEFORE = re.compile(
         \b(?:not|never|cannot|neither|nor|without|no\ longer|\w*n['’]t)\b (?:\s+[^\W\d][\w'’-]*)?
         (?:\s+(?!(?:is|are|was|were|equals?|ha[sd]|have|gives?|makes?|leaves?|so|then|but|who|that
             |which|because|since|as|when|while|where|if)\b)[^\W\d][\w'’-]*){0,4}
-      | \b(?:false|untrue|doubts?|wrong|incorrect|disagree|deny|not\ (?:true|the\ case|so))
+      | \b(?:false|untrue|doubts?|wrong|incorrect|disagree|deny|not\ (?:true|the\ case|so)
+          |(?:do|does|did)(?:\ not|n['’]t)\ (?:think|believe)(?:\ that)?\ the\ (?:\w+\ )?answer)
         (?:\s+[\w'’]+){0,6}
       | \b(?:instead\ of|except|(?:anything|all)\ but|far\ from|nowhere\ near|differ\w*\ from)
     ) | (?P<turned>
         \b(?:than|at\ (?:the\ )?(?:most|least)|under|over|below|above|beyond|between|short\ of
           |(?<!rounds\ )(?<!rounded\ )(?<!adds\ )(?<!add\ )(?<!adding\ )up\ to
           |exceed(?:s|ing)?|as\ (?:many|much|few|little)\ as|(?:hundred|thousand|million)\ and
-          |times|plus|minus|twice|thrice|double|triple|half|mod(?:ulo)?|base|sqrt
+          |times|plus|minus|twice|thrice|double|triple|half|mod(?:ulo)?|base|sqrt|log|ln|sin|cos|tan
+          |(?:between|either|(?:(?<!\w\s)|(?<=\bis\s))from)\s+\D?\d\S*\s+(?:\w+\s+)?(?:and|or|to)
           |(?:divided|multiplied|divisible)\ by
           |(?:(?:max|min)imum|half|thirds?|quarters?|roots?|square|cube|power|log(?:arithm)?
             |factorial|reciprocal|inverse|opposite|percent|multiples?|factors?|divisors?|product
@@ -146,6 +163,7 @@ _BEFORE = re.compile(
         (?:\s+(?:or\ equal\ to|equal\ to|the|number|a\ total\ of|about|only|exactly|just|around))*
     ) | (?P<operator>
         (?<!answer\ )(?<!option\ )(?<![\w'’.])[b-zB-HJ-Z\u0370-\u03ff]        # a variable
+      | (?<![a-zA-Z:]\s)(?<![\w.])\d{1,99}\s?:\s?\Z                         # a ratio
       | (?<!\A[A-Z])(?<!\s[A-Z])\)\Z | \w[-+]\Z
       | [^\s\w.,:;=!?"'“”’*)\]$€£¥₹₩≈\u2060-]
     ) ) [\s\u2060]*[$€£¥₹₩]?\s*$
@@ -163,6 +181,7 @@ _AFTER = re.compile(
         (?:wrong|incorrect|false|impossible|too|not\ (?:the|correct|right))\b )
     ) | (?P<turned> [\s\u2060$]* (?:
         (?:plus|minus|squared|cubed|factorial|choose|remainder|mod|half|halves|thirds
+          |in\s(?:\d{1,2}|two|three|four|five|six|seven|eight|nine|ten)(?!\s?\w|\.\d)
           |(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths)\b
       | (?:\s*(?!(?:who|that|which|because|since|as|when|while|so|where|if)\b)
           [^\W\d_][^\s\d,;.]+){0,3}? [\s\u2060]*\$? (?:
@@ -218,7 +237,12 @@ class Quantity:
         Args:
             other: of an answer to the ground truth that this one is.
         """
-        if other.unit != self.unit and (other.unit or self.unit in ("am", "pm")) and self.unit:
+        if (
+            self.unit
+            and other.unit != self.unit
+            and (other.unit or self.unit in ("am", "pm"))
+            and {self.unit, other.unit} not in _ALIKE
+        ):
             return False
         return bool(self.values & other.values)
 
@@ -309,15 +333,18 @@ def _read(
     match: re.Match[str], before: str, after: str, formula: bool, alone: bool
 ) -> Quantity | None:
     """The number with its unit; None if it is a part of something else."""
-    measured = _unit(after, formula and alone)
+    # A number in LaTeX's text is no formula.
+    measured = _unit(after, formula and alone and not before.endswith("\u2060"))
     value = _value(match, formula)
     if measured is None or value is None or around(before, after):
         return None
     unit, rest = measured
     if "operator" in around("", rest) or (match["sign"].strip() and _OPERAND_BEFORE.search(before)):
         return None
-    bound = f"{_OPERATORS}|{_VARIABLE}" if formula else _OPERATORS
-    if alone and (re.search(_OPERATORS, before) or re.search(bound, rest)):
+    if alone and (
+        re.search(_OPERATORS, before)
+        or re.search(f"{_OPERATORS}|{_VARIABLE}" if formula else _OPERATORS, rest)
+    ):
         return None
     return Quantity(value, bool(match["percent"]), unit, exact=not match["below"])
 
@@ -328,11 +355,13 @@ def _unit(after: str, formula: bool) -> tuple[str, str] | None:
     apart = len(rest) < len(after)
     in_words = "\u2060" in after[: len(after) - len(rest)]
     symbol = _UNIT.match(rest)
-    word = _WORD.match(rest) if apart else None
+    word = _WORD.match(after, len(after) - len(rest)) if apart or not formula else None
     named = symbol or word
     per: Any = _PER.match(rest, named.end() if named else 0)
     end = rest[per.end() :]
-    if symbol and (symbol.end() > 1 or in_words or (not formula and (apart or per[0]))):
+    if symbol and (
+        symbol.end() > 1 or in_words or (not formula and (apart or per[0] or symbol[0] == "g"))
+    ):
         return "" if per["per"] else symbol.lastgroup or "", end
     if _ATTACHED.match(after) or not re.match(r"[^\W\d_]", rest):
         return "", end if per["per"] else after

@@ -156,7 +156,7 @@ def _same_meaning(gold: str, answer: str) -> bool:
         return True
     meant = _read(cleaned(gold))
     said = _read(cleaned(answer))
-    return meant is not None and said is not None and meant.agrees(said)
+    return bool(meant and said and meant.agrees(said))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -307,7 +307,7 @@ def _joined(clauses: list[str], join: Callable[..., Any] | None) -> _Meaning | N
     if join is None:
         # That x is real says nothing.
         read = [meaning for meaning in read if meaning.values != sympy.S.Reals]
-    elif len(names) < 2 and all(meaning.values is not None for meaning in read):
+    elif len(names) < 2 and None not in [meaning.values for meaning in read]:
         values = join(*(meaning.values for meaning in read))
         # What nothing fulfils says nothing: two such statements are not the same.
         if not values.is_empty:
@@ -329,7 +329,7 @@ def _chain(text: str) -> _Meaning | None:
     if len(names) == 1:
         (variable,) = names
         solved = [_solve(left - right, relation, variable) for left, relation, right in pairs]
-        if all(values is not None for values in solved):
+        if None not in solved:
             values = sympy.Intersection(*solved)
             if not values.is_empty:
                 return _Meaning(values, variable.name)
@@ -370,7 +370,7 @@ def _values(text: str) -> Any:
         parts = (_values(whole.strip()), _values(removed.strip()))
         return None if None in parts else parts[0] - parts[1]
     pieces = [_piece(piece.strip()) for piece in _CUP.split(text)]
-    if any(piece is None for piece in pieces):
+    if None in pieces:
         return None
     return sympy.Union(*pieces)
 
@@ -382,7 +382,9 @@ def _piece(text: str) -> Any:
         return sympy.S.Reals
     if text[:1] in ("(", "[", "]") and text[-1:] in (")", "]", "["):
         ends = [expression(part, infinite=True) for part in split_parts(text[1:-1])]
-        if len(ends) != 2 or any(end is None or end.free_symbols for end in ends):
+        if len(ends) != 2 or any(
+            end is None or end.free_symbols or not end.is_extended_real for end in ends
+        ):
             return None
         found = sympy.Interval(ends[0], ends[1], text[0] != "[", text[-1] != "]")
         return None if found.is_empty else found

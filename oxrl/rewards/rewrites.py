@@ -28,6 +28,14 @@ _REWRITES = compiled(
     (r"√\s*(\d+|[a-zA-Z])", r"\\sqrt{\1}"),
     (r"°", r"^\\circ "),
     (r"∅|\\varnothing(?![a-zA-Z])", r"\\emptyset "),
+    # A ratio of two parts.
+    (
+        r"^\$?(\d{1,99}(?:\.\d{1,99})?)\s*(?:\\colon|(?:\\text\s*\{)?\s*to\b\s*\}?)\s*"
+        r"(\d{1,99}(?:\.\d{1,99})?)\$?$",
+        r"\1:\2",
+    ),
+    # Functions that it does not know, as names.
+    (r"\\(det|dim|Pr)(?![a-zA-Z])", r"\\mathrm{\1}"),
     (r"\\binom\s*(\d)\s*(\d)", r"\\binom{\1}{\2}"),
     (r"\\log\s*_\s*(?:e(?![a-zA-Z])|\{\s*e\s*\})", r"\\ln "),
     (r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?!\w)", r"\1\\times 10^{\2}"),

@@ -443,8 +443,14 @@ def ratios(rng: random.Random) -> Meanings:
         "abc": [f"{a}:{b}:{c}", f"{a} : {b} : {c}", f"{a}\\colon{b}\\colon{c}"],
         "acb": [f"{a}:{c}:{b}"],
         "bac": [f"{b}:{a}:{c}"],
-        "ab": [f"{a}:{b}", f"{a} : {b}", f"{a} \\text{{ to }} {b}"],
-        "ba": [f"{b}:{a}"],
+        "ab": [
+            f"{a}:{b}",
+            f"{a} : {b}",
+            f"{a} \\text{{ to }} {b}",
+            f"\\frac{{{a}}}{{{b}}}",
+            f"{a}/{b}",
+        ],
+        "ba": [f"{b}:{a}", f"\\frac{{{b}}}{{{a}}}"],
         "a": [f"{a}"],
         "b": [f"{b}"],
     }
@@ -519,6 +525,62 @@ def units(rng: random.Random) -> Meanings:
     }
 
 
+def glued_units(rng: random.Random) -> Meanings:
+    """A unit at its number, and variables, functions and operations there."""
+    n = rng.randrange(13, 60)
+    m = n + rng.randrange(1, 9)
+    x = rng.choice("nikxyabcpqrtz")
+    units = ("Mb", "GB", "USD", "bits", "dB", "apples", "kcal", "g")
+    others = [f"{n}{x}", f"{n}AB", f"{n}mod{m}", f"{n}to{m}", f"{n}C2", f"{n} theta", f"{n} log 3"]
+    others += [rng.choice((f"{n}pi", f"{n} pi")), rng.choice((f"{n}xy", f"{n} xy"))]
+    others += [rng.choice((f"{n}sin({x})", f"{n} sin {x}"))]
+    meanings = {"n": [f"{n}", *(f"{n}{unit}" for unit in units)], "m": [f"{m}", f"{m}bits"]}
+    return meanings | {text: [text] for text in others}
+
+
+def temperatures(rng: random.Random) -> list[tuple[str, str, bool]]:
+    """Celsius in LaTeX; a degree of neither scale may be of both."""
+    n = rng.randrange(13, 60)
+    celsius = f"{n}^\\circ\\text{{C}}"
+    fahrenheit = f"{n}^\\circ \\mathrm{{F}}"
+    return [
+        (f"{n}", celsius, True),
+        (celsius, f"{n}", True),
+        (celsius, f"{n}^{{\\circ}}\\mathrm{{C}}", True),
+        (celsius, f"{n}^\\circ", True),
+        (f"{n}^\\circ", fahrenheit, True),
+        (celsius, fahrenheit, False),
+        (fahrenheit, celsius, False),
+        (f"{n + 1}", celsius, False),
+        (f"{n}", f"{n}\\text{{ K}}", True),
+        (f"{n}\\text{{ K}}", f"{n}", True),
+        (f"{n}\\text{{ K}}", celsius, False),
+    ]
+
+
+def labels(rng: random.Random) -> list[tuple[str, str, bool]]:
+    """A value that words name, and what words deny, bound or join."""
+    n = rng.randrange(3, 12)
+    value = rng.choice((f"{n}\\pi", f"\\frac{{\\pi}}{{{n}}}", f"\\sqrt{{{n * n + 1}}}"))
+    names = ["\\text{Area}", "\\text{The volume}", "S_{\\triangle ABC}", "\\mathrm{Var}(X)"]
+    names += ["\\angle ABC", "m\\angle ABC", "\\det A"]
+    name, other = rng.sample(names, 2)
+    said = f"{name} = {value}"
+    return [
+        (value, said, True),
+        (said, value, True),
+        (f"{n}", f"m\\angle ABC = {n}^\\circ", True),
+        (f"{n}", f"\\det A = {n}", True),
+        (f"{value} + 1", said, False),
+        (said, f"{other} = {value}", False),
+        (value, f"\\text{{not equal to }} = {value}", False),
+        (value, f"\\text{{at least the area}} = {value}", False),
+        (value, f"\\text{{Area}} = {value} \\text{{ or Perimeter}} = {n + 1}\\pi", False),
+        (value, f"\\text{{Area}} = {n + 1}e, \\text{{ Perimeter}} = {value}", False),
+    ]
+
+
+TRIPLES = (bare_points, temperatures, labels)
 FAMILIES: dict[Callable[[random.Random], Meanings], tuple[int, int]] = {
     # right and wrong pairs to take of each draw
     number: (14, 40),
@@ -541,6 +603,7 @@ FAMILIES: dict[Callable[[random.Random], Meanings], tuple[int, int]] = {
     times: (8, 10),
     families: (10, 10),
     units: (5, 8),
+    glued_units: (10, 30),
 }
 
 
@@ -582,6 +645,7 @@ def build(seed: int, draws: int) -> list[Pair]:
                 add(family.__name__, gold, answer, True)
             for gold, answer in rng.sample(wrong, min(wrongs, len(wrong))):
                 add(family.__name__, gold, answer, False)
-        for gold, answer, same in bare_points(rng):
-            add("bare_points", gold, answer, same)
+        for triples in TRIPLES:
+            for gold, answer, same in triples(rng):
+                add(triples.__name__, gold, answer, same)
     return list(pairs)

@@ -123,6 +123,24 @@ RIGHT = [
     ("100", "100 percent"),
     ("1.5", "1 1/2 hours"),
     ("1.5", "\\boxed{1\\frac{1}{2}}"),
+    ("\\frac34", "\\boxed{3:4}"),
+    ("3:4", "0.75"),
+    ("\\frac34", "3 : 4"),
+    ("25", "\\boxed{25^\\circ\\text{C}}"),
+    ("25°C", "25 degrees"),
+    ("300", "300 K"),
+    ("16", "16GB"),
+    ("12", "#### 12apples"),
+    ("370", "The answer is 370g."),
+    ("9\\pi", "\\boxed{\\text{Area} = \\pi r^2 = 9\\pi}"),
+    ("5", "There are 5 log cabins."),
+    ("5", "The answer is 5 in total."),
+    ("5", "The answer is 5 in 10 days."),
+    ("5", "I don't think so, the answer is 5"),
+    ("7", "So it rises from 5 to 7."),
+    ("7", "The difference between 12 and 5 is 7."),
+    ("\\pi/2+n\\pi, n \\in \\mathbb{Z}", "\\boxed{\\frac{\\pi}{2}+k\\pi, k \\in \\mathbb{Z}}"),
+    ("2^n, n \\in \\mathbb{Z}", "\\boxed{2^k, k \\in \\mathbb{Z}}"),
 ]
 # Ground truth, and a response that holds it and says another thing.
 WRONG = [
@@ -323,6 +341,35 @@ WRONG = [
     ("8", "x = 8 or 9"),
     ("8", "\\boxed{x = 8, 9}"),
     ("6", "3!!"),
+    ("5", "The answer is 5 in 7"),
+    ("5", "The answer is 5 in seven."),
+    ("5", "ln 5"),
+    ("5", "The answer is log 5"),
+    ("5", "#### log 5"),
+    ("5", "sin 5"),
+    ("5", "x = ln 5"),
+    ("5", "\\boxed{ln 5}"),
+    ("7", "from 5 to 7"),
+    ("7", "It is between 5 and 7."),
+    ("6", "either 5 or 6"),
+    ("5", "I don't think the answer is 5"),
+    ("5", "I do not believe that the final answer is 5."),
+    ("4", "3:4"),
+    ("\\frac43", "3:4"),
+    ("\\frac34", "\\boxed{3:4:5}"),
+    ("370 kg", "370g"),
+    ("300 K", "300°C"),
+    ("5", "\\boxed{5 K}"),
+    ("5", "\\boxed{a+b = 5}"),
+    ("5", "\\boxed{xy = 5}"),
+    ("9\\pi", "\\boxed{\\pi r^2 = 9\\pi}"),
+]
+# What sympy works out to no real numbers, or to none at all.
+UNREAL = [
+    *("1/k, k \\in \\mathbb{Z}", "\\ln k, k \\in \\mathbb{Z}", "\\sqrt k, k \\in \\mathbb{Z}"),
+    *("k!, k \\in \\mathbb{Z}", "\\tan(k\\pi/2), k \\in \\mathbb{Z}", "ik, k \\in \\mathbb{Z}"),
+    *("[i,2]", "(i,\\infty)", "[1/0,2]", "[\\frac{0}{0},2]", "(-\\infty,i)\\cup(2,3)"),
+    *("[\\tan(\\pi/2),3]", "(\\ln 0,2]", "x \\in [i,2]", "[\\sqrt{-1},2]"),
 ]
 
 
@@ -356,6 +403,13 @@ def test_ten_thousand_built_pairs_are_told_apart(seed: int) -> None:
 def test_what_says_the_answer_in_other_words_is_accepted(gold: str, response: str) -> None:
     score = math_reward(response, gold)
     assert score.value == 1.0, score.reason
+
+
+@pytest.mark.parametrize("answer", UNREAL)
+def test_what_is_no_real_number_is_wrong_and_no_failure(answer: str) -> None:
+    for gold in ("5", "[1,2]", "k\\pi, k \\in \\mathbb{Z}"):
+        score = math_reward(f"\\boxed{{{answer}}}", gold)
+        assert (score.value, score.status) == (0.0, "ok")
 
 
 @pytest.mark.parametrize(("gold", "response"), WRONG)
