@@ -74,11 +74,16 @@ def code_reward(
         RewardDefinitionError: no level is named.
     """
     if sandbox not in LEVELS:
-        levels = ", ".join(LEVELS)
         hint = did_you_mean(sandbox, LEVELS) if isinstance(sandbox, str) else ""
-        raise RewardDefinitionError(f"code needs sandbox= one of {levels}, got {sandbox!r}{hint}")
-    used = sandbox_of(sandbox=sandbox, program_s=program_s, program_mb=program_mb, url=url)
-    return judged(used, response, answer, partial=partial)
+        raise RewardDefinitionError(
+            f"code needs sandbox= one of {', '.join(LEVELS)}, got {sandbox!r}{hint}"
+        )
+    return judged(
+        sandbox_of(sandbox=sandbox, program_s=program_s, program_mb=program_mb, url=url),
+        response,
+        answer,
+        partial=partial,
+    )
 
 
 def judged(
@@ -96,7 +101,8 @@ def judged(
         response: the text that the model wrote.
         answer: the tests; see the top of this file.
         partial: the share of asserts or cases that hold, instead of all or nothing.
-        total_s: seconds for all cases together; those that have not begun then do not hold.
+        total_s: seconds for all cases together, without those in which one waited to be begun;
+            cases that have not begun then do not hold.
 
     Returns:
         As of `code_reward`.
@@ -114,8 +120,10 @@ def judged(
             break
         try:
             found = used.judge(job)
+            end += found.waited_s
             if found.starved:
                 found = used.judge(job, alone=True)
+                end += found.waited_s
         except SandboxError as error:
             return Score(value=None, status="error", reason=str(error))
         findings.append(found)
@@ -211,9 +219,7 @@ def code_of(response: str) -> str:
     for fence in _FENCE.finditer(response):
         if opened is None:
             opened = fence
-            continue
-        closes = fence[0].strip() == fence[1] and fence[1].startswith(opened[1])
-        if closes:
+        elif fence[0].strip() == fence[1] and fence[1].startswith(opened[1]):
             blocks.append(response[opened.end() : fence.start()])
             opened = None
     if opened is not None:
@@ -292,10 +298,11 @@ def _text(fields: object, name: str) -> str:
 
 def _texts(fields: Mapping[str, object], name: str) -> list[str]:
     values = fields[name]
-    texts = [value for value in values if isinstance(value, str)] if _listed(values) else []
-    if not _listed(values) or len(texts) < len(values):
-        raise ValueError(f'answer["{name}"] must be a list of texts with at least one')
-    return texts
+    if _listed(values):
+        texts = [value for value in values if isinstance(value, str)]
+        if len(texts) == len(values):
+            return texts
+    raise ValueError(f'answer["{name}"] must be a list of texts with at least one')
 
 
 @functools.cache

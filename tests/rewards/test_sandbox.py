@@ -313,6 +313,46 @@ def test_who_judges_alone_waits_for_others_and_is_waited_for() -> None:
             assert 0.2 < time.monotonic() - began < 5
 
 
+def test_waiting_for_the_machine_is_no_time_of_the_program() -> None:
+    cases = [{"input": f"{number}", "output": f"{number}"} for number in range(3)]
+    sandbox = Sandbox("off", Limits(cpu_s=1.0, memory_mb=256, disk_mb=8, wait_s=0.5))
+    try:
+        with client.turn(9, alone=True):  # who comes next waits 1.5 s, longer than all may take
+            score = judged(sandbox, "print(input())", {"cases": cases}, partial=False, total_s=1.4)
+    finally:
+        sandbox.close()
+    assert score.value == 1.0, score.reason
+
+
+def test_who_could_not_be_alone_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with client.turn(9, alone=True), client.turn(0.1, alone=True) as had_turn:
+        assert not had_turn
+    # The machine is too busy for the program, first beside others and then again.
+    late = Finding(0, 1, "the program did not end within 1 s", starved=True)
+    monkeypatch.setattr(client, "finding", lambda *_: late)
+    sandbox = Sandbox("off", Limits(cpu_s=1.0, memory_mb=256, disk_mb=8, wait_s=0.0))
+    try:
+        assert judged(sandbox, RIGHT, ADD, partial=False).value == 0.0
+        with client.turn(9, alone=True):
+            score = judged(sandbox, RIGHT, ADD, partial=False)
+    finally:
+        sandbox.close()
+    assert (score.value, score.status) == (None, "error")
+    assert "others were judged for all of 1 s" in score.reason
+
+
+def test_files_that_cannot_be_locked_are_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_file: object, _kind: int) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(client.fcntl, "flock", refused)
+    began = time.monotonic()
+    score = judged(Sandbox("off", LIMITS), RIGHT, ADD, partial=False)
+    assert (score.value, score.status) == (None, "error")
+    assert "cannot lock" in score.reason and "Bad file descriptor" in score.reason
+    assert time.monotonic() - began < 1
+
+
 def test_a_sandbox_that_dies_is_an_error_once_and_then_started_anew() -> None:
     sandbox = Sandbox("off", LIMITS)
     try:

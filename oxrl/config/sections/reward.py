@@ -68,7 +68,8 @@ class RewardConfig(Section):
     )
     timeout_s: float = setting(
         10.0,
-        "Seconds one response may take before its worker is killed.",
+        "Seconds one response may take before its worker is killed; of reward `code`, seconds in "
+        "which cases are begun: its worker is killed after 5 times that.",
         ge=0.01,
         le=86400,
         too_low="less is over before a worker can answer",

@@ -73,8 +73,8 @@ def bubblewrap_command(program: str) -> tuple[str, ...]:
     Returns:
         The command line, to which the program to be run is appended.
     """
-    command = [program, "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"]
-    command += ["--cap-drop", "ALL", "--dev", "/dev", "--tmpfs", FOLDER_OF_BUBBLEWRAP]
+    options = "--unshare-all --die-with-parent --new-session --clearenv --cap-drop ALL --dev /dev"
+    command = [program, *options.split(), "--tmpfs", FOLDER_OF_BUBBLEWRAP]
     for path in (*confine.readable_paths(), interpreter()):
         if path in confine.DEVICES:
             continue
@@ -131,8 +131,10 @@ class Sandbox:
             SandboxError: nothing is known of the program; the unit is ended, and the next job
                 starts another.
         """
-        with self._lock, turn(self.limits.wall_s, alone=alone):
+        asked = time.monotonic()
+        with self._lock, turn(self.limits.wall_s, alone=alone) as had_turn:
             self._start()
+            waited_s = time.monotonic() - asked
             self._jobs += 1
             limits = dataclasses.asdict(self.limits)
             header = {"id": self._jobs, "kind": job.kind, "partial": job.partial, "limits": limits}
@@ -150,7 +152,13 @@ class Sandbox:
             if "broken" in reply or reply.get("id") != self._jobs:
                 problem = reply.get("broken", "it answered something else")
                 raise SandboxError(f"the sandbox failed: {problem}{self._close()}")
-            return finding(job.kind, self.limits, graded, reply)
+            found = finding(job.kind, self.limits, graded, reply)
+            if alone and found.starved and not had_turn:
+                raise SandboxError(
+                    f"others were judged for all of {self.limits.wall_s:g} s, and beside them this "
+                    "program had too little of a processor to end. Lower reward.workers"
+                )
+            return dataclasses.replace(found, waited_s=waited_s)
 
     def close(self) -> None:
         """End the unit; the next program starts another."""
@@ -167,9 +175,9 @@ class Sandbox:
                 self._start_by(way)
             except (OSError, plain.Closed, SandboxError) as error:
                 problems.append(f"{way.name}: {_why(error)}{self._close()}")
-                continue
-            self.way = way.name
-            return
+            else:
+                self.way = way.name
+                return
         raise SandboxError("; ".join(problems))
 
     def _start_by(self, way: Way) -> None:
@@ -213,8 +221,8 @@ class Sandbox:
         """The descriptor of the socket, where each part of a message may be waited for so long."""
         assert self._socket is not None
         limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
         return self._socket.fileno()
 
     def _close(self) -> str:
@@ -241,7 +249,7 @@ class Sandbox:
 
 
 @contextlib.contextmanager
-def turn(patience_s: float, *, alone: bool) -> Iterator[None]:
+def turn(patience_s: float, *, alone: bool) -> Iterator[bool]:
     """While inside, others judge beside this, or none does.
 
     Who wants to be alone closes a gate, where all who come next wait, and then waits for those who
@@ -252,20 +260,26 @@ def turn(patience_s: float, *, alone: bool) -> Iterator[None]:
         alone: none does.
 
     Returns:
-        A context manager.
+        A context manager, which gives whether all were waited for.
+
+    Raises:
+        SandboxError: the file system of the package has no locks.
     """
     kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
     end = time.monotonic() + patience_s
     with open(__file__) as gate, open(kernel.__file__) as judging:
-        for lock in (gate, judging):
-            while time.monotonic() < end:
-                with contextlib.suppress(OSError):
-                    fcntl.flock(lock, kind | fcntl.LOCK_NB)
-                    break
-                time.sleep(TURN_S)
+        try:
+            for lock in (gate, judging):
+                while time.monotonic() < end:
+                    with contextlib.suppress(BlockingIOError):
+                        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+                        break
+                    time.sleep(TURN_S)
+        except OSError as error:
+            raise SandboxError(f"cannot lock files of {gate.name}'s folder: {error}") from error
         if not alone:
             fcntl.flock(gate, fcntl.LOCK_UN)
-        yield
+        yield time.monotonic() < end
 
 
 def _why(error: Exception) -> str:

@@ -38,7 +38,7 @@ class Finding:
     held, run: asserts. reason: why not all held; empty if they did.
     bad: why the tests can judge no program. starved: it stood in line for a processor instead of
     ending, so that another look may find more.
-    output: what the program printed, where that was asked for.
+    output: what the program printed, where that was asked for. waited_s: before it was begun.
     """
 
     held: int = 0
@@ -47,6 +47,7 @@ class Finding:
     bad: str = ""
     starved: bool = False
     output: str = ""
+    waited_s: float = 0.0
 
 
 def framed(message: Json) -> bytes:
@@ -75,9 +76,9 @@ def finding(kind: str, limits: Limits, graded: Json | None, ended: Json) -> Find
     tests = ended["tests"]
     starved = program["starved"] or tests["starved"]
     blamed = reason_of(program, limits)
-    if graded is not None and "bad" in graded:
-        return Finding(bad=graded["bad"])
     if graded is not None:
+        if "bad" in graded:
+            return Finding(bad=graded["bad"])
         held = graded["held"]
         reason = graded.get("reason", "")
         if "lost" in graded:
