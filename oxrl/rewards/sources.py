@@ -171,10 +171,13 @@ def _add_source(value: Any, texts: dict[str, str]) -> None:
         code = getattr(function, "__code__", None)
         if code is None:
             continue
-        if function.__defaults__ or function.__kwdefaults__:
-            defaults = [function.__defaults__, function.__kwdefaults__]
+        defaults = [function.__defaults__, function.__kwdefaults__]
+        if any(defaults):
             _add_value(f"defaults of {name}", defaults, texts)
-        names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+        names = dict(function.__globals__)
+        for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with suppress(ValueError):  # nothing is assigned to it yet
+                names[free] = cell.cell_contents
         for used in sorted(names.keys() & set(names_in(code))):
             other = names[used]
             own = getattr(other, "__module__", None) == value.__module__

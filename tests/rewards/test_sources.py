@@ -164,6 +164,22 @@ def test_a_value_that_code_uses_is_part_of_it(kind: str, values: tuple[Any, Any]
     assert sources_of(make(first)) != sources_of(make(second))
 
 
+def assigned_later(weight: object) -> Callable[..., Any]:
+    """A reward that uses what its maker assigns only on one way."""
+    if weight is None:
+        later = 1.0
+
+    def score(prompt: Any, completion: Any) -> Any:
+        return weight or later
+
+    return score
+
+
+def test_a_closure_may_hold_a_name_that_nothing_is_assigned_to() -> None:
+    one, same, other = (sources_of(assigned_later(weight)) for weight in (1.0, 1.0, 2.0))
+    assert one == same != other
+
+
 def test_the_order_of_a_mapping_is_no_change() -> None:
     assert sources_of(worth({"a": 1, "b": 2})) == sources_of(worth({"b": 2, "a": 1}))
 
