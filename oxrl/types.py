@@ -25,6 +25,7 @@ A batch of two rows, prompt lengths 2 and 1, responses "4 6 <end>" and "9" (cut 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
@@ -225,6 +226,15 @@ class Score:
         if (self.value is None) == (self.status == "ok"):
             found = f"{self.value!r}, {self.status!r}"
             raise ValueError(f"a score has a value exactly when its status is ok, got {found}")
+
+    def counted(self, name: str) -> float:
+        """What a part gave; NaN where there is none of this name, or it does not count.
+
+        Args:
+            name: of a part.
+        """
+        left_out = self.statuses.get(name) == "left_out"
+        return math.nan if left_out else self.parts.get(name, math.nan)
 
 
 # A prompt and its completions, which are scored together.

@@ -42,33 +42,33 @@ def to_rollout_batch(rollouts: Rollouts, *, pad_id: int, images: Images = None) 
     ends = [how_it_ended(rollout.completion) for rollout in rollouts]
     values = [rollout.score.value for rollout in rollouts]
     scores = [math.nan if value is None else value for value in values]
+    rewards = torch.tensor(scores, dtype=torch.float64)
     # An aborted sample is a fragment; training on it as if it had ended would teach the model to
     # stop there.
     ended = [end != "neither" for end in ends]
-    scored = [value is not None for value in values]
     of_episodes = any(rollout.completion.turns for rollout in rollouts)
     turns = [row.turns for row in rows] if of_episodes else None
     return RolloutBatch(
         inputs=inputs,
         rollout_logprobs=pad_rows([row.logprobs for row in rows], 0.0, torch.float32),
-        rewards=torch.tensor(scores, dtype=torch.float64),
+        rewards=rewards,
         token_rewards=pad_rows([row.rewards for row in rows], 0.0, torch.float64),
         group_ids=torch.tensor([rollout.group_id for rollout in rollouts], dtype=torch.int64),
         versions=pad_rows([row.versions for row in rows], -1, torch.int64),
         terminated=torch.tensor([end == "terminated" for end in ends]),
         truncated=torch.tensor([end == "truncated" for end in ends]),
-        valid=torch.tensor(scored) & torch.tensor(ended),
+        valid=~rewards.isnan() & torch.tensor(ended),
         part_rewards=_part_rewards(rollouts),
         turns=None if turns is None else pad_rows(turns, -1, torch.int64),
     )
 
 
 def _part_rewards(rollouts: Rollouts) -> Tensors:
-    """Name -> [B] float64, of every part that a score has; NaN where it has none."""
+    """Name -> [B] float64, of every part that a score has; NaN where it does not count."""
     names = sorted({name for rollout in rollouts for name in rollout.score.parts})
     found: Tensors = {}
     for name in names:
-        values = [rollout.score.parts.get(name, math.nan) for rollout in rollouts]
+        values = [rollout.score.counted(name) for rollout in rollouts]
         found[name] = torch.tensor(values, dtype=torch.float64)
     return found
 

@@ -10,9 +10,10 @@ and, where that part says so, the score of every response of its group.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from oxrl.rewards.workers import SinglePool
@@ -64,22 +65,19 @@ class PartsPool:
     def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """See GroupScorer. The parts are scored at the same time."""
         patience = patience or Patience()
-
-        def scored(pool: SinglePool) -> Callable[[], Scores]:
-            return lambda: pool.score(groups, patience)
-
-        works = [scored(pool) for pool in self.pools]
-        by_part = dict(zip(self._parts, _at_once(works, patience), strict=True))
+        works = [partial(pool.score, groups, patience) for pool in self.pools]
         found: Scores = []
-        for index, (_, completions) in enumerate(groups):
-            of_group = {name: scores[index] for name, scores in by_part.items()}
-            failed = {name for name, own in of_group.items() if any(s.value is None for s in own)}
-            left_out = {name for name in failed if self._parts[name].optional == "group"}
-            group: list[Score] = []
-            for place in range(len(completions)):
-                own = {name: scores[place] for name, scores in of_group.items()}
-                group.append(combined(self._parts, own, left_out))
-            found.append(group)
+        for of_group in zip(*_at_once(works, patience), strict=True):
+            left_out = {
+                name: score.status
+                for (name, part), scores in zip(self._parts.items(), of_group, strict=True)
+                for score in scores
+                if score.value is None and part.optional == "group"
+            }
+            responses = [
+                dict(zip(self._parts, own, strict=True)) for own in zip(*of_group, strict=True)
+            ]
+            found.append([combined(self._parts, own, left_out) for own in responses])
         return found
 
     def close(self) -> None:
@@ -102,14 +100,15 @@ def _at_once(works: Sequence[Callable[[], Scores]], patience: Patience) -> list[
 
 
 def combined(
-    parts: Mapping[str, Part], scores: Mapping[str, Score], left_out: Collection[str] = ()
+    parts: Mapping[str, Part], scores: Mapping[str, Score], left_out: Mapping[str, ScoreStatus]
 ) -> Score:
     """The score of a response from those of its parts.
 
     Args:
         parts: by name.
         scores: of the same names.
-        left_out: parts that failed on another response of the group, and do not count here either.
+        left_out: parts that failed on another response of the group, and do not count here either,
+            and how they failed.
 
     Returns:
         The weighted sum of the parts that have a score and count; a failure where a part failed
@@ -140,7 +139,7 @@ def combined(
         values |= {f"{name}.{inner}": value for inner, value in score.parts.items()}
     reason = "; ".join(reasons)
     if not terms and not failed:
-        failed = list(statuses.values())
+        failed = [left_out.get(name, status) for name, status in statuses.items()]
     total: float | None = None
     if not failed:
         # Exactly rounded, so that the order of the parts in the config changes nothing.

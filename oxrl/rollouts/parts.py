@@ -75,13 +75,14 @@ def groups_of_different_parts(rollouts: Rollouts, names: Sequence[str]) -> list[
         names: of the parts that count.
     """
     scored = [rollout for rollout in rollouts if rollout.score.value is not None]
+    ids = torch.tensor([rollout.group_id for rollout in scored], dtype=torch.int64)
     found: set[int] = set()
     for name in names:
-        known = [rollout for rollout in scored if name in rollout.score.parts]
-        values = [rollout.score.parts[name] for rollout in known]
-        ids = torch.tensor([rollout.group_id for rollout in known], dtype=torch.int64)
-        differ = informative_groups(torch.tensor(values, dtype=torch.float64), ids)
-        found |= set(ids[differ].tolist())
+        counted = [rollout.score.counted(name) for rollout in scored]
+        values = torch.tensor(counted, dtype=torch.float64)
+        known = ids[~values.isnan()]
+        differ = informative_groups(values[~values.isnan()], known)
+        found |= set(known[differ].tolist())
     return sorted(found)
 
 

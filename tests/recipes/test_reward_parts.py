@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small_runs import metric_lines, rl_config
 
 from oxrl.config import Config, load_config
+from oxrl.data.batching import to_rollout_batch
 from oxrl.errors import ConfigError, RewardDefinitionError, RunDirectoryError
+from oxrl.functional.group_advantages import group_normalize_parts
 from oxrl.recipes import check_accepted, run
 from oxrl.rollouts.parts import (
     alike_groups,
@@ -20,7 +23,7 @@ from oxrl.rollouts.parts import (
     metrics_of_parts,
     part_metrics,
 )
-from oxrl.types import Completion, Prompt, Rollout, Score
+from oxrl.types import Completion, Prompt, Rollout, Score, Segment
 
 REWARD = """
 from oxrl.types import Score
@@ -103,6 +106,28 @@ def test_groups_teach_where_a_part_of_a_scored_response_differs() -> None:
     assert alike_groups(rollouts, ["a", "b"]) == 0.75
     assert groups_of_different_parts(rollouts, ["a", "b", "c"]) == [2, 3]
     assert alike_groups(rollouts[4:5], ["a"]) == 1.0
+
+
+def test_a_part_that_is_left_out_is_compared_with_nothing() -> None:
+    def scored(place: int, a: float, b: float | None) -> Rollout:
+        parts = {"a": a} if b is None else {"a": a, "b": b}
+        statuses: dict[str, Any] = {"a": "ok", "b": "error" if b is None else "left_out"}
+        segment = Segment(token_ids=(5,), logprobs=(-1.0,), versions=(0,))
+        completion = Completion(segments=(segment,), text="", finish_reason="stop")
+        prompt = Prompt(uid="p", messages=(), token_ids=(1,))
+        score = Score(value=a, parts=parts, statuses=statuses)
+        return Rollout(
+            prompt=prompt, completion=completion, score=score, group_id=0, sample=place, seed=0
+        )
+
+    # The same of `a`; `b` differs, but failed on the third response.
+    rollouts = [scored(0, 1.0, 1.0), scored(1, 1.0, 0.0), scored(2, 1.0, None)]
+    assert groups_of_different_parts(rollouts, ["a", "b"]) == []
+    batch = to_rollout_batch(rollouts, pad_id=0)
+    assert batch.part_rewards["b"].isnan().all()
+    parts = torch.stack([batch.part_rewards["a"], batch.part_rewards["b"]], 1)
+    advantages = group_normalize_parts(parts, torch.ones(2), batch.group_ids)
+    assert advantages.tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("optional", [True, "group"])

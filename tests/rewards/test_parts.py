@@ -144,15 +144,19 @@ def test_steps_of_a_part_that_is_left_out_are_left_out() -> None:
         "a": Score(value=1.0, steps=((4, 0.5),)),
         "b": Score(value=1.0, steps=((2, 0.25), (3, 0.25))),
     }
-    whole = combined(parts, scores)
+    whole = combined(parts, scores, {})
     assert whole.value == 5.0 and sorted(whole.steps) == [(2, 0.75), (3, 0.75), (4, 1.0)]
-    without = combined(parts, scores, left_out={"b"})
+    without = combined(parts, scores, left_out={"b": "error"})
     assert without.value == 2.0 and without.steps == ((4, 1.0),)
 
 
 def test_a_group_that_has_no_part_left_has_no_scores(open_parts: Open) -> None:
     pool = open_parts(fussy=("fussy", 1.0, "group"), other=("fussy", 1.0, "group"))
-    assert [score.value for score in only(pool.score([group("ok", "x")]))] == [None, None]
+    scores = only(pool.score([group("ok", "n")]))
+    assert [score.value for score in scores] == [None, None]
+    # "left_out" is said of parts only.
+    assert [score.status for score in scores] == ["invalid", "invalid"]
+    assert scores[0].statuses == {"fussy": "left_out", "other": "left_out"}
     assert [score.value for score in only(pool.score([group("ok", "pie")]))] == [2.0, 2.0]
 
 
@@ -166,7 +170,7 @@ def test_a_row_without_any_part_has_no_score(open_parts: Open) -> None:
 def test_a_sum_that_is_no_number_is_invalid(weight: float) -> None:
     pool = RewardPool("exact")
     parts = {name: Part(pool=pool, weight=weight, optional=False) for name in "ab"}
-    score = combined(parts, {name: Score(value=1e8) for name in "ab"})
+    score = combined(parts, {name: Score(value=1e8) for name in "ab"}, {})
     assert (score.value, score.status) == (None, "invalid")
     assert "no finite number" in score.reason
 
@@ -178,8 +182,8 @@ def test_the_order_of_the_parts_changes_no_bit() -> None:
         name: Score(value=value) for name, value in zip("abcd", (0.7, 0.1, 3.3, 0.9), strict=True)
     }
     parts = {name: Part(pool=pool, weight=w, optional=False) for name, w in weights.items()}
-    forwards = combined(parts, values)
-    backwards = combined(parts, dict(reversed(values.items())))
+    forwards = combined(parts, values, {})
+    backwards = combined(parts, dict(reversed(values.items())), {})
     assert forwards.value == backwards.value
 
 

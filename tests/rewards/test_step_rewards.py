@@ -110,8 +110,8 @@ def test_parts_weigh_their_steps() -> None:
         for name, weight in (("a", 2), ("b", -1))
     }
     scores = {"a": Score(value=0.5, steps=((1, 0.5),)), "b": Score(value=0.25, steps=((1, 0.25),))}
-    assert combined(parts, scores).steps == ((1, 1.0), (1, -0.25))
-    assert dict(placed(said("1\n2"), combined(parts, scores)).token_rewards) == {0: 0.75}
+    assert combined(parts, scores, {}).steps == ((1, 1.0), (1, -0.25))
+    assert dict(placed(said("1\n2"), combined(parts, scores, {})).token_rewards) == {0: 0.75}
 
 
 REWARD = """
