@@ -106,8 +106,9 @@ class OpenEnvEnvironment:
         if not self._field:
             required = self.fields()
             self._field = required[0] if len(required) == 1 else ""
-        address = f"ws{self._url.removeprefix('http')}/ws"
-        self._socket = self._client.connect(address, open_timeout=CONNECT_S, max_size=None)
+        self._socket = self._client.connect(
+            f"ws{self._url.removeprefix('http')}/ws", open_timeout=CONNECT_S, max_size=None
+        )
         own = {name: prompt.metadata.get(name, value) for name, value in self._reset.items()}
         found = self._ask("reset", {"seed": seed_of(prompt, seed), **own})
         text = self._text(found)
@@ -124,19 +125,25 @@ class OpenEnvEnvironment:
             goes on.
         """
         try:
-            action = {self._field: text} if self._field else json.loads(text)
-            found = self._ask("step", action)
-        except (ValueError, RecursionError, RefusedAction) as error:
+            found = self._ask("step", self._action(text))
+        except RefusedAction as error:
             return Step(f"That is no action: {error}", reason="no action")
-        reward = found.get("reward")
-        over = bool(found.get("done"))
-        return Step(self._text(found), float(reward or 0.0), terminated=over)
+        reward = float(found.get("reward") or 0.0)
+        return Step(self._text(found), reward, terminated=bool(found.get("done")))
 
     def close(self) -> None:
         """End the session."""
         if self._socket is not None:
             self._socket.send(json.dumps({"type": "close"}))
             self._socket.close()
+
+    def _action(self, text: str) -> object:
+        if self._field:
+            return {self._field: text}
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RefusedAction(str(error)) from error
 
     def _ask(self, what: str, data: object) -> Mapping[str, Any]:
         """Send a message; the data of the answer.
@@ -171,4 +178,4 @@ class OpenEnvEnvironment:
 
 
 class RefusedAction(Exception):
-    """The server does not take what the policy wrote for an action."""
+    """What the policy wrote is no JSON, or the server does not take it for an action."""

@@ -11,10 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from oxrl.environments import openenv_adapter
 from oxrl.environments.pool import EnvironmentPool, LostEpisode
 from oxrl.errors import EnvironmentDefinitionError
 from oxrl.runs.patience import Patience
@@ -279,3 +281,20 @@ def test_a_server_that_is_not_there_is_told_before_any_episode() -> None:
     assert "no OpenEnv server answers at http://127.0.0.1:9" in refusal(
         "openenv", url="http://127.0.0.1:9"
     )
+
+
+def test_a_server_that_breaks_is_no_fault_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    socket_ = SimpleNamespace(send=said.append, recv=lambda: "<html>502</html>")
+    monkeypatch.setattr(openenv_adapter, "need", lambda *_: None)
+    for action, turn in (("message", "hello"), ("", '{"message": "hello"}')):
+        environment = openenv_adapter.OpenEnvEnvironment("http://127.0.0.1:9", action)
+        environment._socket = socket_
+        with pytest.raises(ValueError, match="Expecting value"):
+            environment.step(turn)
+    assert len(said) == 2
+    # A turn that is no JSON is the policy's, and nothing is sent.
+    for turn in ("hello", "[" * 100_000):
+        step = environment.step(turn)
+        assert step.reason == "no action" and "That is no action" in str(step.messages)
+    assert len(said) == 2
