@@ -54,6 +54,9 @@ def _keep(child: int) -> NoReturn:
     end_all()
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
+        # What is blocked, or makes an exception in Python, does not end this process.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WOKEN_BY)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code & 0xFF)
 

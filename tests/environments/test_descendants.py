@@ -286,3 +286,25 @@ def test_what_a_judged_program_started_ends_with_it_where_nothing_keeps_it_in(
         assert len(pids) == 2 and all(gone(pid) for pid in pids)
     finally:
         sandbox.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a keeper is one of Linux")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL", "SIGABRT"])
+def test_a_keeper_ends_by_the_signal_that_ended_its_child(tmp_path: Path, name: str) -> None:
+    (tmp_path / "ends.py").write_text(
+        "import os, signal\n"
+        "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+        f"os.kill(os.getpid(), signal.{name})\n"
+        "signal.pause()\n"
+    )
+    paths = [str(tmp_path), *filter(None, sys.path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "oxrl.processes.keeper", "ends"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.Signals[name]
+    assert done.stderr == ""
