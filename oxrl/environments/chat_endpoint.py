@@ -14,6 +14,7 @@ import queue
 import re
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -188,7 +189,7 @@ class ChatEndpoint:
 class _Server(ThreadingHTTPServer):
     """Serves every connection in a thread, those of strangers only as far as there is room."""
 
-    # Somebody may hang up while a reply is waited for; nothing is to be said of that.
+    # Somebody may hang up while a reply is waited for.
     daemon_threads = True
     endpoint: ChatEndpoint
 
@@ -202,6 +203,11 @@ class _Server(ThreadingHTTPServer):
             with contextlib.suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """See BaseServer: nothing is said of a connection that is gone."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -259,11 +265,9 @@ class _Handler(BaseHTTPRequestHandler):
         calls = [call | {"index": n} for n, call in enumerate(message.get("tool_calls", []))]
         delta = message | ({"tool_calls": calls} if calls else {})
         events = [choice | {"delta": delta, "finish_reason": None}, choice | {"delta": {}}]
-        lines: list[str] = []
-        for event in events:
-            chunk = about | {"object": "chat.completion.chunk", "choices": [event]}
-            lines.append(f"data: {json.dumps(chunk)}\n\n")
-        self._write(200, "text/event-stream", "".join([*lines, "data: [DONE]\n\n"]))
+        chunk = about | {"object": "chat.completion.chunk"}
+        lines = [f"data: {json.dumps(chunk | {'choices': [event]})}\n\n" for event in events]
+        self._write(200, "text/event-stream", "".join(lines) + "data: [DONE]\n\n")
 
     def _refuse(self, status: int, why: str) -> None:
         # What was sent may not have been read.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import socket
+import struct
 import sys
 import threading
 import time
@@ -339,6 +340,33 @@ def test_a_request_that_stops_in_the_middle_is_given_up(
     start = time.monotonic()
     assert sent(served, served.key, "100", b"{") == b""
     assert time.monotonic() - start < 4
+
+
+def test_a_client_that_hangs_up_is_nothing_to_speak_of(
+    served: ChatEndpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    port = int(served.url.removesuffix("/v1").rpartition(":")[2])
+    body = b'{"messages": [{"role": "user", "content": "q"}]}'
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {served.key}\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    before = threading.active_count()
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(head.encode() + body)
+        asked = served.asked.get(timeout=5)
+        # Reset it, as the system does for a process that is killed.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert asked is not None
+    asked.reply.put({"role": "assistant", "content": "hello" * 100_000})
+    until = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.05)
+    assert capfd.readouterr().err == ""
+    # Any other error is still told.
+    try:
+        raise LookupError("a fault of ours")
+    except LookupError:
+        served._server.handle_error(None, ("127.0.0.1", port))
+    assert "a fault of ours" in capfd.readouterr().err
 
 
 def test_many_requests_at_once_are_all_answered(served: ChatEndpoint) -> None:
