@@ -19,6 +19,7 @@ Source: TRL's documentation of GRPOTrainer, "Agent Training", sections Environme
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any, cast
 
 from oxrl.environments.adapting import with_text
@@ -47,14 +48,14 @@ class ObjectTools(ToolEnvironment):
 
     def reset(self, prompt: Prompt, seed: int) -> list[Message]:
         """Hand the row of data to the object's own `reset`, as far as that takes it."""
-        row = {"prompt": list(prompt.messages), "answer": prompt.answer, **prompt.metadata}
-        given = row | {"seed": seed}
+        row = {"prompt": list(prompt.messages), "answer": prompt.answer}
+        given = {**row, **prompt.metadata, "seed": seed}
         parameters = inspect.signature(self._object.reset).parameters.values()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             names = [parameter.name for parameter in parameters]
             given = {name: value for name, value in given.items() if name in names}
         text = awaited(self._object.reset(**given))
-        if text is not None and not isinstance(text, str):
+        if not isinstance(text, str | None):
             raise ValueError(f"reset gave {type(text).__name__}, need a text or None")
         return with_text(prompt.messages, text or "")
 
@@ -62,7 +63,7 @@ class ObjectTools(ToolEnvironment):
         """Answer calls, and say what the object's worth has gained."""
         step = super().step(text)
         reward = self._gained(over=step.terminated or step.truncated)
-        return Step(step.messages, reward, step.terminated, step.truncated, step.reason)
+        return replace(step, reward=reward)
 
     def worth_when_cut(self) -> float:
         """See `Environment`: an object with `get_reward` is asked at every end."""

@@ -145,7 +145,7 @@ def _function(place: str) -> Callable[[str], object]:
 def _unwrapped(library: Any, game: Any) -> Any:
     """A game that says only what is new, and takes moves as it does with its usual wrappers."""
     formatting = library.wrappers.ActionFormattingWrapper
-    formats = game.is_wrapped_with(formatting) if hasattr(game, "is_wrapped_with") else False
+    formats = hasattr(game, "is_wrapped_with") and game.is_wrapped_with(formatting)
     while isinstance(game, library.core.Wrapper):
         game = game.env
     return formatting(game) if formats else game

@@ -5,13 +5,11 @@ No pickle anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -104,25 +102,6 @@ def in_one_piece(bucket: list[NamedTensor]) -> Whole:
     whole = room_for(shapes, first.dtype, first.device)
     torch.cat([tensor.reshape(-1) for _, tensor in bucket], out=whole.memory)
     return whole
-
-
-def stored_tensors(directory: Path, pattern: str) -> dict[str, Callable[[], Tensor]]:
-    """What the safetensors files of `pattern` hold.
-
-    Returns:
-        name -> function that reads that tensor, to the CPU.
-    """
-    found: dict[str, Callable[[], Tensor]] = {}
-    for path in sorted(directory.glob(pattern)):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():
-                found[name] = partial(_read_tensor, path, name)
-    return found
-
-
-def _read_tensor(path: Path, name: str) -> Tensor:
-    with safe_open(path, framework="pt") as file:
-        return file.get_tensor(name)
 
 
 def save_model(

@@ -206,11 +206,16 @@ def check_prompts_read(cfg: Config, prepared: Prepared, patience: Patience) -> s
     if not open_choice(cfg):
         how = "once for all responses" if cfg.train.share_prefix else "once per response"
         return f"read {how}, as train.share_prefix says"
+    return told(decided(_as_it_is_here(cfg))).removeprefix("each prompt is ")
+
+
+def _as_it_is_here(cfg: Config) -> Config:
+    """With the model's folder; asking the hub for news takes its time where there is no network."""
     name = cfg.model.name
-    if not is_builtin(name):
-        own = cfg.model.model_copy(update={"name": str(_folder_of(name)), "revision": None})
-        cfg = cfg.model_copy(update={"model": own})
-    return told(decided(cfg)).removeprefix("each prompt is ")
+    if is_builtin(name):
+        return cfg
+    own = cfg.model.model_copy(update={"name": str(_folder_of(name)), "revision": None})
+    return cfg.model_copy(update={"model": own})
 
 
 def check_device(cfg: Config, prepared: Prepared, patience: Patience) -> str:
@@ -232,12 +237,7 @@ def check_tokenizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     from oxrl.data.chat import ChatEncoder
     from oxrl.recipes.build import build_tokenizer
 
-    name = cfg.model.name
-    if not is_builtin(name):
-        # As it is here: asking the hub for news takes its time where there is no network.
-        own = cfg.model.model_copy(update={"name": str(_folder_of(name)), "revision": None})
-        cfg = cfg.model_copy(update={"model": own})
-    tokenizer = build_tokenizer(cfg)
+    tokenizer = build_tokenizer(_as_it_is_here(cfg))
     ChatEncoder(tokenizer)
     prepared.tokenizer = tokenizer
     template = cfg.model.chat_template or "its own chat template"

@@ -119,8 +119,7 @@ def score_code(
     Returns:
         As of `code_reward`.
     """
-    used = sandbox_of(**of_sandbox)
-    return judged(used, text, prompt.answer, partial=partial, total_s=total_s)
+    return judged(sandbox_of(**of_sandbox), text, prompt.answer, partial=partial, total_s=total_s)
 
 
 def score_format(_prompt: Prompt, text: str, *, pattern: str = THINK_ANSWER) -> Score:

@@ -65,8 +65,7 @@ def final_words(response: str) -> str:
         The words without the marker, up to the end of their line or tag; empty if there are none.
     """
     text = response.rpartition("</think>")[2]
-    markers = list(_MARKER.finditer(text))
-    for marker in reversed(markers):
+    for marker in reversed(list(_MARKER.finditer(text))):
         told = _ENDS.split(text[marker.end() :].lstrip(), maxsplit=1)[0]
         told = told.strip(" :=")
         if told:

@@ -68,12 +68,10 @@ def repetition_reward(response: str, *, words: int = 3, worst: float = -1.0) -> 
     if words < 1 or worst > 0:
         raise ValueError(f"need words >= 1 and worst <= 0, got {words} and {worst}")
     said = response.lower().split()
-    starts = range(len(said) - words + 1)
-    runs = [tuple(said[start : start + words]) for start in starts]
+    runs = [tuple(said[start : start + words]) for start in range(len(said) - words + 1)]
     if not runs:
         return Score(value=0.0)
-    repeated = 1 - len(set(runs)) / len(runs)
-    return Score(value=worst * repeated)
+    return Score(value=worst * (1 - len(set(runs)) / len(runs)))
 
 
 def cosine_length_value(

@@ -43,9 +43,10 @@ def tool_call_reward(response: str, answer: object) -> Score:
         if name != right:
             return Score(value=0.0, reason=f"calls {name[:80]!r}, expected {right[:80]!r}")
         if not same(arguments, needed):
-            shown = json.dumps(arguments)[:120]
-            expected = json.dumps(needed)[:120]
-            return Score(value=0.0, reason=f"{name} with {shown}, expected {expected}")
+            reason = (
+                f"{name} with {json.dumps(arguments)[:120]}, expected {json.dumps(needed)[:120]}"
+            )
+            return Score(value=0.0, reason=reason)
     return Score(value=1.0)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from small_runs import preference_config, rl_config, sft_config
 
 from oxrl.config import Config
@@ -19,7 +20,7 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.errors import DataError, NonFiniteError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.stored import non_finite_values
-from oxrl.models.weights import save_model, stored_tensors
+from oxrl.models.weights import save_model
 from oxrl.recipes import run
 from oxrl.runs.checkpoint import verify_checkpoint
 
@@ -64,8 +65,8 @@ def assert_all_finite(folder: Path) -> None:
     files = list(folder.rglob("*.safetensors"))
     assert files
     for file in files:
-        for read in stored_tensors(file.parent, file.name).values():
-            assert non_finite_values(read()) == 0
+        for tensor in load_file(file).values():
+            assert non_finite_values(tensor) == 0
 
 
 def assert_refused(cfg: Config, said: str, left: list[str]) -> None:

@@ -77,16 +77,6 @@ OF_RECIPE: Mapping[str, tuple[Check, ...]] = {
 }
 
 
-OF_EVALUATION: tuple[Check, ...] = (
-    check_ranks,
-    check_deepspeed,
-    check_samplers,
-    *MODEL,
-    check_reward,
-    check_environment,
-)
-
-
 def training_problems(cfg: Config) -> Problems:
     """Every cross-section problem of a training run."""
     for check in OF_ALL:
