@@ -18,7 +18,7 @@ from oxrl.config.checks import evaluation_problems, notices, training_problems
 from oxrl.config.checks.reward import check_reward
 from oxrl.config.fields import CELLS, why_bounded
 from oxrl.config.other_names import OTHER_NAMES, meaning, meant_by, translated
-from oxrl.config.reads import OF_EVALUATIONS, fields_read, why_unread
+from oxrl.config.reads import OF_EVALUATIONS, fields_read, sections_of, why_unread
 from oxrl.config.schema import EVALUATED, FIELDS, SECTIONS, Config, fields_of, recipe_of, root_class
 from oxrl.config.sections.reward import RewardPart
 from oxrl.config.source import (
@@ -170,7 +170,8 @@ def _load(
 ) -> Config:
     """Check fields, across sections with `check`, and warn of what does less than it seems to."""
     with suppress(OSError, OxrlError):  # told by the checks, or where the run is opened
-        _keep_what_was_taken(source)
+        if not evaluates and is_run(source.directory):
+            _keep_what_was_taken(source.values, sections_of(recorded_config(source.directory)))
     cfg, problems = _validate(source, evaluates=evaluates)
     unread = _unread(cfg, source)
     if evaluates:
@@ -186,16 +187,22 @@ def _load(
     return cfg
 
 
-def _keep_what_was_taken(source: Source) -> None:
-    """A run that is there already keeps the checkpoints that it began with."""
-    if not is_run(source.directory):
+def _keep_what_was_taken(given: object, began: object) -> None:
+    """A run that is there already keeps the checkpoints that it began with.
+
+    Args:
+        given: what is written now, at any depth: names of runs in it are replaced.
+        began: what the run recorded there.
+    """
+    if not (isinstance(given, dict) and isinstance(began, dict)):
         return
-    for path, began in recorded_config(source.directory).items():
-        section, _, name = path.partition(".")
-        written = source.values.get(section, {}).get(name)
-        if name == "name" and isinstance(written, str) and isinstance(began, str):
-            if named_run(written) in Path(began).parents:
-                source.values[section][name] = began
+    for name in given.keys() & began.keys():
+        written = given[name]
+        then = began[name]
+        if name == "name" and isinstance(written, str) and isinstance(then, str):
+            if named_run(written) in Path(then).parents:
+                given[name] = then
+        _keep_what_was_taken(written, then)
 
 
 def _dropped_signs(cfg: Config, source: Source) -> list[str]:

@@ -27,6 +27,7 @@ Learned = Annotated[str, AfterValidator(_taken)]
 
 def told_origin(name: str) -> str:
     """That a model lies in the directory of a run, in words; empty where it does not."""
-    if not any(map(is_run, Path(name).parents[:2])):
+    # A name such as builtin:tiny is in no folder, though a path of that name would be in this one.
+    if not (Path(name).exists() and any(map(is_run, Path(name).parents[:2]))):
         return ""
     return f"begins with what a run learned, as it is in {name}"

@@ -10,6 +10,8 @@ import pytest
 from small_runs import preference_config, rl_config, sft_config
 
 from oxrl.config import Config, load_config
+from oxrl.config.load import load_reward_config
+from oxrl.config.origins import told_origin
 from oxrl.config.plan import plan_text
 from oxrl.errors import ConfigError
 from oxrl.recipes import run
@@ -140,3 +142,46 @@ def test_a_resume_says_from_where_it_goes_on_or_that_it_starts_anew(
     fresh = sft_config(tmp_path, "another", ["run.steps=1"])
     run(fresh)
     assert "anew" not in capsys.readouterr().out
+
+
+def reward_model(folder: Path) -> tuple[Path, Path, Path]:
+    """A run of a reward model, its newest checkpoint, and the place of a later one that is aside
+    as `aside`.
+    """
+    train = {"alg_name": "reward_model", "lr": 1e-3}
+    cfg = preference_config(folder, "rm", ["run.steps=4"], train=train)
+    run(cfg)
+    older = cfg.run.directory / "checkpoints" / "step_00000002"
+    newer = cfg.run.directory / "checkpoints" / "step_00000004"
+    newer.rename(folder / "aside")
+    return cfg.run.directory, older, newer
+
+
+def test_a_resumed_run_keeps_the_checkpoint_of_a_part_of_its_reward(tmp_path: Path) -> None:
+    place, older, newer = reward_model(tmp_path)
+    parts = {"liked": {"name": str(place)}, "right": {"name": "math"}}
+    cfg = rl_config(tmp_path, "rl", ["run.steps=1", "~reward.name"], reward={"parts": parts})
+    run(cfg)
+    (tmp_path / "aside").rename(newer)
+    [config] = tmp_path.glob("rl.yaml")
+    again = load_config(config, ["run.steps=2", "~reward.name"])
+    assert again.reward.parts["liked"].name == str(older)
+    run(again, resume=True)
+
+
+def test_a_score_is_by_the_checkpoint_that_the_named_run_has_now(tmp_path: Path) -> None:
+    place, older, newer = reward_model(tmp_path)
+    cfg = rl_config(tmp_path, "rl", ["run.steps=1"], reward={"name": str(place)})
+    run(cfg)
+    (tmp_path / "aside").rename(newer)
+    own = cfg.run.directory / "config.yaml"
+    assert load_reward_config(own, []).reward.name == str(older)
+    assert load_reward_config(own, [f"reward.name={place}"]).reward.name == str(newer)
+
+
+def test_a_name_that_is_no_folder_is_not_told_to_be_of_the_run_around_it(
+    sft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(sft)
+    assert told_origin("builtin:tiny") == ""
+    assert told_origin("checkpoints/step_00000004").startswith("begins with what a run learned")
