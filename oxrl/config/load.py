@@ -211,7 +211,7 @@ def _dropped_signs(cfg: Config, source: Source) -> list[str]:
     for name, value in source.values.get("train", {}).items():
         if name in ("clip_low", "clip_high") and float(str(value)) < 0:
             stored = getattr(cfg.train, name)
-            place = source.where[f"train.{name}"]
+            place = _place(f"train.{name}", source)
             signs.append(f"train.{name} = {value} is stored as {stored} ({place})")
     if not signs:
         return []
@@ -226,7 +226,8 @@ def _validate(source: Source, *, evaluates: bool) -> tuple[Config, list[Problem]
         wrong ones; and what is wrong.
     """
     written = {section: dict(fields) for section, fields in source.values.items()}
-    problems = [*source.problems, *_read_misnamed(source, written)]
+    misnamed = _read_misnamed(source, written)
+    problems = [*source.problems, *_new(misnamed, source.problems)]
     recipe = recipe_of(written)
     root = root_class(recipe, evaluates=evaluates)
     known = fields_of(recipe, evaluates=evaluates)

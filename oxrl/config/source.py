@@ -8,7 +8,6 @@ from pathlib import Path, PurePath
 from typing import Any, cast
 
 from ruamel.yaml import YAML
-from ruamel.yaml.constructor import ConstructorError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
@@ -38,7 +37,7 @@ PARTS = "reward.parts"
 # near either.
 MOST_CHARACTERS = 100_000
 MOST_BRACKETS = 200
-MOST_FIELDS = 10_000  # of names that are none of ours
+MOST_VALUES = 30_000  # and keys, counted as often as an alias repeats them
 
 
 @dataclass(frozen=True)
@@ -83,15 +82,15 @@ class Source:
         return Path(str(place)) if place else Path("runs") / str(section.get("name"))
 
     def written(self, path: str) -> bool:
-        """Whether the field of this dotted name was given a value."""
+        """Whether the field of this dotted name was given a value, under names of ours."""
         section, _, name = path.partition(".")
-        return path in self.foreign or name in self.values.get(section, {})
+        return name in self.values.get(section, {})
 
     def switched_off(self, path: str) -> bool:
         """Whether the field of this dotted name is null by name, or was taken back."""
         section, _, name = path.partition(".")
-        null = self.written(path) and self.values[section][name] is None
-        return null or (path in self.taken_back and not self.written(path))
+        unwritten = None if path in self.taken_back else UNSET
+        return self.values.get(section, {}).get(name, unwritten) is None
 
     def wrong(self, path: str, rule: str, place: str) -> None:
         """Add a problem that was found at `place`."""
@@ -109,18 +108,16 @@ def read_source(path: Path | str, overrides: Sequence[str]) -> Source:
         What was written, with the problems found on the way.
 
     Raises:
-        ConfigError: the file cannot be read, or is no YAML: nothing else can be checked then.
+        ConfigError: the file cannot be read, is empty or no YAML: nothing else can be checked then.
     """
     source = Source(file=str(path))
     root = _compose(_read_text(Path(path)), source.file)
     if root is None:
-        rule = f"{path} is empty; it needs at least run, model, data and train"
-        source.problems.append(Problem("", rule))
-    elif not isinstance(root, MappingNode):
+        raise ConfigError(f"{path} is empty; it needs at least run, model, data and train")
+    if not isinstance(root, MappingNode):
         rule = "the file must hold sections such as `train:`, not a list or a single value"
         raise ConfigError(f"{path}:1: {rule}")
-    else:
-        _read_sections(root, source)
+    _read_sections(root, source)
     apply_overrides(source, overrides)
     return source
 
@@ -162,19 +159,32 @@ def mapping_source(name: str, given: Mapping[Any, Any], overrides: Sequence[str]
 
 def _take(path: str, value: object, source: Source) -> None:
     """One field as a program says it: of the kinds that a file could say."""
-    section, _, name = path.partition(".")
     if isinstance(value, PurePath):
         value = str(value)
-    many = isinstance(value, list | tuple | set)
-    if many or (isinstance(value, Mapping) and path not in (*MAPPINGS, PARTS)):
-        source.wrong(path, "takes a single value, not a list or nested fields", source.file)
-        return
     if isinstance(value, Mapping):
         value = _plain_mapping(cast(Mapping[object, object], value), depth=1 + (path == PARTS))
-    if path in FIELDS:
-        source.values.setdefault(section, {})[name] = value
-    else:
+    try:
+        repr(value)  # refuses a number of too many digits, as `_plain` does
+        _enter(path, value, source)
+    except ValueError as error:
+        source.wrong(path, str(error), source.file)
+
+
+def _enter(path: str, value: object, source: Source) -> None:
+    """Keep the value of a field, whether it is one of ours or not.
+
+    Raises:
+        ValueError: it holds several values, and the field takes one.
+    """
+    section, _, name = path.partition(".")
+    if path not in FIELDS:
         source.foreign[path] = value
+    elif isinstance(value, list | tuple | set) or (
+        isinstance(value, dict) and path not in (*MAPPINGS, PARTS)
+    ):
+        raise ValueError("takes a single value, not a list or nested fields")
+    else:
+        source.values.setdefault(section, {})[name] = value
 
 
 def _plain_mapping(given: Mapping[object, object], *, depth: int) -> dict[str, object]:
@@ -207,7 +217,7 @@ def _compose(text: str, name: str) -> Node | None:
         limits = f"more than {MOST_CHARACTERS} characters or {MOST_BRACKETS} brackets"
         raise ConfigError(f"{name}: not a configuration: {limits}")
     try:
-        return YAML(pure=True).compose(text)
+        root = YAML(pure=True).compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line if mark is not None else 0
@@ -219,6 +229,15 @@ def _compose(text: str, name: str) -> Node | None:
         raise ConfigError(f"{name}: not YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise ConfigError(f"{name}: not a configuration: nested far too deep") from None
+    found = [root]
+    for node in found:  # of a mapping, pairs of nodes
+        inside = getattr(node, "value", node)
+        if isinstance(inside, list | tuple):
+            found += inside
+        if len(found) > MOST_VALUES:
+            why = f"more than {MOST_VALUES} values, with those that it repeats"
+            raise ConfigError(f"{name}: not a configuration: {why}")
+    return root
 
 
 def _entries(
@@ -251,34 +270,26 @@ def _read_sections(root: MappingNode, source: Source) -> None:
                 source.wrong(section, _unknown_section(section), place)
             _foreign(section, node, source)
         elif isinstance(node, MappingNode):
-            for path, value, at in _entries(node, f"{section}.", source):
-                _store(path, value, at, source)
-        elif not (isinstance(node, ScalarNode) and node.value in ("", "~", "null")):
+            for path, value, _ in _entries(node, f"{section}.", source):
+                _store(path, value, source)
+        elif node.value not in ("", "~", "null"):
             source.wrong(section, "is a section and holds fields, not a value", place)
+            _foreign(section, node, source)
 
 
 def _foreign(path: str, node: Node, source: Source) -> None:
-    """Keep what is written under a name that is none of ours, value by value.
-
-    Raises:
-        ConfigError: it names more than a configuration has, by repeating parts of itself.
-    """
-    if len(source.where) > MOST_FIELDS:
-        raise ConfigError(f"{source.file}: not a configuration: more than {MOST_FIELDS} fields")
-    if isinstance(node, MappingNode):
+    """Keep what is written under a name that is none of ours, value by value."""
+    if isinstance(node, MappingNode) and node.value:
         for inner, value, _ in _entries(node, f"{path}.", source):
             _foreign(inner, value, source)
-        return
-    try:
-        source.foreign[path] = _plain(node)
-    except ValueError as error:
-        source.wrong(path, str(error), source.where[path])
+    else:
+        _store(path, node, source)
 
 
 def _unknown_section(name: str) -> str:
     section, _, _ = name.partition(".")
-    hint = meant_by(name) or homes(section) or did_you_mean(section, SECTIONS)
-    return f"unknown section{hint} (sections: {', '.join(SECTIONS)})"
+    hint = meant_by(name) or homes(name) or did_you_mean(section, SECTIONS)
+    return f"unknown section{hint} (sections, their fields below them: {', '.join(SECTIONS)})"
 
 
 def homes(name: str) -> str:
@@ -287,31 +298,31 @@ def homes(name: str) -> str:
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
-def _store(path: str, node: Node, place: str, source: Source) -> None:
-    section, _, name = path.partition(".")
-    values = source.values.setdefault(section, {})
+def _store(path: str, node: Node, source: Source) -> None:
+    """One field as a file says it; what is wrong with it becomes a problem."""
     try:
-        if path not in FIELDS:
-            _foreign(path, node, source)
-        elif isinstance(node, ScalarNode):
-            values[name] = _plain(node)
-        elif path in (*MAPPINGS, PARTS) and isinstance(node, MappingNode):
-            values[name] = _mapping(path, node, place, source, depth=1 + (path == PARTS))
-        else:
-            raise ValueError("takes a single value, not a list or nested fields")
+        _enter(path, _value(path, node, source), source)
     except ValueError as error:
-        source.wrong(path, str(error), place)
+        source.wrong(path, str(error), source.where[path])
 
 
-def _mapping(path: str, node: MappingNode, place: str, source: Source, *, depth: int) -> object:
+def _value(path: str, node: Node, source: Source) -> object:
+    """What a field is given; keys of a mapping have places of their own."""
+    if path in (*MAPPINGS, PARTS) and isinstance(node, MappingNode):
+        return _mapping(path, node, source, depth=1 + (path == PARTS))
+    return _plain(node)
+
+
+def _mapping(path: str, node: MappingNode, source: Source, *, depth: int) -> object:
     """The entries of a mapping by their keys, and those inside of them where it is that deep."""
     prefix = f"{path}."
+    place = source.where[path]
     override = place if place.startswith("override") else ""
     found: dict[str, object] = {}
     for key, item, _ in _entries(node, prefix, source, override):
         name = key.removeprefix(prefix)
         if depth > 1 and isinstance(item, MappingNode):
-            found[name] = _mapping(key, item, place, source, depth=1)
+            found[name] = _mapping(key, item, source, depth=1)
         else:
             found[name] = _plain(item)
     return found
@@ -325,58 +336,69 @@ def _plain(node: Node) -> object:
         value = YAML(typ="safe", pure=True).constructor.construct_object(node, deep=True)
         repr(value)  # refuses a number of too many digits, which may have been hexadecimal
         return value
-    except ConstructorError:
-        raise ValueError(f"the YAML tag {node.tag} is not supported; write a plain value") from None
+    except MarkedYAMLError as error:
+        raise ValueError(f"needs a plain value: {error.problem}") from None
 
 
 def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
     """Enter overrides, in order; what is wrong with one becomes a problem of the source."""
     for override in overrides:
-        _apply_override(override, source)
+        path = override.partition("=")[0].strip().removeprefix("~")
+        place = f"override '{override}'"
+        if "." in path:
+            source.where[path] = place
+        try:
+            _apply_override(override, path, source)
+        except ValueError as error:
+            source.wrong(path, str(error), place)
 
 
-def _apply_override(override: str, source: Source) -> None:
-    """`section.field=value` sets, `~section.field` takes back what the file says."""
-    key, equals, text = override.partition("=")
-    path = key.strip().removeprefix("~")
+def _apply_override(override: str, path: str, source: Source) -> None:
+    """`section.field=value` sets, `~section.field` takes back what the file says.
+
+    Raises:
+        ValueError: it does neither.
+    """
+    _, equals, text = override.partition("=")
     section, dot, name = path.partition(".")
-    place = f"override '{override}'"
     if path.startswith(f"{PARTS}."):
         _override_part(override, path, text, source)
     elif override.startswith("~"):
-        if equals or not source.written(path):
-            rule = (
+        if equals or not (source.written(path) or path in source.foreign):
+            raise ValueError(
                 "takes back a field that the file sets: "
                 "write ~section.field, naming one that is there"
             )
-            source.wrong(path, rule, place)
-        else:
-            source.foreign.pop(path, None)
-            source.values.get(section, {}).pop(name, None)
-            source.taken_back.add(path)
+        source.foreign.pop(path, None)
+        source.values.get(section, {}).pop(name, None)
+        source.taken_back.add(path)
     elif not equals or (section in SECTIONS and not dot):
-        source.wrong(path, "an override is written section.field=value", place)
+        raise ValueError("an override is written section.field=value")
     elif section not in SECTIONS:
-        source.wrong(path, _unknown_section(path), place)
+        raise ValueError(_unknown_section(path))
     else:
-        source.where[path] = place
-        node = _override_node(path, text, place, source)
-        if node is not None:
-            _store(path, node, place, source)
+        _enter(path, _value(path, _override_node(text), source), source)
 
 
-def _override_node(path: str, text: str, place: str, source: Source) -> Node | None:
-    """What an override gives a field; None where it is no YAML, which becomes a problem."""
+def _override_node(text: str) -> Node:
+    """What an override gives a field.
+
+    Raises:
+        ConfigError: it is no YAML.
+    """
     try:
         return _compose(text, "") or ScalarNode("tag:yaml.org,2002:null", "")
     except ConfigError as error:
-        source.wrong(path, f"{str(error).lstrip(':1 ')}; quote the value if it is text", place)
-        return None
+        why = str(error).lstrip(":1 ")
+        raise ConfigError(f"{why}; quote the value if it is text") from None
 
 
 def _override_part(override: str, path: str, text: str, source: Source) -> None:
-    """`reward.parts.part.field=value`, `reward.parts.part={...}`, or `~` and one of these paths."""
-    place = f"override '{override}'"
+    """`reward.parts.part.field=value`, `reward.parts.part={...}`, or `~` and one of these paths.
+
+    Raises:
+        ValueError: there is no such part, or nothing to take back.
+    """
     parts = source.values.setdefault("reward", {}).setdefault("parts", {})
     part, _, name = path.removeprefix(f"{PARTS}.").partition(".")
     holder = parts
@@ -384,27 +406,16 @@ def _override_part(override: str, path: str, text: str, source: Source) -> None:
         holder = parts.get(part)
     key = name or part
     if not isinstance(holder, dict) or not key:
-        rule = "reward.parts has no such part: write reward.parts.PART={name: math}, or its fields"
-        source.wrong(PARTS, rule, place)
-    elif not override.startswith("~"):
-        _set_in_part(holder, key, path, _override_node(path, text, place, source), place, source)
+        raise ValueError(
+            "reward.parts has no such part: write reward.parts.PART={name: math}, or its fields"
+        )
+    if not override.startswith("~"):
+        node = _override_node(text)
+        if isinstance(node, MappingNode):
+            holder[key] = _mapping(path, node, source, depth=1)
+        else:
+            holder[key] = _plain(node)
     elif key in holder:
         del holder[key]
     else:
-        source.wrong(path, "takes back what the file sets: name a part or field there", place)
-
-
-def _set_in_part(
-    holder: dict[str, object], key: str, path: str, node: Node | None, place: str, source: Source
-) -> None:
-    """Give a part, or a field of one, the value of a node; what it cannot be becomes a problem."""
-    if node is None:
-        return
-    source.where[path] = place
-    try:
-        if isinstance(node, MappingNode):
-            holder[key] = _mapping(path, node, place, source, depth=1)
-        else:
-            holder[key] = _plain(node)
-    except ValueError as error:
-        source.wrong(path, str(error), place)
+        raise ValueError("takes back what the file sets: name a part or field there")

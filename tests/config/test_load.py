@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
-from oxrl.config import dump_config, load_config, load_evaluation_config
+from oxrl.config import dump_config, load_config, load_evaluation_config, load_source
+from oxrl.config.source import mapping_source
 from oxrl.errors import ConfigError
 
 # The block of the architecture notes, unchanged, and the lines that go with it.
@@ -157,6 +159,7 @@ def test_a_problem_that_only_follows_from_another_is_not_reported(
         ("rollout.top_p=0", "greater than 0"),
         ("train.lr=!!python/name:os.system", "tag"),
         ("train.lr=[1", "not YAML"),
+        ("train.mix={a: {b: 1, b: 2}}", "found duplicate key"),
         ("run.name=*x", "not YAML"),
         ("~train.lr", "takes back a field that the file sets"),
     ],
@@ -186,7 +189,8 @@ def test_one_wrong_override_gives_one_problem_that_says_what_to_write(
         (b"run: {name: \xff}\n", "byte 12 is not UTF-8"),
         ("run: 5\n", "is a section and holds fields"),
         ("? [1, 2]\n: 3\n", "a field name must be a word"),
-        ("run: &run {name: [*run]}\n", "single value"),
+        ("run: &run {name: [*run]}\n", "not a configuration: more than"),
+        ("foo: &a {x: *a}\n", "not a configuration: more than"),
     ],
 )
 def test_a_file_that_is_no_configuration_says_where_and_why(
@@ -370,3 +374,64 @@ def test_a_name_that_no_file_system_takes_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="has 3,000 characters; no name of a file"):
         load_config(write(), [f"{field}={'x' * 3000}"])
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('"data.eval": data/test.jsonl', "data.eval\n    unknown section; did you mean 'data'?"),
+        ("train.beta: 0.1", "train.beta\n    unknown section; did you mean 'train'?"),
+        ("foo: 3", "foo\n    unknown section (sections, their fields below them:"),
+        ("trian:", "trian\n    unknown section; did you mean 'train'?"),
+        ("trian: {}", "trian\n    unknown section; did you mean 'train'?"),
+        ("critic: {}", "critic\n    unknown section; a section of verl"),
+        ("trainer:", "trainer = null\n    unknown field; a section of verl"),
+    ],
+)
+def test_one_mistake_at_the_top_of_a_file_is_one_problem(
+    write: Callable[..., Path], line: str, told: str
+) -> None:
+    path = write()
+    path.write_text(f"{path.read_text()}{line}\n")
+    report = problems(path)
+    assert count(report) == 1 and told in report
+
+
+def test_a_misnamed_mapping_is_one_unknown_field_and_read_as_what_was_meant(
+    write: Callable[..., Path],
+) -> None:
+    report = problems(write(data={"column": {"answer": "solution"}}))
+    assert count(report) == 1
+    assert "data.column = {'answer': 'solution'}\n    unknown field; did you mean" in report
+    report = problems(write(run={"helth": {"kl": 3}}))
+    assert "run.helth = {'kl': 3}\n    unknown field; did you mean 'health'?" in report
+    assert "run.health.kl = 3\n    must be 'warn'" in report and "train.kl" not in report
+    report = problems(write(train={"foo": {}}))
+    assert count(report) == 1 and "train.foo = {}\n    unknown field" in report
+    report = problems(write(), ("train.foo={a: 1}",))
+    assert "override 'train.foo={a: 1}': train.foo = {'a': 1}" in report
+    with pytest.raises(ConfigError, match=r"data\.column = .*\n    unknown field; did you mean"):
+        load_source(mapping_source("here", {"data": {"column": {"answer": "x"}}}, ()))
+
+
+def test_a_section_that_holds_a_value_names_its_field_once(folder: Path) -> None:
+    report = problems(text(folder, BLOCK.replace('{name: "builtin:tiny"}', '"builtin:tiny"')))
+    assert count(report) == 1 and "model\n    is a section and holds fields" in report
+
+
+def test_a_mapping_of_python_is_held_to_what_a_file_may_say() -> None:
+    values = {
+        "run": {"name": "x", "steps": 10**5000},
+        "model": {"name": "builtin:tiny"},
+        "train": {"alg_name": "sgrpo", "clip_low": -0.2, "lr": [1]},
+    }
+    with pytest.raises(ConfigError) as caught:
+        load_source(mapping_source("here", values, ()))
+    assert "here: run.steps\n    Exceeds the limit" in str(caught.value)
+    assert "here: train.lr\n    takes a single value" in str(caught.value)
+
+
+def test_a_dropped_sign_is_told_of_a_mapping_of_python(write: Callable[..., Path]) -> None:
+    values = yaml.safe_load(write(train={"clip_low": -0.2}).read_text())
+    with pytest.warns(UserWarning, match=r"train\.clip_low = -0\.2 is stored as 0\.2 \(here\)"):
+        load_source(mapping_source("here", values, ()))
