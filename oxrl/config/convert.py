@@ -9,11 +9,15 @@ from pathlib import Path
 
 from oxrl.config.load import load_source
 from oxrl.config.other_names import TRAINED_BY, meant_by, translated
+from oxrl.config.schema import recipe_of
 from oxrl.config.source import Source, read_source
 from oxrl.errors import ConfigError
-from oxrl.tables.policy import ROWS
 
 GENERATIONS = 8  # of TRL, per prompt, where the file says nothing
+# What a batch of TRL is made of.
+BATCH = "per_device_train_batch_size times gradient_accumulation_steps"
+# Kind of training, as other_names.toml has it, and our field of its batch: from data, from rewards.
+KINDS = (("sl", "data.rows_per_step"), ("rl", "data.prompts_per_step"))
 
 
 def converted(path: Path) -> str:
@@ -33,18 +37,20 @@ def converted(path: Path) -> str:
     given = {name.rpartition(".")[2]: value for name, value in theirs.foreign.items()}
     row = next((row for name, row in TRAINED_BY.items() if name in given), "sft")
     ours = Source(f"what {path.name} becomes", theirs.values)
-    _set(ours, "run.name", path.stem, "the name of the file")
-    _set(ours, "train.alg_name", row, "a guess by the names in the file")
-    recipe = ROWS[row].recipe
-    batch = "data.prompts_per_step" if recipe == "rl" else "data.rows_per_step"
-    _set(ours, batch, _batch(given, recipe), "of a whole step")
-    left: list[str] = []
+    if not ours.written("run.name"):
+        _set(ours, "run.name", path.stem, "the name of the file")
+    if not ours.written("train.alg_name"):
+        _set(ours, "train.alg_name", row, "a guess by the names in the file")
+    kind, batch = KINDS[recipe_of(ours.values) == "rl"]
+    _set(ours, batch, _batch(given, kind), BATCH)
+    # That a section is none of ours is no loss: what it holds is translated name by name.
+    left = [f"{one.path}: {one.rule}" for one in theirs.problems if " section" not in one.rule]
     for name, value in theirs.foreign.items():
-        fields, found = translated(f"{recipe}.{name}", value)
+        fields, found = translated(f"{kind}.{name}", value)
         for field in fields:
             _set(ours, field, found, name)
-        if not fields:
-            why = meant_by(name) or "; no counterpart"
+        if not fields and name not in ours.where.get(batch, "").split():
+            why = meant_by(f"{kind}.{name}") or "; no counterpart"
             left.append(f"{name} = {json.dumps(value, default=str)}{why}")
     return _text(ours, left)
 
@@ -57,18 +63,18 @@ def _set(ours: Source, field: str, value: object, was: str) -> None:
         ours.where[field] = was
 
 
-def _batch(given: Mapping[str, object], recipe: str) -> int | None:
-    """Prompts or rows of an optimizer step; None where the file does not say.
+def _batch(given: Mapping[str, object], kind: str) -> int | None:
+    """Prompts or rows of a step, of a file that counts them by device as TRL does; else None.
 
     Args:
         given: its values, by the last words of their names.
-        recipe: rl: rows are responses there, several to a prompt.
+        kind: rl: rows are responses there, several to a prompt.
     """
     known = {name: value for name, value in given.items() if isinstance(value, int)}
     rows = known.get("per_device_train_batch_size", 0) * known.get("gradient_accumulation_steps", 1)
-    if recipe == "rl":
+    if kind == "rl":
         rows //= known.get("num_generations") or GENERATIONS
-    return known.get("train_batch_size") or rows or None
+    return rows or None
 
 
 def _text(ours: Source, left: list[str]) -> str:
@@ -78,7 +84,7 @@ def _text(ours: Source, left: list[str]) -> str:
         lines.append(f"{section}:")
         for name, value in fields.items():
             was = " ".join(ours.where.get(f"{section}.{name}", "").split())
-            lines.append(f"  {name}: {json.dumps(value, default=str)}  # {was}")
+            lines.append(f"  {name}: {json.dumps(value, default=str)}  # {was}".rstrip(" #"))
     comments = ["Not translated, and its defaults neither:", *left]
     try:
         with warnings.catch_warnings(action="ignore"):

@@ -38,11 +38,12 @@ def meaning(path: str) -> Meant | None:
 
     Args:
         path: as it is written there; of several dotted names as many of the last words as are
-            known together.
+            known together, or all that are below a name with its own meaning.
     """
     words = path.lower().split(".")
     for first in range(len(words)):
-        meant = OTHER_NAMES.get(".".join(words[first:]))
+        below = OTHER_NAMES.get(f"{words[first]}.*")
+        meant = OTHER_NAMES.get(".".join(words[first:]), below)
         if meant is not None:
             return meant
     return None

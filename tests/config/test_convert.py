@@ -143,3 +143,84 @@ def test_the_command_prints_it_and_refuses_what_is_no_yaml(tmp_path: Path) -> No
     file.write_text("a: [")
     with pytest.raises(ConfigError, match="not YAML"):
         converted(file)
+
+
+PPO = """
+algorithm: {adv_estimator: gae}
+data: {train_files: [%s], train_batch_size: 64, filter_overlong_prompts: true, truncation: error}
+actor_rollout_ref:
+  model: {path: "builtin:tiny", enable_gradient_checkpointing: true}
+  actor: {optim: {lr: 1e-6, weight_decay: 0.1}, ppo_epochs: 2, grad_clip: 1.0}
+  ref: {fsdp_config: {param_dtype: fp16}}
+  rollout: {n: 2, dtype: bfloat16, val_kwargs: {top_p: 0.7}}
+critic:
+  optim: {lr: 1e-5, weight_decay: 0.01}
+  model: {path: theirs, enable_gradient_checkpointing: false, fsdp_config: {param_dtype: bf16}}
+  ppo_epochs: 1
+  cliprange_value: 0.5
+  grad_clip: 2.0
+reward_model: {model: {path: judge}, max_length: 99, enable: true}
+"""
+
+
+def test_what_is_of_the_critic_or_the_reward_model_is_not_taken_for_the_policy(
+    tmp_path: Path,
+) -> None:
+    values, text = translated(tmp_path, PPO)
+    assert values["model"] == {"name": "builtin:tiny", "gradient_checkpointing": True}
+    assert values["rollout"] == {"n_samples": 2}
+    assert values["data"]["overlong"] == "drop"
+    train = values["train"]
+    assert (train["alg_name"], train["epochs"], train["max_grad_norm"]) == ("ppo", 2, 1.0)
+    assert (train["weight_decay"], train["value_clip"]) == (0.1, 0.5)
+    assert float(str(train["critic_lr"])) == 1e-5
+    for left in ("critic.model.path", "reward_model.max_length", "critic.grad_clip"):
+        assert f"# {left} = " in text
+    assert 'rollout.dtype = "bfloat16"; of the sampler alone' in text
+
+
+def test_a_switch_that_is_off_does_not_set_what_another_switch_set(tmp_path: Path) -> None:
+    values, _ = translated(tmp_path, f"{GRPO}fp16: false\n")
+    assert values["model"]["dtype"] == "bfloat16"
+    kl = "actor_rollout_ref: {actor: {use_kl_loss: false, kl_loss_type: low_var_kl}}\n"
+    values, text = translated(tmp_path, f"{kl}dataset_name: %s\n")
+    assert "kl" not in values["train"]
+    assert 'kl_loss_type = "low_var_kl"; that is train.kl here' in text
+
+
+def test_what_is_translated_is_not_told_to_be_left_and_nothing_vanishes(tmp_path: Path) -> None:
+    text = translated(tmp_path, VERL)[1]
+    assert "prompts_per_step: 64  # data.train_batch_size" in text
+    text = translated(tmp_path, f"{GRPO}batch_size: 3\n")[1]
+    left = text.partition("# Not translated")[2]
+    assert "per_device_train_batch_size" not in left and "# batch_size = 3; that is" in left
+    assert "prompts of a rollout step in reinforcement learning" in left
+    values, text = translated(
+        tmp_path,
+        "model: builtin:tiny\ntrain_file: %s\nlearning_rate: 1.0\nlearning_rate: 2.0\n"
+        "max_steps: !mine 3\ngradient_accumulation_steps: 2\n",
+    )
+    assert values["model"] == {"name": "builtin:tiny"} and values["train"]["lr"] == 1.0
+    assert "# learning_rate: written twice, first at" in text
+    assert "# max_steps: needs a plain value" in text and "'!mine'" in text
+    assert "# gradient_accumulation_steps = 2; that is" in text
+
+
+def test_a_file_of_ours_stays_as_it_is(tmp_path: Path) -> None:
+    ours = "run: {name: mine, steps: 3}\nmodel: {name: 'builtin:tiny'}\n" + (
+        "data: {train: %s, prompts_per_step: 4}\nreward: {name: math}\ntrain: {alg_name: sgrpo}\n"
+    )
+    values, text = translated(tmp_path, ours)
+    assert values == yaml.safe_load(ours % (tmp_path / "rows.jsonl"))
+    assert "guess" not in text and "Before it can be loaded" not in text
+
+
+def test_prompts_of_openrlhf_are_those_of_its_rollout_batch(tmp_path: Path) -> None:
+    theirs = (
+        "pretrain: 'builtin:tiny'\nprompt_data: %s\nrollout_batch_size: 1024\n"
+        "train_batch_size: 128\nn_samples_per_prompt: 8\n"
+    )
+    values, text = translated(tmp_path, theirs)
+    assert values["train"]["alg_name"] == "sgrpo"
+    assert values["data"]["prompts_per_step"] == 1024
+    assert "# train_batch_size = 128; that is train.minibatches here" in text
