@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from oxrl.config import Config, load_source
+from oxrl.config.fields import fits_a_path
 from oxrl.config.reads import read_values, sections_of
 from oxrl.config.source import Source, mapping_source, read_source
 from oxrl.data.memory import lines_of
@@ -77,8 +78,7 @@ def train(
     """Train, and wait until it is done; a notebook shows the curves meanwhile.
 
     Args:
-        config: a YAML file, or its sections as a mapping: {"run": {"name": ...}, ...}. What is
-            given beside it may be absent there.
+        config: a YAML file, or its sections as a mapping; without what is given beside it.
         reward: a function as of `reward.name: path.py:function`. It runs in worker processes, as
             one from a file does; one that cannot be sent there is called in this process.
         environment: a class as of `environment.name: path.py:Class`, likewise.
@@ -94,8 +94,7 @@ def train(
         The run, finished.
 
     Raises:
-        ConfigError, DataError: what is wrong with the configuration or an input, as on the command
-            line; nothing was trained.
+        ConfigError, DataError: what is wrong with the configuration or an input; nothing began.
         RunDirectoryError: there is a run already and no `resume`, or it is another one.
         Interrupted: Ctrl-C or a signal; everything is saved, `resume=True` goes on.
         OxrlError: the run failed; says what and where.
@@ -109,6 +108,8 @@ def train(
     _name_objects(source, found, {"gate": gate})
     _name_features(source, found, feature)
     directory = source.directory
+    if not fits_a_path(str(directory)):
+        load_source(source)  # says so, with whatever else is wrong: no file system may be asked
     for argument, rows in (("dataset", dataset), ("eval_dataset", eval_dataset)):
         if rows is not None:
             _name_rows(source, found, argument, rows, directory)

@@ -17,6 +17,7 @@ from figures import SEED, THREADS, Learned
 import oxrl
 from oxrl.environments import Step
 from oxrl.errors import ConfigError, DataError, OxrlError, RunDirectoryError
+from oxrl.recipes.replay import replay
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
@@ -169,6 +170,15 @@ def test_a_function_without_source_works_and_a_hanging_one_is_killed(tmp_path: P
     assert not pinned["files"]
 
 
+def test_a_replay_without_the_reward_warns_of_nothing_that_the_run_did_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = oxrl.train(config(tmp_path, steps=1), reward=digits, dataset=ROWS)
+    caplog.clear()
+    assert all(finding.equal for finding in replay(run.path, 1, 0))
+    assert "will not see changes" not in caplog.text
+
+
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "rows": ({"dataset": []}, "no rows"),
     "row": ({"dataset": [{"prompt": "a"}, 3]}, "row 1: is int"),
@@ -186,6 +196,9 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "kind": ({"config": {"train": 3}}, "is a section and holds fields"),
     "overrides": ({"overrides": ["train.lr"]}, "section.field=value"),
     "accept": ({"accept": ["train.lr"]}, "resume"),
+    "name": ({"config": {"run": {"name": "x" * 300, "dir": None}}}, "at most 200 characters"),
+    "place": ({"config": {"run": {"dir": "x" * 300}}}, "no name of a file"),
+    "digits": ({"config": {"run": {"steps": 10**5000}}}, "Exceeds the limit"),
 }
 
 
