@@ -241,7 +241,7 @@ def memory_needed(cfg: Config, dims: ModelDims) -> tuple[int, str]:
     if here:
         phases = {phase: int(size * ALLOCATED) + RUNTIME for phase, size in phases.items()}
     needed = max(phases.values())
-    text = "about " + ", ".join(f"{phase} {decimal(size)}" for phase, size in phases.items())
+    text = "about " + ", ".join(f"{decimal(size)} in {phase}" for phase, size in phases.items())
     ranks = cfg.run.training_gpus
     if ranks > 1:
         text += " per rank"

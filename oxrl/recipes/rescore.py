@@ -180,26 +180,26 @@ def sample_fields(one: Rescored) -> dict[str, object]:
 def report(found: Comparison) -> str:
     """The comparison in lines of text."""
     samples = found.samples
-    differences = [one.difference for one in samples]
-    known = [value for value in differences if value is not None]
-    changed = [value for value in known if abs(value) > EQUAL]
+    both = [one for one in samples if one.difference is not None]
+    scored = [float(one.line["reward"]) for one in both]
+    rescored = [float(one.score.value or 0.0) for one in both]
+    differences = [abs(now - was) for was, now in zip(scored, rescored, strict=True)]
+    changed = [value for value in differences if value > EQUAL]
     lines = [f"{len(samples)} samples in {found.groups} groups"]
-    lines += ["", f"{'':<24}{'recorded':>12}{'now':>12}"]
+    lines += ["", f"{'':<24}{'recorded':>14}{'now':>14}"]
     for outcome in OUTCOMES:
         before = sum(one.line["status"] == outcome for one in samples)
         now = sum(one.score.status == outcome for one in samples)
         if before or now or outcome == "ok":
-            lines.append(f"{outcome:<24}{before:>12}{now:>12}")
-    scored = [float(one.line["reward"]) for one in samples if one.difference is not None]
-    rescored = [float(one.score.value or 0.0) for one in samples if one.difference is not None]
-    lines.append(f"{'mean of those with both':<24}{mean(scored):>12.6g}{mean(rescored):>12.6g}")
-    lines.append(f"{'groups that differ':<24}{found.teaching:>12}{found.now_teaching:>12}")
+            lines.append(f"{outcome:<24}{before:>14}{now:>14}")
+    lines.append(f"{'mean of those with both':<24}{mean(scored):>14.6g}{mean(rescored):>14.6g}")
+    lines.append(f"{'groups that differ':<24}{found.teaching:>14}{found.now_teaching:>14}")
     lines += [
         "",
-        f"{len(changed)} of {len(known)} samples have another reward, by "
-        f"{mean(list(map(abs, changed))):.6g} on average"
+        f"{len(changed)} of {len(both)} samples have another reward, by "
+        f"{mean(changed):.6g} on average"
         if changed
-        else f"none of {len(known)} samples has another reward",
+        else f"none of {len(both)} samples has another reward",
         f"{found.other_order} of {found.groups} groups rank their responses otherwise, "
         f"{found.other_best} have another best one",
         f"{found.turned} of {found.pairs} pairs that both tell apart are in the other order",

@@ -230,7 +230,7 @@ class Session:
         """Mark the run complete; `--resume` then has nothing to do."""
         last = deque(read_records(self.run.metrics), maxlen=1)
         self.run.finish(step, dict(last[0]) if last else {})
-        self.message(f"done: {step} steps, everything is in {self.run.path}")
+        self.message(f"done at step {step}, everything is in {self.run.path}")
 
     def _save(self, engines: SavedEngines, progress: Progress, *, wait: bool) -> None:
         state = dataclasses.asdict(progress)

@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from oxrl.runs.clock import Clock
     from oxrl.runs.recorder import Recorder
 
-# label, metric keys (the first one present is shown), format. A column whose metric is absent is
-# left out.
+# label, metric keys (the first one present is shown), format (z: what rounds to 0 has no sign). A
+# column whose metric is absent is left out.
 COLUMNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("reward", ("reward/mean",), ".3f"),
-    ("loss", ("update/nll", "update/loss"), ".4f"),
-    ("accuracy", ("preference/accuracy", "reward_model/accuracy"), ".3f"),
-    ("margin", ("preference/margin", "reward_model/margin"), ".3f"),
-    ("desirable", ("preference/desirable_reward",), ".3f"),
-    ("undesirable", ("preference/undesirable_reward",), ".3f"),
+    ("reward", ("reward/mean",), "z.3f"),
+    ("loss", ("update/nll", "update/loss"), "z.4f"),
+    ("accuracy", ("preference/accuracy", "reward_model/accuracy"), "z.3f"),
+    ("margin", ("preference/margin", "reward_model/margin"), "z.3f"),
+    ("desirable", ("preference/desirable_reward",), "z.3f"),
+    ("undesirable", ("preference/undesirable_reward",), "z.3f"),
     ("length", ("data/length_mean",), ".1f"),
     ("KL", ("kl/ref_k3", "kl/old_k3"), ".2e"),
     ("entropy", ("policy/entropy",), ".2f"),
     ("tokens/s", ("throughput/tokens_per_s",), ",.0f"),
-    ("eval reward", ("eval/reward",), ".3f"),
-    ("eval accuracy", ("eval/accuracy",), ".3f"),
-    ("eval loss", ("eval/loss",), ".4f"),
+    ("eval reward", ("eval/reward",), "z.3f"),
+    ("eval accuracy", ("eval/accuracy",), "z.3f"),
+    ("eval loss", ("eval/loss",), "z.4f"),
 )
 # The loss of a policy gradient says nothing: where rewards are, they are shown.
 REWARD = "reward/mean"
@@ -216,7 +216,7 @@ def _part_columns(metrics: Metrics) -> list[str]:
     """The mean of every part of a reward, of the first few; not what a part is made of itself."""
     names = [key.removeprefix(PART) for key in metrics if key.startswith(PART)]
     parts = [name for name in names if "/" not in name and "." not in name]
-    return [f"{name} {metrics[PART + name]:.3f}" for name in parts[:MOST_PARTS]]
+    return [f"{name} {metrics[PART + name]:z.3f}" for name in parts[:MOST_PARTS]]
 
 
 def format_duration(seconds: float) -> str:

@@ -226,7 +226,7 @@ LATE = {
 
 def told_gigabytes(text: str, phase: str) -> float:
     """What a finding says of a phase."""
-    found = re.search(rf"{phase} ([0-9.]+) ([kMG]B)", text)
+    found = re.search(rf"([0-9.]+) ([kMG]B) in {phase}", text)
     assert found, text
     return float(found[1]) * {"kB": 1e-6, "MB": 1e-3, "GB": 1.0}[found[2]]
 
@@ -299,8 +299,8 @@ def test_a_warning_is_shown_and_the_plan_goes_on(folder: Path) -> None:
     (folder / "run.yaml").write_text(json.dumps(values))
     result = plan(folder)
     assert result.returncode == 0, result.stderr
-    (ok,) = re.findall("^ok +memory: about rollout .*", result.stdout, re.MULTILINE)
-    (warned,) = re.findall("^warning +limit: about rollout .*", result.stdout, re.MULTILINE)
+    (ok,) = re.findall("^ok +memory: about .* in rollout, .*", result.stdout, re.MULTILINE)
+    (warned,) = re.findall("^warning +limit: about .* in rollout, .*", result.stdout, re.MULTILINE)
     assert result.stdout.index(ok) < result.stdout.index(warned)
 
 

@@ -15,7 +15,7 @@ from oxrl.config import Config
 from oxrl.data.sample_record import prompt_fields, recorded_prompt, sample_line
 from oxrl.errors import ConfigError, DataError, RunDirectoryError
 from oxrl.recipes import run
-from oxrl.recipes.rescore import ranks, report, run_score
+from oxrl.recipes.rescore import Comparison, Rescored, ranks, report, run_score
 from oxrl.rollouts.stored import recorded_completion
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment, Turn
 
@@ -130,6 +130,13 @@ def test_parts_and_other_settings_may_be_given(finished: Config) -> None:
     assert found.samples[0].score.statuses == {"all": "ok"}
     again = run_score(finished.run.directory, [parts, "reward.parts.all.weight=1"])
     assert {one.difference for one in again.samples} == {0.0}
+
+
+def test_columns_of_small_means_stay_apart() -> None:
+    line: Any = {"reward": -1.21376e-05, "status": "ok", "step": 1, "draw": 0, "sample": 0}
+    found = Comparison([Rescored(line, Score(value=-1.21376e-05), 1, 1)], groups=1)
+    (mean,) = [row for row in report(found).splitlines() if row.startswith("mean of those")]
+    assert mean.split()[-2:] == ["-1.21376e-05"] * 2
 
 
 def test_the_command_says_what_would_have_changed(finished: Config) -> None:

@@ -42,6 +42,13 @@ def test_piped_output_is_one_plain_line_per_step() -> None:
     assert lines[2] == "step 300/300  loss 2.5000  ETA 0s"
 
 
+def test_what_rounds_to_zero_has_no_sign() -> None:
+    stream = io.StringIO()
+    with Console(1, "x", stream=stream) as console:
+        console.step(1, {"reward/mean": -1e-5, "reward/part/right": -1e-5})
+    assert stream.getvalue() == "step 1/1  reward 0.000  right 0.000\n"
+
+
 def test_the_time_left_is_told_by_steps_alone_without_the_first_one() -> None:
     """The first step waits for what is loaded and compiled; the others do not."""
     stream = io.StringIO()
