@@ -4,13 +4,23 @@ far the chosen ones have fallen.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from oxrl.data.conversations import Example
+from oxrl.data.preferences import Judged
 from oxrl.functional.preference_losses import PAIR_LOSSES
+from oxrl.recipes.given_rows import Memory
+from oxrl.recipes.preference_batch import (
+    BeforeStep,
+    kl_baseline,
+    standardized_gaps,
+    update_moments,
+)
 from oxrl.recipes.preference_objective import PreferenceObjective, displacement
 from oxrl.tables.preference import METHODS
 from oxrl.types import Output, PreferenceBatch, TokenBatch
@@ -120,3 +130,62 @@ def test_a_mix_adds_the_losses_by_their_weights() -> None:
     ipo, _ = PAIR_LOSSES["ipo"](*given, weights, **METHODS["ipo"].numbers)
     loss, _ = mixed.loss(output, batch())
     assert loss.item() == pytest.approx((dpo + 0.25 * ipo).item())
+
+
+class Told:
+    """A policy whose completions have LOGPROBS, in the order of the rows that it is shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[list[int]] = []
+
+    def forward(self, inputs: TokenBatch, want: frozenset[str]) -> Output:
+        self.shown = inputs.tokens.tolist()
+        found = torch.full(inputs.tokens.shape, NAN, dtype=torch.float64)
+        for row, mask in enumerate(inputs.response_mask):
+            found[row, mask] = torch.tensor(LOGPROBS[row], dtype=torch.float64)
+        return Output(logprobs=found)
+
+
+def before(name: str, memory: Memory, units: tuple[Judged, ...] = (), **kw: Any) -> BeforeStep:
+    told = dataclasses.replace(objective(name, **kw), policy=cast(Any, Told()))
+    return BeforeStep(objective=told, batch=batch(), units=units, memory=memory, seed=0)
+
+
+def test_moments_are_those_of_the_first_batch_and_then_move_by_a_tenth() -> None:
+    memory: Memory = {}
+    # Mean 2 and 5, deviation (over n) 1 and 2.
+    assert update_moments(memory, torch.tensor([1.0, 3.0])) == pytest.approx((2.0, 1.0))
+    moved = (0.9 * 2 + 0.1 * 5, 0.9 * 1 + 0.1 * 2)
+    assert update_moments(memory, torch.tensor([3.0, 7.0])) == pytest.approx(moved)
+    assert (memory["mean"], memory["std"]) == pytest.approx(moved)
+
+
+def test_gaps_per_token_of_chosen_over_rejected_are_set_against_those_of_the_steps_so_far() -> None:
+    """Alpha-DPO: log ratios -1, 0.5, -0.25, 1 over 3, 1, 1, 2 tokens."""
+    first, second = -1 / 3 - 0.5, -0.25 - 0.5
+    mean, std = (first + second) / 2, (second - first) / 2
+    found = standardized_gaps(before("alpha_dpo", {})).extras["standardized_gaps"]
+    assert found.tolist() == pytest.approx([-1.0, 1.0])
+    # A mean of 1 and a deviation of 2 before move by a tenth.
+    moved = (0.9 + 0.1 * mean, 0.9 * 2 + 0.1 * std)
+    later = before("alpha_dpo", {"mean": 1.0, "std": 2.0})
+    found = standardized_gaps(later).extras["standardized_gaps"]
+    assert found.tolist() == pytest.approx([(gap - moved[0]) / moved[1] for gap in (first, second)])
+
+
+def test_the_baseline_of_kto_is_how_far_mismatched_completions_have_moved_and_not_their_own() -> (
+    None
+):
+    """Completions of 3 and 1 tokens, -7 and -3 nats; the reference says -9 and -4 of them."""
+    own = Example(uid="own", token_ids=(1, 8), trained=(False, True))
+    other = [
+        Example(uid="a", token_ids=(1, 2, 3, 4), trained=(False, True, True, True)),
+        Example(uid="b", token_ids=(1, 5), trained=(False, True)),
+    ]
+    units = tuple(
+        Judged(uid=row.uid, rows=(own, row), ref_logprobs=(50.0, ref))
+        for row, ref in zip(other, (-9.0, -4.0), strict=True)
+    )
+    step = before("kto", {}, units, beta=0.1)
+    assert kl_baseline(step).extras["kl_baseline"].item() == pytest.approx((2.0 + 1.0) / 2)
+    assert cast(Any, step.objective.policy).shown == [[1, 2, 3, 4], [1, 5, 0, 0]]
