@@ -23,11 +23,12 @@ from oxrl.errors import InvariantError, Stopped
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.recipes import run
 from oxrl.rollouts import ahead
-from oxrl.rollouts.ahead import AheadRollouts
+from oxrl.rollouts.ahead import AheadRollouts, added
 from oxrl.rollouts.batch import count_samples
+from oxrl.rollouts.rounds import RoundParts
 from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutStep
 from oxrl.runs.clock import Clock
-from oxrl.types import Completion, Prompt, Sampling, Score
+from oxrl.types import Completion, Prompt, Rollouts, Sampling, Score
 
 ROOT = Path(__file__).parents[2]
 
@@ -336,3 +337,41 @@ def test_a_checkpoint_after_a_signal_waits_for_what_is_in_flight_for_a_while_onl
         source.save(tmp_path)
     assert 0.4 < time.monotonic() - began < 10
     source.close()
+
+
+class OneMore:
+    """A GroupChoice that asks for one prompt more after the first round, and notes when."""
+
+    rounds = 3
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    def missing(self, rollouts: Rollouts, *, wanted: int, rounds: int) -> int:
+        self.asked.append((len(rollouts), rounds))
+        return 1 if rounds == 1 else 0
+
+    def groups(self, rollouts: Rollouts, *, wanted: int) -> tuple[int, ...]:
+        return (0, 2)
+
+
+def test_what_a_round_leaves_missing_is_sampled_in_the_next_one(sampler: LocalSampler) -> None:
+    source = source_of(sampler, 16, rollout_steps=1)
+    choice = OneMore()
+    source.parts = RoundParts(choice=choice, **vars(source.parts))
+    found = source.next(0, step=0, stop=lambda: False)
+    # Two prompts of two samples, then one more.
+    assert choice.asked == [(4, 1), (6, 2)]
+    assert [rollout.group_id for rollout in found.rollouts] == [0, 0, 1, 1, 2, 2]
+    assert (found.rounds, found.dispatched, found.groups) == (2, 6, (0, 2))
+    assert (found.end, found.next_draw) == (3, 3)
+
+
+def test_a_mean_of_two_spans_counts_their_decoding_steps() -> None:
+    """Three steps of two rows and one of six are four of three; rates are those of the second."""
+    steps, mean = "rollout/decode_steps", "rollout/mean_active_rows"
+    before = {steps: 3.0, mean: 2.0, "throughput/tokens": 5.0}
+    new = {steps: 1.0, mean: 6.0, "throughput/tokens": 7.0}
+    assert added(before, new) == {steps: 4.0, mean: 3.0, "throughput/tokens": 7.0}
+    # A sampler that tells no mean has none.
+    assert added({steps: 3.0}, {steps: 1.0}) == {steps: 4.0}
