@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from oxrl.data import lerobot
 from oxrl.data.action_heads import read_head
 from oxrl.data.actions import ActionHead, Quantiles, read_quantiles
 from oxrl.data.chat import ChatEncoder
@@ -20,7 +21,7 @@ from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.fast import FastCode
 from oxrl.data.fast_head import FastHead
-from oxrl.data.lerobot import read_episodes, write_episodes
+from oxrl.data.lerobot import Frame, RobotEpisode, read_episodes, write_episodes
 from oxrl.data.prepare import PREPARERS
 from oxrl.data.turns import TurnEncoder
 from oxrl.environments.raster_world import LAYOUTS, RasterEnvironment, RasterWorld
@@ -55,6 +56,7 @@ def test_every_token_of_the_support_decodes_and_encodes_to_itself() -> None:
         ids = (token,) * 2 + (132,) + (token,) * 2 + (132,)
         assert NUMBERS.encode(NUMBERS.decode(ids)) == ids
     assert NAMES.decode((9,)) == ["left"] and NAMES.encode(["left"]) == (9,)
+    assert NAMES.decode(NAMES.token_ids) == list(NAMES.choices)
     assert NUMBERS.tokens == 6 and NAMES.tokens == 1
 
 
@@ -71,6 +73,12 @@ def test_every_token_of_the_support_decodes_and_encodes_to_itself() -> None:
 def test_what_is_no_action_is_refused(head: ActionHead, actions: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         head.encode(actions)
+
+
+def test_a_head_with_one_end_too_few_gives_no_shares() -> None:
+    uneven = ActionHead(token_ids=(1, 2), low=(0.0, 0.0), high=(1.0,))
+    with pytest.raises(ValueError, match="shorter"):
+        uneven.shares([0.5, 0.5])
 
 
 def test_tokens_that_are_no_actions_are_refused() -> None:
@@ -295,6 +303,19 @@ def test_episodes_of_robots_are_written_and_read_again(tmp_path: Path) -> None:
     assert rows_of[0] == rows_of[1]
     quantiles = [read_quantiles(tmp_path / n / "statistics.json") for n in ("played", "rows")]
     assert quantiles[0] == quantiles[1] == read_quantiles(place / "meta" / "stats.json")
+
+
+def test_a_folder_of_a_robots_dataset_is_counted_once_it_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two episodes to a folder: one and two need one, three need two."""
+    monkeypatch.setattr(lerobot, "CHUNK", 2)
+    episode = RobotEpisode(task="wait", frames=[Frame(images={}, action=[0.5])])
+    for count, folders in ((1, 1), (2, 1), (3, 2)):
+        place = tmp_path / str(count)
+        write_episodes(place, [episode] * count, robot="none")
+        info = json.loads((place / "meta" / "info.json").read_text())
+        assert info["total_chunks"] == len(list(place.glob("data/chunk-*"))) == folders
 
 
 WALK = """

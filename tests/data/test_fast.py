@@ -216,6 +216,10 @@ def test_a_head_and_its_code_are_kept_beside_the_weights(tmp_path: Path, head: F
     assert read_head(tmp_path) == head
     head.code.write(tmp_path / "fast.json")
     assert read_code(tmp_path / "fast.json") == head.code
+    assert (tmp_path / "fast.json").read_text().splitlines(keepends=True)[-1].endswith("}\n")
+    unmerged = FastCode(chunk=4, size=2, scale=1.0, least=-9, most=9)
+    unmerged.write(tmp_path / "fast.json")
+    assert read_code(tmp_path / "fast.json") == unmerged
     plain = ActionHead(token_ids=(1, 2), choices=("a", "b"))
     plain.write(tmp_path)
     assert read_head(tmp_path) == plain
@@ -223,7 +227,14 @@ def test_a_head_and_its_code_are_kept_beside_the_weights(tmp_path: Path, head: F
 
 @pytest.mark.parametrize(
     "change",
-    [{"merges": [[0, 10**6]]}, {"merges": 3}, {"chunk": 0}, {"scale": -1.0}, {"least": "x"}],
+    [
+        {"merges": [[0, 10**6]]},
+        {"merges": [[0, 0], [0, 10**6]]},
+        {"merges": 3},
+        {"chunk": 0},
+        {"scale": -1.0},
+        {"least": "x"},
+    ],
 )
 def test_a_damaged_code_is_refused(
     tmp_path: Path, code: FastCode, change: dict[str, object]

@@ -145,3 +145,12 @@ def test_an_unknown_layout_names_the_columns_and_what_is_read(
     told = str(caught.value)
     for part in ("question (str), response (str)", "ShareGPT", "Alpaca", "data.columns"):
         assert part in told
+
+
+@pytest.mark.parametrize("turn", [["0+1", "1", "2"], ["0+1"], "01"])
+def test_a_turn_of_a_history_that_is_no_question_and_answer_is_refused(
+    turn: object, write_rows: WriteRows
+) -> None:
+    path = write_rows({"instruction": "1+1", "output": "2", "history": [turn]})
+    with pytest.raises(DataError, match="message 1 of"):
+        SFT.load(path, builtin_tokenizer())

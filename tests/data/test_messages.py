@@ -103,6 +103,11 @@ def test_what_cannot_be_read_is_named(message: dict[str, Any], told: str) -> Non
         read([message])
 
 
+def test_what_is_no_message_is_shown_up_to_120_characters() -> None:
+    with pytest.raises(DataError, match=r"message 1 of messages is 7{120}(?!7)"):
+        read(["7" * 121])
+
+
 def test_a_conversation_with_calls_is_learned_with_them(write_rows: WriteRows) -> None:
     tokenizer = tokenizer_with_tools()
     path = write_rows({"messages": [QUESTION, CALL, RESULT, ANSWER]})

@@ -4,8 +4,10 @@ training.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.prepare import PREPARERS
+from oxrl.data.prepare.visual import CELL, VisualQuestions
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import DataError, MissingExtraError
 from oxrl.models.builtin import builtin_tokenizer
@@ -272,3 +275,23 @@ def test_columns_that_are_not_there_are_told(tmp_path: Path) -> None:
         )
     with pytest.raises(DataError, match="--test splits rows of a raw file"):
         PREPARERS["arithmetic"](None, tmp_path / "out", test=0.5)
+
+
+def test_shapes_of_drawings_lie_up_to_a_pixel_off_centre_on_either_side() -> None:
+    from PIL import Image
+
+    files, _ = VisualQuestions(eval_rows=1, rl_rows=1, sft_rows=40).make(0, None)
+    right: set[float] = set()
+    down: set[float] = set()
+    for row in files["sft"]:
+        data = base64.b64decode(row["images"][0].partition(",")[2])
+        image = Image.open(BytesIO(data)).convert("L").point(lambda value: 255 * (value < 255))
+        for cell in range(image.width // CELL):
+            box = image.crop((cell * CELL, 0, (cell + 1) * CELL, CELL)).getbbox()
+            assert box is not None
+            # A large one may be cut off, or reach into the next cell.
+            if min(box) == 0 or max(box) == CELL:
+                continue
+            right.add((box[0] + box[2] - 1) / 2 - CELL // 2)
+            down.add((box[1] + box[3] - 1) / 2 - CELL // 2)
+    assert right == down == {-1, 0, 1}

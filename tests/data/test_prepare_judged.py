@@ -50,6 +50,7 @@ def test_the_best_and_the_worst_response_to_a_prompt_are_a_pair(
     report = prepared(tmp_path, server)
     (row,) = rows(tmp_path)
     assert (row["chosen"], row["rejected"]) == ("12", "none")
+    assert row["uid"] == "judged/samples/000000"
     assert row["prompt"] == [{"role": "user", "content": "a"}]
     assert report["samples"] == {"prompts": 3, "responses": 6, "failed": 0, "failures": []}
     asked = len(server.requests)
@@ -70,6 +71,7 @@ def test_all_pairs_that_differ_by_enough_and_comparisons_within_the_group(
         ("12", "none"),
         ("1", "none"),
     ]
+    assert [r["uid"] for r in rows(tmp_path)] == [f"judged/samples/000000/{n}" for n in range(3)]
     prepared(tmp_path, server, pairs="all", least_gap="0.5")
     assert [(r["chosen"], r["rejected"]) for r in rows(tmp_path)] == [("12", "none")]
     prepared(tmp_path, server, compare="group")

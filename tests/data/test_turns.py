@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oxrl.data.chat import ChatEncoder, TemplateError
+from oxrl.data.contexts import Conversation, Exchange, contexts_of
 from oxrl.data.turns import TurnEncoder
 from oxrl.models.builtin import builtin_tokenizer
 
@@ -100,3 +101,16 @@ def test_a_template_that_drops_answers_of_tools_is_refused_and_the_way_out_named
 def test_a_template_without_turns_is_refused(template: str, problem: str) -> None:
     with pytest.raises(TemplateError, match=problem):
         encoder(template).check()
+
+
+def test_a_rewritten_history_begins_a_row_only_where_that_is_asked_for() -> None:
+    turns = encoder(DROPS_THOUGHTS)
+    said = "hm</think>4"
+    exchange = Exchange((*builtin_tokenizer().encode(said), END), said, user("and 3+3?"))
+    talk = Conversation(opening=user("2+2?"), tools=(), exchanges=[exchange], token_ids=())
+    rewritten = contexts_of(turns, "whole", splits=True).next(talk)
+    assert rewritten is not None and rewritten.new
+    assert "hm" not in text_of(rewritten.token_ids) and "4<|end|>" in text_of(rewritten.token_ids)
+    kept = contexts_of(turns, "whole", splits=False).next(talk)
+    assert kept is not None and not kept.new
+    assert text_of(kept.token_ids) == "\n<|user|>\nand 3+3?<|end|>\n<|assistant|>\n"

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from oxrl.rewards.code import code_reward, judged
-from oxrl.rewards.sandbox import client, layers
+from oxrl.rewards.sandbox import client, layers, remote
 from oxrl.rewards.sandbox.client import Level, Sandbox
 from oxrl.rewards.sandbox.findings import Finding, Job, SandboxError
 from oxrl.rewards.sandbox.inside import confine, filters, folders, kernel, plain
@@ -403,6 +403,75 @@ def test_the_filter_is_one_for_every_process_of_a_machine() -> None:
         assert one.replace(own, struct.pack("I", 70_000_002)) == other
 
 
+# Of <linux/seccomp.h>: what a filter may return, beside 0x00050000 | errno.
+KILLED, ALLOWED, FAILS = 0x80000000, 0x7FFF0000, 0x00050000
+
+
+def filtered(code: bytes, architecture: int, number: int, *arguments: int) -> int:
+    """What a filter returns for a system call, read as <linux/filter.h> has it.
+
+    A filter sees a `struct seccomp_data`: number, architecture, address, six arguments.
+    """
+    six = [*arguments, *(0,) * (6 - len(arguments))]
+    seen = struct.pack("<iIQ6Q", number, architecture, 0, *six)
+    held = at = 0
+    while True:
+        kind, yes, no, value = struct.unpack_from("HBBI", code, 8 * at)
+        at += 1
+        match kind:
+            case 0x20:  # BPF_LD | BPF_W | BPF_ABS
+                (held,) = struct.unpack_from("<I", seen, value)
+            case 0x54:  # BPF_ALU | BPF_AND | BPF_K
+                held &= value
+            case 0x15:  # BPF_JMP | BPF_JEQ | BPF_K
+                at += yes if held == value else no
+            case 0x35:  # BPF_JMP | BPF_JGE | BPF_K
+                at += yes if held >= value else no
+            case 0x45:  # BPF_JMP | BPF_JSET | BPF_K
+                at += yes if held & value else no
+            case 0x06:  # BPF_RET | BPF_K
+                return value
+            case _:
+                raise AssertionError(f"no instruction of a filter: {kind:#x}")
+
+
+# AUDIT_ARCH of <linux/audit.h>, then read, openat, socketpair, sendto and kill of <asm/unistd.h>.
+MACHINES = {
+    "x86_64": (0xC000003E, (0, 257, 53, 44, 62)),
+    "aarch64": (0xC00000B7, (63, 56, 199, 206, 129)),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_filter_lets_calls_pass_by_their_number_and_arguments(machine: str) -> None:
+    architecture, (read, openat, socketpair, sendto, kill) = MACHINES[machine]
+    code = filters.program(machine, 77)
+
+    def found(number: int, *arguments: int) -> int:
+        return filtered(code, architecture, number, *arguments)
+
+    refused = FAILS | errno.EPERM
+    assert found(read, 5, 0xFFFF, 3) == ALLOWED
+    assert found(9999) == refused
+    # Of openat the third argument says how: for reading; for reading, emptied; in the fourth way.
+    assert found(openat, 0x200, 3, os.O_RDONLY) == ALLOWED
+    assert found(openat, 0, 0, 0x200) == found(openat, 0, 0, 3) == refused
+    # A pair of Unix sockets, and no other.
+    assert found(socketpair, 1, 2) == ALLOWED
+    assert found(socketpair, 2, 1) == found(socketpair, 0, 1) == refused
+    # The receiver is the fifth of sendto, of 64 bits: nobody, or one with either half of an address.
+    assert found(sendto, 3, 0xFF, 9, 1, 0, 1) == ALLOWED
+    for address in (1, 0x7F00, 1 << 32, 5 << 32 | 1):
+        assert found(sendto, 3, 0xFF, 9, 1, address, 16) == refused
+    assert found(kill, 77, 9) == ALLOWED
+    assert found(kill, 78, 9) == found(kill, 0, 77) == refused
+    # Numbers mean other calls under another architecture, and so do those of x32.
+    others = [arch for arch, _ in MACHINES.values() if arch != architecture]
+    assert [filtered(code, arch, read) for arch in (*others, 0x40000003)] == [KILLED] * 2
+    if machine == "x86_64":
+        assert found(0x40000000 | read) == KILLED
+
+
 def test_folders_are_emptied_however_deep_and_closed_they_are(tmp_path: Path) -> None:
     here = os.getcwd()
     try:
@@ -447,6 +516,15 @@ def test_data_that_is_not_plain_does_not_pass() -> None:
     for value in (object(), deep, lambda: 0):
         with pytest.raises(plain.NotPlain):
             plain.encode(value, plain.refuse)
+
+
+def test_data_is_nested_200_deep_and_no_deeper() -> None:
+    value: Any = "inside"
+    for _ in range(200):
+        value = [value]
+    assert plain.decode(plain.encode(value, plain.refuse), plain.refuse) == value
+    with pytest.raises(plain.NotPlain, match="nested more than 200 deep"):
+        plain.encode([value], plain.refuse)
 
 
 class _Service(BaseHTTPRequestHandler):
@@ -498,6 +576,29 @@ def test_a_service_judges_programs_and_its_word_alone_is_no_verdict(
     assert score("import os\nprint('ok')\nos._exit(0)") == (0.0, "ok")
     monkeypatch.setattr(_Service, "answer", "All tests passed")
     assert score(RIGHT) == (None, "error")
+
+
+def test_a_service_may_take_longer_than_the_program_that_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program of 2 s of work and 3 s of waiting; then the unit's margin, the service's, ours."""
+    asked: list[tuple[dict[str, Any], float]] = []
+
+    def unanswered(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        asked.append((request, limit_s))
+        return {"message": "busy"}
+
+    found = remote.RemoteSandbox("http://127.0.0.1:9", LIMITS)
+    monkeypatch.setattr(found, "_post", unanswered)
+    with pytest.raises(SandboxError, match="busy"):
+        found.judge(Job("calls", {"code": RIGHT}, {**ADD, "setup": ""}))
+    [(request, limit_s)] = asked
+    unit_s = float(request["stdin"].split()[1])
+    assert (unit_s, request["run_timeout"], limit_s) == (
+        5 + remote.MARGIN_S,
+        5 + 2 * remote.MARGIN_S,
+        5 + 3 * remote.MARGIN_S,
+    )
 
 
 def test_a_service_that_is_not_there_is_an_error() -> None:
