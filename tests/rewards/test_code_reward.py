@@ -13,7 +13,7 @@ import pytest
 from oxrl.data.prepare.published import humaneval, mbpp
 from oxrl.errors import RewardDefinitionError
 from oxrl.rewards import code_reward
-from oxrl.rewards.code import code_of
+from oxrl.rewards.code import code_of, jobs_of
 from oxrl.rewards.sandbox.layers import why_not
 from oxrl.rewards.workers import RewardPool
 from oxrl.types import Completion, Prompt, Score, Segment
@@ -297,3 +297,11 @@ def test_all_canonical_solutions_are_right_and_changed_ones_wrong(
     real_data: Callable[[str], Path], name: str
 ) -> None:
     check_canonical(published(real_data, name))
+
+
+@pytest.mark.parametrize(
+    ("answer", "has"), [({"b": 1, "a": 2}, "a, b"), ({}, "it is dict"), (3, "it is int")]
+)
+def test_an_answer_without_tests_is_told_by_what_it_has(answer: object, has: str) -> None:
+    with pytest.raises(ValueError, match=f"code needs an answer with .*: got {has}$"):
+        jobs_of(RIGHT, answer, partial=False)

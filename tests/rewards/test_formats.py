@@ -128,6 +128,7 @@ def test_the_right_call_is_one_however_it_is_written(response: str) -> None:
         (SAME.replace("search", "find"), "calls 'find'"),
         (SAME.replace("rice", "rise"), "expected"),
         (SAME.replace("2.0", "true"), "expected"),
+        (SAME.replace("true", "1"), "expected"),
         (SAME.replace('"count": 2.0, ', ""), "expected"),
         (SAME.replace("{", '{"more": 1, ', 1).replace('"exact"', '"x": 1, "exact"'), "expected"),
         (f"[{SAME}, {SAME}]", "2 calls"),
@@ -180,6 +181,11 @@ def test_calls_count_in_their_order() -> None:
 )
 def test_a_choice_is_read_from_the_end(response: str, answer: str, value: float) -> None:
     assert choice_reward(response, answer).value == value, choice_reward(response, answer)
+
+
+def test_of_long_texts_a_choice_shows_80_characters() -> None:
+    score = choice_reward("Answer: " + "b" * 100, "a" * 100)
+    assert score.reason == f"read '{'b' * 80}', expected '{'a' * 80}'"
 
 
 def test_right_choices_of_real_data_are_right_and_others_wrong(

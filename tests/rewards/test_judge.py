@@ -170,6 +170,49 @@ def test_a_server_that_keeps_failing_is_an_error_after_so_many_attempts(
     assert len(server.requests) == 3
 
 
+class Clock:
+    """A clock that only goes on while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert 0 < seconds <= 0.1, "neither busy nor deaf to a signal"
+        self.now += seconds
+
+
+def test_the_waits_between_attempts_double_give_or_take_a_quarter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(endpoint, "time", clock)
+    asked: list[float] = []
+
+    def down(*_: object) -> Json:
+        asked.append(clock.now)
+        raise endpoint.JudgeError("down")
+
+    judge = endpoint.Endpoint("http://127.0.0.1:9", retries=3)
+    monkeypatch.setattr(judge, "_post", down)
+    with pytest.raises(endpoint.JudgeError, match="down"):
+        judge.complete({}, None, deadline=clock.now + 60)
+    waits = [after - before for before, after in zip(asked, asked[1:], strict=False)]
+    assert len(waits) == 3
+    for wait, middle in zip(waits, (0.5, 1.0, 2.0), strict=True):
+        assert 0.75 * middle - 1e-9 <= wait <= 1.25 * middle + 1e-9
+
+
+def test_of_two_failures_the_first_is_told(server: JudgeServer) -> None:
+    """Asked in both orders: first something that is no verdict, then nothing at all."""
+    answers = iter([said("no idea"), refused(401, "who are you?")])
+    server.answer = lambda request: next(answers)
+    (score,) = scores(pool(server, compare="answer", requests=1), "123")
+    assert score.status == "invalid" and "no idea" in score.reason
+
+
 def test_a_server_without_schemas_is_asked_without_from_then_on(server: JudgeServer) -> None:
     def answer(request: Json) -> Answer:
         return refused(400) if "response_format" in request else said(verdict(request))

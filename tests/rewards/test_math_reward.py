@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oxrl.rewards import exact_reward, math_reward
+from oxrl.rewards.quantities import around
 
 RIGHT = [
     ("<answer>42</answer>", "42"),
@@ -96,3 +97,10 @@ def test_exact_compares_stripped_text_and_refuses_other_types() -> None:
     assert exact_reward("42.0", "42").value == 0.0
     assert exact_reward("42", None).status == "invalid"
     assert exact_reward("True", True).status == "invalid"
+
+
+def test_words_that_end_200_characters_before_a_number_are_not_heard() -> None:
+    denial = "not " + "a" * 195 + " "
+    assert len(denial) == 200
+    assert around(denial, "") == {"denied"}
+    assert around(denial.replace("a ", "aa "), "") == set()
