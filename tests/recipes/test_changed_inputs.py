@@ -30,6 +30,7 @@ from oxrl.models.weights import save_model
 from oxrl.recipes import run
 from oxrl.recipes.export import run_export
 from oxrl.recipes.inputs import inputs_of
+from oxrl.runs.pins import pin
 
 Configure = Callable[..., Config]
 TEMPLATE = (
@@ -120,6 +121,21 @@ def test_a_reward_and_all_that_it_imports_from_its_folder(
         text.write("# a better reward\n")
     (tmp_path / "rewards" / "unrelated.py").write_text("# no part of it\n")
     assert_refused_until_accepted(cfg, "reward.name", f"{file} sha256 .* then, sha256 .* now")
+
+
+def test_a_reward_is_read_at_every_start_whatever_the_clock_says_of_its_file(
+    tmp_path: Path, reward: dict[str, Any]
+) -> None:
+    (given,) = [
+        x for x in inputs_of(rl_config(tmp_path, "run", reward=reward), {}) if "reward" in x.name
+    ]
+    then = pin(given, None)
+    assert pin(given, then) == then
+    file = tmp_path / "rewards" / "helpers.py"
+    before = file.stat()
+    file.write_text(HELPERS.replace("share(text)", "share(tixt)"))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert pin(given, then)["files"] != then["files"]
 
 
 def test_an_unchanged_run_resumes_without_a_word(

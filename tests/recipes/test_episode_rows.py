@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -290,6 +291,19 @@ def test_what_is_cut_between_two_turns_is_told_from_what_is_cut_in_one() -> None
     )
     found = Episodes().on_advantage_inputs(inputs, batch)
     assert found.need("next_turn").tolist() == [False, True]
+
+
+def test_an_episode_cut_before_its_first_turn_was_cut_between_two() -> None:
+    """Three tokens: the first row has one to read and none of the policy, the second one of each."""
+    read = torch.tensor([[True, False, False], [True, True, False]])
+    mask = torch.tensor([[False, False, False], [False, True, False]])
+    nothing = torch.zeros(2)
+    inputs = AdvantageInputs(
+        rewards=nothing, token_rewards=nothing, response_mask=mask, group_ids=nothing
+    )
+    rows: Any = SimpleNamespace(inputs=SimpleNamespace(attention_mask=read), turns=None)
+    found = Episodes().on_advantage_inputs(inputs, rows)
+    assert found.need("next_turn").tolist() == [True, False]
 
 
 def test_every_row_is_of_tokens_or_of_sequences_and_those_do_differ(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from oxrl.config import Config
 from oxrl.recipes import run
 from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import FeatureInputs, Prepared
+from oxrl.recipes.features.token_record import TokenRecord
 from oxrl.recipes.objective import Objective, minibatch
 from oxrl.recipes.session import Session
 from oxrl.types import Output, PolicyBatch, TokenBatch
@@ -496,3 +497,44 @@ def test_the_divergence_over_top_tokens_is_zero_before_the_update_and_bounds_it_
     first, second = metric_lines(cfg.run.directory)[:2]
     assert first["update/weight_zero_frac"] == 0.0
     learned("update/weight_zero_frac", second["update/weight_zero_frac"], at_least=0.05)
+
+
+def test_a_record_of_tokens_takes_what_is_said_without_gradient_and_with_entropy(
+    tmp_path: Path,
+) -> None:
+    mask = torch.tensor([[False, True, True]])
+    inputs = TokenBatch(
+        tokens=torch.ones(1, 3, dtype=torch.int64), attention_mask=mask | True, response_mask=mask
+    )
+    zeros = torch.zeros(1, 3)
+    batch = PolicyBatch(
+        inputs=inputs,
+        old_logprobs=zeros - 1,
+        rollout_logprobs=zeros,
+        ref_logprobs=None,
+        advantages=zeros,
+        loss_weights=zeros,
+        versions=zeros,
+        group_ids=zeros[:, 0],
+    )
+    record = TokenRecord(tmp_path)
+    prepared: Any = None
+    record.on_prepared(batch, prepared)
+    record.on_minibatch(batch)
+    logprobs = torch.tensor([[-9.0, -1.5, -1.0]])
+    record.loss(Output(logprobs=logprobs, entropy=logprobs), batch)
+    with torch.no_grad():
+        record.loss(Output(logprobs=logprobs), batch)
+    rows = torch.tensor([0])
+    record.add_gradients(rows, batch)
+    record.after_updates(0, 1)
+    file = tmp_path / "step_00000000.update.safetensors"
+    assert not any(values.any() for values in load_file(file).values())
+    with torch.no_grad():
+        record.loss(Output(logprobs=logprobs, entropy=-2 * logprobs), batch)
+    record.add_gradients(rows, batch)
+    record.after_updates(1, 2)
+    found = load_file(tmp_path / "step_00000001.update.safetensors")
+    assert found["logprobs"].tolist() == [[0.0, -1.5, -1.0]]
+    assert found["entropy"].tolist() == [[0.0, 3.0, 2.0]]
+    assert found["ratio"][0].tolist() == pytest.approx([0.0, math.exp(-0.5), 1.0])

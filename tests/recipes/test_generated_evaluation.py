@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from oxrl.data.prompts import AnsweredPrompts
 from oxrl.errors import ConfigError, DataError
 from oxrl.models.builtin import builtin_tokenizer
 from oxrl.recipes import run
+from oxrl.recipes.scored_answers import evaluation_metrics
 
 ROWS = [
     {"prompt": "say", "completion": "aa", "answer": "a"},
@@ -127,3 +129,9 @@ def test_what_evaluations_would_not_read_is_refused(tmp_path: Path) -> None:
         config(tmp_path, "run", ["train.backend=fsdp"])
     with pytest.raises(ConfigError, match=r"without data\.eval"):
         sft_config(tmp_path, "run", ["run.stop_at=1"])
+
+
+def test_of_no_responses_there_is_no_mean_reward_and_everything_else_is_zero() -> None:
+    found = evaluation_metrics([], samples=2)
+    assert math.isnan(found.pop("eval/reward"))
+    assert set(found.values()) == {0.0} and "eval/length_mean" in found

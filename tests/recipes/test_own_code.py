@@ -326,6 +326,53 @@ def test_a_gate_that_cannot_leave_this_process_learns_in_it_alone(tmp_path: Path
     try_gate(sent, {"reach": 0.5})
 
 
+def test_a_gate_is_tried_on_what_a_batch_could_hold() -> None:
+    """Log-probabilities are below 0, the policy has moved, and responses differ in advantage."""
+    seen: list[list[Tensor]] = []
+
+    def looks(*tensors: Tensor, correction: Tensor | None = None) -> Any:
+        seen.append([tensor.detach() for tensor in tensors])
+        logprobs, old, advantages, _, weights = tensors
+        return -((logprobs - old).exp() * advantages * weights).sum(), {}
+
+    with giving({"python:looks": looks}):
+        try_gate(OwnGate("python:looks"), {})
+    logprobs, old, advantages, mask, _ = seen[0]
+    assert (logprobs[mask] < 0).all() and (old[mask] < 0).all()
+    assert set((logprobs - old)[mask].sign().tolist()) == {-1.0, 0.0, 1.0}
+    # One advantage for all tokens of a response.
+    of_rows = [set(row[kept].tolist()) for row, kept in zip(advantages, mask, strict=True)]
+    assert of_rows == [{1.0}, {-0.5}]
+    assert mask.sum(1).tolist() == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("size", "apart", "fine"),
+    [
+        (1e4, 0.5, True),  # 1 in 20,000 of the loss
+        (1e4, 2.0, False),
+        (1e-3, 0.8e-4, True),  # of small losses a ten-thousandth in all
+        (1e-3, 1.5e-4, False),
+    ],
+)
+def test_a_loss_row_by_row_may_differ_by_a_ten_thousandth(
+    size: float, apart: float, fine: bool
+) -> None:
+    """The loss is `size` for two rows together, and `size + apart` for one after the other."""
+
+    def rounds(logprobs: Tensor, *_: Tensor, correction: Tensor | None = None) -> Any:
+        value = size if len(logprobs) == 2 else (size + apart) / 2
+        return value + 0.0 * logprobs.sum(), {}
+
+    with giving({"python:rounds": rounds}):
+        gate = OwnGate("python:rounds")
+        if fine:
+            try_gate(gate, {})
+        else:
+            with pytest.raises(ConfigError, match="has to be a sum over rows"):
+                try_gate(gate, {})
+
+
 def test_padding_that_holds_anything_never_reaches_a_gate() -> None:
     seen: list[Tensor] = []
 

@@ -432,3 +432,16 @@ def test_a_run_that_is_not_there_is_said_to_be_none(folder: Path, command: str) 
     (folder / "runs" / "nothin").mkdir(parents=True)
     found = oxrl(command, "runs/nothing", *more, folder=folder)
     assert "did you mean 'nothin'?" in found.stderr
+
+
+def test_a_model_of_the_hub_is_looked_at_in_the_cache_or_unknown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached: list[str | None] = [str(small_model(folder) / "config.json"), None]
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: cached.pop(0))
+    cfg = Config.model_validate(changed(RL, model={"name": "nobody/small"}))
+    found = examine(cfg, Prepared(), "model", Patience())
+    assert found.state == "ok" and "LlamaForCausalLM" in found.text
+    found = examine(cfg, Prepared(), "model", Patience())
+    assert found.state == "unknown"
+    assert "nobody/small is not in the hub's cache on this machine" in found.text
