@@ -27,6 +27,7 @@ from oxrl.config import load_config
 from oxrl.config.schema import Config
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.prompts import PromptDataset
+from oxrl.data.rows import Record
 from oxrl.engines.sample.base import generate
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
@@ -40,7 +41,7 @@ from oxrl.models.vision_parts import freeze, part_of
 from oxrl.recipes import run
 from oxrl.recipes.build import build_images, local_sampler, row_options
 from oxrl.recipes.export import run_export
-from oxrl.recipes.images import image_store
+from oxrl.recipes.images import image_store, model_images
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch
 from oxrl.rollouts.sync import make_requests
 from oxrl.types import Sampling
@@ -492,3 +493,17 @@ def test_what_is_not_built_yet_is_refused_with_the_reason(folder: Path) -> None:
     ):
         with pytest.raises(ConfigError, match="reads text alone"):
             load_config(folder / "text.yaml", [field])
+
+
+def test_an_image_that_belongs_to_no_run_may_have_65536_pixels_to_a_side(tmp_path: Path) -> None:
+    """Of the longest side that there may be it is the model that refuses: it reads text alone."""
+    store = model_images("builtin:tiny")
+    path = tmp_path / "long.png"
+    record = Record("asked:1", {"prompt": "what?", "images": [str(path)]}, start=0)
+    for side, refused in (
+        (65536, "'builtin:tiny' reads no images"),
+        (65537, "65537 x 1 pixels, a side of more than 65536"),
+    ):
+        Image.new("RGB", (side, 1)).save(path)
+        with pytest.raises(DataError, match=refused):
+            store.prepared(record)
