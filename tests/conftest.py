@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,13 @@ from figures import Learned
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Nothing that a test leaves in a cache may be met by the user's own runs, nor the other way round.
+# Workers of one session share a folder.
+if "OXRL_TEST_CACHES" not in os.environ:
+    caches = tempfile.TemporaryDirectory(prefix="oxrl-test-caches-")
+    os.environ["OXRL_TEST_CACHES"] = caches.name
+os.environ["XDG_CACHE_HOME"] = os.environ["OXRL_TEST_CACHES"]
+os.environ.pop("HF_HOME", None)
 # Ray listens on the loopback device alone; it looks at this when it is imported.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ["RAY_worker_niceness"] = "0"

@@ -54,8 +54,9 @@ def _keep(child: int) -> NoReturn:
     end_all()
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        # What is blocked, or makes an exception in Python, does not end this process.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, WOKEN_BY)
+        # What is blocked, or makes an exception in Python, does not end this process. No other one is
+        # unblocked: a SIGTERM that came meanwhile would end it by the wrong one.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code & 0xFF)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_api
+from huggingface_hub.utils import _detect_agent
 from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 
 from oxrl.config import load_config
@@ -259,6 +260,9 @@ def dead_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             listener.listen(8)
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         monkeypatch.setattr(constants, "ENDPOINT", address)
+        # Noted when the library is imported.
+        monkeypatch.setattr(hf_api.api, "endpoint", address)
+        monkeypatch.setattr(_detect_agent, "_registry", {})
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         yield address
@@ -299,6 +303,8 @@ def test_a_hub_that_answers_says_which_model_it_has_not(
     hub: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", hub)
+    monkeypatch.setattr(hf_api.api, "endpoint", hub)
+    monkeypatch.setattr(_detect_agent, "_registry", {})
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with pytest.raises(DataError, match="'you/tiny' is no folder here, and the hub has no such"):

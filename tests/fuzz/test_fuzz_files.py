@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from command_line import oxrl
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_api
+from huggingface_hub.utils import _detect_agent
 from test_fuzz import BASES, TOKENIZER, Values
 
 from oxrl.config import Config, check_config, dump_config, load_config
@@ -299,7 +300,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Babbli
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    here = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", here)
+    # Both are noted when the library is imported.
+    monkeypatch.setattr(hf_api.api, "endpoint", here)
+    template = here + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    # The library asks the hub for it once in a process, and keeps whatever is said.
+    monkeypatch.setattr(_detect_agent, "_registry", {})
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     yield Babbling
     server.shutdown()
