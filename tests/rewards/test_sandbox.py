@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -25,8 +26,9 @@ from oxrl.rewards.code import code_reward, judged
 from oxrl.rewards.sandbox import client, layers, remote
 from oxrl.rewards.sandbox.client import Level, Sandbox
 from oxrl.rewards.sandbox.findings import Finding, Job, SandboxError
-from oxrl.rewards.sandbox.inside import confine, filters, folders, kernel, plain
-from oxrl.rewards.sandbox.inside.confine import Limits
+from oxrl.rewards.sandbox.inside import confine, filters, folders, grader, kernel, plain, unit
+from oxrl.rewards.sandbox.inside import judged as judged_process
+from oxrl.rewards.sandbox.inside.confine import Confinement, Limits
 from oxrl.types import Score
 
 LIMITS = Limits(cpu_s=2.0, memory_mb=256, disk_mb=8)
@@ -507,6 +509,168 @@ def test_what_lies_below_long_names_is_counted(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/usr")
     assert 1 << 20 < folders.size(str(tmp_path)) < 2 << 20
     folders.empty(str(tmp_path))
+
+
+def test_a_folder_that_goes_while_its_size_is_looked_at_counts_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = tmp_path / "below"
+    below.mkdir()
+    (below / "large").write_bytes(bytes(1 << 20))
+    (tmp_path / "small").write_text("x")
+    walk = os.fwalk
+
+    def walk_and_remove(*given: Any, **named: Any) -> Iterator[Any]:
+        for found in walk(*given, **named):
+            shutil.rmtree(below, ignore_errors=True)
+            yield found
+
+    monkeypatch.setattr(os, "fwalk", walk_and_remove)
+    assert folders.size(str(tmp_path)) == max(4096, (tmp_path / "small").stat().st_blocks * 512)
+
+
+MOUNTS = """
+import os, sys
+from pathlib import Path
+from oxrl.rewards.sandbox.inside import kernel
+
+user = os.getuid()
+try:
+    kernel.unshare(kernel.NEW_MOUNTS if user == 0 else kernel.NEW_MOUNTS | kernel.NEW_USERS)
+    if user:
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    kernel.mount_private()
+    source, target = Path(sys.argv[1], "source"), Path(sys.argv[1], "target")
+    kernel.mount_memory(str(source / "below"), megabytes=1, mode="777")
+except OSError as error:
+    sys.exit(f"no namespaces: {error}")
+(source / "below" / "file").write_text("there")
+kernel.mount_read_only(str(source), str(target))
+print((target / "below" / "file").read_text())
+for path in (target / "file", target / "below" / "file"):
+    try:
+        path.write_text("changed")
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
+@LINUX
+def test_what_is_shown_for_reading_is_shown_with_what_is_mounted_below_it(tmp_path: Path) -> None:
+    (tmp_path / "source" / "below").mkdir(parents=True)
+    (tmp_path / "target").mkdir()
+    command = [sys.executable, "-c", MOUNTS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.stderr.startswith("no namespaces"):
+        pytest.skip(done.stderr)
+    refused = os.strerror(errno.EROFS)
+    assert done.stdout.splitlines() == ["there", refused, refused], done.stderr
+
+
+def piped(text: bytes) -> int:
+    """A descriptor that a text can be read from, and then its end."""
+    reading, writing = os.pipe()
+    os.write(writing, text)
+    os.close(writing)
+    return reading
+
+
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        (b"1\n2 \n\n", ""),
+        (b"1\n2\n3\n", "the program printed 3 lines, not 2"),
+        (b"1\n", "the program printed 1 lines, not 2"),
+        (b"1\n3\n", "the program printed '3' in line 2, not '2'"),
+        (b"3\n2\n1\n", "the program printed '3' in line 1, not '1'"),
+    ],
+)
+def test_output_is_compared_line_by_line(printed: bytes, reason: str) -> None:
+    fd = piped(printed)
+    found = grader.compare_output(fd, "1\n2\n")
+    os.close(fd)
+    assert (found["held"], found["run"], found.get("reason", "")) == (int(not reason), 1, reason)
+
+
+def test_of_much_output_the_middle_is_left_out_and_of_little_nothing() -> None:
+    most = grader.MOST_TOLD
+    between = "\n... (1,234 bytes are left out) ...\n"
+    cases = {
+        "few words": "few words",
+        "a" * most + "b" * most: "a" * most + "b" * most,
+        "a" * most + "-" * 1234 + "b" * most: "a" * most + between + "b" * most,
+    }
+    for printed, told in cases.items():
+        fd = piped(printed.encode())
+        assert grader.read_output(fd) == {"held": 1, "run": 1, "output": told}
+        os.close(fd)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, set, frozenset, str, bytes, dict])
+def test_a_value_of_very_many_items_is_told_by_their_number(kind: Any) -> None:
+    def of(count: int) -> Any:
+        if kind is str:
+            return "x" * count
+        numbers = (number % 256 for number in range(count))
+        return kind(numbers if kind in (bytes, list, tuple) else dict.fromkeys(range(count)))
+
+    assert grader.shown(of(1001)) == f"{kind.__name__} of 1001 items"
+    assert grader.shown(of(1000)) == repr(of(1000))[: grader.MOST_SHOWN] + "..."
+
+
+def test_a_program_defines_what_it_names_wherever_that_stands() -> None:
+    def defines(source: str) -> bool:
+        tree = judged_process.parsed(source)
+        assert tree is not None
+        return judged_process.defines(tree, "add")
+
+    assert defines("def add(a, b): return a + b")
+    assert defines("class add: pass")
+    assert defines("def outer():\n    def add(): pass")
+    assert defines("add = sum") and defines("from operator import add")
+    assert not defines("x = a + b")
+    assert not defines("def other(): return add(1, 2)")
+
+
+def test_the_grader_has_twice_the_processor_time_of_the_program() -> None:
+    around = Confinement("/nowhere", Limits(cpu_s=1.5, memory_mb=64, disk_mb=8))
+    made = unit.Unit(around, -1, -1, {}, in_room=False)
+    tests = made._for_tests(around)  # pyright: ignore
+    assert tests.limits == Limits(cpu_s=3.0, memory_mb=64, disk_mb=8)
+    assert tests.folder == "/nowhere" and around.limits.cpu_s == 1.5
+
+
+def test_a_unit_that_nobody_sends_jobs_any_more_ends_well() -> None:
+    sandbox = Sandbox("off", LIMITS)
+    sandbox.start()
+    process, control = sandbox._process, sandbox._socket  # pyright: ignore
+    assert process is not None and control is not None
+    control.shutdown(socket.SHUT_WR)
+    assert process.wait(20) == 0
+    sandbox.close()
+
+
+def test_a_program_that_hangs_up_has_time_to_tell_how_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # More time than usual, so that no busy machine makes it too little.
+    modules = dict(client.bundle.sources())
+    name = "oxrl.rewards.sandbox.inside.unit"
+    line = "LAST_WORDS_S = 0.2\n"
+    assert line in modules[name]
+    modules[name] = modules[name].replace(line, "LAST_WORDS_S = 20.0\n")
+    monkeypatch.setattr(client.bundle, "sources", lambda: modules)
+    hangs_up = (
+        "import os, time\n"
+        "def add(a, b):\n"
+        "    os.closerange(3, 256)\n"
+        "    time.sleep(0.3)\n"
+        "    os._exit(7)\n"
+    )
+    sandbox = Sandbox("off", LIMITS)
+    found = sandbox.judge(Job("calls", {"code": hangs_up}, {**ADD, "setup": ""}))
+    sandbox.close()
+    assert (found.held, found.reason) == (0, "the program ended with exit status 7")
 
 
 def test_data_that_is_not_plain_does_not_pass() -> None:
