@@ -210,3 +210,48 @@ def test_a_prompt_and_an_episode_come_back_from_their_line() -> None:
 def test_ranks_of_equal_and_missing_rewards() -> None:
     assert ranks([1.0, None, 3.0, 1.0, 0.0]) == [2, None, 1, 2, 4]
     assert ranks([]) == []
+
+
+def compared(*groups: tuple[list[float], list[float]]) -> Comparison:
+    """Of groups, their recorded rewards and those of now."""
+    found = Comparison()
+    for before, now in groups:
+        lines: list[Any] = [{"reward": reward, "status": "ok"} for reward in before]
+        places = zip(lines, now, ranks(before), ranks(now), strict=True)
+        found.add([Rescored(line, Score(value=new), was, is_) for line, new, was, is_ in places])
+    return found
+
+
+def test_another_best_response_is_one_that_was_not_the_best() -> None:
+    assert compared(([1.0, 0.0], [2.0, 0.5])).other_best == 0
+    assert compared(([1.0, 0.0], [0.5, 2.0])).other_best == 1
+    assert compared(([1.0, 0.0], [1.0, 1.0])).other_best == 1
+    assert compared(([-3.0, -1.0, -2.0], [-1.0, -1.0 - 1e-12, -5.0])).other_best == 1
+    # Below the best, the order may be another.
+    found = compared(([3.0, 2.0, 1.0], [3.0, 1.0, 2.0]), ([0.0, 1.0], [0.0, 1.0]))
+    assert (found.other_best, found.other_order, found.groups) == (0, 1, 2)
+
+
+def test_a_report_tells_means_and_what_changed_most_in_numbers_or_outcomes() -> None:
+    def one(sample: int, reward: float | None, score: Score) -> Rescored:
+        status = "ok" if reward is not None else "error"
+        line: Any = {"reward": reward, "status": status, "step": 1, "draw": 2, "sample": sample}
+        return Rescored(line, score, 1, 1)
+
+    found = Comparison(groups=1)
+    found.samples = [
+        one(0, 0.25, Score(value=0.5)),
+        one(1, 0.75, Score(value=2.0, reason="better")),
+        one(2, 1.0, Score(value=None, status="timeout", reason="too slow")),
+        one(3, None, Score(value=0.125)),
+        one(4, 0.5, Score(value=0.5)),
+    ]
+    told = report(found).splitlines()
+    [means] = [line for line in told if line.startswith("mean of those with both")]
+    assert means.split()[-2:] == ["0.5", "1"]  # (0.25 + 0.75 + 0.5) / 3, (0.5 + 2 + 0.5) / 3
+    assert told[told.index("largest changes:") + 1 :] == [
+        "  step 1 draw 2 sample 1: 0.75 -> 2 (better)",
+        "  step 1 draw 2 sample 0: 0.25 -> 0.5",
+        "  step 1 draw 2 sample 2: 1 -> timeout (too slow)",
+        "  step 1 draw 2 sample 3: error -> 0.125",
+    ]

@@ -13,7 +13,7 @@ from small_runs import rl_config
 from oxrl.config import load_config
 from oxrl.errors import ConfigError, Interrupted
 from oxrl.recipes import run
-from oxrl.rewards.repeats import MOST, Repeats
+from oxrl.rewards.repeats import MOST, Repeats, differs
 from oxrl.runs.health import Health, verdicts
 from oxrl.runs.signs import NAMES, PATIENCE, SIGNS
 from oxrl.types import Completion, Metrics, Prompt, Score
@@ -265,6 +265,23 @@ def test_a_reward_that_contradicts_itself_is_told_once(caplog: pytest.LogCapture
     look(repeats, 0.0)
     (record,) = caplog.records
     assert "nondeterministic-reward: mine.py:luck gave 1e-05 and then 1" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "apart"),
+    [
+        (0.0, 0.0009, False),
+        (0.0, 0.0011, True),
+        (0.5, 0.4991, False),
+        (0.5, 0.4989, True),
+        (1000.0, 1000.9, False),  # a thousandth of the first score, where that is large
+        (1000.0, 1001.1, True),
+        (-1000.0, -999.1, False),
+        (-1000.0, -998.9, True),
+    ],
+)
+def test_scores_differ_by_more_than_a_thousandth(before: float, now: float, apart: bool) -> None:
+    assert differs(before, now) is apart
 
 
 def test_what_is_remembered_of_responses_is_bounded() -> None:
