@@ -188,6 +188,10 @@ def test_a_turn_of_actions_comes_back_between_its_quantiles(head: FastHead) -> N
     assert head.kept(tokens, 1) == len(tokens)
 
 
+def test_a_turn_has_at_most_a_piece_per_number_and_its_end(head: FastHead) -> None:
+    assert head.tokens == 25  # 8 actions of 3 numbers
+
+
 def test_strings_that_stand_for_no_chunk_are_told_and_mean_the_middle(head: FastHead) -> None:
     [chunk] = smooth(1, seed=3)
     whole = head.encode([[float(a), 2 + 2 * float(b), 5.0] for a, b, _ in chunk])

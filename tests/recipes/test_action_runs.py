@@ -27,7 +27,7 @@ from oxrl.data.prepare import PREPARERS
 from oxrl.errors import ConfigError
 from oxrl.models.image_features import load_image_processor
 from oxrl.models.load import load_policy, load_tokenizer
-from oxrl.recipes import run
+from oxrl.recipes import actions, run
 from oxrl.recipes.build import build_actions
 from oxrl.recipes.evaluate import run_eval
 
@@ -209,6 +209,23 @@ def test_reserved_tokens_are_those_that_the_tokenizer_does_not_use(folder: Path)
     cfg = reinforcement(folder, "reserved", action={"ids": "reserved"})
     with pytest.raises(ConfigError, match="needs 4 rows .* there are 0: use tail"):
         build_actions(cfg)
+
+
+def test_reserved_tokens_begin_behind_the_last_one_of_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rl.jsonl").write_text('{"prompt": "go"}\n')
+    cfg = reinforcement(tmp_path, "reserved", action={"ids": "reserved"})
+    tokenizer = load_tokenizer(cfg.model.name)
+    known = len(tokenizer)
+    monkeypatch.setattr(actions, "vocabulary_of", lambda name: known + 4)
+    head = actions.action_head(cfg, tokenizer)
+    assert head is not None
+    assert head.token_ids == (known, known + 1, known + 2, known + 3)
+    monkeypatch.setattr(actions, "vocabulary_of", lambda name: known + 3)
+    with pytest.raises(ConfigError, match="needs 4 rows .* there are 3: use tail"):
+        actions.action_head(cfg, tokenizer)
 
 
 @pytest.mark.full  # a run more
