@@ -4,12 +4,17 @@ unchanged.
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
+import numpy
+import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+from oxrl.data.memory import lines_of
 from oxrl.data.rows import file_hash, read_rows
 from oxrl.errors import DataError
 
@@ -73,3 +78,22 @@ def test_the_file_hash_is_sha256(tmp_path: Path) -> None:
     # SHA-256 of "abc" from FIPS 180-2, appendix B.1.
     digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert file_hash(write(tmp_path / "x", b"abc")) == digest
+
+
+def test_a_data_frame_is_its_rows_without_what_is_missing() -> None:
+    frame = pandas.DataFrame(
+        {
+            "prompt": ["1+1?", "2+2?", "3+3?"],
+            "answer": ["2", None, "6"],
+            "bonus": [0.5, 1.5, math.nan],
+        }
+    )
+    rows = [
+        {"prompt": "1+1?", "answer": "2", "bonus": 0.5},
+        {"prompt": "2+2?", "bonus": 1.5},
+        {"prompt": "3+3?", "answer": "6"},
+    ]
+    assert [json.loads(line) for line in lines_of(frame, "dataset").splitlines()] == rows
+    # Of a list nothing is left out.
+    told = lines_of([{"a": None, 2: numpy.int64(3), "c": numpy.ones(2)}], "dataset")
+    assert told == '{"a": null, "2": 3, "c": [1.0, 1.0]}\n'

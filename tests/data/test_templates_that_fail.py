@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from oxrl.data import template_trial
 from oxrl.data.chat import ChatEncoder, TemplateError
-from oxrl.data.template_trial import require_end
+from oxrl.data.template_trial import REFUSED, require_end, try_here
 from oxrl.errors import DataError
 from oxrl.models.builtin import builtin_tokenizer
 
@@ -42,6 +42,17 @@ def test_a_template_that_does_not_end_is_refused_in_time(
         ChatEncoder(tokenizer_with(template))
     assert raised.value.exit_code == 2
     assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize(
+    "roles", ["user", "system user", "user assistant user", "system user assistant user"]
+)
+def test_a_template_is_tried_on_short_conversations_of_every_shape(roles: str) -> None:
+    said = "messages | map(attribute='role') | join(' ')"
+    there = "{% if " + said + " == '" + roles + "' %}"
+    # More than any memory, so that nothing of it is written.
+    assert try_here(there + "{{ messages[0].content * 10 ** 17 }}{% endif %}") == REFUSED
+    assert try_here(there + "{{ messages[0].content * 10 }}{% endif %}") == 0
 
 
 def test_a_template_that_ends_is_taken_whatever_else_is_wrong_with_it() -> None:
