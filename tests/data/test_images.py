@@ -462,3 +462,34 @@ def test_a_file_that_changes_after_it_was_read_is_noticed(tmp_path: Path) -> Non
     images.folder = tmp_path / "elsewhere"
     with pytest.raises(DataError, match="changed since its row was read"):
         images.features(prompt.images[0])
+
+
+def test_an_image_that_a_run_has_kept_is_shown_by_its_name(tmp_path: Path) -> None:
+    content = png(color="green")
+    name = hashlib.sha256(content).hexdigest()
+    row = {"prompt": "what?", "image": name}
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / name).write_bytes(content)
+    images = store()
+    images.folder = tmp_path / "kept"
+    options = ReadOptions(images=images)
+    [prompt] = PromptDataset.load(write(tmp_path, row), TOKENIZER, options).in_order()
+    assert prompt.images == (name,) and shown(prompt) == USER.format("*what?")
+    assert images.contents([name]) == {name: content}
+    with pytest.raises(DataError, match=r"rows\.jsonl:1"):  # no run, and no file of that name
+        read(write(tmp_path, row))
+
+
+def test_images_of_another_process_are_held_as_long_as_they_are_needed(tmp_path: Path) -> None:
+    contents = {
+        hashlib.sha256(content).hexdigest(): content
+        for content in (png(32, 32, color) for color in ("red", "green", "blue"))
+    }
+    red, green, blue = contents
+    images = store()
+    images.hold_only({red: contents[red], green: contents[green]}, [red, green])
+    assert images.features(red).tokens == images.features(green).tokens == 4
+    images.hold_only({blue: contents[blue]}, [green, blue])
+    assert images.contents([green, blue]) == {green: contents[green], blue: contents[blue]}
+    with pytest.raises(DataError, match=f"no image {red}"):
+        images.contents([red])
