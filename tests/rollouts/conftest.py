@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
 
     images: of a model that reads some. actions: that turns are.
 
-    reads, splits: as of `contexts_of`. template: instead of the tokenizer's own.
+    reads, splits: as of `contexts_of`. template: instead of the tokenizer's own. words: that are
+    tokens as well.
     """
     monkeypatch.chdir(tmp_path)
     engines: list[EpisodeEngine] = []
@@ -39,6 +40,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
         reads: str = "whole",
         splits: bool = False,
         template: str | None = None,
+        words: Sequence[str] = (),
         images: ImageStore | None = None,
         actions: ActionHead | None = None,
         **given: Any,
@@ -51,6 +53,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
         pool = EnvironmentPool("mine.py:Made", options=given, timeout_s=timeout_s, memory_mb=0)
         tokenizer = builtin_tokenizer()
         tokenizer.chat_template = template or tokenizer.chat_template
+        tokenizer.add_tokens(list(words))
         chat = ChatEncoder(tokenizer) if images is None else images.encoder(vision_tokenizer())
         encoder = TurnEncoder(
             chat, (END,), open_turns=actions is not None and actions.ends_by is None

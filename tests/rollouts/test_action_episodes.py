@@ -33,7 +33,8 @@ class Made:
         if self.turn == self.how.get("ends_at"):
             done = self.how.get("executed")
             return Step("bye", 1.0, terminated=True, executed=done, success=True)
-        return Step("go on", sum(map(sum, actions)))
+        done = self.how.get("always_executed")
+        return Step("go on", sum(map(sum, actions)), executed=done)
 """
 
 
@@ -125,6 +126,18 @@ def test_actions_behind_the_last_one_that_was_done_are_not_trained_on(
         assert rewards[-1] == 1.0 and rewards[:-1].count(0.0) == 4  # the last one that was done
     assert engine.metrics()[SUCCESS] == 2
     assert SUCCESS not in engine.metrics()  # an environment that tells nothing counts nothing
+
+
+def test_the_next_turn_reads_the_actions_that_were_done_alone(act: Play) -> None:
+    sampler = SamplesActions()
+    asked = requests(2, max_tokens=HEAD.tokens)
+    generate(act(ACTS, sampler, ends_at=3, always_executed=1), asked, deadline_s=60)
+    for request in asked:
+        [first, second, third] = sampler.seen[request.id]
+        # Of the four tokens of a turn those of the first of its two actions.
+        expected = (*first[0], *first[1][:2], END, *user_turn("go on"))
+        assert second[0] == expected
+        assert third[0] == (*expected, *second[1][:2], END, *user_turn("go on"))
 
 
 def test_a_cut_episode_ends_where_the_next_turn_would_begin_and_a_terminated_one_does_not(

@@ -142,6 +142,63 @@ def test_a_cut_episode_ends_with_the_last_answer_untrained_for_the_bootstrap(pla
     assert not batch.inputs.response_mask[0, -len(answer) :].any()
 
 
+WORTH = """
+from oxrl.environments import Step
+
+class Made:
+    def reset(self, prompt, seed):
+        return prompt.messages
+    def step(self, text):
+        return Step("go on", 0.25)
+    def worth_when_cut(self):
+        return 100
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "end"),
+    [
+        ({"max_turns": 3}, "max_turns"),
+        ({"max_turns": 99, "max_tokens": 40}, "max_tokens"),
+    ],
+)
+def test_what_was_reached_counts_in_the_last_turn_that_the_limits_allow_alone(
+    play: Play, given: dict[str, Any], end: str
+) -> None:
+    engine = play(WORTH, ScriptedSampler(longest=5), **given)
+    for done in generate(engine, requests(8), deadline_s=60):
+        rewards = [turn.reward for turn in done.turns]
+        assert done.end == end and len(rewards) > 2
+        assert rewards == [0.25] * (len(rewards) - 1) + [100.25]
+
+
+LONG_WORDS = """
+from oxrl.environments import Step
+
+class Made:
+    def __init__(self, count):
+        self.count = count
+    def reset(self, prompt, seed):
+        return "pears" * self.count
+    def step(self, text):
+        return Step("pears" * self.count, 1.0)
+"""
+
+
+def test_what_an_environment_says_is_measured_in_tokens_and_not_in_characters(play: Play) -> None:
+    # 100 characters in 20 tokens, with three more around them.
+    sampler = ScriptedSampler(longest=0)
+    engine = play(LONG_WORDS, sampler, words=["pears"], count=20, context=50)
+    [done] = generate(engine, requests(1), deadline_s=60)
+    # Then a turn of one token, and as many again.
+    assert [len(read) for read, _ in sampler.seen["0/0"]] == [23, 47]
+    assert (done.end, len(done.turns)) == ("context", 2)
+    engine = play(LONG_WORDS, ScriptedSampler(), words=["pears"], count=60, context=50)
+    [done] = generate(engine, requests(1), deadline_s=60)
+    assert (done.end, len(done.turns)) == ("environment_error", 0)
+    assert "its opening has 63 tokens, and the model's context is 50" in done.reason
+
+
 def test_with_overlap_a_slow_environment_holds_up_no_other_episode(play: Play) -> None:
     source = HOSTILE.replace("self.turns -= 1", "self.turns -= 1; self.slow and time.sleep(3)")
     source = "import time\n" + source.replace(
