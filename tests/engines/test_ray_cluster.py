@@ -11,19 +11,22 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import NoReturn, cast
 
 import pytest
 import yaml
+from small_runs import rl_config
 
 from oxrl.config import Config
 from oxrl.engines.ray.cluster import Cluster
 from oxrl.engines.ray.head import CONNECT_S
 from oxrl.errors import ConfigError
+from oxrl.recipes import setup
 from oxrl.recipes.build import gpus_per_actor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -275,6 +278,53 @@ def test_a_cluster_without_gpus_is_told_where_they_are_asked_for() -> None:
     cfg = SimpleNamespace(run=SimpleNamespace(device="cuda"))
     with pytest.raises(ConfigError, match="no node of the Ray cluster has a GPU"):
         gpus_per_actor(cast(Config, cfg), 0)
+
+
+class _Reserved(Exception):
+    """Bundles were asked for."""
+
+
+class _NoCluster:
+    """Notes what is reserved, and goes no further."""
+
+    bundles: Sequence[object] = ()
+    closed = False
+
+    def gpus(self) -> int:
+        return 0
+
+    def reserve(self, bundles: Sequence[object]) -> NoReturn:
+        self.bundles = bundles
+        raise _Reserved
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("backend", "ranks", "actors", "bundles"),
+    [("local", 1, 2, 2), ("local", 1, 3, 3), ("fsdp", 2, 0, 2), ("fsdp", 2, 3, 5)],
+)
+def test_places_are_reserved_for_rollout_actors_and_for_ranks_where_there_are_some(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    ranks: int,
+    actors: int,
+    bundles: int,
+) -> None:
+    cfg = rl_config(
+        tmp_path,
+        "run",
+        run={"training_gpus": ranks} if backend != "local" else {},
+        train={"backend": backend},
+        inference_engine={"actors": actors},
+    )
+    cluster = _NoCluster()
+    monkeypatch.setattr(setup, "open_cluster", lambda cfg: cluster)
+    with pytest.raises(_Reserved), ExitStack() as stack:
+        setup.build_engines(cfg, stack)
+    assert len(cluster.bundles) == bundles and cluster.closed
 
 
 @pytest.mark.skipif(
