@@ -534,11 +534,13 @@ import os, sys
 from pathlib import Path
 from oxrl.rewards.sandbox.inside import kernel
 
-user = os.getuid()
+user, group = os.getuid(), os.getgid()
 try:
     kernel.unshare(kernel.NEW_MOUNTS if user == 0 else kernel.NEW_MOUNTS | kernel.NEW_USERS)
     if user:
+        Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
     kernel.mount_private()
     source, target = Path(sys.argv[1], "source"), Path(sys.argv[1], "target")
     kernel.mount_memory(str(source / "below"), megabytes=1, mode="777")
