@@ -54,8 +54,8 @@ def _keep(child: int) -> NoReturn:
     end_all()
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        # What is blocked, or makes an exception in Python, does not end this process. Nothing else is
-        # unblocked: a SIGTERM that came meanwhile would tell the wrong end.
+        # What is blocked, or makes an exception in Python, does not end this process. Nothing more
+        # is unblocked: a SIGTERM that came meanwhile would tell the wrong end.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
