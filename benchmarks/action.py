@@ -20,16 +20,16 @@ import torch
 from PIL import Image
 
 from oxrl.data.rows import Json
-from oxrl.environments.find import as_step
 from oxrl.environments.pool import EnvironmentPool
 from oxrl.environments.raster_world import LAYOUTS, RasterEnvironment, RasterWorld
 from oxrl.environments.simulator import SimulatorEnvironment
-from oxrl.models.builtin_vision import TINY_VLA, vision_policy, vision_tokenizer
+from oxrl.modelfiles.builtin_vision import TINY_VLA, vision_policy, vision_tokenizer
 from oxrl.models.image_features import ImageReader
 from oxrl.models.network import CausalNetwork, unpadded
 from oxrl.models.vision_network import read_with_images
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Prompt, Ragged, TokenBatch
+from oxrl.usercode.environments import as_step
 
 PROMPT = Prompt(uid="p", messages=(), token_ids=())
 SIMULATORS: dict[str, Json] = {

@@ -381,7 +381,7 @@ def store_full(scene: Scene) -> None:
     """Weights for two object stores, and a disk that Ray takes to be full."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from oxrl.models.builtin import BUILTIN_DIMS, builtin_tokenizer
+    from oxrl.modelfiles.builtin import BUILTIN_DIMS, builtin_tokenizer
     from oxrl.models.weights import save_model
 
     dims: dict[str, Any] = {**BUILTIN_DIMS["builtin:tiny"], "intermediate_size": 32768}

@@ -22,7 +22,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
-from oxrl.models.builtin import builtin_policy, builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_policy, builtin_tokenizer
 from oxrl.types import Prompt, Request, Sampling
 
 PROMPT = 32

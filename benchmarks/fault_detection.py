@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.hosted import ThisMachine
 from oxrl.engines.sample.local import LocalSampler
@@ -48,10 +49,9 @@ from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import joined_ranks
 from oxrl.engines.train.trainer import Trainer
 from oxrl.engines.transport.base import WeightTransport
-from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.errors import WeightSyncError
 from oxrl.functional.supervised_losses import supervised_loss
-from oxrl.models.builtin import BUILTIN_DIMS, builtin_tokenizer
+from oxrl.modelfiles.builtin import BUILTIN_DIMS, builtin_tokenizer
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.weights import Whole, save_model
 from oxrl.runs.deadlines import Deadlines

@@ -32,8 +32,8 @@ from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.models.builtin import builtin_tokenizer
-from oxrl.models.work import FORWARD_AND_BACKWARD, ModelWork
+from oxrl.modelfiles.builtin import builtin_tokenizer
+from oxrl.models.flops import FORWARD_AND_BACKWARD, ModelWork
 from oxrl.runs.machine import machine_speed
 from oxrl.types import Output, Prompt, Request, Sampling, TokenBatch
 

@@ -29,7 +29,7 @@ from oxrl.data.token_rows import pad_rows, to_token_batch
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import PRICES
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.models.builtin import BUILTIN_DIMS
+from oxrl.modelfiles.builtin import BUILTIN_DIMS
 from oxrl.types import Output, TokenBatch
 
 # Prompts of 8 responses, and the sizes of micro-batches.

@@ -31,9 +31,9 @@ def oxrl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> 
     """The steps of the recipe, as `oxrl train` takes them."""
     from oxrl_side import GatedSession
 
+    from oxrl.assembly.sharing import train_settled
     from oxrl.config import load_config
     from oxrl.recipes import preference, supervised
-    from oxrl.recipes.sharing import train_settled
 
     settings = given.pop("settings")
     pack = settings.get("pack_tokens")

@@ -5,7 +5,7 @@
 Measured: bytes behind every tensor that is alive at a time, at their peak while gradients are
 computed and weights stepped, in a whole run of two optimizer steps by `oxrl.train`, less what was
 alive before it. State: the same at the end of the last step, when activations and gradients are
-gone. Predicted: `memory` of oxrl/config/memory.py, from the configuration and config.json of the
+gone. Predicted: `memory` of oxrl/plan/memory.py, from the configuration and config.json of the
 model alone. Stored: files of tensors of the last checkpoint. Random models of four layers in
 micro-batches of 512 tokens; cases of ranks are processes over gloo, the most that one held.
 """
@@ -139,9 +139,9 @@ def write_config(folder: Path, overrides: list[str]) -> Path:
 def predicted(path: Path, overrides: list[str]) -> dict[str, int]:
     """Bytes of the state, at the peak of an update, and of a checkpoint, wherever they are."""
     from oxrl.config import load_config
-    from oxrl.config.activations import activation_bytes
-    from oxrl.config.dims import model_dims
-    from oxrl.config.memory import memory, micro_batch
+    from oxrl.modelfiles.dims import model_dims
+    from oxrl.plan.activations import activation_bytes
+    from oxrl.plan.memory import memory, micro_batch
 
     cfg = load_config(path, overrides)
     dims = model_dims(cfg.model.name)
@@ -228,15 +228,15 @@ def rank_body(folder: str, overrides: list[str], environment: dict[str, str]) ->
     os.environ.update(environment)
     import torch
 
-    from oxrl.config import load_config
-    from oxrl.config.reads import has_reference_model
-    from oxrl.engines.train.ranks import joined_ranks
-    from oxrl.recipes.build import (
+    from oxrl.assembly.assembly import (
         build_reference,
         build_trainer,
         cuts_weights,
         load_policy_to_train,
     )
+    from oxrl.config import load_config
+    from oxrl.config.reads import has_reference_model
+    from oxrl.engines.train.ranks import joined_ranks
     from oxrl.types import SupervisedBatch, TokenBatch
 
     torch.set_num_threads(1)

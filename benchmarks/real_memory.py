@@ -68,11 +68,11 @@ def write_config(folder: Path, case: str, model: str, rows: Path | None) -> Path
 def planned(path: Path) -> dict[str, float]:
     """What the plan says, in GB."""
     from oxrl.config import load_config
-    from oxrl.config.dims import model_dims
-    from oxrl.config.memory import memory, rows_no_longer
-    from oxrl.config.plan import memory_needed
-    from oxrl.recipes.preflight import Prepared, check_data, check_tokenizer
-    from oxrl.runs.patience import Patience
+    from oxrl.modelfiles.dims import model_dims
+    from oxrl.plan.memory import memory, rows_no_longer
+    from oxrl.plan.plan import memory_needed
+    from oxrl.plan.preflight import Prepared, check_data, check_tokenizer
+    from oxrl.runs.waiting import Patience
 
     cfg = load_config(path)
     dims = model_dims(cfg.model.name)

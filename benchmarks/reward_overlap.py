@@ -21,7 +21,7 @@ import yaml
 
 from oxrl.config import load_config
 from oxrl.recipes import run
-from oxrl.rollouts.meanwhile import MeanwhileScorer
+from oxrl.rollouts.overlapped_scoring import MeanwhileScorer
 
 REWARD = """
 import time

@@ -126,11 +126,11 @@ class Pace:
 
 def oxrl_side(channel: problem.Channel, folder: Path, given: dict[str, Any]) -> None:
     """The steps of the recipe, as `oxrl train` takes them."""
+    from oxrl.assembly.sharing import train_settled
     from oxrl.config import load_config
     from oxrl.models.load import load_tokenizer
     from oxrl.recipes import rl
     from oxrl.recipes.session import Session
-    from oxrl.recipes.sharing import train_settled
 
     pace = Pace(channel, Examination(Path(given["data"]), load_tokenizer(given["model"])))
 

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from oxrl.assembly.assembly import build_images, local_sampler, row_options
 from oxrl.config import Config, load_config
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.prompts import PromptDataset
@@ -33,7 +34,6 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.vision_parts import freeze
-from oxrl.recipes.build import build_images, local_sampler, row_options
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch
 from oxrl.rollouts.sync import make_requests
 from oxrl.types import Sampling

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 
+from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.sample.vllm import VllmEngine, VllmOptions
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 

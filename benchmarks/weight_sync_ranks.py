@@ -30,7 +30,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from oxrl.engines.probe import Distance
+from oxrl.engines.delivery.proof import Distance
+from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.ray.cluster import Cluster, layout
 from oxrl.engines.ray.rollouts import RayRollouts
 from oxrl.engines.ray.trainer import RankGroup, RayTrainer
@@ -41,8 +42,7 @@ from oxrl.engines.train.ranks import joined_ranks
 from oxrl.engines.train.trainer import Trainer
 from oxrl.engines.transport.base import Copy, weights_in_turn
 from oxrl.engines.transport.line import SENDER, Line, Meeting, Seat
-from oxrl.engines.weight_sync import SyncOptions, WeightSync
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import save_model
 from oxrl.runs.deadlines import Deadlines

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from oxrl.config.fields import Section
+from oxrl.config.field import Section
 from oxrl.config.schema import SECTIONS
 
 HEADER = """# Config reference

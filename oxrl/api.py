@@ -25,22 +25,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from oxrl.config import Config, load_source
-from oxrl.config.fields import fits_a_path
+from oxrl.config.field import fits_a_path
 from oxrl.config.reads import read_values, sections_of
 from oxrl.config.source import Source, mapping_source, read_source
 from oxrl.data.memory import lines_of
 from oxrl.errors import ConfigError, RunDirectoryError
-from oxrl.processes.given import KEPT_HERE, PREFIX, giving, is_given, name_of, packed
 from oxrl.report.notebook import Curves, live_curves
 from oxrl.report.page import write_report
 from oxrl.runs.chain import FIELD as CHAIN_FIELD
 from oxrl.runs.directory import GIVEN, is_run, recorded_config, refuse_what_is_there
 from oxrl.runs.files import Json, clear, read_numbers, read_records, write_atomically
+from oxrl.usercode.given import KEPT_HERE, PREFIX, giving, is_given, name_of, packed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from oxrl.recipes.replay import Finding
+    from oxrl.commands.replay import Finding
     from oxrl.types import Metrics
 
 TRAIN_ROWS = "train.jsonl"
@@ -233,7 +233,7 @@ class Run:
             CheckpointError: the run has no usable checkpoint.
             DataError: a row cannot be used; names it.
         """
-        from oxrl.recipes.evaluate import run_eval
+        from oxrl.commands.evaluate import run_eval
 
         with tempfile.TemporaryDirectory() as folder, giving(self._objects):
             changes = list(overrides)
@@ -281,7 +281,7 @@ class Run:
         Raises:
             RunDirectoryError: no such step or sample, or an input of the run has changed.
         """
-        from oxrl.recipes.replay import TOLERANCE, replay
+        from oxrl.commands.replay import TOLERANCE, replay
 
         limit = TOLERANCE if tolerance is None else tolerance
         with giving(self._objects):
@@ -317,7 +317,7 @@ class Run:
             ConfigError: the model reads no images, or they and a prompt do not fit its context.
             DataError: an image cannot be used.
         """
-        from oxrl.recipes.evaluate import run_generate
+        from oxrl.commands.evaluate import run_generate
         from oxrl.types import Sampling
 
         asked = [prompts] if isinstance(prompts, str) else list(prompts)

@@ -18,11 +18,11 @@ import typer
 
 from oxrl import __version__
 from oxrl.config import Config, config_diff, config_schema, dump_config, load_config
-from oxrl.config.plan import plan_text
 from oxrl.errors import ConfigError, DataError, OxrlError, known, why_no_file
-from oxrl.runs.faults import explained
+from oxrl.plan.plan import plan_text
+from oxrl.redact import shown
 from oxrl.runs.files import encode_line
-from oxrl.shown import shown
+from oxrl.runs.os_errors import explained
 from oxrl.tables.engines import SamplingEngineName
 from oxrl.tables.policy import ROWS, Row
 
@@ -135,7 +135,7 @@ def _train(cfg: Config, *, resume: bool, accept: Sequence[str], dry_run: bool) -
     if not dry_run:
         run(cfg, resume=resume, accept=accept)
         return
-    from oxrl.recipes.dry_run import dry_run as take_one_step
+    from oxrl.commands.dry_run import dry_run as take_one_step
 
     described = take_one_step(cfg)
     _say(f"dry run done: one step on {described}; nothing was kept")
@@ -144,7 +144,7 @@ def _train(cfg: Config, *, resume: bool, accept: Sequence[str], dry_run: bool) -
 @app.command()
 def plan(config: ConfigFile, overrides: Overrides = None) -> None:
     """Check a config and what it names; print its batch equation, memory and disk; run nothing."""
-    from oxrl.recipes.preflight_process import examine_apart
+    from oxrl.plan.preflight_process import examine_apart
 
     cfg = _load(config, overrides)
     _say(plan_text(cfg))
@@ -182,7 +182,7 @@ def evaluate(
 ) -> None:
     """Reward, pass@k and best-of-k on held-out data; of supervised runs loss and perplexity."""
     _import_model_classes()
-    from oxrl.recipes.evaluate import run_eval
+    from oxrl.commands.evaluate import run_eval
 
     metrics = run_eval(
         target, overrides or [], samples=samples, temperature=temperature, pick=pick, out=out
@@ -232,7 +232,7 @@ def score(
 ) -> None:
     """Score the samples of a run with another reward; say what would have changed."""
     _import_model_classes()
-    from oxrl.recipes.rescore import report, run_score
+    from oxrl.commands.rescore import report, run_score
 
     _say(report(run_score(run, overrides or [], out)))
 
@@ -274,7 +274,7 @@ def generate(
 
     given = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
     if env is not None:
-        from oxrl.recipes.play import option_overrides, run_play, transcript
+        from oxrl.commands.play import option_overrides, run_play, transcript
 
         limits = {"rollout.max_tokens": max_tokens, "environment.max_turns": max_turns}
         overrides = option_overrides(env_option or [], limits)
@@ -288,7 +288,7 @@ def generate(
     prompts = [*(prompt or []), *(_read_prompts(prompts_file) if prompts_file else [])]
     if not prompts:
         raise DataError("no prompt: give --prompt TEXT (repeatable) or --prompts-file FILE")
-    from oxrl.recipes.evaluate import run_generate
+    from oxrl.commands.evaluate import run_generate
 
     sampling = replace(given, max_tokens=max_tokens or 256)
     records = run_generate(
@@ -299,7 +299,7 @@ def generate(
 
 def _import_model_classes() -> None:
     """What every model is made of, before anything imports it together with more."""
-    from oxrl.models.lean import import_model_classes
+    from oxrl.models.lazy_transformers import import_model_classes
 
     import_model_classes()
 
@@ -405,8 +405,8 @@ def replay(
     It begins at the nearest checkpoint before and writes nothing. Exit code 0: equal, 1: different.
     """
     _import_model_classes()
-    from oxrl.recipes.replay import TOLERANCE
-    from oxrl.recipes.replay import replay as go_through_again
+    from oxrl.commands.replay import TOLERANCE
+    from oxrl.commands.replay import replay as go_through_again
 
     limit = TOLERANCE if tolerance is None else tolerance
     findings = go_through_again(run, step, sample, tolerance=limit)
@@ -435,7 +435,7 @@ def export(
     ] = False,
 ) -> None:
     """Write a whole model in Hugging Face format, adapters merged into its weights."""
-    from oxrl.recipes.export import run_export
+    from oxrl.commands.export import run_export
 
     _say(f"wrote {run_export(source, out, dtype=dtype, overwrite=overwrite)}")
 
@@ -516,7 +516,7 @@ def algorithms(
     if (check and (name or family)) or (name and family):
         raise typer.BadParameter("give one of NAME, --family and --check")
     if name is not None:
-        from oxrl.algorithm_page import describe
+        from oxrl.commands.algorithm_page import describe
 
         typer.echo(describe(name))
         return
@@ -581,7 +581,7 @@ def doctor(
     runs: Annotated[Path, typer.Option(help="Where runs will be written.")] = Path("runs"),
 ) -> None:
     """Say what works on this machine, what does not and how to fix it."""
-    from oxrl.doctor import examine
+    from oxrl.commands.doctor import examine
 
     findings = examine(runs)
     for title in ("needed by every run", "optional"):

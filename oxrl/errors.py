@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
-from oxrl.shown import masked
+from oxrl.redact import masked
 
 T = TypeVar("T")
 

@@ -162,7 +162,7 @@ def test_plan_prints_the_batch_equation_and_the_warning_goes_to_standard_error(
 
 WITHOUT = ("sklearn", "scipy", "pandas", "pyarrow")
 SERVE = (
-    "import socket, sys\nfrom oxrl.recipes.preflight_process import serve\n"
+    "import socket, sys\nfrom oxrl.plan.preflight_process import serve\n"
     "ours, theirs = socket.socketpair()\ntheirs.close()\nserve(ours.fileno())\n"
 )
 GENERATE = (

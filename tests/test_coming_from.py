@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oxrl.config.fields import cell_names
+from oxrl.config.field import cell_names
 from oxrl.config.other_names import OTHER_NAMES
 from oxrl.config.schema import FIELDS, SECTIONS
 from oxrl.tables.policy import ROWS

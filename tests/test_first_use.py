@@ -11,11 +11,11 @@ from typer.testing import CliRunner, Result
 
 from oxrl import __version__
 from oxrl.cli import app
+from oxrl.commands.evaluate import run_generate
 from oxrl.config import Config
 from oxrl.data.prepare import PREPARERS
 from oxrl.errors import ConfigError
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import run_generate
 from oxrl.tables.policy import ROWS
 from oxrl.types import Sampling
 
@@ -74,7 +74,7 @@ def test_an_algorithm_is_told_in_full(name: str) -> None:
 
 
 def test_every_algorithm_can_be_told() -> None:
-    from oxrl.algorithm_page import describe
+    from oxrl.commands.algorithm_page import describe
 
     for name in ROWS:
         assert len(describe(name).splitlines()) > 8

@@ -23,7 +23,7 @@ PARTS = (
     "oxrl.data",
     "oxrl.rewards",
     "oxrl.environments",
-    "oxrl.processes",
+    "oxrl.usercode",
     "oxrl.models",
     "oxrl.engines",
     "oxrl.rollouts",

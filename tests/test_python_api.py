@@ -15,9 +15,9 @@ import pytest
 from figures import SEED, THREADS, Learned
 
 import oxrl
+from oxrl.commands.replay import replay
 from oxrl.environments import Step
 from oxrl.errors import ConfigError, DataError, OxrlError, RunDirectoryError
-from oxrl.recipes.replay import replay
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)

@@ -22,11 +22,11 @@ import oxrl
 from oxrl.cli import app
 from oxrl.errors import RunDirectoryError
 from oxrl.recipes import run
+from oxrl.redact import shown
 from oxrl.report.live import LiveServer
 from oxrl.report.page import write_report
 from oxrl.report.samples import PIECE
 from oxrl.runs.files import read_records
-from oxrl.shown import shown
 
 EVIL = '</script><script>document.title="taken"</script><img src=x onerror=alert(1)><!--'
 

@@ -10,9 +10,9 @@ import pytest
 
 from oxrl.config import load_config
 from oxrl.errors import ConfigError, OxrlError
+from oxrl.redact import masked, printable, shown, without_tokens
 from oxrl.runs.console import Console, run_logging
 from oxrl.runs.environment import without_secret
-from oxrl.shown import masked, printable, shown, without_tokens
 
 HF = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
 

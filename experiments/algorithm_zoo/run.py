@@ -22,11 +22,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config
 from oxrl.data.prepare import PREPARERS
 from oxrl.errors import OxrlError
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import run_eval
 from oxrl.tables.policy import ROWS, Row
 
 HERE = Path(__file__).parent

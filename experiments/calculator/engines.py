@@ -21,7 +21,7 @@ from run import HERE, TURNS, say, warm_start, write_data
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from oxrl.config import load_config
-from oxrl.models.builtin import BUILTIN_DIMS, builtin_tokenizer
+from oxrl.modelfiles.builtin import BUILTIN_DIMS, builtin_tokenizer
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
 

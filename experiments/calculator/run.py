@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import oxrl.recipes.environment
+import oxrl.assembly.episode_wiring
+from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config, load_evaluation_config
 from oxrl.environments.calculator import calculator
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import run_eval
 from oxrl.rewards.base import Group
 from oxrl.rollouts.episode_scores import EpisodeScorer
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.seeds import stable_seed
 from oxrl.types import Score
 
@@ -132,12 +132,12 @@ def reinforce(folder: Path, seed: int, model: str, *, permuted: bool = False) ->
         f"model.name={model}",
         f"environment.name={TURNS}:Calculator",
     ]
-    original = oxrl.recipes.environment.EpisodeScorer
-    oxrl.recipes.environment.EpisodeScorer = PermutedRewards if permuted else original
+    original = oxrl.assembly.episode_wiring.EpisodeScorer
+    oxrl.assembly.episode_wiring.EpisodeScorer = PermutedRewards if permuted else original
     try:
         run(load_config(HERE / "rl.yaml", given))
     finally:
-        oxrl.recipes.environment.EpisodeScorer = original
+        oxrl.assembly.episode_wiring.EpisodeScorer = original
     return newest(folder / name)
 
 

@@ -223,8 +223,8 @@ def learn(config: Path, until: float) -> None:
     import torch
 
     import oxrl
+    from oxrl.commands.evaluate import run_eval
     from oxrl.errors import Interrupted
-    from oxrl.recipes.evaluate import run_eval
 
     begun = time.time()
     before = run_eval(config)

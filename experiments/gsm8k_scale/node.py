@@ -137,8 +137,8 @@ def most_memory() -> Iterator[list[int]]:
 def planned(config: Path) -> dict[str, Any]:
     """What `oxrl plan` says of the configuration."""
     from oxrl.config import load_config
-    from oxrl.config.dims import model_dims
-    from oxrl.config.memory import memory, sync_bytes
+    from oxrl.modelfiles.dims import model_dims
+    from oxrl.plan.memory import memory, sync_bytes
 
     cfg = load_config(config)
     dims = model_dims(cfg.model.name)

@@ -21,13 +21,13 @@ from pathlib import Path
 
 from guessing import WORDS
 
-import oxrl.recipes.environment
+import oxrl.assembly.episode_wiring
+from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import run_eval
 from oxrl.rewards.base import Group
 from oxrl.rollouts.episode_scores import EpisodeScorer
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.seeds import stable_seed
 from oxrl.types import Score
 
@@ -112,12 +112,12 @@ def reinforce(folder: Path, seed: int, model: str, *, permuted: bool = False) ->
         f"model.name={model}",
         f"environment.name={GAME}:Guessing",
     ]
-    original = oxrl.recipes.environment.EpisodeScorer
-    oxrl.recipes.environment.EpisodeScorer = PermutedRewards if permuted else original
+    original = oxrl.assembly.episode_wiring.EpisodeScorer
+    oxrl.assembly.episode_wiring.EpisodeScorer = PermutedRewards if permuted else original
     try:
         run(load_config(HERE / "rl.yaml", given))
     finally:
-        oxrl.recipes.environment.EpisodeScorer = original
+        oxrl.assembly.episode_wiring.EpisodeScorer = original
     return newest(folder / name)
 
 

@@ -21,12 +21,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from oxrl.assembly import assembly
+from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config
 from oxrl.data.prepare import PREPARERS
-from oxrl.recipes import build, run
-from oxrl.recipes.evaluate import run_eval
+from oxrl.recipes import run
 from oxrl.rewards.workers import RewardPool
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.seeds import stable_seed
 from oxrl.types import Completion, Prompt, Score
 
@@ -125,12 +126,12 @@ def quickstart(folder: Path, seed: int, *, control: bool) -> Result:
         f"data.train={folder / 'data/rl.jsonl'}",
         f"model.name={warm}",
     ]
-    original = build.RewardPool
-    build.RewardPool = PermutedRewards if control else original
+    original = assembly.RewardPool
+    assembly.RewardPool = PermutedRewards if control else original
     try:
         run(load_config(HERE / "rl.yaml", shared + rl))
     finally:
-        build.RewardPool = original
+        assembly.RewardPool = original
     after = accuracies(max((folder / "rl/checkpoints").glob("step_*")), folder, seed, "after")
     return Result(before=before, after=after, seconds=time.monotonic() - start)
 

@@ -23,10 +23,10 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config
 from oxrl.data.prepare import PREPARERS
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import run_eval
 
 HERE = Path(__file__).parent
 WORLD = {"instruction": "{color}"}

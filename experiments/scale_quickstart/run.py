@@ -32,12 +32,12 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from oxrl.commands.evaluate import run_eval
 from oxrl.config import dump_config, load_config, load_evaluation_config
 from oxrl.data.prepare import PREPARERS
-from oxrl.models.builtin import BUILTIN_DIMS, builtin_tokenizer
+from oxrl.modelfiles.builtin import BUILTIN_DIMS, builtin_tokenizer
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import run_eval
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "quickstart"

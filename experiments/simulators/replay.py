@@ -28,9 +28,9 @@ from oxrl.data.lerobot import RobotEpisode, read_episodes
 from oxrl.data.prepare.demonstrations import succeeded
 from oxrl.data.prepare.robot_episodes import shown_image
 from oxrl.environments import Step
-from oxrl.environments.find import as_messages, as_step, find_environment
 from oxrl.errors import DataError, OxrlError
 from oxrl.types import Prompt
+from oxrl.usercode.environments import as_messages, as_step, find_environment
 
 
 class Replayed(NamedTuple):

@@ -31,11 +31,11 @@ os.environ.setdefault("LP_NUM_THREADS", "1")
 
 import yaml
 
+from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config
 from oxrl.data.prepare import PREPARERS
 from oxrl.environments.simulator import SimulatorEnvironment
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import run_eval
 from oxrl.types import Prompt
 
 HERE = Path(__file__).resolve().parent

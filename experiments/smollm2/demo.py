@@ -19,11 +19,11 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config
 from oxrl.data.prepare import PREPARERS
 from oxrl.errors import DataError, OxrlError
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import run_eval
 from oxrl.report.page import write_report
 
 HERE = Path(__file__).parent

@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from oxrl.recipes import build
+from oxrl.assembly import assembly
 from oxrl.rewards.workers import RewardPool
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.seeds import stable_seed
 from oxrl.types import Completion, Prompt, Score
 
@@ -35,9 +35,9 @@ class PermutedRewards(RewardPool):
 @contextmanager
 def scores_permuted() -> Iterator[None]:
     """Runs that begin inside have the control's rewards."""
-    original = build.RewardPool
-    build.RewardPool = PermutedRewards
+    original = assembly.RewardPool
+    assembly.RewardPool = PermutedRewards
     try:
         yield
     finally:
-        build.RewardPool = original
+        assembly.RewardPool = original

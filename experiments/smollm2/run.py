@@ -153,7 +153,7 @@ class Trial:
             temperature: 0 is greedy.
             environment: another one than the task's.
         """
-        from oxrl.recipes.evaluate import run_eval
+        from oxrl.commands.evaluate import run_eval
 
         task = TASKS[self.family.task]
         samples = samples or task.samples
@@ -253,7 +253,7 @@ def warm_start(trial: Trial) -> Path:
 
 def imitated(trial: Trial) -> dict[str, Any]:
     """Held-out loss of conversations before and after learning from others."""
-    from oxrl.recipes.evaluate import run_eval
+    from oxrl.commands.evaluate import run_eval
 
     data = {"train": str(trial.train_file), "eval": str(trial.held_out_file)}
     sections = sections_of(trial.family)

@@ -20,10 +20,10 @@ import sys
 import time
 from pathlib import Path
 
+from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config
 from oxrl.data.prepare import PREPARERS
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import run_eval
 
 HERE = Path(__file__).parent
 FILES = ("eval", "eval_other_images", "eval_other_questions")

@@ -12,7 +12,7 @@ from problems import MOST_NUMBERS
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from oxrl.models.builtin import CHAT_TEMPLATE, SPECIAL_TOKENS
+from oxrl.modelfiles.builtin import CHAT_TEMPLATE, SPECIAL_TOKENS
 
 UNKNOWN = "<|unknown|>"
 MARKS = (*(f"n{place}" for place in range(1, MOST_NUMBERS + 1)), "m1", *"+-*/")

@@ -30,9 +30,9 @@ from model import known_share, write_model
 from page import DATASETS, KS, WARM, read
 from problems import Problem, floors, parts
 
+from oxrl.commands.evaluate import run_eval
 from oxrl.config import load_config
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import run_eval
 
 HERE = Path(__file__).resolve().parent
 # Of the first model to each question that pairs are made of.

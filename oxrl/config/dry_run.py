@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from oxrl.config.fields import Section
+from oxrl.config.field import Section
 from oxrl.config.reads import generates_answers, row_fields
 from oxrl.config.schema import Config
 from oxrl.errors import ConfigError

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from oxrl.config.checks import evaluation_problems, notices, training_problems
 from oxrl.config.checks.reward import check_reward
-from oxrl.config.fields import CELLS, why_bounded
+from oxrl.config.field import CELLS, why_bounded
 from oxrl.config.other_names import OTHER_NAMES, meaning, meant_by, translated
 from oxrl.config.reads import OF_EVALUATIONS, fields_read, sections_of, why_unread
 from oxrl.config.schema import EVALUATED, FIELDS, SECTIONS, Config, fields_of, recipe_of, root_class
@@ -33,9 +33,9 @@ from oxrl.config.source import (
     read_source,
 )
 from oxrl.errors import ConfigError, OxrlError, did_you_mean
+from oxrl.redact import HIDDEN, SECRET_NAME
 from oxrl.runs.directory import is_run, recorded_config
 from oxrl.runs.targets import named_run
-from oxrl.shown import HIDDEN, SECRET_NAME
 
 # Stand in for required fields that are missing or wrong, so that the other checks can still run.
 _PLACEHOLDERS: dict[str, str | int] = {

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
-from oxrl.config.fields import (
+from oxrl.config.field import (
     ANSWERING,
     CELLS,
     COMPARING,
@@ -28,10 +28,10 @@ from oxrl.config.fields import (
 from oxrl.config.reward_options import CODE, CODE_OPTIONS, asked_rewards, is_folder
 from oxrl.config.schema import FIELDS, SECTIONS, Config, fields_of
 from oxrl.config.sections.train import is_own
-from oxrl.models.builtin import is_builtin
-from oxrl.models.vision import model_config, vision_family
+from oxrl.modelfiles.builtin import is_builtin
+from oxrl.modelfiles.vision import model_config, vision_family
+from oxrl.redact import without_tokens
 from oxrl.runs.directory import differences
-from oxrl.shown import without_tokens
 from oxrl.tables.cells import CELLS as TABLE
 from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.tables.numbers import KL_COEFF, NUMBERS

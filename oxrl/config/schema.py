@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from oxrl.config.fields import (
+from oxrl.config.field import (
     ALL,
     ANSWERING,
     EVALUATING,

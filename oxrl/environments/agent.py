@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 
 from oxrl.environments.base import Environment, Message, Step
 from oxrl.environments.chat_endpoint import Asked, ChatEndpoint, answer_message, plain_message
-from oxrl.runs.killed import end_of
+from oxrl.runs.process_exit import end_of
 from oxrl.types import Prompt
 
 # How much of what a program printed is read for its reward, and shown where it failed.

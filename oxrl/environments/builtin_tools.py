@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, cast, runtime_checkable
 
 from oxrl.errors import did_you_mean
-from oxrl.processes.user_code import run_module, split_place
+from oxrl.usercode.user_code import run_module, split_place
 
 # A name, or `name` with options.
 ToolSpec = str | Mapping[str, Any]

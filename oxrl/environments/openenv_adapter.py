@@ -22,8 +22,8 @@ from typing import Any
 
 from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
 from oxrl.environments.base import Message, Step
-from oxrl.processes.user_code import capped
 from oxrl.types import Prompt
+from oxrl.usercode.user_code import capped
 
 # Seconds for a connection.
 CONNECT_S = 10.0

@@ -16,20 +16,20 @@ from typing import Any, Literal, NamedTuple
 from oxrl.data.actions import Action
 from oxrl.data.messages import Tools
 from oxrl.environments.base import Message, Step
-from oxrl.environments.find import (
+from oxrl.errors import EnvironmentDefinitionError
+from oxrl.runs.waiting import Patience
+from oxrl.types import EpisodeEnd, Prompt
+from oxrl.usercode.channel import Channel, LateReply, LostWorker, SuspectWorker
+from oxrl.usercode.environments import (
     ARGUMENT,
     as_messages,
     as_step,
     find_environment,
     locate,
 )
-from oxrl.errors import EnvironmentDefinitionError
-from oxrl.processes.channel import Channel, LateReply, LostWorker, SuspectWorker
-from oxrl.processes.given import FIELD, given, is_given, packed
-from oxrl.processes.messages import Json, decode, encode
-from oxrl.processes.worker import LAST_WORDS_S, Printed, Worker
-from oxrl.runs.patience import Patience
-from oxrl.types import EpisodeEnd, Prompt
+from oxrl.usercode.given import FIELD, given, is_given, packed
+from oxrl.usercode.messages import Json, decode, encode
+from oxrl.usercode.worker import LAST_WORDS_S, Printed, Worker
 
 log = logging.getLogger(__name__)
 

@@ -23,14 +23,14 @@ from typing import Any, cast
 
 from oxrl.data.actions import Action
 from oxrl.environments.base import Step
-from oxrl.environments.find import as_messages, as_step, find_environment, locate
 from oxrl.errors import EnvironmentDefinitionError, OxrlError
-from oxrl.processes.given import FIELD, receive
-from oxrl.processes.keeper import leave_keeper
-from oxrl.processes.messages import Json, Replies, decode, encode, prompt_of
-from oxrl.processes.user_code import raised_as
-from oxrl.runs.killed import end_of_pid
+from oxrl.runs.process_exit import end_of_pid
 from oxrl.types import Prompt
+from oxrl.usercode.environments import as_messages, as_step, find_environment, locate
+from oxrl.usercode.given import FIELD, receive
+from oxrl.usercode.keeper import leave_keeper
+from oxrl.usercode.messages import Json, Replies, decode, encode, prompt_of
+from oxrl.usercode.user_code import raised_as
 
 MOST_REQUEST = 1 << 16
 

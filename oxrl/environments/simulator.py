@@ -25,8 +25,8 @@ from oxrl.data.rows import Json, JsonObject
 from oxrl.environments.adapting import need, seed_of, shown_with
 from oxrl.environments.base import Message, Step
 from oxrl.environments.gymnasium_adapter import action_names, make
-from oxrl.processes.user_code import run_module, split_place
 from oxrl.types import Prompt
+from oxrl.usercode.user_code import run_module, split_place
 
 # How MuJoCo renders without a display, where nothing else is asked for.
 RENDERER = "egl"

@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
 from oxrl.environments.base import Message, Step
-from oxrl.processes.user_code import capped, run_module, split_place
 from oxrl.types import Prompt
+from oxrl.usercode.user_code import capped, run_module, split_place
 
 # Moves of an opponent in a row, after which the game is stuck.
 MOST_OPPONENT_MOVES = 100

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from oxrl.environments.base import ToolUnavailable
-from oxrl.processes.user_code import MOST_REASON, capped
+from oxrl.usercode.user_code import MOST_REASON, capped
 
 # Longest result of a tool that the policy reads, in characters.
 MOST_RESULT = 4000

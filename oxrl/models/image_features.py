@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedTokenizerBase
 
 from oxrl.errors import DataError
-from oxrl.models.builtin import is_builtin
-from oxrl.models.builtin_vision import vision_config, vision_processor
+from oxrl.modelfiles.builtin import is_builtin
+from oxrl.modelfiles.builtin_vision import vision_config, vision_processor
+from oxrl.modelfiles.vision import vision_family
 from oxrl.models.load import named_in_errors
-from oxrl.models.vision import vision_family
 from oxrl.types import TensorMap
 
 # Towers of LLaVA, and how many tokens each puts in front of those of its patches.

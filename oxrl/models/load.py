@@ -24,24 +24,25 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from oxrl.data.reach import hub_answers, hub_or_cache, why_silent
 from oxrl.data.templates import TEMPLATE_FILE, template_text
 from oxrl.errors import DataError, OxrlError
-from oxrl.models.builtin import (
+from oxrl.modelfiles.builtin import (
     BUILTIN_DIMS,
     BUILTIN_VISION,
     builtin_policy,
     builtin_tokenizer,
     is_builtin,
 )
-from oxrl.models.builtin_vision import vision_policy, vision_tokenizer
-from oxrl.models.folder import (
+from oxrl.modelfiles.builtin_vision import vision_policy, vision_tokenizer
+from oxrl.modelfiles.folder import (
     adapter_base,
     adapter_revision,
     check_model_folder,
     has_tokenizer,
     stored_shapes,
 )
+from oxrl.modelfiles.hub_status import hub_answers, hub_or_cache, why_silent
+from oxrl.modelfiles.vision import vision_family
 from oxrl.models.four_bit import (
     FourBit,
     four_bit_settings,
@@ -50,13 +51,12 @@ from oxrl.models.four_bit import (
     undo_four_bit,
     whole_weight,
 )
-from oxrl.models.later import base_of, build_without_weights, weights_later
 from oxrl.models.linear import speed_up_linears
 from oxrl.models.lora import merge_adapter
+from oxrl.models.meta_init import base_of, build_without_weights, weights_later
 from oxrl.models.network import ValueModel
-from oxrl.models.vision import vision_family
 from oxrl.runs.bars import on_terminal
-from oxrl.runs.faults import fault_of
+from oxrl.runs.os_errors import fault_of
 
 BUILTINS = ", ".join(BUILTIN_DIMS)
 Model = TypeVar("Model", bound=nn.Module)
@@ -122,7 +122,7 @@ class LoadOptions:
         revision: commit, tag or branch on the hub, of the model or of an adapter's base; None: the
             one that the adapter notes, or the main branch.
         later: leave the weights out where the files allow it, for an engine whose ranks read their
-            own pieces; see `oxrl.models.later`.
+            own pieces; see `oxrl.models.meta_init`.
         four_bit: of its linear layers; see `oxrl.models.four_bit`.
     """
 

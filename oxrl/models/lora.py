@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from oxrl.errors import EngineError, MissingExtraError
 from oxrl.functional.masks import at_least_float32
 from oxrl.models.four_bit import in_four_bits, note_four_bit, whole_weight
-from oxrl.models.later import home_of, weights_later
+from oxrl.models.meta_init import home_of, weights_later
 from oxrl.models.vision_network import family_of
 from oxrl.models.vision_parts import language_linears
 from oxrl.types import TensorMap

@@ -22,9 +22,9 @@ from oxrl.functional.logprobs import (
     spread,
 )
 from oxrl.functional.masks import at_least_float32
-from oxrl.models.later import home_of, weights_later
 from oxrl.models.linear import OneDnnLinear, onednn_linear
-from oxrl.models.support import excluded
+from oxrl.models.meta_init import home_of, weights_later
+from oxrl.models.token_mask import excluded
 from oxrl.models.vision_network import family_of, read_with_images
 from oxrl.types import Output, TokenBatch, Want
 

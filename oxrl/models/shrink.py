@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from oxrl.models.builtin import builtin_policy
-from oxrl.models.folder import adapter_base
+from oxrl.modelfiles.builtin import builtin_policy
+from oxrl.modelfiles.folder import adapter_base
 from oxrl.models.load import load_tokenizer, named_in_errors
 from oxrl.models.network import CausalNetwork
 from oxrl.models.vision_network import family_of

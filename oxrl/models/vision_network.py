@@ -61,7 +61,7 @@ def read_with_images(
     Args:
         decoder: the body of a model of one of the families.
         batch: [B, T] tokens, right-padded; `extras` with the pixels of its rows.
-        seen: what the tower makes of these, where that is known (`oxrl.models.seen_images`).
+        seen: what the tower makes of these, where that is known (`oxrl.models.vision_cache`).
         more: further arguments of the body, such as a cache.
 
     Raises:

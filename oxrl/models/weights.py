@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from oxrl.errors import CheckpointError, DataError
-from oxrl.models.later import DECODER
 from oxrl.models.load import VALUE_HEAD_FILE, read_weights
 from oxrl.models.lora import ADAPTER_FILE, has_adapter, model_name, save_adapter
+from oxrl.models.meta_init import DECODER
 from oxrl.models.network import ValueModel
 from oxrl.models.stored import GivenTensor, Source, stored_in_folder
 from oxrl.types import TensorMap, Tensors

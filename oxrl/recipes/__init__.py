@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from oxrl.errors import ConfigError, LostRankError, did_you_mean
-from oxrl.runs.faults import explained
+from oxrl.runs.os_errors import explained
 
 if TYPE_CHECKING:
     from oxrl.config import Config
@@ -75,9 +75,9 @@ def check_models_on_hub(cfg: Config) -> None:
         DataError: one cannot.
     """
     # Imported here: only names on the hub cost that.
-    from oxrl.data.reach import check_on_hub
-    from oxrl.models.builtin import is_builtin
-    from oxrl.models.files import hub_source, refuse_missing_folder
+    from oxrl.modelfiles.builtin import is_builtin
+    from oxrl.modelfiles.files import hub_source, refuse_missing_folder
+    from oxrl.modelfiles.hub_status import check_on_hub
 
     if not is_builtin(cfg.model.name):
         refuse_missing_folder(cfg.model.name)
@@ -112,15 +112,15 @@ def check_accepted(accept: Sequence[str], *, resume: bool) -> None:
 def _run(
     cfg: Config, *, resume: bool, accept: Sequence[str] = (), after: LostRankError | None = None
 ) -> None:
-    from oxrl.models.lean import import_model_classes
+    from oxrl.models.lazy_transformers import import_model_classes
 
     import_model_classes()  # before anything below imports them
-    from oxrl.models.vision import vision_family
-    from oxrl.recipes.build import build_actions, training_ranks
+    from oxrl.assembly.assembly import build_actions, training_ranks
+    from oxrl.assembly.micro_batch import with_micro_batches
+    from oxrl.assembly.pins import with_pinned_inputs
+    from oxrl.modelfiles.vision import vision_family
+    from oxrl.plan.preflight import Prepared, prepare_to_begin
     from oxrl.recipes.follower import Follower
-    from oxrl.recipes.inputs import with_pinned_inputs
-    from oxrl.recipes.micro_batch import with_micro_batches
-    from oxrl.recipes.preflight import Prepared, prepare_to_begin
     from oxrl.recipes.session import Session
 
     # Only the loop that runs is imported: the others bring libraries of their own.
@@ -142,7 +142,7 @@ def _run(
         pinned = with_pinned_inputs(cfg, noted, ranks)
         pinned = with_micro_batches(pinned, session, ranks)
         if vision_family(cfg.model.name) is not None:
-            from oxrl.recipes.images import keep_images
+            from oxrl.assembly.images import keep_images
 
             keep_images(pinned, write=ranks.first)
         actions = build_actions(pinned)
@@ -158,11 +158,11 @@ def _begin(
     from oxrl.config.checks.share_prefix import open_choice
 
     if first and cfg.train.row.recipe == "rl":
-        from oxrl.recipes.ledger import note_machine
+        from oxrl.recipes.compute_accounting import note_machine
 
         note_machine(cfg)
     if first and open_choice(cfg):
-        from oxrl.recipes.sharing import train_settled  # tries a model
+        from oxrl.assembly.sharing import train_settled  # tries a model
 
         train_settled(loop, cfg, session)
         return

@@ -8,16 +8,16 @@ from typing import cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from oxrl.assembly import assembly
 from oxrl.config import Config
 from oxrl.data.prompts import AnsweredPrompts
+from oxrl.engines.delivery.sync import WeightSync
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.train.trainer import Trainer
-from oxrl.engines.weight_sync import WeightSync
-from oxrl.recipes import build
-from oxrl.recipes.preflight import REHEARSED, try_reward
+from oxrl.plan.preflight import REHEARSED, try_reward
 from oxrl.recipes.scored_answers import ScoredSampler, evaluation_metrics, evaluation_seed
 from oxrl.recipes.session import Session
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Metrics
 
 
@@ -36,20 +36,20 @@ class GeneratedEvaluation:
         self._session = session
         self._model = cast(PreTrainedModel, engine.model)
         self._tokenizer = tokenizer
-        self._pool = build.build_rewards(cfg)
+        self._pool = assembly.build_rewards(cfg)
         session.closing(self._pool.close)
         patience = Patience(session.stopping, cfg.run.waits.seconds["rollout"])
         self._pool.start(patience)
-        limits = build.prompt_limits(cfg, self._model, tokenizer)
+        limits = assembly.prompt_limits(cfg, self._model, tokenizer)
         self._stops = limits.stop_token_ids
-        options = build.row_options(cfg, True, limits.longest)
+        options = assembly.row_options(cfg, True, limits.longest)
         self._prompts = AnsweredPrompts.load(cfg.data.eval or "", tokenizer, options)
         try_reward(self._pool, next(self._prompts.batches(REHEARSED), []), patience)
         self._delivery: WeightSync | None = None
         if cfg.sampling_process:
             from oxrl.recipes.hosted import delivery_to  # this process can do it as well
 
-            hosted = build.hosted_sampler(cfg, session.closing)
+            hosted = assembly.hosted_sampler(cfg, session.closing)
             self._delivery = delivery_to(cfg, engine, hosted, limits, len(tokenizer))
 
     def metrics(self) -> Metrics:
@@ -60,7 +60,7 @@ class GeneratedEvaluation:
             Stopped: a signal asked to stop.
         """
         rollout = self._cfg.rollout
-        sampling = build.training_sampling(self._cfg, self._stops, rollout.eval_temperature)
+        sampling = assembly.training_sampling(self._cfg, self._stops, rollout.eval_temperature)
         with self._with_these_weights() as sampler:
             scored = ScoredSampler(
                 sampler=sampler,
@@ -83,5 +83,5 @@ class GeneratedEvaluation:
             yield sampler
             return
         # A sampler of its own each time: it holds nothing of earlier weights.
-        with closing(build.local_sampler(self._cfg, self._model, self._tokenizer)) as sampler:
+        with closing(assembly.local_sampler(self._cfg, self._model, self._tokenizer)) as sampler:
             yield sampler

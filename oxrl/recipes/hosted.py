@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
+from oxrl.assembly.assemble import Engines, build_delivery
+from oxrl.assembly.assembly import Limits, build_trainer, hosted_sampler
 from oxrl.config import Config
 from oxrl.config.sections.model import LoraConfig
 from oxrl.config.sections.rollout import RolloutConfig
+from oxrl.engines.delivery.sync import WeightSync
 from oxrl.engines.train.base import TrainEngine
-from oxrl.engines.weight_sync import WeightSync
-from oxrl.recipes.build import Limits, build_trainer, hosted_sampler
-from oxrl.recipes.setup import Engines, build_delivery
 
 if TYPE_CHECKING:
     from oxrl.engines.sample.workers import RolloutWorkers

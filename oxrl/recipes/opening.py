@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from oxrl.assembly.pins import review_inputs
+from oxrl.checkpoint.format import list_checkpoints
 from oxrl.config import Config, dump_config
-from oxrl.config.dims import vocabulary_of
 from oxrl.config.origins import told_origin
-from oxrl.config.plan import reference_text
-from oxrl.recipes.inputs import review_inputs
-from oxrl.runs.checkpoint import list_checkpoints
+from oxrl.modelfiles.dims import vocabulary_of
+from oxrl.plan.plan import reference_text
 from oxrl.runs.console import Console, run_logging
 from oxrl.runs.directory import RunDirectory, open_run
 from oxrl.runs.health import Health

@@ -14,7 +14,7 @@ from pathlib import Path
 from oxrl.config import Config
 from oxrl.engines.train.base import Saved
 from oxrl.errors import CheckpointError
-from oxrl.models.folder import REFERENCE_FILE
+from oxrl.modelfiles.folder import REFERENCE_FILE
 from oxrl.runs.files import Json, pretty_json, read_json
 from oxrl.runs.pins import INPUTS_FILE, read_noted
 

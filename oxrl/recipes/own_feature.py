@@ -18,9 +18,9 @@ from oxrl.errors import did_you_mean
 from oxrl.functional.advantage_inputs import AdvantageInputs
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.recipes.features.base import Feature, FeatureInputs, Prepared
-from oxrl.recipes.own_code import OwnCode, load_own, made_again
 from oxrl.recipes.progress import RolloutProgress
 from oxrl.types import Metrics, Output, PolicyBatch, RolloutBatch
+from oxrl.usercode.own_code import OwnCode, load_own, made_again
 
 FIELD = "train.features"
 WANTED = (

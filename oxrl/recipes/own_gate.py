@@ -16,8 +16,8 @@ from oxrl.config import Config
 from oxrl.config.checks.own_gate import POSITIONAL, WANTED
 from oxrl.errors import ConfigError
 from oxrl.functional.masks import LossAndMetrics, OptionalTensor, fill_masked
-from oxrl.recipes.own_code import load_own, made_again
 from oxrl.types import Tensors
+from oxrl.usercode.own_code import load_own, made_again
 
 # Rows add up in another order than one batch does, in float32.
 TOLERANCE = 1e-4

@@ -7,14 +7,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
+from oxrl.assembly.assembly import build_reference, cuts_weights, load_policy_to_train, row_options
 from oxrl.config import Config
 from oxrl.data.layouts import in_our_words
 from oxrl.data.order import first_draws
 from oxrl.data.preferences import Judged, PreferenceDataset
 from oxrl.data.rows import read_rows
 from oxrl.engines.train.trainer import AdapterOff
-from oxrl.recipes.build import build_reference, cuts_weights, load_policy_to_train, row_options
-from oxrl.recipes.given_rows import Learner, LookedAt, Memory, learn
+from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, learn
 from oxrl.recipes.preference_batch import BeforeStep, with_statistics
 from oxrl.recipes.preference_evaluation import evaluate_pairs, evaluate_singles
 from oxrl.recipes.preference_objective import WANT, build_objective

@@ -18,7 +18,7 @@ from torch.nn.functional import logsigmoid
 from oxrl.data.preferences import Judged, to_preference_batch
 from oxrl.errors import required
 from oxrl.functional import preference_statistics
-from oxrl.recipes.given_rows import Memory
+from oxrl.recipes.offline_loop import Memory
 from oxrl.recipes.preference_objective import WANT, PreferenceObjective
 from oxrl.types import Output, PreferenceBatch
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from oxrl.data.preferences import Judged
-from oxrl.recipes.given_rows import LookedAt
+from oxrl.recipes.offline_loop import LookedAt
 from oxrl.recipes.preference_objective import WANT, PreferenceObjective
 from oxrl.types import Metrics
 

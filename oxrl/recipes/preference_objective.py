@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from oxrl.assembly.assembly import build_images
 from oxrl.config import Config
 from oxrl.data.preferences import Judged, to_preference_batch
 from oxrl.engines.train.base import Scorer
@@ -16,7 +17,6 @@ from oxrl.errors import required
 from oxrl.functional.preference_losses import PAIR_LOSSES, SINGLE_LOSSES
 from oxrl.functional.preference_pairs import LossAndMetrics
 from oxrl.functional.preference_statistics import length_desensitized_logprobs, sequence_logprobs
-from oxrl.recipes.build import build_images
 from oxrl.tables.preference import METHODS, Method
 from oxrl.types import Images, Output, PreferenceBatch, Tensors, TokenBatch
 

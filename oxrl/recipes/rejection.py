@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from oxrl.commands.evaluate import in_groups, sampling_from
 from oxrl.config import Config
 from oxrl.errors import DataError, Interrupted, Stopped
 from oxrl.recipes import supervised
-from oxrl.recipes.evaluate import in_groups, sampling_from
 from oxrl.recipes.session import Session
 from oxrl.rollouts.sync import check_error_rate
 from oxrl.runs.files import clear, encode_line, open_own, write_all

@@ -7,14 +7,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from oxrl.assembly.assembly import load_critic_to_train, row_options
 from oxrl.config import Config
 from oxrl.data.preferences import Judged, PreferenceDataset, to_preference_batch
 from oxrl.data.steps import StepDataset, Steps, to_step_batch
 from oxrl.errors import required
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.functional.reward_model_losses import bradley_terry, process_reward
-from oxrl.recipes.build import load_critic_to_train, row_options
-from oxrl.recipes.given_rows import Learner, LookedAt, Memory, learn
+from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, learn
 from oxrl.recipes.session import Session
 from oxrl.recipes.step import apply_step
 from oxrl.tables.numbers import CENTER_COEFF

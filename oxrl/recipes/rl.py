@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oxrl.assembly.assemble import RLSetup
+from oxrl.commands.evaluate import evaluate
 from oxrl.config import Config
 from oxrl.data.sample_record import SampleLine, sample_line
 from oxrl.errors import required
@@ -23,12 +25,10 @@ from oxrl.functional.metrics import (
     policy_metrics,
     staleness_metrics,
 )
-from oxrl.recipes.evaluate import evaluate
-from oxrl.recipes.good_enough import note_score
+from oxrl.recipes.early_stopping import note_score
 from oxrl.recipes.objective import minibatch, prepare_update, start_of_update
 from oxrl.recipes.progress import RolloutProgress
 from oxrl.recipes.session import Session
-from oxrl.recipes.setup import RLSetup
 from oxrl.recipes.step import gradients, named_tensors
 from oxrl.rollouts.batch import TrainableRows, sample_metrics, trainable_rows
 from oxrl.rollouts.sync import RolloutStep

@@ -6,13 +6,13 @@ on (`rollout.from_samples`); the weights stay those it began with, whatever vers
 
 from __future__ import annotations
 
+from oxrl.assembly.assemble import RLSetup
 from oxrl.config import Config
 from oxrl.data.sample_record import sample_line
 from oxrl.functional.metrics import data_metrics
 from oxrl.recipes.progress import RolloutProgress
 from oxrl.recipes.rl import count_step, finish_step
 from oxrl.recipes.session import Session
-from oxrl.recipes.setup import RLSetup
 from oxrl.rollouts.batch import TrainableRows, trainable_rows
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.types import Metrics

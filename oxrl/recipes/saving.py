@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from oxrl.checkpoint.format import Checkpoint, CheckpointWriter, latest_checkpoint
+from oxrl.checkpoint.shares import FLUSH_BYTES
 from oxrl.config import Config
 from oxrl.engines.train.base import Saved, SavedEngines
 from oxrl.engines.train.ranks import Ranks
-from oxrl.engines.train.share import FLUSH_BYTES
 from oxrl.errors import CheckpointWriteError, DeadlineError
 from oxrl.recipes.origin import restore_engine, write_reference
-from oxrl.runs.checkpoint import Checkpoint, CheckpointWriter, latest_checkpoint
 from oxrl.runs.files import size_of
 
 log = logging.getLogger(__name__)

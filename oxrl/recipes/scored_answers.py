@@ -15,7 +15,7 @@ from oxrl.engines.sample.base import Heard, RolloutEngine, generate, unheard
 from oxrl.functional.shaping import best_at_k, pass_at_k
 from oxrl.rewards.base import GroupScorer
 from oxrl.rollouts.sync import make_requests, score_groups
-from oxrl.runs.patience import Patience, StopAsked, never
+from oxrl.runs.waiting import Patience, StopAsked, never
 from oxrl.seeds import stable_seed
 from oxrl.types import Metrics, Prompt, Rollout, Rollouts, Sampling
 

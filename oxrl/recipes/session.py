@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
+from oxrl.checkpoint.format import CheckpointWriter, remove_old, save_best
 from oxrl.config import Config
 from oxrl.engines.train.base import SavedEngines, TrainEngine
 from oxrl.engines.train.ranks import ALONE, Ranks
@@ -19,7 +20,6 @@ from oxrl.recipes.opening import open_session
 from oxrl.recipes.progress import P, Progress
 from oxrl.recipes.saving import Saver
 from oxrl.rewards.workers import ScoringPool
-from oxrl.runs.checkpoint import CheckpointWriter, remove_old, save_best
 from oxrl.runs.clock import Clock, resident_mb
 from oxrl.runs.files import read_records
 from oxrl.runs.targets import CHECKPOINTS

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from oxrl.assembly.assembly import cuts_weights, load_policy_to_train, row_options
 from oxrl.config import Config
 from oxrl.data.conversations import ConversationDataset, Example
 from oxrl.data.token_rows import pad_rows, to_token_batch
@@ -20,9 +21,8 @@ from oxrl.functional.masks import LossAndMetrics
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
 from oxrl.models.network import check_packing
-from oxrl.recipes.build import cuts_weights, load_policy_to_train, row_options
 from oxrl.recipes.generated_evaluation import GeneratedEvaluation
-from oxrl.recipes.given_rows import Learner, LookedAt, Memory, learn
+from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, learn
 from oxrl.recipes.session import Session
 from oxrl.recipes.step import apply_step
 from oxrl.types import Images, Metrics, Output, SupervisedBatch

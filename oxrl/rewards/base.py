@@ -27,15 +27,6 @@ from types import ModuleType
 from typing import Any, Protocol, SupportsFloat, cast
 
 from oxrl.errors import RewardDefinitionError
-from oxrl.processes.given import given, is_given
-from oxrl.processes.user_code import (
-    MOST_REASON,
-    capped,
-    raised_as,
-    run_module,
-    split_place,
-    text_of,
-)
 from oxrl.rewards.builtin import BUILTINS, OF_GROUPS, REQUIRES, with_options
 from oxrl.rewards.model_options import (
     DEFAULT_STEPS,
@@ -44,9 +35,18 @@ from oxrl.rewards.model_options import (
     is_model,
     model_option_problem,
 )
-from oxrl.rewards.signatures import RewardFunction, form_of
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Group, Prompt, Score, Scores, ScoreStatus
+from oxrl.usercode.given import given, is_given
+from oxrl.usercode.signatures import RewardFunction, form_of
+from oxrl.usercode.user_code import (
+    MOST_REASON,
+    capped,
+    raised_as,
+    run_module,
+    split_place,
+    text_of,
+)
 
 # Of `oxrl.train`: what a function is given by.
 ARGUMENT = "reward"

@@ -11,13 +11,13 @@ from typing import Protocol
 import torch
 
 from oxrl.errors import OxrlError, RewardDefinitionError
-from oxrl.processes.user_code import MOST_REASON, capped, text_of
 from oxrl.rewards.base import sample_range
 from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.rewards.workers import SinglePool
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Group, Metrics, Prompt, Score, Scores, ScoreStatus
+from oxrl.usercode.user_code import MOST_REASON, capped, text_of
 
 
 class RewardModelPool(SinglePool, Protocol):

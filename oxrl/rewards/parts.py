@@ -17,7 +17,7 @@ from functools import partial
 from typing import Literal
 
 from oxrl.rewards.workers import SinglePool
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Group, Metrics, Score, Scores, ScoreStatus
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from oxrl.rewards.base import GroupScorer
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Group, Score, Scores
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import SupportsFloat, cast
 
 from oxrl.errors import RewardDefinitionError
-from oxrl.processes.user_code import raised_as, text_of
 from oxrl.rewards.base import LoadedReward
 from oxrl.rewards.repeats import differs
 from oxrl.types import Completion, Prompt, Score, Segment
+from oxrl.usercode.user_code import raised_as, text_of
 
 DRY_PROMPT = Prompt(
     uid="dry-call",

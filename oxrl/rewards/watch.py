@@ -62,7 +62,7 @@ WATCHED = (
     "oxrl.rewards.relations",
     "oxrl.rewards.rewrites",
     "oxrl.rewards.solutions",
-    "oxrl.rewards.signatures",
+    "oxrl.usercode.signatures",
 )
 # Of these classes the methods too: the others are written in C and cannot be changed.
 CLASSES = (

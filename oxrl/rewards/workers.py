@@ -20,10 +20,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, Protocol, get_args
 
 from oxrl.errors import RewardDefinitionError, RewardError
-from oxrl.processes.channel import MOST_REPLY, LateReply, LostWorker, SuspectWorker
-from oxrl.processes.given import FIELD, given, is_given, packed
-from oxrl.processes.user_code import MOST_REASON, capped
-from oxrl.processes.worker import LAST_WORDS_S, Printed, Worker
 from oxrl.rewards.base import (
     ARGUMENT,
     Group,
@@ -35,10 +31,14 @@ from oxrl.rewards.base import (
 )
 from oxrl.rewards.builtin import BUILTINS, INLINE
 from oxrl.rewards.repeats import Repeats
-from oxrl.rewards.sources import code_digest
 from oxrl.rewards.trial import DRY_GROUP, described, dry_call, rehearse
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Metrics, Prompt, Score, ScoreStatus
+from oxrl.usercode.channel import MOST_REPLY, LateReply, LostWorker, SuspectWorker
+from oxrl.usercode.given import FIELD, given, is_given, packed
+from oxrl.usercode.sources import code_digest
+from oxrl.usercode.user_code import MOST_REASON, capped
+from oxrl.usercode.worker import LAST_WORDS_S, Printed, Worker
 
 log = logging.getLogger(__name__)
 
@@ -342,7 +342,7 @@ class RewardPool:
             self._slots.put(worker)
 
     def _load(self, patience: Patience) -> Worker:
-        worker = Worker("oxrl.rewards.serve", self._printed)
+        worker = Worker("oxrl.usercode.reward_host", self._printed)
         self._alive.add(worker)
         try:
             self._prepare(worker, patience)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from oxrl.rewards.base import GroupScorer
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import ENVIRONMENT, Completion, Group, Score, Scores
 
 

@@ -27,7 +27,7 @@ from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.environments.base import Step
 from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode, Opening
 from oxrl.errors import DeadlineError, EngineError, InvariantError
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.seeds import stable_seed
 from oxrl.types import (
     ChatMessage,

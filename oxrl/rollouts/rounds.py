@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from oxrl.rollouts.sync import RolloutParts, RolloutStep, SyncRollouts
-from oxrl.runs.patience import StopAsked
+from oxrl.runs.waiting import StopAsked
 from oxrl.types import Rollouts
 
 

@@ -16,7 +16,7 @@ from oxrl.engines.sample.base import Heard, RolloutEngine, generate, unheard
 from oxrl.errors import RewardError
 from oxrl.rewards.base import GroupScorer
 from oxrl.runs.clock import Clock
-from oxrl.runs.patience import Patience, StopAsked
+from oxrl.runs.waiting import Patience, StopAsked
 from oxrl.seeds import sample_seed, stable_seed
 from oxrl.types import Completion, Group, Metrics, Prompt, Request, Rollout, Sampling, Score
 

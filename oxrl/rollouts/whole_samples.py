@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import get_args
 
 from oxrl.errors import RunDirectoryError
-from oxrl.processes.messages import Json, completion_of, decode, encode, prompt_of
 from oxrl.rollouts.rounds import choose_groups
 from oxrl.rollouts.sync import RolloutParts, RolloutSource, RolloutStep, SyncRollouts
 from oxrl.runs.files import make_folder, write_atomically
-from oxrl.runs.patience import StopAsked
+from oxrl.runs.waiting import StopAsked
 from oxrl.types import EpisodeEnd, Metrics, Rollout, Rollouts, Score
+from oxrl.usercode.messages import Json, completion_of, decode, encode, prompt_of
 
 
 def whole_samples(folder: Path, step: int) -> Path:

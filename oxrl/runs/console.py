@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Literal, TextIO
 from rich.console import Console as RichConsole
 
 from oxrl.errors import OxrlError, RunDirectoryError
+from oxrl.redact import shown
 from oxrl.runs.deadlines import WAITING
 from oxrl.runs.files import open_own
 from oxrl.runs.live import LiveView, efficiency, phase_shares, sample_text
-from oxrl.shown import shown
 from oxrl.types import Metrics
 
 if TYPE_CHECKING:

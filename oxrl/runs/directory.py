@@ -29,8 +29,8 @@ from typing import IO, Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from oxrl.checkpoint.format import is_checkpoint, list_checkpoints, remove_leftovers
 from oxrl.errors import CheckpointWriteError, OxrlError, RunDirectoryError, did_you_mean
-from oxrl.runs.checkpoint import is_checkpoint, list_checkpoints, remove_leftovers
 from oxrl.runs.choices import CHOICES_FILE
 from oxrl.runs.environment import command_line, environment, git_diff
 from oxrl.runs.files import (

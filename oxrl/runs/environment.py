@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from oxrl.redact import HIDDEN, SECRET_NAME, masked
 from oxrl.rewards.sandbox.layers import layers
 from oxrl.runs.files import Json
-from oxrl.shown import HIDDEN, SECRET_NAME, masked
 
 # Packages that decide results.
 PACKAGES = (

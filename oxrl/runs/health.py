@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from oxrl.runs.files import Json
-from oxrl.runs.signs import SIGNS, Seen, Sign
+from oxrl.runs.health_checks import SIGNS, Seen, Sign
 from oxrl.types import Metrics
 
 log = logging.getLogger(__name__)

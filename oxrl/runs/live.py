@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.text import Text
 
-from oxrl.shown import shown
+from oxrl.redact import shown
 from oxrl.types import Metrics
 
 WIDE = 110  # columns of a terminal that has room for more than the numbers

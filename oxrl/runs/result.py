@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
+from oxrl.checkpoint.format import latest_checkpoint
 from oxrl.errors import NoCheckpointError, RunDirectoryError
-from oxrl.runs.checkpoint import latest_checkpoint
 from oxrl.runs.files import Json, read_json, read_records
 
 RESULT_FILE = "result.json"

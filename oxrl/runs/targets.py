@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from oxrl.checkpoint.format import is_checkpoint, latest_checkpoint, locked
 from oxrl.errors import CheckpointError
-from oxrl.models.files import refuse_missing_folder
-from oxrl.runs.checkpoint import is_checkpoint, latest_checkpoint, locked
+from oxrl.modelfiles.files import refuse_missing_folder
 from oxrl.runs.directory import is_run, recorded_config
 
 CHECKPOINTS = "checkpoints"

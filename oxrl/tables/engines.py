@@ -1,8 +1,8 @@
 """The engines: which class each name stands for, what it needs installed, and what it can do.
 
-Pure data. Configuration, checks, memory plan and `recipes/build.py` read it, so a new engine is a
-class that passes tests/engines/test_conformance.py, a row here, and its name in the type above the
-table.
+Pure data. Configuration, checks, memory plan and `assembly/assembly.py` read it, so a new engine is
+a class that passes tests/engines/test_conformance.py, a row here, and its name in the type above
+the table.
 """
 
 from __future__ import annotations

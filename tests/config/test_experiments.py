@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from oxrl.cli import app
 from oxrl.config import load_config
-from oxrl.config.dims import model_dims
-from oxrl.config.memory import memory
-from oxrl.config.plan import memory_needed
 from oxrl.config.reads import read_values
 from oxrl.errors import ConfigError
+from oxrl.modelfiles.dims import model_dims
+from oxrl.plan.memory import memory
+from oxrl.plan.plan import memory_needed
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "experiments" / "gsm8k_scale").glob("*.yaml"))

@@ -12,12 +12,12 @@ from typing import Any, get_args
 import pytest
 
 from oxrl.config import Config, dump_config, load_config
-from oxrl.config.fields import CELLS, cell_names
+from oxrl.config.field import CELLS, cell_names
 from oxrl.config.reads import OF_EPISODES, fields_read
 from oxrl.config.reward_options import CODE_OPTIONS
 from oxrl.config.schema import FIELDS, SECTIONS
 from oxrl.errors import ConfigError
-from oxrl.models.builtin import BUILTIN_DIMS
+from oxrl.modelfiles.builtin import BUILTIN_DIMS
 from oxrl.tables.cells import CELLS as TABLE
 from oxrl.tables.numbers import SIMPO_BETA, SIMPO_GAMMA, TOP_CANDIDATES
 from oxrl.tables.policy import ROWS

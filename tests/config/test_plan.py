@@ -13,9 +13,15 @@ import torch
 from safetensors.torch import save_file
 
 from oxrl.config import load_config
-from oxrl.config.dims import model_dims, stored_parameters
 from oxrl.config.dry_run import dry_run_config
-from oxrl.config.memory import (
+from oxrl.config.reads import has_reference_model
+from oxrl.errors import ConfigError
+from oxrl.modelfiles.builtin import BUILTIN_DIMS
+from oxrl.modelfiles.dims import model_dims, stored_parameters
+from oxrl.models.load import load_policy
+from oxrl.models.lora import AdapterOptions, add_adapter
+from oxrl.models.weights import save_model
+from oxrl.plan.memory import (
     adapter_parameters,
     machine_memory,
     memory,
@@ -23,13 +29,7 @@ from oxrl.config.memory import (
     rows_no_longer,
     sync_bytes,
 )
-from oxrl.config.plan import memory_needed, plan_text, reference_text
-from oxrl.config.reads import has_reference_model
-from oxrl.errors import ConfigError
-from oxrl.models.builtin import BUILTIN_DIMS
-from oxrl.models.load import load_policy
-from oxrl.models.lora import AdapterOptions, add_adapter
-from oxrl.models.weights import save_model
+from oxrl.plan.plan import memory_needed, plan_text, reference_text
 from oxrl.tables.cells import CRITIC
 from oxrl.tables.policy import ROWS
 
@@ -356,7 +356,7 @@ def test_what_the_machine_has_is_what_its_container_may_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr("oxrl.config.memory.MEMORY_LIMIT", limit)
+    monkeypatch.setattr("oxrl.plan.memory.MEMORY_LIMIT", limit)
     whole = machine_memory()
     assert whole > 10**8
     for text, there in (("max\n", whole), ("12345678\n", 12345678), (f"{10**18}\n", whole)):

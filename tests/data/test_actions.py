@@ -26,7 +26,7 @@ from oxrl.data.prepare import PREPARERS
 from oxrl.data.turns import TurnEncoder
 from oxrl.environments.raster_world import LAYOUTS, RasterEnvironment, RasterWorld
 from oxrl.errors import DataError
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.types import Prompt
 
 ROOT = Path(__file__).resolve().parents[2]

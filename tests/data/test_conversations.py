@@ -16,7 +16,7 @@ from oxrl.data.conversations import ConversationDataset, Example
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import DataError
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 
 WriteRows = Callable[..., Path]
 END, USER, ASSISTANT = 1, 2, 3

@@ -15,7 +15,7 @@ from oxrl.data.dataset import ReadOptions
 from oxrl.data.fast import FastCode, Merge, cosines, fit, read_code
 from oxrl.data.fast_head import FastHead
 from oxrl.errors import DataError
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 
 CHUNK = 8
 SIZE = 3

@@ -22,11 +22,11 @@ from huggingface_hub.utils import _detect_agent
 from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 
 from oxrl.config import load_config
-from oxrl.config.plan import plan_text
-from oxrl.data.hub import identity, locate
-from oxrl.data.reach import ANSWER_S, answer_seconds, check_on_hub
 from oxrl.errors import ConfigError, DataError, RunDirectoryError, UnreachableError
+from oxrl.modelfiles.hub import identity, locate
+from oxrl.modelfiles.hub_status import ANSWER_S, answer_seconds, check_on_hub
 from oxrl.models.load import load_tokenizer
+from oxrl.plan.plan import plan_text
 from oxrl.recipes import run
 
 OLD, NEW = "0123456789abcdef0123456789abcdef01234567", "f" * 40
@@ -220,7 +220,7 @@ def hub() -> Iterator[str]:
 )
 def test_a_hub_that_answers(tmp_path: Path, hub: str, name: str, said: str) -> None:
     text = f"""
-from oxrl.data.hub import identity, locate
+from oxrl.modelfiles.hub import identity, locate
 from oxrl.errors import DataError
 try:
     path = locate({name!r})

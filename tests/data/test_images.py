@@ -24,7 +24,7 @@ from oxrl.data.image_store import ImageStore
 from oxrl.data.preferences import PreferenceDataset
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import DataError
-from oxrl.models.builtin_vision import IMAGE_IDS
+from oxrl.modelfiles.builtin_vision import IMAGE_IDS
 from oxrl.models.image_features import ImageReader
 from oxrl.models.load import load_tokenizer
 from oxrl.types import Prompt

@@ -16,7 +16,7 @@ from oxrl.data.preferences import PreferenceDataset
 from oxrl.data.prompts import PromptDataset
 from oxrl.data.steps import StepDataset
 from oxrl.errors import DataError
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 
 WriteRows = Callable[..., Path]
 SYSTEM = {"role": "system", "content": "Add."}

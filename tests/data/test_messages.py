@@ -16,7 +16,7 @@ from oxrl.data.messages import read_messages, read_tools
 from oxrl.data.prompts import PromptDataset
 from oxrl.data.rows import Record, read_rows
 from oxrl.errors import DataError
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 
 WriteRows = Callable[..., Path]
 ADD = {"name": "add", "arguments": {"a": 1, "b": 2}}

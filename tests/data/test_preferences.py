@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.preferences import PreferenceDataset, to_preference_batch
 from oxrl.errors import DataError
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 
 WriteRows = Callable[..., Path]
 PAIR = {"prompt": "1+1", "chosen": "2", "rejected": "three"}

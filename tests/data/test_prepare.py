@@ -19,7 +19,7 @@ from oxrl.data.prepare import PREPARERS
 from oxrl.data.prepare.visual import CELL, VisualQuestions
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import DataError, MissingExtraError
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.rewards import exact_reward, math_reward
 
 Find = Callable[[str], Path]

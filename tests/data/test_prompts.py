@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from oxrl.data.dataset import ReadOptions
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import DataError
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 
 WriteRows = Callable[..., Path]
 END, USER, ASSISTANT, SYSTEM = 1, 2, 3, 4

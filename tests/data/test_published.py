@@ -16,7 +16,7 @@ from oxrl.data.preferences import PreferenceDataset
 from oxrl.data.prepare import PREPARERS
 from oxrl.data.prompts import PromptDataset
 from oxrl.errors import DataError
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.rewards import math_reward
 
 Find = Callable[[str], Path]

@@ -23,7 +23,7 @@ from oxrl.data.templates import (
     template_text,
 )
 from oxrl.errors import DataError
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.models.load import load_tokenizer
 
 WriteRows = Callable[..., Path]

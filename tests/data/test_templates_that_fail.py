@@ -11,7 +11,7 @@ from oxrl.data import template_trial
 from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.template_trial import REFUSED, require_end, try_here
 from oxrl.errors import DataError
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 
 LOOP = "{% for i in range(100000) %}"
 END = "{% endfor %}"

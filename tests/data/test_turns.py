@@ -7,7 +7,7 @@ import pytest
 from oxrl.data.chat import ChatEncoder, TemplateError
 from oxrl.data.contexts import Conversation, Exchange, contexts_of
 from oxrl.data.turns import TurnEncoder
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 
 PLAIN = (
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"

@@ -11,7 +11,7 @@ from samplers import make_requests
 from test_weight_sync import ATTACKS, Attack
 from torch import Tensor
 
-from oxrl.engines import weight_sync
+from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.sample import vllm_worker
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
@@ -19,7 +19,6 @@ from oxrl.engines.train.base import Bucket, Part
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.transport.base import BASE, MADE
-from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.errors import WeightSyncError
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
@@ -347,7 +346,7 @@ def test_a_new_adapter_whose_term_is_lost_in_rounding_is_proved_by_a_larger_one(
     metrics = sync.metrics()
     assert metrics["sync/retries"] == 0 and metrics["sync/probe_limit_share"] <= 1
     # Without copies beyond the new one there is none that rounding does not hide.
-    monkeypatch.setattr(weight_sync, "STRENGTHS", (1.0, 0.3, 0.1))
+    monkeypatch.setattr(sync, "STRENGTHS", (1.0, 0.3, 0.1))
     fresh = sync_of(policy, sampler, torch.bfloat16, options)
     with pytest.raises(WeightSyncError, match="would prove nothing"):
         fresh.deliver(0)

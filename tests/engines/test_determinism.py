@@ -17,7 +17,7 @@ from oxrl.engines.sample import vllm
 TELLS = """
 import json, os, torch
 from oxrl.config import Config
-from oxrl.recipes.build import choose_device
+from oxrl.assembly.assembly import choose_device
 
 sections = json.loads(os.environ["CONFIG"])
 choose_device(Config.model_validate(sections))

@@ -21,6 +21,7 @@ import torch
 from samplers import TOKENIZER, lively, make_requests
 from transformers import PreTrainedModel
 
+from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.sample.base import RolloutEngine, generate
 from oxrl.engines.sample.hosted import ThisMachine
 from oxrl.engines.sample.local import LocalSampler
@@ -28,7 +29,6 @@ from oxrl.engines.sample.workers import RolloutWorkers
 from oxrl.engines.train.base import Bucket
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.errors import DataError, EngineError, WeightSyncError
 from oxrl.models.fingerprints import fingerprint
 from oxrl.models.weights import buckets

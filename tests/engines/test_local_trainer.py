@@ -24,7 +24,7 @@ from oxrl.functional.logprobs import logprobs_from_logits
 from oxrl.functional.policy_losses import LossAndMetrics, cispo, ppo_clip
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.value_losses import value_loss
-from oxrl.models.builtin import BUILTIN_DIMS
+from oxrl.modelfiles.builtin import BUILTIN_DIMS
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.network import ValueModel
 from oxrl.types import LossFn, Output, SupervisedBatch, Want

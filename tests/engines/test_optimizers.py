@@ -18,13 +18,13 @@ from rank_processes import run_ranks
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from oxrl.checkpoint.shares import PieceOfWeight
 from oxrl.engines.train.fsdp import FsdpTrainer
 from oxrl.engines.train.local import LocalTrainer
-from oxrl.engines.train.one_by_one import OneByOne, muon_step
 from oxrl.engines.train.options import TrainerOptions
+from oxrl.engines.train.per_weight_optimizers import OneByOne, muon_step
 from oxrl.engines.train.ranks import ALONE, joined_ranks
 from oxrl.engines.train.rules import rules_of
-from oxrl.engines.train.share import PieceOfWeight
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
 from oxrl.models.load import LoadOptions, load_critic, load_policy
 from oxrl.models.network import token_model
@@ -396,7 +396,7 @@ def misaligned(folder: Path) -> None:
         model = nn.Module()
         model.weight = nn.Parameter(torch.zeros(100, 63))
         try:
-            from oxrl.engines.train.one_by_one import require_whole_blocks
+            from oxrl.engines.train.per_weight_optimizers import require_whole_blocks
 
             place = PieceOfWeight("weight", 34 * 63 * ranks.rank, torch.zeros(1))
             require_whole_blocks(

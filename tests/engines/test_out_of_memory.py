@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.functional.supervised_losses import supervised_loss
-from oxrl.models.builtin import BUILTIN_DIMS
+from oxrl.modelfiles.builtin import BUILTIN_DIMS
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.types import Output, SupervisedBatch
 

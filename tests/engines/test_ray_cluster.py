@@ -22,12 +22,12 @@ import pytest
 import yaml
 from small_runs import rl_config
 
+from oxrl.assembly import assemble
+from oxrl.assembly.assembly import gpus_per_actor
 from oxrl.config import Config
 from oxrl.engines.ray.cluster import Cluster
 from oxrl.engines.ray.head import CONNECT_S
 from oxrl.errors import ConfigError
-from oxrl.recipes import setup
-from oxrl.recipes.build import gpus_per_actor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CLUSTER_FILES = ROOT / "experiments" / "cluster"
@@ -321,9 +321,9 @@ def test_places_are_reserved_for_rollout_actors_and_for_ranks_where_there_are_so
         inference_engine={"actors": actors},
     )
     cluster = _NoCluster()
-    monkeypatch.setattr(setup, "open_cluster", lambda cfg: cluster)
+    monkeypatch.setattr(assemble, "open_cluster", lambda cfg: cluster)
     with pytest.raises(_Reserved), ExitStack() as stack:
-        setup.build_engines(cfg, stack)
+        assemble.build_engines(cfg, stack)
     assert len(cluster.bundles) == bundles and cluster.closed
 
 

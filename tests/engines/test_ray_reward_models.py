@@ -25,7 +25,7 @@ from oxrl.models.load import LoadOptions, load_critic, load_tokenizer  # noqa: E
 from oxrl.recipes import run  # noqa: E402
 from oxrl.rewards.base import Group  # noqa: E402
 from oxrl.rewards.reward_model import RewardModel  # noqa: E402
-from oxrl.runs.patience import Patience  # noqa: E402
+from oxrl.runs.waiting import Patience  # noqa: E402
 from oxrl.types import Completion, Prompt  # noqa: E402
 
 pytestmark = pytest.mark.timeout(400)

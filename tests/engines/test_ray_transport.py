@@ -23,6 +23,7 @@ from test_weight_sync import ATTACKS
 from thread_cluster import HOST, Ray, ThreadCluster
 from torch import Tensor
 
+from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.ray import cluster as ray_cluster
 from oxrl.engines.ray.cluster import Cluster, Place, layout
 from oxrl.engines.ray.rollouts import RayRollouts, RolloutActor, RolloutWorker
@@ -37,7 +38,6 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import joined_ranks
 from oxrl.engines.train.trainer import Trainer
-from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.errors import WeightSyncError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import Whole, buckets

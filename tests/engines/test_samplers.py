@@ -16,7 +16,7 @@ import torch
 from samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
 from transformers import PreTrainedModel
 
-from oxrl.engines.probe import distance, fixed_rows
+from oxrl.engines.delivery.proof import distance, fixed_rows
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.cached import CachedSampler
 from oxrl.engines.sample.local import LocalSampler

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from oxrl.checkpoint.shares import ShareWriter
 from oxrl.engines.train.ranks import Ranks
-from oxrl.engines.train.share import ShareWriter
 from oxrl.errors import EngineError
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from oxrl.engines.probe import perturb
+from oxrl.engines.delivery.proof import perturb
 from oxrl.engines.ray.transport import call_between, seating
 from oxrl.engines.train.base import Bucket
 from oxrl.engines.transport.base import Copy, LineError

@@ -12,14 +12,14 @@ import pytest
 import torch
 from test_vllm_vision import asked, config, rollouts, write_family, write_rows
 
+from oxrl.assembly.assembly import build_images
 from oxrl.data.batching import to_rollout_batch
 from oxrl.engines.sample.base import generate
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.models.load import load_policy
-from oxrl.models.support import sample_only
+from oxrl.models.token_mask import sample_only
 from oxrl.models.weights import buckets
-from oxrl.recipes.build import build_images
 
 pytestmark = [
     pytest.mark.skipif(

@@ -16,12 +16,12 @@ from samplers import TOKENIZER, largest, lively, make_requests, trainer_logprobs
 from test_weight_sync import ATTACKS
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.sample.base import generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.base import Bucket
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.errors import EngineError, WeightSyncError
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.lora import AdapterOptions, add_adapter

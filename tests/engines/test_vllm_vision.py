@@ -20,19 +20,19 @@ sys.path.append(str(Path(__file__).parents[1] / "recipes"))
 from test_vision import config, write_rows
 from vision_families import write_family
 
+from oxrl.assembly.assembly import build_images, local_sampler, row_options
 from oxrl.config.schema import Config
 from oxrl.data.batching import to_rollout_batch
 from oxrl.data.prompts import PromptDataset
-from oxrl.engines.probe import Compared
+from oxrl.engines.delivery.proof import Compared
+from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.sample.base import generate
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.errors import WeightSyncError
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.vision_network import banned_tokens
 from oxrl.models.weights import buckets
-from oxrl.recipes.build import build_images, local_sampler, row_options
 from oxrl.rollouts.sync import make_requests
 from oxrl.types import Rollout, Sampling, Score
 

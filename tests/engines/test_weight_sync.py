@@ -11,7 +11,7 @@ import torch
 from samplers import lively
 from transformers import PreTrainedModel
 
-from oxrl.engines.probe import (
+from oxrl.engines.delivery.proof import (
     Compared,
     Forwards,
     count_scored,
@@ -21,14 +21,14 @@ from oxrl.engines.probe import (
     model_logprobs,
     perturb,
 )
+from oxrl.engines.delivery.sync import PERTURBED, SyncOptions, WeightSync
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.base import Bucket
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.weight_sync import PERTURBED, SyncOptions, WeightSync
 from oxrl.errors import WeightSyncError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.models.support import sample_only
+from oxrl.models.token_mask import sample_only
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment
 
 TOKENIZER = load_tokenizer("builtin:tiny")

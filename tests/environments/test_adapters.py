@@ -19,7 +19,7 @@ import pytest
 from oxrl.environments import openenv_adapter
 from oxrl.environments.pool import EnvironmentPool, LostEpisode
 from oxrl.errors import EnvironmentDefinitionError
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Prompt
 
 

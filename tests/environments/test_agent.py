@@ -26,7 +26,7 @@ from oxrl.environments.chat_endpoint import (
 )
 from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode
 from oxrl.errors import EnvironmentDefinitionError
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Prompt
 
 PROMPT = Prompt(

@@ -20,7 +20,7 @@ from oxrl.environments.typed_tool import ToolFailure, as_tool
 from oxrl.errors import DataError, EnvironmentDefinitionError
 from oxrl.rewards.sandbox import layers
 from oxrl.rewards.sandbox.inside import kernel
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Prompt
 
 PROMPT = Prompt(uid="p", messages=({"role": "user", "content": "q"},), token_ids=(1,))

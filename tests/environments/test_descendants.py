@@ -18,7 +18,7 @@ from oxrl.rewards.code import judged
 from oxrl.rewards.sandbox.client import Sandbox
 from oxrl.rewards.sandbox.inside.confine import Limits
 from oxrl.rewards.workers import RewardPool
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt, Segment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="keepers are those of Linux")
@@ -299,7 +299,7 @@ def test_a_keeper_ends_by_the_signal_that_ended_its_child(tmp_path: Path, name: 
     )
     paths = [str(tmp_path), *filter(None, sys.path)]
     done = subprocess.run(
-        [sys.executable, "-m", "oxrl.processes.keeper", "ends"],
+        [sys.executable, "-m", "oxrl.usercode.keeper", "ends"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         stderr=subprocess.PIPE,
         text=True,

@@ -8,7 +8,7 @@ import pytest
 
 from oxrl.environments.pool import EnvironmentPool
 from oxrl.errors import EnvironmentDefinitionError
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Prompt
 
 pytest.importorskip("gymnasium", reason='gymnasium is not installed: pip install -e ".[gymnasium]"')

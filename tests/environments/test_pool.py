@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from oxrl.environments.find import as_step, locate
 from oxrl.environments.pool import EnvironmentPool, EpisodeProcess, LostEpisode
 from oxrl.errors import EnvironmentDefinitionError
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Prompt
+from oxrl.usercode.environments import as_step, locate
 
 Open = Callable[..., EnvironmentPool]
 PROMPT = Prompt(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oxrl.environments.pool import EnvironmentPool, LostEpisode
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Prompt
 
 # The documented examples, written anew: a counter that draws its own task and scores itself, one

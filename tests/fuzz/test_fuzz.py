@@ -20,18 +20,18 @@ from command_line import oxrl
 from damage import SYNTAX, VALUES, bytes_changed, fails, file_changed, nested
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from oxrl.commands.evaluate import evaluation_config
 from oxrl.config import Config, check_config, dump_config, load_config, load_evaluation_config
-from oxrl.config.plan import plan_text
 from oxrl.config.schema import FIELDS
 from oxrl.data.conversations import ConversationDataset
 from oxrl.data.dataset import Dataset, ReadOptions
 from oxrl.data.preferences import PreferenceDataset
 from oxrl.data.prompts import PromptDataset
 from oxrl.data.steps import StepDataset
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.models.load import load_policy, load_tokenizer
+from oxrl.plan.plan import plan_text
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import evaluation_config
 from oxrl.rewards.base import find_reward
 from oxrl.rewards.trial import dry_call
 from oxrl.tables.policy import ROWS

@@ -21,8 +21,8 @@ from damage import VALUES, bytes_changed, fails, file_changed, json_changed
 from test_fuzz import check, chunks
 
 import oxrl
+from oxrl.commands.replay import replay
 from oxrl.errors import OxrlError
-from oxrl.recipes.replay import replay
 from oxrl.report.page import write_report
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -14,14 +14,14 @@ from transformers import (
     Glm4MoeForCausalLM,
 )
 
-from oxrl.config.dims import WITHOUT
 from oxrl.engines.sample.cached import CachedSampler
 from oxrl.engines.sample.choice import module_sampler
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import DataError, MachineError
-from oxrl.models.builtin import BUILTIN_DIMS
+from oxrl.modelfiles.builtin import BUILTIN_DIMS
+from oxrl.modelfiles.dims import WITHOUT
 from oxrl.models.load import (
     LoadOptions,
     load_critic,

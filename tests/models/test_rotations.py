@@ -12,15 +12,15 @@ from small_runs import rl_config
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from oxrl.assembly.assembly import load_model
+from oxrl.commands import evaluate, play
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.models.network import CausalNetwork, ValueModel, fix_rotations, unpadded
 from oxrl.models.shared_prefix import check_sharing
 from oxrl.models.sharing_trial import try_sharing
-from oxrl.recipes import evaluate, play
-from oxrl.recipes.build import load_model
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.types import Completion, Prompt, Sampling, TokenBatch
 

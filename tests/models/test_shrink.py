@@ -11,10 +11,10 @@ import torch
 from architectures import FAMILIES
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
+from oxrl.commands.dry_run import dry_run
 from oxrl.config import Config
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.models.shrink import shrink
-from oxrl.recipes.dry_run import dry_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # Its defaults name no size of a head, without which it cannot be built at any size.

@@ -41,7 +41,7 @@ def model_that_stops(folder: Path, name: str = "builtin:tiny") -> Path:
     """A random model ends a turn hardly ever; this one with about every sixth token."""
     import torch
 
-    from oxrl.models.builtin import builtin_policy, builtin_tokenizer
+    from oxrl.modelfiles.builtin import builtin_policy, builtin_tokenizer
 
     model: Any = builtin_policy(name, seed=0)
     model.generation_config.eos_token_id = [1]

@@ -20,6 +20,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, stop_after_three_steps
 
+from oxrl.assembly import actions
+from oxrl.assembly.assembly import build_actions
+from oxrl.commands.evaluate import run_eval
 from oxrl.config import Config, load_config
 from oxrl.data.action_heads import read_head
 from oxrl.data.fast_head import FastHead
@@ -27,9 +30,7 @@ from oxrl.data.prepare import PREPARERS
 from oxrl.errors import ConfigError
 from oxrl.models.image_features import load_image_processor
 from oxrl.models.load import load_policy, load_tokenizer
-from oxrl.recipes import actions, run
-from oxrl.recipes.build import build_actions
-from oxrl.recipes.evaluate import run_eval
+from oxrl.recipes import run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CHOICES = {"choices": "up,down,left,right"}

@@ -12,11 +12,11 @@ import pytest
 from small_runs import final_files, metric_lines, sft_config
 from test_kill_and_resume import _kill_when, _start, _uninterrupted
 
+from oxrl.checkpoint import shares
+from oxrl.checkpoint.format import latest_checkpoint
 from oxrl.config import Config
-from oxrl.engines.train import share
 from oxrl.errors import CheckpointWriteError
 from oxrl.recipes import run
-from oxrl.runs.checkpoint import latest_checkpoint
 
 WEIGHTS = 24  # of the model
 ASYNC = ["run.async_checkpoints=true", "run.checkpoint_every=1"]
@@ -46,7 +46,7 @@ def test_training_goes_on_while_a_slow_disk_writes_and_ends_with_the_same_bytes(
     meanwhile = sft_config(tmp_path, "meanwhile", [*ASYNC, "run.deadline_s=3"])
     seen: list[int] = []
     with monkeypatch.context() as disk:
-        disk.setattr(share, "put", slowly(0.05, seen, meanwhile, most=4 * WEIGHTS))
+        disk.setattr(shares, "put", slowly(0.05, seen, meanwhile, most=4 * WEIGHTS))
         began = time.monotonic()
         run(meanwhile)
     # The second alone, of weights and twice as many moments, took longer than the deadline.
@@ -65,7 +65,7 @@ def test_a_disk_that_hangs_is_told_from_a_slow_one_and_leaves_the_checkpoint_bef
     run(cfg)
     more = sft_config(tmp_path, "hangs", ["run.steps=3", "run.deadlines={checkpoint: 0.5}"])
     with monkeypatch.context() as disk:
-        disk.setattr(share, "put", slowly(3, [], more))
+        disk.setattr(shares, "put", slowly(3, [], more))
         with pytest.raises(
             CheckpointWriteError, match=r"was written for run\.deadlines\.checkpoint=0\.5 s"
         ):
@@ -86,7 +86,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
         return os.pwrite(descriptor, data, offset)
 
     with monkeypatch.context() as disk:
-        disk.setattr(share, "put", full)
+        disk.setattr(shares, "put", full)
         with pytest.raises(CheckpointWriteError, match="No space left"):
             run(cfg)
     assert "no checkpoint at step 1, trying again at the next" in caplog.text
@@ -99,7 +99,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
 def run_on_a_slow_disk(cfg: Config) -> None:
     """Body of the process that is going to be killed."""
     os.setpgid(0, 0)
-    share.put = slowly(0.001, [], cfg)
+    shares.put = slowly(0.001, [], cfg)
     run(cfg, resume=True)
 
 

@@ -23,13 +23,13 @@ from small_runs import (
     sft_config,
 )
 
+from oxrl.assembly.pins import inputs_of
+from oxrl.commands.export import run_export
 from oxrl.config import Config
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
-from oxrl.recipes.export import run_export
-from oxrl.recipes.inputs import inputs_of
 from oxrl.runs.pins import pin
 
 Configure = Callable[..., Config]

@@ -16,7 +16,7 @@ from torch import Tensor
 from oxrl.data.batching import check_rollout_batch, to_rollout_batch
 from oxrl.data.episode_rows import EpisodeInputs
 from oxrl.functional.advantages import AdvantageInputs
-from oxrl.models.builtin import builtin_policy
+from oxrl.modelfiles.builtin import builtin_policy
 from oxrl.models.network import CausalNetwork, read_tokens
 from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import FeatureInputs

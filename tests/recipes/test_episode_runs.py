@@ -19,9 +19,9 @@ from small_runs import (
     stop_after_three_steps,
 )
 
+from oxrl.commands.evaluate import run_eval
 from oxrl.errors import ConfigError, EnvironmentDefinitionError
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import run_eval
 
 ONE_TURN = f"""{REWARD}
 from oxrl.environments import Step

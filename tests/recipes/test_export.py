@@ -14,11 +14,12 @@ from command_line import oxrl
 from safetensors.torch import load_file
 from small_runs import sft_config
 
+from oxrl.commands import export
+from oxrl.commands.export import run_export
 from oxrl.errors import CheckpointError, DataError
 from oxrl.models.load import load_policy
 from oxrl.models.weights import save_model
-from oxrl.recipes import export, run
-from oxrl.recipes.export import run_export
+from oxrl.recipes import run
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from small_runs import preference_config, rl_config, sft_config
 
+from oxrl.checkpoint.format import verify_checkpoint
 from oxrl.config import Config
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.errors import DataError, NonFiniteError
@@ -22,7 +23,6 @@ from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.stored import non_finite_values
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
-from oxrl.runs.checkpoint import verify_checkpoint
 
 Break = Callable[[LocalTrainer], None]
 

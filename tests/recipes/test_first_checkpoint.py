@@ -18,10 +18,10 @@ from small_runs import (
     sft_config,
 )
 
+from oxrl.commands.replay import compare_samples, compare_update, go_through
 from oxrl.config import Config
 from oxrl.errors import CheckpointError, ConfigError, RunDirectoryError
 from oxrl.recipes import run
-from oxrl.recipes.replay import compare_samples, compare_update, go_through
 from oxrl.recipes.session import Session
 
 REFERENCE = ["run.first_checkpoint=reference", "run.checkpoint_every=0", "run.steps=3"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from small_runs import rl_config
 
-from oxrl.models.lean import called_later
+from oxrl.models.lazy_transformers import called_later
 
 # Seconds of imports that a default run has no use for; all of them come with the dependencies.
 OTHER_USES = ("mlflow", "sklearn", "scipy", "pandas", "pyarrow", "matplotlib", "sqlalchemy")

@@ -12,22 +12,22 @@ import torch
 from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 from test_adapter_delivery import learn
 
+from oxrl.commands.export import run_export
 from oxrl.config import Config
-from oxrl.config.dims import model_dims
-from oxrl.config.kept import frozen_bytes
-from oxrl.config.plan import memory, plan_text
+from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.weight_sync import SyncOptions, WeightSync
 from oxrl.errors import ConfigError, DataError, MissingExtraError
+from oxrl.modelfiles.dims import model_dims
 from oxrl.models.four_bit import NOTE, in_four_bits, whole_type, whole_weight
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
 from oxrl.models.lora import AdapterOptions, adapter_off, add_adapter
 from oxrl.models.weights import save_model
+from oxrl.plan.optimizer_memory import frozen_bytes
+from oxrl.plan.plan import memory, plan_text
+from oxrl.plan.preflight_process import examine_apart
 from oxrl.recipes import run
-from oxrl.recipes.export import run_export
-from oxrl.recipes.preflight_process import examine_apart
 from oxrl.types import TokenBatch
 
 pytest.importorskip("peft", reason='needs peft: pip install -e ".[dev]"')

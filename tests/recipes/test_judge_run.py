@@ -17,9 +17,9 @@ from small_runs import final_files, metric_lines, rl_config
 
 from oxrl.config import Config
 from oxrl.errors import ConfigError, RewardDefinitionError, RewardError
+from oxrl.plan.preflight import CHECKS, Prepared, examine
 from oxrl.recipes import run
-from oxrl.recipes.preflight import CHECKS, Prepared, examine
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 
 DEADLINE_S = 120.0
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from small_runs import rl_config
 
-from oxrl.config.dims import ModelDims, model_dims
-from oxrl.models.builtin import builtin_policy
-from oxrl.models.work import ModelWork
-from oxrl.recipes.ledger import Ledger, LedgerInputs, Rows, model_work, note_machine
+from oxrl.modelfiles.builtin import builtin_policy
+from oxrl.modelfiles.dims import ModelDims, model_dims
+from oxrl.models.flops import ModelWork
+from oxrl.recipes.compute_accounting import Ledger, LedgerInputs, Rows, model_work, note_machine
 from oxrl.rollouts.sync import RolloutStep
 from oxrl.runs.clock import Clock
 from oxrl.runs.machine import MachineSpeed, machine_speed

@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, preference_config, rl_config, sft_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from oxrl.assembly.assemble import RLSetup
+from oxrl.commands.export import run_export
 from oxrl.config import Config, dump_config, load_config
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.local import LocalTrainer
@@ -26,8 +28,6 @@ from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokeniz
 from oxrl.models.lora import AdapterOptions, adapter_off, add_adapter
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
-from oxrl.recipes.export import run_export
-from oxrl.recipes.setup import RLSetup
 from oxrl.rewards.reward_model import scorer
 from oxrl.rollouts.whole_samples import read_step
 from oxrl.runs.clock import Clock

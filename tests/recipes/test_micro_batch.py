@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from small_runs import rl_config, sft_config
 
+from oxrl.assembly.assembly import price_of_a_cut, tokens_at_once
+from oxrl.assembly.micro_batch import with_micro_batches
+from oxrl.assembly.micro_batch_rules import FIELD, tokens_by_rule
 from oxrl.config import Config
-from oxrl.config.micro_batch import FIELD, tokens_by_rule
 from oxrl.engines.train.micro_batches import PRICES
 from oxrl.engines.train.ranks import ALONE
 from oxrl.recipes import run
-from oxrl.recipes.build import price_of_a_cut, tokens_at_once
-from oxrl.recipes.micro_batch import with_micro_batches
 from oxrl.recipes.session import Session
 from oxrl.runs.choices import CHOICES_FILE
 
@@ -46,7 +46,7 @@ def test_what_was_chosen_is_noted_and_taken_again(
     def never(cfg: Config, *, on_cpu: bool) -> object:
         raise AssertionError("decided again")
 
-    monkeypatch.setattr("oxrl.recipes.micro_batch.tokens_by_rule", never)
+    monkeypatch.setattr("oxrl.assembly.micro_batch.tokens_by_rule", never)
     run(cfg, resume=True)
     assert choice_of(cfg)["value"] == 8192
 

@@ -13,10 +13,10 @@ import torch
 from small_runs import rl_config
 from torch import Tensor
 
+from oxrl.assembly.assemble import part_weights
 from oxrl.recipes.features import build_features
 from oxrl.recipes.features.base import FeatureInputs
 from oxrl.recipes.objective import Models, Objective, minibatch, prepare_update
-from oxrl.recipes.setup import part_weights
 from oxrl.tables.cells import BINARY_REWARDS, CRITIC, REWARD_PARTS
 from oxrl.tables.numbers import Number
 from oxrl.tables.policy import ROWS

@@ -18,7 +18,7 @@ from oxrl.recipes import run
 from oxrl.recipes.features.dynamic_sampling import TeachingGroups
 from oxrl.rollouts.batch import sampling_metrics
 from oxrl.rollouts.sync import RolloutStep
-from oxrl.runs.signs import SIGNS, Seen
+from oxrl.runs.health_checks import SIGNS, Seen
 from oxrl.types import Completion, Prompt, Rollout, Score
 
 # The sum of the two parts is 1 whatever the response; each of them is not.

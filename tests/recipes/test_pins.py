@@ -18,9 +18,9 @@ from command_line import oxrl as command
 from figures import THREADS
 
 import oxrl
-from oxrl.recipes.evaluate import run_eval, run_generate
-from oxrl.recipes.play import run_play
-from oxrl.runs.checkpoint import locked, remove_old
+from oxrl.checkpoint.format import locked, remove_old
+from oxrl.commands.evaluate import run_eval, run_generate
+from oxrl.commands.play import run_play
 from oxrl.runs.targets import find_target
 from oxrl.types import Sampling
 
@@ -87,7 +87,7 @@ def test_nothing_is_removed_while_somebody_looks_for_the_newest(
 PRUNES = """
 from pathlib import Path
 import shutil
-from oxrl.runs.checkpoint import list_checkpoints, remove_old
+from oxrl.checkpoint.format import list_checkpoints, remove_old
 
 def score(prompt, completion):
     root = Path({root!r})

@@ -10,9 +10,9 @@ import pytest
 from small_runs import rl_config
 
 from oxrl.cli import app
+from oxrl.commands.play import option_overrides, run_play, transcript
 from oxrl.errors import ConfigError, DataError, EnvironmentDefinitionError, OxrlError
 from oxrl.recipes import run
-from oxrl.recipes.play import option_overrides, run_play, transcript
 from oxrl.types import Sampling
 
 TALK = """

@@ -14,7 +14,7 @@ from torch import Tensor
 from oxrl.data.conversations import Example
 from oxrl.data.preferences import Judged
 from oxrl.functional.preference_losses import PAIR_LOSSES
-from oxrl.recipes.given_rows import Memory
+from oxrl.recipes.offline_loop import Memory
 from oxrl.recipes.preference_batch import (
     BeforeStep,
     kl_baseline,

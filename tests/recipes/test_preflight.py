@@ -20,13 +20,13 @@ from command_line import oxrl
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from oxrl.config import Config
-from oxrl.config.dims import model_dims
-from oxrl.config.plan import disk_needed
 from oxrl.errors import DataError, OxrlError
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
+from oxrl.modelfiles.dims import model_dims
+from oxrl.plan.plan import disk_needed
+from oxrl.plan.preflight import CHECKS, Prepared, examine
 from oxrl.recipes import run
-from oxrl.recipes.preflight import CHECKS, Prepared, examine
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OXRL = Path(sys.executable).with_name("oxrl")
@@ -269,7 +269,7 @@ def test_more_memory_than_the_machine_has_is_warned_of(
     """
     (folder / "train.jsonl").write_text(PROMPTS)
     (folder / "memory.max").write_text(allowed)
-    monkeypatch.setattr("oxrl.config.memory.MEMORY_LIMIT", folder / "memory.max")
+    monkeypatch.setattr("oxrl.plan.memory.MEMORY_LIMIT", folder / "memory.max")
     dims = model_dims("builtin:tiny")
     assert dims is not None
     longest = 512
@@ -374,7 +374,7 @@ def test_the_plan_lists_everything_that_is_wrong_and_exits_with_2(folder: Path) 
 
 @pytest.mark.full  # waits for the deadline of a template
 def test_a_template_that_never_ends_is_given_up(folder: Path) -> None:
-    from oxrl.recipes import preflight_process
+    from oxrl.plan import preflight_process
 
     (folder / "train.jsonl").write_text(PROMPTS)
     (folder / "endless.jinja").write_text(

@@ -21,15 +21,15 @@ from rank_processes import exit_codes, run_ranks, start_ranks
 from safetensors.torch import load_file
 from small_runs import metric_lines, preference_config, sft_config, steps_config
 
+from oxrl.checkpoint.format import latest_checkpoint
 from oxrl.cli import script
+from oxrl.commands.export import run_export
 from oxrl.config import Config
 from oxrl.engines.train.ranks import joined_ranks
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
-from oxrl.recipes.export import run_export
-from oxrl.runs.checkpoint import latest_checkpoint
 from oxrl.runs.deadlines import Deadlines
 
 DOOR = Path(__file__).parents[2] / "main_sl.py"

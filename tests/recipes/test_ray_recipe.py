@@ -19,13 +19,13 @@ from figures import SEED, Learned
 from safetensors.torch import load_file
 from small_runs import final_files, metric_lines, rl_config
 
+from oxrl.assembly.assemble import RLSetup
 from oxrl.errors import LostRankError, NonFiniteError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import save_model
 from oxrl.recipes import run
 from oxrl.recipes.session import Session
-from oxrl.recipes.setup import RLSetup
-from oxrl.rollouts.ahead import AheadRollouts
+from oxrl.rollouts.async_rollouts import AheadRollouts
 from oxrl.runs.clock import Clock
 from oxrl.types import PolicyBatch, TokenBatch
 

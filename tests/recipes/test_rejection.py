@@ -15,13 +15,13 @@ import torch
 from figures import Learned
 from small_runs import final_files, metric_lines, rl_config, sft_config
 
+from oxrl.commands.evaluate import evaluation_metrics, picked_reward, run_eval
 from oxrl.config import Config
 from oxrl.config.dry_run import dry_run_config
-from oxrl.config.plan import plan_text
 from oxrl.errors import ConfigError, DataError
 from oxrl.functional.shaping import best_at_k, pass_at_k
+from oxrl.plan.plan import plan_text
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import evaluation_metrics, picked_reward, run_eval
 from oxrl.recipes.rejection import survivors
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment
 

@@ -11,11 +11,11 @@ from small_runs import rl_config
 from typer.testing import CliRunner
 
 from oxrl.cli import app
+from oxrl.commands.rescore import Comparison, Rescored, ranks, report, run_score
 from oxrl.config import Config
 from oxrl.data.sample_record import prompt_fields, recorded_prompt, sample_line
 from oxrl.errors import ConfigError, DataError, RunDirectoryError
 from oxrl.recipes import run
-from oxrl.recipes.rescore import Comparison, Rescored, ranks, report, run_score
 from oxrl.rollouts.stored import recorded_completion
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment, Turn
 

@@ -22,8 +22,8 @@ from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import InvariantError, Stopped
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.recipes import run
-from oxrl.rollouts import ahead
-from oxrl.rollouts.ahead import AheadRollouts, added
+from oxrl.rollouts import async_rollouts
+from oxrl.rollouts.async_rollouts import AheadRollouts, added
 from oxrl.rollouts.batch import count_samples
 from oxrl.rollouts.rounds import RoundParts
 from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutStep
@@ -330,7 +330,7 @@ def test_a_checkpoint_after_a_signal_waits_for_what_is_in_flight_for_a_while_onl
     never_done: Any = Future()
     source.settle(lambda: False)
     monkeypatch.setattr(source, "_working", never_done)
-    monkeypatch.setattr(ahead, "SETTLE_S", 0.5)
+    monkeypatch.setattr(async_rollouts, "SETTLE_S", 0.5)
     asked.append(1)
     began = time.monotonic()
     with pytest.raises(Stopped):

@@ -15,8 +15,8 @@ from oxrl.engines.sample.base import Finished
 from oxrl.errors import OxrlError
 from oxrl.recipes import run
 from oxrl.rewards.base import Group
-from oxrl.rollouts.meanwhile import MeanwhileScorer
-from oxrl.runs.patience import Patience
+from oxrl.rollouts.overlapped_scoring import MeanwhileScorer
+from oxrl.runs.waiting import Patience
 from oxrl.types import Score
 
 SLOW = """

@@ -13,6 +13,8 @@ from architectures import FAMILIES, tiny
 from small_runs import metric_lines, preference_config, rl_config
 from transformers import PreTrainedModel
 
+from oxrl.assembly.sharing import decided
+from oxrl.commands.replay import replay
 from oxrl.config import Config
 from oxrl.engines.sample.choice import FAST
 from oxrl.errors import ConfigError, RunDirectoryError
@@ -21,8 +23,6 @@ from oxrl.models.shared_prefix import SharingRefused
 from oxrl.models.sharing_trial import try_sharing
 from oxrl.models.trial_cache import remembered_trial
 from oxrl.recipes import run
-from oxrl.recipes.replay import replay
-from oxrl.recipes.sharing import decided
 from oxrl.runs.choices import CHOICES_FILE
 
 FIELD = "train.share_prefix"
@@ -109,7 +109,7 @@ def test_a_run_goes_on_with_what_it_had(
     def never(cfg: Config) -> object:
         raise AssertionError("decided again")
 
-    monkeypatch.setattr("oxrl.recipes.sharing.decided", never)
+    monkeypatch.setattr("oxrl.assembly.sharing.decided", never)
     again = halfway(trained[began], tmp_path)
     run(again, resume=True)
     assert weights_of(again) == weights_of(trained[began])

@@ -14,12 +14,12 @@ from test_vision import write_rows
 from typer.testing import CliRunner
 
 from oxrl.cli import app
+from oxrl.commands.replay import replay
 from oxrl.config import Config
 from oxrl.errors import ConfigError, OxrlError, RunDirectoryError
-from oxrl.processes.messages import encode
 from oxrl.recipes import run
-from oxrl.recipes.replay import replay
 from oxrl.rollouts.whole_samples import read_step, written
+from oxrl.usercode.messages import encode
 
 TRAIN = {"alg_name": "sgrpo", "lr": 1e-3, "minibatches": 2, "kl_coeff": 0.1}
 # What a run that samples nothing does not count; its waste is a share of less.
@@ -61,7 +61,7 @@ def test_training_on_stored_samples_is_the_run_that_drew_them(
     recorded: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_sampler(monkeypatch)
-    monkeypatch.setattr("oxrl.recipes.setup.start_rewards", lambda cfg, *rest: None)
+    monkeypatch.setattr("oxrl.assembly.assemble.start_rewards", lambda cfg, *rest: None)
     cfg = again(recorded, "again")
     run(cfg)
     first = recorded.run.directory

@@ -23,6 +23,9 @@ from transformers import (
 )
 from vision_families import FAMILIES, write_family, write_image
 
+from oxrl.assembly.assembly import build_images, local_sampler, row_options
+from oxrl.assembly.images import image_store, model_images
+from oxrl.commands.export import run_export
 from oxrl.config import load_config
 from oxrl.config.schema import Config
 from oxrl.data.conversations import ConversationDataset
@@ -39,9 +42,6 @@ from oxrl.models.network import CausalNetwork, unpadded
 from oxrl.models.vision_network import family_of
 from oxrl.models.vision_parts import freeze, part_of
 from oxrl.recipes import run
-from oxrl.recipes.build import build_images, local_sampler, row_options
-from oxrl.recipes.export import run_export
-from oxrl.recipes.images import image_store, model_images
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch
 from oxrl.rollouts.sync import make_requests
 from oxrl.types import Sampling

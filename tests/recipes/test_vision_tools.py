@@ -23,11 +23,11 @@ from typer.testing import CliRunner
 
 import oxrl
 from oxrl.cli import app
+from oxrl.commands.evaluate import run_generate
+from oxrl.commands.replay import compare_samples, compare_update, go_through
 from oxrl.config.schema import Config
 from oxrl.errors import ConfigError, DataError
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import run_generate
-from oxrl.recipes.replay import compare_samples, compare_update, go_through
 from oxrl.report.page import write_report
 from oxrl.types import Sampling
 

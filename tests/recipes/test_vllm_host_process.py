@@ -17,9 +17,9 @@ import pytest
 from command_line import Command
 from small_runs import final_files, metric_lines, rl_config, sft_config
 
+from oxrl.commands.evaluate import run_eval, run_generate
 from oxrl.config import Config
 from oxrl.recipes import run
-from oxrl.recipes.evaluate import run_eval, run_generate
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: `make env-scale`"),

@@ -10,7 +10,7 @@ import transformers
 from figures import SEED
 from PIL import Image
 
-from oxrl.models.builtin import SPECIAL_TOKENS, byte_tokenizer
+from oxrl.modelfiles.builtin import SPECIAL_TOKENS, byte_tokenizer
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "idefics3", "gemma3", "llava")
 TEMPLATE = (

@@ -20,7 +20,7 @@ from oxrl.rewards.judge import endpoint
 from oxrl.rewards.judge.options import JudgeOptions
 from oxrl.rewards.judge.pool import JudgePool
 from oxrl.rewards.judge.questions import pairs_of_group, verdict_of
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt, Score
 
 PROMPT = Prompt(

@@ -12,7 +12,7 @@ import pytest
 from oxrl.errors import RewardDefinitionError, Stopped
 from oxrl.rewards.parts import Part, PartsPool, combined
 from oxrl.rewards.workers import RewardPool
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt, Score
 
 REWARDS = """

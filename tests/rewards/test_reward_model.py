@@ -22,7 +22,7 @@ from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
 from oxrl.recipes import run
 from oxrl.rewards.model_pool import ModelPool
 from oxrl.rewards.workers import RewardPool
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt
 
 PROMPT = Prompt(uid="p", messages=({"role": "user", "content": "1+1"},), token_ids=(2, 54, 3))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from oxrl.rewards.sources import code_digest, python_sources, sources_of
+from oxrl.usercode.sources import code_digest, python_sources, sources_of
 
 
 def write(folder: Path, **files: str) -> None:

@@ -16,7 +16,7 @@ from oxrl.rewards.base import Group, option_problem
 from oxrl.rewards.parts import Part, combined
 from oxrl.rewards.step_rewards import StepScorer
 from oxrl.rewards.workers import RewardPool
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt, Rollout, Score, Segment
 
 TOKENIZER: Any = load_tokenizer("builtin:tiny")

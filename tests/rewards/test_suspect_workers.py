@@ -11,7 +11,7 @@ import pytest
 
 from oxrl.errors import DeadlineError, RewardDefinitionError, Stopped
 from oxrl.rewards.workers import RewardPool
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt, Score, Segment
 
 Open = Callable[..., RewardPool]

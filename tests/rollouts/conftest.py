@@ -15,8 +15,8 @@ from oxrl.data.contexts import contexts_of
 from oxrl.data.image_store import ImageStore
 from oxrl.data.turns import TurnEncoder
 from oxrl.environments.pool import EnvironmentPool
-from oxrl.models.builtin import builtin_tokenizer
-from oxrl.models.builtin_vision import vision_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin_vision import vision_tokenizer
 from oxrl.rollouts.episodes import EpisodeEngine, EpisodeLimits
 
 

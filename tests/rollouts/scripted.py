@@ -8,11 +8,11 @@ from typing import Any
 
 from oxrl.data.chat import ChatEncoder
 from oxrl.engines.sample.base import Finished
-from oxrl.models.builtin import builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_tokenizer
 from oxrl.rollouts.episode_scores import EpisodeScorer
 from oxrl.rollouts.episodes import EpisodeEngine
 from oxrl.rollouts.sync import make_requests, score_groups
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt, Request, Sampling, Segment
 
 PAD, END, USER, ASSISTANT = 0, 1, 2, 3

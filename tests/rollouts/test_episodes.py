@@ -26,7 +26,7 @@ from oxrl.data.batching import to_rollout_batch
 from oxrl.engines.sample.base import RolloutEngine, generate
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.errors import DeadlineError, EngineError, EnvironmentDefinitionError
-from oxrl.models.builtin import builtin_policy, builtin_tokenizer
+from oxrl.modelfiles.builtin import builtin_policy, builtin_tokenizer
 from oxrl.models.network import CausalNetwork, read_tokens
 from oxrl.types import Completion
 

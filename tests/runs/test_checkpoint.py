@@ -23,13 +23,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from whole_checkpoints import save_checkpoint
 
-from oxrl.errors import CheckpointError, CheckpointWriteError, NonFiniteError
-from oxrl.runs.checkpoint import (
+from oxrl.checkpoint.format import (
     latest_checkpoint,
     remove_leftovers,
     save_best,
     verify_checkpoint,
 )
+from oxrl.errors import CheckpointError, CheckpointWriteError, NonFiniteError
 
 
 def save(root: Path, step: int, keep: int = 3) -> Path:
@@ -305,7 +305,7 @@ def test_a_place_that_went_away_is_a_clear_error_and_is_not_made_anew(
 VICTIM = """
 import os, sys, time
 from pathlib import Path
-from oxrl.runs.checkpoint import CheckpointWriter
+from oxrl.checkpoint.format import CheckpointWriter
 
 root, place, here = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 calls = 0

@@ -23,6 +23,8 @@ import pytest
 import torch
 from whole_checkpoints import save_checkpoint
 
+from oxrl.checkpoint.format import save_best, why_not_best
+from oxrl.commands.evaluate import evaluation_config
 from oxrl.errors import (
     CheckpointWriteError,
     DataError,
@@ -31,12 +33,10 @@ from oxrl.errors import (
     OxrlError,
     RunDirectoryError,
 )
-from oxrl.recipes.evaluate import evaluation_config
-from oxrl.runs.checkpoint import save_best, why_not_best
 from oxrl.runs.console import Console, run_logging
 from oxrl.runs.directory import FILES, FOLDERS, RunDirectory, open_run
-from oxrl.runs.faults import explained
 from oxrl.runs.files import append_line, read_records, write_atomically
+from oxrl.runs.os_errors import explained
 from oxrl.runs.recorder import Recorder
 from oxrl.runs.tensors import save_tensors
 
@@ -77,7 +77,7 @@ def resume(folder: Path) -> RunDirectory:
 
 def recorded(folder: Path) -> None:
     """Resume the record from the newest checkpoint."""
-    from oxrl.runs.checkpoint import latest_checkpoint
+    from oxrl.checkpoint.format import latest_checkpoint
 
     with resume(folder) as run, Recorder(run) as recorder:
         found = latest_checkpoint(run.checkpoints)
@@ -260,7 +260,7 @@ def test_a_run_that_lost_its_config_is_told_so(tmp_path: Path) -> None:
 def test_what_stands_in_place_of_a_checkpoint_is_named_and_removed_in_time(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from oxrl.runs.checkpoint import latest_checkpoint
+    from oxrl.checkpoint.format import latest_checkpoint
 
     fill(tmp_path, 2)
     outside = tmp_path / "outside"
@@ -291,7 +291,7 @@ def plant(kind: str, path: Path, outside: Path) -> None:
 
 
 def test_without_a_whole_checkpoint_the_exit_code_is_that_of_a_wrong_input(tmp_path: Path) -> None:
-    from oxrl.runs.checkpoint import latest_checkpoint
+    from oxrl.checkpoint.format import latest_checkpoint
 
     fill(tmp_path, 0)
     (tmp_path / "checkpoints" / "step_00000000" / "manifest.json").write_text("[" * 100_000)

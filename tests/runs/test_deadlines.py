@@ -14,13 +14,13 @@ import pytest
 from pydantic import ValidationError
 from small_runs import sft_config
 
-from oxrl.config.plan import plan_text
 from oxrl.config.sections.run import RunConfig
 from oxrl.errors import DeadlineError
-from oxrl.runs import deadlines, killed, patience
+from oxrl.plan.plan import plan_text
+from oxrl.runs import deadlines, process_exit, waiting
 from oxrl.runs.console import run_logging
 from oxrl.runs.deadlines import Deadlines, waiting_for
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 
 
 def run_section(**settings: object) -> RunConfig:
@@ -62,7 +62,7 @@ def test_a_wait_is_told_of_and_not_silent(
 ) -> None:
     caplog.set_level(logging.INFO, "oxrl")
     monkeypatch.setattr(deadlines, "SAY_S", 0.05)
-    monkeypatch.setattr(patience, "SAY_S", 0.05)
+    monkeypatch.setattr(waiting, "SAY_S", 0.05)
     with waiting_for("weights to be sent", Deadlines.alike(9).of("sync", 10**9)):
         time.sleep(0.12)
     assert "sync: waiting for weights to be sent, 0 s of 59 s (run.deadlines.sync=9" in caplog.text
@@ -102,16 +102,16 @@ def stubborn(seconds: float) -> subprocess.Popen[bytes]:
 def test_a_killed_process_is_waited_for_and_not_for_ever(
     ends: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(killed, "KILLED_S", 0.2)
+    monkeypatch.setattr(process_exit, "KILLED_S", 0.2)
     ways: list[Callable[[subprocess.Popen[bytes]], int]] = [
-        lambda process: killed.end_of(process, "a worker"),
-        lambda process: killed.end_of_pid(process.pid, "an episode"),
+        lambda process: process_exit.end_of(process, "a worker"),
+        lambda process: process_exit.end_of_pid(process.pid, "an episode"),
     ]
     for way in ways:
         process = stubborn(30)
         if ends:
             process.kill()
-            monkeypatch.setattr(killed, "KILLED_S", 20)
+            monkeypatch.setattr(process_exit, "KILLED_S", 20)
         began = time.monotonic()
         assert way(process) == -signal.SIGKILL
         assert time.monotonic() - began < 10

@@ -15,7 +15,7 @@ from oxrl.errors import ConfigError, Interrupted
 from oxrl.recipes import run
 from oxrl.rewards.repeats import MOST, Repeats, differs
 from oxrl.runs.health import Health, verdicts
-from oxrl.runs.signs import NAMES, PATIENCE, SIGNS
+from oxrl.runs.health_checks import NAMES, PATIENCE, SIGNS
 from oxrl.types import Completion, Metrics, Prompt, Score
 
 FINE: Metrics = {

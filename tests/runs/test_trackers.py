@@ -15,12 +15,12 @@ import pytest
 from small_runs import rl_config
 
 from oxrl.errors import MissingExtraError
-from oxrl.recipes.preflight import Prepared, check_trackers
+from oxrl.plan.preflight import Prepared, check_trackers
 from oxrl.runs.directory import RunDirectory, open_run
 from oxrl.runs.files import read_records
-from oxrl.runs.patience import Patience
 from oxrl.runs.recorder import Recorder
 from oxrl.runs.trackers.mirrors import Trackers
+from oxrl.runs.waiting import Patience
 from oxrl.tables.trackers import TRACKERS
 
 CONFIG = "run: {name: mirrored, steps: 4}\ntrain: {alg_name: sgrpo, lr: 1.0e-06}\n"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from oxrl.config.checks.base import Problems, at
-from oxrl.config.fields import EVALUATING
+from oxrl.config.field import EVALUATING
 from oxrl.config.schema import Config
-from oxrl.models.builtin import is_builtin
-from oxrl.models.folder import ADAPTER_CONFIG
-from oxrl.models.vision import vision_family
+from oxrl.modelfiles.builtin import is_builtin
+from oxrl.modelfiles.folder import ADAPTER_CONFIG
+from oxrl.modelfiles.vision import vision_family
 from oxrl.tables.engines import TRAINING_ENGINES
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oxrl.config.checks.base import Problems, at
-from oxrl.config.fields import CELLS
+from oxrl.config.field import CELLS
 from oxrl.config.reads import row_fields
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem

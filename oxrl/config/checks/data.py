@@ -7,9 +7,9 @@ from pathlib import Path
 from oxrl.config.checks.base import Problems
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
-from oxrl.data.hub import SCHEME, SUFFIXES, locate
 from oxrl.data.layouts import READ
 from oxrl.errors import DataError, UnreachableError, did_you_mean, why_no_file
+from oxrl.modelfiles.hub import SCHEME, SUFFIXES, locate
 
 
 def check_training_files(cfg: Config) -> Problems:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oxrl.config.checks.base import Problems, at
 from oxrl.config.schema import Config
-from oxrl.models.vision import vision_family
+from oxrl.modelfiles.vision import vision_family
 from oxrl.tables.engines import TRAINING_ENGINES
 
 

@@ -13,7 +13,7 @@ def check_environment(cfg: Config) -> Problems:
     if not name:
         return
     # Only where there is one.
-    from oxrl.environments.find import locate
+    from oxrl.usercode.environments import locate
 
     try:
         locate(name)

@@ -6,19 +6,19 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from oxrl.config.checks.base import Check, Problems, at
-from oxrl.config.dims import (
+from oxrl.config.schema import Config
+from oxrl.config.source import Problem
+from oxrl.data.templates import TRAINING_TEMPLATES, template_file
+from oxrl.errors import did_you_mean, why_no_file
+from oxrl.modelfiles.builtin import BUILTIN_DIMS, is_builtin
+from oxrl.modelfiles.dims import (
     context_length,
     model_context,
     why_unsupported,
     without_attention,
 )
-from oxrl.config.schema import Config
-from oxrl.config.source import Problem
-from oxrl.data.templates import TRAINING_TEMPLATES, template_file
-from oxrl.errors import did_you_mean, why_no_file
-from oxrl.models.builtin import BUILTIN_DIMS, is_builtin
-from oxrl.models.files import FLASH, FLASH_INSTALL
-from oxrl.models.folder import ADAPTER_CONFIG, REFERENCE_FILE, folder_problems
+from oxrl.modelfiles.files import FLASH, FLASH_INSTALL
+from oxrl.modelfiles.folder import ADAPTER_CONFIG, REFERENCE_FILE, folder_problems
 
 
 def check_model(cfg: Config) -> Problems:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from oxrl.config.checks.base import Problems
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
-from oxrl.processes.given import given, is_given
-from oxrl.processes.user_code import split_place
+from oxrl.usercode.given import given, is_given
+from oxrl.usercode.user_code import split_place
 
 FORMS = "path.py:Class such as my_feature.py:MyFeature"
 

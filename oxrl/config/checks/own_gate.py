@@ -14,8 +14,8 @@ from oxrl.config.schema import Config
 from oxrl.config.sections.train import is_own
 from oxrl.config.source import Problem
 from oxrl.errors import did_you_mean
-from oxrl.processes.given import given, is_given
-from oxrl.processes.user_code import split_place
+from oxrl.usercode.given import given, is_given
+from oxrl.usercode.user_code import split_place
 
 # What every gate is called with, in this order, and by its name.
 POSITIONAL = ("logprobs", "old_logprobs", "advantages", "mask", "loss_weights")

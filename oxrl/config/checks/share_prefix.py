@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from oxrl.config.checks.base import Problems, at
-from oxrl.config.fields import COMPARING
+from oxrl.config.field import COMPARING
 from oxrl.config.schema import Config
-from oxrl.models.vision import vision_family
+from oxrl.modelfiles.vision import vision_family
 from oxrl.tables.preference import METHODS
 
 FIELD = "train.share_prefix"

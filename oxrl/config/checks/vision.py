@@ -7,7 +7,7 @@ from pathlib import Path
 from oxrl.config.checks.base import Problems, at
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
-from oxrl.models.vision import vision_family
+from oxrl.modelfiles.vision import vision_family
 
 REMOTE = ("http://", "https://")
 

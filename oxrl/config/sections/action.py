@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from oxrl.config.fields import EVALUATING, Section, setting
+from oxrl.config.field import EVALUATING, Section, setting
 
 
 class ActionConfig(Section):

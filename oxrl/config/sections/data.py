@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from annotated_types import Gt, Len
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, field_validator
 
-from oxrl.config.fields import OFFLINE, SAMPLING, Section, setting
+from oxrl.config.field import OFFLINE, SAMPLING, Section, setting
 
 
 class DataConfig(Section):

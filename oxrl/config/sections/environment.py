@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from oxrl.config.fields import RL, Section, setting
+from oxrl.config.field import RL, Section, setting
 
 
 class EnvironmentConfig(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oxrl.config.fields import Section, setting
+from oxrl.config.field import Section, setting
 
 
 class FsdpConfig(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from oxrl.config.fields import Section, setting
+from oxrl.config.field import Section, setting
 from oxrl.config.origins import Learned
 from oxrl.data.templates import TRAINING_TEMPLATES
 

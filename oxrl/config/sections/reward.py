@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from oxrl.config.fields import RL, SAMPLING, Section, setting
+from oxrl.config.field import RL, SAMPLING, Section, setting
 from oxrl.config.origins import Learned
 from oxrl.types import ENVIRONMENT
 

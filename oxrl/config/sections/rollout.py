@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from oxrl.config.fields import ANSWERING, EVALUATING, RL, SAMPLING, Section, setting
+from oxrl.config.field import ANSWERING, EVALUATING, RL, SAMPLING, Section, setting
 from oxrl.tables.engines import SamplingEngineName
 
 # Why bounds are where they are.

@@ -9,10 +9,10 @@ from typing import Literal, cast
 
 from pydantic import field_validator
 
-from oxrl.config.fields import OFFLINE, RL, Section, printable, setting
+from oxrl.config.field import OFFLINE, RL, Section, printable, setting
 from oxrl.errors import known
 from oxrl.runs.deadlines import Deadlines, Phase
-from oxrl.runs.signs import NAMES
+from oxrl.runs.health_checks import NAMES
 from oxrl.tables.trackers import TRACKERS
 
 # Of any wait, in seconds.

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, cast
 from annotated_types import Ge, Gt
 from pydantic import Field, ValidationInfo, field_validator
 
-from oxrl.config.fields import (
+from oxrl.config.field import (
     CELLS,
     COMPARING,
     PREFERENCE,

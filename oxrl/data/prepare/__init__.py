@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pydantic import ConfigDict, ValidationError, create_model
 
-from oxrl.data.hub import locate
 from oxrl.data.prepare.generated import Arithmetic, Files, Made, ReasoningGym
 from oxrl.data.prepare.published import (
     CONVERTERS,
@@ -25,6 +24,7 @@ from oxrl.data.prepare.split import split_rows
 from oxrl.data.prepare.visual import VisualQuestions
 from oxrl.data.rows import Fields, Json, JsonObject, Record, Rows, file_hash, read_rows
 from oxrl.errors import DataError, MissingExtraError
+from oxrl.modelfiles.hub import locate
 from oxrl.runs.bars import followed
 from oxrl.runs.files import write_atomically
 from oxrl.seeds import stable_seed

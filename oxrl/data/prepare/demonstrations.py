@@ -20,10 +20,10 @@ from oxrl.data.lerobot import statistics
 from oxrl.data.prepare.generated import Files
 from oxrl.data.rows import Fields, Json, JsonObject, Rows
 from oxrl.environments.base import Message, Step
-from oxrl.environments.find import as_messages, as_step, find_environment
 from oxrl.errors import DataError
 from oxrl.seeds import stable_seed
 from oxrl.types import Prompt
+from oxrl.usercode.environments import as_messages, as_step, find_environment
 
 ROWS = ("turns", "episodes")
 

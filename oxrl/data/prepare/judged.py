@@ -14,8 +14,8 @@ from oxrl.errors import DataError
 from oxrl.rewards.judge.options import RUBRIC, JudgeOptions
 from oxrl.rewards.judge.pool import JudgePool
 from oxrl.rewards.judge.record import FILE
-from oxrl.runs.patience import Patience
 from oxrl.runs.stop import StopRequest
+from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt, Score
 
 EXPECTED = (

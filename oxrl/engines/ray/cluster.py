@@ -31,8 +31,8 @@ from oxrl.engines.ray.head import (
 )
 from oxrl.engines.train.base import Bucket
 from oxrl.errors import ConfigError, EngineError, LostActorError, MissingExtraError
-from oxrl.processes.parent import leave_with_parent
 from oxrl.runs.deadlines import Deadline
+from oxrl.usercode.parent import leave_with_parent
 
 if TYPE_CHECKING:
     import numpy

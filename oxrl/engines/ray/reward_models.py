@@ -20,13 +20,13 @@ from oxrl.engines.ray.cluster import (
     enter,
 )
 from oxrl.errors import LostActorError, OxrlError, RewardDefinitionError
-from oxrl.processes.user_code import text_of
 from oxrl.rewards.model_pool import RewardModelPool, failed_score, named_failures
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.rewards.workers import in_threads
 from oxrl.runs.deadlines import LEAST_LOAD_S, Deadline
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Group, Score, Scores
+from oxrl.usercode.user_code import text_of
 
 log = logging.getLogger(__name__)
 

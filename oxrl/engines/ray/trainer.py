@@ -28,7 +28,7 @@ from typing import (
 import torch
 from torch import Tensor, nn
 
-from oxrl.engines.probe import Forwards
+from oxrl.engines.delivery.proof import Forwards
 from oxrl.engines.ray.cluster import (
     Cluster,
     Packed,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from oxrl.engines.probe import Forwards
+from oxrl.engines.delivery.proof import Forwards
 from oxrl.engines.ray.cluster import Passed
 from oxrl.engines.ray.rollouts import RayRollouts
 from oxrl.engines.ray.trainer import Brought, NewImages, NewModel, RankGroup

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.errors import DeadlineError, Stopped
-from oxrl.runs.patience import Patience, StopAsked, never
+from oxrl.runs.waiting import Patience, StopAsked, never
 from oxrl.types import Completion, Metrics, Request, Requests
 
 # Rows of token ids, of any lengths.

@@ -17,9 +17,9 @@ from oxrl.errors import (
     MissingExtraError,
     WeightSyncError,
 )
-from oxrl.processes.given import unpacked
-from oxrl.processes.messages import Json, Replies, decode
-from oxrl.processes.user_code import raised_as
+from oxrl.usercode.given import unpacked
+from oxrl.usercode.messages import Json, Replies, decode
+from oxrl.usercode.user_code import raised_as
 
 # What arrives as it was raised; anything else is an error of the engine.
 KINDS = (ConfigError, DataError, DeadlineError, EngineError, MissingExtraError, WeightSyncError)

@@ -20,12 +20,12 @@ from oxrl.engines.sample.host import ERRORS
 from oxrl.engines.sample.workers import EngineActor, Laid, abort_answers
 from oxrl.engines.train.base import Bucket
 from oxrl.errors import EngineError, LostActorError, Stopped
-from oxrl.processes.channel import LostWorker, SuspectWorker
-from oxrl.processes.given import packed
-from oxrl.processes.messages import completion_of
-from oxrl.processes.worker import LAST_WORDS_S, Printed, Worker
 from oxrl.runs.deadlines import Deadline
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
+from oxrl.usercode.channel import LostWorker, SuspectWorker
+from oxrl.usercode.given import packed
+from oxrl.usercode.messages import completion_of
+from oxrl.usercode.worker import LAST_WORDS_S, Printed, Worker
 
 MODULE = "oxrl.engines.sample.host"
 # Of one answer, in bytes: all that was sampled since the last one.

@@ -19,7 +19,7 @@ from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.errors import EngineError
 from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import unpadded
-from oxrl.models.seen_images import SeenImages, tower_is_still
+from oxrl.models.vision_cache import SeenImages, tower_is_still
 from oxrl.models.vision_network import family_of, read_with_images, rotary_positions
 from oxrl.types import Request, Requests, Tensors, TokenBatch
 

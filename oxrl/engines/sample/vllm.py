@@ -31,10 +31,10 @@ from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.engines.transport.base import LINE_BROKE, LineError
 from oxrl.engines.transport.line import Meeting, Seat
 from oxrl.errors import DeadlineError, EngineError, MissingExtraError, WeightSyncError
-from oxrl.models.builtin import is_builtin
+from oxrl.modelfiles.builtin import is_builtin
+from oxrl.modelfiles.vision import vision_family
 from oxrl.models.fingerprints import Piece, joined
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.models.vision import vision_family
 from oxrl.models.vision_network import banned_tokens
 from oxrl.models.weights import save_model
 from oxrl.types import FinishReason, Metrics, Prefix, Request

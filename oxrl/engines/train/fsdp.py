@@ -26,6 +26,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from oxrl.checkpoint.shares import PieceOfWeight
 from oxrl.engines.train.base import Bucket, OneRanksBucket, Part
 from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.local import LocalTrainer
@@ -33,10 +34,9 @@ from oxrl.engines.train.micro_batches import Share
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import Ranks
 from oxrl.engines.train.rules import LOW_PRECISION
-from oxrl.engines.train.share import PieceOfWeight
 from oxrl.models.fingerprints import Piece, pieces_of
-from oxrl.models.later import materialised
 from oxrl.models.lora import has_adapter
+from oxrl.models.meta_init import materialised
 from oxrl.models.weights import Whole, buckets, room_for, sent_bytes
 from oxrl.types import Output, Tensors, TokenBatch, TrainBatch, Want
 

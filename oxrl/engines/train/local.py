@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from oxrl.checkpoint.layout import WEIGHT
+from oxrl.checkpoint.shares import PieceOfWeight
+from oxrl.checkpoint.trainer_state import MASTER, StoredWeight, has_master
 from oxrl.engines.train.adamw import Piece, adamw
 from oxrl.engines.train.base import Part
-from oxrl.engines.train.checkpoint import MASTER, StoredWeight, has_master
 from oxrl.engines.train.forward import Check
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.engines.train.rules import KINDS, LOW_PRECISION
-from oxrl.engines.train.share import PieceOfWeight
 from oxrl.engines.train.trainer import Trainer
 from oxrl.models.four_bit import whole_weight
-from oxrl.models.layout import WEIGHT
 from oxrl.models.stored import Source
 from oxrl.models.weights import NamedTensors
 from oxrl.types import Tensors
@@ -52,7 +52,7 @@ class LocalTrainer(Trainer):
         if options.optimizer == "adamw" and options.master_weights == "float32":
             return adamw(self._masters, self._decays, options)
         # Imported where it is chosen: most runs step all weights at once.
-        from oxrl.engines.train.one_by_one import OneByOne, require_whole_blocks
+        from oxrl.engines.train.per_weight_optimizers import OneByOne, require_whole_blocks
 
         require_whole_blocks(self._masters, self._rules, self._place, self.ranks)
         return OneByOne(

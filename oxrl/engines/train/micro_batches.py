@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from oxrl.engines.train.company import company, patches_per_row, rounds_apart, side_by_side
+from oxrl.engines.train.dummy_image_rows import company, patches_per_row, rounds_apart, side_by_side
 from oxrl.engines.train.ranks import Ranks
 from oxrl.functional.cuts import cheapest_cut
 from oxrl.models.prefix_layout import Group, groups_of

@@ -18,9 +18,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from oxrl.engines.train.adamw import Piece, last_change, weight_decays
-from oxrl.engines.train.base import Bucket, OneRanksBucket, Part
-from oxrl.engines.train.checkpoint import (
+from oxrl.checkpoint.layout import FileLayout, optimizer_files, weight_files, write_description
+from oxrl.checkpoint.shard_hashes import part_problems
+from oxrl.checkpoint.shares import Key, PieceOfWeight, ShareWriter, on_cpu
+from oxrl.checkpoint.trainer_state import (
     MASTER,
     CollectiveWriter,
     StoredWeight,
@@ -31,7 +32,9 @@ from oxrl.engines.train.checkpoint import (
     require_same_optimizer,
     write_state,
 )
-from oxrl.engines.train.company import without_company
+from oxrl.engines.train.adamw import Piece, last_change, weight_decays
+from oxrl.engines.train.base import Bucket, OneRanksBucket, Part
+from oxrl.engines.train.dummy_image_rows import without_company
 from oxrl.engines.train.forward import Check, checkpoint_activations
 from oxrl.engines.train.micro_batches import (
     Cut,
@@ -44,15 +47,13 @@ from oxrl.engines.train.offload import offloaded
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.engines.train.rules import KEPT, rules_of
-from oxrl.engines.train.share import Key, PieceOfWeight, ShareWriter, on_cpu
 from oxrl.errors import CheckpointError, DataError
 from oxrl.models.fingerprints import Piece as WeightPiece
 from oxrl.models.fingerprints import joined, piece_of
 from oxrl.models.four_bit import whole_type
-from oxrl.models.later import arrived, awaited, home_of
-from oxrl.models.layout import FileLayout, optimizer_files, weight_files, write_description
 from oxrl.models.load import not_finite
 from oxrl.models.lora import adapter_off, merged_into
+from oxrl.models.meta_init import arrived, awaited, home_of
 from oxrl.models.network import (
     CausalNetwork,
     TokenModel,
@@ -72,7 +73,6 @@ from oxrl.models.weights import (
     sent_bytes,
     stored_names,
 )
-from oxrl.runs.parts import part_problems
 from oxrl.types import LossFn, Metrics, Output, Tensors, TokenBatch, TrainBatch, Want
 
 log = logging.getLogger(__name__)

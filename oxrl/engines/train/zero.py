@@ -19,18 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oxrl.checkpoint.layout import WEIGHT
+from oxrl.checkpoint.shares import PieceOfWeight
+from oxrl.checkpoint.trainer_state import StoredWeight
 from oxrl.engines.train.adamw import MOMENTS, Piece, adamw
 from oxrl.engines.train.base import Part
-from oxrl.engines.train.checkpoint import StoredWeight
 from oxrl.engines.train.forward import Check, Reader
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import Ranks
 from oxrl.engines.train.rules import LOW_PRECISION
-from oxrl.engines.train.share import PieceOfWeight
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import CheckpointError, EngineError, MissingExtraError
-from oxrl.models.later import materialised
-from oxrl.models.layout import WEIGHT
+from oxrl.models.meta_init import materialised
 from oxrl.models.weights import NamedTensors
 from oxrl.runs.files import Json
 from oxrl.types import Output, TokenBatch, Want

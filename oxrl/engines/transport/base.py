@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from oxrl.engines.probe import Forwards, Rows, Shown, perturb, two_forwards
+from oxrl.engines.delivery.proof import Forwards, Rows, Shown, perturb, two_forwards
 from oxrl.engines.train.base import Bucket, Fingerprints, OneRanksBucket, Part, TrainEngine
 from oxrl.errors import EngineError
 from oxrl.types import Images, Metrics

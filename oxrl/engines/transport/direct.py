@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from torch import nn
 
-from oxrl.engines.probe import Forwards
+from oxrl.engines.delivery.proof import Forwards
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.train.base import Bucket, TrainEngine
 from oxrl.engines.transport.base import (

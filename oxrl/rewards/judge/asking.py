@@ -12,7 +12,7 @@ from oxrl.rewards.judge.endpoint import Endpoint, JudgeError
 from oxrl.rewards.judge.options import JudgeOptions
 from oxrl.rewards.judge.questions import schema
 from oxrl.rewards.judge.record import Judgements, Reply, content_key
-from oxrl.runs.patience import LOOK_S, Patience
+from oxrl.runs.waiting import LOOK_S, Patience
 
 Messages = list[dict[str, str]]
 Question = dict[str, Any]

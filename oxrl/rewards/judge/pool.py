@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from oxrl.errors import RewardDefinitionError
-from oxrl.processes.user_code import MOST_REASON, capped
 from oxrl.rewards.judge.asking import Judge, Messages, Outcome
 from oxrl.rewards.judge.endpoint import JudgeError
 from oxrl.rewards.judge.options import JudgeOptions
 from oxrl.rewards.judge.questions import pairs_of_group, question, verdict_of
 from oxrl.rewards.judge.record import Judgements
-from oxrl.runs.patience import Patience
+from oxrl.runs.waiting import Patience
 from oxrl.types import Group, Metrics, Prompt, Score, Scores
+from oxrl.usercode.user_code import MOST_REASON, capped
 
 NAME = "judge"
 

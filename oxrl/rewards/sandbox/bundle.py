@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from oxrl.processes import descendants
+from oxrl.usercode import descendants
 
 # Without site packages and the current folder, with UTF-8.
 OPTIONS = ("-P", "-s", "-S", "-X", "utf8")

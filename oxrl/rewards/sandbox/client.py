@@ -21,7 +21,7 @@ from oxrl.rewards.sandbox import bundle
 from oxrl.rewards.sandbox.findings import Finding, Job, Json, SandboxError, finding
 from oxrl.rewards.sandbox.inside import confine, kernel, plain
 from oxrl.rewards.sandbox.inside.confine import Limits
-from oxrl.runs.killed import end_of
+from oxrl.runs.process_exit import end_of
 
 Level = Literal["strict", "basic", "off"]
 LEVELS: tuple[Level, ...] = ("strict", "basic", "off")

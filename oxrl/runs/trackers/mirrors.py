@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, suppress
 from oxrl.errors import Interrupted
 from oxrl.runs.directory import RunDirectory
 from oxrl.runs.files import open_own
-from oxrl.runs.killed import end_of
+from oxrl.runs.process_exit import end_of
 from oxrl.tables.trackers import TRACKERS
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oxrl.processes import descendants
 from oxrl.rewards.sandbox.inside import filters, kernel
+from oxrl.usercode import descendants
 
 # Shared libraries, the standard library and its data. No third-party packages.
 SYSTEM_FOLDERS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib")

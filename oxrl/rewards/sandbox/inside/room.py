@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from oxrl.processes import descendants
 from oxrl.rewards.sandbox.inside import confine, kernel
+from oxrl.usercode import descendants
 
 ROOM = (
     kernel.NEW_USERS

@@ -27,7 +27,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from oxrl.processes import descendants
 from oxrl.rewards.sandbox.inside import (
     confine,
     filters,
@@ -40,6 +39,7 @@ from oxrl.rewards.sandbox.inside import (
 )
 from oxrl.rewards.sandbox.inside.confine import Confinement, Limits
 from oxrl.rewards.sandbox.inside.plain import Json
+from oxrl.usercode import descendants
 
 # Imported once and there in every fork: what programs commonly use.
 WARM = (

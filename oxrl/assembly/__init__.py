@@ -1,0 +1,1 @@
+"""Builds the objects of a run from its configuration."""

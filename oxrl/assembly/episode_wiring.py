@@ -1,0 +1,156 @@
+"""Episodes where a config names an environment; imported only then."""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+from oxrl.assembly.assembly import Limits, build_actions, build_images, build_tokenizer
+from oxrl.config import Config
+from oxrl.data.chat import ChatEncoder
+from oxrl.data.contexts import contexts_of, shown_turns, system_part
+from oxrl.data.messages import Message, images_of
+from oxrl.data.turns import TurnEncoder
+from oxrl.engines.sample.base import RolloutEngine
+from oxrl.environments.pool import EnvironmentPool, Opening
+from oxrl.errors import EnvironmentDefinitionError
+from oxrl.rewards.base import GroupScorer
+from oxrl.rollouts.episode_scores import EpisodeScorer
+from oxrl.rollouts.episodes import EpisodeEngine, EpisodeLimits, NameImages
+from oxrl.runs.waiting import Patience, StopAsked
+from oxrl.types import Prompt
+
+if TYPE_CHECKING:
+    from oxrl.data.image_store import ImageStore
+
+UNLIMITED = 2**31
+
+log = logging.getLogger(__name__)
+
+
+def environment_pool(cfg: Config) -> EnvironmentPool:
+    """The processes of the environment that a config names."""
+    settings = cfg.environment
+    return EnvironmentPool(
+        settings.name,
+        options=settings.options,
+        timeout_s=settings.timeout_s,
+        memory_mb=settings.memory_mb,
+    )
+
+
+def splits(cfg: Config) -> bool:
+    """Whether rows begin where the template rewrites what was read."""
+    return cfg.rollout.rewritten_history == "split"
+
+
+def image_names(name: str, store: ImageStore | None) -> NameImages:
+    """What gives the images of an environment their names.
+
+    Args:
+        name: of the environment.
+        store: of the run's images; None: its model is shown none.
+    """
+    return partial(no_images, name) if store is None else store.adopted
+
+
+def no_images(name: str, messages: list[Message]) -> list[Message]:
+    """What an environment says to a model that reads text alone.
+
+    Raises:
+        ValueError: it shows an image.
+    """
+    if images_of(messages):
+        raise ValueError(
+            f"environment.name={name} shows images, and the model reads text alone: set "
+            "model.name to one that reads images (docs/vision.md)"
+        )
+    return messages
+
+
+def begun(name: str, opened: Opening, named: NameImages) -> Opening:
+    """How an environment began, with the names of the images that it shows.
+
+    Raises:
+        EnvironmentDefinitionError: one of them cannot be shown to the model.
+    """
+    try:
+        return opened._replace(messages=named(opened.messages))
+    except ValueError as error:
+        raise EnvironmentDefinitionError(f"environment.name={name}: {error}") from error
+
+
+def check_template(cfg: Config, encoder: TurnEncoder, opened: Opening) -> None:
+    """Find out whether the chat template can write conversations of several turns.
+
+    Raises:
+        TemplateError: it cannot, or rewrites turns that are over and may not.
+    """
+    tools_answer = bool(opened.tools)
+    if shown_turns(cfg.rollout.context) == 1:
+        for role in ("user", "tool") if tools_answer else ("user",):
+            answer = {"role": role, "content": "an answer"}
+            encoder.opening([*system_part(opened.messages), answer], opened.tools)
+    elif splits(cfg):
+        for what in encoder.rewritten(tools_answer=tools_answer):
+            log.info("the chat template rewrites %s; such a turn ends its row", what)
+    else:
+        for note in encoder.check(tools_answer=tools_answer):
+            log.info("the chat template trims %s; the sampled tokens stay as they are", note)
+
+
+def play_episodes(
+    cfg: Config,
+    sampler: RolloutEngine,
+    scorer: GroupScorer | None,
+    limits: Limits,
+    first: Prompt,
+    stack: ExitStack,
+    stop: StopAsked,
+) -> tuple[RolloutEngine, GroupScorer]:
+    """An engine whose responses are episodes, and what scores them; see `answering`.
+
+    Raises:
+        EnvironmentDefinitionError: the environment cannot be loaded, or begins no episode.
+        TemplateError: the chat template rewrites turns that are over.
+        Stopped: a signal asked to stop.
+    """
+    settings = cfg.environment
+    store = build_images(cfg)
+    tokenizer = build_tokenizer(cfg)
+    chat = ChatEncoder(tokenizer) if store is None else store.encoder(tokenizer)
+    named = image_names(settings.name, store)
+    actions = build_actions(cfg)
+    encoder = TurnEncoder(
+        chat,
+        limits.stop_token_ids,
+        tool_role=settings.tool_role,
+        open_turns=actions is not None and actions.ends_by is None,
+    )
+    pool = environment_pool(cfg)
+    stack.callback(pool.close)
+    began = pool.start(first, Patience(stop))
+    opened = begun(settings.name, began, named)
+    if settings.max_turns > 1:
+        check_template(cfg, encoder, opened)
+    engine = EpisodeEngine(
+        sampler,
+        pool,
+        encoder,
+        EpisodeLimits(
+            max_turns=settings.max_turns,
+            max_tokens=cfg.longest_response,
+            max_seconds=math.inf if settings.max_seconds is None else settings.max_seconds,
+            context=limits.context or UNLIMITED,
+            alive=settings.alive,
+            overlap=settings.overlap,
+        ),
+        contexts_of(encoder, cfg.rollout.context, splits=splits(cfg)),
+        named,
+        actions=actions,
+    )
+    stack.callback(engine.close)
+    return engine, EpisodeScorer(scorer)

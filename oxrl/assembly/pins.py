@@ -1,0 +1,284 @@
+"""What a run reads besides its configuration, pinned so that a resume goes on with the same bytes:
+data, reward, models, templates and losses of the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from oxrl.config import Config
+from oxrl.config.reward_options import asked_rewards
+from oxrl.config.sections.train import is_own
+from oxrl.data.templates import template_file
+from oxrl.engines.train.ranks import Ranks
+from oxrl.errors import DataError
+from oxrl.modelfiles.builtin import is_builtin
+from oxrl.modelfiles.files import CHAT_TEMPLATES, hub_commit, hub_source, model_files
+from oxrl.modelfiles.hub import identity, locate
+from oxrl.modelfiles.vision import vision_family
+from oxrl.rewards.base import ARGUMENT
+from oxrl.rewards.base import locate as locate_reward
+from oxrl.rewards.builtin import BUILTINS
+from oxrl.runs.directory import ROLLOUTS, WHOLE_SAMPLES, Review
+from oxrl.runs.files import Json
+from oxrl.runs.pins import (
+    DATA_FILE,
+    DIGITS,
+    INPUTS_FILE,
+    Input,
+    InputChange,
+    input_changes,
+    pin,
+    read_noted,
+)
+from oxrl.usercode.given import given, is_given
+from oxrl.usercode.sources import python_sources, sources_of
+
+MODEL = "model.name"
+
+
+def with_pinned_inputs(cfg: Config, noted: Json, ranks: Ranks) -> Config:
+    """The configuration with files of the hub located, the same bytes at every start of the run.
+
+    Args:
+        noted: what the review of the inputs found, on the first rank.
+    """
+    noted = ranks.agree(noted)
+    pins = noted[DATA_FILE]
+    paths = {name: str(locate(name, commit)) for name, commit in pins.items()}
+    data = cfg.data
+    if isinstance(data.train, str):
+        train: str | dict[str, float] = paths[data.train]
+    else:
+        train = {paths[name]: share for name, share in data.train.items()}
+    held_out = data.eval and paths[data.eval]
+    located = data.model_copy(update={"train": train, "eval": held_out})
+    commit = noted[INPUTS_FILE].get(MODEL, {}).get("commit")
+    model = cfg.model.model_copy(update={"revision": commit or cfg.model.revision})
+    return cfg.model_copy(update={"data": located, "model": model})
+
+
+def review_inputs(cfg: Config, run: Path) -> Review:
+    """Compare every input with what it was when the run in `run` started; nothing is written.
+
+    Raises:
+        DataError: two names of training data are one file.
+    """
+    review = Review()
+    _review_data(cfg, run, review)
+    known = read_noted(run, INPUTS_FILE)
+    pins: Json = {}
+    for found in inputs_of(cfg, known):
+        then = known.get(found.name)
+        now = pin(found, then)
+        pins[found.name] = now
+        if then is None:
+            review.new.append(found.name)
+        else:
+            review.changes += input_changes(found, then, now)
+    review.noted[INPUTS_FILE] = pins
+    return review
+
+
+def _review_data(cfg: Config, run: Path, review: Review) -> None:
+    """The identity of every data file, compared with the one at the start of the run."""
+    known = read_noted(run, DATA_FILE)
+    pins: Json = {}
+    fields = [("data.train", name) for name in cfg.data.train_files]
+    if cfg.data.eval is not None:
+        fields.append(("data.eval", cfg.data.eval))
+    paths: list[Path] = []
+    for field, name in fields:
+        then = known.get(name)
+        path = locate(name, then)
+        now = identity(name, path)
+        if then is None:
+            review.new.append(field)
+        elif then != now:
+            before = f"{name} sha256 {then:.{DIGITS}}"
+            review.changes.append(InputChange(field, before, f"sha256 {now:.{DIGITS}}"))
+        if field == "data.train":
+            paths.append(path)
+        pins[name] = now
+    if len(set(paths)) < len(paths):
+        names = ", ".join(cfg.data.train_files)
+        raise DataError(f"data.train: two of {names} are one file; give it one share")
+    review.noted[DATA_FILE] = pins
+
+
+def inputs_of(cfg: Config, known: Json) -> Iterator[Input]:
+    """Everything that a run reads besides its data, as it is now.
+
+    Args:
+        known: pins of the run's start: a model on the hub stays at the commit noted there.
+    """
+    yield from _model_inputs(cfg, known)
+    if vision_family(cfg.model.name) is not None:
+        yield from _image_inputs(cfg)
+    named = {"action.statistics": cfg.action.statistics, "action.fast": cfg.action.fast}
+    for name, path in named.items():
+        if path is not None:
+            file = Path(path)
+            yield Input(name=name, where=str(file.resolve()), files={file.name: file})
+    row = cfg.train.row
+    if row.recipe == "rl" and cfg.rollout.from_samples is not None:
+        yield _stored_samples(Path(cfg.rollout.from_samples))
+    for asked in asked_rewards(cfg.reward):
+        if asked.name not in BUILTINS:
+            yield from _reward_inputs(asked.name, f"{asked.field}.name")
+    if cfg.environment.name:
+        yield from _environment_inputs(cfg.environment.name, cfg.environment.options)
+    if row.recipe == "rl":
+        own_gate = [row.gate] if is_own(row.gate) else []
+        yield from _own_code("train.loss", own_gate, "gate")
+        yield from _own_code("train.features", list(cfg.train.features), "feature")
+
+
+def _own_code(field: str, names: Sequence[str], kind: str) -> Iterator[Input]:
+    """Code of the user's beside rewards and environments: of files, or given by a program.
+
+    Args:
+        field: of the config, which names it.
+        names: path.py:name, or what Python gives.
+        kind: argument of `oxrl.train` that gives it.
+    """
+    files: dict[str, Path] = {}
+    texts: dict[str, str] = {}
+    places: list[str] = []
+    for name in names:
+        if is_given(name):
+            places.append(name)
+            texts |= sources_of(given(name, kind))
+            continue
+        file = Path(name.rpartition(":")[0]).resolve()
+        found = python_sources(file)
+        places.append(str(file))
+        if len(names) > 1:
+            found = {str(file.parent / inner): path for inner, path in found.items()}
+        files |= found
+    if names:
+        where = ", ".join(places)
+        yield Input(name=field, where=where, files=files, texts=texts, code=True)
+
+
+def _stored_samples(run: Path) -> Input:
+    """The samples of another run, as far as they are whole."""
+    folder = run / ROLLOUTS
+    paths = [path for path in folder.iterdir() if WHOLE_SAMPLES.fullmatch(path.name)]
+    files = {path.name: path for path in sorted(paths)}
+    return Input(name="rollout.from_samples", where=str(run.resolve()), files=files)
+
+
+def _image_inputs(cfg: Config) -> Iterator[Input]:
+    """Files of images that the rows of data files name."""
+    from oxrl.assembly.images import image_files
+
+    found: dict[str, Path] = {}
+    for name in cfg.data.train_files:
+        found |= image_files(cfg, name)
+    if found:
+        yield Input(name="data.train", where="its images", files=found)
+    if cfg.data.eval is not None:
+        held_out = image_files(cfg, cfg.data.eval)
+        if held_out:
+            yield Input(name="data.eval", where="its images", files=held_out)
+
+
+def _model_inputs(cfg: Config, known: Json) -> Iterator[Input]:
+    """Weights, also those under an adapter and of the reference; tokenizer, and chat template."""
+    name = cfg.model.name
+    yield from _model_input(MODEL, name, cfg.model.revision, known)
+    template = cfg.model.chat_template
+    if template is not None:
+        path = template_file(template)
+        files = {path.name: path}
+        yield Input(name="model.chat_template", where=str(path.resolve()), files=files)
+    elif Path(name).is_dir() and not is_builtin(name):
+        folder = Path(name)
+        files = {file: folder / file for file in CHAT_TEMPLATES if (folder / file).is_file()}
+        yield Input(name="model.chat_template", where=str(folder.resolve()), files=files)
+
+
+def _model_input(field: str, name: str, revision: str | None, noted: Json) -> Iterator[Input]:
+    """The model of a name, if it is not built in, with all that it is loaded from.
+
+    Args:
+        noted: pins of the run's start; a model on the hub stays at the commit noted there.
+    """
+    if is_builtin(name):
+        return
+    folder = Path(name)
+    on_disk = folder.is_dir()
+    where = str(folder.resolve()) if on_disk else name
+    if revision is not None:
+        where = f"{where}@{revision}"
+    commit: str | None = None
+    source = hub_source(name, revision)
+    if source is not None:
+        then = noted.get(field, {})
+        commit = then.get("commit") if then.get("where") == where else None
+        commit = commit or hub_commit(*source)
+    files = model_files(folder) if on_disk else {}
+    yield Input(name=field, where=where, files=files, commit=commit)
+
+
+def _environment_inputs(name: str, options: Json) -> Iterator[Input]:
+    """An environment's file with what it imports from its folder, and files that options name."""
+    from oxrl.usercode.environments import ARGUMENT as AS_ENVIRONMENT
+    from oxrl.usercode.environments import locate as locate_environment
+
+    place, _ = locate_environment(name)
+    if is_given(name):
+        texts = sources_of(given(name, AS_ENVIRONMENT))
+        yield Input(name="environment.name", where=name, texts=texts, code=True)
+    elif place is not None:
+        files = python_sources(place)
+        yield Input(name="environment.name", where=str(place), files=files, code=True)
+    named: dict[str, Path] = {}
+    for text in _texts_in(options):
+        named |= _files_named(text)
+    if named:
+        where = ", ".join(map(str, named.values()))
+        yield Input(name="environment.options", where=where, files=named)
+
+
+def _texts_in(options: Json) -> Iterator[str]:
+    """Every text in options, however deep."""
+    if isinstance(options, str):
+        yield options
+    elif isinstance(options, (dict, list, tuple)):
+        for value in options.values() if isinstance(options, dict) else options:
+            yield from _texts_in(value)
+
+
+def _files_named(text: str) -> dict[str, Path]:
+    """The files that an option means, as a path or as "path.py:name"; none where it is no place."""
+    code, separator, _ = text.rpartition(":")
+    try:
+        if separator and code.endswith(".py") and Path(code).is_file():
+            file = Path(code).resolve()
+            return {str(file.parent / name): path for name, path in python_sources(file).items()}
+        return {text: Path(text).resolve()} if Path(text).is_file() else {}
+    except (OSError, ValueError):  # too long for a path, or none at all
+        return {}
+
+
+def _reward_inputs(name: str, field: str) -> Iterator[Input]:
+    """A reward's file with what it imports from its folder, or a reward model.
+
+    Args:
+        name: of the reward.
+        field: of the config, which says so.
+    """
+    if is_given(name):
+        texts = sources_of(given(name, ARGUMENT))
+        yield Input(name=field, where=name, texts=texts, code=True)
+        return
+    place, function = locate_reward(name)
+    if function:
+        files = python_sources(place)
+        yield Input(name=field, where=str(place), files=files, code=True)
+    else:
+        # Its worker loads whatever commit of a base the hub has now: nothing noted holds it.
+        yield from _model_input(field, name, None, {})

@@ -1,0 +1,1 @@
+"""Checkpoints: their format, writers, readers and hashes."""

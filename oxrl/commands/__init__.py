@@ -1,0 +1,1 @@
+"""What the commands beside `train` do."""

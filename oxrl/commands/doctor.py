@@ -1,0 +1,162 @@
+"""`oxrl doctor`: what works on this machine, what clashes, and the command that fixes it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from packaging.requirements import Requirement
+
+from oxrl.modelfiles.files import FLASH_INSTALL
+from oxrl.rewards.sandbox import layers
+
+REPAIR = "pip install -e . -c constraints.txt"
+
+
+class Finding(NamedTuple):
+    """One line of the report: FAIL stops training, warn may slow or limit it, missing is optional
+    and not there.
+
+    optional: no run needs it but those that its text names.
+    """
+
+    state: Literal["ok", "missing", "warn", "FAIL"]
+    subject: str
+    text: str
+    fix: str = ""
+    optional: bool = False
+
+
+def examine(runs: Path) -> list[Finding]:
+    """Look at Python, packages, devices, memory and disk.
+
+    Args:
+        runs: where run directories will go.
+    """
+    python = Finding("ok", "python", f"{sys.version.split()[0]} at {sys.executable}")
+    return [python, *_packages(), *_torch(), *_shared_memory(), *_sandbox(), _disk(runs)]
+
+
+def _packages() -> Iterator[Finding]:
+    """Compare what is installed with what this checkout asks for."""
+    try:
+        stated = [Requirement(text) for text in requires("oxrl") or []]
+    except PackageNotFoundError:
+        fix = "pip install -e . from the checkout"
+        yield Finding("FAIL", "oxrl", "is not installed as a package", fix)
+        return
+    yield Finding("ok", "oxrl", f"{version('oxrl')} at {Path(__file__).parent}")
+    extras: dict[str, list[str]] = {}
+    for requirement in stated:
+        marker = requirement.marker
+        extra = str(marker or "").partition("extra ==")[2].strip(" \"'")
+        applies = marker is None or marker.evaluate({"extra": extra})
+        if applies and extra != "dev":
+            extras.setdefault(requirement.name, []).append(extra)
+    for requirement in stated:
+        if requirement.name in extras:
+            yield _package(requirement, extras.pop(requirement.name))
+    yield _flash()
+
+
+def _package(requirement: Requirement, extras: list[str]) -> Finding:
+    """Whether one package is there, in a version that fits.
+
+    Args:
+        requirement: names it.
+        extras: of oxRL that ask for it; the first is "" where every run needs it.
+    """
+    name = requirement.name
+    extra = extras[0]
+    optional = bool(extra)
+    purpose = f", for {', '.join(extras)}" if optional else ""
+    fix = f'pip install -e ".[{extra}]"' if optional else REPAIR
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        state = "missing" if optional else "FAIL"
+        return Finding(state, name, f"not installed{purpose}", fix, optional)
+    if requirement.specifier.contains(found, prereleases=True):
+        return Finding("ok", name, found + purpose, "", optional)
+    text = f"{found} is installed, this version of oxRL needs {requirement.specifier}"
+    return Finding("warn" if optional else "FAIL", name, text + purpose, fix, optional)
+
+
+def _flash() -> Finding:
+    """The package behind `model.attention: flash_attention_2`, which no extra can install."""
+    purpose = ", for model.attention: flash_attention_2 on a GPU"
+    try:
+        return Finding("ok", "flash-attn", version("flash-attn") + purpose, "", True)
+    except PackageNotFoundError:
+        return Finding("missing", "flash-attn", f"not installed{purpose}", FLASH_INSTALL, True)
+
+
+def _torch() -> Iterator[Finding]:
+    """Import the two libraries that fail at import when they clash, and list devices."""
+    try:
+        import torch
+
+        importlib.import_module("transformers")
+    # What broken or clashing binaries raise at import.
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        yield Finding("FAIL", "import", f"{type(error).__name__}: {error}", REPAIR)
+        return
+    threads = f"{torch.get_num_threads()} of {os.cpu_count()} cores (run.threads changes it)"
+    yield Finding("ok", "threads", threads)
+    if not torch.cuda.is_available():
+        built = "torch is a CPU build"
+        if torch.version.cuda:
+            built = f"torch is built for CUDA {torch.version.cuda}"
+        yield Finding("ok", "device", f"cpu; no CUDA device ({built})")
+        return
+    dtypes = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        size = f"{device.total_memory / 1e9:.0f} GB"
+        yield Finding("ok", "device", f"cuda:{index} {device.name}, {size}, {dtypes}")
+
+
+def _shared_memory() -> Iterator[Finding]:
+    path = Path("/dev/shm")
+    if not path.is_dir():
+        return
+    size = shutil.disk_usage(path).total / 1e9
+    text = f"{size:.1f} GB; the local engine does not need it, multi-process engines do"
+    fix = "in a container: --shm-size=8g" if size < 0.5 else ""
+    yield Finding("warn" if fix else "ok", "/dev/shm", text, fix)
+
+
+def _sandbox() -> Iterator[Finding]:
+    """Try the levels at which programs of the model can be judged."""
+    found = layers.layers()
+    told = [f"{name}: {value}" for name, value in found.items()]
+    yield Finding("ok", "sandbox layers", "; ".join(told), "", True)
+    for level in ("strict", "basic"):
+        why = layers.why_not(level)
+        text = f"works (reward.name=code reward.sandbox={level})"
+        if why:
+            text = f"cannot be had, so reward.name=code is refused with it: {why}"
+        fix = layers.FIXES[level] if why else ""
+        yield Finding("warn" if why else "ok", f"sandbox {level}", text, fix, True)
+
+
+def _disk(runs: Path) -> Finding:
+    folder = next(parent for parent in (runs, *runs.absolute().parents) if parent.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder):
+            free = shutil.disk_usage(folder).free / 1e9
+    except OSError as error:
+        text = f"{runs.absolute()} cannot be written: {error.strerror}"
+        fix = "choose another folder with run.dir, or change its permissions"
+        return Finding("FAIL", "run directory", text, fix)
+    text = f"{runs.absolute()}, {free:.1f} GB free"
+    more = "free space or set run.dir to another disk; `oxrl plan` says what a checkpoint needs"
+    fix = more if free < 1 else ""
+    return Finding("warn" if fix else "ok", "run directory", text, fix)

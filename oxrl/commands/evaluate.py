@@ -1,0 +1,466 @@
+"""Evaluation on held-out prompts, and plain generation from any checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from oxrl.assembly import assembly
+from oxrl.assembly.answers import answering
+from oxrl.assembly.assemble import RLSetup
+from oxrl.config import Config, load_evaluation_config, model_evaluation_config
+from oxrl.data.chat import ChatEncoder
+from oxrl.data.conversations import ConversationDataset
+from oxrl.data.messages import Messages, images_of, read_messages
+from oxrl.data.prompts import PromptDataset
+from oxrl.data.rows import Record
+from oxrl.data.sample_record import sample_line
+from oxrl.engines.sample.base import RolloutEngine, generate, unheard
+from oxrl.engines.sample.choice import module_sampler
+from oxrl.errors import ConfigError, RunDirectoryError
+from oxrl.modelfiles.builtin import is_builtin
+from oxrl.modelfiles.hub import locate
+from oxrl.modelfiles.vision import has_image_processor, vision_family
+from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
+from oxrl.models.network import fix_rotations
+from oxrl.plan.preflight import REHEARSED, try_reward
+from oxrl.recipes.hosted import proved_sampler
+from oxrl.recipes.scored_answers import (
+    ScoredSampler,
+    evaluation_metrics,
+    evaluation_seed,
+    in_groups,
+    mean,
+)
+from oxrl.recipes.session import Session
+from oxrl.recipes.supervised import evaluate_loss
+from oxrl.rollouts.sync import make_requests
+from oxrl.runs.bars import Count, Tell, bars
+from oxrl.runs.files import encode_line
+from oxrl.runs.pins import DATA_FILE, read_noted
+from oxrl.runs.targets import find_target, longest_row
+from oxrl.runs.waiting import Patience, StopAsked, never
+from oxrl.tables.engines import SamplingEngineName
+from oxrl.types import Metrics, Prompt, Rollout, Sampling, Score
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from oxrl.data.image_store import ImageStore
+
+# Of `oxrl generate`, where nothing else is asked for.
+GENERATION = Sampling(max_tokens=256)
+# Longest wait for the next response of it, in seconds.
+GENERATION_S = 600.0
+# Responses sampled at the same time.
+MOST_ROWS = 64
+# Between two looks at how far an evaluation of a run is, in seconds: short ones say nothing.
+TOLD_EVERY_S = 1.0
+
+
+def evaluate(cfg: Config, setup: RLSetup, session: Session, before: int, step: int) -> Metrics:
+    """The held-out prompts, answered with the weights of `step`, where it is time for that.
+
+    Raises:
+        Stopped: a signal asked to stop.
+    """
+    if setup.held_out is None or not session.eval_due(before, step):
+        return {}
+    with session.clock.phase("time/eval_s"):
+        setup.source.settle(session.stopping)
+        setup.delivery.deliver(step)
+        try:
+            return evaluate_held_out(cfg, setup, session.stopping, partial(_told, session))
+        finally:
+            setup.sampler.metrics()  # what it counted is no part of the next step
+
+
+def _told(session: Session, what: str, done: int, total: int) -> None:
+    if done < total:  # its metrics tell of the end
+        session.work(what, done, total, unit="responses", rate=0.0)
+
+
+def evaluate_held_out(
+    cfg: Config, setup: RLSetup, stop: StopAsked = never, tell: Tell | None = None
+) -> Metrics:
+    """Evaluate during training: `data.eval` under `rollout.eval_*`, the same seeds each time.
+
+    Args:
+        stop: whether the run was asked to stop.
+        tell: is told how far it is.
+    """
+    if setup.held_out is None:
+        return {}
+    draws = list(enumerate(setup.held_out.in_order()))
+    heard = unheard
+    if tell is not None:
+        responses = len(draws) * cfg.rollout.eval_samples
+        heard = Count(tell, "evaluation", responses, every_s=TOLD_EVERY_S).one
+    scored = ScoredSampler(
+        sampler=setup.sampler,
+        scorer=setup.scorer,
+        sampling=assembly.training_sampling(
+            cfg, setup.stop_token_ids, cfg.rollout.eval_temperature
+        ),
+        samples=cfg.rollout.eval_samples,
+        seed=evaluation_seed(cfg),
+        deadline_s=cfg.run.waits.seconds["rollout"],
+        stop=stop,
+        heard=heard,
+    )
+    rollouts = scored.answer(draws)
+    return evaluation_metrics(rollouts, samples=scored.samples)
+
+
+def picked_reward(
+    rollouts: Sequence[Rollout], verdicts: Sequence[Score], *, samples: int
+) -> Metrics:
+    """Best-of-n as it would be used: per prompt the reward of the response that a judge puts first.
+
+    Args:
+        rollouts: `samples` in a row per prompt.
+        verdicts: what the judge says of each.
+    """
+    rewards: list[float] = []
+    judged = list(zip(rollouts, verdicts, strict=True))
+    for group in in_groups(judged, samples):
+        known = [(v.value, r.score.value) for r, v in group if v.value is not None]
+        if not known:
+            continue
+        _, reward = max(known, key=lambda pair: pair[0])
+        if reward is not None:
+            rewards.append(reward)
+    return {f"eval/picked@{samples}": mean(rewards), "eval/picked_prompts": float(len(rewards))}
+
+
+def likelihood(cfg: Config, path: str, sampling: Mapping[str, object]) -> Metrics:
+    """Loss and perplexity of the answers in a file, under the model of a supervised config.
+
+    Args:
+        sampling: options that only make sense where the model answers; none may be set.
+
+    Raises:
+        ConfigError: one is.
+    """
+    for option, value in sampling.items():
+        if value is not None:
+            raise ConfigError(
+                f"--{option} is for responses that a reward scores, and here answers are given: "
+                "add reward.name=NAME, or leave it out"
+            )
+    # Sharding is for training: whatever trained the weights, one process holds them here.
+    here = cfg.model_copy(update={"train": cfg.train.model_copy(update={"backend": "local"})})
+    tokenizer = assembly.build_tokenizer(here)
+    engine = assembly.build_trainer(here, assembly.load_model(here), tokenizer, trained=False)
+    rows = ConversationDataset.load(path, tokenizer, assembly.row_options(here, held_out=True))
+    pad_id = int(tokenizer.pad_token_id)  # pyright: ignore[reportArgumentType]
+    return evaluate_loss(
+        engine,
+        rows,
+        pad_id,
+        rows_per_batch=here.data.rows_per_step,
+        images=assembly.build_images(here),
+    )
+
+
+@contextmanager
+def sampling_from(
+    cfg: Config,
+    path: str,
+    *,
+    held_out: bool,
+    samples: int,
+    temperature: float,
+    seed: int,
+    stop: StopAsked = never,
+) -> Generator[tuple[PromptDataset, ScoredSampler]]:
+    """The prompts of a file, and who answers them: the config's model, scored by its reward.
+
+    Args:
+        held_out: whether the file is read as `data.eval`.
+        samples, temperature, seed: of the responses.
+        stop: whether the run was asked to stop.
+    """
+    tokenizer = assembly.build_tokenizer(cfg)
+    model = assembly.load_model(cfg)
+    limits = assembly.prompt_limits(cfg, model, tokenizer)
+    prompts = assembly.load_prompts(cfg, tokenizer, limits.longest, held_out, path)
+    with ExitStack() as stack:
+        sampler: RolloutEngine
+        if cfg.sampling_process:
+            sampler = proved_sampler(cfg, model, limits, len(tokenizer), stack)
+        else:
+            sampler = assembly.local_sampler(cfg, model, tokenizer)
+        del model  # a process of its own has another copy
+        stack.callback(sampler.close)
+        first = next(prompts.batches(REHEARSED), [])
+        rewards = assembly.start_rewards(cfg, stack, stop)
+        if rewards is not None:
+            try_reward(rewards, first, Patience(stop))
+        answers, scorer = answering(cfg, sampler, rewards, limits, first[0], stack, stop)
+        yield (
+            prompts,
+            ScoredSampler(
+                sampler=answers,
+                scorer=scorer,
+                sampling=assembly.training_sampling(cfg, limits.stop_token_ids, temperature),
+                samples=samples,
+                seed=seed,
+                deadline_s=cfg.run.waits.seconds["rollout"],
+                stop=stop,
+            ),
+        )
+
+
+def run_eval(
+    target: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    samples: int | None = None,
+    temperature: float | None = None,
+    pick: str | None = None,
+    out: Path | None = None,
+) -> Metrics:
+    """`oxrl eval`: score what a model answers, or, of supervised runs, how likely answers are.
+
+    Args:
+        target: a config file, run, checkpoint or model; `data.eval` is read, `data.train` without
+            one. Without a `reward.name`, a supervised one gives loss and perplexity.
+        samples, temperature: instead of `rollout.eval_samples` and `rollout.eval_temperature`.
+        pick: another reward (as `reward.name`), whose favorite of each prompt's responses is what
+            `picked@n` scores.
+        out: write one JSON line per response there.
+
+    Raises:
+        ConfigError: the config cannot be evaluated, for one because it names no reward, or an
+            option is for rewards and there is none.
+        CheckpointError: the run has no usable checkpoint.
+    """
+    with ExitStack() as pins:
+        cfg, run = evaluation_config(target, overrides, pins)
+        name = cfg.data.eval or cfg.data.train_files[0]
+        noted = {} if run is None else read_noted(run, DATA_FILE)
+        path = str(locate(name, noted.get(name)))
+        if cfg.train.row.recipe == "supervised" and not (cfg.reward.exists or cfg.environment.name):
+            return likelihood(
+                cfg,
+                path,
+                {"samples": samples, "temperature": temperature, "pick": pick, "out": out},
+            )
+        if temperature is None:
+            temperature = cfg.rollout.eval_temperature
+        samples = samples or cfg.rollout.eval_samples
+        with sampling_from(
+            cfg,
+            path,
+            held_out=True,
+            samples=samples,
+            temperature=temperature,
+            seed=evaluation_seed(cfg),
+        ) as (prompts, scored):
+            draws = list(enumerate(prompts.in_order()))
+            with bars() as tell:
+                count = Count(tell, "responses", len(draws) * samples)
+                rollouts = replace(scored, heard=count.one).answer(draws)
+        metrics = evaluation_metrics(rollouts, samples=samples)
+        if pick is not None:
+            verdicts = judge(cfg, pick, in_groups(rollouts, samples))
+            metrics |= picked_reward(rollouts, verdicts, samples=samples)
+        if out is not None:
+            records = [sample_line(rollout, step=-1, advantage=None) for rollout in rollouts]
+            out.write_bytes(b"".join(map(encode_line, records)))
+        return metrics
+
+
+def evaluation_config(
+    target: str | Path, overrides: Sequence[str], pins: ExitStack
+) -> tuple[Config, Path | None]:
+    """What is evaluated, and the run that it belongs to, if it does to one.
+
+    Args:
+        target: a config file; a run, of which the newest checkpoint is meant; a checkpoint; or a
+            model by folder or name.
+        overrides: as of `load_config`; of a model without a run they say everything.
+        pins: as of `find_target`.
+    """
+    name = str(target)
+    model = Path(name).is_dir() or is_builtin(name)
+    on_hub = not Path(name).suffix and not Path(name).exists() and name.count("/") == 1
+    if not model and not on_hub:
+        return load_evaluation_config(target, overrides), None
+    found = find_target(target, pins)
+    if found.run is None:
+        return model_evaluation_config(found.model, overrides), None
+    # An override is YAML: a path may hold ": " or " #".
+    own = [f"model.name={json.dumps(found.model)}", *overrides]
+    config = found.run / "config.yaml"
+    if not config.is_file():  # reading a pipe would wait for whoever writes into it
+        raise RunDirectoryError(
+            f"{config}, which says how the run evaluates, is gone or no file. Restore it; "
+            "`oxrl config show` prints it for the config that the run was started with"
+        )
+    return load_evaluation_config(config, own), found.run
+
+
+def judge(cfg: Config, reward: str, groups: Sequence[Sequence[Rollout]]) -> list[Score]:
+    """What another reward says of the responses to each prompt, in their order."""
+    asked = [(group[0].prompt, [rollout.completion for rollout in group]) for group in groups]
+    with closing(assembly.build_other_reward(cfg, reward)) as pool:
+        return list(chain.from_iterable(pool.score(asked)))
+
+
+def check_room(longest: int, most: int, context: int) -> None:
+    """The longest prompt and a response fit into the model's context.
+
+    Args:
+        longest, most: tokens of the longest prompt, and of a response.
+        context: of the model.
+
+    Raises:
+        ConfigError: they do not; names the options of `oxrl generate`.
+    """
+    if longest + most <= context:
+        return
+    why = (
+        f"--max-tokens {most} and a prompt of {longest} tokens are more than the model's context "
+        f"of {context}"
+    )
+    if longest < context:
+        raise ConfigError(f"{why}: write --max-tokens {context - longest} or less")
+    raise ConfigError(f"{why}: shorten that --prompt")
+
+
+def images_for(model: str) -> ImageStore:
+    """The images that a model is asked about.
+
+    Raises:
+        ConfigError: it reads none.
+    """
+    if vision_family(model) is None or not has_image_processor(model):
+        raise ConfigError(f"--image: {model} reads text alone; leave it out, or name another model")
+    from oxrl.assembly.images import model_images  # questions of text do without
+
+    return model_images(model)
+
+
+def questions(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    store: ImageStore | None,
+    images: Sequence[str],
+) -> list[tuple[int, Prompt]]:
+    """Texts as prompts, numbered.
+
+    Args:
+        store: reads the images; None: there are none.
+        images: that every text shows.
+
+    Raises:
+        DataError: an image cannot be used, or a text has not as many places as there are images.
+    """
+    encoder = ChatEncoder(tokenizer) if store is None else store.encoder(tokenizer)
+    asked: list[tuple[int, Prompt]] = []
+    for index, text in enumerate(texts):
+        messages: Messages = ({"role": "user", "content": text},)
+        if store is not None:
+            record = store.prepared(
+                Record("--prompt", {"prompt": text, "images": list(images)}, folder=Path.cwd())
+            )
+            messages = read_messages(record, record.fields["prompt"], what="prompt")
+        prompt = Prompt(
+            uid=str(index),
+            messages=messages,
+            token_ids=tuple(encoder.encode_prompt(messages)),
+            images=images_of(messages),
+        )
+        asked.append((index, prompt))
+    return asked
+
+
+def _generation_config(model: str, engine: SamplingEngineName, seed: int, longest: int) -> Config:
+    """What a sampler in a process of its own is told, of `longest` tokens in a row."""
+    values = {
+        "run": {"name": "generate", "steps": 1, "seed": seed},
+        "model": {"name": model, "dtype": "float32", "max_length": longest},
+        "data": {"train": "none.jsonl"},
+        "train": {"alg_name": "sgrpo"},
+        "inference_engine": {"name": engine, "max_rows": MOST_ROWS},
+    }
+    return Config.model_validate(values)
+
+
+def _rotate(policy: PreTrainedModel, model: str, asked: int) -> int:
+    """Rotate as in training, if nothing longer is asked for; tokens by which vLLM does the same."""
+    trained = longest_row(model, asked)
+    longest = max(asked, trained or 0)
+    fix_rotations(policy, trained and longest)
+    return longest
+
+
+def run_generate(
+    model: str,
+    prompts: Sequence[str],
+    *,
+    samples: int = 1,
+    sampling: Sampling = GENERATION,
+    seed: int = 0,
+    images: Sequence[str] = (),
+    engine: SamplingEngineName = "local",
+) -> list[dict[str, object]]:
+    """`oxrl generate`: answer each prompt with any model or checkpoint.
+
+    Args:
+        model: as `model.name`, or a run, of which the newest checkpoint is meant.
+        prompts: one user message each.
+        samples: responses per prompt.
+        sampling: temperature and limits; the model's stop tokens are added.
+        seed: of the responses, and of a model that is made, not loaded.
+        images: files that every prompt shows, at its markers `<image>` or before its text.
+        engine: as `inference_engine.name`; vllm has a process of its own, which reads text alone.
+
+    Returns:
+        One record per response, `samples` in a row per prompt: prompt, sample, response,
+            finish_reason, tokens.
+
+    Raises:
+        ConfigError: the model reads no images, or they and a prompt do not fit its context.
+        DataError: an image cannot be used, or a prompt has not as many places as there are images.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with ExitStack() as stack:
+        model = find_target(model, stack).model
+        tokenizer = load_tokenizer(model)
+        policy = load_policy(model, LoadOptions(device=device, seed=seed))
+        store = images_for(model) if images else None
+        asked = questions(prompts, tokenizer, store, images)
+        sampling = replace(sampling, stop_token_ids=assembly.stop_tokens(tokenizer, policy))
+        requests = make_requests(asked, samples=samples, sampling=sampling, run_seed=seed)
+        longest = max(len(prompt.token_ids) for _, prompt in asked)
+        room = _rotate(policy, model, longest + sampling.max_tokens)
+        local = module_sampler(policy, tokenizer, max_rows=MOST_ROWS, images=store)
+        check_room(longest, sampling.max_tokens, local.context)
+        sampler: RolloutEngine = local
+        if engine != "local":
+            cfg = _generation_config(model, engine, seed, room)
+            limits = assembly.Limits(None, sampling.stop_token_ids, room)
+            sampler = proved_sampler(cfg, policy, limits, len(tokenizer), stack)
+        stack.callback(sampler.close)
+        completions = generate(sampler, requests, deadline_s=GENERATION_S)
+    return [
+        {
+            "prompt": prompts[request.draw],
+            "sample": request.sample,
+            "response": completion.text,
+            "finish_reason": completion.finish_reason,
+            "tokens": completion.sampled,
+        }
+        for request, completion in zip(requests, completions, strict=True)
+    ]

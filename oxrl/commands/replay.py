@@ -1,0 +1,483 @@
+"""`oxrl replay`: go through steps of a finished or stopped run again, and compare with the record.
+
+A run is a function of its configuration and inputs, so any step of it can be had again: load the
+newest checkpoint that is not later, and let the recipe go on from there, as a resumed run would,
+with a session that writes nothing and ends where it is told to. Evaluations are left out: nothing
+that is learned depends on them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, cast
+
+from torch import Tensor
+
+from oxrl.assembly.assembly import training_ranks
+from oxrl.assembly.micro_batch import micro_batches_as_noted
+from oxrl.assembly.pins import review_inputs, with_pinned_inputs
+from oxrl.assembly.sharing import as_noted
+from oxrl.checkpoint.format import Checkpoint, latest_checkpoint
+from oxrl.config import Config, load_config
+from oxrl.engines.train.base import SavedEngines, TrainEngine
+from oxrl.errors import Interrupted, NoCheckpointError, RunDirectoryError
+from oxrl.recipes import loop_of
+from oxrl.recipes.progress import P, Progress
+from oxrl.recipes.session import Session
+from oxrl.runs.directory import RunDirectory, is_run, recorded_config
+from oxrl.runs.files import Json, encode_line, read_numbers, read_records
+from oxrl.runs.recorder import Recorder
+from oxrl.runs.stop import StopRequest
+from oxrl.runs.tensors import load_tensors
+from oxrl.types import Metrics, Prompt, Score, TensorMap
+from oxrl.usercode.given import giving, is_given, is_here
+
+log = logging.getLogger(__name__)
+
+# Of numbers that were added up in floating point, relative.
+TOLERANCE = 1e-5
+# What two identical runs differ in; what is measured in evaluations, which are left out here; and
+# counts of deliveries, which begin anew with every start.
+NOT_COMPARED = ("time/", "throughput/", "system/", "eval/", "sync/")
+# Told first.
+IMPORTANT = ("update/loss", "update/grad_norm")
+
+
+class Replayed(Exception):
+    """The step that was asked for has been gone through."""
+
+
+class Finding(NamedTuple):
+    """One thing that was compared."""
+
+    what: str
+    recorded: str
+    now: str
+    equal: bool
+
+    def __str__(self) -> str:
+        if self.equal:
+            return f"equal      {self.what}: {self.recorded}"
+        return f"different  {self.what}: recorded {self.recorded}, now {self.now}"
+
+
+@dataclass
+class Seen:
+    """What a replay went through.
+
+    lines: optimizer step -> its metrics. samples: step in samples.jsonl -> its lines. rollouts: the
+    same -> tensors of the batch.
+    """
+
+    lines: dict[int, Metrics] = field(default_factory=dict[int, Metrics])
+    samples: dict[int, list[Json]] = field(default_factory=dict[int, list[Json]])
+    rollouts: dict[int, dict[str, Tensor]] = field(default_factory=dict[int, dict[str, Tensor]])
+
+
+class KeepingRecorder:
+    """Keeps what a run records in memory.
+
+    Args:
+        seen: where.
+        last: ends the replay when the samples of this step are there.
+        tokens: whether tensors of a batch follow its samples.
+    """
+
+    def __init__(self, seen: Seen, last: float, *, tokens: bool) -> None:
+        self._seen = seen
+        self._last = last
+        self._tokens = tokens
+
+    def record_samples(self, samples: Sequence[Mapping[str, object]]) -> None:
+        """As of Recorder.
+
+        Raises:
+            Replayed: these are all that was asked for.
+        """
+        drawn = 0
+        for sample in samples:
+            line: Json = json.loads(encode_line(sample))
+            drawn = int(line["step"])
+            self._seen.samples.setdefault(drawn, []).append(line)
+        if drawn >= self._last and not self._tokens:
+            raise Replayed
+
+    def record_rollouts(self, step: int, tensors: TensorMap) -> None:
+        """As of Recorder.
+
+        Raises:
+            Replayed: these are all that was asked for.
+        """
+        self._seen.rollouts[step + 1] = dict(tensors)
+        self.keep_rollouts(step)
+
+    def keep_rollouts(self, step: int) -> None:
+        """As of Recorder.
+
+        Raises:
+            Replayed: these are all that was asked for.
+        """
+        if step + 1 >= self._last:
+            raise Replayed
+
+
+@dataclass(frozen=True)
+class ReplayedDirectory:
+    """A place of its own for what a recipe writes beside its record."""
+
+    path: Path
+
+
+class ReplaySession(Session):
+    """The session of a replay: a checkpoint to begin at, a step to end at, no file.
+
+    Args:
+        checkpoint: where it begins; None: where the run began.
+        seen: what it goes through.
+        last_step: it ends when the line of this optimizer step is there,
+        last_samples: or when the samples of this step are.
+    """
+
+    def __init__(
+        self,
+        cfg: Config,
+        checkpoint: Checkpoint | None,
+        seen: Seen,
+        *,
+        last_step: float = math.inf,
+        last_samples: float = math.inf,
+    ) -> None:
+        super().__init__(cfg, resume=False)
+        self._checkpoint = checkpoint
+        self._seen = seen
+        self._last_step = last_step
+        self._last_samples = last_samples
+
+    def __enter__(self) -> Self:
+        self.stop = self._stack.enter_context(StopRequest())
+        self.run = cast(RunDirectory, ReplayedDirectory(self._cfg.run.directory))
+        tokens = self._cfg.run.record == "tokens"
+        keeps = KeepingRecorder(self._seen, self._last_samples, tokens=tokens)
+        self.recorder = cast(Recorder, keeps)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def restore(self, engines: SavedEngines, fresh: P) -> P:
+        """Load the checkpoint to begin at."""
+        found = self._checkpoint
+        if found is None:
+            return fresh
+        self._saver.load(found, engines)
+        state = dict(found.state)
+        self._skipped_in_a_row = state.pop("skipped_in_a_row")
+        return type(fresh)(**state)
+
+    def record(self, step: int, metrics: Metrics, *, tokens: float) -> None:
+        """Keep the line of a step.
+
+        Raises:
+            Replayed: it is the last one that was asked for.
+        """
+        self._seen.lines[step] = dict(metrics)
+        self._count_skipped(metrics)
+        if step >= self._last_step:
+            raise Replayed
+
+    def boundary(self, engines: SavedEngines, progress: Progress) -> None:
+        """Nothing is saved.
+
+        Raises:
+            Interrupted: a signal asked to stop.
+        """
+        if self.stop:
+            raise Interrupted(f"stopped by {self.stop.requested}; nothing was written")
+
+    def message(self, text: str) -> None: ...
+    def work(self, what: str, done: int, total: int, *, unit: str, rate: float) -> None: ...
+    def dump(self, step: int, tensors: TensorMap) -> None: ...
+    def keep_best(self, engine: TrainEngine, step: int) -> None: ...
+    def finish(self, step: int) -> None: ...
+
+    def eval_due(self, before: int, step: int) -> bool:
+        """Never."""
+        return False
+
+
+def replay(
+    directory: Path, step: int, sample: int | None = None, *, tolerance: float = TOLERANCE
+) -> list[Finding]:
+    """Go through one step of a run again and compare it with the record.
+
+    Args:
+        directory: of the run; nothing in it is changed.
+        step: the optimizer step whose update is made again; with `sample` the one that the sample
+            is of, as in samples.jsonl.
+        sample: place of a sample among those of its step, from 0.
+        tolerance: relative, of numbers that were added up in floating point.
+
+    Returns:
+        What was compared: the sample, or the update with all samples that it learned from.
+
+    Raises:
+        RunDirectoryError: no such run, step or sample, or an input of the run has changed.
+    """
+    if not is_run(directory):
+        raise RunDirectoryError(f"{directory} is no run directory: it has no config.yaml of a run")
+    if sample is not None:
+        recorded = recorded_samples(directory, step)
+        if not 0 <= sample < len(recorded):
+            raise RunDirectoryError(_no_sample(directory, step, sample, len(recorded)))
+        with _recorded_scores(directory) as unread:
+            seen = go_through(directory, last_samples=step, unread=unread)
+        return [*compare_samples(directory, seen, step, only=sample, tolerance=tolerance)]
+    steps = {int(record["step"]) for record in read_numbers(directory / "metrics.jsonl")}
+    if step not in steps:
+        known = f"it has 1 to {max(steps)}" if steps else "it has none yet"
+        raise RunDirectoryError(f"{directory / 'metrics.jsonl'} has no step {step}: {known}")
+    seen = go_through(directory, last_step=step)
+    return [*compare_update(directory, seen, step, tolerance=tolerance)]
+
+
+def go_through(
+    directory: Path,
+    *,
+    last_step: int | None = None,
+    last_samples: int | None = None,
+    begin: int | None = None,
+    unread: str = "",
+) -> Seen:
+    """Run again what leads to a step, from the nearest checkpoint before it.
+
+    Args:
+        directory: of the run.
+        last_step: optimizer step to end with.
+        last_samples: samples to end with, by their step in samples.jsonl.
+        begin: after so many optimizer steps, or fewer; None: as late as possible.
+        unread: an input that the record stands in for.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # told when the run began
+        cfg = load_config(directory / "config.yaml")
+    review = review_inputs(cfg, directory)
+    for change in review.changes:
+        if change.name == unread:
+            continue
+        raise RunDirectoryError(
+            f"{change.name} is not what it was when {directory} was started: {change.then}, now "
+            f"{change.now}. A replay needs the same inputs: put them back"
+        )
+    if begin is None:
+        begin = (last_step or last_samples or 1) - 1
+    checkpoint = nearest_checkpoint(directory, begin)
+    log.info("replay from %s", "the start" if checkpoint is None else checkpoint.path)
+    seen = Seen()
+    until = math.inf if last_step is None else last_step
+    samples_until = math.inf if last_samples is None else last_samples
+    with _scratch(directory) as scratch, training_ranks(cfg) as ranks:
+        here = cfg.model_copy(update={"run": cfg.run.model_copy(update={"dir": str(scratch)})})
+        here = as_noted(with_pinned_inputs(here, review.noted, ranks), directory)
+        here = micro_batches_as_noted(here, directory)
+        loop = import_module(loop_of(cfg)).train
+        session = ReplaySession(here, checkpoint, seen, last_step=until, last_samples=samples_until)
+        with session:
+            try:
+                loop(here, session)
+            except Replayed:
+                pass
+    return seen
+
+
+@contextmanager
+def _recorded_scores(directory: Path) -> Iterator[str]:
+    """While open, the record scores in place of a reward that Python gave and that is not here.
+
+    Yields:
+        The field of that reward; empty where the run has another one.
+    """
+    name = str(recorded_config(directory).get("reward.name"))
+    if not is_given(name) or is_here(name):
+        yield ""
+        return
+    lines = read_records(directory / "samples.jsonl")
+    # Its method alone: a mapping would be named in a warning, as something that the reward reads.
+    find = {(line.get("uid"), line.get("response")): line for line in lines}.get
+
+    def recorded(prompt: Prompt, completion: str) -> Score:
+        line = find((prompt.uid, completion))
+        if line is None:
+            return Score(value=None, status="invalid", reason="the record has no such sample")
+        return Score(value=line["reward"], status=line["status"], reason=line["reason"])
+
+    with giving({name: recorded}):
+        yield "reward.name"
+
+
+def nearest_checkpoint(directory: Path, step: int) -> Checkpoint | None:
+    """The newest whole checkpoint of at most `step` optimizer steps; None: begin where it began."""
+    try:
+        return latest_checkpoint(directory / "checkpoints", until=step)
+    except NoCheckpointError:
+        return None
+
+
+@contextmanager
+def _scratch(directory: Path) -> Iterator[Path]:
+    """A temporary run directory, with what a recipe wrote beside its record and reads again."""
+    with tempfile.TemporaryDirectory(prefix="oxrl-replay-") as folder:
+        kept = directory / "kept.jsonl"
+        if kept.is_file():
+            shutil.copyfile(kept, Path(folder) / kept.name)
+        yield Path(folder)
+
+
+def recorded_samples(directory: Path, step: int) -> list[Json]:
+    """The lines of samples.jsonl that optimizer step `step` was the first to learn from."""
+    lines = read_records(directory / "samples.jsonl")
+    return [line for line in lines if line.get("step") == step]
+
+
+def _no_sample(directory: Path, step: int, sample: int, count: int) -> str:
+    file = directory / "samples.jsonl"
+    if count:
+        return f"{file} has {count} samples of step {step}, 0 to {count - 1}; --sample is {sample}"
+    steps = sorted({int(line["step"]) for line in read_records(file)})
+    known = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has none"
+    return f"{file} has no sample of step {step}: {known}"
+
+
+def compare_samples(
+    directory: Path, seen: Seen, step: int, *, only: int | None = None, tolerance: float = TOLERANCE
+) -> Iterator[Finding]:
+    """What the record says of the samples of a step, and what was drawn now.
+
+    Args:
+        directory: of the run.
+        seen: what the replay went through.
+        step: the optimizer step that learned from them first.
+        only: one of them; None: all.
+        tolerance: of numbers.
+    """
+    recorded = recorded_samples(directory, step)
+    now = seen.samples.get(step, [])
+    if len(recorded) != len(now):
+        yield Finding(f"samples of step {step}", f"{len(recorded)}", f"{len(now)}", False)
+        return
+    file = directory / "rollouts" / f"step_{step - 1:08d}.safetensors"
+    kept = load_tensors(file) if file.is_file() else None
+    told = "text; run.record: tokens would compare tokens" if kept is None else "text and tokens"
+    rows = token_rows(recorded)
+    tokens_now = seen.rollouts.get(step)
+    for place in range(len(recorded)) if only is None else (only,):
+        what = f"sample {place} of step {step}"
+        wrong = list(_compare_lines(what, recorded[place], now[place], tolerance))
+        row = rows.get(place)
+        if kept is not None and tokens_now is not None and row is not None:
+            wrong += _compare_tensors(what, kept, tokens_now, row, tolerance)
+        if not wrong:
+            text = json.dumps(recorded[place].get("response"), ensure_ascii=False)
+            yield Finding(f"{what} ({told})", text[:60], text[:60], True)
+        yield from wrong
+
+
+def token_rows(lines: Sequence[Json]) -> dict[int, int]:
+    """Row in the tensors of each sample that has one, by its place: of what is trained on."""
+    trained = [place for place, line in enumerate(lines) if line.get("advantage") is not None]
+    return {place: row for row, place in enumerate(trained)}
+
+
+def _compare_lines(what: str, recorded: Json, now: Json, tolerance: float) -> Iterator[Finding]:
+    for name, value in recorded.items():
+        if name == "reason":  # may tell of a process
+            continue
+        other = now.get(name)
+        if not _same(value, other, tolerance):
+            yield Finding(f"{what}, {name}", _short(value), _short(other), False)
+
+
+def _compare_tensors(
+    what: str,
+    recorded: TensorMap,
+    now: TensorMap,
+    row: int,
+    tolerance: float,
+) -> Iterator[Finding]:
+    """One row of the tensors of a batch."""
+    for name, tensor in recorded.items():
+        other = now.get(name)
+        there = other is not None and other.shape == tensor.shape and tensor.ndim
+        if not there or other is None:
+            yield Finding(f"{what}, {name}", f"shape {tuple(tensor.shape)}", "another", False)
+            continue
+        before = tensor[row].double()
+        after = other[row].double()
+        limit = 0.0 if not tensor.is_floating_point() else tolerance
+        if not before.allclose(after, rtol=limit, atol=limit, equal_nan=True):
+            apart = (before - after).abs().max().item()
+            yield Finding(f"{what}, {name} per token", "as recorded", f"{apart:.3g} apart", False)
+
+
+def compare_update(
+    directory: Path, seen: Seen, step: int, *, tolerance: float = TOLERANCE
+) -> Iterator[Finding]:
+    """What the record says of an update and its samples, and what came of them now."""
+    drawn = max((first for first in seen.samples if first <= step), default=None)
+    if drawn is not None:
+        found = list(compare_samples(directory, seen, drawn, tolerance=tolerance))
+        wrong = [finding for finding in found if not finding.equal]
+        if not wrong:
+            told = found[0].what.rpartition("(")[2].rstrip(")") if found else "none"
+            what = f"{len(found)} samples of step {drawn} ({told})"
+            yield Finding(what, "as recorded", "as recorded", True)
+        yield from wrong
+    lines = read_numbers(directory / "metrics.jsonl")
+    record = next(line for line in lines if line["step"] == step)
+    now = seen.lines.get(step, {})
+    names = [name for name in record if name != "step" and not name.startswith(NOT_COMPARED)]
+    ordered = [name for name in IMPORTANT if name in names]
+    ordered += [name for name in names if name not in IMPORTANT]
+    for name in ordered:
+        before = float(record[name])
+        after = float(now.get(name, math.nan))
+        equal = _same(before, after, tolerance) or (name not in now and name not in IMPORTANT)
+        if not equal or name in IMPORTANT:
+            yield Finding(f"update of step {step}, {name}", f"{before:.9g}", f"{after:.9g}", equal)
+
+
+def _same(one: Any, other: Any, tolerance: float) -> bool:
+    if isinstance(one, float) or isinstance(other, float):
+        numbers = isinstance(one, int | float) and isinstance(other, int | float)
+        if not numbers:
+            return False
+        if math.isnan(one) or math.isnan(other):
+            return math.isnan(one) and math.isnan(other)
+        return math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-9)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        names = {*one, *other}  # pyright: ignore
+        return all(_same(one.get(name), other.get(name), tolerance) for name in names)  # pyright: ignore
+    if isinstance(one, list) and isinstance(other, list):
+        pairs = zip(one, other, strict=False)  # pyright: ignore
+        return len(one) == len(other) and all(_same(a, b, tolerance) for a, b in pairs)  # pyright: ignore
+    return one == other
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,223 @@
+"""`oxrl score`: what another reward says of a run's samples, and what that would have changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import combinations, islice
+from pathlib import Path
+
+from oxrl.assembly.assembly import build_rewards
+from oxrl.config.load import load_reward_config
+from oxrl.errors import ConfigError, DataError
+from oxrl.recipes.scored_answers import mean
+from oxrl.rewards.base import GroupScorer
+from oxrl.rollouts.episode_scores import EpisodeScorer
+from oxrl.rollouts.stored import Line, StoredGroup, stored_groups
+from oxrl.runs.directory import is_run
+from oxrl.runs.files import encode_line
+from oxrl.runs.waiting import Patience
+from oxrl.types import Score
+
+# Groups that the reward gets at once: enough for its workers, few enough to hold.
+AT_ONCE = 64
+# What is no difference: rounding.
+EQUAL = 1e-9
+SHOWN = 5  # samples that changed most
+OUTCOMES = ("ok", "timeout", "error", "invalid")
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """One sample with both of its scores.
+
+    place: its rank in its group, 1 the best, equal ones alike; None without a score. now_place: by
+    the new score.
+    """
+
+    line: Line
+    score: Score
+    place: int | None
+    now_place: int | None
+
+    @property
+    def before(self) -> float | None:
+        """The recorded reward."""
+        return self.line["reward"]
+
+    @property
+    def difference(self) -> float | None:
+        """New minus recorded reward; None where one of them is missing."""
+        if self.before is None or self.score.value is None:
+            return None
+        return self.score.value - self.before
+
+
+@dataclass
+class Comparison:
+    """What another reward would have changed, over all samples of a run."""
+
+    samples: list[Rescored] = field(default_factory=list[Rescored])
+    groups: int = 0
+    other_order: int = 0  # groups in which two responses change places
+    other_best: int = 0  # groups in which another response is the best
+    teaching: int = 0  # groups whose rewards differ
+    now_teaching: int = 0
+    pairs: int = 0  # of responses that both rewards tell apart
+    turned: int = 0  # of these, in the other order
+
+    def add(self, group: Sequence[Rescored]) -> None:
+        """Take a group in."""
+        self.samples += group
+        self.groups += 1
+        known = [one for one in group if one.difference is not None]
+        before = [float(one.line["reward"]) for one in known]
+        now = [float(one.score.value or 0.0) for one in known]
+        turned = 0
+        for a, b in combinations(range(len(known)), 2):
+            was = _sign(before[a] - before[b])
+            is_now = _sign(now[a] - now[b])
+            self.pairs += bool(was and is_now)
+            turned += was * is_now < 0
+        self.turned += turned
+        self.other_order += ranks(before) != ranks(now)
+        self.other_best += _best(before) != _best(now)
+        self.teaching += bool(before) and max(before) - min(before) > EQUAL
+        self.now_teaching += bool(now) and max(now) - min(now) > EQUAL
+
+
+def _sign(difference: float) -> int:
+    if abs(difference) <= EQUAL:
+        return 0
+    return 1 if difference > 0 else -1
+
+
+def _best(rewards: Sequence[float]) -> list[int]:
+    """Which of the responses have the largest reward."""
+    most = max(rewards, default=math.nan)
+    return [index for index, reward in enumerate(rewards) if most - reward <= EQUAL]
+
+
+def ranks(rewards: Sequence[float | None]) -> list[int | None]:
+    """The rank of every reward among them, 1 the largest, equal ones alike; None for none."""
+    known = [reward for reward in rewards if reward is not None]
+    found: list[int | None] = []
+    for reward in rewards:
+        if reward is None:
+            found.append(None)
+        else:
+            found.append(1 + sum(other - reward > EQUAL for other in known))
+    return found
+
+
+def run_score(run: str | Path, overrides: Sequence[str], out: Path | None = None) -> Comparison:
+    """`oxrl score`: score the recorded samples of a run with another reward.
+
+    Args:
+        run: its directory; nothing in it is changed.
+        overrides: of `reward`; `reward.name` or `reward.parts` take the place of the run's,
+            anything else changes those.
+        out: write one JSON line per sample there.
+
+    Raises:
+        ConfigError: no such run, or no such reward.
+        DataError: the run has no samples.
+        RewardError: the reward cannot be loaded.
+    """
+    folder = Path(run)
+    if not is_run(folder):
+        raise ConfigError(f"{folder} is no run directory: there is no config.yaml of a run in it")
+    samples = folder / "samples.jsonl"
+    if not samples.is_file():
+        raise DataError(f"{samples} is not there: only reinforcement learning records samples")
+    cfg = load_reward_config(folder / "config.yaml", overrides)
+    found = Comparison()
+    with closing(build_rewards(cfg)) as pool:
+        pool.start()
+        scorer: GroupScorer = EpisodeScorer(pool) if cfg.environment.name else pool
+        groups = stored_groups(samples, cfg.rollout.n_samples)
+        while stored := list(islice(groups, AT_ONCE)):
+            scores = scorer.score([one.group for one in stored], Patience())
+            for one, new in zip(stored, scores, strict=True):
+                found.add(list(_rescored(one, new)))
+    if not found.samples:
+        raise DataError(f"{samples} holds no sample yet")
+    if out is not None:
+        out.write_bytes(b"".join(encode_line(sample_fields(one)) for one in found.samples))
+    return found
+
+
+def _rescored(stored: StoredGroup, scores: Sequence[Score]) -> Iterator[Rescored]:
+    """The samples of a group with both scores, and both ranks."""
+    places = ranks([line["reward"] for line in stored.lines])
+    now_places = ranks([score.value for score in scores])
+    yield from map(Rescored, stored.lines, scores, places, now_places)
+
+
+def sample_fields(one: Rescored) -> dict[str, object]:
+    """A line of the file that `--out` names."""
+    line = one.line
+    fields: dict[str, object] = {name: line[name] for name in ("uid", "draw", "sample", "step")}
+    fields |= {
+        "reward": one.before,
+        "status": line["status"],
+        "rank": one.place,
+        "new_reward": one.score.value,
+        "new_status": one.score.status,
+        "new_reason": one.score.reason,
+        "new_rank": one.now_place,
+        "difference": one.difference,
+    }
+    if one.score.parts:
+        fields["new_parts"] = dict(one.score.parts)
+    if one.score.statuses:
+        fields["new_part_statuses"] = dict(one.score.statuses)
+    return fields
+
+
+def report(found: Comparison) -> str:
+    """The comparison in lines of text."""
+    samples = found.samples
+    both = [one for one in samples if one.difference is not None]
+    scored = [float(one.line["reward"]) for one in both]
+    rescored = [float(one.score.value or 0.0) for one in both]
+    differences = [abs(now - was) for was, now in zip(scored, rescored, strict=True)]
+    changed = [value for value in differences if value > EQUAL]
+    lines = [f"{len(samples)} samples in {found.groups} groups"]
+    lines += ["", f"{'':<24}{'recorded':>14}{'now':>14}"]
+    for outcome in OUTCOMES:
+        before = sum(one.line["status"] == outcome for one in samples)
+        now = sum(one.score.status == outcome for one in samples)
+        if before or now or outcome == "ok":
+            lines.append(f"{outcome:<24}{before:>14}{now:>14}")
+    lines.append(f"{'mean of those with both':<24}{mean(scored):>14.6g}{mean(rescored):>14.6g}")
+    lines.append(f"{'groups that differ':<24}{found.teaching:>14}{found.now_teaching:>14}")
+    lines += [
+        "",
+        f"{len(changed)} of {len(both)} samples have another reward, by "
+        f"{mean(changed):.6g} on average"
+        if changed
+        else f"none of {len(both)} samples has another reward",
+        f"{found.other_order} of {found.groups} groups rank their responses otherwise, "
+        f"{found.other_best} have another best one",
+        f"{found.turned} of {found.pairs} pairs that both tell apart are in the other order",
+    ]
+    return "\n".join([*lines, *_largest(samples)])
+
+
+def _largest(samples: Sequence[Rescored]) -> list[str]:
+    """The samples whose reward changed most, and the first ones that lost or gained one."""
+    known = [one for one in samples if one.difference is not None and abs(one.difference) > EQUAL]
+    known.sort(key=lambda one: -abs(one.difference or 0.0))
+    other = [one for one in samples if (one.before is None) != (one.score.value is None)]
+    told: list[str] = []
+    for one in (*known[:SHOWN], *other[:SHOWN]):
+        line = one.line
+        before = line["status"] if one.before is None else f"{one.before:g}"
+        now = one.score.status if one.score.value is None else f"{one.score.value:g}"
+        place = f"step {line['step']} draw {line['draw']} sample {line['sample']}"
+        reason = f" ({one.score.reason[:120]})" if one.score.reason else ""
+        told.append(f"  {place}: {before} -> {now}{reason}")
+    return ["", "largest changes:", *told] if told else []

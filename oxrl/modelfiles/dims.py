@@ -1,0 +1,234 @@
+"""Sizes of a model read from its files without torch: parameter count, context, cache per token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from oxrl.config.schema import Config
+from oxrl.modelfiles.builtin import BUILTIN_DIMS, BUILTIN_VISION, is_builtin
+from oxrl.modelfiles.vision import config_file, model_config
+from oxrl.tables.vision import VISION_FAMILIES
+
+# Families whose parameters can be counted from their sizes alone.
+COUNTED = ("llama", "mistral", "qwen2", "qwen3")
+
+# How the names of families begin whose queries and keys go through a norm of their own.
+NORMED_HEADS = ("qwen3", "gemma3", "olmo2", "olmo3")
+
+
+# How configurations call the number of experts.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+# What reads a text in both directions has no probability of a token given those before it.
+ENCODERS = frozenset(
+    {
+        "albert",
+        "bert",
+        "camembert",
+        "deberta",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "ernie",
+        "longformer",
+        "mobilebert",
+        "modernbert",
+        "mpnet",
+        "nomic_bert",
+        "roberta",
+        "roformer",
+        "squeezebert",
+        "xlm-roberta",
+    }
+)
+
+
+@dataclass(frozen=True)
+class ModelDims:
+    """A decoder-only transformer. `parameters` counts tied embeddings once.
+
+    vocabulary: tokens that it can tell apart. heads: of queries, per layer. tied: the output head
+    is the embeddings. routed: a token is read by some of the parameters only (experts).
+    normed_heads: queries and keys go through a norm of their own.
+    """
+
+    parameters: int
+    layers: int
+    hidden: int
+    intermediate: int
+    kv_heads: int
+    head_dim: int
+    context: int | None
+    vocabulary: int
+    heads: int
+    tied: bool
+    routed: bool
+    normed_heads: bool
+
+    @property
+    def queries(self) -> int:
+        """Numbers of all queries of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Numbers of all keys of a token, and of all values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def attention(self) -> int:
+        """Weights of the matrices of a layer's attention."""
+        return 2 * self.hidden * (self.queries + self.keys)
+
+    @property
+    def layer(self) -> int:
+        """Weights of the matrices of a layer."""
+        return self.attention + 3 * self.hidden * self.intermediate
+
+    @property
+    def ends(self) -> int:
+        """Weights of embeddings and head."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+
+# Families without an implementation, as transformers' classes say; a test compares.
+WITHOUT = {
+    "sdpa": ("bloom", "gpt_oss", "mamba", "mamba2"),
+    "flash_attention_2": ("bloom", "llama4_text", "mamba", "mamba2"),
+}
+
+
+def model_dims(name: str) -> ModelDims | None:
+    """Sizes of a model, None when its files are not on this machine or do not tell them.
+
+    Args:
+        name: a folder, a built-in model, or a hub name, of which the local cache is read.
+    """
+    if is_builtin(name):
+        family = {"model_type": "qwen3", "tie_word_embeddings": True}
+        return _from_config({**BUILTIN_DIMS.get(name, {}), **family}, BUILTIN_VISION.get(name))
+    values = model_config(name)
+    if values is None:
+        return None
+    return _from_config(values, stored_parameters(config_file(name).parent))
+
+
+def why_unsupported(name: str) -> str | None:
+    """Why oxRL cannot train or sample from a model, None where its files do not tell.
+
+    Args:
+        name: as of `model_dims`.
+    """
+    values = None if is_builtin(name) else model_config(name)
+    if values is None:
+        return None
+    family = str(values.get("model_type"))
+    if values.get("is_encoder_decoder"):
+        return f"is an encoder-decoder ({family}); oxRL trains decoder-only language models"
+    if family in ENCODERS and not values.get("is_decoder"):
+        return (
+            f"is an encoder ({family}), which reads a text in both directions; oxRL trains "
+            "causal language models"
+        )
+    if family in ("llama4", "llama4_text"):
+        return (
+            f"is of the family {family}, of which transformers keeps no backbone apart from the "
+            "output head; oxRL needs the two apart"
+        )
+    reads = [part for part in ("vision", "audio") if f"{part}_config" in values]
+    if reads and family not in VISION_FAMILIES:
+        known = ", ".join(VISION_FAMILIES)
+        return f"has a {reads[0]} encoder, and {family} is none of the families known here: {known}"
+    return None
+
+
+def without_attention(name: str, wanted: str) -> str | None:
+    """Why a model cannot compute attention as wanted, None where its files do not tell.
+
+    Args:
+        name: as of `model_dims`.
+        wanted: as `model.attention`.
+    """
+    values = None if is_builtin(name) else model_config(name)
+    family = str((values or {}).get("model_type"))
+    if family not in WITHOUT.get(wanted, ()):
+        return None
+    return f"is what transformers' {family} cannot do"
+
+
+def vocabulary_of(name: str) -> int:
+    """Tokens of a model, 0 where its files are not on this machine or do not tell."""
+    dims = model_dims(name)
+    return 0 if dims is None else dims.vocabulary
+
+
+def _from_config(values: Mapping[str, Any], stored: int | None) -> ModelDims | None:
+    """Read a Hugging Face text config; `stored` is the number of parameters, where it is known."""
+    values = {**values, **(values.get("text_config") or {})}
+    try:
+        hidden = values["hidden_size"]
+        layers = values["num_hidden_layers"]
+        vocabulary = values["vocab_size"]
+        heads = values["num_attention_heads"]
+        intermediate = values["intermediate_size"]
+    except KeyError:
+        return None
+    kv_heads = values.get("num_key_value_heads") or heads
+    head_dim = values.get("head_dim") or hidden // heads
+    context = values.get("max_position_embeddings")
+    if stored is None:
+        family = str(values.get("model_type"))
+        if family not in COUNTED:
+            return None
+        attention = 2 * hidden * (heads + kv_heads) * head_dim
+        if family == "qwen2" or values.get("attention_bias"):
+            attention += (heads + 2 * kv_heads) * head_dim
+        if family == "qwen3":
+            attention += 2 * head_dim
+        layer = attention + 3 * hidden * intermediate + 2 * hidden
+        embeddings = vocabulary * hidden * (1 if values.get("tie_word_embeddings") else 2)
+        stored = int(layers * layer + hidden + embeddings)
+    return ModelDims(
+        parameters=stored,
+        layers=layers,
+        hidden=hidden,
+        intermediate=intermediate,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        context=context,
+        vocabulary=vocabulary,
+        heads=heads,
+        tied=bool(values.get("tie_word_embeddings", True)),
+        routed=any(values.get(name) for name in EXPERTS),
+        normed_heads=str(values.get("model_type")).startswith(NORMED_HEADS),
+    )
+
+
+def stored_parameters(folder: Path) -> int | None:
+    """Parameters in the folder's model*.safetensors, by their headers; None when there are none."""
+    total = 0
+    for file in folder.glob("model*.safetensors"):
+        try:
+            with safe_open(file, framework="np") as weights:
+                for name in weights.keys():
+                    total += math.prod(weights.get_slice(name).get_shape())
+        except SafetensorError:
+            return None
+    return total or None
+
+
+def model_context(name: str) -> int | None:
+    """Longest row, in tokens, that a model was made for; None where that is not known."""
+    dims = model_dims(name)
+    return None if dims is None else dims.context
+
+
+def context_length(cfg: Config) -> int | None:
+    """Longest row of a run in tokens: `model.max_length`, else the model's own, else None."""
+    return cfg.model.max_length or model_context(cfg.model.name)

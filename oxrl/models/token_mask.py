@@ -1,0 +1,56 @@
+"""Which tokens a model of this process may sample at all: the same for all who ask it.
+
+What reads a model asks here: the sampler, the trainer, a reference and the probe of a delivery. So
+log-probabilities are over the same tokens everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from oxrl.errors import DataError
+from oxrl.models.meta_init import home_of
+from oxrl.models.vision_network import never_sampled
+
+ATTRIBUTE = "oxrl_sampled_only"
+
+
+def sample_only(model: PreTrainedModel, token_ids: Sequence[int]) -> None:
+    """Let these tokens share all probability from now on.
+
+    Args:
+        model: as loaded; a network that was made of it before knows nothing of this.
+        token_ids: the support.
+
+    Raises:
+        DataError: the model has no such token.
+    """
+    rows = model.get_output_embeddings().weight.shape[0]  # pyright: ignore
+    if max(token_ids) >= rows:
+        raise DataError(f"token {max(token_ids)} stands for an action, and the model has {rows}")
+    setattr(model, ATTRIBUTE, tuple(token_ids))
+
+
+def is_restricted(model: PreTrainedModel) -> bool:
+    """Whether some tokens alone share all probability."""
+    return getattr(model, ATTRIBUTE, None) is not None
+
+
+def excluded(model: PreTrainedModel, vocabulary: int) -> Tensor | None:
+    """Tokens without probability: [V] bool, True for those; None where all may be sampled.
+
+    Args:
+        model: a language model.
+        vocabulary: rows of its output head.
+    """
+    never = never_sampled(model.base_model, vocabulary, home_of(model))
+    support = getattr(model, ATTRIBUTE, None)
+    if support is None:
+        return never
+    outside = torch.ones(vocabulary, dtype=torch.bool, device=home_of(model))
+    outside[list(support)] = False
+    return outside

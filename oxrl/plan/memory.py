@@ -1,0 +1,305 @@
+"""How many bytes a run holds, by what it asks for: what `oxrl plan` says of memory and disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from oxrl.assembly.micro_batch_rules import by_rule, micro_batch_tokens
+from oxrl.config.checks.share_prefix import obstacles
+from oxrl.config.reads import has_reference_model
+from oxrl.config.schema import Config
+from oxrl.modelfiles.dims import ModelDims, context_length
+from oxrl.plan.activations import MicroBatch, activation_bytes
+from oxrl.plan.optimizer_memory import DTYPE_BYTES, frozen_bytes, held_of
+from oxrl.tables.cells import CRITIC
+from oxrl.tables.engines import TRAINING_ENGINES
+
+# There where Linux has a GPU of NVIDIA or AMD.
+GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
+# There where Linux counts the memory of a container; "max" where that has no limit.
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+FLOAT32 = 4
+# Packing has to save at least a tenth: PAYS in oxrl/models/prefix_layout.py.
+PAYS = 0.9
+# Rows up to so many tokens attend side by side: SIDE_BY_SIDE there.
+SIDE_BY_SIDE = 256
+# Slots of the local sampler hold multiples of so many tokens: SPAN in engines/sample/cache.py.
+SPAN = 32
+# Rows that are cut to save padding seldom fill a micro-batch further: with conversations of GSM8K
+# the largest of a step has half of the tokens that it may have where a step has 8 rows, 0.7 with
+# 16, 0.9 with 32.
+FILLED = 0.8
+# DeepSpeed collects gradients in a buffer of so many float32 numbers (`reduce_bucket_size`), and
+# leaves smaller weights than PERSISTENT whole at stage 3 (`stage3_param_persistence_threshold`).
+BUCKET = 500_000_000
+PERSISTENT = 100_000
+
+
+class Memory(NamedTuple):
+    """Bytes of a run.
+
+    phases: on each rank's device, by phase of a step. held: of it, what is there between steps.
+    offloaded: in CPU memory, per rank. stored: of one checkpoint.
+    """
+
+    phases: dict[str, int]
+    held: int
+    offloaded: int
+    stored: int
+
+
+class Ranks(NamedTuple):
+    """How a thing is cut up.
+
+    world: number of ranks. stage: of ZeRO, from which on the optimizer's state (1), gradients (2)
+    and weights (3) are.
+    """
+
+    world: int
+    stage: int
+
+    def share(self, size: float, since: int) -> int:
+        """Of `size` bytes that are cut up since a stage."""
+        return int(size) // (self.world if self.stage >= since else 1)
+
+
+def memory(cfg: Config, dims: ModelDims) -> Memory:
+    """Estimate the memory of each phase of a training step.
+
+    Weights and optimizer state of every model, plus a cache while sampling, plus gradients and
+    activations while updating. The critic is one more model of the policy's size.
+
+    Args:
+        dims: of `cfg.model`.
+    """
+    each = held_of(cfg, dims)
+    ranks = _ranks(cfg)
+    trained, _ = _models(cfg, dims)
+    held, offloaded = _held(cfg, dims, ranks)
+    phases: dict[str, int] = {}
+    if cfg.train.row.recipe in ("rl", "rejection"):
+        phases["rollout"] = sampler_bytes(cfg, dims)
+        if not cfg.samplers:
+            # The slots of the local sampler stay where they are.
+            held += phases["rollout"]
+            phases["rollout"] = held
+        elif cfg.sampling_process or cfg.inference_engine.placement == "colocated":
+            phases["rollout"] += held
+    bucket, whole = _of_deepspeed(cfg, dims, ranks)
+    held += whole
+    gradients = ranks.share(trained * each.gradients, since=2)
+    # Gradients of a micro-batch, in the type of the weights, appear as its activations go.
+    own = ranks.share(trained * each.own_gradients, since=2)
+    activations = activation_bytes(cfg, dims, micro_batch(cfg))
+    if cfg.train.backend == "fsdp" and cfg.fsdp.offload_optimizer:
+        offloaded += gradients
+        gradients = 0
+    computing = bucket + max(activations.on_device, own) + _gathered(cfg, dims, ranks)
+    phases["update"] = held + gradients + max(computing, _stepping(cfg, dims, ranks))
+    stored = int(trained * (each.stored + each.kept))
+    if cfg.train.row.moves_reference:
+        stored += dims.parameters * DTYPE_BYTES[cfg.model.dtype]
+    return Memory(phases, held, offloaded + activations.offloaded, stored)
+
+
+def _ranks(cfg: Config) -> Ranks:
+    stage = TRAINING_ENGINES[cfg.train.backend].zero_stage
+    if stage is None:
+        stage = cfg.deepspeed.zero_stage
+    return Ranks(cfg.run.training_gpus, stage)
+
+
+def _models(cfg: Config, dims: ModelDims) -> tuple[int, int]:
+    """How many parameters are trained, and how many models lie under adapters."""
+    models = 2 if cfg.train.row.has(CRITIC) else 1
+    if cfg.lora.rank:
+        return models * adapter_parameters(cfg, dims), models
+    return models * dims.parameters, 0
+
+
+def adapter_parameters(cfg: Config, dims: ModelDims) -> int:
+    """Of adapters on every linear layer."""
+    queries = dims.queries
+    outputs = queries + 2 * dims.keys + dims.hidden + 2 * dims.intermediate + dims.hidden
+    inputs = 3 * dims.hidden + queries + 2 * dims.hidden + dims.intermediate
+    each = cfg.lora.rank * (inputs + outputs)
+    if cfg.lora.dora:  # a magnitude for each output
+        each += outputs
+    return dims.layers * each
+
+
+def _held(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]:
+    """Bytes that a rank holds between steps: on its device, and offloaded to CPU memory."""
+    zero = cfg.deepspeed
+    size = DTYPE_BYTES[cfg.model.dtype]
+    each = held_of(cfg, dims)
+    trained, frozen = _models(cfg, dims)
+    weights = ranks.share(frozen * frozen_bytes(cfg, dims) + trained * each.weights, since=3)
+    states = ranks.share(trained * (each.masters + each.kept), since=1)
+    of_reference = ranks
+    if cfg.train.backend == "deepspeed":
+        of_reference = Ranks(ranks.world, cfg.deepspeed_ref.zero_stage)
+    copies = dims.parameters * size * has_reference_model(cfg)
+    reference = of_reference.share(copies, since=3)
+    offloaded = weights * zero.offload_param + states * zero.offload_optimizer
+    offloaded += reference * cfg.deepspeed_ref.offload_param
+    if cfg.train.backend == "fsdp" and cfg.fsdp.offload_optimizer:
+        offloaded = weights + states
+    return weights + states + reference - offloaded, offloaded
+
+
+def _gathered(cfg: Config, dims: ModelDims, ranks: Ranks) -> int:
+    """What is whole on each rank while it runs: two layers, and what is outside of layers."""
+    several = TRAINING_ENGINES[cfg.train.backend].several_ranks
+    if ranks.stage < 3 or not several:
+        return 0
+    whole = dims.parameters - (dims.layers - 2) * dims.layer
+    if cfg.train.backend == "deepspeed":
+        whole = max(0, whole - persistent_parameters(dims))
+    return whole * DTYPE_BYTES[cfg.model.dtype]
+
+
+def _of_deepspeed(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]:
+    """What DeepSpeed holds beside weights and optimizer state: in an update, and all the time."""
+    if cfg.train.backend != "deepspeed" or ranks.stage == 0:
+        return 0, 0
+    bucket = BUCKET * FLOAT32
+    if ranks.stage < 3:
+        return bucket, 0
+    return 0, bucket + persistent_parameters(dims) * DTYPE_BYTES[cfg.model.dtype]
+
+
+def persistent_parameters(dims: ModelDims) -> int:
+    """Matrices that stage 3 leaves whole."""
+    outputs = (
+        dims.queries,
+        dims.queries,
+        dims.keys,
+        dims.keys,
+        dims.intermediate,
+        dims.intermediate,
+    )
+    sizes = [dims.hidden * width for width in (*outputs, dims.intermediate)] * dims.layers
+    sizes += [dims.vocabulary * dims.hidden] * (1 if dims.tied else 2)
+    return sum(size for size in sizes if size < PERSISTENT)
+
+
+def _stepping(cfg: Config, dims: ModelDims, ranks: Ranks) -> int:
+    """What a step makes for a moment, of the largest weight or flat piece of many."""
+    if cfg.lora.rank or cfg.fsdp.offload_optimizer or cfg.deepspeed.offload_optimizer:
+        return 0  # adapters are small; the rest is stepped in CPU memory
+    largest = max(dims.vocabulary, dims.intermediate) * dims.hidden
+    if cfg.train.backend == "deepspeed" and ranks.stage >= 1:
+        largest = dims.parameters
+    copies = 1 + (cfg.train.weight_decay > 0)
+    if cfg.train.optimizer != "adamw" or cfg.train.master_weights == "none":
+        copies = 3  # the weight, raised and stepped, and how far it went
+    return copies * FLOAT32 * largest // (ranks.world if ranks.stage >= 1 else 1)
+
+
+def sync_bytes(cfg: Config, dims: ModelDims) -> int:
+    """What one delivery sends of weights; of an adapter where that alone travels."""
+    size = DTYPE_BYTES[cfg.model.dtype]
+    if cfg.lora.rank and cfg.lora.delivery == "adapter":
+        kept = FLOAT32 if cfg.lora.dora else size
+        return adapter_parameters(cfg, dims) * kept
+    return dims.parameters * size
+
+
+def sampler_bytes(cfg: Config, dims: ModelDims) -> int:
+    """Bytes of a sampler's cache and of its own weights, where it has some."""
+    engine = cfg.inference_engine
+    size = DTYPE_BYTES[cfg.model.dtype]
+    per_token = 2 * dims.layers * dims.keys * size
+    longest = _longest_row(cfg)
+    if engine.name == "local":
+        # It has all its slots from the first row on.
+        cache = engine.max_rows * -(-longest // SPAN) * SPAN * per_token
+    else:
+        rows = cfg.data.prompts_per_step * cfg.rollout.n_samples
+        cache = min(-(-rows // cfg.samplers), engine.max_rows) * longest * per_token
+    if not cfg.samplers:
+        return cache
+    return (cache + dims.parameters * size) // engine.tensor_parallel
+
+
+def _longest_row(cfg: Config) -> int:
+    """Tokens of the longest prompt and response that a run may sample."""
+    context = context_length(cfg)
+    if context is None:
+        return cfg.rollout.max_tokens
+    if cfg.data.max_prompt_tokens is None:
+        return context
+    return min(context, cfg.data.max_prompt_tokens + cfg.rollout.max_tokens)
+
+
+def rows_no_longer(cfg: Config, tokens: int) -> Config:
+    """The configuration of a run whose longest row, response included, has so many tokens."""
+    model = cfg.model.model_copy(update={"max_length": tokens})
+    return cfg.model_copy(update={"model": model})
+
+
+def micro_batch(cfg: Config) -> MicroBatch:
+    """The largest that a rank reads at a time, with the longest rows."""
+    tokens = micro_batch_tokens(cfg, on_cpu=on_cpu(cfg))
+    if cfg.train.row.recipe != "rl":
+        return _of_given_rows(cfg, tokens)
+    rows = -(-cfg.data.prompts_per_step * cfg.rollout.n_samples // cfg.run.training_gpus)
+    longest = _longest_row(cfg)
+    plain = min(max(1, tokens // longest), rows)
+    response = min(cfg.rollout.max_tokens, longest)
+    prompt = longest - response
+    group = prompt + cfg.rollout.n_samples * response
+    if not _shares(cfg) or group > PAYS * cfg.rollout.n_samples * longest:
+        return MicroBatch(plain * longest)
+    groups = max(1, min(tokens // group, rows // cfg.rollout.n_samples))
+    together = cfg.rollout.n_samples
+    if tokens < group:  # a part of a group
+        together = max(1, (tokens - prompt) // response)
+    blocks = groups if longest > SIDE_BY_SIDE else 1
+    return MicroBatch(
+        tokens=groups * (prompt + together * response),
+        attended=groups * together * longest,
+        prompts=groups * prompt,
+        seen=blocks * response * longest,
+    )
+
+
+def _of_given_rows(cfg: Config, tokens: int) -> MicroBatch:
+    """Of rows, or pairs of them, that are there before a run: one that has more goes alone."""
+    longest = context_length(cfg)
+    if longest is None:
+        return MicroBatch(tokens)
+    unit = longest
+    if cfg.train.row.recipe in ("preference", "reward_model"):
+        unit = 2 * longest
+    units = -(-cfg.data.rows_per_step // cfg.run.training_gpus)
+    if unit == longest and by_rule(cfg):
+        tokens = int(tokens * FILLED)
+    return MicroBatch(min(max(tokens, unit), units * unit))
+
+
+def machine_memory() -> int:
+    """Bytes of memory of this machine, or that the container leaves to it."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if MEMORY_LIMIT.is_file():
+        limit = MEMORY_LIMIT.read_text().strip()
+        if limit != "max":
+            there = min(there, int(limit))
+    return there
+
+
+def on_cpu(cfg: Config) -> bool:
+    """Where the model will be computed, as far as files tell: PyTorch is not asked."""
+    if cfg.run.device == "auto":
+        return not any(Path(name).exists() for name in GPU_FILES)
+    return cfg.run.device == "cpu"
+
+
+def _shares(cfg: Config) -> bool:
+    """Whether prompts of a group are read once, as far as the configuration tells."""
+    if cfg.train.share_prefix != "auto":
+        return bool(cfg.train.share_prefix)
+    return cfg.rollout.n_samples > 1 and not any(obstacles(cfg))

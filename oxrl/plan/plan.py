@@ -1,0 +1,307 @@
+"""`oxrl plan`: what a run will do, in words and numbers, from the configuration and files alone."""
+
+from __future__ import annotations
+
+from rich.filesize import decimal
+
+from oxrl.assembly.micro_batch_rules import FIELD, read_at_once, tokens_by_rule
+from oxrl.config.origins import told_origin
+from oxrl.config.reads import generates_answers, has_reference_model
+from oxrl.config.schema import Config
+from oxrl.errors import DataError, UnreachableError
+from oxrl.modelfiles.dims import ModelDims, context_length, model_dims
+from oxrl.modelfiles.hub import locate
+from oxrl.plan.memory import memory, on_cpu, sync_bytes
+from oxrl.plan.optimizer_memory import DTYPE_BYTES
+from oxrl.runs.deadlines import PHASES, Phase
+from oxrl.tables.cells import CRITIC
+from oxrl.tables.engines import TRAINING_ENGINES
+from oxrl.tables.numbers import KL_COEFF
+from oxrl.tables.preference import METHODS
+
+# On a CPU, in resident bytes, as benchmarks/real_memory.py finds it: Python with PyTorch,
+# transformers and a tokenizer; and what the system's allocator holds where tensors have been.
+RUNTIME = 700_000_000
+ALLOCATED = 1.05
+
+
+def plan_text(cfg: Config) -> str:
+    """What a run will do, one `label      text` line each.
+
+    Returns:
+        Batch equation, totals, data, the reference if there is one, memory per phase and disk.
+
+    Raises:
+        DataError: a file on the hub can neither be found in the cache nor fetched.
+    """
+    row = cfg.train.row
+    held = ", frozen linear layers in four bits" if cfg.model.load_in_4bit else ""
+    batch = {"rl": _rl_batch, "rejection": _rejection_batch}.get(row.recipe, _supervised_batch)
+    run = (
+        f"{cfg.run.name}: {row.name} ({row.summary}) on {cfg.model.name}, "
+        f"{cfg.model.dtype}{held}, device {cfg.run.device}, into {cfg.run.directory}"
+    )
+    lines = {"run": run} | batch(cfg) | _evaluation(cfg)
+    origin = told_origin(cfg.model.name)
+    if origin:
+        lines["policy"] = origin
+    reference = reference_text(cfg)
+    if reference:
+        lines["reference"] = reference
+    lines |= _sizes(cfg) | {"at once": _micro_batches(cfg)}
+    lines["deadlines"] = _waits(cfg)
+    return "\n".join(f"{label:<11}{text}" for label, text in lines.items())
+
+
+def _rl_batch(cfg: Config) -> dict[str, str]:
+    prompts = cfg.data.prompts_per_step
+    samples = cfg.rollout.n_samples
+    longest = cfg.rollout.max_tokens
+    minibatches = cfg.train.minibatches
+    updates = cfg.train.updates
+    steps = cfg.run.steps
+    rows = prompts * samples
+    rollouts = steps // updates
+    responses = rollouts * rows
+    all_rows = _count(rows, "row")
+    group = f"{_count(prompts, 'prompt')} x {_count(samples, 'sample')} = {all_rows}"
+    share = f"{_count(minibatches, 'minibatch', 'es')} of {_count(rows // minibatches, 'row')}"
+    passes = f"{_count(cfg.train.epochs, 'epoch')} = {_count(updates, 'optimizer step')}"
+    total = f"{_count(steps, 'optimizer step')} = {_count(rollouts, 'rollout step')}"
+    lag = ""
+    if cfg.sampling_block:
+        lag = (
+            f"; {_count(cfg.sampling_block, 'rollout step')} at a time, while earlier ones train, "
+            f"at most {(2 * cfg.sampling_block - 1) * updates} weight versions old"
+        )
+    return {
+        "rollout": f"{group} per rollout step, up to {longest:,} response tokens each{lag}",
+        "update": f"{all_rows} in {share}, {passes} per rollout step",
+        "total": f"{total} = {responses:,} responses, at most {responses * longest:,} tokens",
+        "data": _passes(cfg, rollouts * prompts, "prompts"),
+    }
+
+
+def _supervised_batch(cfg: Config) -> dict[str, str]:
+    rows = cfg.data.rows_per_step
+    steps = cfg.run.steps
+    return {
+        "update": f"{_count(rows, 'row')} per optimizer step",
+        "total": f"{_count(steps, 'optimizer step')} = {_count(steps * rows, 'row')}",
+        "data": _passes(cfg, steps * rows, "rows"),
+    }
+
+
+def _rejection_batch(cfg: Config) -> dict[str, str]:
+    samples = cfg.rollout.n_samples
+    try:
+        prompts = count_rows(cfg.data.train_files[0])
+    except UnreachableError:
+        return _supervised_batch(cfg)
+    asked = (
+        f"{_count(prompts, 'prompt')} x {_count(samples, 'sample')}"
+        f" = {prompts * samples:,} responses; rows are those that are kept"
+    )
+    return _supervised_batch(cfg) | {"data": f"{cfg.data.train}: {asked}"}
+
+
+def _evaluation(cfg: Config) -> dict[str, str]:
+    if cfg.data.eval is None:
+        return {}
+    try:
+        rows = count_rows(cfg.data.eval)
+    except UnreachableError:
+        return {"eval": f"{cfg.data.eval}: unknown rows"}
+    if cfg.data.eval_rows is not None:
+        rows = min(rows, cfg.data.eval_rows)
+    text = f"{_count(rows, 'row')} of {cfg.data.eval}"
+    if cfg.train.row.recipe == "rl" or generates_answers(cfg):
+        text += f" x {_count(cfg.rollout.eval_samples, 'sample')}"
+    text += ", "
+    if cfg.run.eval_every:
+        text += f"every {_count(cfg.run.eval_every, 'optimizer step')} and "
+    return {"eval": f"{text}at the end"}
+
+
+def _passes(cfg: Config, drawn: int, unit: str) -> str:
+    files = cfg.data.train_files
+    try:
+        rows = sum(count_rows(file) for file in files)
+    except UnreachableError:
+        return f"{', '.join(files)}: unknown rows; {drawn:,} {unit} drawn"
+    share = drawn / max(rows, 1)
+    passes = f" = {share:.2f} passes over the data" if rows else ""
+    if 0 < share < 0.01:
+        passes = ", less than a hundredth of them"
+    return f"{', '.join(files)}: {_count(rows, 'row')}; {drawn:,} {unit} drawn{passes}"
+
+
+def count_rows(path: str) -> int:
+    """Rows of a JSONL (lines that are not blank) or Parquet file.
+
+    Args:
+        path: a file, or one on the hub, which is fetched as the run will.
+
+    Raises:
+        DataError: a Parquet file is none.
+        UnreachableError: a file on the hub can neither be found in the cache nor fetched.
+    """
+    file = locate(path)
+    if file.suffix == ".parquet":
+        # Imported here: pyarrow is heavy, and only Parquet files need it.
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            return int(pyarrow.parquet.read_metadata(file).num_rows)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(f"{path}: not a readable Parquet file: {error}") from None
+    with file.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
+
+
+def reference_text(cfg: Config) -> str:
+    """What a run compares the policy with, what that costs, why, and how to do without.
+
+    A row's default may ask for a reference that nobody thought of: this is told by the plan, and
+    at the start of the run. Empty where there is none.
+    """
+    row = cfg.train.row
+    if row.recipe == "preference":
+        return _preference_reference(cfg)
+    if row.recipe != "rl" or row.kl == "none" or not cfg.train.value(KL_COEFF) > 0:
+        return ""
+    coefficient = cfg.train.value(KL_COEFF)
+    usual = row.defaults.get(KL_COEFF.key) == coefficient
+    origin = f"the default of {row.name}" if usual else "as configured"
+    why = f"for train.kl_coeff = {coefficient:g}, {origin}"
+    return f"{_reference_model(cfg)}, {why}; train.kl_coeff=0 does without"
+
+
+def _reference_model(cfg: Config) -> str:
+    """What the reference is held as, and its size."""
+    if cfg.lora.rank:
+        return "the policy with its adapter switched off (no memory of its own)"
+    dims = model_dims(cfg.model.name)
+    if dims is None:
+        return "a second copy of the policy, of unknown size"
+    size = decimal(dims.parameters * DTYPE_BYTES[cfg.model.dtype])
+    return f"a second copy of the policy, {size}"
+
+
+def _preference_reference(cfg: Config) -> str:
+    method = METHODS[cfg.train.alg_name]
+    if not (method.reference or any(METHODS[name].reference for name in cfg.train.mix)):
+        return ""
+    free = "train.alg_name=simpo, orpo, cpo do without"
+    if method.moves_reference:
+        held = f"{_reference_model(cfg)}, which follows it"
+        return f"{held}: {cfg.train.alg_name} asks for it; {free}"
+    why = f"{cfg.train.alg_name} compares the policy with itself before training"
+    return f"{why}: what that says of each row is computed once and kept on disk; {free}"
+
+
+def _micro_batches(cfg: Config) -> str:
+    tokens = cfg.train.micro_batch_tokens
+    if tokens != "auto":
+        return f"{read_at_once(tokens)} ({FIELD})"
+    found, why = tokens_by_rule(cfg, on_cpu=on_cpu(cfg))
+    return f"{read_at_once(found)} ({FIELD}: auto, {why})"
+
+
+def _sizes(cfg: Config) -> dict[str, str]:
+    dims = model_dims(cfg.model.name)
+    if dims is None:
+        why = f"unknown: {cfg.model.name} is not on disk, or has no sizes this reads"
+        return {"model": why}
+    stored = memory(cfg, dims).stored
+    kept = cfg.run.keep_checkpoints
+    needed, _ = disk_needed(cfg, dims)
+    sync = sync_text(cfg, dims)
+    return ({"sync": sync} if sync else {}) | {
+        "model": f"{dims.parameters:,} parameters, context {context_length(cfg) or 'unknown'}",
+        "disk": (
+            f"{decimal(stored)} per checkpoint, {decimal(needed)} with {kept} kept and one being "
+            "written"
+        ),
+    }
+
+
+def memory_needed(cfg: Config, dims: ModelDims) -> tuple[int, str]:
+    """Bytes of memory that a run needs at its most, and what it needs by phase, in words.
+
+    Args:
+        dims: of `cfg.model`.
+
+    Returns:
+        Of a device; on a CPU of all training ranks and all that Python needs, for they share it.
+    """
+    phases, _, offloaded, _ = memory(cfg, dims)
+    here = on_cpu(cfg)
+    if here:
+        phases = {phase: int(size * ALLOCATED) + RUNTIME for phase, size in phases.items()}
+    needed = max(phases.values())
+    text = "about " + ", ".join(f"{decimal(size)} in {phase}" for phase, size in phases.items())
+    ranks = cfg.run.training_gpus
+    if ranks > 1:
+        text += " per rank"
+    if offloaded:
+        text += f" and {decimal(offloaded)} offloaded to CPU memory"
+    if here:
+        needed = ranks * (needed + offloaded)
+    return needed, text
+
+
+def disk_needed(cfg: Config, dims: ModelDims) -> tuple[int, int]:
+    """Bytes of the checkpoints that are on the disk at once, and how many these are.
+
+    Args:
+        dims: of `cfg.model`.
+    """
+    every = cfg.run.checkpoint_every
+    # The first one, one at every multiple of `checkpoint_every`, and the last.
+    written = 2 + (cfg.run.steps - 1) // every if every else 2
+    if cfg.run.first_checkpoint == "reference":
+        written -= 1
+    checkpoints = min(cfg.run.keep_checkpoints + 1, written)
+    return memory(cfg, dims).stored * checkpoints, checkpoints
+
+
+def sync_text(cfg: Config, dims: ModelDims) -> str:
+    """What one delivery of weights sends, and along which route; empty where nothing is sent."""
+    samplers = cfg.samplers
+    if not samplers or cfg.train.row.recipe != "rl":
+        return ""
+    what = "adapter" if cfg.lora.rank and cfg.lora.delivery == "adapter" else "weights"
+    source = "this process"
+    if TRAINING_ENGINES[cfg.train.backend].several_ranks:
+        source = "the training ranks, none through this process"
+    to = f"to each of {samplers} samplers" if samplers > 1 else "to the sampler"
+    return f"{decimal(sync_bytes(cfg, dims))} of {what} per delivery {to}, from {source}"
+
+
+def model_bytes(cfg: Config) -> int:
+    """Bytes of the policy's weights; 0: unknown."""
+    dims = model_dims(cfg.model.name)
+    return 0 if dims is None else dims.parameters * DTYPE_BYTES[cfg.model.dtype]
+
+
+def models_trained(cfg: Config) -> int:
+    """How many models of the policy's size training builds: with a critic and a reference."""
+    return 1 + cfg.train.row.has(CRITIC) + has_reference_model(cfg)
+
+
+def _waits(cfg: Config) -> str:
+    """The longest wait of each phase, with the bytes of this model."""
+    weights = model_bytes(cfg)
+    sizes: dict[Phase, int] = {"load": models_trained(cfg) * weights, "sync": weights}
+    waits = [cfg.run.waits.of(phase, sizes.get(phase, 0)) for phase in PHASES]
+    shown = ", ".join(f"{wait.phase} {wait.seconds:.4g} s" for wait in waits)
+    return (
+        f"a run gives up where nothing moves for: {shown} (a checkpoint: no further byte; "
+        "a rollout: no further answer)"
+    )
+
+
+def _count(number: int, unit: str, plural: str = "s") -> str:
+    return f"{number:,} {unit}{'' if number == 1 else plural}"

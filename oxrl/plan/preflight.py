@@ -1,0 +1,662 @@
+"""What can be known before weights are read: looked at by `oxrl plan`, and by a run that begins.
+
+Each check says in words what it found. It raises an `OxrlError` where the run could not work, and
+`Unknown` where that cannot be told from here.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
+
+from rich.filesize import decimal
+
+from oxrl.assembly.micro_batch_rules import FIELD as MICRO_BATCH
+from oxrl.config import Config
+from oxrl.config.checks.share_prefix import open_choice, sharing_is_read
+from oxrl.config.field import SAMPLING
+from oxrl.config.reads import fields_read
+from oxrl.config.reward_options import JUDGE, asked_rewards
+from oxrl.config.sections.action import ActionConfig
+from oxrl.config.sections.train import is_own
+from oxrl.data.dataset import Dataset, ReadOptions
+from oxrl.data.layouts import in_our_words
+from oxrl.data.order import index_at
+from oxrl.data.rows import Record, read_rows
+from oxrl.errors import (
+    ConfigError,
+    DataError,
+    Interrupted,
+    MissingExtraError,
+    OxrlError,
+    RewardDefinitionError,
+    UnreachableError,
+)
+from oxrl.modelfiles.builtin import is_builtin
+from oxrl.modelfiles.dims import ModelDims, context_length, model_dims
+from oxrl.modelfiles.files import refuse_missing_folder
+from oxrl.modelfiles.folder import adapter_base, check_model_folder
+from oxrl.modelfiles.hub import locate
+from oxrl.modelfiles.vision import has_image_processor
+from oxrl.plan.memory import machine_memory, on_cpu, rows_no_longer
+from oxrl.plan.plan import disk_needed, memory_needed
+from oxrl.rewards.builtin import BUILTINS, UNTRIED
+from oxrl.rewards.workers import ScoringPool, SinglePool
+from oxrl.runs.directory import GIVEN
+from oxrl.runs.stop import StopRequest
+from oxrl.runs.waiting import Patience
+from oxrl.tables.engines import SAMPLING_ENGINES
+from oxrl.tables.preference import METHODS
+from oxrl.tables.trackers import TRACKERS
+from oxrl.tables.vision import VISION_FAMILIES
+from oxrl.types import Completion, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from oxrl.rewards.judge.pool import JudgePool
+
+# Rows of each file that are rendered as the model will see them.
+RENDERED = 32
+# Prompts of each file that a reward is tried on, out of those.
+REHEARSED = 3
+# Rows of each file whose images are opened.
+LOOKED_AT = 1000
+# A larger file is not read to its end, in bytes: that takes longer than a mistake costs.
+MOST_READ = 200_000_000
+
+
+class Unknown(Exception):
+    """What cannot be told from here; the text says why."""
+
+
+class Warned(Unknown):
+    """What may go wrong; the text says why, and what to do."""
+
+
+class Finding(NamedTuple):
+    """What one check found."""
+
+    subject: str
+    state: Literal["ok", "unknown", "warning", "wrong"]
+    text: str
+
+
+@dataclass
+class Prepared:
+    """What the checks found on the way, and later ones need; closing it ends the reward's workers.
+
+    tokenizer: None where it cannot be had. prompts: the first ones of every training file.
+    longest: tokens of their longest row; 0: unknown. pool: a reward that has been tried.
+    """
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    prompts: dict[str, list[Prompt]] = field(default_factory=dict[str, list[Prompt]])
+    longest: int = 0
+    pool: ScoringPool | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers of the reward."""
+        if self.pool is not None:
+            self.pool.close()
+
+
+Check = Callable[[Config, Prepared, Patience], str]
+
+
+def check_model(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """The model's files are here and whole, and transformers has such a language model."""
+    name = cfg.model.name
+    if is_builtin(name):
+        return f"{name}, built in"
+    folder = _folder_of(name)
+    check_model_folder(folder)
+    base = adapter_base(str(folder))
+    if base is not None:
+        below = _folder_of(base)
+        check_model_folder(below)
+        return f"an adapter on {base}, {_architecture(cfg, below)}"
+    return _architecture(cfg, folder)
+
+
+def _folder_of(name: str) -> Path:
+    """Where the files of a model are: its folder, or its snapshot in the hub's cache.
+
+    Raises:
+        Unknown: it is on the hub, and not in the cache.
+        DataError: it can be no name on the hub.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    refuse_missing_folder(name)
+    # Imported here: a fifth of a second that only names on the hub cost.
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except ValueError as error:
+        raise DataError(
+            f"model.name: {name!r} is no folder, and no name on the hub: {error}"
+        ) from None
+    if not isinstance(cached, str):
+        raise Unknown(f"{name} is not in the hub's cache on this machine; a run fetches it")
+    return Path(cached).parent
+
+
+def _architecture(cfg: Config, folder: Path) -> str:
+    """The class that a model's config.json asks for.
+
+    Raises:
+        DataError: transformers has no causal language model of that family.
+    """
+    # Imported here: built-in models do without them.
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    from oxrl.models.load import named_in_errors
+
+    own_code = cfg.model.trust_remote_code
+    with named_in_errors("model", str(folder)):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=own_code)
+    known: Mapping[str, Any] = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    family = str(config.model_type)
+    if family in VISION_FAMILIES:
+        sees = "shows it images" if has_image_processor(str(folder)) else "lacks an image processor"
+        return f"{MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[family]} in {folder}, which {sees}"
+    if family in known:
+        return f"{known[family]} in {folder}"
+    brings = getattr(config, "auto_map", None) or {}
+    if own_code and "AutoModelForCausalLM" in brings:
+        return f"{family} in {folder}, by code of its own"
+    raise DataError(
+        f"model.name: {str(folder)!r} is of the family {family}, of which transformers has no "
+        "causal language model"
+    )
+
+
+def check_prompts_read(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """Whether prompts can be read once; auto does without where they cannot."""
+    if not sharing_is_read(cfg):
+        return "this algorithm has neither groups nor pairs"
+    # Imported here: other recipes try nothing.
+    from oxrl.assembly.sharing import decided, told
+
+    if not open_choice(cfg):
+        how = "once for all responses" if cfg.train.share_prefix else "once per response"
+        return f"read {how}, as train.share_prefix says"
+    return told(decided(_as_it_is_here(cfg))).removeprefix("each prompt is ")
+
+
+def _as_it_is_here(cfg: Config) -> Config:
+    """With the model's folder; asking the hub for news takes its time where there is no network."""
+    name = cfg.model.name
+    if is_builtin(name):
+        return cfg
+    own = cfg.model.model_copy(update={"name": str(_folder_of(name)), "revision": None})
+    return cfg.model_copy(update={"model": own})
+
+
+def check_device(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """The device that was asked for is here; with Ray other machines have it."""
+    if cfg.run.device != "cuda":
+        return cfg.run.device
+    from oxrl.assembly.assembly import choose_device  # torch, as below
+
+    try:
+        return str(choose_device(cfg))
+    except ConfigError:
+        if "run.ray_address" not in fields_read(cfg):
+            raise
+        raise Unknown("none is on this machine; a run asks the Ray cluster for one") from None
+
+
+def check_tokenizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """The tokenizer can be loaded and has a chat template."""
+    from oxrl.assembly.assembly import build_tokenizer
+    from oxrl.data.chat import ChatEncoder
+
+    tokenizer = build_tokenizer(_as_it_is_here(cfg))
+    ChatEncoder(tokenizer)
+    prepared.tokenizer = tokenizer
+    template = cfg.model.chat_template or "its own chat template"
+    return f"{len(tokenizer):,} tokens, {template}"
+
+
+def check_data(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """Every data file can be read, and the model sees something in its first rows."""
+    told: list[str] = []
+    unreached: list[str] = []
+    files = [(name, False) for name in cfg.data.train_files]
+    if cfg.data.eval is not None:
+        files.append((cfg.data.eval, True))
+    for name, held_out in files:
+        try:
+            told.append(_file_text(cfg, prepared, name, held_out=held_out))
+        except UnreachableError as error:
+            unreached.append(str(error))
+    if unreached:
+        raise UnreachableError("; ".join(unreached + told))
+    return "; ".join(told)
+
+
+def _file_text(cfg: Config, prepared: Prepared, name: str, *, held_out: bool) -> str:
+    path = locate(name)
+    if prepared.tokenizer is None:
+        # Which tokens stand for actions follows from the tokenizer, which the hub may be asked for.
+        cfg = cfg.model_copy(update={"action": ActionConfig()})
+    dataset, options = rows_of(cfg, name, held_out=held_out)
+    rows, wordiest = _read_all(path, dataset, options)
+    if prepared.tokenizer is None:
+        return f"{rows} of {name} can be read; without the tokenizer they cannot be rendered"
+    first, longest = dataset.first(path, prepared.tokenizer, options, RENDERED, wordiest)
+    units = [unit for made in first for unit in made]
+    if held_out:
+        return f"{rows} of {name}, with up to {longest:,} tokens"
+    prepared.longest = max(prepared.longest, longest)
+    if cfg.train.row.recipe in SAMPLING:
+        # In the order of the run: neighbours in a file are often of one kind.
+        draws = range(min(REHEARSED, len(units)))
+        drawn = [index_at(draw, len(units), cfg.run.seed) for draw in draws]
+        prepared.prompts[name] = [units[index] for index in drawn]
+    return f"{rows} of {name}, with up to {longest:,} tokens"
+
+
+def _read_all(
+    path: Path, dataset: type[Dataset[Any]], options: ReadOptions
+) -> tuple[str, list[Record]]:
+    """Read every row, without rendering it; say how many there are, and which have most text."""
+    if path.stat().st_size > MOST_READ:
+        return f"the first {RENDERED} rows (there are too many to read all now)", []
+    first = None
+    count = 0
+    wordiest: list[tuple[int, int, Record]] = []
+    for row in read_rows(path):
+        if count == options.limit:
+            break
+        record = in_our_words(row, options.columns)
+        first = first or record
+        dataset.check(record, first)
+        if options.images is not None and count < LOOKED_AT:
+            options.images.prepared(record)
+        heappush(wordiest, (len(str(row.fields)), count, row))
+        if count >= RENDERED:
+            heappop(wordiest)
+        count += 1
+    if not count:
+        raise DataError(f"{path}: the file has no rows")
+    told = f"{count:,} rows" if count > 1 else "1 row"
+    return told, [row for _, _, row in wordiest]
+
+
+def rows_of(cfg: Config, name: str, *, held_out: bool) -> tuple[type[Dataset[Any]], ReadOptions]:
+    """What the recipe of a run reads a data file as, and how.
+
+    Args:
+        name: of the file.
+        held_out: it is that of `data.eval`.
+    """
+    # Imported where a recipe reads them: preferences bring torch.
+    from oxrl.assembly.assembly import row_options
+
+    recipe = cfg.train.row.recipe
+    if recipe == "rl" or (recipe == "rejection" and not held_out):
+        from oxrl.data.prompts import PromptDataset
+
+        return PromptDataset, row_options(cfg, held_out, _longest_prompt(cfg))
+    if recipe in ("supervised", "rejection"):
+        from oxrl.data.conversations import ConversationDataset
+
+        return ConversationDataset, row_options(cfg, held_out)
+    if cfg.train.alg_name == "process_reward_model":
+        from oxrl.data.steps import StepDataset
+
+        return StepDataset, row_options(cfg, held_out)
+    from oxrl.data.preferences import PreferenceDataset
+    from oxrl.recipes.preference import holds_singles
+
+    unpaired = False
+    if recipe == "preference":
+        unpaired = holds_singles(cfg) if held_out else METHODS[cfg.train.alg_name].unpaired
+    return PreferenceDataset, row_options(cfg, held_out, unpaired=unpaired)
+
+
+def _longest_prompt(cfg: Config) -> int | None:
+    """Tokens of the longest prompt that leaves room for a response, where that is known."""
+    if cfg.data.max_prompt_tokens is not None:
+        return cfg.data.max_prompt_tokens
+    context = context_length(cfg)
+    return None if context is None else context - cfg.rollout.max_tokens
+
+
+def check_reward(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """The reward can be loaded, and scores prompts of the data."""
+    from oxrl.assembly.assembly import build_rewards
+
+    if cfg.train.row.recipe not in SAMPLING:
+        return "none: this algorithm learns from given answers"
+    if cfg.scores_nothing:
+        return "none is asked: rollout.from_samples has its scores"
+    if not cfg.reward.exists:
+        return "none: the environment rewards"
+    prepared.pool = build_rewards(cfg)
+    told: list[str] = []
+    known = True
+    for asked, pool in zip(asked_rewards(cfg.reward), prepared.pool.pools, strict=True):
+        try:
+            text = _try_one(pool, prepared, patience)
+        except Unknown as error:
+            known = False
+            text = str(error)
+        told.append(f"{asked.part}: {text}" if asked.part else text)
+    if not known:
+        raise Unknown("; ".join(told))
+    return "; ".join(told)
+
+
+def _try_one(pool: SinglePool, prepared: Prepared, patience: Patience) -> str:
+    """Load one reward, and have it score prompts of the data."""
+    if Path(pool.name).is_dir():
+        check_model_folder(Path(pool.name))
+        return f"{pool.name}, a reward model, which is loaded when a run starts"
+    pool.start(patience)
+    if pool.name == JUDGE:
+        return _find_judge(pool)
+    if not prepared.prompts:
+        return f"{pool.name} can be loaded; without tokenizer or rows it is not tried on data"
+    for prompts in prepared.prompts.values():
+        try_reward(pool, prompts, patience)
+    tried = sum(map(len, prepared.prompts.values()))
+    return f"{pool.name}, tried on {tried} prompts of the data"
+
+
+def _find_judge(pool: SinglePool) -> str:
+    """Whether a judge answers, which costs nothing. A run may do without: verdicts are kept.
+
+    Raises:
+        Unknown: it does not.
+    """
+    problem = cast("JudgePool", pool).unreachable()
+    if problem:
+        raise Unknown(f"the judge does not answer now: {problem}")
+    return f"{pool.name} answers; no verdict is asked for before a run"
+
+
+def try_reward(pool: ScoringPool, prompts: Sequence[Prompt], patience: Patience) -> None:
+    """Try a reward that has started on some prompts of a file, before anything depends on it.
+
+    Raises:
+        RewardDefinitionError: it, or a part of it, scores none of them, whatever the completion.
+        Stopped: a signal asked to stop.
+    """
+    for one in pool.pools:
+        one.rehearse(prompts, patience)
+        if one.name in BUILTINS and one.name not in UNTRIED and prompts:
+            _try_built_in(one, prompts, patience)
+
+
+def _try_built_in(pool: SinglePool, prompts: Sequence[Prompt], patience: Patience) -> None:
+    groups = [(prompt, [_answered(prompt)]) for prompt in prompts]
+    scores = [score for group in pool.score(groups, patience) for score in group]
+    if all(score.value is None for score in scores):
+        raise RewardDefinitionError(
+            f"{pool.field}.name={pool.name}: it can score none of {len(prompts)} prompts of "
+            f'the data: {scores[0].reason}. math and exact compare with "answer", a column of the '
+            "data: add that, or choose another reward"
+        )
+
+
+def _answered(prompt: Prompt) -> Completion:
+    """A made-up completion that states the right answer."""
+    return Completion(segments=(), text=f"#### {prompt.answer}", finish_reason="stop")
+
+
+def check_environment(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """The environment can be loaded, and begins an episode on a prompt of the data."""
+    name = cfg.environment.name
+    if not name:
+        return "none: every response is one turn"
+    if cfg.scores_nothing:
+        return f"{name}, of which rollout.from_samples has the episodes"
+    prompts = [prompt for found in prepared.prompts.values() for prompt in found]
+    if not prompts:
+        raise Unknown("without prompts of the data no episode can begin")
+    from oxrl.assembly.assembly import build_images
+    from oxrl.assembly.episode_wiring import begun, environment_pool, image_names
+    from oxrl.data.messages import images_of
+
+    with closing(environment_pool(cfg)) as pool:
+        opened = begun(name, pool.start(prompts[0], patience), image_names(name, build_images(cfg)))
+    shown = images_of(opened.messages)
+    told = f" and {len(shown)} images" if shown else ""
+    return f"{name}, began an episode with {len(opened.tools)} tools{told}"
+
+
+def check_loss(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """A policy loss of the user's own can be called, and is a loss."""
+    if not is_own_loss(cfg):
+        return f"{cfg.train.row.gate}, of the table"
+    from oxrl.recipes.own_gate import tried_gate  # torch, which losses of the table do without
+
+    return tried_gate(cfg)
+
+
+def is_own_loss(cfg: Config) -> bool:
+    """Whether the policy loss is the user's."""
+    return cfg.train.row.recipe == "rl" and is_own(cfg.train.row.gate)
+
+
+def check_features(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """Features of the user's own can be loaded."""
+    if not cfg.train.features:
+        return "none of your own"
+    from oxrl.recipes.own_feature import tried_features  # torch, as above
+
+    return tried_features(cfg)
+
+
+def check_trackers(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """The packages of all trackers are installed.
+
+    Raises:
+        MissingExtraError: one is not; says what installs it.
+    """
+    for name in cfg.run.shown_in:
+        row = TRACKERS[name]
+        if find_spec(row.package) is None:
+            raise MissingExtraError(
+                f"run.trackers: {row.title} needs the package {row.package}, which is not "
+                f"installed: {row.install} does it, or leave the tracker out"
+            )
+    return ", ".join(TRACKERS[name].title for name in cfg.run.shown_in)
+
+
+def check_sampler(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """What samples on this machine is installed.
+
+    Raises:
+        MissingExtraError: it is not; says what installs it.
+    """
+    name = cfg.inference_engine.name
+    package = SAMPLING_ENGINES[name].package
+    if cfg.sampling_process and package is not None and find_spec(package) is None:
+        raise MissingExtraError(
+            f"inference_engine.name: {name} is not installed: `make env-scale` on a CPU machine, "
+            f"pip install -e '.[{name}]' for CUDA; or set it to local"
+        )
+    return name
+
+
+def check_optimizer(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """The library of the optimizer, and of weights in four bits, is installed.
+
+    Raises:
+        MissingExtraError: it is not; says what installs it.
+    """
+    name = cfg.train.optimizer
+    if name == "adamw_8bit" and find_spec("bitsandbytes") is None:
+        raise MissingExtraError(
+            "train.optimizer: adamw_8bit needs bitsandbytes, which is not installed: "
+            "pip install -e '.[8bit]', or use train.optimizer: adamw"
+        )
+    if cfg.model.load_in_4bit and find_spec("bitsandbytes") is None:
+        raise MissingExtraError(
+            "model.load_in_4bit needs bitsandbytes, which is not installed: "
+            "pip install -e '.[qlora]', or set it to false"
+        )
+    return f"{name}, frozen weights in four bits" if cfg.model.load_in_4bit else name
+
+
+def check_memory(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """The machine has the memory that rows as long as those of the data take."""
+    if cfg.environment.name:
+        raise Unknown("how long rows get is for the environment to say")
+    if not prepared.longest:
+        raise Unknown("the length of the rows is not known here")
+    tokens = prepared.longest
+    if cfg.train.row.recipe in SAMPLING:
+        tokens += cfg.rollout.max_tokens
+    when = f"with the rows of the data, up to {tokens:,} tokens each"
+    return _memory_text(rows_no_longer(cfg, tokens), when)
+
+
+def check_limit(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """The machine has the memory that rows as long as the configuration allows take."""
+    when = "with rows as long as the model reads"
+    longest = context_length(cfg)
+    if longest is not None:
+        when += f", {longest:,} tokens"
+    return _memory_text(cfg, when)
+
+
+def _memory_text(cfg: Config, when: str) -> str:
+    """What a run takes, by phase.
+
+    Raises:
+        Warned: that is more than there is.
+    """
+    needed, text = memory_needed(cfg, _dims(cfg))
+    text += f" {when}"
+    there = machine_memory()
+    if needed <= there or not on_cpu(cfg):
+        return text
+    raise Warned(
+        f"{text}: {decimal(needed)} is more than the {decimal(there)} that are here. Lower "
+        f"model.max_length, {MICRO_BATCH} or inference_engine.max_rows, or use "
+        "model.gradient_checkpointing"
+    )
+
+
+def _dims(cfg: Config) -> ModelDims:
+    """Sizes of the model.
+
+    Raises:
+        Unknown: its files do not tell, or are not here.
+    """
+    dims = model_dims(cfg.model.name)
+    if dims is None:
+        raise Unknown("the size of the model is not known here")
+    return dims
+
+
+def check_disk(cfg: Config, prepared: Prepared, patience: Patience) -> str:
+    """The disk has room for the checkpoints that will be on it at once."""
+    needed, checkpoints = disk_needed(cfg, _dims(cfg))
+    place = cfg.run.directory.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    text = f"{decimal(needed)} for {checkpoints} checkpoints, {decimal(free)} are free at {place}"
+    if needed > free:
+        raise ConfigError(
+            f"run.dir: {text}: lower run.keep_checkpoints, or choose a larger disk with run.dir"
+        )
+    return text
+
+
+# In this order: later ones use what earlier ones found.
+CHECKS: Mapping[str, Check] = {
+    "model": check_model,
+    "device": check_device,
+    "prompts": check_prompts_read,
+    "tokenizer": check_tokenizer,
+    "data": check_data,
+    "loss": check_loss,
+    "features": check_features,
+    "reward": check_reward,
+    "environment": check_environment,
+    "trackers": check_trackers,
+    "sampler": check_sampler,
+    "optimizer": check_optimizer,
+    "memory": check_memory,
+    "limit": check_limit,
+    "disk": check_disk,
+}
+
+
+def examine(cfg: Config, prepared: Prepared, subject: str, patience: Patience) -> Finding:
+    """What one of the CHECKS finds, nothing raised."""
+    try:
+        return Finding(subject, "ok", CHECKS[subject](cfg, prepared, patience))
+    except Warned as warned:
+        return Finding(subject, "warning", str(warned))
+    except (Unknown, UnreachableError) as unknown:
+        return Finding(subject, "unknown", str(unknown))
+    except OxrlError as error:
+        if error.exit_code != ConfigError.exit_code:
+            raise
+        return Finding(subject, "wrong", str(error))
+
+
+def prepare_to_begin(cfg: Config) -> Prepared:
+    """Make every check before a run begins; what is unknown here, the run finds out.
+
+    A run that goes on has passed them when it began.
+
+    Returns:
+        What was prepared, to be closed; nothing where the run directory is there already.
+
+    Raises:
+        OxrlError: what is wrong.
+        Interrupted: a signal asked to stop.
+    """
+    prepared = Prepared()
+    place = cfg.run.directory
+    if place.exists() and not place.is_dir():
+        return prepared
+    if place.is_dir() and any(entry.name != GIVEN for entry in place.iterdir()):
+        return prepared
+    try:
+        with StopRequest() as stop:
+            patience = Patience(partial(bool, stop))
+            for check in CHECKS.values():
+                with suppress(Unknown):
+                    check(cfg, prepared, patience)
+                if stop:
+                    why = f"stopped by {stop.requested} before the run began; nothing was written"
+                    raise Interrupted(why)
+    except BaseException:
+        prepared.close()
+        raise
+    return prepared

@@ -1,0 +1,134 @@
+"""The checks before a run, made in a process of their own: what a template or a tokenizer does
+there can be stopped, and `oxrl plan` itself imports nothing heavy.
+
+The process is started as `python -m oxrl.plan.preflight_process FD`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from oxrl.config import Config
+from oxrl.config.checks.share_prefix import sharing_is_read
+from oxrl.config.reads import read_values, sections_of
+from oxrl.config.reward_options import asked_rewards
+from oxrl.config.sections.train import is_own
+from oxrl.errors import OxrlError
+from oxrl.runs.waiting import Patience
+from oxrl.usercode.channel import LateReply, LostWorker, SuspectWorker
+from oxrl.usercode.messages import Json, Replies, decode
+from oxrl.usercode.worker import LAST_WORDS_S, Printed, Worker
+
+if TYPE_CHECKING:
+    from oxrl.plan.preflight import Prepared
+
+# Of one check, in seconds: a template that never ends shall not hold up the others for long.
+LIMIT_S = 60.0
+# A reward has deadlines of its own, which add up to less than so many of `reward.timeout_s`.
+CALLS = 40
+
+
+def examine_apart(cfg: Config) -> Iterator[tuple[str, str, str]]:
+    """Make every check of `oxrl.plan.preflight` in another process.
+
+    Yields:
+        (subject, "ok", "unknown", "warning" or "wrong", text), as each is made.
+
+    Raises:
+        OxrlError: something is wrong that is no mistake in the input.
+    """
+    values = sections_of(read_values(cfg))
+    printed = Printed("a check")
+    worker = Worker(__name__, printed)
+    try:
+        for subject in _subjects(cfg):
+            limit_s = LIMIT_S
+            if subject == "reward":
+                times = [asked.timeout_s for asked in asked_rewards(cfg.reward)]
+                limit_s += LIMIT_S + CALLS * sum(times)
+            request: Json = {"config": values, "subject": subject}
+            try:
+                reply = worker.channel.ask(request, limit_s, Patience(), f"the {subject}")
+            except LateReply:
+                worker.end()
+                yield subject, "wrong", f"{subject}: {LATE[subject]} within {limit_s:g} s"
+                worker = Worker(__name__, printed)
+                continue
+            except (LostWorker, SuspectWorker):
+                ended = worker.end(LAST_WORDS_S)
+                raise OxrlError(
+                    f"looking at the {subject} ended with its process: {ended}"
+                ) from None
+            if reply["state"] == "failed":
+                raise OxrlError(reply["text"])
+            yield subject, reply["state"], reply["text"]
+    finally:
+        worker.end()
+
+
+def _subjects(cfg: Config) -> list[str]:
+    """What of `LATE` this run has."""
+    absent = {
+        "device": cfg.run.device != "cuda",
+        "prompts": not sharing_is_read(cfg),
+        "environment": not cfg.environment.name,
+        "loss": cfg.train.row.recipe != "rl" or not is_own(cfg.train.row.gate),
+        "features": not cfg.train.features,
+        "trackers": not cfg.run.trackers,
+        "sampler": not cfg.sampling_process,
+        "optimizer": cfg.train.optimizer == "adamw" and not cfg.model.load_in_4bit,
+    }
+    return [subject for subject in LATE if not absent.get(subject)]
+
+
+# What did not come to an end.
+LATE = {
+    "model": "its files were not read",
+    "device": "it was not found",
+    "prompts": "no small model of its kind was tried",
+    "tokenizer": "it was not loaded",
+    "data": "the first rows were not rendered by the chat template",
+    "reward": "it did not score prompts of the data",
+    "environment": "it began no episode",
+    "loss": "it was not tried",
+    "features": "they were not loaded",
+    "trackers": "their packages were not found",
+    "sampler": "its package was not looked for",
+    "optimizer": "its package was not looked for",
+    "memory": "it was not estimated",
+    "limit": "memory was not estimated",
+    "disk": "it did not answer",
+}
+
+
+def _reply(request: Json, prepared: Prepared) -> Json:
+    """What the check of a request finds."""
+    from oxrl.plan.preflight import examine
+
+    cfg = Config.model_validate(request["config"])
+    try:
+        finding = examine(cfg, prepared, request["subject"], Patience())
+    except OxrlError as error:
+        return {"state": "failed", "text": str(error)}
+    return {"state": finding.state, "text": finding.text}
+
+
+def serve(fd: int) -> None:
+    """Make the check of every request until nobody asks any more."""
+    replies = Replies(fd)
+    # Imported here: whoever asks for checks needs nothing of it.
+    from oxrl.models.lazy_transformers import import_model_classes
+
+    import_model_classes()  # before anything below imports them
+    from oxrl.plan.preflight import Prepared
+
+    with Prepared() as prepared:
+        for line in replies.requests:
+            request = decode(line)
+            replies.send({"id": request["id"], **_reply(request, prepared)})
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

@@ -1,0 +1,385 @@
+"""What the operations of a step went into: learning, or padding, repeats and vain rows.
+
+Counted from what is handed over (samples, rows, micro-batches), never measured, so that two runs
+have the same numbers. Nothing is counted twice: padding first, then tokens of prompts that were
+read before, then rows without an advantage, then whole passes that could be saved.
+
+    waste/padding         positions of padding that models read
+    waste/prompts_again   prompts read by a model again: per response of a group, not per group
+    waste/no_signal       rows whose advantages are all 0, in the update, where nothing else of the
+                          loss trains them
+    waste/old_pass        log-probabilities before the update, where the sampler has the same
+                          weights and `train.old_logprobs: bypass` takes those that it recorded
+    waste/reference_pass  the reference's, while it still is the policy
+    waste/dropped         samples that are not trained on, each taken for the mean of its group
+    waste/total           all of that; each as a share of the operations of the step
+    work/tflop            the operations of the step, in units of 10^12
+
+The same counts, over what the machine can do at best, are the least time that a phase can take:
+`throughput/rollout_over_floor` and its like, and `throughput/mfu` of the whole step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from oxrl.assembly.assembly import DTYPES, choose_device, price_of_a_cut, tokens_at_once
+from oxrl.config import Config
+from oxrl.data.batching import to_rollout_batch
+from oxrl.engines.train.micro_batches import group_micro_batches, micro_batches
+from oxrl.modelfiles.dims import ModelDims, model_dims
+from oxrl.models.flops import FORWARD_AND_BACKWARD, ModelWork
+from oxrl.models.prefix_layout import groups_of, worth_packing
+from oxrl.recipes.objective import Objective
+from oxrl.rollouts.sync import RolloutStep
+from oxrl.runs.clock import Clock
+from oxrl.runs.machine import MachineSpeed, machine_speed, note_speed
+from oxrl.tables.numbers import KL_COEFF
+from oxrl.types import Metrics, PolicyBatch, RolloutBatch, TokenBatch
+
+CAUSES = ("padding", "prompts_again", "no_signal", "old_pass", "reference_pass", "dropped")
+SIZES = {"float32": 4, "bfloat16": 2}
+# Of an optimizer per parameter at least: gradient read, weight and what is kept read and written; 4
+# bytes each, moments of 8 bits one.
+OPTIMIZER_BYTES = {"adamw": 28.0, "muon": 20.0, "adamw_8bit": 16.0}
+# Without masters the weight has two bytes.
+WITHOUT_MASTERS = -4.0
+# A group, and what a row of it begins with: equal ones need to be read once.
+Beginning = tuple[int, ...]
+
+
+@dataclass
+class Work:
+    """Operations of all that was computed, and of those wasted by cause."""
+
+    total: float = 0.0
+    wasted: dict[str, float] = field(default_factory=dict[str, float])
+
+    def add(self, other: Work) -> None:
+        """Count something else as well."""
+        self.total += other.total
+        for cause, operations in other.wasted.items():
+            raise_by(self.wasted, cause, operations)
+
+    def metrics(self) -> Metrics:
+        """Shares of the total."""
+        wasted = self.wasted
+        found = {f"waste/{cause}": wasted.get(cause, 0.0) / self.total for cause in CAUSES}
+        found["waste/total"] = sum(found.values())
+        return found
+
+
+def raise_by(sums: dict[str, float], name: str, amount: float) -> None:
+    """Add to one of several sums."""
+    sums[name] = sums.get(name, 0.0) + amount
+
+
+def model_work(dims: ModelDims | None, *, dtype: str) -> ModelWork | None:
+    """Operations and bytes of a model; None where its files do not tell.
+
+    Nor of experts: how many of them read a token is for the router to say.
+    """
+    if dims is None or dims.routed:
+        return None
+    size = SIZES[dtype]
+    head = dims.vocabulary * dims.hidden
+    body = dims.parameters - dims.ends
+    return ModelWork(
+        body=2.0 * body,
+        head=2.0 * head,
+        attention=4.0 * dims.layers * dims.queries,
+        weight_bytes=float(size * (body + head)),
+        kv_bytes=2.0 * size * dims.layers * dims.keys,
+        parameters=float(dims.parameters),
+    )
+
+
+def _beginnings(inputs: TokenBatch, lengths: Tensor, group_ids: Tensor) -> list[Beginning]:
+    """Of every row its group, and its first `lengths` tokens."""
+    rows = zip(group_ids.tolist(), inputs.tokens.tolist(), lengths.tolist(), strict=True)
+    return [(group, *row[:length]) for group, row, length in rows]
+
+
+class Rows:
+    """The rows that a model reads in one pass.
+
+    Args:
+        inputs: [B, T] of them.
+        group_ids: [B], rows of one prompt or episodes from one beginning.
+        given: how they are cut, and the operations of the model.
+    """
+
+    def __init__(self, inputs: TokenBatch, group_ids: Tensor, given: LedgerInputs) -> None:
+        mask = inputs.response_mask
+        lengths = inputs.attention_mask.sum(1)
+        prompts = torch.where(mask.any(1), mask.int().argmax(1), lengths)
+        self._of_prompts = given.counted.forward(prompts)
+        # [B] operations of every row, those of a prompt that another row of its group has read
+        # among them; and of its padding.
+        self.own = given.counted.forward(lengths, mask.sum(1))
+        self.again = torch.zeros_like(self.own)
+        padded = lengths.clone()
+        begins = _beginnings(inputs, prompts, group_ids)
+        if given.share_prefix:
+            self._read_prompts_once(inputs, begins, given, padded)
+        else:
+            self._read_row_by_row(inputs, begins, given, padded)
+        self.padding = given.counted.forward(padded) - given.counted.forward(lengths)
+
+    def _read_row_by_row(
+        self, inputs: TokenBatch, begins: list[Beginning], given: LedgerInputs, padded: Tensor
+    ) -> None:
+        cuts = micro_batches(inputs, budget=given.budget, ranks=given.ranks, price=given.price)
+        for cut in cuts:
+            for share in cut:
+                padded[share.units] = share.length
+        first: dict[Beginning, int] = {}
+        places = [first.setdefault(begin, row) for row, begin in enumerate(begins)]
+        self.again = self._of_prompts * (torch.tensor(places) != torch.arange(len(places)))
+
+    def _read_prompts_once(
+        self, inputs: TokenBatch, begins: list[Beginning], given: LedgerInputs, padded: Tensor
+    ) -> None:
+        """As `train.share_prefix` reads them: a prompt once in each micro-batch that it is in, and
+        no padding; a micro-batch that would save little is read row by row.
+        """
+        known: set[Beginning] = set()
+        cuts = group_micro_batches(
+            inputs, budget=given.budget, ranks=given.ranks, price=given.price
+        )
+        for cut in cuts:
+            for share in cut:
+                groups = groups_of(inputs.select(share.units))
+                packed = worth_packing(groups, len(share.units) * share.length)
+                if not packed:
+                    padded[share.units] = share.length
+                for group in groups:
+                    rows = share.units[group.rows]
+                    readers = rows
+                    if packed:
+                        self.own[rows[1:]] -= self._of_prompts[rows[1:]]
+                        readers = rows[:1]
+                    for row in readers.tolist():
+                        if begins[row] in known:
+                            self.again[row] = self._of_prompts[row]
+                        known.add(begins[row])
+
+    def spent(self, cause: str, without: Tensor, *, times: float = 1.0) -> Work:
+        """The operations of a pass.
+
+        Args:
+            cause: why it was of no use to some rows.
+            without: [B] bool, these rows.
+            times: how often a forward pass it takes.
+        """
+        lost = (self.own - self.again)[without].sum()
+        wasted = {
+            "padding": float(self.padding.sum()) * times,
+            "prompts_again": float(self.again.sum()) * times,
+            cause: float(lost) * times,
+        }
+        return Work(float((self.own + self.padding).sum()) * times, wasted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerInputs:
+    """What a ledger is built from.
+
+    work: of the policy; None: unknown. speed: of the machine; None: of several, or unknown.
+    budget: tokens of a micro-batch. ranks: how many share a batch. share_prefix: as in the config.
+    price: of a micro-batch, in tokens; None: each is filled.
+    asked_before: the policy is asked about the rows before the update.
+    old_known: what it says then is known from the sampler.
+    all_learn: a KL or an entropy trains rows without an advantage as well.
+    samples: the run samples, it is not given stored samples.
+    optimizer_bytes: read and written by a step, per parameter, at least.
+    """
+
+    work: ModelWork | None
+    speed: MachineSpeed | None
+    budget: int
+    ranks: int
+    share_prefix: bool
+    asked_before: bool
+    old_known: bool
+    all_learn: bool
+    samples: bool = True
+    price: int | None = None
+    optimizer_bytes: float = OPTIMIZER_BYTES["adamw"]
+
+    @property
+    def counted(self) -> ModelWork:
+        """Where the model's sizes are unknown, tokens: then only shares are told."""
+        return self.work or ModelWork(body=1.0)
+
+
+class Ledger:
+    """Is shown every batch; changes nothing.
+
+    Args:
+        asked: what is counted, and how.
+    """
+
+    def __init__(self, asked: LedgerInputs) -> None:
+        self._given = asked
+        self._work = asked.counted
+        # Of the rollout step, until its first minibatch.
+        self._step = Work()
+        # Group and operations of every sample, and how many a group has.
+        self._sampled: list[tuple[int, float]] = []
+        self._samples: Counter[int] = Counter()
+        # Of the line: operations that are no padding, and the least seconds of every phase.
+        self._useful = 0.0
+        self._floors: dict[str, float] = {}
+
+    def count_before_update(
+        self, step: RolloutStep, rollouts: RolloutBatch, batch: PolicyBatch
+    ) -> None:
+        """Count sampling, the passes before the update, and what was sampled in vain.
+
+        Args:
+            step: what was sampled.
+            rollouts: its rows that are trained on.
+            batch: what the update will read.
+        """
+        if self._given.samples:
+            self.count_sampling(step)
+        trained = Counter(rollouts.group_ids.tolist())
+        for group, operations in self._sampled:
+            lost = 1 - trained[group] / self._samples[group]
+            raise_by(self._step.wasted, "dropped", operations * lost)
+        inputs, group_ids = rollouts.inputs.read_by_models(rollouts.group_ids)
+        rows = Rows(inputs, group_ids, self._given)
+        if self._given.asked_before:
+            self._pass_before(rows, "old_pass", self._given.old_known)
+        if batch.ref_logprobs is not None:
+            self._pass_before(rows, "reference_pass", step.step == 0)
+
+    def count_sampling(self, step: RolloutStep) -> None:
+        """Count what sampling took: what was written decoded, what was read read once.
+
+        A row ends with its last sampled token: what an environment said after it nobody read.
+        """
+        batch = to_rollout_batch([*step.rollouts, *step.baselines], pad_id=0)
+        inputs, of_rollout = batch.inputs.read_by_models(torch.arange(len(batch)))
+        written = inputs.response_mask
+        begins = written.int().argmax(1)
+        sampled = written.sum(1)
+        lengths = (written * torch.arange(1, written.shape[1] + 1)).amax(1)
+        heard = int((lengths - begins - sampled).sum())
+        different = set(_beginnings(inputs, begins, batch.group_ids[of_rollout]))
+        once = torch.tensor([len(begin) - 1 for begin in different])
+        after = self._work.forward(lengths, sampled) - self._work.forward(begins)
+        read_again = step.sampler.get("rollout/prefill_tokens", 0.0) - float(once.sum()) - heard
+        again = self._work.body * max(0.0, read_again)
+        prefilled = float(self._work.forward(once).sum())
+        total = prefilled + again + float(after.sum())
+        self._step = Work(total, {"prompts_again": again})
+        groups = [rollout.group_id for rollout in step.rollouts]
+        self._samples = Counter(groups)
+        of_each = after.new_zeros(len(batch)).index_add_(0, of_rollout, after)
+        self._sampled = list(zip(groups, of_each.tolist(), strict=False))
+        self._useful += total - again
+        speed = self._given.speed
+        if speed is not None:
+            floor = self._work.decode_floor(
+                begins, sampled, flops=speed.flops, bandwidth=speed.bandwidth
+            )
+            floor += (prefilled + self._work.body * heard) / speed.flops
+            raise_by(self._floors, "time/rollout_s", floor)
+
+    def _pass_before(self, rows: Rows, cause: str, in_vain: bool) -> None:
+        """Count a forward pass over all rows."""
+        without = torch.full((len(rows.own),), in_vain)
+        self._step.add(rows.spent(cause, without))
+        self._count_floor("time/logprobs_s", float(rows.own.sum()))
+
+    def count_update(self, batch: PolicyBatch) -> Metrics:
+        """Count the update on a minibatch; the first one's line has what came before as well."""
+        found = Rows(batch.inputs, batch.group_ids, self._given)
+        mask = batch.inputs.response_mask
+        learns = (batch.advantages.masked_fill(~mask, 0.0) != 0).any(1) | self._given.all_learn
+        everything = self._step
+        self._step = Work()
+        everything.add(found.spent("no_signal", ~learns, times=FORWARD_AND_BACKWARD))
+        self._count_floor("time/update_s", float(found.own.sum()) * FORWARD_AND_BACKWARD)
+        if self._given.speed is not None:
+            moved = self._work.parameters * self._given.optimizer_bytes
+            raise_by(self._floors, "time/update_s", moved / self._given.speed.bandwidth)
+        metrics = everything.metrics()
+        if self._given.work is not None:
+            metrics["work/tflop"] = everything.total / 1e12
+        return metrics
+
+    def _count_floor(self, phase: str, operations: float) -> None:
+        self._useful += operations
+        if self._given.speed is not None:
+            raise_by(self._floors, phase, operations / self._given.speed.flops)
+
+    def against_floor(self, seconds: Metrics) -> Metrics:
+        """How far the step is from what the machine could do at best; of `Clock.derive`.
+
+        Args:
+            seconds: of the step, by phase.
+        """
+        speed = self._given.speed
+        found: Metrics = {}
+        if speed is not None and self._given.work is not None and self._useful:
+            for phase, floor in self._floors.items():
+                if floor and phase in seconds:
+                    name = phase.removeprefix("time/").removesuffix("_s")
+                    found[f"throughput/{name}_over_floor"] = seconds[phase] / floor
+            found["throughput/mfu"] = self._useful / (speed.flops * seconds["time/step_s"])
+        self._useful = 0.0
+        self._floors.clear()
+        return found
+
+
+def ledger_of(cfg: Config, objective: Objective, clock: Clock, *, shared: bool) -> Ledger:
+    """The ledger of a run.
+
+    Args:
+        objective: what is asked before the update.
+        clock: tells what a step took.
+        shared: sampler and trainer use one copy of the weights.
+    """
+    train = cfg.train
+    kl = train.row.kl.startswith("loss_") and train.value(KL_COEFF) > 0
+    same = shared and cfg.model.dtype == "float32" and not cfg.sampling_block
+    asks_more = bool(objective.want_before)
+    ledger = Ledger(
+        LedgerInputs(
+            work=model_work(model_dims(cfg.model.name), dtype=cfg.model.dtype),
+            speed=speed_of(cfg),
+            optimizer_bytes=OPTIMIZER_BYTES[train.optimizer]
+            + WITHOUT_MASTERS * (train.master_weights == "none"),
+            budget=tokens_at_once(cfg),
+            price=price_of_a_cut(cfg),
+            ranks=1 if train.backend == "local" else cfg.run.training_gpus,
+            share_prefix=train.share_prefix is True,
+            asked_before=objective.old_logprobs == "recompute" or asks_more,
+            old_known=same and not asks_more,
+            all_learn=kl or train.entropy_coeff != 0,
+            samples=cfg.rollout.from_samples is None,
+        )
+    )
+    clock.derive(ledger.against_floor)
+    return ledger
+
+
+def speed_of(cfg: Config) -> MachineSpeed | None:
+    """Of the device that a run of one process computes on; None where it has several."""
+    if cfg.train.backend != "local" or cfg.samplers:
+        return None
+    return machine_speed(choose_device(cfg), DTYPES[cfg.model.dtype])
+
+
+def note_machine(cfg: Config) -> None:
+    """Write into environment.json how fast the machine is, for a run that has a ledger."""
+    speed = speed_of(cfg) if cfg.train.row.recipe == "rl" else None
+    if speed is not None:
+        note_speed(cfg.run.directory, speed)

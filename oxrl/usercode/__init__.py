@@ -1,0 +1,1 @@
+"""Users' own code: found, checked, pinned and run in processes of its own."""
