@@ -1,7 +1,5 @@
 """`python -m oxrl` is `oxrl`."""
 
-from __future__ import annotations
-
 from oxrl.cli import main
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ not.
 
 # ruff: noqa: F401, F403 - what is imported here is what programs outside this repository rely on
 
-from __future__ import annotations
-
 from oxrl.functional.advantages import (
     ADVANTAGES,
     AdvantageInputs,

@@ -10,7 +10,6 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from oxrl.config.schema import Config
 from oxrl.modelfiles.builtin import BUILTIN_DIMS, BUILTIN_VISION, is_builtin
 from oxrl.modelfiles.vision import config_file, model_config
 from oxrl.tables.vision import VISION_FAMILIES
@@ -227,8 +226,3 @@ def model_context(name: str) -> int | None:
     """Longest row, in tokens, that a model was made for; None where that is not known."""
     dims = model_dims(name)
     return None if dims is None else dims.context
-
-
-def context_length(cfg: Config) -> int | None:
-    """Longest row of a run in tokens: `model.max_length`, else the model's own, else None."""
-    return cfg.model.max_length or model_context(cfg.model.name)

@@ -10,7 +10,7 @@ from oxrl.assembly.micro_batch_rules import by_rule, micro_batch_tokens
 from oxrl.config.checks.share_prefix import obstacles
 from oxrl.config.reads import has_reference_model
 from oxrl.config.schema import Config
-from oxrl.modelfiles.dims import ModelDims, context_length
+from oxrl.modelfiles.dims import ModelDims
 from oxrl.plan.activations import MicroBatch, activation_bytes
 from oxrl.plan.optimizer_memory import DTYPE_BYTES, frozen_bytes, held_of
 from oxrl.tables.cells import CRITIC
@@ -227,7 +227,7 @@ def sampler_bytes(cfg: Config, dims: ModelDims) -> int:
 
 def _longest_row(cfg: Config) -> int:
     """Tokens of the longest prompt and response that a run may sample."""
-    context = context_length(cfg)
+    context = cfg.model.context_length
     if context is None:
         return cfg.rollout.max_tokens
     if cfg.data.max_prompt_tokens is None:
@@ -269,7 +269,7 @@ def micro_batch(cfg: Config) -> MicroBatch:
 
 def _of_given_rows(cfg: Config, tokens: int) -> MicroBatch:
     """Of rows, or pairs of them, that are there before a run: one that has more goes alone."""
-    longest = context_length(cfg)
+    longest = cfg.model.context_length
     if longest is None:
         return MicroBatch(tokens)
     unit = longest

@@ -9,7 +9,7 @@ from oxrl.config.origins import told_origin
 from oxrl.config.reads import generates_answers, has_reference_model
 from oxrl.config.schema import Config
 from oxrl.errors import DataError, UnreachableError
-from oxrl.modelfiles.dims import ModelDims, context_length, model_dims
+from oxrl.modelfiles.dims import ModelDims, model_dims
 from oxrl.modelfiles.hub import locate
 from oxrl.plan.memory import memory, on_cpu, sync_bytes
 from oxrl.plan.optimizer_memory import DTYPE_BYTES
@@ -219,7 +219,7 @@ def _sizes(cfg: Config) -> dict[str, str]:
     needed, _ = disk_needed(cfg, dims)
     sync = sync_text(cfg, dims)
     return ({"sync": sync} if sync else {}) | {
-        "model": f"{dims.parameters:,} parameters, context {context_length(cfg) or 'unknown'}",
+        "model": f"{dims.parameters:,} parameters, context {cfg.model.context_length or 'unknown'}",
         "disk": (
             f"{decimal(stored)} per checkpoint, {decimal(needed)} with {kept} kept and one being "
             "written"

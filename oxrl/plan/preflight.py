@@ -41,7 +41,7 @@ from oxrl.errors import (
     UnreachableError,
 )
 from oxrl.modelfiles.builtin import is_builtin
-from oxrl.modelfiles.dims import ModelDims, context_length, model_dims
+from oxrl.modelfiles.dims import ModelDims, model_dims
 from oxrl.modelfiles.files import refuse_missing_folder
 from oxrl.modelfiles.folder import adapter_base, check_model_folder
 from oxrl.modelfiles.hub import locate
@@ -346,7 +346,7 @@ def _longest_prompt(cfg: Config) -> int | None:
     """Tokens of the longest prompt that leaves room for a response, where that is known."""
     if cfg.data.max_prompt_tokens is not None:
         return cfg.data.max_prompt_tokens
-    context = context_length(cfg)
+    context = cfg.model.context_length
     return None if context is None else context - cfg.rollout.max_tokens
 
 
@@ -544,7 +544,7 @@ def check_memory(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 def check_limit(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """The machine has the memory that rows as long as the configuration allows take."""
     when = "with rows as long as the model reads"
-    longest = context_length(cfg)
+    longest = cfg.model.context_length
     if longest is not None:
         when += f", {longest:,} tokens"
     return _memory_text(cfg, when)

@@ -12,7 +12,6 @@ from oxrl.data.templates import TRAINING_TEMPLATES, template_file
 from oxrl.errors import did_you_mean, why_no_file
 from oxrl.modelfiles.builtin import BUILTIN_DIMS, is_builtin
 from oxrl.modelfiles.dims import (
-    context_length,
     model_context,
     why_unsupported,
     without_attention,
@@ -106,7 +105,7 @@ MODEL: tuple[Check, ...] = (check_model, check_model_files, check_attention, che
 def check_context(cfg: Config) -> Problems:
     """Prompt and response fit into the model's context."""
     limit = cfg.model.max_length
-    context = context_length(cfg)
+    context = cfg.model.context_length
     if context is None:
         return
     bound = f"the model's context {context}" if limit is None else f"model.max_length {limit}"

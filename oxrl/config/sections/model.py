@@ -7,6 +7,7 @@ from typing import Literal
 from oxrl.config.field import Section, setting
 from oxrl.config.origins import Learned
 from oxrl.data.templates import TRAINING_TEMPLATES
+from oxrl.modelfiles.dims import model_context
 
 
 class ModelConfig(Section):
@@ -65,6 +66,11 @@ class ModelConfig(Section):
         "by bitsandbytes; they compute in dtype.",
     )
     trust_remote_code: bool = setting(False, "Run Python code that ships with the model.")
+
+    @property
+    def context_length(self) -> int | None:
+        """Longest row of a run in tokens: `max_length`, else the model's own; None: not known."""
+        return self.max_length or model_context(self.name)
 
 
 class LoraConfig(Section):
