@@ -44,9 +44,9 @@ from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.sample.workers import RolloutWorkers
 from oxrl.engines.train.base import Bucket, Part
 from oxrl.engines.train.fsdp import FsdpTrainer
+from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.ranks import joined_ranks
 from oxrl.engines.train.trainer import Trainer
 from oxrl.engines.transport.base import WeightTransport
 from oxrl.errors import WeightSyncError

@@ -61,8 +61,8 @@ def rank_body(engine: str, source: str, target: str, whole: bool, environment: A
     os.environ.update(environment)
     import torch
 
+    from oxrl.engines.train.joined_ranks import joined_ranks
     from oxrl.engines.train.options import TrainerOptions
-    from oxrl.engines.train.ranks import joined_ranks
     from oxrl.models.load import LoadOptions, load_policy
     from oxrl.models.weights import sent_bytes
     from oxrl.runs.deadlines import Deadlines

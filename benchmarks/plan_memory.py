@@ -236,7 +236,7 @@ def rank_body(folder: str, overrides: list[str], environment: dict[str, str]) ->
     )
     from oxrl.config import load_config
     from oxrl.config.reads import has_reference_model
-    from oxrl.engines.train.ranks import joined_ranks
+    from oxrl.engines.train.joined_ranks import joined_ranks
     from oxrl.types import SupervisedBatch, TokenBatch
 
     torch.set_num_threads(1)

@@ -70,7 +70,7 @@ def planned(path: Path) -> dict[str, float]:
     from oxrl.config import load_config
     from oxrl.modelfiles.dims import model_dims
     from oxrl.plan.memory import memory, rows_no_longer
-    from oxrl.plan.plan import memory_needed
+    from oxrl.plan.needs import memory_needed
     from oxrl.plan.preflight import Prepared, check_data, check_tokenizer
     from oxrl.runs.waiting import Patience
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oxrl.rewards.builtin import BUILTINS
-from oxrl.rewards.workers import RewardPool
+from oxrl.rewards.pool_choice import reward_pool
 from oxrl.types import Completion, Prompt, Segment
 
 GROUP = 8
@@ -76,7 +76,7 @@ def rate(name: str, case: Case, options: argparse.Namespace) -> tuple[float, flo
             metadata=case.metadata,
         )
         groups.append((prompt, [completion] * GROUP))
-    pool = RewardPool(name, workers=options.workers, timeout_s=60, options=case.options)
+    pool = reward_pool(name, workers=options.workers, timeout_s=60, options=case.options)
     pool.score(groups[: options.workers])
     count = 0
     right = 0

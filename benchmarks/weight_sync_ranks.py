@@ -37,8 +37,8 @@ from oxrl.engines.ray.rollouts import RayRollouts
 from oxrl.engines.ray.trainer import RankGroup, RayTrainer
 from oxrl.engines.ray.transport import RayTransport
 from oxrl.engines.sample.base import RolloutEngine, RowLogprobs
+from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.ranks import joined_ranks
 from oxrl.engines.train.trainer import Trainer
 from oxrl.engines.transport.base import Copy, weights_in_turn
 from oxrl.engines.transport.line import SENDER, Line, Meeting, Seat

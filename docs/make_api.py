@@ -36,11 +36,9 @@ def names_of(module: Any, names: tuple[str, ...] | None) -> list[str]:
     """What a page tells of a module."""
     if names is not None:
         return list(names)
-    listed = getattr(module, "__all__", None)
-    if listed is not None:
-        return list(listed)
     found: list[str] = []
-    for name, value in vars(module).items():
+    for name in getattr(module, "__all__", vars(module)):
+        value = getattr(module, name)
         # A folder's names are those of its files.
         place = f"{getattr(value, '__module__', '')}."
         own = place.startswith(f"{module.__name__}.")

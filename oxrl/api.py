@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from oxrl.config import Config, load_source
 from oxrl.config.field import fits_a_path
+from oxrl.config.given_mappings import mapping_source
+from oxrl.config.load import read_with_overrides
 from oxrl.config.reads import read_values, sections_of
-from oxrl.config.source import Source, mapping_source, read_source
+from oxrl.config.source import Source
 from oxrl.data.memory import lines_of
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.report.notebook import Curves, live_curves
@@ -35,7 +37,8 @@ from oxrl.report.page import write_report
 from oxrl.runs.chain import FIELD as CHAIN_FIELD
 from oxrl.runs.directory import GIVEN, is_run, recorded_config, refuse_what_is_there
 from oxrl.runs.files import Json, clear, read_numbers, read_records, write_atomically
-from oxrl.usercode.given import KEPT_HERE, PREFIX, giving, is_given, name_of, packed
+from oxrl.usercode.given import KEPT_HERE, PREFIX, giving, is_given, name_of
+from oxrl.usercode.packing import packed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -334,7 +337,7 @@ def _read(config: object, overrides: Sequence[str]) -> Source:
     if isinstance(config, Config):
         config = sections_of(read_values(config))
     if isinstance(config, str | Path):
-        return read_source(config, overrides)
+        return read_with_overrides(config, overrides)
     if not isinstance(config, Mapping):
         kind = type(config).__name__
         raise ConfigError(f"the configuration is {kind}; give a YAML file's name, or a mapping")

@@ -74,10 +74,9 @@ UPWARD = {
     ("modelfiles", "data"): 1,
     ("modelfiles", "runs"): 1,
     ("recipes", "assembly"): 17,
-    ("recipes", "commands"): 2,
+    ("recipes", "commands"): 1,
     ("recipes", "plan"): 3,
     ("runs", "checkpoint"): 4,
-    ("runs", "rewards"): 1,
     ("usercode", "environments"): 3,
     ("usercode", "rewards"): 3,
 }

@@ -2,54 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.assembly.answers import answering, episode_features, placed_steps, reward_scale
 from oxrl.assembly.assembly import (
-    DTYPES,
-    Limits,
+    Engines,
     build_images,
     build_sampler,
     build_tokenizer,
     build_trainers,
-    gpus_per_actor,
     hosted_sampler,
     limits_of,
-    load_model,
-    load_policy_to_train,
     load_prompts,
     needs_reference,
-    open_cluster,
     part_sent,
-    sampled_alone,
     start_rewards,
-    trainers_of_rank,
     training_sampling,
 )
 from oxrl.config import Config
 from oxrl.data.order import open_rows
-from oxrl.engines.delivery.proof import Compared
-from oxrl.engines.delivery.sync import SyncOptions, WeightSync
-from oxrl.engines.sample.base import Heard, RolloutEngine, unheard
-from oxrl.engines.train.base import Saved, Scorer, TrainEngine
+from oxrl.engines.delivery.shared import Delivery, SharedWeights
+from oxrl.engines.sample.base import Heard, unheard
+from oxrl.engines.train.base import Saved, Scorer
 from oxrl.engines.train.trainer import Adapted, AdapterOff, Trainer
-from oxrl.engines.transport.base import WeightTransport
-from oxrl.errors import required
-from oxrl.plan.plan import model_bytes, models_trained
 from oxrl.plan.preflight import REHEARSED, try_reward
 from oxrl.recipes.compute_accounting import ledger_of
 from oxrl.recipes.features import FEATURES, build_features
 from oxrl.recipes.objective import Models, Objective
 from oxrl.rewards.base import GroupScorer
-from oxrl.rewards.workers import ScoringPool
+from oxrl.rewards.pools import ScoringPool
 from oxrl.rollouts.batch import RowRules
 from oxrl.rollouts.sync import PromptRequests, RolloutParts, RolloutSource, SyncRollouts
 from oxrl.runs.clock import Clock
@@ -59,26 +45,13 @@ from oxrl.tables.cells import GROUPS, REWARD_PARTS
 from oxrl.types import ENVIRONMENT, TokenIds
 
 if TYPE_CHECKING:
-    from oxrl.data.image_store import ImageStore
+    from oxrl.engines.delivery.sync import WeightSync
     from oxrl.recipes.features.base import Feature
     from oxrl.rollouts.overlapped_scoring import MeanwhileScorer
 
 # Old log-probabilities come from the same weights by the same code; only padding widths differ
 # between the two passes.
 FIRST_RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Engines:
-    """Who trains and who samples. `shared`: both use one copy of the policy's weights; `transport`
-    moves them where this process is neither.
-    """
-
-    trainers: Mapping[str, TrainEngine]
-    sampler: RolloutEngine
-    limits: Limits
-    shared: bool
-    transport: WeightTransport | None = None
 
 
 class RLSetup:
@@ -117,6 +90,9 @@ class RLSetup:
             self.stop_token_ids = limits.stop_token_ids
             self.row_rules = build_row_rules(cfg, tokenizer, self.stop_token_ids)
             self.held_out = None
+            self.eval_sampling = training_sampling(
+                cfg, self.stop_token_ids, cfg.rollout.eval_temperature
+            )
             if cfg.data.eval:
                 self.held_out = load_prompts(cfg, tokenizer, limits.longest, True, cfg.data.eval)
             requests = self._requests(cfg, tokenizer, limits.longest)
@@ -140,7 +116,7 @@ class RLSetup:
             stack.callback(self.source.close)
             self.saved = what_is_saved(engines, self.features, self.source)
             self.source = kept_source(cfg, self.source)
-            if not engines.shared:
+            if not isinstance(self.delivery, SharedWeights):
                 self.saved["delivery"] = self.delivery
             for feature in self.features:
                 self.saved |= feature.saved()
@@ -215,6 +191,8 @@ def engines_needed(cfg: Config) -> Config:
 def build_engines(cfg: Config, stack: ExitStack) -> Engines:
     """Trainers and sampler in this process, or in others where a config asks for them."""
     if cfg.train.backend != "local" or cfg.inference_engine.actors:
+        from oxrl.assembly.ray_engines import build_ray_engines  # Ray is an extra
+
         return build_ray_engines(cfg, stack)
     trainers = build_trainers(cfg)
     policy = trainers["policy"]
@@ -226,78 +204,6 @@ def build_engines(cfg: Config, stack: ExitStack) -> Engines:
     return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=True)
 
 
-def build_ray_engines(cfg: Config, stack: ExitStack) -> Engines:
-    """Ray actors that train, sample or both."""
-    # Imported where they are chosen: Ray is an extra.
-    from oxrl.engines.ray.cluster import by_node, layout
-    from oxrl.engines.ray.rollouts import RayRollouts
-    from oxrl.engines.ray.trainer import RankGroup, RayTrainer
-    from oxrl.engines.ray.transport import RayTransport
-
-    sampling = cfg.inference_engine
-    waits = cfg.run.waits
-    nbytes = model_bytes(cfg)
-    colocated = sampling.placement == "colocated"
-    training = cfg.train.backend != "local"
-    ranks = cfg.run.training_gpus if training else 0
-    cluster = open_cluster(cfg)
-    stack.callback(cluster.close)
-    gpus = gpus_per_actor(cfg, cluster.gpus())
-    planned = layout(
-        ranks,
-        sampling.actors,
-        colocated=colocated,
-        trainer_gpus=gpus,
-        sampler_gpus=gpus * sampling.tensor_parallel,
-    )
-    placed = by_node(planned, cluster.reserve(planned.bundles))
-    trainers: Mapping[str, TrainEngine]
-    limits: Limits
-    group: RankGroup | None = None
-    if training:
-        build_rank = partial(trainers_of_rank, cfg)
-        group = RankGroup(
-            cluster, placed.trainers, build_rank, waits, nbytes=models_trained(cfg) * nbytes
-        )
-        trainers = {name: RayTrainer(group, name) for name in group.sizes}
-        limits = group.call("policy", limits_of, cfg)
-    else:
-        trainers = build_trainers(cfg)
-        limits = limits_of(trainers["policy"], cfg)
-    if not sampling.actors:
-        sampler = build_sampler(cfg)
-        return Engines(trainers=trainers, sampler=sampler, limits=limits, shared=False)
-    build = partial(build_sampler, cfg)
-    images = build_images(cfg)
-    rollouts = RayRollouts(
-        cluster,
-        placed.samplers,
-        build,
-        waits,
-        nbytes=nbytes,
-        before_wake=group.free_cache if colocated and group is not None else None,
-        images=images,
-    )
-    transport = None
-    if group is not None:
-        new_images = None if images is None else partial(required_images, cfg)
-        transport = RayTransport(group, "policy", rollouts, new_model_of(cfg), new_images)
-    return Engines(
-        trainers=trainers, sampler=rollouts, limits=limits, shared=False, transport=transport
-    )
-
-
-def new_model_of(cfg: Config) -> Callable[[], PreTrainedModel]:
-    """What makes a model like the policy, on the CPU, wherever it is called."""
-    load = load_policy_to_train if part_sent(cfg) == "adapter" else load_model
-    return partial(load, cfg, torch.device("cpu"))
-
-
-def required_images(cfg: Config) -> ImageStore:
-    """A store of the images of a run that shows some."""
-    return required(build_images(cfg), "images")
-
-
 def reference_of(cfg: Config, engines: Engines) -> Scorer | None:
     """The frozen policy: a model of its own, or the policy with its adapter switched off."""
     if needs_reference(cfg) and cfg.lora.rank:
@@ -305,24 +211,15 @@ def reference_of(cfg: Config, engines: Engines) -> Scorer | None:
     return engines.trainers.get("reference")
 
 
-def build_delivery(cfg: Config, engines: Engines, vocabulary: int) -> WeightSync:
+def build_delivery(cfg: Config, engines: Engines, vocabulary: int) -> SharedWeights | WeightSync:
     """How the policy's weights reach the sampler, and are proved to."""
-    sampling = cfg.inference_engine
-    options = SyncOptions(
-        dtype=DTYPES[cfg.model.dtype],
-        vocabulary=vocabulary,
-        temperature=cfg.rollout.temperature,
-        probe_every=sampling.probe_every,
-        probe_tokens=sampling.probe_tokens,
-        probe_limit=sampling.probe_limit,
-        shared=engines.shared,
-        compared=Compared(engines.limits.never, only=sampled_alone(cfg)),
-        part=part_sent(cfg),
-    )
     policy = engines.trainers["policy"]
-    images = build_images(cfg)
-    return WeightSync(
-        policy, engines.sampler, options, new_model_of(cfg), images, engines.transport
+    if engines.shared:
+        return SharedWeights(policy, engines.sampler, part_sent(cfg))
+    from oxrl.assembly.delivery import proved_delivery  # samplers with weights of their own
+
+    return proved_delivery(
+        cfg, policy, engines.sampler, engines.limits, vocabulary, engines.transport
     )
 
 
@@ -407,7 +304,7 @@ def chosen_parts(parts: RolloutParts, features: list[Feature]) -> RolloutParts:
     return parts
 
 
-def build_source(cfg: Config, parts: RolloutParts, delivery: WeightSync) -> RolloutSource:
+def build_source(cfg: Config, parts: RolloutParts, delivery: Delivery) -> RolloutSource:
     """Where rollouts come from: one step after the other, sampled ahead of training, or stored."""
     if cfg.rollout.from_samples is not None:
         from oxrl.rollouts.whole_samples import StoredRollouts

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
@@ -30,19 +31,20 @@ from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.sample.choice import attends_to_everything, module_sampler
 from oxrl.engines.sample.module_sampler import ModuleSampler
 from oxrl.engines.train.base import Part as PartOfWeights
+from oxrl.engines.train.base import TrainEngine
 from oxrl.engines.train.micro_batches import PRICES
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.ranks import ALONE, Ranks, joined_ranks, launched_world
+from oxrl.engines.train.ranks import ALONE, Ranks, launched_world
 from oxrl.engines.train.trainer import Trainer
+from oxrl.engines.transport.base import WeightTransport
 from oxrl.errors import ConfigError
 from oxrl.modelfiles.vision import PROCESSOR, has_image_processor, vision_family
-from oxrl.models.four_bit import FourBit
 from oxrl.models.load import LoadOptions, load_critic, load_policy, load_tokenizer
-from oxrl.models.lora import AdapterOptions, add_adapter
 from oxrl.models.network import ValueModel, fix_rotations
-from oxrl.models.vision_network import banned_tokens
-from oxrl.plan.plan import model_bytes
-from oxrl.rewards.workers import RewardPool, ScoringPool, SinglePool
+from oxrl.models.vision_family import banned_tokens
+from oxrl.plan.needs import model_bytes
+from oxrl.rewards.pool_choice import reward_pool
+from oxrl.rewards.pools import ScoringPool, SinglePool
 from oxrl.runs.waiting import Patience, StopAsked
 from oxrl.seeds import stable_seed
 from oxrl.tables.cells import CRITIC
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore
     from oxrl.engines.ray.cluster import Cluster
     from oxrl.engines.sample.workers import RolloutWorkers
+    from oxrl.models.four_bit import FourBit
+    from oxrl.models.lora import AdapterOptions
     from oxrl.rewards.model_options import StepsRule
     from oxrl.rewards.reward_model import RewardModel
 
@@ -75,6 +79,19 @@ class Limits(NamedTuple):
     stop_token_ids: TokenIds
     context: int | None
     never: TokenIds = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engines:
+    """Who trains and who samples. `shared`: both use one copy of the policy's weights; `transport`
+    moves them where this process is neither.
+    """
+
+    trainers: Mapping[str, TrainEngine]
+    sampler: RolloutEngine
+    limits: Limits
+    shared: bool
+    transport: WeightTransport | None = None
 
 
 def choose_device(cfg: Config) -> torch.device:
@@ -261,6 +278,8 @@ def four_bit_of(cfg: Config) -> FourBit:
 
 def _adapted(cfg: Config, model: PreTrainedModel) -> PreTrainedModel:
     if cfg.lora.rank:
+        from oxrl.models.lora import add_adapter  # most runs train all weights
+
         add_adapter(
             model,
             adapter_options(cfg),
@@ -273,7 +292,15 @@ def _adapted(cfg: Config, model: PreTrainedModel) -> PreTrainedModel:
 
 def adapter_options(cfg: Config) -> AdapterOptions:
     """The adapter that `lora` asks for."""
+    from oxrl.models.lora import AdapterOptions  # as above
+
     return AdapterOptions(**cfg.lora.model_dump(exclude={"delivery"}))
+
+
+def new_model_of(cfg: Config) -> Callable[[], PreTrainedModel]:
+    """What makes a model like the policy, on the CPU, wherever it is called."""
+    load = load_policy_to_train if part_sent(cfg) == "adapter" else load_model
+    return partial(load, cfg, torch.device("cpu"))
 
 
 def part_sent(cfg: Config) -> PartOfWeights:
@@ -308,6 +335,8 @@ def training_ranks(cfg: Config) -> AbstractContextManager[Ranks]:
         )
     if cfg.train.backend == "local":
         return nullcontext(ALONE)
+    from oxrl.engines.train.joined_ranks import joined_ranks  # several processes
+
     return joined_ranks(choose_device(cfg), cfg.run.waits)
 
 
@@ -425,13 +454,6 @@ def build_trainers(cfg: Config, ranks: Ranks = ALONE) -> dict[str, Trainer]:
     return trainers
 
 
-@contextmanager
-def trainers_of_rank(cfg: Config) -> Iterator[dict[str, Trainer]]:
-    """What a training actor builds, in an environment that says which rank it is."""
-    with joined_ranks(choose_device(cfg), cfg.run.waits) as ranks:
-        yield build_trainers(cfg, ranks)
-
-
 def build_sampler(cfg: Config, model: PreTrainedModel | None = None) -> RolloutEngine:
     """The rollout engine of this process; on `model`, or on one of its own."""
     if cfg.inference_engine.name == "vllm":
@@ -500,34 +522,6 @@ def local_sampler(
     )
 
 
-def open_cluster(cfg: Config) -> Cluster:
-    """The Ray cluster of a run; one that is started here has room for all of its actors."""
-    # Imported where it is chosen: Ray is an extra.
-    from oxrl.engines.ray.cluster import Cluster
-
-    ranks = cfg.run.training_gpus if TRAINING_ENGINES[cfg.train.backend].several_ranks else 0
-    of_rewards = len(cfg.reward.names) * cfg.reward.actors
-    return Cluster(
-        2 * max(ranks, cfg.inference_engine.actors) + of_rewards,
-        address=cfg.run.ray_address,
-        ship=cfg.run.ray_working_dir == "ship",
-    )
-
-
-def gpus_per_actor(cfg: Config, available: int) -> int:
-    """One GPU each where the cluster has some: the driver's own machine may well have none.
-
-    Raises:
-        ConfigError: GPUs were asked for, and no node has one.
-    """
-    if cfg.run.device == "cuda" and not available:
-        raise ConfigError(
-            "run.device is cuda, and no node of the Ray cluster has a GPU; use run.device=cpu or "
-            "auto, or start nodes with GPUs (`ray status` lists what there is)"
-        )
-    return int(cfg.run.device != "cpu" and available > 0)
-
-
 def build_rewards(cfg: Config) -> ScoringPool:
     """The pool of the reward, or those of its parts."""
     asked = asked_rewards(cfg.reward)
@@ -581,7 +575,7 @@ def _reward_pool(cfg: Config, asked: AskedReward) -> SinglePool:
             field=asked.field,
             steps=steps_rule(asked),
         )
-    return RewardPool(
+    return reward_pool(
         asked.name,
         workers=asked.workers,
         timeout_s=asked.timeout_s,
@@ -592,6 +586,8 @@ def _reward_pool(cfg: Config, asked: AskedReward) -> SinglePool:
 
 def _actor_pool(cfg: Config, asked: AskedReward) -> SinglePool:
     """A reward model in Ray actors."""
+    # Ray is an extra.
+    from oxrl.assembly.ray_cluster import gpus_per_actor, open_cluster
     from oxrl.engines.ray.reward_models import ModelActorPool
 
     def gpus(cluster: Cluster) -> int:

@@ -4,7 +4,7 @@ data, reward, models, templates and losses of the user's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from oxrl.config import Config
@@ -17,7 +17,6 @@ from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.files import CHAT_TEMPLATES, hub_commit, hub_source, model_files
 from oxrl.modelfiles.hub import identity, locate
 from oxrl.modelfiles.vision import vision_family
-from oxrl.rewards.base import ARGUMENT
 from oxrl.rewards.base import locate as locate_reward
 from oxrl.rewards.builtin import BUILTINS
 from oxrl.runs.directory import ROLLOUTS, WHOLE_SAMPLES, Review
@@ -32,8 +31,7 @@ from oxrl.runs.pins import (
     pin,
     read_noted,
 )
-from oxrl.usercode.given import given, is_given
-from oxrl.usercode.sources import python_sources, sources_of
+from oxrl.usercode.given import is_given
 
 MODEL = "model.name"
 
@@ -121,45 +119,45 @@ def inputs_of(cfg: Config, known: Json) -> Iterator[Input]:
         if path is not None:
             file = Path(path)
             yield Input(name=name, where=str(file.resolve()), files={file.name: file})
-    row = cfg.train.row
-    if row.recipe == "rl" and cfg.rollout.from_samples is not None:
+    if cfg.train.row.recipe == "rl" and cfg.rollout.from_samples is not None:
         yield _stored_samples(Path(cfg.rollout.from_samples))
     for asked in asked_rewards(cfg.reward):
         if asked.name not in BUILTINS:
             yield from _reward_inputs(asked.name, f"{asked.field}.name")
     if cfg.environment.name:
-        yield from _environment_inputs(cfg.environment.name, cfg.environment.options)
-    if row.recipe == "rl":
-        own_gate = [row.gate] if is_own(row.gate) else []
-        yield from _own_code("train.loss", own_gate, "gate")
-        yield from _own_code("train.features", list(cfg.train.features), "feature")
+        from oxrl.assembly.code_pins import environment_inputs  # only where there is one
+
+        yield from environment_inputs(cfg.environment.name, cfg.environment.options)
+    if cfg.train.row.recipe == "rl":
+        yield from _own_inputs(cfg)
 
 
-def _own_code(field: str, names: Sequence[str], kind: str) -> Iterator[Input]:
-    """Code of the user's beside rewards and environments: of files, or given by a program.
+def _own_inputs(cfg: Config) -> Iterator[Input]:
+    """A loss and features of the user's own."""
+    gate = cfg.train.row.gate
+    gates = [gate] if is_own(gate) else []
+    if not gates and not cfg.train.features:
+        return
+    from oxrl.assembly.code_pins import own_code  # most runs have none
+
+    yield from own_code("train.loss", gates, "gate")
+    yield from own_code("train.features", list(cfg.train.features), "feature")
+
+
+def _reward_inputs(name: str, field: str) -> Iterator[Input]:
+    """A reward of the user's own, or a reward model.
 
     Args:
-        field: of the config, which names it.
-        names: path.py:name, or what Python gives.
-        kind: argument of `oxrl.train` that gives it.
+        name: of the reward.
+        field: of the config, which says so.
     """
-    files: dict[str, Path] = {}
-    texts: dict[str, str] = {}
-    places: list[str] = []
-    for name in names:
-        if is_given(name):
-            places.append(name)
-            texts |= sources_of(given(name, kind))
-            continue
-        file = Path(name.rpartition(":")[0]).resolve()
-        found = python_sources(file)
-        places.append(str(file))
-        if len(names) > 1:
-            found = {str(file.parent / inner): path for inner, path in found.items()}
-        files |= found
-    if names:
-        where = ", ".join(places)
-        yield Input(name=field, where=where, files=files, texts=texts, code=True)
+    if not is_given(name) and not locate_reward(name)[1]:
+        # Its worker loads whatever commit of a base the hub has now: nothing noted holds it.
+        yield from _model_input(field, name, None, {})
+        return
+    from oxrl.assembly.code_pins import reward_code  # a built-in reward has none
+
+    yield from reward_code(name, field)
 
 
 def _stored_samples(run: Path) -> Input:
@@ -221,64 +219,3 @@ def _model_input(field: str, name: str, revision: str | None, noted: Json) -> It
         commit = commit or hub_commit(*source)
     files = model_files(folder) if on_disk else {}
     yield Input(name=field, where=where, files=files, commit=commit)
-
-
-def _environment_inputs(name: str, options: Json) -> Iterator[Input]:
-    """An environment's file with what it imports from its folder, and files that options name."""
-    from oxrl.usercode.environments import ARGUMENT as AS_ENVIRONMENT
-    from oxrl.usercode.environments import locate as locate_environment
-
-    place, _ = locate_environment(name)
-    if is_given(name):
-        texts = sources_of(given(name, AS_ENVIRONMENT))
-        yield Input(name="environment.name", where=name, texts=texts, code=True)
-    elif place is not None:
-        files = python_sources(place)
-        yield Input(name="environment.name", where=str(place), files=files, code=True)
-    named: dict[str, Path] = {}
-    for text in _texts_in(options):
-        named |= _files_named(text)
-    if named:
-        where = ", ".join(map(str, named.values()))
-        yield Input(name="environment.options", where=where, files=named)
-
-
-def _texts_in(options: Json) -> Iterator[str]:
-    """Every text in options, however deep."""
-    if isinstance(options, str):
-        yield options
-    elif isinstance(options, (dict, list, tuple)):
-        for value in options.values() if isinstance(options, dict) else options:
-            yield from _texts_in(value)
-
-
-def _files_named(text: str) -> dict[str, Path]:
-    """The files that an option means, as a path or as "path.py:name"; none where it is no place."""
-    code, separator, _ = text.rpartition(":")
-    try:
-        if separator and code.endswith(".py") and Path(code).is_file():
-            file = Path(code).resolve()
-            return {str(file.parent / name): path for name, path in python_sources(file).items()}
-        return {text: Path(text).resolve()} if Path(text).is_file() else {}
-    except (OSError, ValueError):  # too long for a path, or none at all
-        return {}
-
-
-def _reward_inputs(name: str, field: str) -> Iterator[Input]:
-    """A reward's file with what it imports from its folder, or a reward model.
-
-    Args:
-        name: of the reward.
-        field: of the config, which says so.
-    """
-    if is_given(name):
-        texts = sources_of(given(name, ARGUMENT))
-        yield Input(name=field, where=name, texts=texts, code=True)
-        return
-    place, function = locate_reward(name)
-    if function:
-        files = python_sources(place)
-        yield Input(name=field, where=str(place), files=files, code=True)
-    else:
-        # Its worker loads whatever commit of a base the hub has now: nothing noted holds it.
-        yield from _model_input(field, name, None, {})

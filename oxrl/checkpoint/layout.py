@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils.logging import disable_progress_bar
 
+from oxrl.models.adapters import has_adapter
 from oxrl.models.load import VALUE_HEAD_FILE
-from oxrl.models.lora import has_adapter
 from oxrl.models.meta_init import DECODER
 from oxrl.models.network import ValueModel
 from oxrl.models.stored import KEPT_TYPES

@@ -6,7 +6,6 @@ import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ import torch
 
 from oxrl.assembly import assembly
 from oxrl.assembly.answers import answering
-from oxrl.assembly.assemble import RLSetup
+from oxrl.assembly.delivery import proved_sampler
 from oxrl.config import Config, load_evaluation_config, model_evaluation_config
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.conversations import ConversationDataset
@@ -23,7 +22,7 @@ from oxrl.data.messages import Messages, images_of, read_messages
 from oxrl.data.prompts import PromptDataset
 from oxrl.data.rows import Record
 from oxrl.data.sample_record import sample_line
-from oxrl.engines.sample.base import RolloutEngine, generate, unheard
+from oxrl.engines.sample.base import RolloutEngine, generate
 from oxrl.engines.sample.choice import module_sampler
 from oxrl.errors import ConfigError, RunDirectoryError
 from oxrl.modelfiles.builtin import is_builtin
@@ -32,7 +31,6 @@ from oxrl.modelfiles.vision import has_image_processor, vision_family
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.network import fix_rotations
 from oxrl.plan.preflight import REHEARSED, try_reward
-from oxrl.recipes.hosted import proved_sampler
 from oxrl.recipes.scored_answers import (
     ScoredSampler,
     evaluation_metrics,
@@ -40,10 +38,9 @@ from oxrl.recipes.scored_answers import (
     in_groups,
     mean,
 )
-from oxrl.recipes.session import Session
 from oxrl.recipes.supervised import evaluate_loss
 from oxrl.rollouts.sync import make_requests
-from oxrl.runs.bars import Count, Tell, bars
+from oxrl.runs.bars import Count, bars
 from oxrl.runs.files import encode_line
 from oxrl.runs.pins import DATA_FILE, read_noted
 from oxrl.runs.targets import find_target, longest_row
@@ -62,62 +59,6 @@ GENERATION = Sampling(max_tokens=256)
 GENERATION_S = 600.0
 # Responses sampled at the same time.
 MOST_ROWS = 64
-# Between two looks at how far an evaluation of a run is, in seconds: short ones say nothing.
-TOLD_EVERY_S = 1.0
-
-
-def evaluate(cfg: Config, setup: RLSetup, session: Session, before: int, step: int) -> Metrics:
-    """The held-out prompts, answered with the weights of `step`, where it is time for that.
-
-    Raises:
-        Stopped: a signal asked to stop.
-    """
-    if setup.held_out is None or not session.eval_due(before, step):
-        return {}
-    with session.clock.phase("time/eval_s"):
-        setup.source.settle(session.stopping)
-        setup.delivery.deliver(step)
-        try:
-            return evaluate_held_out(cfg, setup, session.stopping, partial(_told, session))
-        finally:
-            setup.sampler.metrics()  # what it counted is no part of the next step
-
-
-def _told(session: Session, what: str, done: int, total: int) -> None:
-    if done < total:  # its metrics tell of the end
-        session.work(what, done, total, unit="responses", rate=0.0)
-
-
-def evaluate_held_out(
-    cfg: Config, setup: RLSetup, stop: StopAsked = never, tell: Tell | None = None
-) -> Metrics:
-    """Evaluate during training: `data.eval` under `rollout.eval_*`, the same seeds each time.
-
-    Args:
-        stop: whether the run was asked to stop.
-        tell: is told how far it is.
-    """
-    if setup.held_out is None:
-        return {}
-    draws = list(enumerate(setup.held_out.in_order()))
-    heard = unheard
-    if tell is not None:
-        responses = len(draws) * cfg.rollout.eval_samples
-        heard = Count(tell, "evaluation", responses, every_s=TOLD_EVERY_S).one
-    scored = ScoredSampler(
-        sampler=setup.sampler,
-        scorer=setup.scorer,
-        sampling=assembly.training_sampling(
-            cfg, setup.stop_token_ids, cfg.rollout.eval_temperature
-        ),
-        samples=cfg.rollout.eval_samples,
-        seed=evaluation_seed(cfg),
-        deadline_s=cfg.run.waits.seconds["rollout"],
-        stop=stop,
-        heard=heard,
-    )
-    rollouts = scored.answer(draws)
-    return evaluation_metrics(rollouts, samples=scored.samples)
 
 
 def picked_reward(

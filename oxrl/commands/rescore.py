@@ -10,7 +10,7 @@ from itertools import combinations, islice
 from pathlib import Path
 
 from oxrl.assembly.assembly import build_rewards
-from oxrl.config.load import load_reward_config
+from oxrl.config.load_reward import load_reward_config
 from oxrl.errors import ConfigError, DataError
 from oxrl.recipes.scored_answers import mean
 from oxrl.rewards.base import GroupScorer

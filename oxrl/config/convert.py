@@ -33,7 +33,7 @@ def converted(path: Path) -> str:
     Raises:
         ConfigError: the file cannot be read, or is no YAML.
     """
-    theirs = read_source(path, ())
+    theirs = read_source(path)
     given = {name.rpartition(".")[2]: value for name, value in theirs.foreign.items()}
     row = next((row for name, row in TRAINED_BY.items() if name in given), "sft")
     ours = Source(f"what {path.name} becomes", theirs.values)

@@ -1,19 +1,17 @@
-"""YAML and `key=value` overrides as plain values that remember where they were written."""
+"""YAML as plain values that remember where they were written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
-from typing import Any, cast
+from pathlib import Path
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-from oxrl.config.other_names import meant_by
 from oxrl.config.schema import FIELDS, SECTIONS
-from oxrl.errors import ConfigError, did_you_mean, why_no_file
+from oxrl.errors import ConfigError, why_no_file
 
 Values = dict[str, dict[str, object]]
 
@@ -92,17 +90,19 @@ class Source:
         unwritten = None if path in self.taken_back else UNSET
         return self.values.get(section, {}).get(name, unwritten) is None
 
+    def place(self, path: str) -> str:
+        """Where a field was written, or else what it would stand in."""
+        while path and path not in self.where:
+            path = path.rpartition(".")[0]
+        return self.where.get(path, self.file)
+
     def wrong(self, path: str, rule: str, place: str) -> None:
         """Add a problem that was found at `place`."""
         self.problems.append(Problem(path, rule, where=place))
 
 
-def read_source(path: Path | str, overrides: Sequence[str]) -> Source:
-    """Read a file and apply overrides in order.
-
-    Args:
-        path: YAML file.
-        overrides: `section.field=value` or `~section.field`.
+def read_source(path: Path | str) -> Source:
+    """Read a YAML file.
 
     Returns:
         What was written, with the problems found on the way.
@@ -111,66 +111,17 @@ def read_source(path: Path | str, overrides: Sequence[str]) -> Source:
         ConfigError: the file cannot be read, is empty or no YAML: nothing else can be checked then.
     """
     source = Source(file=str(path))
-    root = _compose(_read_text(Path(path)), source.file)
+    root = compose(_read_text(Path(path)), source.file)
     if root is None:
         raise ConfigError(f"{path} is empty; it needs at least run, model, data and train")
     if not isinstance(root, MappingNode):
         rule = "the file must hold sections such as `train:`, not a list or a single value"
         raise ConfigError(f"{path}:1: {rule}")
     _read_sections(root, source)
-    apply_overrides(source, overrides)
     return source
 
 
-def given_source(name: str, values: Values, overrides: Sequence[str]) -> Source:
-    """As `read_source`, of values that no file holds.
-
-    Args:
-        name: where they come from, for errors.
-        values: section -> field -> value.
-        overrides: as of `read_source`.
-    """
-    source = Source(file=name, values=values)
-    apply_overrides(source, overrides)
-    return source
-
-
-def mapping_source(name: str, given: Mapping[Any, Any], overrides: Sequence[str]) -> Source:
-    """As `read_source`, of sections and fields that a program holds as mappings.
-
-    Args:
-        name: where they come from, for errors.
-        given: section -> field -> value, as a file would say it.
-        overrides: as of `read_source`.
-    """
-    source = Source(file=name)
-    for section, fields in given.items():
-        if section not in SECTIONS:
-            source.wrong(str(section), _unknown_section(str(section)), name)
-        elif isinstance(fields, Mapping):
-            values = cast(Mapping[object, object], fields)
-            for field_name, value in values.items():
-                _take(f"{section}.{field_name}", value, source)
-        elif fields is not None:
-            source.wrong(section, "is a section and holds fields, not a value", name)
-    apply_overrides(source, overrides)
-    return source
-
-
-def _take(path: str, value: object, source: Source) -> None:
-    """One field as a program says it: of the kinds that a file could say."""
-    if isinstance(value, PurePath):
-        value = str(value)
-    if isinstance(value, Mapping):
-        value = _plain_mapping(cast(Mapping[object, object], value), depth=1 + (path == PARTS))
-    try:
-        repr(value)  # refuses a number of too many digits, as `_plain` does
-        _enter(path, value, source)
-    except ValueError as error:
-        source.wrong(path, str(error), source.file)
-
-
-def _enter(path: str, value: object, source: Source) -> None:
+def enter(path: str, value: object, source: Source) -> None:
     """Keep the value of a field, whether it is one of ours or not.
 
     Raises:
@@ -187,19 +138,6 @@ def _enter(path: str, value: object, source: Source) -> None:
         source.values.setdefault(section, {})[name] = value
 
 
-def _plain_mapping(given: Mapping[object, object], *, depth: int) -> dict[str, object]:
-    """A mapping of a program by its keys as text, and those inside of it where it is that deep."""
-    found: dict[str, object] = {}
-    for key, item in given.items():
-        if depth > 1 and isinstance(item, Mapping):
-            inner = cast(Mapping[object, object], item)
-            item = _plain_mapping(inner, depth=depth - 1)
-        elif isinstance(item, PurePath):
-            item = str(item)
-        found[str(key)] = item
-    return found
-
-
 def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
@@ -211,7 +149,7 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"{path}: {why}") from None
 
 
-def _compose(text: str, name: str) -> Node | None:
+def compose(text: str, name: str) -> Node | None:
     brackets = text.count("[") + text.count("{")
     if len(text) > MOST_CHARACTERS or brackets > MOST_BRACKETS:
         limits = f"more than {MOST_CHARACTERS} characters or {MOST_BRACKETS} brackets"
@@ -266,8 +204,12 @@ def _entries(
 def _read_sections(root: MappingNode, source: Source) -> None:
     for section, node, place in _entries(root, "", source):
         if section not in SECTIONS:
+            # Most files have sections of ours alone.
+            from oxrl.config.other_names import meant_by
+            from oxrl.config.unknown_names import homes, unknown_section
+
             if isinstance(node, MappingNode) or not (meant_by(section) or homes(section)):
-                source.wrong(section, _unknown_section(section), place)
+                source.wrong(section, unknown_section(section), place)
             _foreign(section, node, source)
         elif isinstance(node, MappingNode):
             for path, value, _ in _entries(node, f"{section}.", source):
@@ -286,34 +228,22 @@ def _foreign(path: str, node: Node, source: Source) -> None:
         _store(path, node, source)
 
 
-def _unknown_section(name: str) -> str:
-    section, _, _ = name.partition(".")
-    hint = meant_by(name) or homes(name) or did_you_mean(section, SECTIONS)
-    return f"unknown section{hint} (sections, their fields below them: {', '.join(SECTIONS)})"
-
-
-def homes(name: str) -> str:
-    """Return `; did you mean section.name?` for the sections that have a field of this name."""
-    found = [path for path in FIELDS if path.endswith(f".{name}")]
-    return f"; did you mean {' or '.join(found)}?" if found else ""
-
-
 def _store(path: str, node: Node, source: Source) -> None:
     """One field as a file says it; what is wrong with it becomes a problem."""
     try:
-        _enter(path, _value(path, node, source), source)
+        enter(path, value_of(path, node, source), source)
     except ValueError as error:
         source.wrong(path, str(error), source.where[path])
 
 
-def _value(path: str, node: Node, source: Source) -> object:
+def value_of(path: str, node: Node, source: Source) -> object:
     """What a field is given; keys of a mapping have places of their own."""
     if path in (*MAPPINGS, PARTS) and isinstance(node, MappingNode):
-        return _mapping(path, node, source, depth=1 + (path == PARTS))
-    return _plain(node)
+        return mapping(path, node, source, depth=1 + (path == PARTS))
+    return plain(node)
 
 
-def _mapping(path: str, node: MappingNode, source: Source, *, depth: int) -> object:
+def mapping(path: str, node: MappingNode, source: Source, *, depth: int) -> object:
     """The entries of a mapping by their keys, and those inside of them where it is that deep."""
     prefix = f"{path}."
     place = source.where[path]
@@ -322,13 +252,13 @@ def _mapping(path: str, node: MappingNode, source: Source, *, depth: int) -> obj
     for key, item, _ in _entries(node, prefix, source, override):
         name = key.removeprefix(prefix)
         if depth > 1 and isinstance(item, MappingNode):
-            found[name] = _mapping(key, item, source, depth=1)
+            found[name] = mapping(key, item, source, depth=1)
         else:
-            found[name] = _plain(item)
+            found[name] = plain(item)
     return found
 
 
-def _plain(node: Node) -> object:
+def plain(node: Node) -> object:
     """Python value of a YAML 1.2 node; dates stay text."""
     if str(node.tag).endswith(":timestamp"):
         return node.value
@@ -338,84 +268,3 @@ def _plain(node: Node) -> object:
         return value
     except MarkedYAMLError as error:
         raise ValueError(f"needs a plain value: {error.problem}") from None
-
-
-def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
-    """Enter overrides, in order; what is wrong with one becomes a problem of the source."""
-    for override in overrides:
-        path = override.partition("=")[0].strip().removeprefix("~")
-        place = f"override '{override}'"
-        if "." in path:
-            source.where[path] = place
-        try:
-            _apply_override(override, path, source)
-        except ValueError as error:
-            source.wrong(path, str(error), place)
-
-
-def _apply_override(override: str, path: str, source: Source) -> None:
-    """`section.field=value` sets, `~section.field` takes back what the file says.
-
-    Raises:
-        ValueError: it does neither.
-    """
-    _, equals, text = override.partition("=")
-    section, dot, name = path.partition(".")
-    if path.startswith(f"{PARTS}."):
-        _override_part(override, path, text, source)
-    elif override.startswith("~"):
-        if equals or not (source.written(path) or path in source.foreign):
-            raise ValueError(
-                "takes back a field that the file sets: "
-                "write ~section.field, naming one that is there"
-            )
-        source.foreign.pop(path, None)
-        source.values.get(section, {}).pop(name, None)
-        source.taken_back.add(path)
-    elif not equals or (section in SECTIONS and not dot):
-        raise ValueError("an override is written section.field=value")
-    elif section not in SECTIONS:
-        raise ValueError(_unknown_section(path))
-    else:
-        _enter(path, _value(path, _override_node(text), source), source)
-
-
-def _override_node(text: str) -> Node:
-    """What an override gives a field.
-
-    Raises:
-        ConfigError: it is no YAML.
-    """
-    try:
-        return _compose(text, "") or ScalarNode("tag:yaml.org,2002:null", "")
-    except ConfigError as error:
-        why = str(error).lstrip(":1 ")
-        raise ConfigError(f"{why}; quote the value if it is text") from None
-
-
-def _override_part(override: str, path: str, text: str, source: Source) -> None:
-    """`reward.parts.part.field=value`, `reward.parts.part={...}`, or `~` and one of these paths.
-
-    Raises:
-        ValueError: there is no such part, or nothing to take back.
-    """
-    parts = source.values.setdefault("reward", {}).setdefault("parts", {})
-    part, _, name = path.removeprefix(f"{PARTS}.").partition(".")
-    holder = parts
-    if name and isinstance(parts, dict):
-        holder = parts.get(part)
-    key = name or part
-    if not isinstance(holder, dict) or not key:
-        raise ValueError(
-            "reward.parts has no such part: write reward.parts.PART={name: math}, or its fields"
-        )
-    if not override.startswith("~"):
-        node = _override_node(text)
-        if isinstance(node, MappingNode):
-            holder[key] = _mapping(path, node, source, depth=1)
-        else:
-            holder[key] = _plain(node)
-    elif key in holder:
-        del holder[key]
-    else:
-        raise ValueError("takes back what the file sets: name a part or field there")

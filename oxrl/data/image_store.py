@@ -34,7 +34,7 @@ from oxrl.data.image_rows import with_images
 from oxrl.data.messages import Message
 from oxrl.data.rows import Json, Record
 from oxrl.errors import DataError, InvariantError
-from oxrl.models.vision_network import PATCHES
+from oxrl.models.vision_family import PATCHES
 from oxrl.runs.files import make_folder, write_atomically
 from oxrl.types import Ragged, TensorMap, TokenBatch
 

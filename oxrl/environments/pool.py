@@ -27,8 +27,9 @@ from oxrl.usercode.environments import (
     find_environment,
     locate,
 )
-from oxrl.usercode.given import FIELD, given, is_given, packed
+from oxrl.usercode.given import FIELD, given, is_given
 from oxrl.usercode.messages import Json, decode, encode
+from oxrl.usercode.packing import packed
 from oxrl.usercode.worker import LAST_WORDS_S, Printed, Worker
 
 log = logging.getLogger(__name__)

@@ -27,9 +27,10 @@ from oxrl.errors import EnvironmentDefinitionError, OxrlError
 from oxrl.runs.process_exit import end_of_pid
 from oxrl.types import Prompt
 from oxrl.usercode.environments import as_messages, as_step, find_environment, locate
-from oxrl.usercode.given import FIELD, receive
+from oxrl.usercode.given import FIELD
 from oxrl.usercode.keeper import leave_keeper
 from oxrl.usercode.messages import Json, Replies, decode, encode, prompt_of
+from oxrl.usercode.packing import receive
 from oxrl.usercode.user_code import raised_as
 
 MOST_REQUEST = 1 << 16

@@ -14,6 +14,8 @@ from torch import Tensor
 
 import oxrl.functional.group_advantages as groups
 import oxrl.functional.masks as masks
+import oxrl.functional.part_advantages as parts
+import oxrl.functional.success_advantages as successes
 from oxrl.functional.advantage_inputs import AdvantageInputs, AdvantagesAndReturns, Estimator
 from oxrl.functional.group_advantages import of_rewards, of_rows
 from oxrl.functional.masks import (
@@ -454,7 +456,7 @@ def _turn_normalize_cell(
     """`turn_normalize` of the rewards of turns; without turns, a response is one."""
     turns = torch.zeros_like(x.response_mask, dtype=torch.int64) if x.turns is None else x.turns
     discount = 1.0 if turn_gamma is None else turn_gamma
-    advantages = groups.turn_normalize(
+    advantages = parts.turn_normalize(
         x.token_rewards, x.response_mask, turns, x.group_ids, turn_gamma=discount
     )
     return advantages, None
@@ -486,12 +488,12 @@ def _group_normalize_parts_cell(x: AdvantageInputs) -> AdvantagesAndReturns:
     """`group_normalize_parts` of the parts of the reward."""
     part_rewards = x.need("part_rewards")
     part_weights = x.need("part_weights")
-    return of_rows(x, groups.group_normalize_parts(part_rewards, part_weights, x.group_ids))
+    return of_rows(x, parts.group_normalize_parts(part_rewards, part_weights, x.group_ids))
 
 
 def _pass_at_k_cell(x: AdvantageInputs, *, pass_k: int = PASS_K.default) -> AdvantagesAndReturns:
     """`pass_at_k_advantage` of the rewards."""
-    return of_rows(x, groups.pass_at_k_advantage(x.rewards, x.group_ids, pass_k=pass_k))
+    return of_rows(x, successes.pass_at_k_advantage(x.rewards, x.group_ids, pass_k=pass_k))
 
 
 def _teacher_gap_cell(x: AdvantageInputs, *, teacher_coeff: float = 1.0) -> AdvantagesAndReturns:
@@ -514,25 +516,20 @@ def _group_normalize_teacher_cell(
 
 
 ADVANTAGES: dict[str, Estimator] = {
+    **groups.GROUP_ADVANTAGES,
     "returns": _returns_cell,
     "whitened_returns": _whitened_returns_cell,
     "batch_center": _batch_center_cell,
     "gae": _gae_cell,
     "gae_length_adaptive": _gae_length_adaptive_cell,
-    "group_normalize": of_rewards(groups.group_normalize),
     "group_normalize_parts": _group_normalize_parts_cell,
     "turn_normalize": _turn_normalize_cell,
-    "group_center": of_rewards(groups.group_center),
-    "group_center_batch_std": of_rewards(groups.group_center_batch_std),
-    "group_center_centered_std": of_rewards(groups.group_center_centered_std),
-    "group_center_rescaled": of_rewards(groups.group_center_rescaled),
     "group_center_whitened": _group_center_whitened_cell,
-    "leave_one_out": of_rewards(groups.leave_one_out),
     "greedy_baseline": _greedy_baseline_cell,
     "length_weighted_center": _length_weighted_center_cell,
-    "mean_normalize": of_rewards(groups.mean_normalize),
+    "mean_normalize": of_rewards(successes.mean_normalize),
     "pass_at_k": _pass_at_k_cell,
-    "top_gap": of_rewards(groups.top_gap),
+    "top_gap": of_rewards(successes.top_gap),
     "teacher_gap": _teacher_gap_cell,
     "group_normalize_teacher": _group_normalize_teacher_cell,
 }

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from oxrl.functional.masks import broadcast, fill_masked, masked_mean, require_same_shape
-from oxrl.functional.ratios import LEVELS, MAX_LOG_RATIO
+from oxrl.functional.ratios import importance_ratio
 from oxrl.tables.numbers import (
     CORRECTION_K3_MAX,
     CORRECTION_LEVEL,
@@ -66,28 +66,6 @@ class Correction(Protocol):
             ValueError: shapes differ.
         """
         ...
-
-
-def importance_ratio(
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    mask: Tensor,
-    *,
-    correction_level: Level = CORRECTION_LEVEL.default,
-) -> Tensor:
-    """The ratio rho between trainer and sampler, its logarithm clamped to +-20.
-
-    Args:
-        old_logprobs, rollout_logprobs, mask: [B, T], as in the module's docstring.
-        correction_level: whose ratio is judged.
-
-    Returns:
-        rho [B, T], detached, 1 where masked.
-    """
-    require_same_shape(old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs, mask=mask)
-    old = fill_masked(old_logprobs.detach(), mask)
-    log_rho = old - fill_masked(rollout_logprobs.detach(), mask)
-    return LEVELS[correction_level](log_rho, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def truncate_weights(

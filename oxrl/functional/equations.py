@@ -9,17 +9,17 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oxrl.functional import (
-    advantages,
-    group_advantages,
-    kl,
-    policy_losses,
-    preference_losses,
-    ratios,
-    reward_model_losses,
-    supervised_losses,
-    weights,
-)
+import oxrl.functional.advantages as advantages
+import oxrl.functional.group_advantages as group_advantages
+import oxrl.functional.kl as kl
+import oxrl.functional.part_advantages as part_advantages
+import oxrl.functional.policy_losses as policy_losses
+import oxrl.functional.preference_losses as preference_losses
+import oxrl.functional.ratios as ratios
+import oxrl.functional.reward_model_losses as reward_model_losses
+import oxrl.functional.success_advantages as success_advantages
+import oxrl.functional.supervised_losses as supervised_losses
+import oxrl.functional.weights as weights
 from oxrl.functional.corrections import CORRECTIONS
 
 EQUATIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
@@ -30,8 +30,8 @@ EQUATIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "gae": advantages.gae,
         "gae_length_adaptive": advantages.length_adaptive_lambda,
         "group_normalize": group_advantages.group_normalize,
-        "group_normalize_parts": group_advantages.group_normalize_parts,
-        "turn_normalize": group_advantages.turn_normalize,
+        "group_normalize_parts": part_advantages.group_normalize_parts,
+        "turn_normalize": part_advantages.turn_normalize,
         "group_center": group_advantages.group_center,
         "group_center_batch_std": group_advantages.group_center_batch_std,
         "group_center_centered_std": group_advantages.group_center_centered_std,
@@ -40,9 +40,9 @@ EQUATIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "leave_one_out": group_advantages.leave_one_out,
         "greedy_baseline": advantages.ADVANTAGES["greedy_baseline"],
         "length_weighted_center": group_advantages.length_weighted_center,
-        "mean_normalize": group_advantages.mean_normalize,
-        "pass_at_k": group_advantages.pass_at_k_advantage,
-        "top_gap": group_advantages.top_gap,
+        "mean_normalize": success_advantages.mean_normalize,
+        "pass_at_k": success_advantages.pass_at_k_advantage,
+        "top_gap": success_advantages.top_gap,
         "teacher_gap": advantages.teacher_gap,
         "group_normalize_teacher": advantages.ADVANTAGES["group_normalize_teacher"],
     },

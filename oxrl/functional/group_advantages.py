@@ -16,7 +16,6 @@ from torch import Tensor
 
 from oxrl.functional.advantage_inputs import AdvantageInputs, AdvantagesAndReturns, Estimator
 from oxrl.functional.masks import broadcast, in_dtype_of, require_same_shape
-from oxrl.tables.numbers import PASS_K
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,15 @@ class Groups:
         return (self.size < 2) | (spread <= 1e-6 * self.mean(x).abs().clamp(min=1.0))
 
 
-def _check_rewards(rewards: Tensor, group_ids: Tensor) -> None:
-    """Refuse rewards that are not finite, or not one per row."""
+def check_rewards(rewards: Tensor, group_ids: Tensor) -> None:
+    """Refuse rewards that are not finite, or not one per row.
+
+    Args:
+        rewards, group_ids: [B], as in the module's docstring.
+
+    Raises:
+        ValueError: they are not.
+    """
     require_same_shape(rewards=rewards, group_ids=group_ids)
     if rewards.ndim != 1:
         raise ValueError(f"rewards must be [B], one per response, got shape {tuple(rewards.shape)}")
@@ -135,7 +141,7 @@ def group_center(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
     Source: Dr.GRPO, arXiv:2503.20783.
     """
-    _check_rewards(rewards, group_ids)
+    check_rewards(rewards, group_ids)
     groups = Groups.of(group_ids)
     centered = torch.where(groups.flat(rewards), 0.0, rewards.double() - groups.mean(rewards))
     return in_dtype_of(rewards, centered)
@@ -159,109 +165,6 @@ def group_normalize(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-8) ->
     centered = group_center(rewards.double(), group_ids)
     std = Groups.of(group_ids).std(rewards)
     return in_dtype_of(rewards, centered / (std + eps))
-
-
-def group_normalize_parts(
-    part_rewards: Tensor, part_weights: Tensor, group_ids: Tensor, *, eps: float = 1e-8
-) -> Tensor:
-    """Each part of the reward in standard deviations of its own, added up, scaled over the batch.
-
-    A_ik = (r_ik - mean of the group) / (std of the group + eps) for every part k
-    S_i  = sum over k of weight_k * A_ik
-    A_i  = (S_i - mean of the batch) / (std of the batch + eps), unbiased standard deviations
-
-    Parts of different spread count by their weights, and responses whose parts differ are told
-    apart although the sums of their parts are equal.
-
-    Args:
-        part_rewards: [B, K], NaN where a response has no such part.
-        part_weights: [K].
-        group_ids: [B] int64, shared by the rows of one prompt.
-        eps: added to both standard deviations.
-
-    Returns:
-        [B]. A response without a part is left out of the comparison of that part and gets 0 of it.
-
-    Raises:
-        ValueError: shapes differ, or a part is infinite.
-
-    Source: GDPO, arXiv:2601.05242; NVlabs/GDPO, trl-GDPO, grpo_trainer.py. Deviations: a part whose
-    rewards are equal in a group gives exactly 0 there, and so do parts that cancel up to 1e-6 of
-    the weights; eps is 1e-8, their code has 1e-4; a missing part is compared with nothing, where
-    their code takes it for 0.
-    """
-    if part_rewards.ndim != 2 or part_weights.shape != part_rewards.shape[1:]:
-        found = f"{tuple(part_rewards.shape)} and {tuple(part_weights.shape)}"
-        raise ValueError(f"part_rewards and part_weights must be [B, K] and [K], got {found}")
-    total = torch.zeros_like(part_rewards[:, 0], dtype=torch.float64)
-    for rewards, weight in zip(part_rewards.double().unbind(1), part_weights, strict=True):
-        known = ~rewards.isnan()
-        total[known] += weight * group_normalize(rewards[known], group_ids[known], eps=eps)
-    if len(total) < 2:
-        return in_dtype_of(part_rewards, torch.zeros_like(total))
-    # What parts that cancel leave of each other is rounding, and must not be scaled up; the mean is
-    # 0 but for rounding, which must not reach rows that teach nothing.
-    nothing = total.abs() <= 1e-6 * part_weights.abs().sum()
-    total = total.masked_fill(nothing, 0.0)
-    std, mean = torch.std_mean(total)
-    scaled = ((total - mean) / (std + eps)).masked_fill(nothing, 0.0)
-    return in_dtype_of(part_rewards, scaled)
-
-
-def turn_normalize(
-    token_rewards: Tensor,
-    mask: Tensor,
-    turns: Tensor,
-    group_ids: Tensor,
-    *,
-    turn_gamma: float = 1.0,
-    eps: float = 1e-8,
-) -> Tensor:
-    """Every turn's return to go, in standard deviations from the mean of its group's k-th turns.
-
-    A_ik = (G_ik - mean) / (std + eps),  G_ik = r_ik + turn_gamma * G_i,k+1
-
-    over the episodes i of the group that have a turn k; r_ik sums the rewards of that turn's
-    tokens. With one turn per episode it is `group_normalize`.
-
-    Args:
-        token_rewards: [B, T].
-        mask: [B, T] bool, trained tokens.
-        turns: [B, T] int64, the turn in which each of them was sampled, from 0.
-        group_ids: [B].
-        turn_gamma: discount from a turn to the next, in [0, 1].
-        eps: added to the standard deviation.
-
-    Returns:
-        [B, T], the advantage of its turn on every trained token.
-
-    Raises:
-        ValueError: shapes differ.
-
-    Source: the step-relative advantage of GiGPO, arXiv:2505.10978, Eq. 6 and 7, with the number of
-    the turn in the place of the anchor state.
-    """
-    require_same_shape(token_rewards=token_rewards, mask=mask, turns=turns)
-    of_turn = torch.where(mask, turns, 0)
-    last = int(of_turn.amax()) if of_turn.numel() else 0
-    nothing = torch.zeros(len(mask), last + 1, dtype=torch.float64, device=mask.device)
-    given = token_rewards.detach().double()
-    rewards = torch.where(mask, given, 0.0)
-    returns = nothing.scatter_add(1, of_turn, rewards)
-    tokens = nothing.scatter_add(1, of_turn, mask.double())
-    exists = tokens > 0
-    for turn in reversed(range(last)):
-        following = returns[:, turn + 1]
-        returns[:, turn] += turn_gamma * following
-    # Turns of one number in one group are a group.
-    numbers = torch.arange(last + 1, device=mask.device)
-    firsts = group_ids[:, None] * (last + 1)
-    same_turn = firsts + numbers
-    compared = group_normalize(returns[exists], same_turn[exists], eps=eps)
-    scores = nothing.masked_scatter(exists, compared.double())
-    of_token = scores.gather(1, of_turn)
-    advantages = torch.where(mask, of_token, 0.0)
-    return in_dtype_of(token_rewards, advantages)
 
 
 def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -360,7 +263,7 @@ def length_weighted_center(rewards: Tensor, group_ids: Tensor, lengths: Tensor) 
 
     Source: OPO, arXiv:2505.23585, with the response length for the squared norm of its gradient.
     """
-    _check_rewards(rewards, group_ids)
+    check_rewards(rewards, group_ids)
     groups = Groups.of(group_ids)
     baseline = groups.sum(rewards.double() * lengths) / groups.sum(lengths).clamp(min=1)
     centered = torch.where(groups.flat(rewards), 0.0, rewards.double() - baseline)
@@ -368,145 +271,6 @@ def length_weighted_center(rewards: Tensor, group_ids: Tensor, lengths: Tensor) 
 
 
 # Advantages for more than one try: rewards are 0 or 1, else ValueError, but for `top_gap`.
-
-
-def _successes(rewards: Tensor, groups: Groups) -> Tensor:
-    """Successes in the row's group. [B] float64."""
-    if not bool(((rewards == 0) | (rewards == 1)).all()):
-        found = sorted(set(rewards.tolist()))[:5]
-        raise ValueError(
-            f"this advantage counts successes: rewards must be 0 or 1, got {found}; let the reward "
-            "give nothing else, or choose a train.alg_name that takes any number"
-        )
-    return groups.sum(rewards)
-
-
-def mean_normalize(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """The reward relative to the group's success rate: towards maximum likelihood of right answers.
-
-    A_i = (R_i - mean) / (mean + eps): with c of G right, G / c - 1 or -1; 0 without a success
-
-    Its expectation is sum_{k < G} 1/k * gradient of pass@k, which for G to infinity is the gradient
-    of log p.
-
-    Args:
-        rewards, group_ids: [B], as in the module's docstring; rewards 0 or 1.
-        eps: added to the mean.
-
-    Returns:
-        [B].
-
-    Raises:
-        ValueError: a reward is neither 0 nor 1.
-
-    Source: MaxRL, arXiv:2602.02710.
-    """
-    groups = Groups.of(group_ids)
-    rate = _successes(rewards, groups) / groups.size
-    centered = group_center(rewards.double(), group_ids)
-    return in_dtype_of(rewards, centered / (rate + eps))
-
-
-def failure_chance(others: Tensor, successes: Tensor, *, k: int) -> Tensor:
-    """Probability that k draws without replacement are all wrong.
-
-    Args:
-        others: [B] float64, rows to draw from.
-        successes: [B] float64, how many of them are right.
-        k: draws.
-
-    Returns:
-        [B] float64.
-    """
-    chance = torch.ones_like(others, dtype=torch.float64)
-    for drawn in range(k):
-        wrong = (others - successes - drawn).clamp(min=0) / (others - drawn).clamp(min=1)
-        chance = chance * torch.where(others > drawn, wrong, (successes == 0).double())
-    return chance
-
-
-def pass_at_k_rewards(rewards: Tensor, group_ids: Tensor, *, pass_k: int) -> Tensor:
-    """What each row contributes to the group's pass@k.
-
-    s_i = k/n for a right row, k/n * pass@(k-1) of the other rows for a wrong one
-
-    sum_i s_i * grad logprobs_i is an unbiased estimate of the gradient of pass@k; for k = 1, s_i =
-    R_i / n.
-
-    Args:
-        rewards, group_ids: [B], as in the module's docstring; rewards 0 or 1.
-        pass_k: k, at least 1; a group of n < k rows is taken for n tries.
-
-    Returns:
-        [B] float64.
-
-    Raises:
-        ValueError: a reward is neither 0 nor 1.
-
-    Source: PKPO, arXiv:2505.15201.
-    """
-    groups = Groups.of(group_ids)
-    successes = _successes(rewards, groups)
-    reached = 1 - failure_chance(groups.size - 1, successes, k=pass_k - 1)
-    tries = groups.size.clamp(max=pass_k)
-    return tries / groups.size * torch.where(rewards == 1, 1.0, reached)
-
-
-def pass_at_k_advantage(
-    rewards: Tensor, group_ids: Tensor, *, pass_k: int = PASS_K.default
-) -> Tensor:
-    """Contribution to the group's pass@k, minus what the other rows would reach without this one.
-
-    A_i = n * s_i - mean over the other rows j of n_-i * s_j, computed without row i
-
-    The baseline knows nothing of row i, so the estimate stays unbiased; for k = 1 this is
-    `leave_one_out`.
-
-    Args:
-        rewards, group_ids: [B], as in the module's docstring; rewards 0 or 1.
-        pass_k: k, at least 1; a group of n < k rows is taken for n tries.
-
-    Returns:
-        [B].
-
-    Raises:
-        ValueError: a reward is neither 0 nor 1.
-
-    Source: PKPO, arXiv:2505.15201, with its leave-one-out baseline.
-    """
-    groups = Groups.of(group_ids)
-    successes = _successes(rewards, groups)
-    scores = groups.size * pass_at_k_rewards(rewards, group_ids, pass_k=pass_k)
-    others = groups.size - 1
-    right = successes - rewards
-    reached = 1 - failure_chance((others - 1).clamp(min=0), right, k=pass_k - 1)
-    tries = groups.size.clamp(max=pass_k)
-    baseline = tries * (right + (others - right) * reached) / others.clamp(min=1)
-    advantages = torch.where(groups.flat(rewards), 0.0, scores - baseline)
-    return in_dtype_of(rewards, advantages)
-
-
-def top_gap(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """Lead of the group's single best row over the second; 0 for all others.
-
-    A_i = (best - second best) / (std + eps)
-
-    Args:
-        rewards, group_ids: [B], as in the module's docstring; any rewards.
-        eps: added to the standard deviation.
-
-    Returns:
-        [B].
-
-    Source: pass@k training, arXiv:2503.19595; verl `grpo_passk`.
-    """
-    _check_rewards(rewards, group_ids)
-    groups = Groups.of(group_ids)
-    is_best = rewards.double() == groups.extreme(rewards, "amax")
-    second = groups.extreme(torch.where(is_best, -torch.inf, rewards.double()), "amax")
-    alone = is_best & (groups.sum(is_best) == 1) & ~groups.flat(rewards)
-    gap = (rewards.double() - second) / (groups.std(rewards) + eps)
-    return in_dtype_of(rewards, torch.where(alone, gap, 0.0))
 
 
 def of_rows(x: AdvantageInputs, row_advantages: Tensor) -> AdvantagesAndReturns:
@@ -536,3 +300,14 @@ def of_rewards(estimate: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
         return of_rows(x, estimate(x.rewards, x.group_ids))
 
     return cell
+
+
+# The cells of `ADVANTAGES` that most runs use.
+GROUP_ADVANTAGES: dict[str, Estimator] = {
+    "group_normalize": of_rewards(group_normalize),
+    "group_center": of_rewards(group_center),
+    "group_center_batch_std": of_rewards(group_center_batch_std),
+    "group_center_centered_std": of_rewards(group_center_centered_std),
+    "group_center_rescaled": of_rewards(group_center_rescaled),
+    "leave_one_out": of_rewards(leave_one_out),
+}

@@ -12,10 +12,10 @@ import math
 import torch
 from torch import Tensor
 
-from oxrl.functional.corrections import Level, importance_ratio
 from oxrl.functional.group_advantages import Groups
 from oxrl.functional.masks import OptionalTensor, fill_masked, masked_values, require_same_shape
-from oxrl.functional.ratios import MAX_LOG_RATIO
+from oxrl.functional.ratios import MAX_LOG_RATIO, importance_ratio
+from oxrl.tables.numbers import Level
 
 Metrics = dict[str, float]
 PASS_REWARD = 0.5  # a reward above this counts as solved; verifiers give 0 or 1

@@ -17,7 +17,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from oxrl.functional.masks import broadcast, fill_masked, in_dtype_of, masked_mean, masked_sum
+from oxrl.functional.masks import (
+    broadcast,
+    fill_masked,
+    in_dtype_of,
+    masked_mean,
+    masked_sum,
+    require_same_shape,
+)
+from oxrl.tables.numbers import CORRECTION_LEVEL, Level
 
 MAX_LOG_RATIO = 20.0
 
@@ -177,3 +185,26 @@ def interpolated_anchor(
     age = ages.clamp(min=1).to(logprobs.dtype)
     rollout = fill_masked(rollout_logprobs, mask)
     return (rollout + (age - 1) / age * (fill_masked(logprobs, mask) - rollout)).detach()
+
+
+def importance_ratio(
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    mask: Tensor,
+    *,
+    correction_level: Level = CORRECTION_LEVEL.default,
+) -> Tensor:
+    """The ratio rho between trainer and sampler, its logarithm clamped to +-20.
+
+    Args:
+        old_logprobs, rollout_logprobs, mask: [B, T], of the trainer at the start of the step,
+            of the sampler, and of trained tokens.
+        correction_level: whose ratio is judged.
+
+    Returns:
+        rho [B, T], detached, 1 where masked.
+    """
+    require_same_shape(old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs, mask=mask)
+    old = fill_masked(old_logprobs.detach(), mask)
+    log_rho = old - fill_masked(rollout_logprobs.detach(), mask)
+    return LEVELS[correction_level](log_rho, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()

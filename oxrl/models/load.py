@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from huggingface_hub.utils import enable_progress_bars
@@ -33,7 +33,6 @@ from oxrl.modelfiles.builtin import (
     builtin_tokenizer,
     is_builtin,
 )
-from oxrl.modelfiles.builtin_vision import vision_policy, vision_tokenizer
 from oxrl.modelfiles.folder import (
     adapter_base,
     adapter_revision,
@@ -52,11 +51,10 @@ from oxrl.models.four_bit import (
     whole_weight,
 )
 from oxrl.models.linear import speed_up_linears
-from oxrl.models.lora import merge_adapter
 from oxrl.models.meta_init import base_of, build_without_weights, weights_later
 from oxrl.models.network import ValueModel
-from oxrl.runs.bars import on_terminal
 from oxrl.runs.os_errors import fault_of
+from oxrl.runs.terminal import on_terminal
 
 BUILTINS = ", ".join(BUILTIN_DIMS)
 Model = TypeVar("Model", bound=nn.Module)
@@ -85,9 +83,7 @@ def load_tokenizer(
     """
     if is_builtin(name):
         _require_known(name)
-        tokenizer: PreTrainedTokenizerBase = (
-            vision_tokenizer() if name in BUILTIN_VISION else builtin_tokenizer()
-        )
+        tokenizer: PreTrainedTokenizerBase = _made_up(name).tokenizer()
     else:
         read: Any = AutoTokenizer.from_pretrained
         if Path(name).is_dir() and not has_tokenizer(Path(name)):
@@ -139,6 +135,22 @@ class LoadOptions:
 DEFAULTS = LoadOptions()
 
 
+class _MadeUp(NamedTuple):
+    """How a built-in model and its tokenizer are made."""
+
+    policy: Callable[..., PreTrainedModel]
+    tokenizer: Callable[[], PreTrainedTokenizerBase]
+
+
+def _made_up(name: str) -> _MadeUp:
+    if name in BUILTIN_VISION:
+        # The others read no images.
+        from oxrl.modelfiles.builtin_vision import vision_policy, vision_tokenizer
+
+        return _MadeUp(vision_policy, vision_tokenizer)
+    return _MadeUp(builtin_policy, builtin_tokenizer)
+
+
 def load_policy(name: str, options: LoadOptions = DEFAULTS) -> PreTrainedModel:
     """A causal language model in eval mode.
 
@@ -153,14 +165,10 @@ def load_policy(name: str, options: LoadOptions = DEFAULTS) -> PreTrainedModel:
     """
     base = adapter_base(name)
     if base is not None:
-        return merge_adapter(load_policy(base, _of_base(name, options)), name).eval()
+        return _merged(load_policy(base, _of_base(name, options)), name).eval()
     if is_builtin(name):
         _require_known(name)
-        model: PreTrainedModel = (
-            vision_policy(name, options.seed)
-            if name in BUILTIN_VISION
-            else builtin_policy(name, seed=options.seed)
-        )
+        model: PreTrainedModel = _made_up(name).policy(name, seed=options.seed)
         if options.attention != "auto":
             model.set_attn_implementation(options.attention)
     else:
@@ -190,12 +198,19 @@ def load_critic(name: str, options: LoadOptions = DEFAULTS) -> ValueModel:
     if base is None:
         backbone = _read(AutoModel, name, options)
     else:
-        backbone = merge_adapter(load_critic(base, _of_base(name, options)).decoder, name)
+        backbone = _merged(load_critic(base, _of_base(name, options)).decoder, name)
     critic = ValueModel(backbone)
     with safe_open(head_file, framework="pt") as file:
         critic.kind = (file.metadata() or {}).get("kind", critic.kind)
         critic.value_head.load_state_dict({key: file.get_tensor(key) for key in file.keys()})
     return _placed(critic, options)
+
+
+def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
+    """A model with the adapter in a folder merged into its weights."""
+    from oxrl.models.lora import merge_adapter  # other folders hold whole models
+
+    return merge_adapter(model, adapter)
 
 
 def _of_base(adapter: str, options: LoadOptions) -> LoadOptions:

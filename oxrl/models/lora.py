@@ -1,4 +1,4 @@
-"""Low-rank adapters: put on, switched off, stored and merged.
+"""Low-rank adapters: put on, stored and merged.
 
 LoRA (arXiv:2106.09685) gives a frozen weight W a term s B A with s = alpha / rank; rsLoRA
 (arXiv:2312.03732) has s = alpha / sqrt(rank), with which terms of any rank are of one size; DoRA
@@ -24,21 +24,20 @@ from transformers import PreTrainedModel
 
 from oxrl.errors import EngineError, MissingExtraError
 from oxrl.functional.masks import at_least_float32
+from oxrl.models.adapters import (
+    ADAPTER_FILE,
+    FILE_PREFIX,
+    IN_FILE,
+    IN_MODEL,
+    adapted_layers,
+    plain_name,
+)
 from oxrl.models.four_bit import in_four_bits, note_four_bit, whole_weight
 from oxrl.models.meta_init import home_of, weights_later
-from oxrl.models.vision_network import family_of
+from oxrl.models.vision_family import family_of
 from oxrl.models.vision_parts import language_linears
 from oxrl.types import TensorMap
 
-# peft's own file names: whatever reads adapters reads these.
-ADAPTER_FILE = "adapter_model.safetensors"
-# An adapter's parameters in the model and in its file: `x.lora_A.default.weight`,
-# `base_model.model.x.lora_A.weight`.
-IN_MODEL = ".default.weight"
-IN_FILE = ".weight"
-# How the weight that an adapter lies beside is called.
-UNDER_ADAPTER = ".base_layer."
-FILE_PREFIX = "base_model.model."
 # Of a layer with DoRA. peft writes this name without IN_FILE and reads it either way; transformers,
 # which reads adapters too, would leave out magnitudes that are called as peft does.
 MAGNITUDE = ".lora_magnitude_vector"
@@ -147,13 +146,6 @@ def row_lengths(weight: Tensor) -> Tensor:
     return torch.linalg.norm(weight, dim=1)
 
 
-def adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """(name, layer) of all that carry an adapter."""
-    for name, module in model.named_modules():
-        if hasattr(module, "lora_A"):
-            yield name, module
-
-
 @contextmanager
 def _standing_in(model: nn.Module) -> Iterator[None]:
     """Inside, layers whose weights come later have some without memory, on the model's device.
@@ -187,24 +179,6 @@ def _target_modules(model: PreTrainedModel, wanted: Collection[str]) -> list[str
     return rf"{inside}(.*\.)?({names})"
 
 
-def has_adapter(model: nn.Module) -> bool:
-    """Whether some layer of `model` carries an adapter."""
-    return any(True for _ in adapted_layers(model))
-
-
-@contextmanager
-def adapter_off(model: nn.Module) -> Iterator[None]:
-    """Inside the block, the model as it was before `add_adapter`: a reference without a copy."""
-    layers = [layer for _, layer in adapted_layers(model)]
-    for layer in layers:
-        layer.enable_adapters(False)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.enable_adapters(True)
-
-
 def save_adapter(model: PreTrainedModel, directory: Path, tensors: TensorMap) -> None:
     """Write the adapter's `tensors` (names of `model`) in peft's format.
 
@@ -222,11 +196,6 @@ def save_adapter(model: PreTrainedModel, directory: Path, tensors: TensorMap) ->
     save_file(named, directory / ADAPTER_FILE, metadata={"format": "pt"})
     if in_four_bits(model):
         note_four_bit(directory)
-
-
-def model_name(key: str) -> str:
-    """The parameter that ADAPTER_FILE holds under `key`."""
-    return key.removeprefix(FILE_PREFIX).removesuffix(IN_FILE) + IN_MODEL
 
 
 def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
@@ -286,11 +255,6 @@ def merged_into(
     _, first = next(adapted_layers(model))
     base = ((plain_name(name), weight) for name, weight in weights if name not in adapter)
     return merged_weights(base, adapter, first.scaling["default"])
-
-
-def plain_name(name: str) -> str:
-    """What a frozen weight is called in the model without adapter."""
-    return name.replace(UNDER_ADAPTER, ".")
 
 
 def _peft() -> Any:

@@ -25,7 +25,7 @@ from oxrl.functional.masks import at_least_float32
 from oxrl.models.linear import OneDnnLinear, onednn_linear
 from oxrl.models.meta_init import home_of, weights_later
 from oxrl.models.token_mask import excluded
-from oxrl.models.vision_network import family_of, read_with_images
+from oxrl.models.vision_family import family_of
 from oxrl.types import Output, TokenBatch, Want
 
 TOP_K = "top_k="
@@ -241,6 +241,8 @@ def _last_hidden(decoder: nn.Module, batch: TokenBatch) -> Tensor:
     # to be built. Positions that start again mark packed rows: transformers keeps them apart, but
     # only when it is given no mask. Some models take no positions: without any they count alike.
     if family_of(decoder) is not None:
+        from oxrl.models.vision_network import read_with_images  # models of text do without
+
         return read_with_images(decoder, batch, use_cache=False).last_hidden_state
     positions: dict[str, Tensor] = {}
     if batch.position_ids is not None:

@@ -15,7 +15,7 @@ from oxrl.modelfiles.builtin import builtin_policy
 from oxrl.modelfiles.folder import adapter_base
 from oxrl.models.load import load_tokenizer, named_in_errors
 from oxrl.models.network import CausalNetwork
-from oxrl.models.vision_network import family_of
+from oxrl.models.vision_family import family_of
 
 # Stands in for a model of which nothing is at hand.
 STAND_IN = "builtin:tiny"

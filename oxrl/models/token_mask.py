@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from oxrl.errors import DataError
 from oxrl.models.meta_init import home_of
-from oxrl.models.vision_network import never_sampled
+from oxrl.models.vision_family import never_sampled
 
 ATTRIBUTE = "oxrl_sampled_only"
 

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from oxrl.errors import EngineError
-from oxrl.models.vision_network import family_of
+from oxrl.models.vision_family import family_of
 
 log = logging.getLogger(__name__)
 PARTS = ("vision", "projector")

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from oxrl.errors import CheckpointError, DataError
+from oxrl.models.adapters import ADAPTER_FILE, has_adapter, model_name
 from oxrl.models.load import VALUE_HEAD_FILE, read_weights
-from oxrl.models.lora import ADAPTER_FILE, has_adapter, model_name, save_adapter
 from oxrl.models.meta_init import DECODER
 from oxrl.models.network import ValueModel
 from oxrl.models.stored import GivenTensor, Source, stored_in_folder
@@ -121,7 +121,11 @@ def save_model(
     named = model.named_parameters() if weights is None else weights
     kept = set(stored_names(model))
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named if name in kept}
-    save = save_adapter if has_adapter(model) else _save_whole
+    save = _save_whole
+    if has_adapter(model):
+        from oxrl.models.lora import save_adapter  # models without one do without
+
+        save = save_adapter
     if isinstance(model, PreTrainedModel):
         save(model, directory, tensors)
     elif isinstance(model, ValueModel):

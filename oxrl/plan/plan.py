@@ -6,23 +6,16 @@ from rich.filesize import decimal
 
 from oxrl.assembly.micro_batch_rules import FIELD, read_at_once, tokens_by_rule
 from oxrl.config.origins import told_origin
-from oxrl.config.reads import generates_answers, has_reference_model
+from oxrl.config.reads import generates_answers
 from oxrl.config.schema import Config
 from oxrl.errors import DataError, UnreachableError
 from oxrl.modelfiles.dims import ModelDims, model_dims
 from oxrl.modelfiles.hub import locate
 from oxrl.plan.memory import memory, on_cpu, sync_bytes
-from oxrl.plan.optimizer_memory import DTYPE_BYTES
+from oxrl.plan.needs import disk_needed, model_bytes, models_trained
+from oxrl.plan.reference import reference_text
 from oxrl.runs.deadlines import PHASES, Phase
-from oxrl.tables.cells import CRITIC
 from oxrl.tables.engines import TRAINING_ENGINES
-from oxrl.tables.numbers import KL_COEFF
-from oxrl.tables.preference import METHODS
-
-# On a CPU, in resident bytes, as benchmarks/real_memory.py finds it: Python with PyTorch,
-# transformers and a tokenizer; and what the system's allocator holds where tensors have been.
-RUNTIME = 700_000_000
-ALLOCATED = 1.05
 
 
 def plan_text(cfg: Config) -> str:
@@ -160,47 +153,6 @@ def count_rows(path: str) -> int:
         return sum(1 for line in lines if line.strip())
 
 
-def reference_text(cfg: Config) -> str:
-    """What a run compares the policy with, what that costs, why, and how to do without.
-
-    A row's default may ask for a reference that nobody thought of: this is told by the plan, and
-    at the start of the run. Empty where there is none.
-    """
-    row = cfg.train.row
-    if row.recipe == "preference":
-        return _preference_reference(cfg)
-    if row.recipe != "rl" or row.kl == "none" or not cfg.train.value(KL_COEFF) > 0:
-        return ""
-    coefficient = cfg.train.value(KL_COEFF)
-    usual = row.defaults.get(KL_COEFF.key) == coefficient
-    origin = f"the default of {row.name}" if usual else "as configured"
-    why = f"for train.kl_coeff = {coefficient:g}, {origin}"
-    return f"{_reference_model(cfg)}, {why}; train.kl_coeff=0 does without"
-
-
-def _reference_model(cfg: Config) -> str:
-    """What the reference is held as, and its size."""
-    if cfg.lora.rank:
-        return "the policy with its adapter switched off (no memory of its own)"
-    dims = model_dims(cfg.model.name)
-    if dims is None:
-        return "a second copy of the policy, of unknown size"
-    size = decimal(dims.parameters * DTYPE_BYTES[cfg.model.dtype])
-    return f"a second copy of the policy, {size}"
-
-
-def _preference_reference(cfg: Config) -> str:
-    method = METHODS[cfg.train.alg_name]
-    if not (method.reference or any(METHODS[name].reference for name in cfg.train.mix)):
-        return ""
-    free = "train.alg_name=simpo, orpo, cpo do without"
-    if method.moves_reference:
-        held = f"{_reference_model(cfg)}, which follows it"
-        return f"{held}: {cfg.train.alg_name} asks for it; {free}"
-    why = f"{cfg.train.alg_name} compares the policy with itself before training"
-    return f"{why}: what that says of each row is computed once and kept on disk; {free}"
-
-
 def _micro_batches(cfg: Config) -> str:
     tokens = cfg.train.micro_batch_tokens
     if tokens != "auto":
@@ -227,46 +179,6 @@ def _sizes(cfg: Config) -> dict[str, str]:
     }
 
 
-def memory_needed(cfg: Config, dims: ModelDims) -> tuple[int, str]:
-    """Bytes of memory that a run needs at its most, and what it needs by phase, in words.
-
-    Args:
-        dims: of `cfg.model`.
-
-    Returns:
-        Of a device; on a CPU of all training ranks and all that Python needs, for they share it.
-    """
-    phases, _, offloaded, _ = memory(cfg, dims)
-    here = on_cpu(cfg)
-    if here:
-        phases = {phase: int(size * ALLOCATED) + RUNTIME for phase, size in phases.items()}
-    needed = max(phases.values())
-    text = "about " + ", ".join(f"{decimal(size)} in {phase}" for phase, size in phases.items())
-    ranks = cfg.run.training_gpus
-    if ranks > 1:
-        text += " per rank"
-    if offloaded:
-        text += f" and {decimal(offloaded)} offloaded to CPU memory"
-    if here:
-        needed = ranks * (needed + offloaded)
-    return needed, text
-
-
-def disk_needed(cfg: Config, dims: ModelDims) -> tuple[int, int]:
-    """Bytes of the checkpoints that are on the disk at once, and how many these are.
-
-    Args:
-        dims: of `cfg.model`.
-    """
-    every = cfg.run.checkpoint_every
-    # The first one, one at every multiple of `checkpoint_every`, and the last.
-    written = 2 + (cfg.run.steps - 1) // every if every else 2
-    if cfg.run.first_checkpoint == "reference":
-        written -= 1
-    checkpoints = min(cfg.run.keep_checkpoints + 1, written)
-    return memory(cfg, dims).stored * checkpoints, checkpoints
-
-
 def sync_text(cfg: Config, dims: ModelDims) -> str:
     """What one delivery of weights sends, and along which route; empty where nothing is sent."""
     samplers = cfg.samplers
@@ -278,17 +190,6 @@ def sync_text(cfg: Config, dims: ModelDims) -> str:
         source = "the training ranks, none through this process"
     to = f"to each of {samplers} samplers" if samplers > 1 else "to the sampler"
     return f"{decimal(sync_bytes(cfg, dims))} of {what} per delivery {to}, from {source}"
-
-
-def model_bytes(cfg: Config) -> int:
-    """Bytes of the policy's weights; 0: unknown."""
-    dims = model_dims(cfg.model.name)
-    return 0 if dims is None else dims.parameters * DTYPE_BYTES[cfg.model.dtype]
-
-
-def models_trained(cfg: Config) -> int:
-    """How many models of the policy's size training builds: with a critic and a reference."""
-    return 1 + cfg.train.row.has(CRITIC) + has_reference_model(cfg)
 
 
 def _waits(cfg: Config) -> str:

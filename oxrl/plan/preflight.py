@@ -47,9 +47,9 @@ from oxrl.modelfiles.folder import adapter_base, check_model_folder
 from oxrl.modelfiles.hub import locate
 from oxrl.modelfiles.vision import has_image_processor
 from oxrl.plan.memory import machine_memory, on_cpu, rows_no_longer
-from oxrl.plan.plan import disk_needed, memory_needed
-from oxrl.rewards.builtin import BUILTINS, UNTRIED
-from oxrl.rewards.workers import ScoringPool, SinglePool
+from oxrl.plan.needs import disk_needed, memory_needed
+from oxrl.rewards.builtin import BUILTINS, find_builtin
+from oxrl.rewards.pools import ScoringPool, SinglePool
 from oxrl.runs.directory import GIVEN
 from oxrl.runs.stop import StopRequest
 from oxrl.runs.waiting import Patience
@@ -412,7 +412,7 @@ def try_reward(pool: ScoringPool, prompts: Sequence[Prompt], patience: Patience)
     """
     for one in pool.pools:
         one.rehearse(prompts, patience)
-        if one.name in BUILTINS and one.name not in UNTRIED and prompts:
+        if one.name in BUILTINS and find_builtin(one.name).tried and prompts:
             _try_built_in(one, prompts, patience)
 
 

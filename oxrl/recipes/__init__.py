@@ -120,7 +120,6 @@ def _run(
     from oxrl.assembly.pins import with_pinned_inputs
     from oxrl.modelfiles.vision import vision_family
     from oxrl.plan.preflight import Prepared, prepare_to_begin
-    from oxrl.recipes.follower import Follower
     from oxrl.recipes.session import Session
 
     # Only the loop that runs is imported: the others bring libraries of their own.
@@ -128,7 +127,7 @@ def _run(
     with (
         training_ranks(cfg) as ranks,
         prepare_to_begin(cfg) if ranks.first else Prepared() as prepared,
-        (Session if ranks.first else Follower)(
+        _session_class(Session, first=ranks.first)(
             cfg, resume=resume, accept=accept, ranks=ranks
         ) as session,
     ):
@@ -149,6 +148,14 @@ def _run(
         if actions is not None and ranks.first:
             actions.write(pinned.run.directory)
         _begin(loop, pinned, session, first=ranks.first)
+
+
+def _session_class(of_first: type[Session], *, first: bool) -> type[Session]:
+    if first:
+        return of_first
+    from oxrl.recipes.follower import Follower  # for the ranks that write no file
+
+    return Follower
 
 
 def _begin(

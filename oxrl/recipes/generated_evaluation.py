@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oxrl.assembly import assembly
 from oxrl.config import Config
 from oxrl.data.prompts import AnsweredPrompts
-from oxrl.engines.delivery.sync import WeightSync
 from oxrl.engines.sample.base import RolloutEngine
 from oxrl.engines.train.trainer import Trainer
 from oxrl.plan.preflight import REHEARSED, try_reward
@@ -19,6 +18,9 @@ from oxrl.recipes.scored_answers import ScoredSampler, evaluation_metrics, evalu
 from oxrl.recipes.session import Session
 from oxrl.runs.waiting import Patience
 from oxrl.types import Metrics
+
+if TYPE_CHECKING:
+    from oxrl.engines.delivery.sync import WeightSync
 
 
 class GeneratedEvaluation:
@@ -47,10 +49,10 @@ class GeneratedEvaluation:
         try_reward(self._pool, next(self._prompts.batches(REHEARSED), []), patience)
         self._delivery: WeightSync | None = None
         if cfg.sampling_process:
-            from oxrl.recipes.hosted import delivery_to  # this process can do it as well
+            from oxrl.assembly.delivery import proved_delivery  # this process can do it as well
 
             hosted = assembly.hosted_sampler(cfg, session.closing)
-            self._delivery = delivery_to(cfg, engine, hosted, limits, len(tokenizer))
+            self._delivery = proved_delivery(cfg, engine, hosted, limits, len(tokenizer))
 
     def metrics(self) -> Metrics:
         """Mean reward and its like, as evaluations of reinforcement learning have them.

@@ -12,8 +12,8 @@ from torch import Tensor
 from oxrl.config.sections.train import TrainConfig
 from oxrl.engines.train.base import Scorer, TrainEngine
 from oxrl.errors import RewardError, required
-from oxrl.functional.advantage_inputs import AdvantageInputs
-from oxrl.functional.advantages import ADVANTAGES
+from oxrl.functional.advantage_inputs import AdvantageInputs, Estimator
+from oxrl.functional.group_advantages import GROUP_ADVANTAGES
 from oxrl.functional.masks import LossAndMetrics, weighted_sum
 from oxrl.functional.ratios import RATIOS, interpolated_anchor
 from oxrl.functional.weights import WEIGHTS
@@ -50,9 +50,8 @@ class Objective:
     ) -> None:
         row = train.row
         self.features = features
-        self.advantage = partial(
-            ADVANTAGES[row.advantage], **train.numbers("advantage", row.advantage)
-        )
+        estimate = find_advantage(row.advantage)
+        self.advantage = partial(estimate, **train.numbers("advantage", row.advantage))
         self.ratio = RATIOS[row.ratio]
         self.ratio_to_sampler = row.denominator == "rollout"
         self.gate = partial(find_gate(row.gate), **train.numbers("gate", row.gate))
@@ -138,6 +137,19 @@ class Objective:
         if self.correction is None:
             return batch.correction
         return self.correction(logprobs, old, batch)
+
+
+def find_advantage(name: str) -> Estimator:
+    """Return the function of an advantage of the table.
+
+    Args:
+        name: in `ADVANTAGES`.
+    """
+    if name in GROUP_ADVANTAGES:
+        return GROUP_ADVANTAGES[name]
+    from oxrl.functional.advantages import ADVANTAGES  # critics, turns, parts, successes
+
+    return ADVANTAGES[name]
 
 
 def start_of_update(logprobs: Tensor, batch: PolicyBatch) -> Tensor:

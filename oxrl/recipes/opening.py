@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +12,9 @@ from oxrl.assembly.pins import review_inputs
 from oxrl.checkpoint.format import list_checkpoints
 from oxrl.config import Config, dump_config
 from oxrl.config.origins import told_origin
+from oxrl.config.reward_options import CODE
 from oxrl.modelfiles.dims import vocabulary_of
-from oxrl.plan.plan import reference_text
+from oxrl.plan.reference import reference_text
 from oxrl.runs.console import Console, run_logging
 from oxrl.runs.directory import RunDirectory, open_run
 from oxrl.runs.health import Health
@@ -54,6 +55,7 @@ def open_session(
         resume=resume,
         accept=accept,
         review=partial(review_inputs, cfg),
+        noted=_noted_of_sandbox(cfg),
     )
     run = stack.enter_context(directory)
     stack.enter_context(run_logging(run.path / "run.log", cfg.run.console))
@@ -75,6 +77,15 @@ def open_session(
         console=console,
         trackers=trackers,
     )
+
+
+def _noted_of_sandbox(cfg: Config) -> Mapping[str, object]:
+    """The layers of the sandbox that this machine offers, where a program may run in it."""
+    if CODE not in cfg.reward.names and not cfg.environment.name:
+        return {}
+    from oxrl.rewards.sandbox.layers import layers  # no other run needs a sandbox
+
+    return {"sandbox": layers()}
 
 
 def _announced(cfg: Config, *, anew: bool) -> Iterator[str]:

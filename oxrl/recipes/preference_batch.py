@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+import oxrl.functional.preference_statistics as preference_statistics
 from oxrl.data.preferences import Judged, to_preference_batch
 from oxrl.errors import required
-from oxrl.functional import preference_statistics
 from oxrl.recipes.offline_loop import Memory
 from oxrl.recipes.preference_objective import WANT, PreferenceObjective
 from oxrl.types import Output, PreferenceBatch

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from oxrl.assembly.assemble import RLSetup
-from oxrl.commands.evaluate import evaluate
 from oxrl.config import Config
 from oxrl.data.sample_record import SampleLine, sample_line
 from oxrl.errors import required
@@ -102,8 +101,12 @@ def finish_step(
     cfg: Config, setup: RLSetup, session: Session, progress: RolloutProgress, before: int
 ) -> None:
     """Evaluate where it is time for that, write the step's line, save where it is time."""
-    with session.saved_if_stopped(setup.saved, progress):
-        found = evaluate(cfg, setup, session, before, progress.step)
+    found: Metrics = {}
+    if setup.held_out is not None and session.eval_due(before, progress.step):
+        from oxrl.recipes.evaluation import evaluate  # a run without data.eval does without
+
+        with session.saved_if_stopped(setup.saved, progress):
+            found = evaluate(cfg, setup, session, setup.held_out, progress.step)
     note_score(cfg, session, progress, found.get("eval/reward"))
     progress.line = progress.line | found
     session.record_line(progress)

@@ -15,7 +15,6 @@ from oxrl.config import Config
 from oxrl.engines.train.base import Saved, SavedEngines
 from oxrl.engines.train.ranks import Ranks
 from oxrl.errors import CheckpointWriteError, DeadlineError
-from oxrl.recipes.origin import restore_engine, write_reference
 from oxrl.runs.files import size_of
 
 log = logging.getLogger(__name__)
@@ -100,6 +99,8 @@ class Saver:
 
     def load(self, found: Checkpoint, engines: SavedEngines) -> None:
         """Restore engines from a checkpoint; on every rank."""
+        from oxrl.recipes.origin import restore_engine  # a run that begins has none
+
         with self._ranks.within(self._waits.of("load", size_of(found.path)), "a checkpoint"):
             for name, engine in engines.items():
                 restore_engine(engine, found.path / name, self._cfg)
@@ -174,6 +175,8 @@ class Saver:
         """Name the models of the run instead of writing them; they are as they were built."""
         if not self._ranks.first:
             return
+        from oxrl.recipes.origin import write_reference  # where run.first_checkpoint says so
+
         self._writer = new_writer()
 
         def write(directory: Path) -> None:

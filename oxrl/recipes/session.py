@@ -19,7 +19,7 @@ from oxrl.errors import Interrupted, Stopped
 from oxrl.recipes.opening import open_session
 from oxrl.recipes.progress import P, Progress
 from oxrl.recipes.saving import Saver
-from oxrl.rewards.workers import ScoringPool
+from oxrl.rewards.pools import ScoringPool
 from oxrl.runs.clock import Clock, resident_mb
 from oxrl.runs.files import read_records
 from oxrl.runs.targets import CHECKPOINTS

@@ -24,10 +24,10 @@ from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, SupportsFloat, cast
+from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat, cast
 
 from oxrl.errors import RewardDefinitionError
-from oxrl.rewards.builtin import BUILTINS, OF_GROUPS, REQUIRES, with_options
+from oxrl.rewards.builtin import BUILTINS, find_builtin, with_options
 from oxrl.rewards.model_options import (
     DEFAULT_STEPS,
     STEPS,
@@ -38,7 +38,6 @@ from oxrl.rewards.model_options import (
 from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Group, Prompt, Score, Scores, ScoreStatus
 from oxrl.usercode.given import given, is_given
-from oxrl.usercode.signatures import RewardFunction, form_of
 from oxrl.usercode.user_code import (
     MOST_REASON,
     capped,
@@ -47,6 +46,9 @@ from oxrl.usercode.user_code import (
     split_place,
     text_of,
 )
+
+if TYPE_CHECKING:
+    from oxrl.usercode.signatures import RewardFunction
 
 # Of `oxrl.train`: what a function is given by.
 ARGUMENT = "reward"
@@ -252,9 +254,12 @@ def find_reward(name: str, options: Mapping[str, object] | None = None) -> Loade
     if problem:
         raise RewardDefinitionError(f"reward.options: {problem}")
     if name in BUILTINS:
-        if name in REQUIRES:
-            REQUIRES[name](**options)
-        return LoadedReward(name, with_options(name, options), per_sample=name not in OF_GROUPS)
+        row = find_builtin(name)
+        if row.require is not None:
+            row.require(**options)
+        return LoadedReward(name, with_options(name, options), per_sample=not row.of_groups)
+    from oxrl.usercode.signatures import form_of  # of users' functions alone
+
     path, function_name = locate(name)
     if is_given(name):
         form = form_of(name, given(name, ARGUMENT))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from oxrl.types import Score
+from oxrl.rewards.builtin import BuiltIn
+from oxrl.types import Prompt, Score
 
 # What stands before a final answer; the last one in a response counts.
 _MARKER = re.compile(
@@ -76,3 +77,19 @@ def final_words(response: str) -> str:
 
 def _normal(text: str) -> str:
     return " ".join(text.lower().rstrip(" .").split())
+
+
+def score_choice(prompt: Prompt, text: str) -> Score:
+    """`choice`: 1 if a response names the right option, else 0; see `oxrl.rewards.choices`.
+
+    Args:
+        prompt: whose `answer` is a letter or a word.
+        text: the response.
+
+    Returns:
+        As of `choice_reward`.
+    """
+    return choice_reward(text, prompt.answer)
+
+
+CHOICE = BuiltIn(score_choice)

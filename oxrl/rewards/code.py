@@ -24,11 +24,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from oxrl.errors import RewardDefinitionError, did_you_mean
+from oxrl.rewards.builtin import BuiltIn
 from oxrl.rewards.sandbox.client import LEVELS, Level, Sandbox
 from oxrl.rewards.sandbox.findings import Finding, Job, Json, SandboxError
 from oxrl.rewards.sandbox.inside.confine import Limits
 from oxrl.rewards.sandbox.layers import FIXES
-from oxrl.types import Score
+from oxrl.types import Prompt, Score
 
 if TYPE_CHECKING:
     from oxrl.rewards.sandbox.remote import RemoteSandbox
@@ -314,3 +315,28 @@ def _sandbox(level: Level, limits: Limits, url: str) -> Sandbox | RemoteSandbox:
     made = Sandbox(level, limits)
     atexit.register(made.close)
     return made
+
+
+def score_code(
+    prompt: Prompt,
+    text: str,
+    *,
+    partial: bool = False,
+    total_s: float = TOTAL_S,
+    **of_sandbox: Any,
+) -> Score:
+    """`code`: whether the program in a response passes its tests; see `oxrl.rewards.code`.
+
+    Args:
+        prompt: whose `answer` holds the tests.
+        text: the response.
+        partial, total_s: as of `judged`.
+        of_sandbox: as of `sandbox_of`; a level must be named.
+
+    Returns:
+        As of `code_reward`.
+    """
+    return judged(sandbox_of(**of_sandbox), text, prompt.answer, partial=partial, total_s=total_s)
+
+
+CODE = BuiltIn(score_code, passes_on=sandbox_of, require=require_sandbox)

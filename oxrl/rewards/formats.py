@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from typing import cast
 
-from oxrl.types import Score
+from oxrl.errors import known
+from oxrl.rewards.builtin import BuiltIn, find_builtin
+from oxrl.types import Completion, Prompt, Score
+
+# Built-in rewards that say whether an answer is right, without options that they need.
+JUDGES = ("math", "exact", "choice", "ifeval", "toolcall")
 
 # A thought, then an answer, and nothing else.
 # Source: DeepSeek-R1, arXiv:2501.12948, section 2.2: the format reward of its template.
@@ -107,3 +114,95 @@ def cosine_length_value(
     long = right_long if right else wrong_long
     share = min(tokens, max_tokens) / max_tokens
     return long + (short - long) * (1 + math.cos(math.pi * share)) / 2
+
+
+def score_format(_prompt: Prompt, text: str, *, pattern: str = THINK_ANSWER) -> Score:
+    """`format`: 1 if the whole response matches a pattern, else 0; see `format_reward`.
+
+    Args:
+        text: the response.
+        pattern: a regular expression whose `.` matches line ends too; by default `<think>` and
+            `<answer>`.
+
+    Returns:
+        As of `format_reward`.
+
+    Raises:
+        ValueError: the pattern is no regular expression.
+    """
+    return format_reward(text, pattern=pattern)
+
+
+def score_repetition(_prompt: Prompt, text: str, *, words: int = 3, worst: float = -1.0) -> Score:
+    """`repetition`: a penalty for runs of words that return; see `repetition_reward`.
+
+    Args:
+        text: the response.
+        words: length of a run, at least 1.
+        worst: of a text that is one run again and again, at most 0.
+
+    Returns:
+        A value from `worst` to 0.
+
+    Raises:
+        ValueError: `words` or `worst` is out of its range.
+    """
+    return repetition_reward(text, words=words, worst=worst)
+
+
+def score_cosine(
+    prompt: Prompt,
+    completions: Sequence[Completion],
+    *,
+    judge: str = "math",
+    max_tokens: int = 1024,
+    **values: float,
+) -> list[Score]:
+    """`cosine`: short right responses and long wrong ones are worth more; see
+    `cosine_length_value`.
+
+    Args:
+        prompt: as the judging reward reads it.
+        completions: the group; each is scored by itself, by the number of tokens that the policy
+            sampled: what an environment or a tool said is no part of its length.
+        judge: one of JUDGES, the reward that says which are right: those it gives more than 0.5.
+        max_tokens: the length at which a long response's value is reached, tokens.
+        values: `right_short`, `right_long`, `wrong_short` and `wrong_long` of
+            `cosine_length_value`.
+
+    Returns:
+        One score for each completion, in order, with the judging reward's value as its part; where
+        that has none, its failure.
+
+    Raises:
+        ValueError: `max_tokens` is below 1.
+    """
+    right_by = find_builtin(judge).score
+    scores: list[Score] = []
+    for completion in completions:
+        judged = cast(Score, right_by(prompt, completion.text))
+        if judged.value is not None:
+            right = judged.value > 0.5
+            value = cosine_length_value(completion.sampled, right, max_tokens=max_tokens, **values)
+            judged = Score(value=value, parts={judge: judged.value}, reason=judged.reason)
+        scores.append(judged)
+    return scores
+
+
+FORMAT = BuiltIn(score_format, checks={"pattern": compiled})
+REPETITION = BuiltIn(
+    score_repetition,
+    checks={
+        "words": lambda count: repetition_reward("", words=count),
+        "worst": lambda value: repetition_reward("", worst=value),
+    },
+)
+COSINE = BuiltIn(
+    score_cosine,
+    of_groups=True,
+    passes_on=cosine_length_value,
+    checks={
+        "judge": lambda name: known(name, JUDGES),
+        "max_tokens": lambda count: cosine_length_value(0, True, max_tokens=count),
+    },
+)

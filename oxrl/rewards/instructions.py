@@ -15,8 +15,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from oxrl.rewards.builtin import BuiltIn
 from oxrl.rewards.languages import KNOWN, is_language
-from oxrl.types import Score
+from oxrl.types import Prompt, Score
 
 Check = Callable[..., bool]
 CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
@@ -506,3 +507,20 @@ def _wanted(answer: object) -> list[tuple[str, dict[str, Any]]]:
         (name, {key: value for key, value in (arguments or {}).items() if value is not None})
         for name, arguments in zip(names, given, strict=True)
     ]
+
+
+def score_ifeval(prompt: Prompt, text: str, *, share: bool = False) -> Score:
+    """`ifeval`: whether checkable instructions are followed; see `oxrl.rewards.instructions`.
+
+    Args:
+        prompt: whose `answer` names them, as `oxrl prepare ifeval` writes it.
+        text: the response.
+        share: the share of those that are followed, instead of all or nothing.
+
+    Returns:
+        As of `instructions_reward`.
+    """
+    return instructions_reward(text, prompt.answer, share=share)
+
+
+IFEVAL = BuiltIn(score_ifeval)

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 
+from oxrl.rewards.builtin import BuiltIn
 from oxrl.rewards.forms import same_form
 from oxrl.rewards.quantities import (
     TEXT_COMMAND,
@@ -46,7 +47,7 @@ from oxrl.rewards.relations import (
 )
 from oxrl.rewards.rewrites import rewritten
 from oxrl.rewards.solutions import same_solutions
-from oxrl.types import Score
+from oxrl.types import Prompt, Score
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # What may stand between boxes that state one answer together: "\boxed{1} and \boxed{2}".
@@ -350,3 +351,20 @@ def _read_number(final: _Final) -> Quantity | None:
 def _holds_words(text: str) -> bool:
     """Whether there is more in a statement than formulas."""
     return _PROSE_WORD.search(_COMMAND.sub(" ", TEXT_COMMAND.sub(r" \1 ", text))) is not None
+
+
+def score_math(prompt: Prompt, text: str) -> Score:
+    """`math`: 1 if the final answer is the ground truth as mathematics, else 0; see
+    `oxrl.rewards.math`.
+
+    Args:
+        prompt: whose `answer` is a number or a text.
+        text: the response.
+
+    Returns:
+        As of `math_reward`.
+    """
+    return math_reward(text, prompt.answer)
+
+
+MATH = BuiltIn(score_math)

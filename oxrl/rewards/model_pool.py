@@ -13,8 +13,8 @@ import torch
 from oxrl.errors import OxrlError, RewardDefinitionError
 from oxrl.rewards.base import sample_range
 from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule
+from oxrl.rewards.pools import SinglePool
 from oxrl.rewards.reward_model import RewardModel
-from oxrl.rewards.workers import SinglePool
 from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Group, Metrics, Prompt, Score, Scores, ScoreStatus
 from oxrl.usercode.user_code import MOST_REASON, capped, text_of

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from oxrl.rewards.workers import SinglePool
+from oxrl.rewards.pools import SinglePool
 from oxrl.runs.waiting import Patience
 from oxrl.types import Group, Metrics, Score, Scores, ScoreStatus
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from oxrl.types import Score
+from oxrl.rewards.builtin import BuiltIn
+from oxrl.types import Prompt, Score
 
 Call = tuple[str, Any]
 _TAGGED = re.compile(r"<(tool_call|functioncall|function_call)>(.*?)(?:</\1>|$)", re.DOTALL)
@@ -119,3 +120,19 @@ def same(one: object, other: object) -> bool:
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))
     return one == other
+
+
+def score_tool_call(prompt: Prompt, text: str) -> Score:
+    """`toolcall`: 1 if a response calls the right tools, else 0; see `oxrl.rewards.tool_calls`.
+
+    Args:
+        prompt: whose `answer` holds the right calls.
+        text: the response.
+
+    Returns:
+        As of `tool_call_reward`.
+    """
+    return tool_call_reward(text, prompt.answer)
+
+
+TOOL_CALL = BuiltIn(score_tool_call)

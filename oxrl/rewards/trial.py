@@ -157,6 +157,20 @@ def rehearse(reward: LoadedReward, prompt: Prompt) -> tuple[str, str]:
     return problem, ""
 
 
+def broken_on_data(place: str, problems: Sequence[str]) -> RewardDefinitionError:
+    """The error of a reward that failed on every prompt that it was tried on.
+
+    Args:
+        place: of the reward in the config, with its name.
+        problems: what it did on each prompt.
+    """
+    return RewardDefinitionError(
+        f"{place}: it failed on {len(problems)} of {len(problems)} prompts of the data, whatever "
+        f"the completion. On {problems[0]}. A text that it cannot read is worth a score, such as "
+        "0.0; an exception says that the reward itself is broken"
+    )
+
+
 def difference(reward: LoadedReward, prompt: Prompt, text: str, value: object) -> str:
     """What a second call with the same completion says otherwise; empty where it does not.
 

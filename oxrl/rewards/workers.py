@@ -17,25 +17,24 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from oxrl.errors import RewardDefinitionError, RewardError
 from oxrl.rewards.base import (
     ARGUMENT,
-    Group,
-    GroupScorer,
-    LoadedReward,
     find_reward,
     locate,
     sample_range,
 )
-from oxrl.rewards.builtin import BUILTINS, INLINE
+from oxrl.rewards.builtin import BUILTINS
+from oxrl.rewards.pools import InlinePool, SinglePool
 from oxrl.rewards.repeats import Repeats
-from oxrl.rewards.trial import DRY_GROUP, described, dry_call, rehearse
+from oxrl.rewards.trial import DRY_GROUP, broken_on_data, described, dry_call, rehearse
 from oxrl.runs.waiting import Patience
-from oxrl.types import Completion, Metrics, Prompt, Score, ScoreStatus
+from oxrl.types import Completion, Group, Metrics, Prompt, Score, ScoreStatus
 from oxrl.usercode.channel import MOST_REPLY, LateReply, LostWorker, SuspectWorker
-from oxrl.usercode.given import FIELD, given, is_given, packed
+from oxrl.usercode.given import FIELD, given, is_given
+from oxrl.usercode.packing import packed
 from oxrl.usercode.sources import code_digest
 from oxrl.usercode.user_code import MOST_REASON, capped
 from oxrl.usercode.worker import LAST_WORDS_S, Printed, Worker
@@ -85,53 +84,6 @@ def in_threads(work: Callable[[], None], count: int, patience: Patience) -> None
             raise
 
 
-class ScoringPool(GroupScorer, Protocol):
-    """The processes of a reward, or those of its parts."""
-
-    @property
-    def pools(self) -> Sequence[SinglePool]:
-        """One for each reward."""
-        ...
-
-    def counters(self) -> Metrics:
-        """Metrics of what scoring took since this was called last, of all rewards."""
-        ...
-
-    def start(self, patience: Patience | None = None) -> None:
-        """Start each, so that a broken one fails now.
-
-        Raises:
-            RewardDefinitionError: one cannot be loaded.
-            Stopped: a signal asked to stop.
-        """
-        ...
-
-    def close(self) -> None:
-        """Kill the workers."""
-        ...
-
-
-class SinglePool(ScoringPool, Protocol):
-    """What scores by one reward. `field`: of the config, where the reward stands."""
-
-    name: str
-    field: str
-
-    @property
-    def inline(self) -> bool:
-        """Whether it computes in this process, where asking early wins nothing."""
-        ...
-
-    def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
-        """Try the reward on prompts of the data, before anything depends on it.
-
-        Raises:
-            RewardDefinitionError: it failed on every one.
-            Stopped: a signal asked to stop.
-        """
-        ...
-
-
 class RewardPool:
     """Scores groups of completions with a reward, in as many processes as it has workers.
 
@@ -170,12 +122,7 @@ class RewardPool:
         self._place = place
         self._code: str | None = None  # what the first worker was started on
         self._options = dict(options or {})
-        self._inline = find_reward(name, options) if name in INLINE else None
         self._packed = packed(given(name, ARGUMENT)) if is_given(name) else None
-        # A function that cannot leave this process is called here.
-        self._kept_here = is_given(name) and self._packed is None
-        if self._kept_here:
-            self._inline = find_reward(name, options)
         self._size = workers
         self._timeout_s = timeout_s
         # When a worker is killed.
@@ -207,9 +154,14 @@ class RewardPool:
         return {}
 
     @property
+    def leaves_this_process(self) -> bool:
+        """Whether workers get a function that Python gives."""
+        return self._packed is not None
+
+    @property
     def inline(self) -> bool:
-        """Whether it computes in this process, where asking early wins nothing."""
-        return self._inline is not None
+        """No: it computes in processes of its own, where asking early wins time."""
+        return False
 
     def start(self, patience: Patience | None = None) -> None:
         """Start one worker and wait until it has loaded the reward, so that a broken one fails now.
@@ -219,8 +171,6 @@ class RewardPool:
                 does not return from a call on a made-up sample within `timeout_s`.
             Stopped: a signal asked to stop.
         """
-        if self._inline is not None and self._kept_here:
-            dry_call(self._inline)
         with self._lock:
             self._start(patience or Patience())
 
@@ -240,11 +190,7 @@ class RewardPool:
                 if not problem:
                     return
                 problems.append(f"prompt {prompt.uid}: {problem}")
-        raise RewardDefinitionError(
-            f"{self.field}.name={self.name}: it failed on {len(prompts)} of {len(prompts)} prompts "
-            f"of the data, whatever the completion. On {problems[0]}. A text that it cannot read "
-            "is worth a score, such as 0.0; an exception says that the reward itself is broken"
-        )
+        raise broken_on_data(f"{self.field}.name={self.name}", problems)
 
     def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
         """Score groups of completions; what the reward does on a sample never raises.
@@ -262,8 +208,6 @@ class RewardPool:
             DeadlineError: no reward has answered for too long.
         """
         patience = patience or Patience()
-        if self._inline is not None:
-            return self._score_here(self._inline, groups, patience)
         with self._lock:
             self._start(patience)
             scores = iter(self._run_all(self._tasks(groups), patience))
@@ -279,20 +223,9 @@ class RewardPool:
             self._printed.finish()
 
     def _start(self, patience: Patience) -> None:
-        if self._inline is None and self._per_sample is None:
+        if self._per_sample is None:
             with self._worker(patience):
                 pass
-
-    def _score_here(
-        self, reward: LoadedReward, groups: Sequence[Group], patience: Patience
-    ) -> list[list[Score]]:
-        """Score in this process, which no signal cuts short but between two groups."""
-        found: list[list[Score]] = []
-        for prompt, completions in groups:
-            found.append(reward(prompt, completions))
-            patience.answered()
-            patience.look(self.name)
-        return found
 
     def _tasks(self, groups: Sequence[Group]) -> list[Task]:
         tasks: list[Task] = []
@@ -414,9 +347,6 @@ class RewardPool:
 
     def _rehearsed(self, prompt: Prompt, patience: Patience) -> str:
         """Why the reward fails on a prompt, whatever the completion; empty where it does not."""
-        if self._inline is not None:
-            problem, self._repeats.pending = rehearse(self._inline, prompt)
-            return problem
         what = f"{self.name} to score a made-up answer to prompt {prompt.uid}"
         limit_s = self._timeout_s * (1 if self._per_sample else DRY_GROUP)
         with self._worker(patience) as worker:
@@ -499,6 +429,46 @@ class RewardPool:
     def _discard(self, worker: Worker, patience_s: float = 0.0) -> str:
         self._alive.discard(worker)
         return worker.end(patience_s)
+
+
+class OwnFunctionPool(InlinePool):
+    """Calls a function that Python gives and that cannot leave this process."""
+
+    def start(self, patience: Patience | None = None) -> None:
+        """Call it on a made-up sample.
+
+        Raises:
+            RewardDefinitionError: it can never work.
+        """
+        dry_call(self.reward)
+
+    def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
+        """Try the reward on prompts of the data: see `SinglePool.rehearse`."""
+        problems: list[str] = []
+        for prompt in prompts:
+            problem, _ = rehearse(self.reward, prompt)
+            if not problem:
+                return
+            problems.append(f"prompt {prompt.uid}: {problem}")
+        if problems:
+            raise broken_on_data(f"{self.field}.name={self.name}", problems)
+
+
+def pool_of(
+    name: str, *, workers: int, timeout_s: float, options: Mapping[str, object] | None, field: str
+) -> SinglePool:
+    """The workers of a reward; this process for a function that cannot leave it.
+
+    Args:
+        name, workers, timeout_s, options, field: as of `RewardPool`.
+
+    Raises:
+        RewardDefinitionError: as of `RewardPool`.
+    """
+    pool = RewardPool(name, workers=workers, timeout_s=timeout_s, options=options, field=field)
+    if is_given(name) and not pool.leaves_this_process:
+        return OwnFunctionPool(find_reward(name, options), field)
+    return pool
 
 
 def scores_of(reply: Json, count: int) -> list[Score]:

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from oxrl.engines.delivery.sync import WeightSync
+from oxrl.engines.delivery.shared import Delivery
 from oxrl.engines.sample.base import next_finished
 from oxrl.errors import InvariantError, Stopped
 from oxrl.rollouts.rounds import choose_groups, still_missing
@@ -68,7 +68,7 @@ class AheadRollouts:
     def __init__(
         self,
         parts: RolloutParts,
-        delivery: WeightSync,
+        delivery: Delivery,
         *,
         block: int,
         capacity: int,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,19 +10,13 @@ from typing import Any, TypeVar
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from oxrl.runs.terminal import on_terminal
+
 Item = TypeVar("Item")
 # Between two looks at how far something is, in seconds.
 EVERY_S = 0.1
 # What, how many are done, of how many.
 Tell = Callable[[str, int, int], None]
-
-
-def on_terminal() -> bool:
-    """Whether somebody looks at standard error who did not ask for plain text."""
-    stream = sys.stderr
-    if stream is None or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
-        return False
-    return stream.isatty()
 
 
 @contextmanager

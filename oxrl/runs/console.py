@@ -24,11 +24,12 @@ from oxrl.errors import OxrlError, RunDirectoryError
 from oxrl.redact import shown
 from oxrl.runs.deadlines import WAITING
 from oxrl.runs.files import open_own
-from oxrl.runs.live import LiveView, efficiency, phase_shares, sample_text
+from oxrl.runs.step_text import efficiency, phase_shares, sample_text
 from oxrl.types import Metrics
 
 if TYPE_CHECKING:
     from oxrl.runs.clock import Clock
+    from oxrl.runs.live import LiveView
     from oxrl.runs.recorder import Recorder
 
 # label, metric keys (the first one present is shown), format (z: what rounds to 0 has no sign). A
@@ -92,7 +93,11 @@ class Console(AbstractContextManager["Console"]):
         console = RichConsole(file=self._stream, highlight=False)
         # NO_COLOR asks for plain text, see no-color.org.
         live = mode == "auto" and console.is_interactive and not console.no_color
-        self._view = LiveView(console, total_steps, shown(title)) if live else None
+        self._view: LiveView | None = None
+        if live:
+            from oxrl.runs.live import LiveView  # of a terminal that somebody looks at
+
+            self._view = LiveView(console, total_steps, shown(title))
 
     def watch(self, clock: Clock, recorder: Recorder) -> None:
         """Show the phases that a clock measures, and samples that a recorder writes."""

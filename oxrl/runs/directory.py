@@ -272,6 +272,7 @@ def open_run(
     resume: bool,
     accept: Collection[str] = (),
     review: Reviewer | None = None,
+    noted: Mapping[str, object] | None = None,
 ) -> RunDirectory:
     """Create the run directory, or open it again, and hold it until the process ends.
 
@@ -287,6 +288,7 @@ def open_run(
     Args:
         accept: fields of the config that may differ, in value or in what they stand for.
         review: looks at the inputs of the run; None: it has none.
+        noted: what environment.json says of the machine beside what it says of every run.
 
     Raises:
         RunDirectoryError: not writable; not empty and no `resume`; not a run directory; another
@@ -302,7 +304,7 @@ def open_run(
         lock = _lock(directory)
         try:
             start = _look(directory, config_yaml, accept, review)
-            _write_start(directory, config_yaml, start)
+            _write_start(directory, config_yaml, start, environment() | dict(noted or {}))
             return RunDirectory(directory, lock, start)
         except BaseException:
             lock.close()
@@ -364,11 +366,10 @@ def _look(
     return start
 
 
-def _write_start(directory: Path, config_yaml: str, start: Start) -> None:
-    """Note a start that is allowed; config.yaml last."""
+def _write_start(directory: Path, config_yaml: str, start: Start, here: Json) -> None:
+    """Note a start that is allowed, with what it runs on; config.yaml last."""
     make_folder(directory / "checkpoints")
     make_folder(directory / "rollouts")
-    here = environment()
     if start.resuming:
         remove_leftovers(directory / "checkpoints")
     else:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oxrl.redact import HIDDEN, SECRET_NAME, masked
-from oxrl.rewards.sandbox.layers import layers
 from oxrl.runs.files import Json
 
 # Packages that decide results.
@@ -67,7 +66,6 @@ def environment() -> Json:
         "cpus": cpus,
         "packages": versions,
         "torch": torch_state(),
-        "sandbox": layers(),
         "git": git_state(Path(__file__).resolve().parent),
         "command": command_line(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},

@@ -16,19 +16,13 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.text import Text
 
-from oxrl.redact import shown
+from oxrl.runs.step_text import phase_shares, sample_text
 from oxrl.types import Metrics
 
 WIDE = 110  # columns of a terminal that has room for more than the numbers
 HIGH = 12  # its lines
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARKLINE = 20  # newest rewards
-LINE_END = "⏎"
-PHASES = {
-    "sampling": ("time/rollout_s",),
-    "reward": ("time/reward_s",),
-    "update": ("time/logprobs_s", "time/update_s"),
-}
 # What a phase is called while it lasts.
 DOING = {
     "time/rollout_s": "sampling",
@@ -139,38 +133,6 @@ def _bar(console: RichConsole, total_steps: int, title: str) -> Progress:
     progress = Progress(*columns, console=console, auto_refresh=False)
     progress.add_task(title, total=total_steps, eta="", doing="")
     return progress
-
-
-def sample_text(line: Mapping[str, object]) -> str:
-    """A sample on one line: what was asked, what came, what it earned."""
-    reward = line.get("reward")
-    earned = f"{reward:.3g}" if isinstance(reward, float | int) else str(line.get("status", ""))
-    return f"[{earned}] {_one_line(line.get('prompt'))} → {_one_line(line.get('response'))}"
-
-
-def _one_line(value: object) -> str:
-    text = value if isinstance(value, str) else str(value)
-    return shown(text).replace("\n", LINE_END).replace("\t", " ")
-
-
-def phase_shares(metrics: Metrics) -> list[str]:
-    """What a step's time went into, for phases that took a tenth of it or more."""
-    total = metrics.get("time/step_s", 0.0)
-    found: list[str] = []
-    for name, keys in PHASES.items():
-        spent = sum(metrics.get(key, 0.0) for key in keys)
-        if total and spent >= 0.1 * total:
-            found.append(f"{name} {spent / total:.0%}")
-    return found
-
-
-def efficiency(metrics: Metrics) -> list[str]:
-    """How much of the machine a step used, and how much of that was wasted, where it is known."""
-    found: list[str] = []
-    for name, key in (("MFU", "throughput/mfu"), ("wasted", "waste/total")):
-        if key in metrics:
-            found.append(f"{name} {metrics[key]:.0%}")
-    return found
 
 
 def sparkline(values: Iterable[float]) -> str:

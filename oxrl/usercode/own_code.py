@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from oxrl.errors import ConfigError, OxrlError
 from oxrl.runs.os_errors import fault_of
-from oxrl.usercode.given import given, is_given, packed, unpacked
+from oxrl.usercode.given import given, is_given
+from oxrl.usercode.packing import packed, unpacked
 from oxrl.usercode.user_code import raised_as, run_module, split_place
 
 

@@ -12,7 +12,7 @@ from oxrl.errors import RewardDefinitionError, RewardError
 from oxrl.rewards.base import LoadedReward, find_reward
 from oxrl.rewards.trial import dry_call, rehearse
 from oxrl.rewards.watch import Watch
-from oxrl.usercode.given import FIELD, receive
+from oxrl.usercode.given import FIELD
 from oxrl.usercode.messages import (
     Json,
     Replies,
@@ -20,6 +20,7 @@ from oxrl.usercode.messages import (
     decode,
     prompt_of,
 )
+from oxrl.usercode.packing import receive
 from oxrl.usercode.user_code import raised_as
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from oxrl.config import dump_config, load_config, load_evaluation_config, load_source
-from oxrl.config.source import mapping_source
+from oxrl.config.given_mappings import mapping_source
 from oxrl.errors import ConfigError
 
 # The block of the architecture notes, unchanged, and the lines that go with it.

@@ -29,7 +29,9 @@ from oxrl.plan.memory import (
     rows_no_longer,
     sync_bytes,
 )
-from oxrl.plan.plan import memory_needed, plan_text, reference_text
+from oxrl.plan.needs import memory_needed
+from oxrl.plan.plan import plan_text
+from oxrl.plan.reference import reference_text
 from oxrl.tables.cells import CRITIC
 from oxrl.tables.policy import ROWS
 

@@ -12,10 +12,11 @@ from safetensors.torch import save_file
 from tiny import AttentionModel, batches, token_batch
 from torch import Tensor, nn
 
+from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.ranks import Ranks, joined_ranks
+from oxrl.engines.train.ranks import Ranks
 from oxrl.errors import CheckpointError, NonFiniteError
-from oxrl.functional.policy_losses import ppo_clip
+from oxrl.functional.clipped_losses import ppo_clip
 from oxrl.functional.preference_losses import dpo
 from oxrl.functional.preference_statistics import sequence_logprobs
 from oxrl.functional.supervised_losses import supervised_loss

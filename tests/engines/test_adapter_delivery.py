@@ -11,6 +11,7 @@ from samplers import make_requests
 from test_weight_sync import ATTACKS, Attack
 from torch import Tensor
 
+from oxrl.engines.delivery import sync as sync_module
 from oxrl.engines.delivery.sync import SyncOptions, WeightSync
 from oxrl.engines.sample import vllm_worker
 from oxrl.engines.sample.base import generate
@@ -346,7 +347,7 @@ def test_a_new_adapter_whose_term_is_lost_in_rounding_is_proved_by_a_larger_one(
     metrics = sync.metrics()
     assert metrics["sync/retries"] == 0 and metrics["sync/probe_limit_share"] <= 1
     # Without copies beyond the new one there is none that rounding does not hide.
-    monkeypatch.setattr(sync, "STRENGTHS", (1.0, 0.3, 0.1))
+    monkeypatch.setattr(sync_module, "STRENGTHS", (1.0, 0.3, 0.1))
     fresh = sync_of(policy, sampler, torch.bfloat16, options)
     with pytest.raises(WeightSyncError, match="would prove nothing"):
         fresh.deliver(0)

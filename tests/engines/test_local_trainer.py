@@ -20,8 +20,9 @@ from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.offload import FEWEST_BYTES, offloaded
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.errors import CheckpointError, EngineError
+from oxrl.functional.clipped_losses import ppo_clip
 from oxrl.functional.logprobs import logprobs_from_logits
-from oxrl.functional.policy_losses import LossAndMetrics, cispo, ppo_clip
+from oxrl.functional.policy_losses import LossAndMetrics, cispo
 from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.value_losses import value_loss
 from oxrl.modelfiles.builtin import BUILTIN_DIMS

@@ -22,8 +22,8 @@ import pytest
 import yaml
 from small_runs import rl_config
 
-from oxrl.assembly import assemble
-from oxrl.assembly.assembly import gpus_per_actor
+from oxrl.assembly import assemble, ray_engines
+from oxrl.assembly.ray_cluster import gpus_per_actor
 from oxrl.config import Config
 from oxrl.engines.ray.cluster import Cluster
 from oxrl.engines.ray.head import CONNECT_S
@@ -321,7 +321,7 @@ def test_places_are_reserved_for_rollout_actors_and_for_ranks_where_there_are_so
         inference_engine={"actors": actors},
     )
     cluster = _NoCluster()
-    monkeypatch.setattr(assemble, "open_cluster", lambda cfg: cluster)
+    monkeypatch.setattr(ray_engines, "open_cluster", lambda cfg: cluster)
     with pytest.raises(_Reserved), ExitStack() as stack:
         assemble.build_engines(cfg, stack)
     assert len(cluster.bundles) == bundles and cluster.closed

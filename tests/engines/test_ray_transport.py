@@ -34,9 +34,9 @@ from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train import fsdp
 from oxrl.engines.train.base import Bucket, Part
 from oxrl.engines.train.fsdp import FsdpTrainer
+from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.ranks import joined_ranks
 from oxrl.engines.train.trainer import Trainer
 from oxrl.errors import WeightSyncError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer

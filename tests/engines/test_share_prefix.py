@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 
 from oxrl.engines.sample.choice import FAST
 from oxrl.engines.train.fsdp import FsdpTrainer
+from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.engines.train.local import LocalTrainer
 from oxrl.engines.train.micro_batches import group_micro_batches
 from oxrl.engines.train.options import TrainerOptions
-from oxrl.engines.train.ranks import joined_ranks
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.models.network import CausalNetwork

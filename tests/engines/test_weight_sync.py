@@ -21,6 +21,7 @@ from oxrl.engines.delivery.proof import (
     model_logprobs,
     perturb,
 )
+from oxrl.engines.delivery.shared import SharedWeights
 from oxrl.engines.delivery.sync import PERTURBED, SyncOptions, WeightSync
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.train.base import Bucket
@@ -489,10 +490,10 @@ def test_every_member_of_a_group_is_asked_by_name() -> None:
 def test_a_sampler_on_the_policys_own_memory_is_sent_nothing_and_asked_nothing() -> None:
     policy = LocalTrainer(_model(0), TrainerOptions(lr=1e-3))
     sampler = LocalSampler(policy.model, TOKENIZER)  # pyright: ignore
-    sync = _sync(sampler, policy, shared=True, new_model=lambda: pytest.fail("nothing to prove"))
-    sync.deliver(4)
+    delivery = SharedWeights(policy, sampler)
+    delivery.deliver(4)
     assert sampler.version == 4
-    assert sync.metrics() == {}
+    assert delivery.remember([]) == {}
 
 
 @pytest.mark.parametrize("sign", [-1, 1])

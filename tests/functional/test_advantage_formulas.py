@@ -23,7 +23,6 @@ from oxrl.functional.advantages import (
 )
 from oxrl.functional.group_advantages import (
     Groups,
-    failure_chance,
     group_center,
     group_center_batch_std,
     group_center_centered_std,
@@ -31,6 +30,9 @@ from oxrl.functional.group_advantages import (
     group_normalize,
     leave_one_out,
     length_weighted_center,
+)
+from oxrl.functional.success_advantages import (
+    failure_chance,
     mean_normalize,
     pass_at_k_advantage,
     pass_at_k_rewards,

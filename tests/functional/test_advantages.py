@@ -15,7 +15,11 @@ from oxrl.functional.advantages import (
     suffix_scan,
     whiten,
 )
-from oxrl.functional.group_advantages import group_center, group_normalize, leave_one_out
+from oxrl.functional.group_advantages import (
+    group_center,
+    group_normalize,
+    leave_one_out,
+)
 
 NAN = float("nan")
 

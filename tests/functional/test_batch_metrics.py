@@ -5,7 +5,11 @@ import math
 import pytest
 import torch
 
-from oxrl.functional.corrections import mask_weights, second_moment_mask, truncate_weights
+from oxrl.functional.corrections import (
+    mask_weights,
+    second_moment_mask,
+    truncate_weights,
+)
 from oxrl.functional.metrics import (
     advantage_metrics,
     data_metrics,

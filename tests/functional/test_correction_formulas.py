@@ -12,7 +12,6 @@ from torch import Tensor
 from oxrl.functional.corrections import (
     CORRECTIONS,
     drop_drifted_failures,
-    importance_ratio,
     mask_weights,
     reject_k3,
     reject_weights,
@@ -20,6 +19,7 @@ from oxrl.functional.corrections import (
     veto_weights,
 )
 from oxrl.functional.kl import KLS, add_kl_to_rewards, kl_k3_ratio
+from oxrl.functional.ratios import importance_ratio
 
 NAN = float("nan")
 

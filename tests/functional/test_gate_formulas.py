@@ -14,6 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from oxrl.functional.clipped_losses import (
+    gspo,
+    importance_sampling,
+    policy_gradient,
+    ppo_clip,
+)
 from oxrl.functional.gates import Decision, clean, finish
 from oxrl.functional.policy_losses import (
     cispo,
@@ -23,11 +29,7 @@ from oxrl.functional.policy_losses import (
     dppo_topk_tv,
     dppo_tv,
     gmpo,
-    gspo,
-    importance_sampling,
     kl_cov,
-    policy_gradient,
-    ppo_clip,
     proximal,
     rgpo_like,
     rspo,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from oxrl.functional.clipped_losses import ppo_clip
 from oxrl.functional.group_advantages import group_normalize
 from oxrl.functional.metrics import (
     advantage_metrics,
@@ -20,7 +21,7 @@ from oxrl.functional.metrics import (
     staleness_metrics,
     value_metrics,
 )
-from oxrl.functional.policy_losses import cispo, ppo_clip, sapo
+from oxrl.functional.policy_losses import cispo, sapo
 
 NAN = float("nan")
 MASK = torch.tensor([[True, True, True], [True, True, False], [False, False, False]])

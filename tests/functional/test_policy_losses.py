@@ -8,10 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from oxrl.functional.clipped_losses import (
+    gspo,
+    policy_gradient,
+    ppo_clip,
+)
 from oxrl.functional.corrections import truncate_weights
 from oxrl.functional.kl import kl_k3_plus
 from oxrl.functional.masks import weighted_sum
-from oxrl.functional.policy_losses import GATES, cispo, gspo, policy_gradient, ppo_clip
+from oxrl.functional.policy_losses import GATES, cispo
 from oxrl.functional.ratios import RATIOS
 from oxrl.functional.weights import fixed_length, sequence_mean, token_mean
 from oxrl.tables.policy import ROWS

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from oxrl.functional.group_advantages import mean_normalize, pass_at_k_advantage, pass_at_k_rewards
 from oxrl.functional.ratios import interpolated_anchor
 from oxrl.functional.selections import (
     above_row_quantile,
@@ -17,6 +16,11 @@ from oxrl.functional.selections import (
     select_kl_cov,
 )
 from oxrl.functional.shaping import adapt_kl_coeff, informative_groups, overlong_penalty, pass_at_k
+from oxrl.functional.success_advantages import (
+    mean_normalize,
+    pass_at_k_advantage,
+    pass_at_k_rewards,
+)
 from oxrl.functional.weights import length_preference
 
 NAN = float("nan")

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from oxrl.functional.advantages import ADVANTAGES, AdvantageInputs, TurnDecays, gae, varying_scan
-from oxrl.functional.group_advantages import group_normalize, turn_normalize
+from oxrl.functional.group_advantages import group_normalize
+from oxrl.functional.part_advantages import turn_normalize
 
 
 def f64(values: object) -> Tensor:

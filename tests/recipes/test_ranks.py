@@ -25,7 +25,7 @@ from oxrl.checkpoint.format import latest_checkpoint
 from oxrl.cli import script
 from oxrl.commands.export import run_export
 from oxrl.config import Config
-from oxrl.engines.train.ranks import joined_ranks
+from oxrl.engines.train.joined_ranks import joined_ranks
 from oxrl.errors import ConfigError
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
 from oxrl.models.weights import save_model

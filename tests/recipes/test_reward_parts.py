@@ -15,7 +15,7 @@ from small_runs import metric_lines, rl_config
 from oxrl.config import Config, load_config
 from oxrl.data.batching import to_rollout_batch
 from oxrl.errors import ConfigError, RewardDefinitionError, RunDirectoryError
-from oxrl.functional.group_advantages import group_normalize_parts
+from oxrl.functional.part_advantages import group_normalize_parts
 from oxrl.recipes import check_accepted, run
 from oxrl.rollouts.parts import (
     alike_groups,

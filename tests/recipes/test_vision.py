@@ -39,7 +39,7 @@ from oxrl.functional.logprobs import NO_CHANCE
 from oxrl.models.image_features import ImageReader
 from oxrl.models.load import load_policy, load_tokenizer
 from oxrl.models.network import CausalNetwork, unpadded
-from oxrl.models.vision_network import family_of
+from oxrl.models.vision_family import family_of
 from oxrl.models.vision_parts import freeze, part_of
 from oxrl.recipes import run
 from oxrl.recipes.supervised import loss_fn, to_supervised_batch

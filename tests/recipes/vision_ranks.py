@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from test_vision import batch_of, config
 from torch import Tensor
 
-from oxrl.engines.train.ranks import Ranks, joined_ranks
+from oxrl.engines.train.joined_ranks import joined_ranks
+from oxrl.engines.train.ranks import Ranks
 from oxrl.models.load import LoadOptions, load_policy
 from oxrl.recipes.supervised import loss_fn
 from oxrl.runs.deadlines import Deadlines

@@ -11,6 +11,7 @@ import pytest
 
 from oxrl.errors import RewardDefinitionError, Stopped
 from oxrl.rewards.parts import Part, PartsPool, combined
+from oxrl.rewards.pool_choice import reward_pool
 from oxrl.rewards.workers import RewardPool
 from oxrl.runs.waiting import Patience
 from oxrl.types import Completion, Prompt, Score
@@ -135,7 +136,7 @@ def test_a_part_that_failed_once_may_be_left_out_of_its_group_and_of_no_other(
 
 
 def test_steps_of_a_part_that_is_left_out_are_left_out() -> None:
-    pool = RewardPool("exact")
+    pool = reward_pool("exact")
     parts = {
         "a": Part(pool=pool, weight=2.0, optional=False),
         "b": Part(pool=pool, weight=3.0, optional="group"),
@@ -168,7 +169,7 @@ def test_a_row_without_any_part_has_no_score(open_parts: Open) -> None:
 
 @pytest.mark.parametrize("weight", [1e308, 1e300])
 def test_a_sum_that_is_no_number_is_invalid(weight: float) -> None:
-    pool = RewardPool("exact")
+    pool = reward_pool("exact")
     parts = {name: Part(pool=pool, weight=weight, optional=False) for name in "ab"}
     score = combined(parts, {name: Score(value=1e8) for name in "ab"}, {})
     assert (score.value, score.status) == (None, "invalid")
@@ -176,7 +177,7 @@ def test_a_sum_that_is_no_number_is_invalid(weight: float) -> None:
 
 
 def test_the_order_of_the_parts_changes_no_bit() -> None:
-    pool = RewardPool("exact")
+    pool = reward_pool("exact")
     weights = {"a": 0.1, "b": 0.2, "c": 0.3, "d": -0.6}
     values = {
         name: Score(value=value) for name, value in zip("abcd", (0.7, 0.1, 3.3, 0.9), strict=True)

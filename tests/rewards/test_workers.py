@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from oxrl.errors import RewardError
+from oxrl.rewards.pool_choice import reward_pool
 from oxrl.rewards.workers import RewardPool
 from oxrl.types import Completion, Prompt, Score, Segment
 
@@ -267,7 +268,7 @@ def test_a_name_that_leads_nowhere_fails_before_any_worker_starts(tmp_path: Path
 
 
 def test_the_exact_reward_needs_no_process_and_math_gets_one() -> None:
-    exact = RewardPool("exact")
+    exact = reward_pool("exact")
     assert [score.value for score in exact.score([group("4", " 4 ", "5", answer="4")])[0]] == [
         1.0,
         1.0,

@@ -19,7 +19,8 @@ import pytest
 
 from oxrl.runs.bars import Count, bars, followed
 from oxrl.runs.console import Console, format_duration, run_logging
-from oxrl.runs.live import phase_shares, sample_text, sparkline
+from oxrl.runs.live import sparkline
+from oxrl.runs.step_text import phase_shares, sample_text
 
 METRICS = {
     "reward/mean": 0.4123,

@@ -1,15 +1,14 @@
 """Checks across sections, all run before anything heavy is imported.
 
-Each check yields every problem that it finds; a file holds those of one topic.
+Each check yields every problem that it finds; a file holds those of one topic, and is imported
+where a configuration has the topic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
-from oxrl.config.checks.action import check_action
-from oxrl.config.checks.adapter import check_adapter, check_adapter_model, check_four_bit
 from oxrl.config.checks.base import Check, Problems, at
 from oxrl.config.checks.batch import check_batch
 from oxrl.config.checks.cells import check_cells, check_correction
@@ -21,67 +20,102 @@ from oxrl.config.checks.engines import (
     check_samplers,
     check_sampling_process,
 )
-from oxrl.config.checks.environment import check_environment
 from oxrl.config.checks.features import check_features
 from oxrl.config.checks.model import MODEL, check_context
 from oxrl.config.checks.notices import notices
 from oxrl.config.checks.numbers import check_numbers
-from oxrl.config.checks.own_features import check_own_features
-from oxrl.config.checks.own_gate import check_own_gate
-from oxrl.config.checks.preference import check_preference
 from oxrl.config.checks.reward import check_generated, check_reward
 from oxrl.config.checks.sampling import check_rejection, check_sampling, check_staleness
 from oxrl.config.checks.share_prefix import check_share_prefix
-from oxrl.config.checks.stored_samples import check_stored_samples
-from oxrl.config.checks.vision import check_images
 from oxrl.config.schema import Config
+from oxrl.config.sections.train import is_own
+from oxrl.modelfiles.vision import vision_family
 
 __all__ = ["evaluation_problems", "notices", "training_problems"]
 
-OF_ALL: tuple[Check, ...] = (
-    check_ranks,
-    check_deepspeed,
-    check_optimizer,
-    check_samplers,
-    check_sampling_process,
-    check_adapter,
-    check_adapter_model,
-    check_four_bit,
-    *MODEL,
-    check_images,
-    check_training_files,
-    check_evaluation_file,
-    check_columns,
-)
-OF_RECIPE: Mapping[str, tuple[Check, ...]] = {
-    "rl": (
-        check_reward,
-        check_environment,
-        check_action,
-        check_batch,
-        check_share_prefix,
-        check_sampling,
-        check_staleness,
-        check_stored_samples,
-        check_features,
-        check_correction,
-        check_cells,
-        check_own_gate,
-        check_own_features,
-        check_numbers,
-        check_context,
-    ),
-    "rejection": (check_reward, check_rejection, check_context),
-    "preference": (check_preference, check_share_prefix, check_numbers),
-    "supervised": (check_generated, check_action),
-}
+
+def _of_every_run(cfg: Config) -> Iterator[Check]:
+    yield check_ranks
+    yield check_deepspeed
+    yield check_optimizer
+    yield check_samplers
+    yield check_sampling_process
+    if cfg.lora.rank:
+        from oxrl.config.checks.adapter import ADAPTER  # most runs train all weights
+
+        yield from ADAPTER
+    yield from MODEL
+    if vision_family(cfg.model.name) is not None:
+        from oxrl.config.checks.vision import check_images  # most models read text alone
+
+        yield check_images
+    yield check_training_files
+    yield check_evaluation_file
+    yield check_columns
+
+
+def _of_recipe(cfg: Config) -> Iterator[Check]:
+    recipe = cfg.train.row.recipe
+    if recipe == "rl":
+        yield from _of_reinforcement_learning(cfg)
+    elif recipe == "rejection":
+        yield check_reward
+        yield check_rejection
+        yield check_context
+    elif recipe == "preference":
+        from oxrl.config.checks.preference import check_preference  # of this recipe alone
+
+        yield check_preference
+        yield check_share_prefix
+        yield check_numbers
+    elif recipe == "supervised":
+        yield check_generated
+        if cfg.action.exists or cfg.action.choices:
+            from oxrl.config.checks.action import check_action  # most answers are text
+
+            yield check_action
+
+
+def _of_reinforcement_learning(cfg: Config) -> Iterator[Check]:
+    yield check_reward
+    yield from _of_episodes(cfg)
+    yield check_batch
+    yield check_share_prefix
+    yield check_sampling
+    yield check_staleness
+    if cfg.rollout.from_samples is not None:
+        from oxrl.config.checks.stored_samples import check_stored_samples  # most runs sample
+
+        yield check_stored_samples
+    yield check_features
+    yield check_correction
+    yield check_cells
+    if is_own(cfg.train.row.gate) or cfg.train.features:
+        # Code of the user's own.
+        from oxrl.config.checks.own_features import check_own_features
+        from oxrl.config.checks.own_gate import check_own_gate
+
+        yield check_own_gate
+        yield check_own_features
+    yield check_numbers
+    yield check_context
+
+
+def _of_episodes(cfg: Config) -> Iterator[Check]:
+    if cfg.environment.name or cfg.action.exists or cfg.action.choices:
+        # Most runs have single turns of text.
+        from oxrl.config.checks.action import check_action
+        from oxrl.config.checks.environment import check_environment
+
+        yield check_environment
+        yield check_action
 
 
 def training_problems(cfg: Config) -> Problems:
     """Every cross-section problem of a training run."""
-    for check in OF_ALL:
+    for check in _of_every_run(cfg):
         yield from check(cfg)
-    for check in OF_RECIPE.get(cfg.train.row.recipe, ()):
+    for check in _of_recipe(cfg):
         for problem in check(cfg):
             # While the algorithm is in doubt, so is what it asks for.
             yield replace(problem, also=(*problem.also, "train.alg_name"))
@@ -89,7 +123,7 @@ def training_problems(cfg: Config) -> Problems:
 
 def evaluation_problems(cfg: Config) -> Problems:
     """Problems that matter when a configuration is only evaluated."""
-    whole = (check_ranks, check_deepspeed, check_samplers, *MODEL, check_environment, check_action)
+    whole = (check_ranks, check_deepspeed, check_samplers, *MODEL, *_of_episodes(cfg))
     for check in whole:
         yield from check(cfg)
     # Without a reward, a supervised run is judged by the likelihood of given answers.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oxrl.config.checks.base import Problems, at
+from oxrl.config.checks.base import Check, Problems, at
 from oxrl.config.field import EVALUATING
 from oxrl.config.schema import Config
 from oxrl.modelfiles.builtin import is_builtin
@@ -15,8 +15,6 @@ from oxrl.tables.engines import TRAINING_ENGINES
 
 def check_adapter(cfg: Config) -> Problems:
     """Adapters where they can be trained and sampled."""
-    if not cfg.lora.rank:
-        return
     engine = TRAINING_ENGINES[cfg.train.backend]
     if cfg.model.dtype == "bfloat16" and not engine.bfloat16_adapters:
         yield at(
@@ -43,7 +41,7 @@ def check_adapter(cfg: Config) -> Problems:
 
 def check_four_bit(cfg: Config) -> Problems:
     """Weights in four bits where whole ones are asked of nobody."""
-    if not (cfg.model.load_in_4bit and cfg.lora.rank):
+    if not cfg.model.load_in_4bit:
         return
     rules: list[tuple[str, tuple[str, ...]]] = []
     if cfg.train.backend != "local":
@@ -66,8 +64,6 @@ def check_four_bit(cfg: Config) -> Problems:
 
 def check_adapter_model(cfg: Config) -> Problems:
     """Adapters on a model that can be loaded again, and has none itself."""
-    if not cfg.lora.rank:
-        return
     if is_builtin(cfg.model.name):
         yield at(
             cfg,
@@ -86,3 +82,6 @@ def check_adapter_model(cfg: Config) -> Problems:
             "holds an adapter; merge it first: oxrl export FOLDER --out FOLDER",
             "lora.rank",
         )
+
+
+ADAPTER: tuple[Check, ...] = (check_adapter, check_adapter_model, check_four_bit)

@@ -20,10 +20,10 @@ from oxrl.engines.sample.base import RowLogprobs
 from oxrl.engines.train.base import Bucket
 from oxrl.functional.logprobs import head_logits
 from oxrl.functional.masks import at_least_float32
-from oxrl.models.lora import has_adapter
+from oxrl.models.adapters import has_adapter
 from oxrl.models.network import CausalNetwork
 from oxrl.models.token_mask import is_restricted
-from oxrl.models.vision_network import family_of
+from oxrl.models.vision_family import family_of
 from oxrl.seeds import stable_seed
 from oxrl.types import Images, Rollout, Rollouts, TokenBatch
 

@@ -47,11 +47,10 @@ from oxrl.engines.transport.base import (
     Fingerprints,
     Probe,
     WeightTransport,
-    weights_of,
 )
 from oxrl.engines.transport.direct import Direct
 from oxrl.errors import WeightSyncError
-from oxrl.models.lora import plain_name
+from oxrl.models.adapters import plain_name
 from oxrl.types import Images, Metrics, Rollouts, TokenBatch
 
 # Weight version of the perturbed copy: no sample of it can pass for one of the policy.
@@ -95,8 +94,6 @@ class SyncOptions:
     probe_every: deliveries between two perturbed copies; 0: only the first has one.
     probe_tokens: tokens that the probe scores.
     probe_limit: how many times the rounding of the real weights sampler and trainer may be apart.
-    shared: the sampler reads the policy's own memory, so that there is nothing to send and nothing
-        to prove.
     compared: tokens that are compared; in the fixed probe there are no others.
     part: of a policy with an adapter, what is delivered: the adapter alone, and the model under it
         is proved once to be the one that the sampler has already; or both, merged into the weights
@@ -109,7 +106,6 @@ class SyncOptions:
     probe_every: int = 50
     probe_tokens: int = 512
     probe_limit: float = 4.0
-    shared: bool = False
     compared: Compared = EVERYTHING
     part: Part = "all"
 
@@ -186,14 +182,13 @@ class WeightSync:
         """Take the newest samples for the next probe.
 
         Args:
-            rollouts: of the step that is over; not kept where samplers share the weights.
+            rollouts: of the step that is over.
 
         Returns:
             What it cost to deliver the weights that they were sampled with; see `metrics`.
         """
-        if not self.options.shared:
-            options = self.options
-            self._newest = sampled_rows(rollouts, options.probe_tokens, options.compared)
+        options = self.options
+        self._newest = sampled_rows(rollouts, options.probe_tokens, options.compared)
         return self.metrics()
 
     def save(self, directory: Path) -> None:
@@ -237,10 +232,6 @@ class WeightSync:
             WeightSyncError: the sampler's weights have changed since the last delivery, or two
                 attempts failed; names what did.
         """
-        if self.options.shared:
-            weights = weights_of(self.policy, self.options.copy())
-            self.sampler.update_weights(weights, version)
-            return
         start = time.monotonic()
         self._refresh_probe()
         expected, masters = self._before()
@@ -262,7 +253,7 @@ class WeightSync:
         self._record(proved, retries=retries, seconds=time.monotonic() - start)
 
     def metrics(self) -> Metrics:
-        """`sync/...` and `time/sync_s` since the last call; nothing while memory is shared."""
+        """`sync/...` and `time/sync_s` since the last call."""
         metrics = self._metrics
         self._metrics = {}
         return metrics

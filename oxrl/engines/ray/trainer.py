@@ -39,7 +39,7 @@ from oxrl.engines.ray.cluster import (
 )
 from oxrl.engines.sample.workers import call_on
 from oxrl.engines.train.base import Bucket, Fingerprints, Part
-from oxrl.engines.train.ranks import CUT_OFF, WAITED
+from oxrl.engines.train.joined_ranks import CUT_OFF, WAITED
 from oxrl.engines.train.trainer import Trainer, forward_without_adapter
 from oxrl.engines.transport.base import (
     Copy,

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from oxrl.engines.sample.cached import CachedSampler
 from oxrl.engines.sample.local import LocalSampler
 from oxrl.engines.sample.module_sampler import ModuleSampler
-from oxrl.models.vision_network import family_of
+from oxrl.models.vision_family import family_of
 
 if TYPE_CHECKING:
     from oxrl.data.image_store import ImageStore
@@ -72,6 +71,8 @@ def module_sampler(
     fast = getattr(model.config, "_attn_implementation", None) == "sdpa"
     if fast and attends_to_everything(model.config, longest):
         return LocalSampler(model, tokenizer, max_rows=max_rows)
+    from oxrl.engines.sample.cached import CachedSampler  # models that the fast one is wrong for
+
     return CachedSampler(model, tokenizer, max_rows=max_rows)
 
 

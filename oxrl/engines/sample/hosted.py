@@ -23,8 +23,8 @@ from oxrl.errors import EngineError, LostActorError, Stopped
 from oxrl.runs.deadlines import Deadline
 from oxrl.runs.waiting import Patience
 from oxrl.usercode.channel import LostWorker, SuspectWorker
-from oxrl.usercode.given import packed
 from oxrl.usercode.messages import completion_of
+from oxrl.usercode.packing import packed
 from oxrl.usercode.worker import LAST_WORDS_S, Printed, Worker
 
 MODULE = "oxrl.engines.sample.host"

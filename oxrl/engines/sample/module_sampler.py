@@ -18,8 +18,7 @@ from oxrl.engines.sample.sampler import Sampler
 from oxrl.engines.sample.slots import Slots
 from oxrl.engines.train.base import Bucket, Fingerprints
 from oxrl.errors import EngineError, WeightSyncError
-from oxrl.models.fingerprints import fingerprint
-from oxrl.models.lora import has_adapter
+from oxrl.models.adapters import has_adapter
 from oxrl.models.network import CausalNetwork, check_tokens, read_tokens, vocabulary_of
 from oxrl.types import FinishReason, Prefix, Request, TokenBatch
 
@@ -120,7 +119,7 @@ class ModuleSampler(Sampler):
                 )
             if parameter.data_ptr() != tensor.data_ptr():
                 parameter.copy_(tensor)
-                fingerprints[name] = fingerprint(parameter)
+                fingerprints[name] = _fingerprint(parameter)
         if has_adapter(self.model):
             # What is under the adapter stays as it is.
             missing = {name: own for name, own in missing.items() if own.requires_grad}
@@ -132,7 +131,7 @@ class ModuleSampler(Sampler):
 
     def held(self) -> Fingerprints:
         """See RolloutEngine."""
-        return {name: fingerprint(weight) for name, weight in self.model.named_parameters()}
+        return {name: _fingerprint(weight) for name, weight in self.model.named_parameters()}
 
     @torch.inference_mode()
     def logprobs(
@@ -175,6 +174,12 @@ class ModuleSampler(Sampler):
         """Drop every request, and what was computed for it."""
         self.abort(tuple(self._here))
         self.sleep()
+
+
+def _fingerprint(weight: Tensor) -> str:
+    from oxrl.models.fingerprints import fingerprint  # only of weights that are copied
+
+    return fingerprint(weight)
 
 
 def _why_ended(request: Request, response: Prefix) -> FinishReason:

@@ -20,7 +20,8 @@ from oxrl.errors import EngineError
 from oxrl.functional.logprobs import head_logits
 from oxrl.models.network import unpadded
 from oxrl.models.vision_cache import SeenImages, tower_is_still
-from oxrl.models.vision_network import family_of, read_with_images, rotary_positions
+from oxrl.models.vision_family import family_of
+from oxrl.models.vision_network import read_with_images, rotary_positions
 from oxrl.types import Request, Requests, Tensors, TokenBatch
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.vision import vision_family
 from oxrl.models.fingerprints import Piece, joined
 from oxrl.models.load import LoadOptions, load_policy, load_tokenizer
-from oxrl.models.vision_network import banned_tokens
+from oxrl.models.vision_family import banned_tokens
 from oxrl.models.weights import save_model
 from oxrl.types import FinishReason, Metrics, Prefix, Request
 

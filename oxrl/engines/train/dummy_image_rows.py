@@ -10,28 +10,48 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from oxrl.models.vision_network import PATCHES
+from oxrl.engines.train.patches import patches_per_row
+from oxrl.models.vision_family import PATCHES
 from oxrl.types import Output, Ragged, Tensors, TokenBatch, TrainBatch
 
 FIELDS = ("tokens", "attention_mask", "response_mask", "position_ids", "candidates")
 
 
-def patches_per_row(patches: Ragged, units: int) -> Tensor:
-    """Patches of the images of each unit, per row of it, [units] int64.
+class DummyRows:
+    """The rows that ranks read beside their own.
 
     Args:
-        patches: of every image.
-        units: rows, or pairs of rows.
+        batch: the whole batch.
+        shares: of each rank its micro-batches, one per round: indices of units, int64.
     """
-    ends = patches.row_offsets.tolist()
-    counts = [int(patches.values[start:end].sum()) for start, end in pairwise(ends)]
-    per_unit = torch.tensor(counts).view(units, -1)
-    return -(-per_unit.sum(1) // per_unit.shape[1])
+
+    def __init__(self, batch: TrainBatch, shares: Sequence[Sequence[Tensor]]) -> None:
+        self._inputs = batch.inputs
+        self._apart = rounds_apart(batch, shares)
+
+    def beside(self, turn: int, read: TokenBatch) -> TokenBatch:
+        """What a rank reads in a round: its rows, and one with images where only others have some.
+
+        Args:
+            turn: the round.
+            read: the rank's rows.
+        """
+        if turn not in self._apart or len(read.extras[PATCHES].values):
+            return read
+        return side_by_side(read, company(self._inputs).to(read.tokens.device))
+
+    def alone(self, turn: int, idle: TokenBatch) -> TokenBatch:
+        """What a rank without rows reads in a round.
+
+        Args:
+            turn: the round.
+            idle: where nobody reads images.
+        """
+        return company(self._inputs) if turn in self._apart else idle
 
 
 def rounds_apart(batch: TrainBatch, shares: Sequence[Sequence[Tensor]]) -> set[int]:

@@ -34,8 +34,8 @@ from oxrl.engines.train.micro_batches import Share
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import Ranks
 from oxrl.engines.train.rules import LOW_PRECISION
+from oxrl.models.adapters import has_adapter
 from oxrl.models.fingerprints import Piece, pieces_of
-from oxrl.models.lora import has_adapter
 from oxrl.models.meta_init import materialised
 from oxrl.models.weights import Whole, buckets, room_for, sent_bytes
 from oxrl.types import Output, Tensors, TokenBatch, TrainBatch, Want

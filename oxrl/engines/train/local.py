@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,6 @@ from oxrl.checkpoint.shares import PieceOfWeight
 from oxrl.checkpoint.trainer_state import MASTER, StoredWeight, has_master
 from oxrl.engines.train.adamw import Piece, adamw
 from oxrl.engines.train.base import Part
-from oxrl.engines.train.forward import Check
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.engines.train.rules import KINDS, LOW_PRECISION
@@ -23,6 +23,9 @@ from oxrl.models.four_bit import whole_weight
 from oxrl.models.stored import Source
 from oxrl.models.weights import NamedTensors
 from oxrl.types import Tensors
+
+if TYPE_CHECKING:
+    from oxrl.engines.train.forward import Check
 
 
 class LocalTrainer(Trainer):

@@ -8,11 +8,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from oxrl.engines.train.dummy_image_rows import company, patches_per_row, rounds_apart, side_by_side
 from oxrl.engines.train.ranks import Ranks
 from oxrl.functional.cuts import cheapest_cut
 from oxrl.models.prefix_layout import Group, groups_of
-from oxrl.models.vision_network import PATCHES
+from oxrl.models.vision_family import PATCHES
 from oxrl.types import TokenBatch, TrainBatch
 
 # What a micro-batch costs beside its tokens, in tokens: on a CPU 217, 64 and 62 with models of
@@ -61,16 +60,15 @@ def micro_batches(
     budget_per_row = budget // rows_per_unit
     patches = batch.inputs.extras.get(PATCHES)
     if patches is not None:
-        counts = patches_per_row(patches, units)[order]
-        return [
-            _cut_with_patches(
-                order[rank::ranks],
-                lengths[rank::ranks].tolist(),
-                counts[rank::ranks].tolist(),
-                budget_per_row,
-            )
-            for rank in range(ranks)
-        ]
+        from oxrl.engines.train.patches import cut_by_patches  # rows of text do without
+
+        cuts: list[MicroBatches] = []
+        for rank in range(ranks):
+            own = order[rank::ranks]
+            tokens = lengths[rank::ranks].tolist()
+            counts = cut_by_patches(own, tokens, patches, units, budget_per_row)
+            cuts.append(_pieces(own, tokens, counts))
+        return cuts
     if ranks == 1 and price is not None:
         counts = cheapest_cut(
             lengths.tolist(), most=budget_per_row, price=max(1, price // rows_per_unit)
@@ -98,25 +96,6 @@ def _cut(units: Tensor, lengths: list[int], budget: int) -> MicroBatches:
         count = max(1, budget // lengths[start])
         cut.append(MicroBatch(units[start : start + count], lengths[start]))
         start += count
-    return cut
-
-
-def _cut_with_patches(
-    units: Tensor, lengths: list[int], patches: list[int], budget: int
-) -> MicroBatches:
-    """As `_cut`, of rows whose images take some of the budget: a vision tower reads patches."""
-    cut: MicroBatches = []
-    start = 0
-    seen = 0
-    for at, count in enumerate(patches):
-        seen += count
-        padded = lengths[start] * (at + 1 - start)
-        if at > start and padded + seen > budget:
-            cut.append(MicroBatch(units[start:at], lengths[start]))
-            start = at
-            seen = count
-    if lengths:
-        cut.append(MicroBatch(units[start:], lengths[start]))
     return cut
 
 
@@ -252,19 +231,21 @@ def own_share(
     shares = cut(batch, budget=budget, ranks=ranks.world, price=price)
     rows_per_unit = len(batch.inputs) // max(1, len(batch))
     mine = shares[ranks.rank]
-    apart: set[int] = set()
+    dummies = None
     if ranks.world > 1:
-        apart = rounds_apart(batch, [[units for units, _ in share] for share in shares])
+        from oxrl.engines.train.dummy_image_rows import DummyRows  # of several ranks
+
+        dummies = DummyRows(batch, [[units for units, _ in share] for share in shares])
     for turn, (units, length) in enumerate(mine):
         rows = units[:, None] * rows_per_unit + torch.arange(rows_per_unit)
         part = batch.select(units, length).to(device)
         read = part.inputs
-        if turn in apart and not len(read.extras[PATCHES].values):
-            read = side_by_side(read, company(batch.inputs).to(device))
+        if dummies is not None:
+            read = dummies.beside(turn, read)
         yield Share(rows.flatten(), part, read)
     most = max(1, *(len(share) for share in shares))
     nothing = torch.zeros(1, 2, dtype=torch.int64)
     idle = TokenBatch(tokens=nothing, attention_mask=nothing == 0, response_mask=nothing != 0)
     for turn in range(len(mine), most):
-        padding = company(batch.inputs) if turn in apart else idle
+        padding = idle if dummies is None else dummies.alone(turn, idle)
         yield Share(torch.zeros(0, dtype=torch.int64), idle, padding.to(device))

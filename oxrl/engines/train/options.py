@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from oxrl.data.actions import ActionHead
 from oxrl.errors import EngineError
 from oxrl.tables.engines import Masters, Optimizer
+
+if TYPE_CHECKING:
+    from oxrl.data.actions import ActionHead
 
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 Decay = Literal["all", "matrices"]

@@ -7,11 +7,11 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -34,8 +34,6 @@ from oxrl.checkpoint.trainer_state import (
 )
 from oxrl.engines.train.adamw import Piece, last_change, weight_decays
 from oxrl.engines.train.base import Bucket, OneRanksBucket, Part
-from oxrl.engines.train.dummy_image_rows import without_company
-from oxrl.engines.train.forward import Check, checkpoint_activations
 from oxrl.engines.train.micro_batches import (
     Cut,
     Share,
@@ -43,16 +41,13 @@ from oxrl.engines.train.micro_batches import (
     micro_batches,
     own_share,
 )
-from oxrl.engines.train.offload import offloaded
 from oxrl.engines.train.options import TrainerOptions
 from oxrl.engines.train.ranks import ALONE, Ranks
 from oxrl.engines.train.rules import KEPT, rules_of
 from oxrl.errors import CheckpointError, DataError
-from oxrl.models.fingerprints import Piece as WeightPiece
-from oxrl.models.fingerprints import joined, piece_of
+from oxrl.models.adapters import adapter_off
 from oxrl.models.four_bit import whole_type
 from oxrl.models.load import not_finite
-from oxrl.models.lora import adapter_off, merged_into
 from oxrl.models.meta_init import arrived, awaited, home_of
 from oxrl.models.network import (
     CausalNetwork,
@@ -74,6 +69,10 @@ from oxrl.models.weights import (
     stored_names,
 )
 from oxrl.types import LossFn, Metrics, Output, Tensors, TokenBatch, TrainBatch, Want
+
+if TYPE_CHECKING:
+    from oxrl.engines.train.forward import Check
+    from oxrl.models.fingerprints import Piece as WeightPiece
 
 log = logging.getLogger(__name__)
 # How long a rank may take to notice that nobody wants its share any more, in seconds.
@@ -132,6 +131,8 @@ class Trainer(ABC):
         kinds = {name: whole_type(p) for name, p in model.named_parameters()}
         self._stored = {name: WeightType(*kind) for name, kind in kinds.items()}
         if options.gradient_checkpointing:
+            from oxrl.engines.train.forward import checkpoint_activations  # if it is on
+
             checkpoint_activations(model)
 
     # What an engine does in its own way.
@@ -275,7 +276,7 @@ class Trainer(ABC):
         merged = Merged(batch.inputs)
         losses = [torch.zeros((), dtype=torch.float64)]
         for share in self._share(batch):
-            with offloaded() if self.options.offload_activations else nullcontext():
+            with self._activations_kept():
                 output = self._said(share, want)
             loss: Tensor | None = None
             if len(share.rows):
@@ -292,10 +293,21 @@ class Trainer(ABC):
         self._losses_finite &= math.isfinite(self.last_loss)
         return merged.output(self.ranks)
 
+    def _activations_kept(self) -> AbstractContextManager[object]:
+        """Around a forward pass: where what its backward will read waits."""
+        if not self.options.offload_activations:
+            return nullcontext()
+        from oxrl.engines.train.offload import offloaded  # if it is on
+
+        return offloaded()
+
     def _said(self, share: Share, want: Want) -> Output:
         """What the model says of the rows of a share."""
         output = self._read(share.read, want)
         if len(share.read) > len(share.part.inputs):
+            # Where ranks read images, and this one has none.
+            from oxrl.engines.train.dummy_image_rows import without_company
+
             return without_company(output, share.part.inputs)
         return output
 
@@ -541,12 +553,17 @@ class Trainer(ABC):
         Args:
             read: gives whole weights: those that are computed with, or masters.
         """
+        from oxrl.models.lora import merged_into  # only where an adapter is delivered so
+
         adapter = dict(read("adapter"))
         yield from merged_into(self.model, read("all"), adapter)
 
     @torch.no_grad()
     def fingerprints(self, dtype: torch.dtype | None, part: Part = "all") -> dict[str, str]:
         """See TrainEngine. Ranks read what they hold, and join what they found."""
+        # Of samplers alone that have weights of their own, here and below.
+        from oxrl.models.fingerprints import joined
+
         own = {name: list(pieces) for name, pieces in self._master_pieces(dtype, part)}
         every: dict[str, list[WeightPiece]] = {}
         for found in self.ranks.gather(own):
@@ -561,6 +578,8 @@ class Trainer(ABC):
 
         Where every rank can read whole masters, they take turns.
         """
+        from oxrl.models.fingerprints import piece_of
+
         if part == "merged":
             whole = self._merged(self._stored_masters)
         else:

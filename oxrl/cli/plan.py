@@ -1,0 +1,25 @@
+"""`oxrl plan`."""
+
+from __future__ import annotations
+
+from oxrl.cli.console import load, say
+from oxrl.cli.options import ConfigFile, Overrides
+from oxrl.errors import ConfigError
+from oxrl.plan.plan import plan_text
+
+
+def plan(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Check a config and what it names; print its batch equation, memory and disk; run nothing."""
+    from oxrl.plan.preflight_process import examine_apart
+
+    cfg = load(config, overrides)
+    say(plan_text(cfg))
+    wrong: dict[str, str] = {}
+    for subject, state, text in examine_apart(cfg):
+        if state == "wrong":  # what a later check finds under the same name follows from the first
+            wrong.setdefault(text.partition(":")[0], text)
+        else:
+            say(f"{state:<11}{subject}: {text}")
+    if wrong:
+        count = "1 problem" if len(wrong) == 1 else f"{len(wrong)} problems"
+        raise ConfigError("\n\n".join((f"{count} in what {config} names", *wrong.values())))

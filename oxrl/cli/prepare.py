@@ -1,0 +1,62 @@
+"""`oxrl prepare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oxrl.errors import DataError, known
+
+
+def _complete_dataset(incomplete: str) -> list[str]:
+    from oxrl.data.prepare import PREPARERS
+
+    return [name for name in PREPARERS if name.startswith(incomplete)]
+
+
+def prepare(
+    dataset: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a dataset oxRL can prepare.", autocompletion=_complete_dataset
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="The dataset's own.")
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            help="Raw file or folder, or hf://datasets/OWNER/NAME/FILE; default: the dataset's own."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of every random choice.")] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many rows.")] = None,
+    test: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Rows put aside in test.jsonl, below 1 their share; no prompt is in both."
+        ),
+    ] = None,
+) -> None:
+    """Turn a raw dataset into JSONL or Parquet in oxRL's format."""
+    from oxrl.data.prepare import PREPARERS
+
+    try:
+        preparer = PREPARERS[known(dataset, PREPARERS)]
+    except ValueError as error:
+        raise DataError(f"dataset {dataset!r} {error}") from None
+    extra: dict[str, str] = {}
+    for option in options or []:
+        key, equals, value = option.partition("=")
+        if not equals or not key.isidentifier():
+            raise DataError(f"{option!r}: an option of {dataset} is written key=value")
+        if key in ("source", "out", "seed", "limit", "test"):
+            raise DataError(f"{option!r} is for every dataset: write --{key} {value}")
+        extra[key] = value
+    report = preparer(source, out, seed=seed, limit=limit, test=test, **extra)
+    typer.echo(json.dumps(report, indent=2, ensure_ascii=False, default=str))

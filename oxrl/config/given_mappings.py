@@ -1,0 +1,60 @@
+"""A configuration that a program holds as mappings, as if a file had said it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, cast
+
+from oxrl.config.overrides import apply_overrides
+from oxrl.config.schema import SECTIONS
+from oxrl.config.source import PARTS, Source, enter
+from oxrl.config.unknown_names import unknown_section
+
+
+def mapping_source(name: str, given: Mapping[Any, Any], overrides: Sequence[str]) -> Source:
+    """What is written, as of a file, of sections and fields that a program holds as mappings.
+
+    Args:
+        name: where they come from, for errors.
+        given: section -> field -> value, as a file would say it.
+        overrides: `section.field=value` or `~section.field`, in order.
+    """
+    source = Source(file=name)
+    for section, fields in given.items():
+        if section not in SECTIONS:
+            source.wrong(str(section), unknown_section(str(section)), name)
+        elif isinstance(fields, Mapping):
+            values = cast(Mapping[object, object], fields)
+            for field_name, value in values.items():
+                _take(f"{section}.{field_name}", value, source)
+        elif fields is not None:
+            source.wrong(section, "is a section and holds fields, not a value", name)
+    apply_overrides(source, overrides)
+    return source
+
+
+def _take(path: str, value: object, source: Source) -> None:
+    """One field as a program says it: of the kinds that a file could say."""
+    if isinstance(value, PurePath):
+        value = str(value)
+    if isinstance(value, Mapping):
+        value = _plain_mapping(cast(Mapping[object, object], value), depth=1 + (path == PARTS))
+    try:
+        repr(value)  # refuses a number of too many digits, as `plain` does
+        enter(path, value, source)
+    except ValueError as error:
+        source.wrong(path, str(error), source.file)
+
+
+def _plain_mapping(given: Mapping[object, object], *, depth: int) -> dict[str, object]:
+    """A mapping of a program by its keys as text, and those inside of it where it is that deep."""
+    found: dict[str, object] = {}
+    for key, item in given.items():
+        if depth > 1 and isinstance(item, Mapping):
+            inner = cast(Mapping[object, object], item)
+            item = _plain_mapping(inner, depth=depth - 1)
+        elif isinstance(item, PurePath):
+            item = str(item)
+        found[str(key)] = item
+    return found

@@ -1,0 +1,54 @@
+"""Adapters that a model carries: found, switched off, and what their weights are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+# peft's own file names: whatever reads adapters reads these.
+ADAPTER_FILE = "adapter_model.safetensors"
+# An adapter's parameters in the model and in its file: `x.lora_A.default.weight`,
+# `base_model.model.x.lora_A.weight`.
+IN_MODEL = ".default.weight"
+IN_FILE = ".weight"
+# How the weight that an adapter lies beside is called.
+UNDER_ADAPTER = ".base_layer."
+FILE_PREFIX = "base_model.model."
+
+
+def adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """(name, layer) of all that carry an adapter."""
+    for name, module in model.named_modules():
+        if hasattr(module, "lora_A"):
+            yield name, module
+
+
+def has_adapter(model: nn.Module) -> bool:
+    """Whether some layer of `model` carries an adapter."""
+    return any(True for _ in adapted_layers(model))
+
+
+@contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """Inside the block, the model as it was before `add_adapter`: a reference without a copy."""
+    layers = [layer for _, layer in adapted_layers(model)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def plain_name(name: str) -> str:
+    """What a frozen weight is called in the model without adapter."""
+    return name.replace(UNDER_ADAPTER, ".")
+
+
+def model_name(key: str) -> str:
+    """The parameter that ADAPTER_FILE holds under `key`."""
+    return key.removeprefix(FILE_PREFIX).removesuffix(IN_FILE) + IN_MODEL

@@ -1,0 +1,68 @@
+"""The memory and the disk that a run needs, in bytes and in words."""
+
+from __future__ import annotations
+
+from rich.filesize import decimal
+
+from oxrl.config.reads import has_reference_model
+from oxrl.config.schema import Config
+from oxrl.modelfiles.dims import ModelDims, model_dims
+from oxrl.plan.memory import memory, on_cpu
+from oxrl.plan.optimizer_memory import DTYPE_BYTES
+from oxrl.tables.cells import CRITIC
+
+# On a CPU, in resident bytes, as benchmarks/real_memory.py finds it: Python with PyTorch,
+# transformers and a tokenizer; and what the system's allocator holds where tensors have been.
+RUNTIME = 700_000_000
+ALLOCATED = 1.05
+
+
+def memory_needed(cfg: Config, dims: ModelDims) -> tuple[int, str]:
+    """Bytes of memory that a run needs at its most, and what it needs by phase, in words.
+
+    Args:
+        dims: of `cfg.model`.
+
+    Returns:
+        Of a device; on a CPU of all training ranks and all that Python needs, for they share it.
+    """
+    phases, _, offloaded, _ = memory(cfg, dims)
+    here = on_cpu(cfg)
+    if here:
+        phases = {phase: int(size * ALLOCATED) + RUNTIME for phase, size in phases.items()}
+    needed = max(phases.values())
+    text = "about " + ", ".join(f"{decimal(size)} in {phase}" for phase, size in phases.items())
+    ranks = cfg.run.training_gpus
+    if ranks > 1:
+        text += " per rank"
+    if offloaded:
+        text += f" and {decimal(offloaded)} offloaded to CPU memory"
+    if here:
+        needed = ranks * (needed + offloaded)
+    return needed, text
+
+
+def disk_needed(cfg: Config, dims: ModelDims) -> tuple[int, int]:
+    """Bytes of the checkpoints that are on the disk at once, and how many these are.
+
+    Args:
+        dims: of `cfg.model`.
+    """
+    every = cfg.run.checkpoint_every
+    # The first one, one at every multiple of `checkpoint_every`, and the last.
+    written = 2 + (cfg.run.steps - 1) // every if every else 2
+    if cfg.run.first_checkpoint == "reference":
+        written -= 1
+    checkpoints = min(cfg.run.keep_checkpoints + 1, written)
+    return memory(cfg, dims).stored * checkpoints, checkpoints
+
+
+def model_bytes(cfg: Config) -> int:
+    """Bytes of the policy's weights; 0: unknown."""
+    dims = model_dims(cfg.model.name)
+    return 0 if dims is None else dims.parameters * DTYPE_BYTES[cfg.model.dtype]
+
+
+def models_trained(cfg: Config) -> int:
+    """How many models of the policy's size training builds: with a critic and a reference."""
+    return 1 + cfg.train.row.has(CRITIC) + has_reference_model(cfg)

@@ -1,0 +1,52 @@
+"""The reference of a run, in words: why there is one, what it costs, how to do without."""
+
+from __future__ import annotations
+
+from rich.filesize import decimal
+
+from oxrl.config.schema import Config
+from oxrl.modelfiles.dims import model_dims
+from oxrl.plan.optimizer_memory import DTYPE_BYTES
+from oxrl.tables.numbers import KL_COEFF
+from oxrl.tables.preference import METHODS
+
+
+def reference_text(cfg: Config) -> str:
+    """What a run compares the policy with, what that costs, why, and how to do without.
+
+    A row's default may ask for a reference that nobody thought of: this is told by the plan, and
+    at the start of the run. Empty where there is none.
+    """
+    row = cfg.train.row
+    if row.recipe == "preference":
+        return _preference_reference(cfg)
+    if row.recipe != "rl" or row.kl == "none" or not cfg.train.value(KL_COEFF) > 0:
+        return ""
+    coefficient = cfg.train.value(KL_COEFF)
+    usual = row.defaults.get(KL_COEFF.key) == coefficient
+    origin = f"the default of {row.name}" if usual else "as configured"
+    why = f"for train.kl_coeff = {coefficient:g}, {origin}"
+    return f"{_reference_model(cfg)}, {why}; train.kl_coeff=0 does without"
+
+
+def _reference_model(cfg: Config) -> str:
+    """What the reference is held as, and its size."""
+    if cfg.lora.rank:
+        return "the policy with its adapter switched off (no memory of its own)"
+    dims = model_dims(cfg.model.name)
+    if dims is None:
+        return "a second copy of the policy, of unknown size"
+    size = decimal(dims.parameters * DTYPE_BYTES[cfg.model.dtype])
+    return f"a second copy of the policy, {size}"
+
+
+def _preference_reference(cfg: Config) -> str:
+    method = METHODS[cfg.train.alg_name]
+    if not (method.reference or any(METHODS[name].reference for name in cfg.train.mix)):
+        return ""
+    free = "train.alg_name=simpo, orpo, cpo do without"
+    if method.moves_reference:
+        held = f"{_reference_model(cfg)}, which follows it"
+        return f"{held}: {cfg.train.alg_name} asks for it; {free}"
+    why = f"{cfg.train.alg_name} compares the policy with itself before training"
+    return f"{why}: what that says of each row is computed once and kept on disk; {free}"

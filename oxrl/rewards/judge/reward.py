@@ -1,0 +1,45 @@
+"""The reward `judge` as a function of a group, and what may be said of its options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from oxrl.rewards.builtin import BuiltIn
+from oxrl.rewards.formats import compiled, cosine_length_value
+from oxrl.rewards.judge.options import JudgeOptions, refuse_secrets
+from oxrl.types import Completion, Prompt, Score
+
+
+def score_judge(prompt: Prompt, completions: Sequence[Completion], **options: Any) -> list[Score]:
+    """`judge`: see `oxrl.rewards.judge`. In a run its own pool asks, and keeps what was said.
+
+    Args:
+        prompt: what was asked.
+        completions: the group, which a judge may be asked to compare.
+        options: fields of `JudgeOptions`.
+
+    Returns:
+        One score for each completion, in order.
+
+    Raises:
+        RewardDefinitionError: an option that cannot work.
+    """
+    from oxrl.rewards.judge.pool import JudgePool  # that asks over the network
+
+    return JudgePool(options).score([(prompt, completions)])[0]
+
+
+JUDGE = BuiltIn(
+    score_judge,
+    of_groups=True,
+    # It costs money or time elsewhere.
+    tried=False,
+    passes_on=JudgeOptions,
+    refuse=refuse_secrets,
+    checks={
+        "pattern": compiled,
+        "max_tokens": lambda count: cosine_length_value(0, True, max_tokens=count),
+    },
+    together=JudgeOptions,
+)

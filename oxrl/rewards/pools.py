@@ -1,0 +1,114 @@
+"""What scores by a reward: the interface of all pools, and the pool of a reward that needs no
+worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from oxrl.rewards.base import GroupScorer, LoadedReward
+from oxrl.runs.waiting import Patience
+from oxrl.types import Group, Metrics, Prompt, Score
+
+
+class ScoringPool(GroupScorer, Protocol):
+    """The processes of a reward, or those of its parts."""
+
+    @property
+    def pools(self) -> Sequence[SinglePool]:
+        """One for each reward."""
+        ...
+
+    def counters(self) -> Metrics:
+        """Metrics of what scoring took since this was called last, of all rewards."""
+        ...
+
+    def start(self, patience: Patience | None = None) -> None:
+        """Start each, so that a broken one fails now.
+
+        Raises:
+            RewardDefinitionError: one cannot be loaded.
+            Stopped: a signal asked to stop.
+        """
+        ...
+
+    def close(self) -> None:
+        """Kill the workers."""
+        ...
+
+
+class SinglePool(ScoringPool, Protocol):
+    """What scores by one reward. `field`: of the config, where the reward stands."""
+
+    name: str
+    field: str
+
+    @property
+    def inline(self) -> bool:
+        """Whether it computes in this process, where asking early wins nothing."""
+        ...
+
+    def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
+        """Try the reward on prompts of the data, before anything depends on it.
+
+        Raises:
+            RewardDefinitionError: it failed on every one.
+            Stopped: a signal asked to stop.
+        """
+        ...
+
+
+class InlinePool:
+    """Scores in this process, by a built-in reward that cannot hang. Used as `RewardPool` is.
+
+    Args:
+        reward: loaded.
+        field: of the config, where the reward stands, for messages.
+    """
+
+    inline = True
+
+    def __init__(self, reward: LoadedReward, field: str = "reward") -> None:
+        self.name = reward.name
+        self.field = field
+        self.reward = reward
+
+    @property
+    def pools(self) -> Sequence[SinglePool]:
+        """Itself: the one reward."""
+        return [self]
+
+    def counters(self) -> Metrics:
+        """Nothing: the time that it takes is a phase of the step."""
+        return {}
+
+    def start(self, patience: Patience | None = None) -> None:
+        """There is nothing to start."""
+
+    def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
+        """Nothing is tried: it is known to work."""
+
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+        """Score groups of completions, which no signal cuts short but between two of them.
+
+        Args:
+            groups: a prompt and completions of it, each.
+            patience: asked after every group whether to go on.
+
+        Returns:
+            One score per completion, in the order of the input; see `Score.status`.
+
+        Raises:
+            Stopped: a signal asked to stop.
+        """
+        patience = patience or Patience()
+        found: list[list[Score]] = []
+        for prompt, completions in groups:
+            found.append(self.reward(prompt, completions))
+            patience.answered()
+            patience.look(self.name)
+        return found
+
+    def close(self) -> None:
+        """There is nothing to end."""
