@@ -1,0 +1,175 @@
+"""SGRPO on one page: a language model learns to add from nothing but right and wrong.
+
+It needs a model that answers at all, sometimes rightly. This makes one in ten seconds; any model in
+Hugging Face format with a chat template will do. Then the page runs as it is, for half a minute on
+a CPU, from the root of the repository:
+
+    oxrl train one_page/sft.yaml run.name=start model.name=builtin:tiny
+    python one_page/sgrpo.py
+
+`oxrl train one_page/sgrpo.yaml` computes the same: the same samples, losses, gradients and weights.
+tests/test_one_page.py proves it.
+"""
+
+import copy
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from oxrl.engines.sample.gumbel import gumbel_noise, noise_keys
+from oxrl.functional import (
+    group_normalize,
+    kl_k3_plus,
+    logprobs_from_logits,
+    ppo_clip,
+    token_mean,
+    weighted_sum,
+)
+
+MODEL = "runs/start/checkpoints/step_00000150"
+DATA = "one_page/sums.jsonl"
+OUT = "runs/one_page_sgrpo"
+SEED = 0
+BATCHES = 100  # of samples; each is learned from in MINIBATCHES optimizer steps
+MINIBATCHES = 2
+PROMPTS = 8  # per batch
+GROUP = 16  # answers per prompt, which are compared with each other
+MAX_TOKENS = 3  # two digits and the end; an answer that goes on is cut, and wrong
+TEMPERATURE = 1.0
+LR = 5e-4
+ADAM_EPS = 1e-5  # as PPO's code has it: a gradient that is rounding noise should not move a weight
+MAX_NORM = 1.0
+CLIP = 0.2
+KL_COEFF = 0.01
+
+torch.set_num_threads(1)
+tokenizer = AutoTokenizer.from_pretrained(MODEL)
+# In eval mode, and never in train mode: with dropout a model would disagree with its own samples.
+model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+reference = copy.deepcopy(model).requires_grad_(False)
+optimizer = torch.optim.AdamW(model.parameters(), lr=LR, eps=ADAM_EPS, weight_decay=0.0)
+rows = [json.loads(line) for line in Path(DATA).read_text().splitlines()]
+
+
+def stable_seed(*parts: int | str) -> int:
+    """A number in [0, 2**63) that depends on what it is for, and on nothing that ran before.
+
+    There is no generator whose state would have to be saved: whoever knows the seed of the run can
+    draw any sample again, alone.
+    """
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def row_at(draw: int) -> dict[str, str]:
+    """The row at a position of the endless order in which rows are drawn."""
+    epoch, position = divmod(draw, len(rows))
+    keys = np.random.PCG64(stable_seed("order", SEED, epoch)).random_raw(len(rows))
+    return rows[np.argsort(keys, kind="stable")[position]]
+
+
+@torch.no_grad()
+def sample(prompt: list[int], draw: int) -> list[list[int]]:
+    """GROUP answers to a prompt, each as token ids with the token that ends it."""
+    seeds = torch.tensor([stable_seed("sample", SEED, draw, i, 0, 0) for i in range(GROUP)])
+    tokens = torch.tensor([prompt] * GROUP)
+    for position in range(MAX_TOKENS):
+        logits = model(tokens).logits[:, -1] / TEMPERATURE
+        # The largest of logits plus Gumbel noise is a sample of their softmax. The noise is a
+        # function of seed and position, so a sample does not depend on the batch it was drawn in.
+        keys = noise_keys(seeds, torch.full_like(seeds, position))
+        chosen = (logits + gumbel_noise(keys, logits.shape[1])).argmax(1, keepdim=True)
+        tokens = torch.cat([tokens, chosen], dim=1)
+    answers = tokens[:, len(prompt) :].tolist()
+    # Rows that had ended went on, which costs time and changes nothing: cut them where they ended.
+    end = tokenizer.eos_token_id
+    return [ids[: ids.index(end) + 1] if end in ids else ids for ids in answers]
+
+
+def logprobs_of(network: torch.nn.Module, tokens: Tensor) -> Tensor:
+    """The log-probability of each token given those before it, [B, T].
+
+    Without an attention mask: padding is on the right, where attention to the left never sees it.
+    """
+    return logprobs_from_logits(network(tokens).logits, tokens, temperature=TEMPERATURE)
+
+
+steps: list[dict[str, float]] = []
+samples: list[list[int]] = []
+for batch in range(BATCHES):
+    # A group of answers to each of the next prompts, and a reward for each.
+    prompts, answers, rewards, groups = [], [], [], []
+    for draw in range(batch * PROMPTS, (batch + 1) * PROMPTS):
+        row = row_at(draw)
+        message = {"role": "user", "content": row["prompt"]}
+        text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        prompt = tokenizer.encode(text, add_special_tokens=False)
+        for answer in sample(prompt, draw):
+            said = tokenizer.decode(answer, skip_special_tokens=True)
+            prompts.append(prompt)
+            answers.append(answer)
+            rewards.append(float(said.strip() == row["answer"]))
+            groups.append(draw)
+
+    # One rectangle of tokens. Only what the model wrote itself is trained on: prompts and padding
+    # are not.
+    pairs = list(zip(prompts, answers, strict=True))
+    tokens = torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(prompt + answer) for prompt, answer in pairs],
+        batch_first=True,
+        padding_value=tokenizer.pad_token_id,
+    )
+    mask = torch.zeros_like(tokens, dtype=torch.bool)
+    for i, (prompt, answer) in enumerate(pairs):
+        mask[i, len(prompt) : len(prompt) + len(answer)] = True
+
+    # An answer is as good as it is better than the others to the same prompt, in their standard
+    # deviations. Where all are right, or all are wrong, there is nothing to learn.
+    group_ids = torch.tensor(groups)
+    better = group_normalize(torch.tensor(rewards, dtype=torch.float64), group_ids)
+    advantages = better[:, None].expand(tokens.shape)
+
+    # What the policy says before the first step on this batch, and what it said before training.
+    with torch.no_grad():
+        old_logprobs = logprobs_of(model, tokens)
+        ref_logprobs = logprobs_of(reference, tokens)
+
+    # Several steps on one batch of samples. From the second on the policy is no longer the one that
+    # sampled: the ratio makes up for that, and the clip stops tokens that have moved far enough.
+    shuffle = np.random.default_rng(stable_seed("minibatches", stable_seed(SEED, batch, 0)))
+    order = shuffle.permutation(group_ids.unique().numpy())
+    for part in np.array_split(order, MINIBATCHES):
+        i = torch.isin(group_ids, torch.from_numpy(part)).nonzero()[:, 0]
+        # Every trained token of the step counts the same, be its answer long or short. In mean per
+        # answer, a token of a long wrong answer would be punished less than one of a short one.
+        weights = token_mean(mask[i])
+        logprobs = logprobs_of(model, tokens[i])
+        loss, _ = ppo_clip(
+            logprobs,
+            old_logprobs[i],
+            advantages[i],
+            mask[i],
+            weights,
+            clip_low=CLIP,
+            clip_high=CLIP,
+        )
+        # A pull back to the model that training began with.
+        kl = kl_k3_plus(logprobs, ref_logprobs[i], mask[i])
+        loss = loss + KL_COEFF * weighted_sum(kl, mask[i], weights)
+
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        optimizer.step()
+        steps.append({"loss": loss.item(), "grad_norm": norm.item()})
+    samples += answers
+    print(f"batch {batch + 1}  reward {sum(rewards) / len(rewards):.3f}  loss {loss.item():.4f}")
+
+model.save_pretrained(OUT)
+tokenizer.save_pretrained(OUT)

@@ -1,0 +1,212 @@
+"""Every page of one_page/ computes what `oxrl train` does with the YAML beside it: the same samples,
+losses, gradient norms and weights, step by step. A changed constant is noticed.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from oxrl.config import load_config
+from oxrl.modelfiles.builtin import builtin_policy, builtin_tokenizer
+from oxrl.recipes import run
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "one_page"
+# Constant of the page that says how long it runs, its value here, and optimizer steps of the run.
+LENGTHS = {"sgrpo": ("BATCHES", 3, 6), "sft": ("STEPS", 3, 3)}
+PAGES = sorted(LENGTHS)
+SAMPLING = [name for name in PAGES if name in ("sgrpo", "ppo")]
+CLOSE = 1e-6
+
+Page = dict[str, Any]
+
+
+def run_page(name: str, folder: Path, **constants: object) -> Page:
+    """What the script holds at its end, after it ran with other constants, which it has to have."""
+    text = (FOLDER / f"{name}.py").read_text()
+    for constant, value in constants.items():
+        text, found = re.subn(rf"^{constant} = .*$", f"{constant} = {value!r}", text, flags=re.M)
+        assert found == 1, constant
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / f"{name}.py"
+    script.write_text(text)
+    return runpy.run_path(str(script))
+
+
+def differences(page: Page, directory: Path) -> set[str]:
+    """In what a page is not the run: samples, loss, grad_norm, weights."""
+    found: set[str] = set()
+    lines = lines_of(directory / "metrics.jsonl")
+    assert len(lines) == len(page["steps"])
+    for step, line in zip(page["steps"], lines, strict=True):
+        for key in ("loss", "grad_norm"):
+            expected = pytest.approx(line[f"update/{key}"], rel=CLOSE, abs=CLOSE)
+            if step[key] != expected:
+                found.add(key)
+    if "samples" in page and page_samples(page) != run_samples(directory):
+        found.add("samples")
+    final = sorted((directory / "checkpoints").iterdir())[-1]
+    weights = load_file(final / "model.safetensors")
+    learned = load_file(Path(page["OUT"]) / "model.safetensors")
+    assert weights.keys() == learned.keys()
+    for key, weight in weights.items():
+        if not torch.allclose(weight, learned[key], rtol=0, atol=CLOSE):
+            found.add("weights")
+    return found
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def page_samples(page: Page) -> list[tuple[str, list[int]]]:
+    texts = page["tokenizer"].batch_decode(page["samples"], skip_special_tokens=True)
+    return list(zip(texts, page["samples"], strict=True))
+
+
+def run_samples(directory: Path) -> list[tuple[str, list[int]]]:
+    tokens: list[list[int]] = []
+    for path in sorted((directory / "rollouts").glob("step_????????.safetensors")):
+        batch = load_file(path)
+        rows = zip(batch["tokens"], batch["response_mask"], strict=True)
+        tokens += [row[mask].tolist() for row, mask in rows]
+    texts = [line["response"] for line in lines_of(directory / "samples.jsonl")]
+    return list(zip(texts, tokens, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that answers, sometimes rightly, and ends its answers: what the first page makes of
+    random weights.
+    """
+    folder = tmp_path_factory.mktemp("start")
+    builtin_policy("builtin:tiny", seed=0).save_pretrained(folder / "random")
+    builtin_tokenizer().save_pretrained(folder / "random")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        run_page("sft", folder, MODEL=str(folder / "random"), OUT=str(folder / "trained"))
+    return folder / "trained"
+
+
+@pytest.fixture(scope="module")
+def both(
+    start: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Page, Path]]:
+    """`both(name)`: the page and the directory of its run, three steps of each, computed once."""
+    known: dict[str, tuple[Page, Path]] = {}
+
+    def compute(name: str) -> tuple[Page, Path]:
+        if name not in known:
+            folder = tmp_path_factory.mktemp(name)
+            known[name] = (short_page(name, start, folder), short_run(name, start, folder / "run"))
+        return known[name]
+
+    return compute
+
+
+def short_page(name: str, start: Path, folder: Path, **changed: object) -> Page:
+    length, value, _ = LENGTHS[name]
+    given = {length: value, "MODEL": str(start), "OUT": str(folder / "page")}
+    return run_page(name, folder, **given, **changed)
+
+
+def short_run(name: str, start: Path, directory: Path) -> Path:
+    overrides = [
+        f"model.name={start}",
+        f"run.steps={LENGTHS[name][2]}",
+        f"run.dir={directory}",
+        "run.mlflow=false",
+    ]
+    if name in SAMPLING:
+        overrides.append("run.record=tokens")
+    run(load_config(FOLDER / f"{name}.yaml", overrides))
+    return directory
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_the_run(name: str, both: Callable[[str], tuple[Page, Path]]) -> None:
+    page, directory = both(name)
+    assert differences(page, directory) == set()
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_the_case_is_a_hard_one(name: str, both: Callable[[str], tuple[Page, Path]]) -> None:
+    """Groups of unequal lengths, rewards that differ, and ratios that were clipped."""
+    _, directory = both(name)
+    samples = lines_of(directory / "samples.jsonl")
+    metrics = lines_of(directory / "metrics.jsonl")
+    first = [line for line in samples if line["draw"] == 0]
+    assert len({len(line["response"]) for line in first}) > 1
+    assert len({line["finish_reason"] for line in samples}) == 2
+    assert 0 < metrics[0]["reward/mean"] < 1
+    assert any(line["update/clip_frac_high"] + line["update/clip_frac_low"] for line in metrics)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "seen"),
+    [
+        ("sgrpo", {"SEED": 1}, {"samples", "loss", "grad_norm", "weights"}),
+        ("sgrpo", {"CLIP": 0.3}, {"loss", "grad_norm", "weights"}),
+        ("sgrpo", {"KL_COEFF": 0.0}, {"loss", "grad_norm", "weights"}),
+        ("sft", {"SEED": 1}, {"loss", "grad_norm", "weights"}),
+    ],
+)
+def test_another_constant_makes_another_run(
+    name: str,
+    changed: dict[str, object],
+    seen: set[str],
+    start: Path,
+    both: Callable[[str], tuple[Page, Path]],
+    tmp_path: Path,
+) -> None:
+    _, directory = both(name)
+    page = short_page(name, start, tmp_path, **changed)
+    assert differences(page, directory) >= seen
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_short_and_needs_little(name: str) -> None:
+    text = (FOLDER / f"{name}.py").read_text()
+    assert len(text.splitlines()) <= 200
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module or "")
+    others = {module for module in imported if module not in sys.stdlib_module_names}
+    # numpy, because the order of rows is that of numpy's bits.
+    assert others <= {
+        "numpy",
+        "torch",
+        "transformers",
+        "oxrl.functional",
+        "oxrl.engines.sample.gumbel",
+    }
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_and_its_yaml_are_of_one_length(name: str) -> None:
+    """The constants that the other tests replace."""
+    length, short, steps = LENGTHS[name]
+    text = (FOLDER / f"{name}.py").read_text()
+    constants = dict(re.findall(r'^([A-Z_]+) = "?([^"\s]+)', text, flags=re.M))
+    cfg = load_config(FOLDER / f"{name}.yaml")
+    assert cfg.run.steps == int(constants[length]) * steps // short
+    assert cfg.model.name == constants["MODEL"]
