@@ -1,8 +1,8 @@
 """SGRPO on one page: a language model learns to add from nothing but right and wrong.
 
 It needs a model that answers at all, sometimes rightly. This makes one in ten seconds; any model in
-Hugging Face format with a chat template will do. Then the page runs as it is, for half a minute on
-a CPU, from the root of the repository:
+Hugging Face format with a chat template will do. Then the page runs as it is, from the root of the
+repository:
 
     oxrl train one_page/sft.yaml run.name=start model.name=builtin:tiny
     python one_page/sgrpo.py
@@ -35,13 +35,13 @@ MODEL = "runs/start/checkpoints/step_00000150"
 DATA = "one_page/sums.jsonl"
 OUT = "runs/one_page_sgrpo"
 SEED = 0
-BATCHES = 100  # of samples; each is learned from in MINIBATCHES optimizer steps
+BATCHES = 200  # of samples; each is learned from in MINIBATCHES optimizer steps
 MINIBATCHES = 2
-PROMPTS = 8  # per batch
+PROMPTS = 16  # per batch
 GROUP = 16  # answers per prompt, which are compared with each other
 MAX_TOKENS = 3  # two digits and the end; an answer that goes on is cut, and wrong
 TEMPERATURE = 1.0
-LR = 5e-4
+LR = 3e-4
 ADAM_EPS = 1e-5  # as PPO's code has it: a gradient that is rounding noise should not move a weight
 MAX_NORM = 1.0
 CLIP = 0.2
@@ -146,7 +146,7 @@ for batch in range(BATCHES):
     order = shuffle.permutation(group_ids.unique().numpy())
     for part in np.array_split(order, MINIBATCHES):
         i = torch.isin(group_ids, torch.from_numpy(part)).nonzero()[:, 0]
-        # Every trained token of the step counts the same, be its answer long or short. In mean per
+        # Every trained token of the step counts the same, be its answer long or short. In a mean per
         # answer, a token of a long wrong answer would be punished less than one of a short one.
         weights = token_mean(mask[i])
         logprobs = logprobs_of(model, tokens[i])
