@@ -114,7 +114,10 @@ steps: list[dict[str, float]] = []
 samples: list[list[int]] = []
 for batch in range(BATCHES):
     # Answers to the next prompts, and a reward for each.
-    prompts, answers, rewards, draws = [], [], [], []
+    prompts = []
+    answers = []
+    rewards = []
+    draws = []
     for draw in range(batch * PROMPTS, (batch + 1) * PROMPTS):
         row = row_at(draw)
         message = {"role": "user", "content": row["prompt"]}
@@ -157,8 +160,8 @@ for batch in range(BATCHES):
     order = shuffle.permutation(prompt_ids.unique().numpy())
     for part in np.array_split(order, MINIBATCHES):
         i = torch.isin(prompt_ids, torch.from_numpy(part)).nonzero()[:, 0]
-        # Every trained token of the step counts the same, be its answer long or short. In a mean per
-        # answer, a token of a long wrong answer would be punished less than one of a short one.
+        # Every trained token of the step counts the same, be its answer long or short. In a mean of
+        # answers, a token of a long wrong one would be punished less than one of a short wrong one.
         weights = token_mean(mask[i])
         loss, _ = ppo_clip(
             logprobs_of(tokens[i]),

@@ -104,7 +104,10 @@ steps: list[dict[str, float]] = []
 samples: list[list[int]] = []
 for batch in range(BATCHES):
     # A group of answers to each of the next prompts, and a reward for each.
-    prompts, answers, rewards, groups = [], [], [], []
+    prompts = []
+    answers = []
+    rewards = []
+    groups = []
     for draw in range(batch * PROMPTS, (batch + 1) * PROMPTS):
         row = row_at(draw)
         message = {"role": "user", "content": row["prompt"]}
@@ -146,8 +149,8 @@ for batch in range(BATCHES):
     order = shuffle.permutation(group_ids.unique().numpy())
     for part in np.array_split(order, MINIBATCHES):
         i = torch.isin(group_ids, torch.from_numpy(part)).nonzero()[:, 0]
-        # Every trained token of the step counts the same, be its answer long or short. In a mean per
-        # answer, a token of a long wrong answer would be punished less than one of a short one.
+        # Every trained token of the step counts the same, be its answer long or short. In a mean of
+        # answers, a token of a long wrong one would be punished less than one of a short wrong one.
         weights = token_mean(mask[i])
         logprobs = logprobs_of(model, tokens[i])
         loss, _ = ppo_clip(

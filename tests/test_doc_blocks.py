@@ -30,7 +30,14 @@ from oxrl.config.schema import FIELDS
 from oxrl.recipes import run
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/**/*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("experiments/**/*.md"),
+        ROOT / "one_page" / "README.md",
+    ]
+)
 COMMANDS = ("oxrl ", "make ", "pip ", "python", "torchrun ", ".venv/", "hf ", "MUJOCO_GL=")
 # Pages whose blocks a test of their own executes, in their order.
 ELSEWHERE = {

@@ -17,7 +17,14 @@ import pytest
 from oxrl.config import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/**/*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("experiments/**/*.md"),
+        ROOT / "one_page" / "README.md",
+    ]
+)
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 
 
