@@ -26,6 +26,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 NAV = {
     "Start": [
         "README.md",
+        "one_page/README.md",
         "docs/tutorial.md",
         "docs/howto.md",
         "docs/python.md",
@@ -62,7 +63,7 @@ NAV = {
 def pages() -> list[Path]:
     """Every page of the repository."""
     found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/**/*.md")]
-    return sorted([*found, *ROOT.glob(".github/**/*.md")])
+    return sorted([*found, ROOT / "one_page" / "README.md", *ROOT.glob(".github/**/*.md")])
 
 
 def lay_out(folder: Path) -> None:
