@@ -34,7 +34,7 @@ class Watch:
             self._importing += 1 if event == "call" else -1
         elif not self._importing and code.co_filename.startswith(PACKAGE):
             name = code.co_qualname
-            if self.calls or name == "WeightSync.deliver":
+            if self.calls or name == "SharedWeights.deliver":
                 file = code.co_filename.removeprefix(PACKAGE)
                 self.calls.append((event, file, name, code.co_firstlineno))
 

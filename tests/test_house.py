@@ -63,7 +63,7 @@ HELPERS = (
     "functional/metrics.py",
     "models/linear.py",
     "recipes/compute_accounting.py",
-    "rewards/workers.py",
+    "rewards/pools.py",
     "runs/clock.py",
     "runs/console.py",
     "runs/files.py",

@@ -87,7 +87,12 @@ class InlinePool:
         """There is nothing to start."""
 
     def rehearse(self, prompts: Sequence[Prompt], patience: Patience | None = None) -> None:
-        """Nothing is tried: it is known to work."""
+        """Nothing is tried: it is known to work.
+
+        Args:
+            prompts: of the data; not read.
+            patience: not read.
+        """
 
     def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
         """Score groups of completions, which no signal cuts short but between two of them.
