@@ -29,6 +29,7 @@ from oxrl.config.field import fits_a_path
 from oxrl.config.given_mappings import mapping_source
 from oxrl.config.load import read_with_overrides
 from oxrl.config.reads import read_values, sections_of
+from oxrl.config.schema import FieldValues, GivenValues
 from oxrl.config.source import Source
 from oxrl.data.memory import lines_of
 from oxrl.errors import ConfigError, RunDirectoryError
@@ -61,7 +62,7 @@ class Given:
     texts: name of a file in the run directory's folder of rows -> its text.
     """
 
-    objects: dict[str, object] = field(default_factory=dict[str, object])
+    objects: FieldValues = field(default_factory=FieldValues)
     texts: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -151,7 +152,7 @@ def load_run(
     path = Path(directory)
     if not is_run(path):
         raise RunDirectoryError(f"{path} is no run directory: it has no config.yaml of a run")
-    objects: dict[str, object] = {}
+    objects: FieldValues = {}
     for value in (reward, environment, gate, *_several(feature)):
         if value is not None:
             objects[name_of(value)] = value
@@ -166,7 +167,7 @@ class Run:
         objects: what it was given that is no text, by the names in its configuration.
     """
 
-    def __init__(self, path: Path, objects: Mapping[str, object]) -> None:
+    def __init__(self, path: Path, objects: GivenValues) -> None:
         self.path = path
         self._objects = dict(objects)
 
@@ -344,7 +345,7 @@ def _read(config: object, overrides: Sequence[str]) -> Source:
     return mapping_source("the configuration", config, overrides)
 
 
-def _name_objects(source: Source, found: Given, given: Mapping[str, object]) -> None:
+def _name_objects(source: Source, found: Given, given: GivenValues) -> None:
     """Have the configuration name what was given, by its argument; a string as it is."""
     for argument, value in given.items():
         if value is None:
@@ -375,7 +376,7 @@ def _name_features(source: Source, found: Given, feature: object) -> None:
             raise ConfigError(f"two things given are called {short}: rename one")
         named = source.values.setdefault("train", {}).setdefault(FEATURES, {})
         if isinstance(named, dict):  # what is none, the checks say
-            cast(dict[str, object], named).setdefault(name, {})
+            cast(FieldValues, named).setdefault(name, {})
         if not isinstance(value, str):
             found.objects[name] = value
 
@@ -415,7 +416,7 @@ def _find_rows_of_start(source: Source, directory: Path) -> None:
             _set(source, path, str(written), argument)
 
 
-def _say_what_stays_here(objects: Mapping[str, object]) -> None:
+def _say_what_stays_here(objects: GivenValues) -> None:
     for name, value in objects.items():
         if packed(value) is None:
             warnings.warn(KEPT_HERE.format(name), UserWarning, stacklevel=3)

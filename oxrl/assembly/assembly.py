@@ -48,7 +48,6 @@ from oxrl.rewards.pools import ScoringPool, SinglePool
 from oxrl.runs.waiting import Patience, StopAsked
 from oxrl.seeds import stable_seed
 from oxrl.tables.cells import CRITIC
-from oxrl.tables.engines import TRAINING_ENGINES
 from oxrl.tables.numbers import CRITIC_LR, KL_COEFF
 from oxrl.types import Sampling, TokenIds
 
@@ -238,7 +237,7 @@ def cuts_weights(cfg: Config, *, trained: bool = True) -> bool:
 
     Each rank then reads its own pieces of the model's files.
     """
-    engine = TRAINING_ENGINES[cfg.train.backend]
+    engine = cfg.train.engine
     section = engine.settings if trained else engine.reference_settings
     stage = engine.zero_stage
     if stage is None and section is not None:
@@ -316,7 +315,7 @@ def training_ranks(cfg: Config) -> AbstractContextManager[Ranks]:
         ConfigError: the launcher started another number of processes than the configuration says.
     """
     world, asked = launched_world(), cfg.run.training_gpus
-    if cfg.train.row.recipe == "rl":
+    if cfg.recipe == "rl":
         if world > 1:
             raise ConfigError(
                 "start reinforcement learning once, not with torchrun: its ranks are Ray actors"
@@ -387,7 +386,7 @@ def build_trainer(
         actions=build_actions(cfg) if tokenizer is not None else None,
     )
     # Imported where it is chosen: PyTorch's sharding takes a second, DeepSpeed is an extra.
-    engine = TRAINING_ENGINES[train.backend]
+    engine = train.engine
     section = engine.settings if trained else engine.reference_settings
     settings: dict[str, Any] = getattr(cfg, section).model_dump() if section else {}
     nbytes = sum(parameter.nbytes for parameter in model.parameters())

@@ -83,7 +83,7 @@ def keep_images(cfg: Config, *, write: bool) -> None:
     store = image_store(cfg)
     store.folder = cfg.run.directory / FOLDER
     store.writes = write
-    stored = cfg.rollout.from_samples if cfg.train.row.recipe == "rl" else None
+    stored = cfg.rollout.from_samples if cfg.recipe == "rl" else None
     if write and stored is not None:
         _take_over(Path(stored) / FOLDER, store.folder)
 

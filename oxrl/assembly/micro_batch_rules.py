@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from oxrl.config.schema import Config
 from oxrl.modelfiles.dims import model_dims
-from oxrl.tables.engines import TRAINING_ENGINES
 
 FIELD = "train.micro_batch_tokens"
 # Not measured: what it was before there was a rule.
@@ -50,7 +49,7 @@ def tokens_by_rule(cfg: Config, *, on_cpu: bool) -> tuple[int, str]:
     Args:
         on_cpu: where the model is computed.
     """
-    if TRAINING_ENGINES[cfg.train.backend].several_ranks:
+    if cfg.train.engine.several_ranks:
         return USUAL, f"as always with train.backend {cfg.train.backend}"
     if not on_cpu:
         return USUAL, "as always on a GPU"

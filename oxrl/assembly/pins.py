@@ -119,7 +119,7 @@ def inputs_of(cfg: Config, known: Json) -> Iterator[Input]:
         if path is not None:
             file = Path(path)
             yield Input(name=name, where=str(file.resolve()), files={file.name: file})
-    if cfg.train.row.recipe == "rl" and cfg.rollout.from_samples is not None:
+    if cfg.recipe == "rl" and cfg.rollout.from_samples is not None:
         yield _stored_samples(Path(cfg.rollout.from_samples))
     for asked in asked_rewards(cfg.reward):
         if asked.name not in BUILTINS:
@@ -128,7 +128,7 @@ def inputs_of(cfg: Config, known: Json) -> Iterator[Input]:
         from oxrl.assembly.code_pins import environment_inputs  # only where there is one
 
         yield from environment_inputs(cfg.environment.name, cfg.environment.options)
-    if cfg.train.row.recipe == "rl":
+    if cfg.recipe == "rl":
         yield from _own_inputs(cfg)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from oxrl.config import Config
 from oxrl.engines.ray.cluster import Cluster
 from oxrl.errors import ConfigError
-from oxrl.tables.engines import TRAINING_ENGINES
 
 
 def open_cluster(cfg: Config) -> Cluster:
     """The Ray cluster of a run; one that is started here has room for all of its actors."""
-    ranks = cfg.run.training_gpus if TRAINING_ENGINES[cfg.train.backend].several_ranks else 0
+    ranks = cfg.run.training_gpus if cfg.train.engine.several_ranks else 0
     of_rewards = len(cfg.reward.names) * cfg.reward.actors
     return Cluster(
         2 * max(ranks, cfg.inference_engine.actors) + of_rewards,

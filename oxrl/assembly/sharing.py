@@ -41,7 +41,7 @@ def decided(cfg: Config) -> Choice:
     """
     for obstacle in obstacles(cfg):
         return Choice(False, f"reading it once {obstacle.why}")
-    if cfg.train.row.recipe == "rl" and cfg.rollout.n_samples == 1:
+    if cfg.recipe == "rl" and cfg.rollout.n_samples == 1:
         return Choice(False, "a prompt has one response (rollout.n_samples)")
     config = _model_config(cfg.model.name, cfg.model.revision, cfg.model.trust_remote_code)
     if not attends_to_everything(config, cfg.model.max_length):

@@ -29,7 +29,7 @@ def run_script(kind: Literal["rl", "sl"]) -> None:
         dry_run: DryRun = False,
     ) -> None:
         cfg = load(config, overrides)
-        found = "rl" if cfg.train.row.recipe == "rl" else "sl"
+        found = "rl" if cfg.recipe == "rl" else "sl"
         if found != kind:
             command = f"python main_{found}.py --config {config}"
             why = f"train.alg_name={cfg.train.alg_name} is {kinds[found]}; use: {command}"

@@ -190,7 +190,7 @@ def run_eval(
         name = cfg.data.eval or cfg.data.train_files[0]
         noted = {} if run is None else read_noted(run, DATA_FILE)
         path = str(locate(name, noted.get(name)))
-        if cfg.train.row.recipe == "supervised" and not (cfg.reward.exists or cfg.environment.name):
+        if cfg.recipe == "supervised" and not (cfg.reward.exists or cfg.environment.name):
             return likelihood(
                 cfg,
                 path,

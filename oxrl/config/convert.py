@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 
 from oxrl.config.load import load_source
 from oxrl.config.other_names import TRAINED_BY, meant_by, translated
-from oxrl.config.schema import recipe_of
+from oxrl.config.schema import GivenValues, recipe_of
 from oxrl.config.source import Source, read_source
 from oxrl.errors import ConfigError
 
@@ -63,7 +62,7 @@ def _set(ours: Source, field: str, value: object, was: str) -> None:
         ours.where[field] = was
 
 
-def _batch(given: Mapping[str, object], kind: str) -> int | None:
+def _batch(given: GivenValues, kind: str) -> int | None:
     """Prompts or rows of a step, of a file that counts them by device as TRL does; else None.
 
     Args:

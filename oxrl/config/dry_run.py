@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from oxrl.config.field import Section
 from oxrl.config.reads import generates_answers, row_fields
-from oxrl.config.schema import Config
+from oxrl.config.schema import Config, FieldValues, GivenValues
 from oxrl.errors import ConfigError
 
 MOST_TOKENS = 32
@@ -28,7 +27,7 @@ def dry_run_config(cfg: Config, directory: Path, model: str) -> Config:
     Raises:
         ConfigError: the recipe has no dry run.
     """
-    recipe = cfg.train.row.recipe
+    recipe = cfg.recipe
     if recipe == "rl" and cfg.rollout.from_samples is not None:
         raise ConfigError(
             "a dry run samples, shorter and with a smaller model than the samples of "
@@ -37,14 +36,14 @@ def dry_run_config(cfg: Config, directory: Path, model: str) -> Config:
     if recipe == "rejection":
         why = "has no dry run: a random model's responses would not be kept"
         raise ConfigError(f"{cfg.train.alg_name} {why}")
-    run: dict[str, object] = {
+    run: FieldValues = {
         "dir": str(directory),
         "steps": cfg.train.updates if recipe == "rl" else 1,
         "mlflow": False,
         "trackers": "",
         "checkpoint_every": 0,
     }
-    data: dict[str, object] = {
+    data: FieldValues = {
         "prompts_per_step": cfg.train.minibatches if recipe == "rl" else 1,
         "rows_per_step": min(cfg.data.rows_per_step, MOST_ROWS),
         "max_prompt_tokens": None,
@@ -78,9 +77,9 @@ def dry_run_config(cfg: Config, directory: Path, model: str) -> Config:
     return cfg.model_copy(update=sections)
 
 
-def _numbers(cfg: Config, tokens: int, samples: int) -> dict[str, object]:
+def _numbers(cfg: Config, tokens: int, samples: int) -> FieldValues:
     """Numbers of the algorithm that may not be above the lengths and counts of a dry run."""
-    numbers: dict[str, object] = {}
+    numbers: FieldValues = {}
     read = row_fields(cfg.train.row)
     for name, most in (("overlong_buffer", tokens), ("pass_k", samples)):
         value = getattr(cfg.train, name) if f"train.{name}" in read else None
@@ -89,7 +88,7 @@ def _numbers(cfg: Config, tokens: int, samples: int) -> dict[str, object]:
     return numbers
 
 
-def _changed(section: S, values: Mapping[str, object]) -> S:
+def _changed(section: S, values: GivenValues) -> S:
     """A section with those of the values that its recipe can read."""
     known = {name: values[name] for name in values if name in type(section).model_fields}
     return section.model_copy(update=known)

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Any, cast
 
 from oxrl.config.overrides import apply_overrides
-from oxrl.config.schema import SECTIONS
+from oxrl.config.schema import SECTIONS, FieldValues
 from oxrl.config.source import PARTS, Source, enter
 from oxrl.config.unknown_names import unknown_section
 
@@ -47,9 +47,9 @@ def _take(path: str, value: object, source: Source) -> None:
         source.wrong(path, str(error), source.file)
 
 
-def _plain_mapping(given: Mapping[object, object], *, depth: int) -> dict[str, object]:
+def _plain_mapping(given: Mapping[object, object], *, depth: int) -> FieldValues:
     """A mapping of a program by its keys as text, and those inside of it where it is that deep."""
-    found: dict[str, object] = {}
+    found: FieldValues = {}
     for key, item in given.items():
         if depth > 1 and isinstance(item, Mapping):
             inner = cast(Mapping[object, object], item)

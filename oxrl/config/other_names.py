@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from oxrl.config.schema import FIELDS
+from oxrl.config.schema import FIELDS, GivenValues
 
 # How others write that something is not set.
 NOTHING = (None, "", -1, "none")
@@ -21,7 +21,7 @@ class Meant(NamedTuple):
     names: list[str]
     fields: list[str]
     note: str = ""
-    values: Mapping[str, object] = {}
+    values: GivenValues = {}
 
 
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -26,7 +26,7 @@ from oxrl.config.field import (
     readers,
 )
 from oxrl.config.reward_options import CODE, CODE_OPTIONS, asked_rewards, is_folder
-from oxrl.config.schema import FIELDS, SECTIONS, Config, fields_of
+from oxrl.config.schema import FIELDS, SECTIONS, Config, FieldValues, GivenValues, fields_of
 from oxrl.config.sections.train import is_own
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.vision import model_config, vision_family
@@ -161,7 +161,7 @@ def has_reference_model(cfg: Config) -> bool:
 
 def generates_answers(cfg: Config) -> bool:
     """Whether the evaluations of a supervised run answer prompts."""
-    scored = cfg.train.row.recipe == "supervised" and cfg.reward.exists
+    scored = cfg.recipe == "supervised" and cfg.reward.exists
     return scored and cfg.data.eval is not None
 
 
@@ -170,13 +170,13 @@ def _unread(cfg: Config) -> dict[str, str]:
     found: dict[str, str] = {}
     for path, why in _switched_off(cfg):
         found.setdefault(path, why)
-    own = fields_of(cfg.train.row.recipe)
+    own = fields_of(cfg.recipe)
     for path in FIELDS:
         if path not in own and path not in found and not _is_number(path):
             section, _, name = path.partition(".")
             whole = Config.model_fields[section]
             of = readers(SECTIONS[section].model_fields[name])
-            if cfg.train.row.recipe not in readers(whole):
+            if cfg.recipe not in readers(whole):
                 of = readers(whole)
             found[path] = OF_RECIPES[of].format(cfg.train.alg_name)
     return found
@@ -228,7 +228,7 @@ def _of_samplers(cfg: Config) -> Unread:
 
 def _without_code(cfg: Config) -> list[str]:
     """Fields of the reward `code`, where a run that samples has another."""
-    other = cfg.train.row.recipe in SAMPLING and CODE not in cfg.reward.names
+    other = cfg.recipe in SAMPLING and CODE not in cfg.reward.names
     return list(CODE_OPTIONS) if other else []
 
 
@@ -301,22 +301,22 @@ def _is_set(cfg: Config, path: str) -> bool:
 
 def _without_answers(cfg: Config) -> list[str]:
     """Fields that a supervised run reads only where its evaluations answer prompts."""
-    if cfg.train.row.recipe != "supervised" or generates_answers(cfg):
+    if cfg.recipe != "supervised" or generates_answers(cfg):
         return []
     return [path for path in FIELDS if path.partition(".")[0] in OF_ANSWERS]
 
 
 def _sends_adapters(cfg: Config) -> bool:
     """Whether what learns in adapters goes to samplers with weights of their own."""
-    apart = TRAINING_ENGINES[cfg.train.backend].several_ranks or cfg.samplers > 0
-    samples = cfg.train.row.recipe == "rl" or generates_answers(cfg)
+    apart = cfg.train.engine.several_ranks or cfg.samplers > 0
+    samples = cfg.recipe == "rl" or generates_answers(cfg)
     return samples and apart and cfg.lora.rank > 0
 
 
 def _without_actors(cfg: Config) -> list[str]:
     """Fields that are read by runs with more Ray actors than this one has."""
-    reinforces = cfg.train.row.recipe == "rl"
-    training = reinforces and TRAINING_ENGINES[cfg.train.backend].several_ranks
+    reinforces = cfg.recipe == "rl"
+    training = reinforces and cfg.train.engine.several_ranks
     sampling = reinforces and cfg.inference_engine.actors > 0
     found: list[str] = []
     scoring = reinforces and cfg.reward.actors > 0
@@ -364,7 +364,7 @@ def why_unread(path: str, cfg: Config) -> str:
     if choices:
         known.append(", ".join(choices))
     hint = ""
-    if name == "beta" and cfg.train.row.recipe == "rl":
+    if name == "beta" and cfg.recipe == "rl":
         hint = "; the weight of a KL term is train.kl_coeff here"
     return (
         f"is not read by {cfg.train.alg_name} as configured (read by {'; '.join(known)}); "
@@ -372,12 +372,12 @@ def why_unread(path: str, cfg: Config) -> str:
     )
 
 
-def read_values(cfg: Config) -> dict[str, object]:
+def read_values(cfg: Config) -> FieldValues:
     """Dotted path -> value of every field that is read, in the order of the schema; unset cells are
     left out.
     """
     read = fields_read(cfg)
-    found: dict[str, object] = {}
+    found: FieldValues = {}
     for path in FIELDS:
         section, _, name = path.partition(".")
         if path not in read:
@@ -389,9 +389,9 @@ def read_values(cfg: Config) -> dict[str, object]:
     return found
 
 
-def sections_of(values: Mapping[str, object]) -> dict[str, dict[str, object]]:
+def sections_of(values: GivenValues) -> dict[str, FieldValues]:
     """Values by dotted path as YAML has them: section -> field -> value."""
-    sections: dict[str, dict[str, object]] = {}
+    sections: dict[str, FieldValues] = {}
     for path, value in values.items():
         section, _, name = path.partition(".")
         sections.setdefault(section, {})[name] = value
@@ -402,7 +402,7 @@ def _plain(value: object) -> object:
     """A value as YAML has it: the parts of a reward as mappings, without what they leave open."""
     if not isinstance(value, dict):
         return value
-    parts = cast(dict[str, object], value)
+    parts = cast(FieldValues, value)
     return {
         name: part.model_dump(exclude_none=True) if isinstance(part, Section) else part
         for name, part in parts.items()

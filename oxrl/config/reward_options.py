@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from oxrl.config.sections.reward import RewardConfig
-from oxrl.tables.engines import TRAINING_ENGINES
 
 if TYPE_CHECKING:
     from oxrl.config.schema import Config
@@ -82,7 +81,7 @@ def runs_beside_policy(cfg: Config, asked: AskedReward) -> bool:
 
     Where several processes train, it scores in Ray actors, or on the CPU of workers.
     """
-    one_process = not TRAINING_ENGINES[cfg.train.backend].several_ranks
+    one_process = not cfg.train.engine.several_ranks
     return one_process and not cfg.reward.actors and is_folder(asked)
 
 

@@ -48,6 +48,9 @@ from oxrl.tables.policy import ROWS
 
 Magnitude = Annotated[float, AfterValidator(abs)]  # `load_config` warns where it drops a sign
 
+# Values by the names of fields, or of sections; the second one is only read.
+FieldValues = dict[str, object]
+GivenValues = Mapping[str, object]
 # Type and default, or `Field`, of a field that is made here.
 Definition = tuple[object, object]
 
@@ -95,10 +98,15 @@ class Config(Section):
         """Choose the root class, and fill in what the algorithm sets."""
         if not isinstance(values, dict):
             return validate(values)
-        given = cast(dict[str, object], values)
+        given = cast(FieldValues, values)
         if cls is Config:
             return cast(Self, root_class(recipe_of(given)).model_validate(given))
         return validate(with_defaults(given))
+
+    @property
+    def recipe(self) -> str:
+        """Recipe of the algorithm."""
+        return ROWS[self.train.alg_name].recipe
 
     @property
     def longest_response(self) -> int:
@@ -130,13 +138,13 @@ class Config(Section):
         return (self.rollout.max_staleness // self.train.updates + 1) // 2
 
 
-def recipe_of(values: Mapping[str, object]) -> str:
+def recipe_of(values: GivenValues) -> str:
     """Recipe of the algorithm that `values` name; where it is in doubt, reinforcement learning."""
     row = ROWS.get(str(_fields(values, "train").get("alg_name")))
     return "rl" if row is None else row.recipe
 
 
-def with_defaults(values: Mapping[str, object]) -> dict[str, object]:
+def with_defaults(values: GivenValues) -> FieldValues:
     """Fill in the fields of `train` that the algorithm and what surrounds it set.
 
     Numbers come from the cells that were chosen by hand, then from the row, then from its cells;
@@ -146,7 +154,7 @@ def with_defaults(values: Mapping[str, object]) -> dict[str, object]:
     row = ROWS.get(str(train.get("alg_name")))
     if row is None:
         return dict(values)
-    found: dict[str, object] = {}
+    found: FieldValues = {}
     composed = compose_row(row, train)
     # Samples of other kernels or earlier weights: a row whose ratio does not know the sampler gets
     # capped weights.
@@ -167,7 +175,7 @@ def with_defaults(values: Mapping[str, object]) -> dict[str, object]:
     return filled
 
 
-def _action_tokens(values: Mapping[str, object]) -> int:
+def _action_tokens(values: GivenValues) -> int:
     """Tokens of a turn of actions; 0 where turns are text, or where that is still in doubt."""
     given = _fields(values, "action")
     if not given:
@@ -178,10 +186,10 @@ def _action_tokens(values: Mapping[str, object]) -> int:
         return 0
 
 
-def _fields(values: Mapping[str, object], section: str) -> Mapping[str, object]:
+def _fields(values: GivenValues, section: str) -> GivenValues:
     """What `values` say of a section; nothing where that is no mapping."""
     found = values.get(section)
-    return cast(Mapping[str, object], found) if isinstance(found, Mapping) else {}
+    return cast(GivenValues, found) if isinstance(found, Mapping) else {}
 
 
 def _number_field(number: AnyNumber) -> Definition:
@@ -200,7 +208,7 @@ def _number_field(number: AnyNumber) -> Definition:
 
 def _subclass(parent: type[Section], name: str, fields: Mapping[str, Definition]) -> type[Section]:
     """A class like `parent` with other or further fields; of type ClassVar, a field is none."""
-    namespace: dict[str, object] = {
+    namespace: FieldValues = {
         field: default for field, (_, default) in fields.items() if default is not ...
     }
     namespace["__annotations__"] = {field: kind for field, (kind, _) in fields.items()}
@@ -311,7 +319,7 @@ FIELDS = tuple(
 )
 
 
-def config_schema() -> dict[str, object]:
+def config_schema() -> FieldValues:
     """JSON schema of the YAML file, with the fields of all recipes, for editors."""
     fields: dict[str, Definition] = {}
     for name, field in Config.model_fields.items():

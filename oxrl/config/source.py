@@ -10,10 +10,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-from oxrl.config.schema import FIELDS, SECTIONS
+from oxrl.config.schema import FIELDS, SECTIONS, FieldValues
 from oxrl.errors import ConfigError, why_no_file
 
-Values = dict[str, dict[str, object]]
+Values = dict[str, FieldValues]
 
 UNSET: object = object()
 # Fields that hold a mapping; every other one holds a single value.
@@ -67,7 +67,7 @@ class Source:
 
     file: str
     values: Values = field(default_factory=Values)
-    foreign: dict[str, object] = field(default_factory=dict[str, object])
+    foreign: FieldValues = field(default_factory=FieldValues)
     taken_back: set[str] = field(default_factory=set[str])
     where: dict[str, str] = field(default_factory=dict[str, str])
     problems: list[Problem] = field(default_factory=list[Problem])
@@ -248,7 +248,7 @@ def mapping(path: str, node: MappingNode, source: Source, *, depth: int) -> obje
     prefix = f"{path}."
     place = source.where[path]
     override = place if place.startswith("override") else ""
-    found: dict[str, object] = {}
+    found: FieldValues = {}
     for key, item, _ in _entries(node, prefix, source, override):
         name = key.removeprefix(prefix)
         if depth > 1 and isinstance(item, MappingNode):

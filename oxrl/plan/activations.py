@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from oxrl.config.schema import Config
 from oxrl.modelfiles.dims import ModelDims
-from oxrl.plan.optimizer_memory import DTYPE_BYTES
 from oxrl.tables.numbers import head_chunk
 
 FLOAT32 = 4
@@ -57,7 +56,7 @@ def activation_bytes(cfg: Config, dims: ModelDims, batch: MicroBatch) -> Activat
         dims: of `cfg.model`.
         batch: as large as they get.
     """
-    size = DTYPE_BYTES[cfg.model.dtype]
+    size = cfg.model.weight_bytes
     layer = layer_bytes(cfg, dims, batch)
     stream = batch.tokens * dims.hidden * size
     last_norm = _norm_bytes(batch.tokens * dims.hidden, size, trained=not cfg.lora.rank) + stream
@@ -74,7 +73,7 @@ def activation_bytes(cfg: Config, dims: ModelDims, batch: MicroBatch) -> Activat
 
 def layer_bytes(cfg: Config, dims: ModelDims, batch: MicroBatch) -> int:
     """What one layer keeps."""
-    size = DTYPE_BYTES[cfg.model.dtype]
+    size = cfg.model.weight_bytes
     trained = not cfg.lora.rank
     found = 2 * _norm_bytes(batch.tokens * dims.hidden, size, trained=trained)
     found += 2 * batch.tokens * dims.hidden * size
@@ -109,23 +108,23 @@ def _layer_gradients(cfg: Config, dims: ModelDims, batch: MicroBatch) -> int:
     """What going back through the last layer adds: gradients of the stream, and of silu(gate) and
     up before these are freed; and of tied embeddings, until their own layer has its turn.
     """
-    size = DTYPE_BYTES[cfg.model.dtype]
+    size = cfg.model.weight_bytes
     numbers = batch.tokens * 2 * (dims.hidden + dims.intermediate)
     return numbers * size + _waiting_head(cfg, dims)
 
 
 def _waiting_head(cfg: Config, dims: ModelDims) -> int:
     """Gradient of the head that waits for that of the embeddings, where they are one."""
-    if not dims.tied or cfg.lora.rank or cfg.train.row.recipe == "reward_model":
+    if not dims.tied or cfg.lora.rank or cfg.recipe == "reward_model":
         return 0
-    return dims.vocabulary * dims.hidden * DTYPE_BYTES[cfg.model.dtype]
+    return dims.vocabulary * dims.hidden * cfg.model.weight_bytes
 
 
 def _head_bytes(cfg: Config, dims: ModelDims, tokens: int) -> int:
     """Of log-probabilities, going back: hidden states that are asked about and their gradient, the
     weight's gradient in float32, and logits of a chunk with their probabilities and gradient.
     """
-    size = DTYPE_BYTES[cfg.model.dtype]
+    size = cfg.model.weight_bytes
     chunk = min(tokens, head_chunk(dims.vocabulary)) * dims.vocabulary
     found = 2 * tokens * dims.hidden * size + 3 * chunk * FLOAT32
     if size < FLOAT32:

@@ -12,9 +12,8 @@ from oxrl.config.reads import has_reference_model
 from oxrl.config.schema import Config
 from oxrl.modelfiles.dims import ModelDims
 from oxrl.plan.activations import MicroBatch, activation_bytes
-from oxrl.plan.optimizer_memory import DTYPE_BYTES, frozen_bytes, held_of
+from oxrl.plan.optimizer_memory import frozen_bytes, held_of
 from oxrl.tables.cells import CRITIC
-from oxrl.tables.engines import TRAINING_ENGINES
 
 # There where Linux has a GPU of NVIDIA or AMD.
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
@@ -79,7 +78,7 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     trained, _ = _models(cfg, dims)
     held, offloaded = _held(cfg, dims, ranks)
     phases: dict[str, int] = {}
-    if cfg.train.row.recipe in ("rl", "rejection"):
+    if cfg.recipe in ("rl", "rejection"):
         phases["rollout"] = sampler_bytes(cfg, dims)
         if not cfg.samplers:
             # The slots of the local sampler stay where they are.
@@ -100,12 +99,12 @@ def memory(cfg: Config, dims: ModelDims) -> Memory:
     phases["update"] = held + gradients + max(computing, _stepping(cfg, dims, ranks))
     stored = int(trained * (each.stored + each.kept))
     if cfg.train.row.moves_reference:
-        stored += dims.parameters * DTYPE_BYTES[cfg.model.dtype]
+        stored += dims.parameters * cfg.model.weight_bytes
     return Memory(phases, held, offloaded + activations.offloaded, stored)
 
 
 def _ranks(cfg: Config) -> Ranks:
-    stage = TRAINING_ENGINES[cfg.train.backend].zero_stage
+    stage = cfg.train.engine.zero_stage
     if stage is None:
         stage = cfg.deepspeed.zero_stage
     return Ranks(cfg.run.training_gpus, stage)
@@ -133,7 +132,7 @@ def adapter_parameters(cfg: Config, dims: ModelDims) -> int:
 def _held(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]:
     """Bytes that a rank holds between steps: on its device, and offloaded to CPU memory."""
     zero = cfg.deepspeed
-    size = DTYPE_BYTES[cfg.model.dtype]
+    size = cfg.model.weight_bytes
     each = held_of(cfg, dims)
     trained, frozen = _models(cfg, dims)
     weights = ranks.share(frozen * frozen_bytes(cfg, dims) + trained * each.weights, since=3)
@@ -152,13 +151,13 @@ def _held(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]:
 
 def _gathered(cfg: Config, dims: ModelDims, ranks: Ranks) -> int:
     """What is whole on each rank while it runs: two layers, and what is outside of layers."""
-    several = TRAINING_ENGINES[cfg.train.backend].several_ranks
+    several = cfg.train.engine.several_ranks
     if ranks.stage < 3 or not several:
         return 0
     whole = dims.parameters - (dims.layers - 2) * dims.layer
     if cfg.train.backend == "deepspeed":
         whole = max(0, whole - persistent_parameters(dims))
-    return whole * DTYPE_BYTES[cfg.model.dtype]
+    return whole * cfg.model.weight_bytes
 
 
 def _of_deepspeed(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]:
@@ -168,7 +167,7 @@ def _of_deepspeed(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]
     bucket = BUCKET * FLOAT32
     if ranks.stage < 3:
         return bucket, 0
-    return 0, bucket + persistent_parameters(dims) * DTYPE_BYTES[cfg.model.dtype]
+    return 0, bucket + persistent_parameters(dims) * cfg.model.weight_bytes
 
 
 def persistent_parameters(dims: ModelDims) -> int:
@@ -201,7 +200,7 @@ def _stepping(cfg: Config, dims: ModelDims, ranks: Ranks) -> int:
 
 def sync_bytes(cfg: Config, dims: ModelDims) -> int:
     """What one delivery sends of weights; of an adapter where that alone travels."""
-    size = DTYPE_BYTES[cfg.model.dtype]
+    size = cfg.model.weight_bytes
     if cfg.lora.rank and cfg.lora.delivery == "adapter":
         kept = FLOAT32 if cfg.lora.dora else size
         return adapter_parameters(cfg, dims) * kept
@@ -211,7 +210,7 @@ def sync_bytes(cfg: Config, dims: ModelDims) -> int:
 def sampler_bytes(cfg: Config, dims: ModelDims) -> int:
     """Bytes of a sampler's cache and of its own weights, where it has some."""
     engine = cfg.inference_engine
-    size = DTYPE_BYTES[cfg.model.dtype]
+    size = cfg.model.weight_bytes
     per_token = 2 * dims.layers * dims.keys * size
     longest = _longest_row(cfg)
     if engine.name == "local":
@@ -244,7 +243,7 @@ def rows_no_longer(cfg: Config, tokens: int) -> Config:
 def micro_batch(cfg: Config) -> MicroBatch:
     """The largest that a rank reads at a time, with the longest rows."""
     tokens = micro_batch_tokens(cfg, on_cpu=on_cpu(cfg))
-    if cfg.train.row.recipe != "rl":
+    if cfg.recipe != "rl":
         return _of_given_rows(cfg, tokens)
     rows = -(-cfg.data.prompts_per_step * cfg.rollout.n_samples // cfg.run.training_gpus)
     longest = _longest_row(cfg)
@@ -273,7 +272,7 @@ def _of_given_rows(cfg: Config, tokens: int) -> MicroBatch:
     if longest is None:
         return MicroBatch(tokens)
     unit = longest
-    if cfg.train.row.recipe in ("preference", "reward_model"):
+    if cfg.recipe in ("preference", "reward_model"):
         unit = 2 * longest
     units = -(-cfg.data.rows_per_step // cfg.run.training_gpus)
     if unit == longest and by_rule(cfg):

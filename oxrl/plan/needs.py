@@ -8,7 +8,6 @@ from oxrl.config.reads import has_reference_model
 from oxrl.config.schema import Config
 from oxrl.modelfiles.dims import ModelDims, model_dims
 from oxrl.plan.memory import memory, on_cpu
-from oxrl.plan.optimizer_memory import DTYPE_BYTES
 from oxrl.tables.cells import CRITIC
 
 # On a CPU, in resident bytes, as benchmarks/real_memory.py finds it: Python with PyTorch,
@@ -60,7 +59,7 @@ def disk_needed(cfg: Config, dims: ModelDims) -> tuple[int, int]:
 def model_bytes(cfg: Config) -> int:
     """Bytes of the policy's weights; 0: unknown."""
     dims = model_dims(cfg.model.name)
-    return 0 if dims is None else dims.parameters * DTYPE_BYTES[cfg.model.dtype]
+    return 0 if dims is None else dims.parameters * cfg.model.weight_bytes
 
 
 def models_trained(cfg: Config) -> int:

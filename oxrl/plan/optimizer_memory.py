@@ -9,7 +9,6 @@ from typing import NamedTuple
 from oxrl.config.schema import Config
 from oxrl.modelfiles.dims import ModelDims
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 MOMENTS = 8.0  # of AdamW, both float32
 MOMENTUM = 4.0  # of Muon
 CODES = 2 + 2 * 4 / 256  # of 8-bit AdamW: two codes, and two float32 scales of each 256 values
@@ -40,7 +39,7 @@ def held_of(cfg: Config, dims: ModelDims) -> Held:
         dims: of `cfg.model`.
     """
     kept = kept_by_optimizer(cfg, dims)
-    low = DTYPE_BYTES[cfg.model.dtype] < 4
+    low = cfg.model.weight_bytes < 4
     if not low or cfg.lora.dora:  # adapters with magnitudes are float32 beside any model
         # DeepSpeed steps flat copies of any weights, float32 ones too.
         copied = cfg.train.backend == "deepspeed" and cfg.deepspeed.zero_stage > 0
@@ -63,7 +62,7 @@ def frozen_bytes(cfg: Config, dims: ModelDims) -> float:
         Of linear layers in four bits where they are held so; experts, head, embeddings and norms
         are in `model.dtype` in any case.
     """
-    size = DTYPE_BYTES[cfg.model.dtype]
+    size = cfg.model.weight_bytes
     whole = dims.parameters * size
     if not cfg.model.load_in_4bit:
         return whole

@@ -15,7 +15,6 @@ from oxrl.plan.memory import memory, on_cpu, sync_bytes
 from oxrl.plan.needs import disk_needed, model_bytes, models_trained
 from oxrl.plan.reference import reference_text
 from oxrl.runs.deadlines import PHASES, Phase
-from oxrl.tables.engines import TRAINING_ENGINES
 
 
 def plan_text(cfg: Config) -> str:
@@ -108,7 +107,7 @@ def _evaluation(cfg: Config) -> dict[str, str]:
     if cfg.data.eval_rows is not None:
         rows = min(rows, cfg.data.eval_rows)
     text = f"{_count(rows, 'row')} of {cfg.data.eval}"
-    if cfg.train.row.recipe == "rl" or generates_answers(cfg):
+    if cfg.recipe == "rl" or generates_answers(cfg):
         text += f" x {_count(cfg.rollout.eval_samples, 'sample')}"
     text += ", "
     if cfg.run.eval_every:
@@ -182,11 +181,11 @@ def _sizes(cfg: Config) -> dict[str, str]:
 def sync_text(cfg: Config, dims: ModelDims) -> str:
     """What one delivery of weights sends, and along which route; empty where nothing is sent."""
     samplers = cfg.samplers
-    if not samplers or cfg.train.row.recipe != "rl":
+    if not samplers or cfg.recipe != "rl":
         return ""
     what = "adapter" if cfg.lora.rank and cfg.lora.delivery == "adapter" else "weights"
     source = "this process"
-    if TRAINING_ENGINES[cfg.train.backend].several_ranks:
+    if cfg.train.engine.several_ranks:
         source = "the training ranks, none through this process"
     to = f"to each of {samplers} samplers" if samplers > 1 else "to the sampler"
     return f"{decimal(sync_bytes(cfg, dims))} of {what} per delivery {to}, from {source}"

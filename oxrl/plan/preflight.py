@@ -275,7 +275,7 @@ def _file_text(cfg: Config, prepared: Prepared, name: str, *, held_out: bool) ->
     if held_out:
         return f"{rows} of {name}, with up to {longest:,} tokens"
     prepared.longest = max(prepared.longest, longest)
-    if cfg.train.row.recipe in SAMPLING:
+    if cfg.recipe in SAMPLING:
         # In the order of the run: neighbours in a file are often of one kind.
         draws = range(min(REHEARSED, len(units)))
         drawn = [index_at(draw, len(units), cfg.run.seed) for draw in draws]
@@ -320,7 +320,7 @@ def rows_of(cfg: Config, name: str, *, held_out: bool) -> tuple[type[Dataset[Any
     # Imported where a recipe reads them: preferences bring torch.
     from oxrl.assembly.assembly import row_options
 
-    recipe = cfg.train.row.recipe
+    recipe = cfg.recipe
     if recipe == "rl" or (recipe == "rejection" and not held_out):
         from oxrl.data.prompts import PromptDataset
 
@@ -354,7 +354,7 @@ def check_reward(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     """The reward can be loaded, and scores prompts of the data."""
     from oxrl.assembly.assembly import build_rewards
 
-    if cfg.train.row.recipe not in SAMPLING:
+    if cfg.recipe not in SAMPLING:
         return "none: this algorithm learns from given answers"
     if cfg.scores_nothing:
         return "none is asked: rollout.from_samples has its scores"
@@ -464,7 +464,7 @@ def check_loss(cfg: Config, prepared: Prepared, patience: Patience) -> str:
 
 def is_own_loss(cfg: Config) -> bool:
     """Whether the policy loss is the user's."""
-    return cfg.train.row.recipe == "rl" and is_own(cfg.train.row.gate)
+    return cfg.recipe == "rl" and is_own(cfg.train.row.gate)
 
 
 def check_features(cfg: Config, prepared: Prepared, patience: Patience) -> str:
@@ -535,7 +535,7 @@ def check_memory(cfg: Config, prepared: Prepared, patience: Patience) -> str:
     if not prepared.longest:
         raise Unknown("the length of the rows is not known here")
     tokens = prepared.longest
-    if cfg.train.row.recipe in SAMPLING:
+    if cfg.recipe in SAMPLING:
         tokens += cfg.rollout.max_tokens
     when = f"with the rows of the data, up to {tokens:,} tokens each"
     return _memory_text(rows_no_longer(cfg, tokens), when)

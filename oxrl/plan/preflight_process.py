@@ -74,7 +74,7 @@ def _subjects(cfg: Config) -> list[str]:
         "device": cfg.run.device != "cuda",
         "prompts": not sharing_is_read(cfg),
         "environment": not cfg.environment.name,
-        "loss": cfg.train.row.recipe != "rl" or not is_own(cfg.train.row.gate),
+        "loss": cfg.recipe != "rl" or not is_own(cfg.train.row.gate),
         "features": not cfg.train.features,
         "trackers": not cfg.run.trackers,
         "sampler": not cfg.sampling_process,

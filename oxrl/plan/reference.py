@@ -6,7 +6,6 @@ from rich.filesize import decimal
 
 from oxrl.config.schema import Config
 from oxrl.modelfiles.dims import model_dims
-from oxrl.plan.optimizer_memory import DTYPE_BYTES
 from oxrl.tables.numbers import KL_COEFF
 from oxrl.tables.preference import METHODS
 
@@ -36,7 +35,7 @@ def _reference_model(cfg: Config) -> str:
     dims = model_dims(cfg.model.name)
     if dims is None:
         return "a second copy of the policy, of unknown size"
-    size = decimal(dims.parameters * DTYPE_BYTES[cfg.model.dtype])
+    size = decimal(dims.parameters * cfg.model.weight_bytes)
     return f"a second copy of the policy, {size}"
 
 

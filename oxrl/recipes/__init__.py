@@ -65,7 +65,7 @@ def loop_of(cfg: Config) -> str:
     """The module whose `train` runs a configuration."""
     if cfg.run.only is not None:
         return "oxrl.recipes.rollouts_only"
-    return f"oxrl.recipes.{cfg.train.row.recipe}"
+    return f"oxrl.recipes.{cfg.recipe}"
 
 
 def check_models_on_hub(cfg: Config) -> None:
@@ -164,7 +164,7 @@ def _begin(
     """Run a loop; the first rank notes its machine and settles how prompts are read."""
     from oxrl.config.checks.share_prefix import open_choice
 
-    if first and cfg.train.row.recipe == "rl":
+    if first and cfg.recipe == "rl":
         from oxrl.recipes.compute_accounting import note_machine
 
         note_machine(cfg)

@@ -380,6 +380,6 @@ def speed_of(cfg: Config) -> MachineSpeed | None:
 
 def note_machine(cfg: Config) -> None:
     """Write into environment.json how fast the machine is, for a run that has a ledger."""
-    speed = speed_of(cfg) if cfg.train.row.recipe == "rl" else None
+    speed = speed_of(cfg) if cfg.recipe == "rl" else None
     if speed is not None:
         note_speed(cfg.run.directory, speed)

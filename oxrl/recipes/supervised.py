@@ -48,7 +48,7 @@ class SupervisedLearner(Learner[Example]):
     def __init__(self, cfg: Config, session: Session, model: nn.Module) -> None:
         super().__init__(cfg, session, model)
         self.generated: GeneratedEvaluation | None = None
-        if cfg.train.row.recipe == "supervised" and cfg.reward.exists:
+        if cfg.recipe == "supervised" and cfg.reward.exists:
             self.generated = GeneratedEvaluation(cfg, session, self.engine, self.tokenizer)
             self.best_metric = "eval/reward"
             self.lower_is_better = False

@@ -55,7 +55,7 @@ def _of_every_run(cfg: Config) -> Iterator[Check]:
 
 
 def _of_recipe(cfg: Config) -> Iterator[Check]:
-    recipe = cfg.train.row.recipe
+    recipe = cfg.recipe
     if recipe == "rl":
         yield from _of_reinforcement_learning(cfg)
     elif recipe == "rejection":
@@ -127,7 +127,7 @@ def evaluation_problems(cfg: Config) -> Problems:
     for check in whole:
         yield from check(cfg)
     # Without a reward, a supervised run is judged by the likelihood of given answers.
-    if cfg.reward.exists or cfg.train.row.recipe != "supervised":
+    if cfg.reward.exists or cfg.recipe != "supervised":
         yield from check_reward(cfg)
     if cfg.data.eval is not None:
         yield from check_evaluation_file(cfg)

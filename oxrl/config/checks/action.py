@@ -33,10 +33,10 @@ def _check_turns(cfg: Config) -> Problems:
     if cfg.rollout.rewritten_history == "split":
         rule = "turns of actions have no text that a template could rewrite: leave it out"
         yield at(cfg, "rollout.rewritten_history", rule, "action.size", "action.choices")
-    if cfg.train.row.recipe == "rl" and not cfg.environment.name:
+    if cfg.recipe == "rl" and not cfg.environment.name:
         rule = "is needed: actions are answered by an environment, not by a reward"
         yield at(cfg, "environment.name", rule, "action.size", "action.choices")
-    if cfg.train.row.recipe == "supervised" and cfg.reward.exists and not cfg.environment.name:
+    if cfg.recipe == "supervised" and cfg.reward.exists and not cfg.environment.name:
         rule = (
             "actions are judged in episodes: leave it out, and evaluate by oxrl eval RUN "
             "environment.name=NAME"

@@ -10,12 +10,11 @@ from oxrl.config.schema import Config
 from oxrl.modelfiles.builtin import is_builtin
 from oxrl.modelfiles.folder import ADAPTER_CONFIG
 from oxrl.modelfiles.vision import vision_family
-from oxrl.tables.engines import TRAINING_ENGINES
 
 
 def check_adapter(cfg: Config) -> Problems:
     """Adapters where they can be trained and sampled."""
-    engine = TRAINING_ENGINES[cfg.train.backend]
+    engine = cfg.train.engine
     if cfg.model.dtype == "bfloat16" and not engine.bfloat16_adapters:
         yield at(
             cfg,
@@ -47,7 +46,7 @@ def check_four_bit(cfg: Config) -> Problems:
     if cfg.train.backend != "local":
         why = "one process holds the codes, and ranks cut weights up: set train.backend to local"
         rules.append((why, ("train.backend",)))
-    if cfg.train.row.recipe in EVALUATING and cfg.samplers:
+    if cfg.recipe in EVALUATING and cfg.samplers:
         if cfg.lora.delivery == "adapter":
             why = (
                 "samplers that read the model's files have other weights under the adapter than "

@@ -21,7 +21,7 @@ def check_training_files(cfg: Config) -> Problems:
 
 def check_columns(cfg: Config) -> Problems:
     """Columns are named that rows of this recipe have; those of prompts may have any."""
-    columns = READ.get(cfg.train.row.recipe)
+    columns = READ.get(cfg.recipe)
     if columns is None:
         return
     for ours, theirs in cfg.data.columns.items():

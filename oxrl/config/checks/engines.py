@@ -10,7 +10,7 @@ from oxrl.tables.engines import TRAINING_ENGINES
 
 def check_ranks(cfg: Config) -> Problems:
     """Several training ranks where the engine and the recipe have them."""
-    engine = TRAINING_ENGINES[cfg.train.backend]
+    engine = cfg.train.engine
     if cfg.run.training_gpus > 1 and not engine.several_ranks:
         yield at(
             cfg,
@@ -18,7 +18,7 @@ def check_ranks(cfg: Config) -> Problems:
             "the local engine is one process: set it to 1, or train.backend to deepspeed or fsdp",
             "train.backend",
         )
-    if engine.several_ranks and cfg.train.row.recipe == "rejection":
+    if engine.several_ranks and cfg.recipe == "rejection":
         yield at(
             cfg,
             "train.backend",
@@ -32,7 +32,7 @@ def check_ranks(cfg: Config) -> Problems:
 
 def check_optimizer(cfg: Config) -> Problems:
     """What steps the weights, where the engine can, and masters of weights that have some."""
-    engine = TRAINING_ENGINES[cfg.train.backend]
+    engine = cfg.train.engine
     able = " or ".join(name for name, row in TRAINING_ENGINES.items() if row.without_masters)
     if cfg.train.optimizer not in engine.optimizers:
         yield at(
@@ -104,8 +104,8 @@ def check_deepspeed(cfg: Config) -> Problems:
 
 def check_sampling_process(cfg: Config) -> Problems:
     """Training in the process that starts the one which samples."""
-    ranks = TRAINING_ENGINES[cfg.train.backend].several_ranks
-    if cfg.sampling_process and cfg.train.row.recipe == "rl" and ranks:
+    ranks = cfg.train.engine.several_ranks
+    if cfg.sampling_process and cfg.recipe == "rl" and ranks:
         yield at(
             cfg,
             "inference_engine.actors",

@@ -19,7 +19,6 @@ from oxrl.config.reward_options import (
 from oxrl.config.schema import Config
 from oxrl.config.source import Problem
 from oxrl.errors import RewardError
-from oxrl.tables.engines import TRAINING_ENGINES
 
 
 def check_reward(cfg: Config) -> Problems:
@@ -83,7 +82,7 @@ def check_generated(cfg: Config) -> Problems:
         return
     yield from check_reward(cfg)
     yield from check_context(cfg)
-    if TRAINING_ENGINES[cfg.train.backend].several_ranks:
+    if cfg.train.engine.several_ranks:
         rule = "evaluations generate answers in one process: set train.backend to local"
         yield at(cfg, "reward.name", rule, "train.backend")
 
@@ -100,7 +99,7 @@ def _check_copies(asked: AskedReward) -> Problems:
 
 def _check_groups(cfg: Config, asked: AskedReward) -> Problems:
     """A judge that compares the responses of a group gets groups of two and more."""
-    fields = {"rollout.n_samples": cfg.train.row.recipe != "supervised"}
+    fields = {"rollout.n_samples": cfg.recipe != "supervised"}
     fields["rollout.eval_samples"] = cfg.data.eval is not None
     for field, is_read in fields.items():
         given = attrgetter(field)(cfg)

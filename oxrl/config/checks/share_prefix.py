@@ -24,7 +24,7 @@ class Obstacle(NamedTuple):
 
 def sharing_is_read(cfg: Config) -> bool:
     """Whether the recipe has rows of one prompt."""
-    return cfg.train.row.recipe in COMPARING
+    return cfg.recipe in COMPARING
 
 
 def open_choice(cfg: Config) -> bool:
@@ -48,7 +48,7 @@ def obstacles(cfg: Config) -> Iterator[Obstacle]:
         )
     if vision_family(cfg.model.name) is not None:
         yield Obstacle("does not work with models that see images", "", "model.name")
-    if cfg.train.row.recipe == "rl":
+    if cfg.recipe == "rl":
         return
     if cfg.train.backend != "local":
         yield Obstacle(

@@ -68,6 +68,11 @@ class ModelConfig(Section):
     trust_remote_code: bool = setting(False, "Run Python code that ships with the model.")
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight in `dtype`."""
+        return 2 if self.dtype == "bfloat16" else 4
+
+    @property
     def context_length(self) -> int | None:
         """Longest row of a run in tokens: `max_length`, else the model's own; None: not known."""
         return self.max_length or model_context(self.name)

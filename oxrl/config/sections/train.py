@@ -21,7 +21,13 @@ from oxrl.config.field import (
 )
 from oxrl.errors import known
 from oxrl.tables.cells import find_cell
-from oxrl.tables.engines import Masters, Optimizer, TrainingEngineName
+from oxrl.tables.engines import (
+    TRAINING_ENGINES,
+    Masters,
+    Optimizer,
+    TrainingEngine,
+    TrainingEngineName,
+)
 from oxrl.tables.numbers import Level, Number, T, Value
 from oxrl.tables.policy import ROWS, Row
 
@@ -208,6 +214,11 @@ class TrainConfig(Section):
     def row(self) -> Row:
         """Row of `alg_name` with the overridden cells put in."""
         return compose_row(ROWS[self.alg_name], dict(self))
+
+    @property
+    def engine(self) -> TrainingEngine:
+        """Row of `backend` in the table of engines."""
+        return TRAINING_ENGINES[self.backend]
 
     def value(self, number: Number[T]) -> T:
         """What a number of the tables is in this run; the recipe's rows can read it."""
