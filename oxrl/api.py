@@ -179,7 +179,7 @@ class Run:
         return self.plot()._repr_html_()  # pyright: ignore[reportPrivateUsage]
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Json:
         """Every field that the run reads, by its dotted name."""
         return recorded_config(self.path)
 

@@ -34,6 +34,7 @@ from oxrl.runs.pins import (
 from oxrl.usercode.given import is_given
 
 MODEL = "model.name"
+Inputs = Iterator[Input]
 
 
 def with_pinned_inputs(cfg: Config, noted: Json, ranks: Ranks) -> Config:
@@ -43,8 +44,7 @@ def with_pinned_inputs(cfg: Config, noted: Json, ranks: Ranks) -> Config:
         noted: what the review of the inputs found, on the first rank.
     """
     noted = ranks.agree(noted)
-    pins = noted[DATA_FILE]
-    paths = {name: str(locate(name, commit)) for name, commit in pins.items()}
+    paths = {name: str(locate(name, commit)) for name, commit in noted[DATA_FILE].items()}
     data = cfg.data
     if isinstance(data.train, str):
         train: str | dict[str, float] = paths[data.train]
@@ -105,7 +105,7 @@ def _review_data(cfg: Config, run: Path, review: Review) -> None:
     review.noted[DATA_FILE] = pins
 
 
-def inputs_of(cfg: Config, known: Json) -> Iterator[Input]:
+def inputs_of(cfg: Config, known: Json) -> Inputs:
     """Everything that a run reads besides its data, as it is now.
 
     Args:
@@ -132,7 +132,7 @@ def inputs_of(cfg: Config, known: Json) -> Iterator[Input]:
         yield from _own_inputs(cfg)
 
 
-def _own_inputs(cfg: Config) -> Iterator[Input]:
+def _own_inputs(cfg: Config) -> Inputs:
     """A loss and features of the user's own."""
     gate = cfg.train.row.gate
     gates = [gate] if is_own(gate) else []
@@ -144,7 +144,7 @@ def _own_inputs(cfg: Config) -> Iterator[Input]:
     yield from own_code("train.features", list(cfg.train.features), "feature")
 
 
-def _reward_inputs(name: str, field: str) -> Iterator[Input]:
+def _reward_inputs(name: str, field: str) -> Inputs:
     """A reward of the user's own, or a reward model.
 
     Args:
@@ -168,7 +168,7 @@ def _stored_samples(run: Path) -> Input:
     return Input(name="rollout.from_samples", where=str(run.resolve()), files=files)
 
 
-def _image_inputs(cfg: Config) -> Iterator[Input]:
+def _image_inputs(cfg: Config) -> Inputs:
     """Files of images that the rows of data files name."""
     from oxrl.assembly.images import image_files
 
@@ -183,7 +183,7 @@ def _image_inputs(cfg: Config) -> Iterator[Input]:
             yield Input(name="data.eval", where="its images", files=held_out)
 
 
-def _model_inputs(cfg: Config, known: Json) -> Iterator[Input]:
+def _model_inputs(cfg: Config, known: Json) -> Inputs:
     """Weights, also those under an adapter and of the reference; tokenizer, and chat template."""
     name = cfg.model.name
     yield from _model_input(MODEL, name, cfg.model.revision, known)
@@ -198,7 +198,7 @@ def _model_inputs(cfg: Config, known: Json) -> Iterator[Input]:
         yield Input(name="model.chat_template", where=str(folder.resolve()), files=files)
 
 
-def _model_input(field: str, name: str, revision: str | None, noted: Json) -> Iterator[Input]:
+def _model_input(field: str, name: str, revision: str | None, noted: Json) -> Inputs:
     """The model of a name, if it is not built in, with all that it is loaded from.
 
     Args:

@@ -138,7 +138,7 @@ def option_overrides(
     Raises:
         ConfigError: one has no such form.
     """
-    values: dict[str, Any] = {}
+    values: Json = {}
     for option in options:
         name, separator, text = option.partition("=")
         if not separator or not name.isidentifier():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import combinations, islice
@@ -15,7 +15,7 @@ from oxrl.errors import ConfigError, DataError
 from oxrl.recipes.scored_answers import mean
 from oxrl.rewards.base import GroupScorer
 from oxrl.rollouts.episode_scores import EpisodeScorer
-from oxrl.rollouts.stored import Line, StoredGroup, stored_groups
+from oxrl.rollouts.stored import Line, stored_groups
 from oxrl.runs.directory import is_run
 from oxrl.runs.files import encode_line
 from oxrl.runs.waiting import Patience
@@ -141,19 +141,14 @@ def run_score(run: str | Path, overrides: Sequence[str], out: Path | None = None
         while stored := list(islice(groups, AT_ONCE)):
             scores = scorer.score([one.group for one in stored], Patience())
             for one, new in zip(stored, scores, strict=True):
-                found.add(list(_rescored(one, new)))
+                places = ranks([line["reward"] for line in one.lines])
+                now_places = ranks([score.value for score in new])
+                found.add(list(map(Rescored, one.lines, new, places, now_places)))
     if not found.samples:
         raise DataError(f"{samples} holds no sample yet")
     if out is not None:
         out.write_bytes(b"".join(encode_line(sample_fields(one)) for one in found.samples))
     return found
-
-
-def _rescored(stored: StoredGroup, scores: Sequence[Score]) -> Iterator[Rescored]:
-    """The samples of a group with both scores, and both ranks."""
-    places = ranks([line["reward"] for line in stored.lines])
-    now_places = ranks([score.value for score in scores])
-    yield from map(Rescored, stored.lines, scores, places, now_places)
 
 
 def sample_fields(one: Rescored) -> dict[str, object]:

@@ -192,12 +192,13 @@ def _switched_off(cfg: Config) -> Unread:
         yield "model.revision", NOT_ON_THE_HUB
     yield from _of_episodes(cfg)
     yield from _of_actions(cfg)
-    yield from ((path, NO_IMAGES) for path in _without_images(cfg))
+    yield from _of_images(cfg)
     if not cfg.lora.rank:
         yield from ((path, NO_ADAPTER) for path in OF_ADAPTERS)
     if not _sends_adapters(cfg):
         yield "lora.delivery", NO_DELIVERY
-    yield from ((path, NO_ANSWERS) for path in _without_answers(cfg))
+    if cfg.recipe == "supervised" and not generates_answers(cfg):
+        yield from ((path, NO_ANSWERS) for path in FIELDS if path.partition(".")[0] in OF_ANSWERS)
     for name, engine in TRAINING_ENGINES.items():
         if name != backend:
             why = f"is read with train.backend: {name}; this run's is {backend}: remove it"
@@ -209,13 +210,11 @@ def _switched_off(cfg: Config) -> Unread:
             f"{cfg.train.alg_name} as configured has none: remove it"
         )
         yield from ((path, why) for path in FIELDS if path.startswith("deepspeed_ref."))
-    yield from ((path, NO_ACTORS) for path in _without_actors(cfg))
+    yield from _of_actors(cfg)
     yield from _of_samplers(cfg)
     if row.recipe == "rl" and not is_own(row.gate):
         yield "train.loss_numbers", NO_OWN_LOSS
-    yield from ((f"reward.{field}", NO_CODE) for field in _without_code(cfg))
-    yield from ((path, NO_REWARD_MODEL) for path in _without_reward_model(cfg))
-    yield from _of_parts(cfg)
+    yield from _of_rewards(cfg)
 
 
 def _of_samplers(cfg: Config) -> Unread:
@@ -226,20 +225,14 @@ def _of_samplers(cfg: Config) -> Unread:
         yield from ((path, NO_VLLM) for path in OF_VLLM)
 
 
-def _without_code(cfg: Config) -> list[str]:
-    """Fields of the reward `code`, where a run that samples has another."""
-    other = cfg.recipe in SAMPLING and CODE not in cfg.reward.names
-    return list(CODE_OPTIONS) if other else []
-
-
-def _without_reward_model(cfg: Config) -> list[str]:
-    """Fields that are read where a trained model rewards."""
-    models = [asked for asked in asked_rewards(cfg.reward) if is_folder(asked)]
-    return [] if models else ["reward.actors"]
-
-
-def _of_parts(cfg: Config) -> Unread:
-    """What each part of a reward has of its own."""
+def _of_rewards(cfg: Config) -> Unread:
+    """What is read of the reward `code`, of trained models that reward, and what each part of a
+    reward has of its own.
+    """
+    if cfg.recipe in SAMPLING and CODE not in cfg.reward.names:
+        yield from ((f"reward.{field}", NO_CODE) for field in CODE_OPTIONS)
+    if not any(map(is_folder, asked_rewards(cfg.reward))):
+        yield "reward.actors", NO_REWARD_MODEL
     parts = cfg.reward.parts.values()
     if not parts:
         yield "reward.parts", ONE_REWARD
@@ -279,17 +272,17 @@ def _of_actions(cfg: Config) -> Unread:
     yield ("action.bins", NO_BINS) if cfg.action.code == "fast" else ("action.fast", NO_PIECES)
 
 
-def _without_images(cfg: Config) -> tuple[str, ...]:
-    """Fields that are read where the model reads images.
+def _of_images(cfg: Config) -> Unread:
+    """What is read where the model reads images.
 
     What a model on the hub reads cannot be told before it is here: what is set for its images then
     counts as read, and a run that has fetched the model finds out.
     """
     name = cfg.model.name
     if vision_family(name) is not None:
-        return ()
+        return
     known = is_builtin(name) or model_config(name) is not None
-    return tuple(path for path in OF_IMAGES if known or not _is_set(cfg, path))
+    yield from ((path, NO_IMAGES) for path in OF_IMAGES if known or not _is_set(cfg, path))
 
 
 def _is_set(cfg: Config, path: str) -> bool:
@@ -299,13 +292,6 @@ def _is_set(cfg: Config, path: str) -> bool:
     return getattr(chosen, name) != type(chosen).model_fields[name].default
 
 
-def _without_answers(cfg: Config) -> list[str]:
-    """Fields that a supervised run reads only where its evaluations answer prompts."""
-    if cfg.recipe != "supervised" or generates_answers(cfg):
-        return []
-    return [path for path in FIELDS if path.partition(".")[0] in OF_ANSWERS]
-
-
 def _sends_adapters(cfg: Config) -> bool:
     """Whether what learns in adapters goes to samplers with weights of their own."""
     apart = cfg.train.engine.several_ranks or cfg.samplers > 0
@@ -313,22 +299,21 @@ def _sends_adapters(cfg: Config) -> bool:
     return samples and apart and cfg.lora.rank > 0
 
 
-def _without_actors(cfg: Config) -> list[str]:
-    """Fields that are read by runs with more Ray actors than this one has."""
+def _of_actors(cfg: Config) -> Unread:
+    """What is read by runs with more Ray actors than this one has."""
     reinforces = cfg.recipe == "rl"
     training = reinforces and cfg.train.engine.several_ranks
     sampling = reinforces and cfg.inference_engine.actors > 0
-    found: list[str] = []
     scoring = reinforces and cfg.reward.actors > 0
-    if not (training or sampling or scoring):
-        found.append("run.ray_address")
-    if "run.ray_address" in found or cfg.run.ray_address is None:
-        found.append("run.ray_working_dir")
+    alone = not (training or sampling or scoring)
+    if alone:
+        yield "run.ray_address", NO_ACTORS
+    if alone or cfg.run.ray_address is None:
+        yield "run.ray_working_dir", NO_ACTORS
     if not training:
-        found.append("run.max_restarts")
+        yield "run.max_restarts", NO_ACTORS
     if not (training and sampling):
-        found.append("inference_engine.placement")
-    return found
+        yield "inference_engine.placement", NO_ACTORS
 
 
 def _is_number(path: str) -> bool:

@@ -48,6 +48,7 @@ from oxrl.tables.policy import ROWS
 
 Magnitude = Annotated[float, AfterValidator(abs)]  # `load_config` warns where it drops a sign
 
+SectionClass = type[Section]
 # Values by the names of fields, or of sections; the second one is only read.
 FieldValues = dict[str, object]
 GivenValues = Mapping[str, object]
@@ -206,7 +207,7 @@ def _number_field(number: AnyNumber) -> Definition:
     return kind, field
 
 
-def _subclass(parent: type[Section], name: str, fields: Mapping[str, Definition]) -> type[Section]:
+def _subclass(parent: SectionClass, name: str, fields: Mapping[str, Definition]) -> SectionClass:
     """A class like `parent` with other or further fields; of type ClassVar, a field is none."""
     namespace: FieldValues = {
         field: default for field, (_, default) in fields.items() if default is not ...
@@ -226,7 +227,7 @@ def _numbers_of(recipe: str) -> dict[str, Definition]:
 
 
 @cache
-def _section_class(section: type[Section], recipe: str) -> type[Section]:
+def _section_class(section: SectionClass, recipe: str) -> SectionClass:
     """The section as `recipe` reads it."""
     fields: dict[str, Definition] = {}
     for name, field in section.model_fields.items():
@@ -254,7 +255,7 @@ def root_class(recipe: str, *, evaluates: bool = False) -> type[Config]:
 def _root_class(recipe: str, evaluates: bool) -> type[Config]:
     fields: dict[str, Definition] = {}
     for name, field in Config.model_fields.items():
-        section = cast(type[Section], field.annotation)
+        section = cast(SectionClass, field.annotation)
         whole = evaluates and name in EVALUATED
         if not whole and recipe not in readers(field):
             fields[name] = (ClassVar[object], field.default)
@@ -270,13 +271,13 @@ def _title(recipe: str) -> str:
     return recipe.title().replace("_", "")
 
 
-def _publish(made: type[Section]) -> type[Section]:
+def _publish(made: SectionClass) -> SectionClass:
     """Put a class of a recipe under its name into this module, where pickles look for it."""
     globals()[made.__name__] = made
     return made
 
 
-def _made_class(name: str) -> type[Section]:
+def _made_class(name: str) -> SectionClass:
     """Module attributes that do not exist yet: a recipe's classes, which are made when first used.
 
     A process that unpickles a configuration asks for them by name before anything here has.
@@ -300,14 +301,14 @@ def fields_of(recipe: str, *, evaluates: bool = False) -> tuple[str, ...]:
     root = root_class(recipe, evaluates=evaluates)
     found: list[str] = []
     for section, field in root.model_fields.items():
-        model = cast(type[Section], field.annotation)
+        model = cast(SectionClass, field.annotation)
         found.extend(f"{section}.{name}" for name in model.model_fields)
     return tuple(found)
 
 
 # Every section with the fields of all recipes.
-SECTIONS: dict[str, type[Section]] = {
-    name: cast(type[Section], field.annotation) for name, field in Config.model_fields.items()
+SECTIONS: dict[str, SectionClass] = {
+    name: cast(SectionClass, field.annotation) for name, field in Config.model_fields.items()
 }
 SECTIONS["train"] = _subclass(
     TrainConfig,

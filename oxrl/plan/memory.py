@@ -132,7 +132,6 @@ def adapter_parameters(cfg: Config, dims: ModelDims) -> int:
 def _held(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]:
     """Bytes that a rank holds between steps: on its device, and offloaded to CPU memory."""
     zero = cfg.deepspeed
-    size = cfg.model.weight_bytes
     each = held_of(cfg, dims)
     trained, frozen = _models(cfg, dims)
     weights = ranks.share(frozen * frozen_bytes(cfg, dims) + trained * each.weights, since=3)
@@ -140,7 +139,7 @@ def _held(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]:
     of_reference = ranks
     if cfg.train.backend == "deepspeed":
         of_reference = Ranks(ranks.world, cfg.deepspeed_ref.zero_stage)
-    copies = dims.parameters * size * has_reference_model(cfg)
+    copies = dims.parameters * cfg.model.weight_bytes * has_reference_model(cfg)
     reference = of_reference.share(copies, since=3)
     offloaded = weights * zero.offload_param + states * zero.offload_optimizer
     offloaded += reference * cfg.deepspeed_ref.offload_param
@@ -151,8 +150,7 @@ def _held(cfg: Config, dims: ModelDims, ranks: Ranks) -> tuple[int, int]:
 
 def _gathered(cfg: Config, dims: ModelDims, ranks: Ranks) -> int:
     """What is whole on each rank while it runs: two layers, and what is outside of layers."""
-    several = cfg.train.engine.several_ranks
-    if ranks.stage < 3 or not several:
+    if ranks.stage < 3 or not cfg.train.engine.several_ranks:
         return 0
     whole = dims.parameters - (dims.layers - 2) * dims.layer
     if cfg.train.backend == "deepspeed":

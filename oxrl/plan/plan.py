@@ -16,6 +16,9 @@ from oxrl.plan.needs import disk_needed, model_bytes, models_trained
 from oxrl.plan.reference import reference_text
 from oxrl.runs.deadlines import PHASES, Phase
 
+# Texts by their labels.
+Lines = dict[str, str]
+
 
 def plan_text(cfg: Config) -> str:
     """What a run will do, one `label      text` line each.
@@ -45,7 +48,7 @@ def plan_text(cfg: Config) -> str:
     return "\n".join(f"{label:<11}{text}" for label, text in lines.items())
 
 
-def _rl_batch(cfg: Config) -> dict[str, str]:
+def _rl_batch(cfg: Config) -> Lines:
     prompts = cfg.data.prompts_per_step
     samples = cfg.rollout.n_samples
     longest = cfg.rollout.max_tokens
@@ -74,7 +77,7 @@ def _rl_batch(cfg: Config) -> dict[str, str]:
     }
 
 
-def _supervised_batch(cfg: Config) -> dict[str, str]:
+def _supervised_batch(cfg: Config) -> Lines:
     rows = cfg.data.rows_per_step
     steps = cfg.run.steps
     return {
@@ -84,7 +87,7 @@ def _supervised_batch(cfg: Config) -> dict[str, str]:
     }
 
 
-def _rejection_batch(cfg: Config) -> dict[str, str]:
+def _rejection_batch(cfg: Config) -> Lines:
     samples = cfg.rollout.n_samples
     try:
         prompts = count_rows(cfg.data.train_files[0])
@@ -97,7 +100,7 @@ def _rejection_batch(cfg: Config) -> dict[str, str]:
     return _supervised_batch(cfg) | {"data": f"{cfg.data.train}: {asked}"}
 
 
-def _evaluation(cfg: Config) -> dict[str, str]:
+def _evaluation(cfg: Config) -> Lines:
     if cfg.data.eval is None:
         return {}
     try:
@@ -160,7 +163,7 @@ def _micro_batches(cfg: Config) -> str:
     return f"{read_at_once(found)} ({FIELD}: auto, {why})"
 
 
-def _sizes(cfg: Config) -> dict[str, str]:
+def _sizes(cfg: Config) -> Lines:
     dims = model_dims(cfg.model.name)
     if dims is None:
         why = f"unknown: {cfg.model.name} is not on disk, or has no sizes this reads"

@@ -67,8 +67,7 @@ class Work:
 
     def metrics(self) -> Metrics:
         """Shares of the total."""
-        wasted = self.wasted
-        found = {f"waste/{cause}": wasted.get(cause, 0.0) / self.total for cause in CAUSES}
+        found = {f"waste/{cause}": self.wasted.get(cause, 0.0) / self.total for cause in CAUSES}
         found["waste/total"] = sum(found.values())
         return found
 

@@ -160,8 +160,9 @@ def start_of_update(logprobs: Tensor, batch: PolicyBatch) -> Tensor:
     if batch.old_logprobs is not None:
         return batch.old_logprobs
     if batch.ages is not None:
-        mask = batch.inputs.response_mask
-        return interpolated_anchor(logprobs, batch.rollout_logprobs, batch.ages, mask)
+        return interpolated_anchor(
+            logprobs, batch.rollout_logprobs, batch.ages, batch.inputs.response_mask
+        )
     return logprobs.detach()
 
 
@@ -204,14 +205,13 @@ def prepare_update(
     advantages, returns = estimate_advantages(objective, rewarded)
 
     inputs = without_cut_rows(rollouts) if objective.mask_truncated else rollouts.inputs
-    mask = inputs.response_mask
     batch = PolicyBatch(
         inputs=inputs,
         old_logprobs=old,
         rollout_logprobs=rollouts.rollout_logprobs,
         ref_logprobs=ref,
         advantages=advantages,
-        loss_weights=objective.weights(mask, rollouts.group_ids),
+        loss_weights=objective.weights(inputs.response_mask, rollouts.group_ids),
         versions=rollouts.versions,
         group_ids=rollouts.group_ids,
     )

@@ -25,13 +25,15 @@ from oxrl.types import Metrics
 log = logging.getLogger(__name__)
 Unit = TypeVar("Unit", bound=Identified)
 Memory = dict[str, float]
+# Metrics of an optimizer step, and tokens processed.
+Stepped = tuple[Metrics, float]
 
 
 @dataclass(kw_only=True)
 class RowsProgress(Progress):
     """memory: what a step's statistics carry on. best: the best evaluation so far."""
 
-    memory: Memory = field(default_factory=dict[str, float])
+    memory: Memory = field(default_factory=Memory)
     best: float | None = None
 
 
@@ -59,7 +61,7 @@ class Learner(ABC, Generic[Unit]):
         """The rows of a data file, or of data.eval."""
 
     @abstractmethod
-    def update(self, units: list[Unit], step: int, memory: Memory) -> tuple[Metrics, float]:
+    def update(self, units: list[Unit], step: int, memory: Memory) -> Stepped:
         """Optimizer step `step` on `units`: its metrics, and tokens processed."""
 
     @abstractmethod
@@ -113,7 +115,7 @@ def finish_step(
         score = found[learner.best_metric]
         note_score(learner.cfg, session, progress, score, lower=learner.lower_is_better)
         if learner.cfg.run.keep_best:
-            keep_best(session, learner, progress, found[learner.best_metric])
+            keep_best(session, learner, progress, score)
     session.record_line(progress)
     session.boundary(learner.engines, progress)
 

@@ -14,7 +14,7 @@ from oxrl.data.order import first_draws
 from oxrl.data.preferences import Judged, PreferenceDataset
 from oxrl.data.rows import read_rows
 from oxrl.engines.train.trainer import AdapterOff
-from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, learn
+from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, Stepped, learn
 from oxrl.recipes.preference_batch import BeforeStep, with_statistics
 from oxrl.recipes.preference_evaluation import evaluate_pairs, evaluate_singles
 from oxrl.recipes.preference_objective import WANT, build_objective
@@ -80,7 +80,7 @@ class PreferenceLearner(Learner[Judged]):
             seed=self.cfg.run.seed,
         )
 
-    def update(self, units: list[Judged], step: int, memory: Memory) -> tuple[Metrics, float]:
+    def update(self, units: list[Judged], step: int, memory: Memory) -> Stepped:
         self._move_reference(step)
         before = BeforeStep(
             objective=self.objective,
@@ -90,8 +90,7 @@ class PreferenceLearner(Learner[Judged]):
             seed=stable_seed("preference", self.cfg.run.seed, step),
         )
         batch = with_statistics(before)
-        loss_fn = self.objective.loss
-        metrics = apply_step(self.engine, self.session, batch, loss_fn, WANT, step=step)
+        metrics = apply_step(self.engine, self.session, batch, self.objective.loss, WANT, step=step)
         metrics["data/rows"] = float(len(units))
         return metrics, float(batch.inputs.attention_mask.sum())
 

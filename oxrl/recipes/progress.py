@@ -19,7 +19,7 @@ class Progress:
 
     step: int = 0
     draw: int = 0
-    line: Metrics = field(default_factory=dict[str, float])
+    line: Metrics = field(default_factory=Metrics)
     tokens: float = 0.0
     good_enough: bool = False
 

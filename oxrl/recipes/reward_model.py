@@ -14,7 +14,7 @@ from oxrl.data.steps import StepDataset, Steps, to_step_batch
 from oxrl.errors import required
 from oxrl.functional.masks import LossAndMetrics
 from oxrl.functional.reward_model_losses import bradley_terry, process_reward
-from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, learn
+from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, Stepped, learn
 from oxrl.recipes.session import Session
 from oxrl.recipes.step import apply_step
 from oxrl.tables.numbers import CENTER_COEFF
@@ -40,7 +40,7 @@ class OutcomeLearner(Learner[Judged]):
     def load(self, path: str, *, held_out: bool) -> PreferenceDataset:
         return PreferenceDataset.load(path, self.tokenizer, row_options(self.cfg, held_out))
 
-    def update(self, units: list[Judged], step: int, memory: Memory) -> tuple[Metrics, float]:
+    def update(self, units: list[Judged], step: int, memory: Memory) -> Stepped:
         batch = to_preference_batch(units, self.pad_id, images=self.images)
         metrics = apply_step(self.engine, self.session, batch, self.loss, WANT, step=step)
         metrics["data/rows"] = float(len(units))
@@ -75,7 +75,7 @@ class ProcessLearner(Learner[Steps]):
     def load(self, path: str, *, held_out: bool) -> StepDataset:
         return StepDataset.load(path, self.tokenizer, row_options(self.cfg, held_out))
 
-    def update(self, units: list[Steps], step: int, memory: Memory) -> tuple[Metrics, float]:
+    def update(self, units: list[Steps], step: int, memory: Memory) -> Stepped:
         batch = to_step_batch(units, self.pad_id, images=self.images)
         metrics = apply_step(self.engine, self.session, batch, step_loss, WANT, step=step)
         metrics["data/rows"] = float(len(units))

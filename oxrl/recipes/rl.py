@@ -136,8 +136,9 @@ def count_step(
     trained: int,
 ) -> Metrics:
     """What was sampled and what became of it."""
-    in_flight = setup.source.in_flight
-    return sample_metrics(progress.samples, sampled, rows, trained=trained, in_flight=in_flight)
+    return sample_metrics(
+        progress.samples, sampled, rows, trained=trained, in_flight=setup.source.in_flight
+    )
 
 
 def minibatches(cfg: Config, batch: PolicyBatch, *, rollout_step: int) -> list[Tensor]:

@@ -22,7 +22,7 @@ from oxrl.functional.supervised_losses import supervised_loss
 from oxrl.functional.weights import token_mean
 from oxrl.models.network import check_packing
 from oxrl.recipes.generated_evaluation import GeneratedEvaluation
-from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, learn
+from oxrl.recipes.offline_loop import Learner, LookedAt, Memory, Stepped, learn
 from oxrl.recipes.session import Session
 from oxrl.recipes.step import apply_step
 from oxrl.types import Images, Metrics, Output, SupervisedBatch
@@ -56,7 +56,7 @@ class SupervisedLearner(Learner[Example]):
     def load(self, path: str, *, held_out: bool) -> ConversationDataset:
         return ConversationDataset.load(path, self.tokenizer, row_options(self.cfg, held_out))
 
-    def update(self, units: list[Example], step: int, memory: Memory) -> tuple[Metrics, float]:
+    def update(self, units: list[Example], step: int, memory: Memory) -> Stepped:
         batch = to_supervised_batch(
             units, self.pad_id, pack_tokens=self.cfg.data.pack_tokens, images=self.images
         )

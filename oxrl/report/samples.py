@@ -76,7 +76,7 @@ class Samples:
             yield piece
 
     def _note(self, line: Json) -> None:
-        values: dict[str, Any] = {name: line.get(name) for name in NUMBERS}
+        values: Json = {name: line.get(name) for name in NUMBERS}
         values["length"] = length_of(line)
         # One number for every answer to one prompt: what it was answered early and late.
         values["prompt"] = self._prompts.setdefault(str(line.get("uid")), len(self._prompts))

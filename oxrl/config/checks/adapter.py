@@ -14,8 +14,7 @@ from oxrl.modelfiles.vision import vision_family
 
 def check_adapter(cfg: Config) -> Problems:
     """Adapters where they can be trained and sampled."""
-    engine = cfg.train.engine
-    if cfg.model.dtype == "bfloat16" and not engine.bfloat16_adapters:
+    if cfg.model.dtype == "bfloat16" and not cfg.train.engine.bfloat16_adapters:
         yield at(
             cfg,
             "lora.rank",

@@ -104,8 +104,7 @@ def check_deepspeed(cfg: Config) -> Problems:
 
 def check_sampling_process(cfg: Config) -> Problems:
     """Training in the process that starts the one which samples."""
-    ranks = cfg.train.engine.several_ranks
-    if cfg.sampling_process and cfg.recipe == "rl" and ranks:
+    if cfg.sampling_process and cfg.recipe == "rl" and cfg.train.engine.several_ranks:
         yield at(
             cfg,
             "inference_engine.actors",

@@ -47,8 +47,7 @@ def check_interpolated_anchor(cfg: Config) -> Problems:
 
 
 def _kl_needed(cfg: Config) -> Problems:
-    row = cfg.train.row
-    if row.kl == "none" or cfg.train.value(KL_COEFF) == 0:
+    if cfg.train.row.kl == "none" or cfg.train.value(KL_COEFF) == 0:
         yield at(
             cfg,
             "train.alg_name",

@@ -9,11 +9,10 @@ from oxrl.config.schema import Config
 def check_sampling(cfg: Config) -> Problems:
     """Sampling that training can learn from."""
     rollout = cfg.rollout
-    row = cfg.train.row
     cut = "a cut distribution is not the policy that is trained; `oxrl eval` may cut"
     if rollout.temperature == 0:
         rule = "training cannot sample greedily"
-        if row.compares_samples:
+        if cfg.train.row.compares_samples:
             rule += ": all samples of a prompt are identical and every advantage is 0"
         rule += "; set it above 0 (rollout.eval_temperature may be 0)"
         yield at(cfg, "rollout.temperature", rule, "train.advantage")

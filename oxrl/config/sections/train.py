@@ -183,10 +183,10 @@ class TrainConfig(Section):
         "weights", "Normalisation of the loss; null: the algorithm's."
     )
 
-    loss_numbers: dict[str, float | int | str | bool | None] = setting(
+    loss_numbers: dict[str, Value] = setting(
         {}, "Numbers of a policy loss of your own, train.loss: path.py:function.", of=RL
     )
-    features: dict[str, dict[str, float | int | str | bool | None]] = setting(
+    features: dict[str, dict[str, Value]] = setting(
         {},
         "Features of your own, classes that change the loop at its hooks, each with its numbers: "
         "{my_feature.py:MyFeature: {coeff: 0.1}}.",
