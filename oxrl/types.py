@@ -37,8 +37,15 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, float]
 TokenIds = tuple[int, ...]
+Names = tuple[str, ...]
 # With a role and a content.
 ChatMessage = Mapping[str, str]
+# By name, of any kind: what is only read (nothing is known of a value that is an object), and what
+# is being made. Then texts that are being collected.
+Named = Mapping[str, Any]
+Objects = Mapping[str, object]
+Values = dict[str, object]
+Texts = dict[str, str]
 # By name; the second one is only read.
 Tensors = dict[str, "Tensor"]
 TensorMap = Mapping[str, "Tensor"]
@@ -237,10 +244,12 @@ class Score:
         return math.nan if left_out else self.parts.get(name, math.nan)
 
 
+Completions = Sequence[Completion]
 # A prompt and its completions, which are scored together.
-Group = tuple[Prompt, Sequence[Completion]]
-# Of groups, in their order: a score for each of their completions, in theirs.
-Scores = list[list[Score]]
+Group = tuple[Prompt, Completions]
+# A score for each completion of a group, in their order; and of groups, in theirs.
+GroupScores = list[Score]
+Scores = list[GroupScores]
 
 
 @dataclass(frozen=True, kw_only=True)

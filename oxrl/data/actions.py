@@ -16,14 +16,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from oxrl.data.rows import Json
+from oxrl.data.rows import Fields, Json
 from oxrl.errors import DataError
-from oxrl.types import TokenIds
+from oxrl.types import Names, TokenIds
 
 # Beside the weights of a checkpoint, and in the run directory.
 HEAD_FILE = "action_head.json"
@@ -51,7 +51,7 @@ class ActionHead:
 
     token_ids: TokenIds
     chunk: int = 1
-    choices: tuple[str, ...] = ()
+    choices: Names = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
 
@@ -238,7 +238,7 @@ def read_quantiles(path: Path) -> Quantiles:
     return Quantiles(low, high)
 
 
-def object_in(path: Path) -> Mapping[str, Json]:
+def object_in(path: Path) -> Fields:
     """The JSON object in a file.
 
     Args:
@@ -253,4 +253,4 @@ def object_in(path: Path) -> Mapping[str, Json]:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(found, dict):
         raise DataError(f"{path} holds {type(found).__name__}, need an object")
-    return cast(Mapping[str, Json], found)
+    return cast(Fields, found)

@@ -12,6 +12,7 @@ from oxrl.data.messages import Message, Tools, texts_of, with_texts
 from oxrl.data.template_trial import require_end
 from oxrl.data.templates import TEMPLATE_FILE, suggestion
 from oxrl.errors import DataError
+from oxrl.types import Texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,7 +73,7 @@ class ChatEncoder:
         longest_first = sorted(special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
-    def hide(self, messages: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
+    def hide(self, messages: Sequence[Message]) -> tuple[list[Message], Texts]:
         """Put placeholders where messages hold the text of a special token.
 
         Args:
@@ -90,7 +91,7 @@ class ChatEncoder:
         number = 0
         while f"\ue000{number}:" in text:
             number += 1
-        hidden: dict[str, str] = {}
+        hidden: Texts = {}
 
         def placeholder(match: re.Match[str]) -> str:
             key = f"\ue000{number}:{len(hidden)}\ue001"

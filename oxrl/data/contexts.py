@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from oxrl.data.messages import Message, Tools, images_of
 from oxrl.data.turns import TurnEncoder
-from oxrl.types import TokenIds
+from oxrl.types import Names, TokenIds
 
 WINDOW = "window"
 
@@ -46,7 +46,7 @@ class Reading(NamedTuple):
 
     token_ids: TokenIds
     new: bool
-    images: tuple[str, ...] = ()
+    images: Names = ()
 
 
 class Contexts(Protocol):

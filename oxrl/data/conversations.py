@@ -20,7 +20,7 @@ from oxrl.data.messages import (
     reasoning_of,
 )
 from oxrl.data.rows import Record, content_uid
-from oxrl.types import TokenIds
+from oxrl.types import Names, TokenIds
 
 EXPECTED = (
     f'{{"messages": {EXPECTED_MESSAGES}}} or {{"prompt": text or messages, "completion": text or '
@@ -39,7 +39,7 @@ class Example:
     uid: str
     token_ids: TokenIds
     trained: tuple[bool, ...]
-    images: tuple[str, ...] = ()
+    images: Names = ()
     clipped: int = 0
 
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from oxrl.data.actions import ActionHead
 from oxrl.data.chat import ChatEncoder
 from oxrl.data.messages import Message, images_of, read_messages
-from oxrl.data.rows import Json, Record, content_uid
+from oxrl.data.rows import Fields, Json, JsonArray, JsonObject, Record, content_uid
 from oxrl.data.turns import TurnEncoder
-from oxrl.types import TokenIds
+from oxrl.types import Names, TokenIds
 
 ACTIONS = "actions"
 PADDED = "padded"
@@ -26,7 +26,7 @@ EXPECTED = (
 )
 
 
-def chunk_at(actions: Sequence[Json], at: int, chunk: int) -> dict[str, Json]:
+def chunk_at(actions: Sequence[Json], at: int, chunk: int) -> JsonObject:
     """The actions of an episode from a place on, as a row or a message has them.
 
     Args:
@@ -44,7 +44,7 @@ def chunk_at(actions: Sequence[Json], at: int, chunk: int) -> dict[str, Json]:
     return {ACTIONS: done + [actions[-1]] * missing, PADDED: missing}
 
 
-def padded_in(rows: Sequence[Mapping[str, Json]]) -> int:
+def padded_in(rows: Sequence[Fields]) -> int:
     """How many actions of rows, as `chunk_at` makes them, nobody did.
 
     Args:
@@ -60,7 +60,7 @@ class Encoded(NamedTuple):
     uid: str
     token_ids: TokenIds
     trained: tuple[bool, ...]
-    images: tuple[str, ...]
+    images: Names
     clipped: int
 
 
@@ -81,7 +81,7 @@ def encode_demonstration(record: Record, encoder: ChatEncoder, head: ActionHead)
     """
     talk = _talk(record)
     turns = TurnEncoder(encoder, encoder.special_ids, open_turns=head.ends_by is None)
-    done: tuple[int, ...] = ()
+    done: TokenIds = ()
     ids: list[int] = []
     trained: list[bool] = []
     clipped = 0
@@ -114,11 +114,11 @@ def _talk(record: Record) -> list[tuple[Sequence[Message], Sequence[Json], int]]
     fields = record.fields
     name = "messages" if "messages" in fields else "prompt"
     given: Json = fields.get(name)
-    items: list[Json] = list(given) if isinstance(given, list) else [given]
+    items: JsonArray = list(given) if isinstance(given, list) else [given]
     if fields.get(ACTIONS) is not None:
         items.append({**fields, "role": "assistant"})
     talk: list[tuple[Sequence[Message], Sequence[Json], int]] = []
-    said: list[Json] = []
+    said: JsonArray = []
     for item in items:
         if not isinstance(item, Mapping) or item.get("role") != "assistant":
             said.append({"role": "user", "content": item} if isinstance(item, str) else item)

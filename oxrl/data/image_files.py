@@ -17,7 +17,7 @@ from urllib.request import HTTPRedirectHandler, build_opener
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from oxrl.data.rows import Json, Record
+from oxrl.data.rows import Fields, Json, Record
 
 EXPECTED = (
     "an image: a path, a data: or allowed URL, base64 text, or an object with one of path, url, "
@@ -211,7 +211,7 @@ def _bytes_of(reference: Json, folder: Path, rules: ImageRules) -> bytes:
     return _from_file(path, folder, rules)
 
 
-def _inside(reference: Mapping[str, Json]) -> Json:
+def _inside(reference: Fields) -> Json:
     """The one way in which an object tells of its image; bytes go before what they came from."""
     for name in ("bytes", "base64", "path", "url"):
         value = reference.get(name)

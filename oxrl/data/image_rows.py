@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from oxrl.data.rows import Json, Record
+from oxrl.data.rows import Fields, Json, JsonArray, Record
 
 MARKER = "<image>"
 COLUMNS = ("images", "image")
@@ -43,7 +43,7 @@ def with_images(record: Record, take: Take) -> Record:
         DataError: images and the places where they are shown do not match; names the row.
     """
     fields = dict(record.fields)
-    column: list[Json] = []
+    column: JsonArray = []
     marked = False
     for name in COLUMNS:
         if name in fields:
@@ -66,7 +66,7 @@ def with_images(record: Record, take: Take) -> Record:
     return replace(record, fields=fields, images=True) if changed else record
 
 
-def references(record: Record) -> list[Json]:
+def references(record: Record) -> JsonArray:
     """Every image that a row names, wherever; nothing is read.
 
     Args:
@@ -76,7 +76,7 @@ def references(record: Record) -> list[Json]:
         As the row has them: those of the columns first, then those in messages, in order; one may
         come twice.
     """
-    found: list[Json] = []
+    found: JsonArray = []
     for name in COLUMNS:
         found += _listed(record.fields.get(name))
     for name in (*ASKING, *REPLIES):
@@ -93,7 +93,7 @@ def references(record: Record) -> list[Json]:
 class _Placing:
     """Puts the images of one row where they are shown, in one conversation after the other."""
 
-    def __init__(self, record: Record, column: list[Json], take: Take, *, marked: bool) -> None:
+    def __init__(self, record: Record, column: JsonArray, take: Take, *, marked: bool) -> None:
         self._record = record
         self._column = column
         self._take = take
@@ -103,7 +103,7 @@ class _Placing:
     def conversation(self, value: Json, name: str) -> Json:
         """Messages, or the text of one question, with the images in their places."""
         if isinstance(value, str):
-            messages: list[Json] = [{"role": "user", "content": value}]
+            messages: JsonArray = [{"role": "user", "content": value}]
         elif isinstance(value, Mapping):
             messages = [value]
         elif isinstance(value, list):
@@ -127,7 +127,7 @@ class _Placing:
         self.placed = True
         return shown
 
-    def _message(self, message: Json, left: list[Json]) -> Json:
+    def _message(self, message: Json, left: JsonArray) -> Json:
         """A message with its images read; takes those of the column that it shows."""
         if not isinstance(message, Mapping):
             return message
@@ -138,7 +138,7 @@ class _Placing:
             content = [{"type": "text", "text": content}]
         if not isinstance(content, list):
             return message
-        parts: list[Json] = []
+        parts: JsonArray = []
         for part in content:
             if _is_image(part):
                 parts.append(self._image(part, left))
@@ -148,27 +148,27 @@ class _Placing:
                 parts.append(part)
         return {**message, key: parts}
 
-    def _image(self, part: Mapping[str, Json], left: list[Json]) -> Json:
+    def _image(self, part: Fields, left: JsonArray) -> Json:
         source = _source(part)
         return self._named(self._next(left) if source is None else source)
 
-    def _split(self, text: str, left: list[Json]) -> list[Json]:
+    def _split(self, text: str, left: JsonArray) -> JsonArray:
         """A text with an image in the place of every marker."""
         first, *others = text.split(MARKER)
-        parts: list[Json] = [{"type": "text", "text": first}] if first else []
+        parts: JsonArray = [{"type": "text", "text": first}] if first else []
         for other in others:
             parts.append(self._named(self._next(left)))
             if other:
                 parts.append({"type": "text", "text": other})
         return parts
 
-    def _in_front(self, message: Json, images: list[Json]) -> Json:
+    def _in_front(self, message: Json, images: JsonArray) -> Json:
         key = "content" if "content" in message else "value"
         content = message[key]
         texts = content if isinstance(content, list) else [{"type": "text", "text": content}]
         return {**message, key: [*map(self._named, images), *texts]}
 
-    def _next(self, left: list[Json]) -> Json:
+    def _next(self, left: JsonArray) -> Json:
         if not left:
             count = len(self._column)
             self._fail("messages", f"more images are shown than the {count} of the column")
@@ -181,7 +181,7 @@ class _Placing:
         self._record.fail(f"{name}: {problem}", EXPECTED)
 
 
-def _listed(value: Json) -> list[Json]:
+def _listed(value: Json) -> JsonArray:
     if value is None or value == "":
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
@@ -196,7 +196,7 @@ def _has_marker(part: Json) -> bool:
     return isinstance(text, str) and MARKER in text
 
 
-def _source(part: Mapping[str, Json]) -> Json:
+def _source(part: Fields) -> Json:
     """The image that a part names or holds; None where it shows one of the column."""
     for name in SOURCES:
         value = part.get(name)

@@ -36,7 +36,7 @@ from oxrl.data.rows import Json, Record
 from oxrl.errors import DataError, InvariantError
 from oxrl.models.vision_family import PATCHES
 from oxrl.runs.files import make_folder, write_atomically
-from oxrl.types import Ragged, TensorMap, TokenBatch
+from oxrl.types import Named, Ragged, TensorMap, TokenBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -186,7 +186,7 @@ class ImageStore:
             found.append(message)
         return found
 
-    def _adopted(self, part: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _adopted(self, part: Named) -> Named:
         if part["type"] != "image":
             return part
         if "base64" not in part:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from oxrl.data.rows import Fields, Json, JsonObject, Record
+from oxrl.data.rows import Fields, Json, JsonArray, JsonObject, Record
 
 Columns = Mapping[str, str]
 NO_COLUMNS: Columns = {}
@@ -118,14 +118,14 @@ def _with_verdict(fields: JsonObject) -> JsonObject:
     return {**fields, "prompt": turns[:-1], "completion": turns[-1:]}
 
 
-def _system(fields: Fields) -> list[Json]:
+def _system(fields: Fields) -> JsonArray:
     text = fields.get("system")
     return [{"role": "system", "content": text}] if isinstance(text, str) and text else []
 
 
-def _turns(history: list[Json]) -> list[Json]:
+def _turns(history: JsonArray) -> JsonArray:
     """Turns of [question, answer] as messages; what is no such turn is left for who reads it."""
-    messages: list[Json] = []
+    messages: JsonArray = []
     for turn in history:
         if not isinstance(turn, list) or len(turn) != 2:
             messages.append(turn)

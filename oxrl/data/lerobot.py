@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from oxrl.data.actions import object_in
-from oxrl.data.rows import Json
+from oxrl.data.rows import Fields, Json, JsonArray, JsonObject
 from oxrl.errors import DataError
 from oxrl.runs.files import write_atomically
+from oxrl.types import Objects
 
 VERSION = "v2.1"
 READ = ("v2.0", "v2.1", "v3.0")
@@ -95,7 +96,7 @@ def write_episodes(
     if directory.exists() and any(directory.iterdir()):
         raise DataError(f"{directory} is not empty: episodes need a folder of their own")
     tasks = list(dict.fromkeys(episode.task for episode in episodes))
-    told: list[Json] = []
+    told: JsonArray = []
     first = 0
     for number, episode in enumerate(episodes):
         _write_episode(directory, number, first, episode, tasks.index(episode.task), fps)
@@ -147,7 +148,7 @@ def read_episodes(directory: Path) -> Iterator[RobotEpisode]:
     version = info.get("codebase_version")
     if version not in READ:
         raise DataError(f"{directory} is of version {version}; read are {', '.join(READ)}")
-    features: Mapping[str, Mapping[str, Json]] = info.get("features", {})
+    features: Mapping[str, Fields] = info.get("features", {})
     if "action" not in features:
         raise DataError(f"{directory}: meta/info.json names no feature action")
     videos = [name for name, feature in features.items() if feature.get("dtype") == "video"]
@@ -164,7 +165,7 @@ def read_episodes(directory: Path) -> Iterator[RobotEpisode]:
         yield from _episodes_of(path, known)
 
 
-def statistics(rows: Sequence[Sequence[float]]) -> dict[str, Json]:
+def statistics(rows: Sequence[Sequence[float]]) -> JsonObject:
     """What a dataset says of a feature of numbers: min, max, mean, std, count, q01 and q99.
 
     Args:
@@ -177,7 +178,7 @@ def statistics(rows: Sequence[Sequence[float]]) -> dict[str, Json]:
 
     table = np.asarray(rows, dtype=np.float64)
     low, high = np.quantile(table, [0.01, 0.99], axis=0)
-    found: dict[str, Json] = {
+    found: JsonObject = {
         "min": table.min(0).tolist(),
         "max": table.max(0).tolist(),
         "mean": table.mean(0).tolist(),
@@ -196,7 +197,7 @@ def _write_episode(
     frames = episode.frames
     count = len(frames)
     actions = [list(map(float, frame.action)) for frame in frames]
-    columns: dict[str, Json] = {"action": pa.array(actions, pa.list_(pa.float32()))}
+    columns: JsonObject = {"action": pa.array(actions, pa.list_(pa.float32()))}
     if frames[0].state is not None:
         states = [list(map(float, frame.state or ())) for frame in frames]
         columns["observation.state"] = pa.array(states, pa.list_(pa.float32()))
@@ -208,7 +209,7 @@ def _write_episode(
         ]
         columns[IMAGES + camera] = pa.array(shown, picture)
     before = [False] * (count - 1)
-    told: dict[str, Json] = {
+    told: JsonObject = {
         "timestamp": [at / fps for at in range(count)],
         "frame_index": range(count),
         "episode_index": [number] * count,
@@ -225,14 +226,14 @@ def _write_episode(
     pq.write_table(pa.table(columns), path)
 
 
-def _features(frame: Frame) -> dict[str, Json]:
+def _features(frame: Frame) -> JsonObject:
     from io import BytesIO
 
     from PIL import Image
 
     from oxrl.data.image_files import FORMATS
 
-    found: dict[str, Json] = {"action": _feature("float32", [len(frame.action)])}
+    found: JsonObject = {"action": _feature("float32", [len(frame.action)])}
     if frame.state is not None:
         found["observation.state"] = _feature("float32", [len(frame.state)])
     for camera, content in frame.images.items():
@@ -246,14 +247,14 @@ def _features(frame: Frame) -> dict[str, Json]:
     return found
 
 
-def _feature(kind: str, shape: Sequence[int]) -> dict[str, Json]:
+def _feature(kind: str, shape: Sequence[int]) -> JsonObject:
     return {"dtype": kind, "shape": list(shape), "names": None}
 
 
 class _Known(NamedTuple):
     """What meta/ says: of features, the text of tasks, and the seeds of episodes that have one."""
 
-    features: Mapping[str, Json]
+    features: Fields
     tasks: Mapping[int, str]
     seeds: Mapping[int, int]
 
@@ -264,11 +265,11 @@ def _episodes_of(path: Path, known: _Known) -> Iterator[RobotEpisode]:
     import pyarrow.parquet as pq
 
     try:
-        rows: list[dict[str, Json]] = pq.read_table(path).to_pylist()
+        rows: list[JsonObject] = pq.read_table(path).to_pylist()
     except (pyarrow.lib.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     cameras = [name for name in known.features if name.startswith((IMAGES, OF_ALL))]
-    by_episode: dict[int, list[dict[str, Json]]] = {}
+    by_episode: dict[int, list[JsonObject]] = {}
     for number, row in enumerate(rows):
         if "action" not in row or "episode_index" not in row:
             raise DataError(f"{path} row {number}: no action, or no episode_index")
@@ -281,7 +282,7 @@ def _episodes_of(path: Path, known: _Known) -> Iterator[RobotEpisode]:
         yield RobotEpisode(task=task, frames=frames, success=success, seed=seed)
 
 
-def _frame(row: Mapping[str, Json], cameras: Sequence[str], path: Path) -> Frame:
+def _frame(row: Fields, cameras: Sequence[str], path: Path) -> Frame:
     images: dict[str, bytes] = {}
     for name in cameras:
         given = row.get(name)
@@ -300,7 +301,7 @@ def _frame(row: Mapping[str, Json], cameras: Sequence[str], path: Path) -> Frame
     )
 
 
-def _info(directory: Path) -> Mapping[str, Json]:
+def _info(directory: Path) -> Fields:
     """What meta/info.json says, its features being objects.
 
     Raises:
@@ -314,7 +315,7 @@ def _info(directory: Path) -> Mapping[str, Json]:
     features = info.get("features", {})
     if not isinstance(features, dict):
         raise DataError(f"{path}: features are {type(features).__name__}, need an object")
-    for name, feature in cast(Mapping[str, object], features).items():
+    for name, feature in cast(Objects, features).items():
         if not isinstance(feature, dict):
             raise DataError(f"{path}: feature {name} is {feature!r:.60}, need an object")
     return info

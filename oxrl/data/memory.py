@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from oxrl.errors import DataError
+from oxrl.types import Objects, Values
 
 EXPECTED = 'a list of mappings, such as [{"prompt": "1+1?", "answer": "2"}, ...]'
 
@@ -45,16 +46,16 @@ def lines_of(rows: object, argument: str) -> str:
 def _each(rows: Any, argument: str) -> Iterable[object]:
     """The rows one by one; of a data frame its records, missing values left out."""
     if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
-        records = cast(list[dict[str, object]], rows.to_dict(orient="records"))
+        records = cast(list[Values], rows.to_dict(orient="records"))
         return [_known(record) for record in records]
     if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
         raise DataError(f"{argument}: is {type(rows).__name__}; give {EXPECTED}")
     return cast(Iterable[object], rows)
 
 
-def _known(record: Mapping[str, object]) -> dict[str, object]:
+def _known(record: Objects) -> Values:
     """A record of a data frame, without what is missing: such a value is not equal to itself."""
-    found: dict[str, object] = {}
+    found: Values = {}
     for name, value in record.items():
         missing = value is None or (isinstance(value, float) and value != value)
         if not missing:

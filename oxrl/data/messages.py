@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from oxrl.data.rows import Json, JsonObject, Record
+from oxrl.data.rows import Fields, Json, JsonArray, JsonObject, Record
 
 Message = Mapping[str, Json]
 Messages = tuple[Message, ...]
@@ -88,7 +88,7 @@ def read_tools(record: Record) -> Tools:
         return ()
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         record.fail(f"tools is {type(value).__name__}", EXPECTED_TOOLS)
-    tools: list[Mapping[str, Json]] = []
+    tools: list[Fields] = []
     for tool in value:
         kept = _without_absent(tool, record)
         tools.append(kept if "function" in kept else {"type": "function", "function": kept})
@@ -150,7 +150,7 @@ def reasoning_of(message: Message) -> str:
     return next((message[key] for key in REASONING if message.get(key)), "")
 
 
-def _message(record: Record, item: Mapping[str, Json], name: str, expected: str) -> Message:
+def _message(record: Record, item: Fields, name: str, expected: str) -> Message:
     """One message in our form."""
     # Tables give every message every key.
     given = {key: value for key, value in item.items() if value not in (None, [], {})}
@@ -235,7 +235,7 @@ def images_of(messages: Iterable[Message]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def image_content(record: Record, content: Json, name: str) -> list[Json] | None:
+def image_content(record: Record, content: Json, name: str) -> JsonArray | None:
     """Parts of text and images, neighbouring texts joined; None of what holds no image.
 
     Args:
@@ -249,7 +249,7 @@ def image_content(record: Record, content: Json, name: str) -> list[Json] | None
     parts = content if isinstance(content, list) else []
     if not any(isinstance(part, dict) and part.get("type") == "image" for part in parts):
         return None
-    found: list[Json] = []
+    found: JsonArray = []
     for part in parts:
         if isinstance(part, dict) and part.get("type") == "image":
             found.append({"type": "image", "image": part["image"]})

@@ -17,6 +17,7 @@ Json = Any
 Fields = Mapping[str, Json]
 # An object that is being made.
 JsonObject = dict[str, Json]
+JsonArray = list[Json]
 Rows = list[Fields]
 
 _BOM = b"\xef\xbb\xbf"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from oxrl.types import Prompt, Rollout, Score
+from oxrl.types import Named, Prompt, Rollout, Score, Values
 
 SampleLine = dict[str, object]
 
@@ -50,7 +49,7 @@ def sample_line(rollout: Rollout, *, step: int, advantage: float | None) -> Samp
     return line
 
 
-def prompt_fields(prompt: Prompt) -> dict[str, object]:
+def prompt_fields(prompt: Prompt) -> Values:
     """What a line says of a prompt: its last message, and the rest where there is more.
 
     `messages` are left out where the row gave a text, which is the one message (`plain`).
@@ -61,7 +60,7 @@ def prompt_fields(prompt: Prompt) -> dict[str, object]:
     Returns:
         JSON values; token ids, answer, uid and images are not among them.
     """
-    fields: dict[str, object] = {
+    fields: Values = {
         "prompt": prompt.question,
         "plain": prompt.plain,
     }
@@ -85,15 +84,15 @@ def _version_spans(versions: Sequence[int]) -> list[list[int]]:
     return spans
 
 
-def _part_fields(score: Score) -> dict[str, object]:
+def _part_fields(score: Score) -> Values:
     """What a line of samples.jsonl says of the parts of a score."""
-    fields: dict[str, object] = {"parts": dict(score.parts)}
+    fields: Values = {"parts": dict(score.parts)}
     if score.statuses:
         fields["part_statuses"] = dict(score.statuses)
     return fields
 
 
-def _episode_fields(episode: Rollout) -> dict[str, object]:
+def _episode_fields(episode: Rollout) -> Values:
     """What a line of samples.jsonl says of an episode otherwise than of a single response."""
     completion = episode.completion
     return {
@@ -104,7 +103,7 @@ def _episode_fields(episode: Rollout) -> dict[str, object]:
     }
 
 
-def recorded_prompt(line: Mapping[str, Any]) -> Prompt:
+def recorded_prompt(line: Named) -> Prompt:
     """The prompt of a line of samples.jsonl, without its token ids.
 
     Args:

@@ -12,7 +12,7 @@ from oxrl.data.dataset import Dataset, Dropped, Measured, ReadOptions
 from oxrl.data.messages import Message, images_of, read_messages
 from oxrl.data.rows import Json, Record, content_uid
 from oxrl.data.token_rows import pad_rows, to_token_batch
-from oxrl.types import Images, StepBatch, TokenIds
+from oxrl.types import Images, Names, StepBatch, TokenIds
 
 EXPECTED = (
     '{"prompt": text or messages, "completions": [a text per step], '
@@ -31,9 +31,9 @@ class Steps:
 
     uid: str
     token_ids: TokenIds
-    ends: tuple[int, ...]
+    ends: TokenIds
     labels: tuple[float, ...] = ()
-    images: tuple[str, ...] = ()
+    images: Names = ()
 
 
 class StepDataset(Dataset[Steps]):
@@ -82,7 +82,7 @@ def _is_label(label: Json) -> bool:
 
 def encode_steps(
     prompt: Sequence[Message], steps: Sequence[str], encoder: ChatEncoder
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+) -> tuple[TokenIds, TokenIds]:
     """Encode a prompt and a reply of several steps, each step apart from the others.
 
     Args:

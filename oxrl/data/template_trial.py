@@ -15,6 +15,7 @@ import sys
 from functools import lru_cache
 
 from oxrl.errors import DataError
+from oxrl.types import Texts
 
 DEADLINE_S = 20.0
 MOST_BYTES = 2 << 30
@@ -64,7 +65,7 @@ def require_end(template: str) -> None:
         )
 
 
-def conversations() -> list[list[dict[str, str]]]:
+def conversations() -> list[list[Texts]]:
     """What a template is tried on: with and without a system message, one turn and two."""
     messages = [dict(message) for message in CONVERSATION]
     return [messages[1:2], messages[:2], messages[1:], messages]

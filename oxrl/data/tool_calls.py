@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
+
+from oxrl.types import Named
 
 TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 PYTHON_TAG = "<|python_tag|>"
@@ -24,7 +25,7 @@ class ToolCall:
     """A call that can be made."""
 
     name: str
-    arguments: Mapping[str, Any]
+    arguments: Named
 
 
 @dataclass(frozen=True)

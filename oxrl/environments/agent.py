@@ -22,7 +22,7 @@ from typing import IO, Any, cast
 from oxrl.environments.base import Environment, Message, Step
 from oxrl.environments.chat_endpoint import Asked, ChatEndpoint, answer_message, plain_message
 from oxrl.runs.process_exit import end_of
-from oxrl.types import Prompt
+from oxrl.types import Named, Objects, Prompt
 
 # How much of what a program printed is read for its reward, and shown where it failed.
 MOST_OUTPUT = 1 << 16
@@ -106,7 +106,7 @@ class AgentEnvironment(Environment):
         last = len(self._known) - 1
         return Step(added, after=None if turn == last else turn)
 
-    def _goes_on_from(self, messages: Sequence[Mapping[str, Any]]) -> int | None:
+    def _goes_on_from(self, messages: Sequence[Named]) -> int | None:
         """The turn after which `messages` go on, the longest conversation first; None: none."""
         found: int | None = None
         for turn, known in enumerate(self._known):
@@ -179,7 +179,7 @@ class AgentEnvironment(Environment):
             f"; it printed last: {printed}" if printed else ""
         )
 
-    def _as_read(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    def _as_read(self, messages: Sequence[Named]) -> list[Message]:
         """Messages for the chat template; what the policy wrote as it wrote it."""
         found: list[Message] = []
         for message in messages:
@@ -205,7 +205,7 @@ def words_of(command: str | Sequence[str]) -> list[str]:
     return shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
 
 
-def filled(words: Sequence[str], row: Mapping[str, object]) -> list[str]:
+def filled(words: Sequence[str], row: Objects) -> list[str]:
     """The words of a command with what a row says; a placeholder in what it says is plain text.
 
     Args:

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, cast, runtime_checkable
 
 from oxrl.errors import did_you_mean
+from oxrl.types import Named
 from oxrl.usercode.user_code import run_module, split_place
 
 # A name, or `name` with options.
@@ -107,7 +108,7 @@ def find_tool(spec: ToolSpec) -> BuiltinTool:
     return FunctionTool(function)
 
 
-def _builtin(name: str, options: Mapping[str, Any]) -> BuiltinTool:
+def _builtin(name: str, options: Named) -> BuiltinTool:
     module_name, class_name = BUILTIN_TOOLS[name]
     made = getattr(importlib.import_module(module_name), class_name)
     known = inspect.signature(made).parameters

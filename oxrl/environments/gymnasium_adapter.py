@@ -21,11 +21,11 @@ from typing import Any
 
 from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
 from oxrl.environments.base import Message, Step
-from oxrl.types import Prompt
+from oxrl.types import Named, Names, Prompt
 from oxrl.usercode.user_code import capped
 
 # What numbers mean, where environments do not say it themselves.
-ACTIONS: Mapping[str, tuple[str, ...]] = {
+ACTIONS: Mapping[str, Names] = {
     "Blackjack": ("stick", "hit"),
     "CliffWalking": ("up", "right", "down", "left"),
     "FrozenLake": ("left", "down", "right", "up"),
@@ -57,7 +57,7 @@ class GymnasiumEnvironment:
     def __init__(
         self,
         id: str = "",
-        settings: Mapping[str, Any] | None = None,
+        settings: Named | None = None,
         actions: Sequence[str] | None = None,
         view: str = "auto",
         show_actions: bool = True,
@@ -134,7 +134,7 @@ class GymnasiumEnvironment:
         """End the environment."""
         self._made.close()
 
-    def _named(self, given: Sequence[str] | None) -> tuple[str, ...]:
+    def _named(self, given: Sequence[str] | None) -> Names:
         """Names of the actions; empty where they have none."""
         names = tuple(given or ()) or action_names(self._made)
         if given and len(names) != self._count:
@@ -177,7 +177,7 @@ class GymnasiumEnvironment:
         return capped(json.dumps(plain(observation)), MOST_OBSERVATION)
 
 
-def action_names(made: Any) -> tuple[str, ...]:
+def action_names(made: Any) -> Names:
     """Names of an environment's own actions; empty where they have none.
 
     Args:

@@ -17,12 +17,11 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from typing import Any
 
 from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
 from oxrl.environments.base import Message, Step
-from oxrl.types import Prompt
+from oxrl.types import Named, Prompt
 from oxrl.usercode.user_code import capped
 
 # Seconds for a connection.
@@ -51,7 +50,7 @@ class OpenEnvEnvironment:
         url: str = "",
         action: str = "",
         observation: str = "",
-        reset: Mapping[str, Any] | None = None,
+        reset: Named | None = None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             found = f"environment.options.url={url!r}"
@@ -145,7 +144,7 @@ class OpenEnvEnvironment:
         except (ValueError, RecursionError) as error:
             raise RefusedAction(str(error)) from error
 
-    def _ask(self, what: str, data: object) -> Mapping[str, Any]:
+    def _ask(self, what: str, data: object) -> Named:
         """Send a message; the data of the answer.
 
         Raises:
@@ -163,7 +162,7 @@ class OpenEnvEnvironment:
         hint = " (lower environment.alive)" if found.get("code") == "CAPACITY_REACHED" else ""
         raise RuntimeError(f"the OpenEnv server answered {what} with {why}{hint}")
 
-    def _text(self, found: Mapping[str, Any]) -> str:
+    def _text(self, found: Named) -> str:
         observation = dict(found.get("observation") or {})
         if self._shown:
             if self._shown not in observation:

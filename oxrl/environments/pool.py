@@ -10,15 +10,15 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 from oxrl.data.actions import Action
 from oxrl.data.messages import Tools
 from oxrl.environments.base import Message, Step
 from oxrl.errors import EnvironmentDefinitionError
 from oxrl.runs.waiting import Patience
-from oxrl.types import EpisodeEnd, Prompt
+from oxrl.types import EpisodeEnd, Named, Prompt
 from oxrl.usercode.channel import Channel, LateReply, LostWorker, SuspectWorker
 from oxrl.usercode.environments import (
     ARGUMENT,
@@ -187,7 +187,7 @@ class EpisodeHere(EpisodeProcess):
         options: keyword arguments of the class.
     """
 
-    def __init__(self, pool: EnvironmentPool, options: Mapping[str, Any]) -> None:
+    def __init__(self, pool: EnvironmentPool, options: Named) -> None:
         # Imported here: only such an environment needs what its processes are made of.
         from oxrl.environments.serve import Episode, prepare
 
@@ -226,9 +226,7 @@ class EnvironmentPool:
         EnvironmentDefinitionError: `name` is neither a built-in nor an existing "path.py:Class".
     """
 
-    def __init__(
-        self, name: str, *, options: Mapping[str, Any], timeout_s: float, memory_mb: int
-    ) -> None:
+    def __init__(self, name: str, *, options: Named, timeout_s: float, memory_mb: int) -> None:
         locate(name)
         self.name = name
         self.timeout_s = timeout_s

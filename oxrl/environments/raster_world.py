@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from oxrl.data.rows import Json, JsonObject
 from oxrl.environments.adapting import seed_of, shown_with
 from oxrl.environments.base import Message, Step
-from oxrl.types import Prompt
+from oxrl.types import Names, Prompt
 
 SIDE = 5  # tiles
 TILE = 8  # pixels
@@ -45,7 +45,7 @@ SPLITS = ("train", "held_out")
 class Layout(NamedTuple):
     """Colours of the ends, in the order of MOVES, and the number of the end that is asked for."""
 
-    colors: tuple[str, ...]
+    colors: Names
     goal: int
 
 

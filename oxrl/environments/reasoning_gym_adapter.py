@@ -10,13 +10,12 @@ allows more than one attempt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from oxrl.environments.adapting import need, seed_of, with_text
 from oxrl.environments.base import Message, Step
 from oxrl.errors import did_you_mean
-from oxrl.types import Prompt
+from oxrl.types import Named, Prompt
 
 
 class ReasoningGymEnvironment:
@@ -34,9 +33,7 @@ class ReasoningGymEnvironment:
         ValueError: no such task or setting.
     """
 
-    def __init__(
-        self, task: str = "", parameters: Mapping[str, Any] | None = None, attempts: int = 1
-    ) -> None:
+    def __init__(self, task: str = "", parameters: Named | None = None, attempts: int = 1) -> None:
         self._library = need("reasoning_gym", "tasks")
         known = need("reasoning_gym.factory", "tasks").DATASETS
         if task not in known:

@@ -16,7 +16,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,7 @@ from oxrl.data.actions import Action
 from oxrl.environments.base import Step
 from oxrl.errors import EnvironmentDefinitionError, OxrlError
 from oxrl.runs.process_exit import end_of_pid
-from oxrl.types import Prompt
+from oxrl.types import Named, Prompt
 from oxrl.usercode.environments import as_messages, as_step, find_environment, locate
 from oxrl.usercode.given import FIELD
 from oxrl.usercode.keeper import leave_keeper
@@ -45,9 +45,7 @@ class Episode:
         path: of its file, for messages; None: it is built in.
     """
 
-    def __init__(
-        self, make: Callable[..., Any], options: Mapping[str, Any], path: Path | None
-    ) -> None:
+    def __init__(self, make: Callable[..., Any], options: Named, path: Path | None) -> None:
         self._make = make
         self._options = options
         self._path = path
@@ -185,9 +183,7 @@ def load(request: Json) -> tuple[Episode, Json]:
     return Episode(make, request["options"], path), {"id": request["id"]}
 
 
-def prepare(
-    make: Callable[..., Any], name: str, options: Mapping[str, Any], path: Path | None
-) -> None:
+def prepare(make: Callable[..., Any], name: str, options: Named, path: Path | None) -> None:
     """Have the class get ready what all episodes share, if it has a class method for that.
 
     Args:

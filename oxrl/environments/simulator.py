@@ -18,10 +18,10 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from oxrl.data.rows import Json, JsonObject
+from oxrl.data.rows import Fields, Json, JsonObject
 from oxrl.environments.adapting import need, seed_of, shown_with
 from oxrl.environments.base import Message, Step
 from oxrl.environments.gymnasium_adapter import action_names, make
@@ -60,7 +60,7 @@ class SimulatorEnvironment:
     def __init__(
         self,
         id: str = "",
-        settings: Mapping[str, Json] | None = None,
+        settings: Fields | None = None,
         size: int | None = None,
         instruction: str = "{mission}",
         outcome_at: float | Literal["success"] | None = None,
@@ -177,7 +177,7 @@ class SimulatorEnvironment:
         found["inner"] = _mujoco_state(inner) if _is_mujoco(inner) else copy.deepcopy(_own(inner))
         return found
 
-    def restore(self, state: Mapping[str, Json]) -> None:
+    def restore(self, state: Fields) -> None:
         """Go on from where `state` was taken, with the same images, rewards and ends.
 
         Args:
@@ -221,7 +221,7 @@ class SimulatorEnvironment:
         space = self._made.action_space
         return np.clip(np.asarray(action, space.dtype), space.low, space.high)
 
-    def _succeeded(self, reward: float, info: Mapping[str, Json]) -> bool | None:
+    def _succeeded(self, reward: float, info: Fields) -> bool | None:
         if isinstance(self._outcome_at, (int, float)):
             return reward >= self._outcome_at
         said = info.get("is_success", info.get("success"))

@@ -11,13 +11,13 @@ Source: TextArena's `core.Env`: reset, get_observation, step and close.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 from oxrl.environments.adapting import MOST_OBSERVATION, need, seed_of, with_text
 from oxrl.environments.base import Message, Step
-from oxrl.types import Prompt
+from oxrl.types import Named, Prompt
 from oxrl.usercode.user_code import capped, run_module, split_place
 
 # Moves of an opponent in a row, after which the game is stuck.
@@ -41,7 +41,7 @@ class TextArenaEnvironment:
     def __init__(
         self,
         id: str = "",
-        settings: Mapping[str, Any] | None = None,
+        settings: Named | None = None,
         player: int = 0,
         players: int = 1,
         opponent: str = "",
@@ -106,7 +106,7 @@ class TextArenaEnvironment:
             return Step(self._heard())
         rewards, infos = self._game.close()
         reward = float((rewards or {}).get(self._player, 0.0))
-        info = cast(Mapping[str, Any], infos.get(self._player, {}))
+        info = cast(Named, infos.get(self._player, {}))
         why = str(info.get("reason") or told.get("reason") or "")
         if info.get("invalid_move"):
             why = f"invalid move. {why}".strip()

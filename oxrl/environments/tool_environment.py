@@ -21,6 +21,7 @@ from oxrl.environments.base import Environment, Message, Step, is_tool
 from oxrl.environments.builtin_tools import FORMS, BuiltinTool, ClosingTool, ToolSpec, find_tool
 from oxrl.environments.typed_tool import Tool, ToolFailure, as_tool
 from oxrl.errors import did_you_mean
+from oxrl.types import Values
 
 
 class ToolEnvironment(Environment):
@@ -71,7 +72,7 @@ class ToolEnvironment(Environment):
             found.check()
 
     @property
-    def tools(self) -> list[dict[str, object]]:
+    def tools(self) -> list[Values]:
         """JSON schemas of the tools, for the chat template."""
         return [made.schema for made in self._tools.values()]
 

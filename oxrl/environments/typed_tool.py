@@ -6,13 +6,14 @@ import asyncio
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from oxrl.environments.base import ToolUnavailable
+from oxrl.types import Named, Texts, Values
 from oxrl.usercode.user_code import MOST_REASON, capped
 
 # Longest result of a tool that the policy reads, in characters.
@@ -36,7 +37,7 @@ class Tool:
     arguments: type[BaseModel]
 
     @property
-    def schema(self) -> dict[str, object]:
+    def schema(self) -> Values:
         """What chat templates show of it."""
         parameters = self.arguments.model_json_schema()
         parameters.pop("title", None)
@@ -47,7 +48,7 @@ class Tool:
         }
         return {"type": "function", "function": described}
 
-    def call(self, arguments: Mapping[str, Any]) -> str:
+    def call(self, arguments: Named) -> str:
         """The result as text.
 
         Args:
@@ -109,7 +110,7 @@ def as_tool(function: Callable[..., object]) -> Tool:
     return Tool(name, text.partition("\n\n")[0], function, arguments)
 
 
-def argument_texts(docstring: str) -> dict[str, str]:
+def argument_texts(docstring: str) -> Texts:
     """What a docstring says of each argument, in Google's style; empty where it says nothing.
 
     Args:
@@ -120,7 +121,7 @@ def argument_texts(docstring: str) -> dict[str, str]:
     """
     lines = docstring.splitlines()
     begins = [number for number, line in enumerate(lines) if _ARGUMENTS.match(line)]
-    found: dict[str, str] = {}
+    found: Texts = {}
     if not begins:
         return found
     depth = ""

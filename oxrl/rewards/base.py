@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +36,17 @@ from oxrl.rewards.model_options import (
     model_option_problem,
 )
 from oxrl.runs.waiting import Patience
-from oxrl.types import Completion, Group, Prompt, Score, Scores, ScoreStatus
+from oxrl.types import (
+    Completions,
+    Group,
+    GroupScores,
+    Names,
+    Objects,
+    Prompt,
+    Score,
+    Scores,
+    ScoreStatus,
+)
 from oxrl.usercode.given import given, is_given
 from oxrl.usercode.user_code import (
     MOST_REASON,
@@ -58,7 +68,7 @@ class Reward(Protocol):
     """What every reward is to the rest of oxRL: scores for the completions of one prompt."""
 
     def __call__(
-        self, prompt: Prompt, completions: Sequence[Completion]
+        self, prompt: Prompt, completions: Completions
     ) -> Sequence[Score] | Awaitable[Sequence[Score]]:
         """Score the completions of one prompt; may be async.
 
@@ -95,13 +105,11 @@ class LoadedReward:
     name: str
     function: RewardFunction
     per_sample: bool
-    columns: tuple[str, ...] = ()
+    columns: Names = ()
     path: Path | None = None
     module: ModuleType | None = None
 
-    def __call__(
-        self, prompt: Prompt, completions: Sequence[Completion], first: int = 0
-    ) -> list[Score]:
+    def __call__(self, prompt: Prompt, completions: Completions, first: int = 0) -> GroupScores:
         """Score completions of one prompt.
 
         Args:
@@ -114,12 +122,12 @@ class LoadedReward:
         """
         if not self.per_sample:
             return self._scores(prompt, completions, first, len(completions))
-        scores: list[Score] = []
+        scores: GroupScores = []
         for index, completion in enumerate(completions, start=first):
             scores += self._scores(prompt, completion.text, index, 1)
         return scores
 
-    def call(self, prompt: Prompt, given: str | Sequence[Completion]) -> object:
+    def call(self, prompt: Prompt, given: str | Completions) -> object:
         """Call the user's function as it is written, with one text or with the group.
 
         Args:
@@ -160,8 +168,8 @@ class LoadedReward:
         return ""
 
     def _scores(
-        self, prompt: Prompt, given: str | Sequence[Completion], first: int, count: int
-    ) -> list[Score]:
+        self, prompt: Prompt, given: str | Completions, first: int, count: int
+    ) -> GroupScores:
         def failed(status: ScoreStatus, samples: str, problem: str) -> Score:
             reason = f"{self.name}, {samples} of prompt {prompt.uid}: {problem}"
             return Score(value=None, status=status, reason=capped(reason, MOST_REASON))
@@ -177,7 +185,7 @@ class LoadedReward:
             return [failed("invalid", samples, problem)] * count
         if self.per_sample:
             values = [values]
-        scores: list[Score] = []
+        scores: GroupScores = []
         for index, value in enumerate(values, start=first):
             try:
                 scores.append(_to_score(value))
@@ -235,7 +243,7 @@ def _to_score(value: object) -> Score:
     return dataclasses.replace(score, value=number, parts=parts, reason=reason, steps=steps)
 
 
-def find_reward(name: str, options: Mapping[str, object] | None = None) -> LoadedReward:
+def find_reward(name: str, options: Objects | None = None) -> LoadedReward:
     """Find a reward and run the file that defines it, but not the reward itself.
 
     Args:
@@ -274,7 +282,7 @@ def find_reward(name: str, options: Mapping[str, object] | None = None) -> Loade
     return LoadedReward(name, form.call, form.per_sample, form.columns, path, module)
 
 
-def option_problem(name: str, options: Mapping[str, object]) -> str:
+def option_problem(name: str, options: Objects) -> str:
     """Say why a reward cannot be called with some options; empty if it can.
 
     Args:

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from oxrl.errors import did_you_mean
-from oxrl.types import Score
+from oxrl.types import Objects, Score
 
 Scorer = Callable[..., Score | float | list[Score]]
 
@@ -73,7 +73,7 @@ def find_builtin(name: str) -> BuiltIn:
     return getattr(import_module(module), variable)
 
 
-def with_options(name: str, options: Mapping[str, object]) -> Scorer:
+def with_options(name: str, options: Objects) -> Scorer:
     """A built-in reward with its options.
 
     Args:

@@ -29,7 +29,7 @@ from oxrl.rewards.sandbox.client import LEVELS, Level, Sandbox
 from oxrl.rewards.sandbox.findings import Finding, Job, Json, SandboxError
 from oxrl.rewards.sandbox.inside.confine import Limits
 from oxrl.rewards.sandbox.layers import FIXES
-from oxrl.types import Prompt, Score
+from oxrl.types import Objects, Prompt, Score
 
 if TYPE_CHECKING:
     from oxrl.rewards.sandbox.remote import RemoteSandbox
@@ -246,7 +246,7 @@ def jobs_of(code: str, answer: object, *, partial: bool) -> list[Job]:
     if isinstance(answer, str):
         with contextlib.suppress(ValueError):
             answer = json.loads(answer)
-    fields = cast(Mapping[str, object], answer) if isinstance(answer, Mapping) else {}
+    fields = cast(Objects, answer) if isinstance(answer, Mapping) else {}
     if "test" in fields and "entry_point" in fields:
         entry = _text(fields, "entry_point")
         prompt = _text(fields, "prompt") if "prompt" in fields else ""
@@ -270,7 +270,7 @@ def jobs_of(code: str, answer: object, *, partial: bool) -> list[Job]:
     ]
 
 
-def _cases(fields: Mapping[str, object]) -> list[tuple[str, str]]:
+def _cases(fields: Objects) -> list[tuple[str, str]]:
     """What a program reads and has to print for it, in either layout."""
     if "cases" in fields:
         cases = fields["cases"]
@@ -297,7 +297,7 @@ def _text(fields: object, name: str) -> str:
     return value
 
 
-def _texts(fields: Mapping[str, object], name: str) -> list[str]:
+def _texts(fields: Objects, name: str) -> list[str]:
     values = fields[name]
     if _listed(values):
         texts = [value for value in values if isinstance(value, str)]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from typing import cast
 
 from oxrl.errors import known
 from oxrl.rewards.builtin import BuiltIn, find_builtin
-from oxrl.types import Completion, Prompt, Score
+from oxrl.types import Completions, GroupScores, Prompt, Score
 
 # Built-in rewards that say whether an answer is right, without options that they need.
 JUDGES = ("math", "exact", "choice", "ifeval", "toolcall")
@@ -152,12 +151,12 @@ def score_repetition(_prompt: Prompt, text: str, *, words: int = 3, worst: float
 
 def score_cosine(
     prompt: Prompt,
-    completions: Sequence[Completion],
+    completions: Completions,
     *,
     judge: str = "math",
     max_tokens: int = 1024,
     **values: float,
-) -> list[Score]:
+) -> GroupScores:
     """`cosine`: short right responses and long wrong ones are worth more; see
     `cosine_length_value`.
 
@@ -178,7 +177,7 @@ def score_cosine(
         ValueError: `max_tokens` is below 1.
     """
     right_by = find_builtin(judge).score
-    scores: list[Score] = []
+    scores: GroupScores = []
     for completion in completions:
         judged = cast(Score, right_by(prompt, completion.text))
         if judged.value is not None:

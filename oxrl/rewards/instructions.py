@@ -17,7 +17,7 @@ from typing import Any
 
 from oxrl.rewards.builtin import BuiltIn
 from oxrl.rewards.languages import KNOWN, is_language
-from oxrl.types import Prompt, Score
+from oxrl.types import Named, Prompt, Score
 
 Check = Callable[..., bool]
 CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
@@ -493,7 +493,7 @@ def _wanted(answer: object) -> list[tuple[str, dict[str, Any]]]:
     Raises:
         ValueError: it holds none, or one of a kind that is not known.
     """
-    fields: Mapping[str, Any] = answer if isinstance(answer, Mapping) else {}
+    fields: Named = answer if isinstance(answer, Mapping) else {}
     names = fields.get("instructions")
     given = fields.get("kwargs")
     if not isinstance(names, list) or not isinstance(given, list) or len(names) != len(given):

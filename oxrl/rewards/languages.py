@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from oxrl.types import Texts
+
 # First and last letter of a script -> the languages here that are written in it.
 SCRIPTS: dict[tuple[int, int], tuple[str, ...]] = {
     (0x0041, 0x024F): ("en", "de", "es", "fi", "fr", "it", "pt", "sw"),
@@ -27,7 +29,7 @@ SCRIPTS: dict[tuple[int, int], tuple[str, ...]] = {
     (0x4E00, 0x9FFF): ("zh",),
     (0xAC00, 0xD7AF): ("ko",),
 }
-WORDS: dict[str, str] = {
+WORDS: Texts = {
     "en": "the of and to in is that it for as with was on are this be by you i my not have from",
     "de": "der die und das ist nicht ein eine zu den mit von auf für sich es im dem ich sie auch",
     "es": "de que no una para el la los en y es por con las se un del su como más pero",
@@ -47,7 +49,7 @@ WORDS: dict[str, str] = {
     "ne": "छ र को मा गर्न हुन्छ पनि हो भने लागि छन् यो गर्नुहोस् एक तपाईं म",
 }
 # Letters that one of the languages of a script has, and its neighbours do not.
-LETTERS: dict[str, str] = {
+LETTERS: Texts = {
     "vi": "ăâđêôơưạảấầẩẫậắằẳẵặẹẻẽếềểễệỉịọỏốồổỗộớờởỡợụủứừửữựỳỵỷỹ",
     "de": "ß",
     "ru": "ыэё",

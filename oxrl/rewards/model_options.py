@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
 from oxrl.errors import known
+from oxrl.types import Objects
 
 HEAD = "value_head.safetensors"
 # What the chances that the steps are right become: shares of their mean, their sum, or the worst.
@@ -28,7 +28,7 @@ def is_model(name: str) -> bool:
     return (Path(name) / HEAD).is_file()
 
 
-def model_option_problem(name: str, options: Mapping[str, object]) -> str:
+def model_option_problem(name: str, options: Objects) -> str:
     """Say why a reward model cannot take some options; empty if it can.
 
     Args:

@@ -16,7 +16,7 @@ from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule
 from oxrl.rewards.pools import SinglePool
 from oxrl.rewards.reward_model import RewardModel
 from oxrl.runs.waiting import Patience
-from oxrl.types import Completion, Group, Metrics, Prompt, Score, Scores, ScoreStatus
+from oxrl.types import Completion, Group, GroupScores, Metrics, Prompt, Score, Scores, ScoreStatus
 from oxrl.usercode.user_code import MOST_REASON, capped, text_of
 
 
@@ -127,7 +127,7 @@ class ModelPool(RewardModelPool):
                 raise RewardDefinitionError(problem) from error
         return self._model
 
-    def _group(self, model: RewardModel, group: Group) -> list[Score]:
+    def _group(self, model: RewardModel, group: Group) -> GroupScores:
         count = len(group[1])
         began = time.monotonic()
         try:
@@ -160,7 +160,7 @@ def failed_score(
     return Score(value=None, status=status, reason=reason)
 
 
-def named_failures(name: str, group: Group, scores: Sequence[Score]) -> list[Score]:
+def named_failures(name: str, group: Group, scores: Sequence[Score]) -> GroupScores:
     """The scores, the failed ones among them saying whose they are.
 
     Args:
@@ -172,7 +172,7 @@ def named_failures(name: str, group: Group, scores: Sequence[Score]) -> list[Sco
         As many, in that order; reasons of failures begin with the reward, the sample and the
         prompt.
     """
-    found: list[Score] = []
+    found: GroupScores = []
     for place, score in enumerate(scores):
         if score.value is None:
             score = failed_score(name, group, score.status, score.reason, place)

@@ -115,7 +115,7 @@ def combined(
         that is not optional, or none is left. `parts` holds what each part gave, and under
         "name.inner" what that is made of.
     """
-    values: dict[str, float] = {}
+    values: Metrics = {}
     statuses: dict[str, ScoreStatus] = {}
     reasons: list[str] = []
     terms: list[float] = []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from oxrl.rewards.base import find_reward
 from oxrl.rewards.builtin import BUILTINS, find_builtin
 from oxrl.rewards.pools import InlinePool, SinglePool
+from oxrl.types import Objects
 
 
 def reward_pool(
@@ -14,7 +13,7 @@ def reward_pool(
     *,
     workers: int = 1,
     timeout_s: float = 10.0,
-    options: Mapping[str, object] | None = None,
+    options: Objects | None = None,
     field: str = "reward",
 ) -> SinglePool:
     """What scores by a reward: this process where it cannot hang, else workers.

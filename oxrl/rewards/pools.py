@@ -9,7 +9,7 @@ from typing import Protocol
 
 from oxrl.rewards.base import GroupScorer, LoadedReward
 from oxrl.runs.waiting import Patience
-from oxrl.types import Group, Metrics, Prompt, Score
+from oxrl.types import Group, Metrics, Prompt, Scores
 
 
 class ScoringPool(GroupScorer, Protocol):
@@ -94,7 +94,7 @@ class InlinePool:
             patience: not read.
         """
 
-    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """Score groups of completions, which no signal cuts short but between two of them.
 
         Args:
@@ -108,7 +108,7 @@ class InlinePool:
             Stopped: a signal asked to stop.
         """
         patience = patience or Patience()
-        found: list[list[Score]] = []
+        found: Scores = []
         for prompt, completions in groups:
             found.append(self.reward(prompt, completions))
             patience.answered()

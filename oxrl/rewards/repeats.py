@@ -9,7 +9,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from oxrl.types import Completion, Prompt, Score
+from oxrl.types import Group, Score
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Repeats:
 
     def look(
         self,
-        groups: Sequence[tuple[Prompt, Sequence[Completion]]],
+        groups: Sequence[Group],
         scores: Sequence[Sequence[Score]],
     ) -> None:
         """Compare scores of prompts' completions with earlier ones of the same.

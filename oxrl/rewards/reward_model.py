@@ -19,7 +19,7 @@ from oxrl.models.load import LoadOptions, load_critic, load_tokenizer
 from oxrl.models.network import fix_rotations
 from oxrl.rewards.model_options import DEFAULT_STEPS, StepsRule
 from oxrl.runs.targets import longest_row
-from oxrl.types import Completion, Prompt, Score
+from oxrl.types import Completion, Completions, GroupScores, Prompt, Score
 
 # Tokens that a worker reads at a time, padding included.
 BUDGET = 16_384
@@ -70,7 +70,7 @@ class RewardModel:
         self._rule: StepsRule = steps
 
     @torch.no_grad()
-    def __call__(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+    def __call__(self, prompt: Prompt, completions: Completions) -> GroupScores:
         """Score completions.
 
         Args:
@@ -167,7 +167,7 @@ def _finite(value: float) -> Score:
 
 def scorer(
     folder: Path, steps: StepsRule = DEFAULT_STEPS
-) -> Callable[[Prompt, Sequence[Completion]], list[Score]]:
+) -> Callable[[Prompt, Completions], GroupScores]:
     """Make a function that scores completions by a reward model, on the CPU of a worker.
 
     Args:

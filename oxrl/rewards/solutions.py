@@ -22,6 +22,7 @@ from oxrl.rewards.relations import (
     expression,
     split_parts,
 )
+from oxrl.types import Texts
 
 # "or" and its relatives, also between commas. An "and" joins solutions as well as an "or".
 _JOINS = re.compile(rf"(?:{OR.pattern})|(?:{AND.pattern})|;")
@@ -144,9 +145,9 @@ def _unnamed(clause: str) -> tuple[str, str]:
     return "", clause
 
 
-def _assignments(clause: str) -> dict[str, str]:
+def _assignments(clause: str) -> Texts:
     """Name -> value, if the clause assigns to several different names and does nothing else."""
-    found: dict[str, str] = {}
+    found: Texts = {}
     parts = [part for piece in AND.split(clause) for part in split_parts(piece) if part.strip()]
     for part in parts:
         match = _NAME.match(part)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oxrl.rewards.builtin import BuiltIn
-from oxrl.types import Prompt, Score
+from oxrl.types import Named, Prompt, Score
 
 Call = tuple[str, Any]
 _TAGGED = re.compile(r"<(tool_call|functioncall|function_call)>(.*?)(?:</\1>|$)", re.DOTALL)
@@ -92,7 +92,7 @@ def calls_of(data: object) -> list[Call]:
         if not calls:
             raise ValueError("is an empty list")
         return calls
-    fields: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
+    fields: Named = data if isinstance(data, Mapping) else {}
     if isinstance(fields.get("function"), Mapping):
         fields = fields["function"]
     name = fields.get("name")

@@ -16,7 +16,7 @@ from typing import SupportsFloat, cast
 from oxrl.errors import RewardDefinitionError
 from oxrl.rewards.base import LoadedReward
 from oxrl.rewards.repeats import differs
-from oxrl.types import Completion, Prompt, Score, Segment
+from oxrl.types import Completion, Completions, Prompt, Score, Segment
 from oxrl.usercode.user_code import raised_as, text_of
 
 DRY_PROMPT = Prompt(
@@ -72,7 +72,7 @@ def described(*, per_sample: bool) -> str:
     return f"a dry call with prompt.answer='2' and {many}completion {DRY_TEXT!r}"
 
 
-def given_of(reward: LoadedReward, text: str) -> str | Sequence[Completion]:
+def given_of(reward: LoadedReward, text: str) -> str | Completions:
     """What a reward is called with to score a text: the text, or a small group of nothing else.
 
     Args:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import decimal
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 from types import ModuleType
-from typing import Any
+
+from oxrl.types import Named, Values
 
 # Of these modules the functions and classes are compared, where they are loaded.
 WATCHED = (
@@ -90,10 +91,10 @@ class Namespace:
 
     owner: str
     names: tuple[str, ...]
-    held: Mapping[str, Any]
+    held: Named
     values: tuple[object, ...]
     # All of `names` of a mapping at once: this runs after every sample.
-    pick: Callable[[Mapping[str, Any]], tuple[object, ...]]
+    pick: Callable[[Named], tuple[object, ...]]
 
     def changed(self) -> str:
         """The first name that means something else now; empty if none does."""
@@ -109,7 +110,7 @@ class Namespace:
         return ""
 
 
-def namespace(owner: str, held: Mapping[str, Any]) -> Namespace | None:
+def namespace(owner: str, held: Named) -> Namespace | None:
     """What is to be watched of a module's or class's names; None where there is too little.
 
     Args:
@@ -160,7 +161,7 @@ class Watch:
         different = [name for name, value in now.items() if value != self._settings[name]]
         return different[0] if different else ""
 
-    def _settings_now(self) -> dict[str, object]:
+    def _settings_now(self) -> Values:
         context = decimal.getcontext()
         return {
             "the working directory": working_directory(),

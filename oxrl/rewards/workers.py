@@ -15,7 +15,7 @@ import math
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, get_args
 
@@ -31,7 +31,17 @@ from oxrl.rewards.pools import InlinePool, SinglePool
 from oxrl.rewards.repeats import Repeats
 from oxrl.rewards.trial import DRY_GROUP, broken_on_data, described, dry_call, rehearse
 from oxrl.runs.waiting import Patience
-from oxrl.types import Completion, Group, Metrics, Prompt, Score, ScoreStatus
+from oxrl.types import (
+    Completions,
+    Group,
+    GroupScores,
+    Metrics,
+    Objects,
+    Prompt,
+    Score,
+    Scores,
+    ScoreStatus,
+)
 from oxrl.usercode.channel import MOST_REPLY, LateReply, LostWorker, SuspectWorker
 from oxrl.usercode.given import FIELD, given, is_given
 from oxrl.usercode.packing import packed
@@ -58,7 +68,7 @@ class Task:
     """One call of the reward: completions of one prompt, `first` the index of the first of them."""
 
     prompt: Prompt
-    completions: Sequence[Completion]
+    completions: Completions
     first: int
 
 
@@ -108,7 +118,7 @@ class RewardPool:
         *,
         workers: int = 1,
         timeout_s: float = 10.0,
-        options: Mapping[str, object] | None = None,
+        options: Objects | None = None,
         field: str = "reward",
     ) -> None:
         if workers < 1 or timeout_s <= 0:
@@ -192,7 +202,7 @@ class RewardPool:
                 problems.append(f"prompt {prompt.uid}: {problem}")
         raise broken_on_data(f"{self.field}.name={self.name}", problems)
 
-    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> list[list[Score]]:
+    def score(self, groups: Sequence[Group], patience: Patience | None = None) -> Scores:
         """Score groups of completions; what the reward does on a sample never raises.
 
         Args:
@@ -238,8 +248,8 @@ class RewardPool:
                 tasks.append(Task(prompt, completions, 0))
         return tasks
 
-    def _run_all(self, tasks: Sequence[Task], patience: Patience) -> list[Score]:
-        found: list[list[Score]] = [[]] * len(tasks)
+    def _run_all(self, tasks: Sequence[Task], patience: Patience) -> GroupScores:
+        found: Scores = [[]] * len(tasks)
         places = iter(range(len(tasks)))  # each is taken by one thread: `next` is atomic
 
         def work() -> None:
@@ -361,7 +371,7 @@ class RewardPool:
                 self._discard(worker)
                 return ""  # the run has its own way with those
 
-    def _run(self, task: Task, patience: Patience) -> list[Score]:
+    def _run(self, task: Task, patience: Patience) -> GroupScores:
         """The scores of a task; by a fresh worker, where the first one turns out suspect."""
         suspicions: list[str] = []
         while len(suspicions) <= RETRIES:
@@ -373,7 +383,7 @@ class RewardPool:
         problem = f"{len(suspicions)} workers in a row could not be believed: each {suspicions[-1]}"
         return self._failed(task, "error", problem)
 
-    def _outcome(self, worker: Worker, task: Task, patience: Patience) -> list[Score] | str:
+    def _outcome(self, worker: Worker, task: Task, patience: Patience) -> GroupScores | str:
         """The scores of a task, or what makes the worker suspect, which is then gone."""
         count = len(task.completions)
         limit_s = self._most_s * count
@@ -422,7 +432,7 @@ class RewardPool:
         samples = sample_range(task.first, len(task.completions))
         return f"{samples} of prompt {task.prompt.uid}"
 
-    def _failed(self, task: Task, status: ScoreStatus, problem: str) -> list[Score]:
+    def _failed(self, task: Task, status: ScoreStatus, problem: str) -> GroupScores:
         reason = capped(f"{self.name}, {self._samples(task)}: {problem}", MOST_REASON)
         return [Score(value=None, status=status, reason=reason)] * len(task.completions)
 
@@ -455,7 +465,7 @@ class OwnFunctionPool(InlinePool):
 
 
 def pool_of(
-    name: str, *, workers: int, timeout_s: float, options: Mapping[str, object] | None, field: str
+    name: str, *, workers: int, timeout_s: float, options: Objects | None, field: str
 ) -> SinglePool:
     """The workers of a reward; this process for a function that cannot leave it.
 
@@ -471,7 +481,7 @@ def pool_of(
     return pool
 
 
-def scores_of(reply: Json, count: int) -> list[Score]:
+def scores_of(reply: Json, count: int) -> GroupScores:
     """The scores in a reply.
 
     Args:

@@ -13,6 +13,7 @@ from typing import Any, SupportsFloat, cast
 from oxrl.environments.base import Message, Step, tool_names
 from oxrl.environments.observed import as_parts
 from oxrl.errors import EnvironmentDefinitionError
+from oxrl.types import Named
 from oxrl.usercode.given import given, is_given, name_of
 from oxrl.usercode.user_code import raised_as, run_module, split_place
 
@@ -162,7 +163,7 @@ def as_messages(value: object, what: str) -> list[Message]:
 def _as_message(item: object, what: str) -> Message:
     if not isinstance(item, Mapping):
         raise ValueError(f"{what} gave a message of type {type(item).__name__}, need a mapping")
-    fields = dict(cast(Mapping[str, Any], item))
+    fields = dict(cast(Named, item))
     if fields.get("role") not in ROLES:
         known = ", ".join(ROLES)
         raise ValueError(f"{what} gave a message of role {fields.get('role')!r}, need {known}")
@@ -194,7 +195,7 @@ def as_step(value: object) -> Step:
         ValueError: it is no Step.
     """
     if isinstance(value, Mapping):
-        fields = dict(cast(Mapping[str, Any], value))
+        fields = dict(cast(Named, value))
         unknown = [name for name in fields if name not in FIELDS]
         if unknown:
             raise ValueError(f"step gave {unknown[0]!r}, a Step has {', '.join(FIELDS)}")

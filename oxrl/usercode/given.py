@@ -8,9 +8,11 @@ from what a worker says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from oxrl.types import Objects, Values
 
 PREFIX = "python:"
 FIELD = "given"
@@ -20,7 +22,7 @@ KEPT_HERE = (
     "hangs"
 )
 
-_here: dict[str, object] = {}
+_here: Values = {}
 
 
 def is_given(name: str) -> bool:
@@ -40,7 +42,7 @@ def name_of(value: object) -> str:
 
 
 @contextmanager
-def giving(objects: Mapping[str, object]) -> Iterator[None]:
+def giving(objects: Objects) -> Iterator[None]:
     """Inside, every name stands for its object."""
     before = dict(_here)
     _here.update(objects)

@@ -27,14 +27,14 @@ from inspect import Parameter
 from typing import Any
 
 from oxrl.errors import RewardDefinitionError
-from oxrl.types import Completion, Prompt, Score
+from oxrl.types import Completions, Names, Objects, Prompt, Score, Values
 
 # What a user writes, and what oxRL calls: with a prompt and one text, or a group's completions.
 RewardFunction = Callable[..., Any]
 
 OWN = ("completion", "completions")
-VERL: tuple[str, ...] = ("data_source", "solution_str", "ground_truth", "extra_info")
-VERL_BATCH: tuple[str, ...] = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+VERL: Names = ("data_source", "solution_str", "ground_truth", "extra_info")
+VERL_BATCH: Names = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 TRL = ("completions", "completion_ids", "completions_ids")
 # What TRL's trainer passes, and no other trainer has.
 TRL_ONLY = ("trainer_state", "log_extra", "log_metric", "environments")
@@ -56,7 +56,7 @@ class Form:
 
     call: RewardFunction
     per_sample: bool
-    columns: tuple[str, ...] = ()
+    columns: Names = ()
 
 
 def scores_of_verl(value: object) -> object:
@@ -141,7 +141,7 @@ class Taken:
         """
         return name in self._named
 
-    def not_among(self, names: Sequence[str]) -> tuple[str, ...]:
+    def not_among(self, names: Sequence[str]) -> Names:
         """Parameters without a default that are none of some names: what a caller would have to
         pass.
 
@@ -154,7 +154,7 @@ class Taken:
         required = [n for n, p in self._named.items() if p.default is Parameter.empty]
         return tuple(name for name in required if name not in names)
 
-    def given(self, values: Mapping[str, object]) -> dict[str, object]:
+    def given(self, values: Objects) -> Values:
         """Of some values those that the function takes, by the names it has for them.
 
         Args:
@@ -163,7 +163,7 @@ class Taken:
         Returns:
             Keyword arguments; all of `values` where the function takes `**kwargs`.
         """
-        accepted: dict[str, object] = {}
+        accepted: Values = {}
         for name, value in values.items():
             if name in self._named:
                 accepted[self._named[name].name] = value
@@ -197,7 +197,7 @@ def _own(function: RewardFunction, taken: Taken) -> Form | None:
         return None
     names = list(taken.given({"prompt": None, found[0]: None}))
 
-    def call(prompt: Prompt, given: str | Sequence[Completion]) -> object:
+    def call(prompt: Prompt, given: str | Completions) -> object:
         return function(**dict(zip(names, (prompt, given), strict=True)))
 
     return Form(call, per_sample=found == ["completion"])
@@ -213,14 +213,14 @@ def _verl_values(prompt: Prompt) -> tuple[object, object, object]:
 def _verl(function: RewardFunction, taken: Taken) -> Form:
     def call(prompt: Prompt, text: str) -> object:
         source, truth, extra = _verl_values(prompt)
-        values: dict[str, object] = dict(zip(VERL, (source, text, truth, extra), strict=True))
+        values: Values = dict(zip(VERL, (source, text, truth, extra), strict=True))
         return function(**taken.given(values))
 
     return Form(_then(call, scores_of_verl), per_sample=True)
 
 
 def _verl_batch(function: RewardFunction, taken: Taken) -> Form:
-    def call(prompt: Prompt, completions: Sequence[Completion]) -> object:
+    def call(prompt: Prompt, completions: Completions) -> object:
         texts = [completion.text for completion in completions]
         source, truth, extra = _verl_values(prompt)
         count = len(texts)
@@ -231,13 +231,11 @@ def _verl_batch(function: RewardFunction, taken: Taken) -> Form:
 
 
 def _trl(function: RewardFunction, taken: Taken) -> Form:
-    def call(prompt: Prompt, completions: Sequence[Completion]) -> object:
+    def call(prompt: Prompt, completions: Completions) -> object:
         count = len(completions)
         texts = [completion.text for completion in completions]
         ids = [list(completion.token_ids) for completion in completions]
-        values: dict[str, object] = {
-            name: [value] * count for name, value in columns_of(prompt).items()
-        }
+        values: Values = {name: [value] * count for name, value in columns_of(prompt).items()}
         if prompt.plain:
             values["prompts"] = [prompt.messages[-1]["content"]] * count
             values["completions"] = texts
@@ -252,7 +250,7 @@ def _trl(function: RewardFunction, taken: Taken) -> Form:
     return Form(call, per_sample=False, columns=columns)
 
 
-def columns_of(prompt: Prompt) -> dict[str, object]:
+def columns_of(prompt: Prompt) -> Values:
     """The fields of a row but its prompt, as columns of a dataset.
 
     Args:
@@ -271,7 +269,7 @@ def columns_of(prompt: Prompt) -> dict[str, object]:
 def _then(call: RewardFunction, convert: Callable[[object], object]) -> RewardFunction:
     """`call`, what it returns converted; it may be async."""
 
-    def converted(prompt: Prompt, given: str | Sequence[Completion]) -> object:
+    def converted(prompt: Prompt, given: str | Completions) -> object:
         value = call(prompt, given)
         if not inspect.isawaitable(value):
             return convert(value)

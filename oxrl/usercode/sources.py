@@ -18,6 +18,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from oxrl.runs.pins import VALUE
+from oxrl.types import Names, Texts
 
 SUFFIXES = (".py", *EXTENSION_SUFFIXES)
 # Calls that import what their first argument names.
@@ -74,7 +75,7 @@ def code_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _imported(file: Path, folder: Path) -> Iterator[tuple[str, ...]]:
+def _imported(file: Path, folder: Path) -> Iterator[Names]:
     """The parts of every dotted name that the file imports, as seen from the folder."""
     if file.suffix != ".py":
         return
@@ -103,7 +104,7 @@ def _is_importer(function: ast.expr) -> bool:
     return name in IMPORTERS
 
 
-def _files_of(module: tuple[str, ...], folder: Path) -> Iterator[Path]:
+def _files_of(module: Names, folder: Path) -> Iterator[Path]:
     """The files under the folder that importing a dotted name runs: packages on the way, and it."""
     for count in range(1, len(module) + 1):
         place = folder.joinpath(*module[:count])
@@ -112,7 +113,7 @@ def _files_of(module: tuple[str, ...], folder: Path) -> Iterator[Path]:
         yield from (path for path in candidates if path.is_file())
 
 
-def sources_of(value: object) -> dict[str, str]:
+def sources_of(value: object) -> Texts:
     """The source that something given is made of, by names for messages, and values that it uses.
 
     Of a module's function these are the module's file and those that it imports from its folder. Of
@@ -128,7 +129,7 @@ def sources_of(value: object) -> dict[str, str]:
         Name for messages -> text, of values JSON; names of values begin with VALUE.
     """
     inner = inspect.unwrap(getattr(value, "func", value))  # pyright: ignore
-    texts: dict[str, str] = {}
+    texts: Texts = {}
     if isinstance(value, partial):
         _add_value("arguments", [value.args, value.keywords], texts)
     holder = getattr(inner, "__self__", inner)
@@ -148,7 +149,7 @@ def sources_of(value: object) -> dict[str, str]:
     return texts
 
 
-def _add_value(name: str, value: object, texts: dict[str, str]) -> None:
+def _add_value(name: str, value: object, texts: Texts) -> None:
     """A value that code uses, as JSON; told where it has none."""
     try:
         texts[VALUE + name] = json.dumps(value, sort_keys=True)
@@ -157,7 +158,7 @@ def _add_value(name: str, value: object, texts: dict[str, str]) -> None:
         logger.warning("a resume will not see changes of %s (%s), which code uses", name, kind)
 
 
-def _add_source(value: Any, texts: dict[str, str]) -> None:
+def _add_source(value: Any, texts: Texts) -> None:
     """The text of a function or class, and of what it uses of its own module."""
     name = getattr(value, "__name__", "")
     if name in texts:

@@ -18,7 +18,7 @@ from oxrl.data.demonstrations import chunk_at, padded_in
 from oxrl.data.fast import SCALE, FastCode, fit
 from oxrl.data.lerobot import statistics
 from oxrl.data.prepare.generated import Files
-from oxrl.data.rows import Fields, Json, JsonObject, Rows
+from oxrl.data.rows import Fields, Json, JsonArray, JsonObject, Rows
 from oxrl.environments.base import Message, Step
 from oxrl.errors import DataError
 from oxrl.seeds import stable_seed
@@ -193,7 +193,7 @@ class Demonstrations:
                 {"messages": list(seen.messages), **chunk_at(actions, at, self.chunk)}
                 for at, seen in enumerate(done.steps)
             ]
-        messages: list[Json] = []
+        messages: JsonArray = []
         for at in range(0, len(actions), self.chunk):
             messages += done.steps[at].messages
             messages.append({"role": "assistant", **chunk_at(actions, at, self.chunk)})
@@ -252,7 +252,7 @@ def statistics_of(done: Sequence[Demonstration]) -> JsonObject | None:
 
 
 def pieces_of(
-    rows: Sequence[Fields], told: Mapping[str, Json] | None, *, pieces: int, scale: float
+    rows: Sequence[Fields], told: Fields | None, *, pieces: int, scale: float
 ) -> FastCode | None:
     """The pieces of FAST of the chunks of rows to imitate.
 
@@ -277,12 +277,12 @@ def pieces_of(
 
     own = told["action"]
     head = ActionHead(token_ids=(), low=tuple(own["q01"]), high=tuple(own["q99"]))
-    chunks: list[Json] = []
+    chunks: JsonArray = []
     for row in rows:
         chunks += [row["actions"]] if "actions" in row else _chunks_in(row["messages"])
     tables = [2.0 * np.asarray([head.shares(one) for one in chunk]) - 1.0 for chunk in chunks]
     return fit(tables, pieces=pieces, scale=scale)
 
 
-def _chunks_in(messages: Sequence[Json]) -> list[Json]:
+def _chunks_in(messages: Sequence[Json]) -> JsonArray:
     return [message["actions"] for message in messages if "actions" in message]

@@ -16,7 +16,7 @@ from oxrl.rewards.judge.pool import JudgePool
 from oxrl.rewards.judge.record import FILE
 from oxrl.runs.stop import StopRequest
 from oxrl.runs.waiting import Patience
-from oxrl.types import Completion, Prompt, Score
+from oxrl.types import Completion, Completions, Prompt, Score
 
 EXPECTED = (
     'lines of samples.jsonl ("prompt" or "messages", "response"), rows with "prompt" and '
@@ -116,7 +116,7 @@ class Judged:
         return rows, facts
 
     def _pairs(
-        self, stem: str, prompt: Prompt, members: Sequence[Completion], scores: Sequence[Score]
+        self, stem: str, prompt: Prompt, members: Completions, scores: Sequence[Score]
     ) -> Rows:
         found: list[tuple[float, str]] = []
         for score, completion in zip(scores, members, strict=True):

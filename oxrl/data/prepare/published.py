@@ -18,6 +18,7 @@ from pathlib import Path
 from oxrl.data.layouts import field_at
 from oxrl.data.rows import Fields, Json, Rows
 from oxrl.rewards.relations import closing_bracket
+from oxrl.types import Texts
 
 Converted = Rows
 _FINAL_NUMBER = (
@@ -447,7 +448,7 @@ def _history(fields: Fields) -> Sequence[Sequence[str]]:
     return fields.get("history") or ()
 
 
-def _messages(turns: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+def _messages(turns: Sequence[Sequence[str]]) -> list[Texts]:
     """Turns of [user, assistant] as messages."""
     texts = [text for turn in turns for text in turn]
     return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
@@ -465,8 +466,8 @@ def _rank(reply: Fields) -> float:
 
 
 def _walk(
-    node: Fields, before: list[dict[str, str]], *, best_only: bool = False
-) -> Iterator[tuple[list[dict[str, str]], Fields]]:
+    node: Fields, before: list[Texts], *, best_only: bool = False
+) -> Iterator[tuple[list[Texts], Fields]]:
     """Every node of an OpenAssistant tree that was not deleted, after the messages up to it.
 
     With `best_only` one answer to each message: the best ranked, an unranked one only where there

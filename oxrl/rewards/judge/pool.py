@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from oxrl.errors import RewardDefinitionError
 from oxrl.rewards.judge.asking import Judge, Messages, Outcome
@@ -15,7 +14,7 @@ from oxrl.rewards.judge.options import JudgeOptions
 from oxrl.rewards.judge.questions import pairs_of_group, question, verdict_of
 from oxrl.rewards.judge.record import Judgements
 from oxrl.runs.waiting import Patience
-from oxrl.types import Group, Metrics, Prompt, Score, Scores
+from oxrl.types import Group, Metrics, Named, Prompt, Score, Scores
 from oxrl.usercode.user_code import MOST_REASON, capped
 
 NAME = "judge"
@@ -64,7 +63,7 @@ class JudgePool:
 
     def __init__(
         self,
-        options: Mapping[str, Any],
+        options: Named,
         *,
         requests: int = 8,
         timeout_s: float = 60.0,

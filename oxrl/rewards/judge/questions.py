@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from oxrl.rewards.judge.options import JudgeOptions
-from oxrl.types import Prompt
+from oxrl.types import Named, Prompt, Texts
 
 Json = dict[str, Any]
 # What a verdict about the first of two is worth to it.
@@ -30,7 +30,7 @@ SYSTEM = (
 
 def question(
     options: JudgeOptions, prompt: Prompt, first: str, second: str | None = None
-) -> list[dict[str, str]]:
+) -> list[Texts]:
     """What to ask about one response, or two.
 
     Args:
@@ -149,10 +149,10 @@ def _number(given: object) -> float:
     return float(text)
 
 
-def _last_object(text: str, name: str) -> Mapping[str, Any]:
+def _last_object(text: str, name: str) -> Named:
     """The last JSON object in a text that has a field `name`."""
     decoder = json.JSONDecoder()
-    found: Mapping[str, Any] | None = None
+    found: Named | None = None
     position = text.find("{")
     while position >= 0:
         try:

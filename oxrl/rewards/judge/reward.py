@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from oxrl.rewards.builtin import BuiltIn
 from oxrl.rewards.formats import compiled, cosine_length_value
 from oxrl.rewards.judge.options import JudgeOptions, refuse_secrets
-from oxrl.types import Completion, Prompt, Score
+from oxrl.types import Completions, GroupScores, Prompt
 
 
-def score_judge(prompt: Prompt, completions: Sequence[Completion], **options: Any) -> list[Score]:
+def score_judge(prompt: Prompt, completions: Completions, **options: Any) -> GroupScores:
     """`judge`: see `oxrl.rewards.judge`. In a run its own pool asks, and keeps what was said.
 
     Args:
